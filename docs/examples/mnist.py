@@ -1,0 +1,150 @@
+"""Handwritten digits with a small convolutional network, one process per GPU.
+
+Start it on a cluster, under MPI, or alone:
+
+    srun --ntasks-per-node=8 srunddp docs/examples/mnist.py
+    mpirun -n 2 srunddp docs/examples/mnist.py
+    python docs/examples/mnist.py
+
+``--data-dir DIR`` reads MNIST from ``DIR/MNIST/raw``; ``--download`` fetches it first. Where there is
+none, the 1797 smaller digits that scikit-learn brings along stand in, written in MNIST's own format to
+``DIR/digits/MNIST/raw`` and read by the same loader. DIR is ``~/.cache/srunddp`` by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from torch.utils.data import TensorDataset
+
+import srunddp
+from srunddp.train import World, accuracy, import_torchvision
+
+FILES = {True: "train", False: "t10k"}
+
+
+def main() -> None:
+    args = parse_arguments()
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Each rank would otherwise start a thread on every core, and they would fight over them.
+        torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with srunddp.init() as world:
+        root = prepare(world, args.data_dir, args.download)
+        model = network()
+        trainer = srunddp.Trainer(
+            model,
+            torch.optim.Adam(model.parameters(), lr=args.lr),
+            nn.CrossEntropyLoss(),
+            world=world,
+            metrics={"accuracy": accuracy},
+            checkpoint_dir=args.checkpoint_dir,
+        )
+        history = trainer.fit(
+            read(root, train=True), read(root, train=False), epochs=args.epochs, batch_size=args.batch_size
+        )
+    if world.rank == 0:
+        print(f"test accuracy {100 * history[-1].test['accuracy']:.2f} %", flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, default=cache / "srunddp", help="folder of MNIST/raw")
+    parser.add_argument("--download", action="store_true", help="fetch MNIST into the data folder first")
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the training data")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
+    parser.add_argument("--lr", type=float, default=1e-3, help="Adam's learning rate")
+    parser.add_argument("--checkpoint-dir", type=Path, help="write checkpoint.pt there after each epoch")
+    return parser.parse_args()
+
+
+def network() -> nn.Module:
+    """Images of shape (samples, 1, 28, 28) in, ten scores per sample out."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 10),
+    )
+
+
+def read(root: Path, *, train: bool) -> TensorDataset:
+    """Images of shape (samples, 1, 28, 28) from 0 to 1, and their classes."""
+    mnist = import_torchvision().datasets.MNIST(root, train=train)
+    return TensorDataset(mnist.data.unsqueeze(1) / 255, mnist.targets)
+
+
+def prepare(world: World, data_dir: Path, download: bool) -> Path:
+    """See that the data is there on every node, and return the folder to read it from."""
+    if download:
+        first_on_each_node(world, lambda: import_torchvision().datasets.MNIST(data_dir, download=True))
+    if download or complete(data_dir):
+        return data_dir
+    first_on_each_node(world, lambda: write_digits(data_dir / "digits"))
+    return data_dir / "digits"
+
+
+def first_on_each_node(world: World, action: Callable[[], object]) -> None:
+    """Rank 0 acts first; then, for folders that nodes do not share, one rank of each other node."""
+    for turn in (world.rank == 0, world.rank != 0 and world.local_rank == 0):
+        if turn:
+            action()
+        if world.world_size > 1:
+            torch.distributed.barrier()
+
+
+def complete(root: Path) -> bool:
+    return all(path.is_file() for name in FILES.values() for path in idx_files(root, name))
+
+
+def idx_files(root: Path, name: str) -> tuple[Path, Path]:
+    raw = root / "MNIST" / "raw"
+    return raw / f"{name}-images-idx3-ubyte", raw / f"{name}-labels-idx1-ubyte"
+
+
+def write_digits(root: Path) -> None:
+    """scikit-learn's digits as MNIST's four files; the same bytes whoever writes them, and how often."""
+    if complete(root):
+        return
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    small = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
+    large = interpolate(small, size=(28, 28), mode="bilinear").squeeze(1)
+    images = (255 * large).round().to(torch.uint8)
+    labels = torch.tensor(digits.target, dtype=torch.uint8)
+    rows = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=digits.target)
+    for name, part in zip(FILES.values(), rows, strict=True):
+        for path, values in zip(idx_files(root, name), (images[part], labels[part]), strict=True):
+            write_idx(path, values)
+
+
+def write_idx(path: Path, values: Tensor) -> None:
+    """Write unsigned bytes in IDX: two zeros, the type, the dimensions, each size, and the values.
+
+    Under a name of this process's own first, since other ranks, nodes and jobs may write it too.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = bytes([0, 0, 8, values.dim()]) + b"".join(size.to_bytes(4, "big") for size in values.shape)
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    temporary.write_bytes(header + values.numpy().tobytes())
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    main()

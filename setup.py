@@ -1,0 +1,50 @@
+"""srunddp's metadata. The build system and the tools' settings are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "srunddp" / "__init__.py").read_text(encoding="utf-8"))[1]
+
+setup(
+    name="srunddp",
+    version=VERSION,
+    description="Take a PyTorch training script through a Slurm or MPI cluster, one process per GPU, without torchrun",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="the srunddp authors",
+    license="BSD-3-Clause",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["srunddp", "srunddp.*"]),
+    package_data={"srunddp": ["py.typed"]},
+    scripts=["bin/srunddp"],
+    data_files=[("etc/srunddp", ["etc/ifaces.conf"])],
+    install_requires=[
+        "torch>=2.8",  # the process group; from 2.8 on its libuv store takes a socket that is bound already
+        "click>=8.1",  # the command line: options, help, usage errors
+        "pyyaml>=6.0",  # ifaces.conf, by the safe loader
+        "psutil>=5.9",  # network interfaces, their addresses and whether they are up
+        "ClusterShell>=1.9",  # folding ranks and node names in messages
+    ],
+    extras_require={
+        "mpi": ["mpi4py>=4.0"],  # meeting over MPI's broadcast; a site brings its own MPI
+        "vision": ["torchvision>=0.23"],  # the examples' data sets
+        "test": [
+            "pytest>=8.0",  # the suite
+            "hypothesis>=6.0",  # host lists and ifaces.conf files nobody thought of
+            "ruff>=0.15",  # lint and format
+            "mypy>=1.13",  # types, strict
+            "types-PyYAML",  # PyYAML's types
+            "types-psutil",  # psutil's types
+            "scikit-learn>=1.5",  # handwritten digits without a download
+        ],
+    },
+    classifiers=[
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Typing :: Typed",
+    ],
+)

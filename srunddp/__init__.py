@@ -1,0 +1,25 @@
+"""srunddp takes a PyTorch training script through a Slurm or MPI cluster, one process per GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from srunddp.bootstrap.world import World as World
+    from srunddp.inside import init as init
+    from srunddp.train import Trainer as Trainer
+
+__all__ = ["Trainer", "World", "__version__", "init"]
+
+_HOMES = {"World": "srunddp.bootstrap.world", "init": "srunddp.inside", "Trainer": "srunddp.train"}
+
+
+def __getattr__(name: str) -> Any:
+    # Each of these leads to torch, which `import srunddp` must not pay for.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'srunddp' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

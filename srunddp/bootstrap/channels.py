@@ -1,0 +1,157 @@
+"""How the ranks learn where rank 0's line is: told over PMI-1 or MPI, or worked out from what all know.
+
+A channel that tells needs no agreement on a port. The two that work it out do: ``SLURM_*`` alone, from the
+step's node list and reserved or derived ports; explicit variables, from ``MASTER_ADDR`` and ``MASTER_PORT``.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+
+from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.ifaces import Entry, entry_for
+from srunddp.bootstrap.interface import Interface, addresses_of
+from srunddp.bootstrap.line import Address
+from srunddp.bootstrap.slurm import SlurmStep
+from srunddp.errors import ConfigError, Scope
+
+TELLING = ("pmi", "mpi")
+
+# Below Linux's ephemeral range (32768 and up), where the kernel hands ports out to anyone.
+_DERIVED = range(20480, 32768)
+_CANDIDATES = 24
+
+
+def token(environment: Environment) -> str:
+    """The name of this run by which its ranks know each other.
+
+    It stops mix-ups between jobs and steps; it is no secret and stops no attacker.
+    """
+    if environment.step:
+        return f"{environment.step.job}.{environment.step.step}.{environment.step.restarts}"
+    if environment.master:
+        return f"{environment.master[0]}:{environment.master[1]}"
+    return os.urandom(8).hex()
+
+
+def line_ports(environment: Environment, entry: Entry, forced: range | None) -> list[int]:
+    """The ports that rank 0 tries for its line, and the others look at, in order.
+
+    Args:
+        environment: who this rank is.
+        entry: of ifaces.conf for rank 0's node, whose ``ports`` are those a firewall leaves open.
+        forced: ``--port``.
+    """
+    if environment.master:
+        return [environment.master[1]]
+    allowed = forced or entry.ports
+    if environment.step is None:
+        return list(allowed or [0])
+    reserved = [] if allowed else list(environment.step.reserved_ports)
+    return reserved + _derived(environment.step, allowed or _DERIVED)
+
+
+def _derived(step: SlurmStep, allowed: range) -> list[int]:
+    start = zlib.crc32(f"{step.job}.{step.step}.{step.restarts}".encode()) % len(allowed)
+    return [allowed[(start + offset) % len(allowed)] for offset in range(min(len(allowed), _CANDIDATES))]
+
+
+def store_ports(entry: Entry, forced: range | None) -> list[int]:
+    """The ports that rank 0 tries for the store: any, unless a firewall leaves only some."""
+    return list(forced or entry.ports or [0])
+
+
+def locate(
+    environment: Environment, interface: Interface, entries: tuple[Entry, ...], forced: range | None
+) -> list[Address]:
+    """Where rank 0's line may be, worked out without being told.
+
+    Raises:
+        ConfigError: rank 0's node cannot be known, or its name leads nowhere that other nodes reach.
+    """
+    if environment.master:
+        host, port = environment.master
+        hosts = [interface.address] if environment.one_node else _resolve(host, environment)
+        return [Address(host, port) for host in hosts]
+    assert environment.step is not None
+    node = rank_zero_node(environment.step)
+    entry = entry_for(entries, node)
+    ports = line_ports(environment, entry, forced)
+    if environment.node == node:
+        hosts = [interface.address]
+    else:
+        hosts = _resolve(entry.address.format(node=node) or node, environment)
+    return [Address(host, port) for port in ports for host in hosts]
+
+
+def rank_zero_node(step: SlurmStep) -> str:
+    """The node of rank 0 by the step's node list.
+
+    Raises:
+        ConfigError: the distribution does not begin with the first node.
+    """
+    if step.unordered:
+        raise ConfigError(
+            f"{step.unordered}: SLURM_* alone does not tell where rank 0 is",
+            expected="a block, cyclic or plane distribution",
+            cure="start with `srun --mpi=pmi2`, which tells it for any placement",
+            scope=Scope.NODE,
+        )
+    return step.nodes[0]
+
+
+def _resolve(name: str, environment: Environment) -> list[str]:
+    found = addresses_of(name)
+    if not found:
+        raise _unresolved(f"{name} does not resolve on node {environment.node}")
+    reachable = sorted(host for host in found if environment.one_node or not host.startswith(("127.", "::1")))
+    if not reachable:
+        raise _unresolved(
+            f"{name} resolves to {', '.join(sorted(found))} on node {environment.node}, which is loopback"
+        )
+    return reachable
+
+
+def _unresolved(found: str) -> ConfigError:
+    return ConfigError(
+        found,
+        expected="a name for rank 0's address on the data network",
+        cure='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`; '
+        "with --channel env correct MASTER_ADDR",
+        scope=Scope.NODE,
+    )
+
+
+def check_reachable(environment: Environment, interface: Interface, entry: Entry, addresses: Mapping[str, str]) -> None:
+    """On rank 0: refuse at once when the name that the others will look up is another interface of this node.
+
+    Args:
+        environment, interface, entry: of rank 0.
+        addresses: this node's own addresses, with the interface that has each.
+
+    Raises:
+        ConfigError: the others would knock where nobody listens.
+    """
+    if environment.master:
+        name = environment.master[0]
+    else:
+        name = entry.address.format(node=environment.node) or environment.node
+    found = addresses_of(name)
+    elsewhere = {host: addresses[host] for host in found if host in addresses and not host.startswith("127.")}
+    if elsewhere and interface.address not in elsewhere:
+        host, other = next(iter(elsewhere.items()))
+        raise ConfigError(
+            f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is {interface.name} "
+            f"({interface.address})",
+            expected="a name that leads to that interface",
+            cure='add `address: "{node}-data"` or the like, or start with `srun --mpi=pmi2`',
+            where=entry.where,
+            scope=Scope.JOB,
+        )
+
+
+def on_channel(environment: Environment) -> str:
+    """The channel in use, for people: ``slurm``, ``pmi``, ``mpi``, ``env`` or ``none``."""
+    return environment.channels[0] if environment.channels else "none"

@@ -1,0 +1,66 @@
+"""Which device a rank uses. Visible devices are counted, never parsed: they may be UUIDs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from srunddp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def device_index(local_rank: int, local_world_size: int, visible: int) -> int:
+    """The CUDA device of a rank: the only visible one, or the one with the local rank's number.
+
+    Args:
+        local_rank, local_world_size: torch's terms.
+        visible: ``torch.cuda.device_count()``, at least 1.
+
+    Raises:
+        ConfigError: fewer GPUs are visible than ranks share this node.
+    """
+    if visible == 1:
+        return 0
+    if visible >= local_world_size:
+        return local_rank
+    raise ConfigError(
+        f"{visible} GPUs are visible to local rank {local_rank}, and {local_world_size} ranks share this node",
+        expected="one GPU for each rank, or all of the node's for each",
+        cure=f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks",
+    )
+
+
+def unused_devices(local_world_size: int, visible: int) -> str:
+    """A warning for one task that sees many GPUs and can use one; empty when there is nothing to say."""
+    if local_world_size > 1 or visible <= 1:
+        return ""
+    return (
+        f"one rank on this node and {visible} visible GPUs: {visible - 1} stay idle; "
+        f"start one rank per GPU with --ntasks-per-node={visible} --gpus-per-node={visible} --gpu-bind=none"
+    )
+
+
+def pick(backend: str, local_rank: int, local_world_size: int) -> tuple[torch.device, str, str]:
+    """The device, the backend and a warning; the device is set as the current one before CUDA is used.
+
+    Args:
+        backend: ``nccl``, ``gloo`` or ``auto``: NCCL where CUDA is, else Gloo.
+
+    Raises:
+        ConfigError: NCCL without a GPU, or too few GPUs.
+    """
+    import torch
+
+    visible = torch.cuda.device_count()
+    if backend == "nccl" and not visible:
+        raise ConfigError(
+            "backend nccl, and torch sees no GPU",
+            expected="at least one visible GPU",
+            cure="ask Slurm for GPUs (--gpus-per-node), install a CUDA build of torch, or use --backend gloo",
+        )
+    if not visible:
+        return torch.device("cpu"), "gloo", ""
+    device = torch.device("cuda", device_index(local_rank, local_world_size, visible))
+    torch.cuda.set_device(device)
+    return device, "nccl" if backend == "auto" else backend, unused_devices(local_world_size, visible)

@@ -1,0 +1,288 @@
+"""The site's file: which network interface each node uses. Found, parsed and checked, with file and line.
+
+The file is YAML, a list of entries; the first whose ``nodes`` match a node counts for it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import string
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from srunddp.bootstrap.slurm import expand
+from srunddp.errors import ConfigError, Scope
+
+if TYPE_CHECKING:
+    import yaml
+
+VARIABLE = "SRUNDDP_IFACES"
+AUTO = "auto"
+_KEYS = ("nodes", "interface", "address", "env", "ports")
+_LARGEST_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of ifaces.conf.
+
+    Attributes:
+        nodes: a Slurm host list; ``*`` and ``?`` are allowed.
+        interfaces: names to be used by local rank, round robin; or ``auto`` alone.
+        address: how other nodes reach the node, with ``{node}`` for its name; empty for its hostname.
+        env: further variables for the ranks of these nodes.
+        ports: the ports that a firewall leaves open, inclusive; None for any.
+        where: file and line, for messages.
+    """
+
+    nodes: str
+    interfaces: tuple[str, ...]
+    address: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    ports: range | None = None
+    where: str = "the default, as no ifaces.conf has entries"
+
+    def matches(self, node: str) -> bool:
+        """Whether the entry is for this node, by its whole name or the part before the first dot."""
+        names = {node, node.split(".")[0]}
+        # Compiling a pattern for each of ten thousand names would take a third of a second.
+        return any(
+            item in names or (("*" in item or "?" in item) and any(fnmatch.fnmatchcase(name, item) for name in names))
+            for item in expand(self.nodes, where=self.where)
+        )
+
+
+DEFAULT = Entry(nodes="*", interfaces=(AUTO,))
+
+
+def entry_for(entries: tuple[Entry, ...], node: str, *, alone: bool = False) -> Entry:
+    """The first entry that matches the node; a world of one, on a login node say, needs none.
+
+    Raises:
+        ConfigError: none does.
+    """
+    for entry in entries:
+        if entry.matches(node):
+            return entry
+    if alone:
+        return DEFAULT
+    raise ConfigError(
+        f"no entry matches node {node}",
+        expected="an entry for every node",
+        cure=f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`',
+        where=entries[0].where.rpartition(":")[0],
+        scope=Scope.NODE,
+    )
+
+
+def load(named: str | None, variables: Mapping[str, str]) -> tuple[Entry, ...]:
+    """The entries of the first file that has any, in the order of :func:`candidates`.
+
+    Args:
+        named: the file given with ``--ifaces``.
+        variables: the environment, read for ``SRUNDDP_IFACES``.
+
+    Raises:
+        ConfigError: a file that was asked for is not there, or a file is wrong.
+    """
+    asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, "--ifaces")) if path}
+    for path in candidates(named, variables):
+        origin = asked.get(path)
+        # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
+        if origin and not os.path.isfile(path):
+            raise ConfigError(
+                f"{path} is {'not a file' if os.path.exists(path) else 'not there'}",
+                expected="a file of interface entries",
+                cure=f"correct {origin}",
+                where=origin,
+                scope=Scope.NODE,
+            )
+        if os.path.isfile(path) and (entries := parse(_read(path), str(path))):
+            return entries
+    return (DEFAULT,)
+
+
+def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
+    """The files that are looked at: ``--ifaces``, ``$SRUNDDP_IFACES``, the checkout's or prefix's, /etc's."""
+    folders = Path(__file__).resolve().parents
+    if (folders[2] / "setup.py").is_file():
+        own = [folders[2] / "etc"]
+    else:
+        # PREFIX/lib/python3.11/site-packages/srunddp/bootstrap/ifaces.py; another prefix than Python's after
+        # pip install --user or --prefix.
+        own = [
+            prefix / "etc" / "srunddp"
+            for prefix in dict.fromkeys((folders[min(5, len(folders) - 1)], Path(sys.prefix)))
+        ]
+    asked = [Path(path) for path in (named, variables.get(VARIABLE)) if path]
+    return [*asked, *(folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp")))]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise _wrong(str(path), "more than 1 MiB", "a few entries", "is this the right file?")
+        return path.read_bytes()
+    except OSError as error:
+        cause = os.strerror(error.errno or 0)
+        raise _wrong(str(path), f"cannot be read: {cause}", "a readable file", "correct its permissions") from None
+
+
+def parse(text: bytes, path: str) -> tuple[Entry, ...]:
+    """Parse the text of an ifaces.conf.
+
+    Raises:
+        ConfigError: with file and line, what was found, what was expected and the cure.
+    """
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None)
+        found = f"this is not YAML: {problem or 'nested too deeply, or a number too large'}"
+        raise _wrong(
+            _where_not_yaml(error, text, path), found, "YAML", "see the example in the shipped etc/ifaces.conf"
+        ) from None
+    if root is None or root.value == "":
+        return ()
+    if not isinstance(root, yaml.SequenceNode):
+        raise _wrong(_at(path, root), "not a list", "a list of entries", "begin each entry with `- nodes:`")
+    return tuple(_entry(node, path) for node in root.value)
+
+
+def _where_not_yaml(error: Exception, text: bytes, path: str) -> str:
+    if mark := getattr(error, "problem_mark", None):
+        return f"{path}:{mark.line + 1}"
+    position = getattr(error, "position", None)
+    if position is None:
+        return path
+    # In characters where one of them is not allowed, in bytes where they do not decode.
+    before = text.decode(errors="replace")[:position].encode() if "special" in str(error) else text[:position]
+    line = before.count(b"\n") + 1
+    return f"{path}:{line}"
+
+
+def _entry(node: yaml.Node, path: str) -> Entry:
+    values = _mapping(node, path)
+    for name, (key, _) in values.items():
+        if name not in _KEYS:
+            raise _unknown_key(name, _at(path, key))
+    if "nodes" not in values or "interface" not in values:
+        missing = "nodes" if "nodes" not in values else "interface"
+        raise _wrong(_at(path, node), f"an entry without {missing}", "nodes and interface", f"add `{missing}: …`")
+    nodes, where = _scalar(values["nodes"][1], path), _at(path, node)
+    if not expand(nodes, where=_at(path, values["nodes"][1])):
+        raise _wrong(where, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
+    return Entry(
+        nodes=nodes,
+        interfaces=_interfaces(values["interface"][1], path),
+        address=_address(values["address"][1], path) if "address" in values else "",
+        env=_env(values["env"][1], path) if "env" in values else {},
+        ports=_ports(values["ports"][1], path) if "ports" in values else None,
+        where=where,
+    )
+
+
+def _unknown_key(name: str, where: str) -> ConfigError:
+    import difflib
+
+    near = difflib.get_close_matches(name.lower(), _KEYS, n=1, cutoff=0.5)
+    cure = f"did you mean {near[0]}?" if near else "remove it"
+    return _wrong(where, f"unknown key {name!r}", f"one of {', '.join(_KEYS)}", cure)
+
+
+def _interfaces(node: yaml.Node, path: str) -> tuple[str, ...]:
+    children = node.value if isinstance(node.value, list) and not _is_mapping(node) else [node]
+    names = tuple(_scalar(child, path) for child in children)
+    for name in names:
+        if not re.fullmatch(r"[^\s/:,]{1,15}", name) or not name.isprintable():
+            raise _wrong(_at(path, node), f"interface {name!r}", "a name as `ip link` shows it", "correct the name")
+    if not names or (AUTO in names and len(names) > 1):
+        raise _wrong(_at(path, node), f"interface {list(names)}", "one name, a list of names, or auto", "correct it")
+    return names
+
+
+def _address(node: yaml.Node, path: str) -> str:
+    address = _scalar(node, path)
+    try:
+        fields = {
+            f"{name}{form}{kind or ''}" for _, name, form, kind in string.Formatter().parse(address) if name is not None
+        }
+    except ValueError:
+        fields = {"?"}
+    if fields - {"node"} or not address.isprintable():
+        raise _wrong(_at(path, node), f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"')
+    return address
+
+
+def _env(node: yaml.Node, path: str) -> dict[str, str]:
+    variables = {name: _scalar(value, path) for name, (_, value) in _mapping(node, path).items()}
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
+            found = f"env {name!r}: {value!r}"
+            raise _wrong(_at(path, node), found, "a variable's name and its text", "correct it")
+    return variables
+
+
+def _ports(node: yaml.Node, path: str) -> range:
+    return port_range(_scalar(node, path), where=_at(path, node))
+
+
+def port_range(text: str, *, where: str) -> range:
+    """Read ``40000-40100``.
+
+    Raises:
+        ConfigError: the text is not of that form, or not within 1024 to 65535.
+    """
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+    # Two at least: rank 0 listens on one for the line and on one for the store.
+    if not 1024 <= low < high <= 65535:
+        raise _wrong(
+            where, f"ports {text!r}", "two ports or more, from 1024 to 65535", "write a range like 40000-40100"
+        )
+    return range(low, high + 1)
+
+
+def _mapping(node: yaml.Node, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    if not _is_mapping(node):
+        raise _wrong(_at(path, node), f"{_shown(node)}", "keys with values", "write `- nodes: …` and `interface: …`")
+    pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    for key, value in node.value:
+        name = _scalar(key, path)
+        if name in pairs:
+            raise _wrong(_at(path, key), f"{name} twice in one entry", "each key once", "remove one of the two")
+        pairs[name] = (key, value)
+    return pairs
+
+
+def _scalar(node: yaml.Node, path: str) -> str:
+    if not isinstance(node.value, str) or not node.value.strip():
+        raise _wrong(_at(path, node), f"{_shown(node)}", "a single value", "write one value, quoted if it has [ or *")
+    return node.value
+
+
+def _shown(node: yaml.Node) -> str:
+    if isinstance(node.value, str):
+        return f"{node.value!r}"
+    return "keys with values" if _is_mapping(node) else "a list"
+
+
+def _is_mapping(node: yaml.Node) -> bool:
+    import yaml
+
+    return isinstance(node, yaml.MappingNode)
+
+
+def _at(path: str, node: yaml.Node) -> str:
+    return f"{path}:{node.start_mark.line + 1}"
+
+
+def _wrong(where: str, found: str, expected: str, cure: str) -> ConfigError:
+    return ConfigError(found, expected=expected, cure=cure, where=where, scope=Scope.NODE)

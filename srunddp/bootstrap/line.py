@@ -1,0 +1,153 @@
+"""What goes over the line: addresses, rank 0's two held sockets, and messages of one line of JSON each.
+
+Rank 0 binds first and tells then: both of its sockets, the line's and the store's, are held from the
+moment their address is known to anyone, so no port is looked for, closed and taken again.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from srunddp.errors import RendezvousError
+
+_LONGEST = 8192
+
+
+@dataclass(frozen=True)
+class Address:
+    """A numeric address and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """AF_INET or AF_INET6."""
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rank 0's two listening sockets and where they listen; the store's is ``MASTER_ADDR`` and ``MASTER_PORT``."""
+
+    line: socket.socket
+    store: socket.socket
+    line_address: Address
+    store_address: Address
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a rank says of itself: who it is, where, and which process."""
+
+    token: str
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str
+    address: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What every rank knows once all have met.
+
+    Attributes:
+        master_addr, master_port: of the store.
+        nnodes, node_rank, local_world_size: torch's terms, counted from the hellos.
+        run: the job and step, for ``TORCHELASTIC_RUN_ID``; channel: over which the ranks met.
+    """
+
+    master_addr: str
+    master_port: int
+    nnodes: int
+    node_rank: int
+    local_world_size: int
+    run: str
+    channel: str
+
+
+def hold(host: str, line_ports: Iterable[int], store_ports: Iterable[int]) -> Held:
+    """Bind rank 0's two sockets, each to the first port that is free, on this address alone.
+
+    Args:
+        host: the numeric address of rank 0's interface.
+        line_ports, store_ports: ports to try in turn; 0 lets the kernel choose.
+
+    Raises:
+        RendezvousError: none of the ports is free.
+    """
+    line, store = _bind(host, list(line_ports)), _bind(host, list(store_ports))
+    return Held(line, store, Address(*line.getsockname()[:2]), Address(*store.getsockname()[:2]))
+
+
+def _bind(host: str, ports: list[int]) -> socket.socket:
+    for port in ports:
+        held = socket.socket(Address(host, port).family, socket.SOCK_STREAM)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind((host, port))
+            held.listen(socket.SOMAXCONN)
+            return held
+        except OSError as error:
+            held.close()
+            if error.errno != errno.EADDRINUSE:
+                raise RendezvousError(
+                    f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}",
+                    expected="an address of this node",
+                    cure="correct this node's interface in ifaces.conf",
+                ) from None
+    shown = f"port {ports[0]}" if len(ports) == 1 else f"all {len(ports)} ports from {min(ports)} to {max(ports)}"
+    raise RendezvousError(
+        f"{shown} on {host} taken by others",
+        expected="a free port",
+        cure="name other ports with --port or `ports:` in ifaces.conf; with --channel env, another MASTER_PORT",
+    )
+
+
+def send(line: socket.socket, message: dict[str, Any]) -> None:
+    """Send one message; a broken line is noticed by whoever reads from it."""
+    try:
+        line.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        return
+
+
+def receive(line: socket.socket, deadline: float | None = None) -> dict[str, Any]:
+    """Read one message.
+
+    Args:
+        deadline: of :func:`time.monotonic`, for the whole message; None for the socket's own time limit.
+
+    Raises:
+        OSError: the time is over, or the line broke.
+    """
+    text = bytearray()
+    while not text.endswith(b"\n"):
+        if deadline is not None:
+            line.settimeout(max(0.001, deadline - time.monotonic()))
+        # One byte at a time, so that the next message stays in the socket.
+        if not (piece := line.recv(1)) or len(text) > _LONGEST:
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        text += piece
+    return parse(bytes(text))
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """The message in a line of text; empty for whatever is none of ours."""
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}

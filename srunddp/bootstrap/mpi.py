@@ -1,0 +1,145 @@
+"""MPI launchers: what their processes are told, and one broadcast over MPI itself.
+
+mpi4py is imported inside functions only: its import starts MPI, and MPI without a world of its own
+ends the process in a way that no ``except`` sees.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from srunddp.errors import ConfigError, RendezvousError
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The names under which one launcher tells its processes who they are."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str | None = None
+
+
+# Innermost first. Hydra's processes (MPICH, Intel MPI) are told from srun --mpi=pmi2, which sets PMI_RANK
+# as well, by the local rank.
+LAUNCHERS = (
+    Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Launcher("PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    Launcher("Hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
+    Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+)
+
+# How each library names itself, and the variables of which one at least proves that it has a world here.
+_WORLDS = {
+    "Open MPI": ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK"),
+    "MPICH": ("PMI_FD", "PMI_PORT", "PMI_RANK", "PMIX_RANK"),
+    "Intel(R) MPI": ("PMI_FD", "PMI_PORT", "PMI_RANK"),
+    "MVAPICH": ("PMI_FD", "PMI_PORT", "PMI_RANK", "MV2_COMM_WORLD_SIZE"),
+}
+
+
+def find_launchers(variables: Mapping[str, str]) -> list[Launcher]:
+    """The MPI launchers whose variables are here, the innermost first."""
+    return [
+        launcher
+        for launcher in LAUNCHERS
+        if launcher.rank in variables and launcher.local_rank in variables and launcher.world_size in variables
+    ]
+
+
+class NoWorldError(Exception):
+    """This MPI library has no world of its own here, so it must not be initialised."""
+
+
+def broadcast(message: str | None, world_size: int, interface: str) -> str:
+    """Send rank 0's message to all ranks over MPI, initialising MPI where the script has not.
+
+    MPI stays initialised, for the script may use it too, and is finalised when Python exits.
+
+    Args:
+        message: what rank 0 says; ignored on the others.
+        world_size: the number of ranks that the launcher told of.
+        interface: the network interface that MPI shall use for TCP.
+
+    Raises:
+        NoWorldError: initialising MPI here would end the process.
+        RendezvousError: MPI's world has another size than the launcher's.
+    """
+    # Open MPI and MPICH read these when they are initialised; a user's own setting stays.
+    if "OMPI_MCA_btl_tcp_if_exclude" not in os.environ:
+        os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", interface)
+    for name in ("MPICH_NETWORK_IFACE", "FI_TCP_IFACE"):
+        os.environ.setdefault(name, interface)
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise NoWorldError(f"mpi4py does not find its MPI library: {error}") from None
+
+    if not MPI.Is_initialized():
+        _require_world(MPI.Get_library_version(), os.environ)
+        MPI.Init_thread()
+    if MPI.COMM_WORLD.Get_size() != world_size:
+        raise RendezvousError(
+            f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}",
+            expected="one world",
+            cure="mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm",
+        )
+    return str(MPI.COMM_WORLD.bcast(message, root=0))
+
+
+def _require_world(library: str, variables: Mapping[str, str]) -> None:
+    for name, proofs in _WORLDS.items():
+        if library.startswith(name):
+            if any(proof in variables for proof in proofs):
+                return
+            raise NoWorldError(f"mpi4py uses {name}, and none of {', '.join(proofs)} is set")
+    raise NoWorldError(f"mpi4py uses an MPI that srunddp does not know: {library.split(',')[0]}")
+
+
+def is_running() -> bool:
+    """Whether the script has started MPI by mpi4py."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and bool(module.Is_initialized()) and not module.Is_finalized()
+
+
+class NotAfterPmi:
+    """Refuses ``from mpi4py import MPI`` once we have met over PMI: MPI would end the process on that used socket.
+
+    An ImportError, so that a script for which MPI is optional goes on without it.
+    """
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == "mpi4py.MPI":
+            raise ImportError("the ranks met over PMI, after which MPI cannot start -> use srunddp --channel mpi")
+
+
+def refuse_size_less(variables: Mapping[str, str]) -> None:
+    """Refuse prterun and prun, whose processes are told a rank and nothing else.
+
+    Raises:
+        ConfigError: always when such a process is found.
+    """
+    if "PMIX_RANK" in variables and "PRTE_LAUNCHED" in variables:
+        raise ConfigError(
+            f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank",
+            expected="OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them",
+            cure="start with Open MPI's mpirun instead of prterun",
+        )

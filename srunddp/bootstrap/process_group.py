@@ -1,0 +1,169 @@
+"""The store: what the meeting told becomes torch's.
+
+A script written for torchrun calls ``init_process_group()`` and finds our store, since torch's handlers for
+``env://`` and ``tcp://`` are replaced when torch is imported. Each initialisation has a prefix of its own in
+that store. Where ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the handlers do as torch does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from srunddp.bootstrap import mpi
+from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.interface import Interface
+from srunddp.bootstrap.line import Meeting
+from srunddp.bootstrap.quiet import without_name_lookups
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_RENDEZVOUS = "torch.distributed.rendezvous"
+
+
+@dataclass
+class Joined:
+    """This process's place in the world after the meeting, and the store once it was asked for.
+
+    Attributes:
+        store_fd: rank 0's held listening socket, which the store then owns; None on the others.
+        timeout: seconds that the store waits for a key or a connection.
+        backend: what ``srunddp.init()`` uses unless it is told otherwise.
+    """
+
+    environment: Environment
+    interface: Interface
+    meeting: Meeting
+    store_fd: int | None
+    timeout: float
+    backend: str = "auto"
+    initialisations: int = 0
+    _store: Store | None = None
+
+    def variables(self) -> dict[str, str]:
+        """What a script written for torchrun reads, and the interface's variables."""
+        environment, meeting = self.environment, self.meeting
+        return {
+            "RANK": str(environment.rank),
+            "LOCAL_RANK": str(environment.local_rank),
+            "WORLD_SIZE": str(environment.world_size),
+            "LOCAL_WORLD_SIZE": str(meeting.local_world_size),
+            "GROUP_RANK": str(meeting.node_rank),
+            "NODE_RANK": str(meeting.node_rank),
+            "MASTER_ADDR": meeting.master_addr,
+            "MASTER_PORT": str(meeting.master_port),
+            "TORCHELASTIC_RUN_ID": meeting.run,
+            **self.interface.exports,
+        }
+
+    def next_store(self) -> Store:
+        """The store under a fresh prefix, the same on all ranks as long as all initialise equally often."""
+        from torch._C._distributed_c10d import TCPStore
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        if self._store is None:
+            with without_name_lookups():
+                self._store = TCPStore(
+                    self.meeting.master_addr,
+                    self.meeting.master_port,
+                    self.environment.world_size,
+                    is_master=self.store_fd is not None,
+                    timeout=timedelta(seconds=self.timeout),
+                    wait_for_workers=False,
+                    master_listen_fd=self.store_fd,
+                    use_libuv=True,
+                )
+        self.initialisations += 1
+        return PrefixStore(f"srunddp/{self.initialisations}", self._store)
+
+
+_joined: Joined | None = None
+
+
+def joined() -> Joined | None:
+    """This process's place in the world; None before the ranks have met."""
+    return _joined
+
+
+def install(place: Joined) -> None:
+    """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on."""
+    global _joined
+    _joined = place
+    # Inherited from a torchrun around us, it would make every rank a client of a store that nobody serves.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    os.environ.update(place.variables())
+    if place.meeting.channel == "pmi":
+        sys.meta_path.insert(0, mpi.NotAfterPmi())
+    if _RENDEZVOUS in sys.modules:
+        _replace_handlers(sys.modules[_RENDEZVOUS])
+    else:
+        sys.meta_path.insert(0, _OnImport())
+
+
+class _OnImport:
+    """Replaces the handlers right after the script has imported torch, which stays the script's own doing."""
+
+    _looking = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _RENDEZVOUS or self._looking:
+            return None
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _replace_handlers(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _replace_handlers(rendezvous: ModuleType) -> None:
+    handlers = rendezvous._rendezvous_handlers  # private to torch; a test pins it
+    for scheme in ("env", "tcp"):
+        if getattr(handlers[scheme], "stock", None) is None:
+            handlers[scheme] = _Handler(handlers[scheme])
+
+
+class _Handler:
+    """One entry of torch's table of rendezvous handlers."""
+
+    def __init__(self, stock: Any) -> None:
+        self.stock = stock
+
+    def __call__(self, url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+        place = joined()
+        if place is None or not _is_ours(url, place, os.environ):
+            yield from self.stock(url, **options)
+            return
+        yield place.next_store(), place.environment.rank, place.environment.world_size
+        raise RuntimeError("a second rendezvous on one url is not supported")
+
+
+def _is_ours(url: str, place: Joined, variables: Mapping[str, str]) -> bool:
+    """Whether a url of ``init_process_group`` still means the world that we started."""
+    from urllib.parse import parse_qs, urlsplit
+
+    parts, names = urlsplit(url), ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    wanted = {name: value for name, value in place.variables().items() if name in names}
+    given = {name: variables.get(name, "") for name in names}
+    if parts.scheme == "tcp":
+        given |= {"MASTER_ADDR": parts.hostname or "", "MASTER_PORT": str(parts.port)}
+    given |= {name.upper(): values[0] for name, values in parse_qs(parts.query).items() if name.upper() in names}
+    return given == wanted

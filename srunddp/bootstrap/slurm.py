@@ -1,0 +1,254 @@
+"""Slurm at the edge: host lists, task counts, and the variables of a job step.
+
+Only the step's variables are read. The job's (``SLURM_NODELIST``, ``SLURM_NTASKS``) describe the
+allocation, and a step may run on a part of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from srunddp.errors import ConfigError, Scope
+
+STEP_ID = "SLURM_STEP_ID"
+RANK = "SLURM_PROCID"
+LOCAL_RANK = "SLURM_LOCALID"
+WORLD_SIZE = "SLURM_STEP_NUM_TASKS"
+NODE_LIST = "SLURM_STEP_NODELIST"
+TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
+RANKS_HERE = "SLURM_GTIDS"
+NODE_NAME = "SLURMD_NODENAME"
+
+# Slurm counts the batch script, the interactive shell and the extern step down from here; some
+# versions print them as negative numbers.
+_FIRST_RESERVED_STEP = 0xFFFFFFF0
+_LONGEST_LIST = 65536
+
+
+@dataclass(frozen=True)
+class SlurmStep:
+    """One task of a running job step, in Slurm's words.
+
+    Attributes:
+        job: ``SLURM_JOB_ID``; step: ``SLURM_STEP_ID``; restarts: ``SLURM_RESTART_COUNT``.
+        nodes: the step's nodes in Slurm's order, expanded from ``SLURM_STEP_NODELIST``.
+        tasks_per_node: how many tasks each of them runs, ``SLURM_STEP_TASKS_PER_NODE``.
+        ranks_here: the ranks on this node, ``SLURM_GTIDS``; empty where Slurm does not say.
+        distribution: ``SLURM_DISTRIBUTION``; reserved_ports: ``SLURM_STEP_RESV_PORTS``, expanded.
+        heterogeneous: whether the step spans components of a heterogeneous job.
+        direct: ``SLURM_TASK_PID`` is this very process: srun started it, not something in between.
+        terminal: the step belongs to ``srun --pty``.
+    """
+
+    job: str
+    step: str
+    restarts: str
+    rank: int
+    local_rank: int
+    world_size: int
+    nodes: tuple[str, ...]
+    tasks_per_node: tuple[int, ...]
+    ranks_here: tuple[int, ...]
+    distribution: str
+    reserved_ports: tuple[int, ...]
+    heterogeneous: bool
+    direct: bool
+    terminal: bool
+
+    @property
+    def local_world_size(self) -> int | None:
+        """How many ranks this node runs; None where Slurm does not say it reliably."""
+        return len(self.ranks_here) or None
+
+    @property
+    def unordered(self) -> str:
+        """Why rank 0 need not be on the first node of the list; empty where it is."""
+        if self.heterogeneous:
+            return "a heterogeneous step"
+        if self.distribution.startswith("arbitrary"):
+            return "-m arbitrary"
+        return "" if self.nodes else "SLURM_STEP_NODELIST is empty"
+
+    def layout(self) -> dict[int, str]:
+        """Which node each rank runs on, as far as the distribution tells; else empty."""
+        if self.heterogeneous or len(self.tasks_per_node) != len(self.nodes):
+            return {}
+        slots = [[node] * count for node, count in zip(self.nodes, self.tasks_per_node, strict=True)]
+        if self.distribution.startswith("cyclic"):
+            turns = itertools.zip_longest(*slots)
+            return dict(enumerate(node for turn in turns for node in turn if node))
+        if self.distribution.startswith(("arbitrary", "plane")):
+            return {}
+        return dict(enumerate(itertools.chain.from_iterable(slots)))
+
+
+def in_allocation(variables: Mapping[str, str]) -> bool:
+    """Whether a Slurm job is around at all, be it a step, a batch body or a shell."""
+    return "SLURM_JOB_ID" in variables
+
+
+def in_step(variables: Mapping[str, str]) -> bool:
+    """Whether these are the variables of a task of a real step, not of a batch body or a shell."""
+    try:
+        step = int(variables.get(STEP_ID, ""))
+    except ValueError:
+        return False
+    real = 0 <= step < _FIRST_RESERVED_STEP
+    return real and all(name in variables for name in (RANK, LOCAL_RANK, WORLD_SIZE))
+
+
+def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
+    """Read the step's variables.
+
+    Args:
+        variables: the environment, for which :func:`in_step` holds.
+        pid: this process, compared with ``SLURM_TASK_PID``.
+
+    Raises:
+        ConfigError: a variable does not parse, or two of them contradict each other.
+    """
+    step = SlurmStep(
+        job=variables.get("SLURM_JOB_ID", "0"),
+        step=variables[STEP_ID],
+        restarts=variables.get("SLURM_RESTART_COUNT", "0"),
+        rank=whole_number(variables, RANK),
+        local_rank=whole_number(variables, LOCAL_RANK),
+        world_size=whole_number(variables, WORLD_SIZE),
+        nodes=tuple(expand(variables.get(NODE_LIST, ""), where=NODE_LIST)),
+        tasks_per_node=tuple(task_counts(variables.get(TASKS_PER_NODE, ""))),
+        ranks_here=tuple(_numbers(variables.get(RANKS_HERE, ""), where=RANKS_HERE)),
+        # A host file means -m arbitrary, also where the option was not given.
+        distribution="arbitrary" if "SLURM_HOSTFILE" in variables else variables.get("SLURM_DISTRIBUTION", "block"),
+        reserved_ports=tuple(_numbers(variables.get("SLURM_STEP_RESV_PORTS", ""), where="SLURM_STEP_RESV_PORTS")),
+        heterogeneous="SLURM_HET_SIZE" in variables,
+        direct=variables.get("SLURM_TASK_PID") == str(pid),
+        terminal="SLURM_PTY_PORT" in variables,
+    )
+    _check(step)
+    return step
+
+
+def _check(step: SlurmStep) -> None:
+    if step.rank >= step.world_size:
+        raise ConfigError(
+            f"{RANK}={step.rank} with {WORLD_SIZE}={step.world_size}",
+            expected=f"a rank from 0 to {step.world_size - 1}",
+            cure="something rewrote Slurm's variables; start srunddp directly with srun",
+        )
+    if step.ranks_here and step.rank not in step.ranks_here:
+        raise ConfigError(
+            f"{RANK}={step.rank} is not in {RANKS_HERE}={','.join(map(str, step.ranks_here))}",
+            expected="the rank among the ranks of its node",
+            cure="something rewrote Slurm's variables; start srunddp directly with srun",
+        )
+
+
+def whole_number(variables: Mapping[str, str], name: str) -> int:
+    """The value of a variable that holds a number from 0 up.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    value = variables[name]
+    if not re.fullmatch(r"[0-9]{1,9}", value):
+        raise ConfigError(
+            f"{name}={value!r}", expected="a whole number", cure=f"correct {name} or remove it from the environment"
+        )
+    return int(value)
+
+
+def expand(host_list: str, *, where: str = "") -> list[str]:
+    """Expand a Slurm host list in Slurm's own order: ``rack[1-2]n[03,7]`` gives four names.
+
+    Args:
+        host_list: names with bracketed ranges, separated by commas; ``*`` and ``?`` stay as they are.
+        where: what the list was read from, for the message.
+
+    Raises:
+        ConfigError: brackets that do not match, a range that is none, or more than 65,536 names.
+    """
+    names: list[str] = []
+    for item in _split(host_list, where) if host_list else ():
+        names.extend(itertools.islice(_expand_item(item, host_list, where), _LONGEST_LIST + 1))
+        if len(names) > _LONGEST_LIST:
+            raise _bad_list(host_list, f"more than {_LONGEST_LIST} names", where)
+    return names
+
+
+def _split(host_list: str, where: str) -> Iterator[str]:
+    depth = start = 0
+    for position, character in enumerate(host_list + ","):
+        if character == "[":
+            depth += 1
+        elif character == "]":
+            depth -= 1
+        if depth not in (0, 1):
+            raise _bad_list(host_list, "brackets that do not match", where)
+        if character == "," and depth == 0:
+            yield host_list[start:position]
+            start = position + 1
+    if depth:
+        raise _bad_list(host_list, "brackets that do not match", where)
+
+
+def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
+    pieces = re.split(r"\[([^\]]*)\]", item)
+    if not item or any(not re.fullmatch(r"[\w.:*?-]*", text) for text in pieces[::2]):
+        raise _bad_list(host_list, f"{item!r}", where)
+    choices: list[list[str]] = []
+    for index, piece in enumerate(pieces):
+        choices.append(_expand_ranges(piece, host_list, where) if index % 2 else [piece])
+    for parts in itertools.product(*choices):
+        yield "".join(parts)
+
+
+def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+        if not match:
+            raise _bad_list(host_list, f"{part!r} in brackets", where)
+        low, high = match[1], match[2] or match[1]
+        if not 0 <= int(high) - int(low) < _LONGEST_LIST:
+            raise _bad_list(host_list, f"the range {part}", where)
+        numbers.extend(f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1))
+        if len(numbers) > _LONGEST_LIST:
+            raise _bad_list(host_list, f"more than {_LONGEST_LIST} names", where)
+    return numbers
+
+
+def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
+    shown = host_list if len(host_list) <= 80 else host_list[:77] + "..."
+    return ConfigError(
+        f"host list {shown!r} has {what}",
+        expected="names and ranges like node[01-04,7],login",
+        cure="write it as `scontrol show hostlist` does",
+        where=where,
+        scope=Scope.NODE,
+    )
+
+
+def task_counts(counts: str) -> list[int]:
+    """Expand Slurm's compressed counts: ``3,1(x2)`` gives ``[3, 1, 1]``.
+
+    Raises:
+        ConfigError: the text is not of that form.
+    """
+    expanded: list[int] = []
+    for part in counts.split(",") if counts else ():
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
+        if not match:
+            raise ConfigError(
+                f"{TASKS_PER_NODE}={counts!r}",
+                expected="counts like 4(x2),3",
+                cure="something rewrote Slurm's variables; start srunddp directly with srun",
+            )
+        expanded.extend([int(match[1])] * int(match[2] or 1))
+    return expanded
+
+
+def _numbers(text: str, where: str) -> Iterator[int]:
+    return (int(number) for number in expand(f"[{text}]", where=where)) if text else iter(())

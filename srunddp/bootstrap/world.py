@@ -1,0 +1,119 @@
+"""The world as a script sees it: this rank's place in it, its device, and the default process group."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from srunddp.bootstrap.process_group import Joined
+
+if TYPE_CHECKING:
+    import torch
+
+
+def settle(limit: float = 2.0) -> None:
+    """Wait until Gloo's threads rest, at most ``limit`` seconds; call before Python ends.
+
+    Such a thread gives back a finished collective's Python objects a moment after the script saw its result.
+    When Python is ending by then, the process aborts, and a good run has the exit code 134.
+    """
+    deadline, before = time.monotonic() + limit, _gloo_activity()
+    while before and time.monotonic() < deadline:
+        time.sleep(0.002)  # without the GIL, which they may be waiting for
+        now = _gloo_activity()
+        if now == before and all(state == "S" for state, _ in now.values()):
+            return
+        before = now
+
+
+def _gloo_activity() -> dict[str, tuple[str, int]]:
+    """Of each Gloo thread its state and how often it has been switched to."""
+    activity = {}
+    for status in Path("/proc/self/task").glob("*/status"):
+        with contextlib.suppress(OSError):
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if fields["Name"] == "pt_gloo_runloop":
+                switches = int(fields["voluntary_ctxt_switches"]) + int(fields["nonvoluntary_ctxt_switches"])
+                activity[status.parent.name] = (fields["State"][0], switches)
+    return activity
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of this run, and this one's place among them. A context manager that closes itself.
+
+    Attributes:
+        rank, local_rank, world_size, local_world_size, node_rank, nnodes: torch's terms.
+        device: of this rank; backend: ``nccl`` or ``gloo``.
+        interface: the network interface; master_addr, master_port: of the store.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    nnodes: int
+    device: torch.device
+    backend: str
+    interface: str
+    master_addr: str
+    master_port: int
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Destroy the process group; nothing happens where the script has done so."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        settle()
+
+
+def open_world(place: Joined, backend: str, timeout: timedelta | None) -> tuple[World, str]:
+    """Initialise the default process group on our store.
+
+    Args:
+        backend: ``nccl``, ``gloo`` or ``auto``.
+        timeout: of collectives, ``init_process_group``'s own; None for torch's default.
+
+    Returns:
+        The world, and a warning about GPUs that stay idle, empty when there is none.
+    """
+    import torch.distributed as dist
+
+    from srunddp.bootstrap import device
+
+    environment, meeting = place.environment, place.meeting
+    chosen, backend, warning = device.pick(backend, environment.local_rank, meeting.local_world_size)
+    dist.init_process_group(
+        backend,
+        store=place.next_store(),
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout=timeout,
+        device_id=chosen if chosen.type == "cuda" else None,
+    )
+    world = World(
+        rank=environment.rank,
+        local_rank=environment.local_rank,
+        world_size=environment.world_size,
+        local_world_size=meeting.local_world_size,
+        node_rank=meeting.node_rank,
+        nnodes=meeting.nnodes,
+        device=chosen,
+        backend=backend,
+        interface=place.interface.name,
+        master_addr=meeting.master_addr,
+        master_port=meeting.master_port,
+    )
+    return world, warning

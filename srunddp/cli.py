@@ -1,0 +1,176 @@
+"""The command line: what may print, and what may exit.
+
+``srunddp [run] [OPTIONS] SCRIPT [ARGS…]``; errors are one message on the rank that sees them first.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from srunddp import __version__
+from srunddp.bootstrap import channels, ifaces
+from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_rank
+from srunddp.bootstrap.line import Meeting
+from srunddp.errors import Scope, SrunddpError
+from srunddp.launch import launch
+from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, prepare
+from srunddp.run.script import Script, check
+
+
+class _RunByDefault(click.Group):
+    """``srunddp train.py`` means ``srunddp run train.py``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {"--help", "--version"}
+        if args and args[0] not in self.commands and args[0] not in own:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_RunByDefault, context_settings={"help_option_names": ["--help"]})
+@click.version_option(__version__, prog_name="srunddp")
+def main() -> None:
+    """Take a PyTorch training script through a Slurm or MPI cluster, one process per GPU.
+
+    \b
+    srun --ntasks-per-node=8 srunddp train.py
+    mpirun -n 2 srunddp train.py
+    """
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.option("--backend", type=click.Choice(["nccl", "gloo", "auto"]), default="auto", help="For srunddp.init().")
+@click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True, max=1e7),
+    default=DEFAULT_TIMEOUT,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the ranks wait for each other.",
+)
+@click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
+@click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
+@click.option("--explain", is_flag=True, help="Print what decided each value, per rank, and exit.")
+@click.option("--quiet", is_flag=True, help="No placement line.")
+@click.option("--verbose", is_flag=True, help="[RANK r] WORLD_SIZE=w from every rank.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(**given: Any) -> None:
+    """Run SCRIPT as one rank of the world that srun or mpirun started."""
+    environment: Environment | None = None
+    try:
+        environment = detect(os.environ, channel=given["channel"])
+        sys.exit(_run(given, environment))
+    except SrunddpError as error:
+        if _prints(error, environment):
+            _say(f"error: {error}")
+        sys.exit(error.exit_code)
+
+
+def _run(given: Mapping[str, Any], environment: Environment) -> int:
+    if math.isnan(given["timeout"]):
+        raise click.BadParameter("a number of seconds is expected", param_hint="--timeout")
+    names = ("backend", "ifaces", "timeout")
+    ports = ifaces.port_range(given["port"], where="--port") if given["port"] else None
+    options = Options(**{name: given[name] for name in names}, ports=ports)
+    if given["explain"]:
+        _explain(prepare(options, environment))
+        return 0
+    if given["script"] is None:
+        raise click.UsageError("Missing argument 'SCRIPT'.")
+    script = Script(given["script"], given["arguments"], given["module"])
+    check(script)
+    prepared = prepare(options, environment)
+    if environment.rank == 0:
+        for note in _notes(prepared):
+            _say(note)
+
+    def told(meeting: Meeting) -> None:
+        if environment.rank == 0 and not given["quiet"]:
+            _say(_placement(prepared, meeting))
+        if given["verbose"]:
+            click.echo(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}", err=True)
+
+    return launch(prepared, script, told)
+
+
+def _prints(error: SrunddpError, environment: Environment | None) -> bool:
+    """Whether this rank is the one to print an error that others see as well."""
+    if environment is None:
+        return error.scope is not Scope.JOB or likely_rank(os.environ) == 0
+    if error.scope is Scope.JOB:
+        return environment.rank == 0
+    return error.scope is Scope.RANK or environment.local_rank == 0
+
+
+def _say(line: str) -> None:
+    click.echo(f"srunddp: {line}", err=True)
+
+
+def _notes(prepared: Prepared) -> list[str]:
+    notes = list(prepared.environment.notes)
+    if "SOCKET_IFNAME" in prepared.interface.source:
+        notes.append(f"{prepared.interface.source} is exported and wins over ifaces.conf on every node")
+    return notes
+
+
+def _placement(prepared: Prepared, meeting: Meeting) -> str:
+    environment, backend = prepared.environment, prepared.options.backend
+    ranks = "1 rank" if environment.world_size == 1 else f"{environment.world_size} ranks"
+    nodes = "1 node" if meeting.nnodes == 1 else f"{meeting.nnodes} nodes"
+    return (
+        f"{ranks} on {nodes}, launcher {environment.launcher}, channel {meeting.channel}, "
+        f"master {meeting.master_addr} port {meeting.master_port}, interface {prepared.interface.name} "
+        f"({prepared.interface.source}), backend {_backend(backend)}"
+    )
+
+
+def _backend(backend: str) -> str:
+    if backend != "auto":
+        return backend
+    # What init() will find, told without importing torch.
+    driver = any(os.path.exists(path) for path in ("/proc/driver/nvidia/version", "/dev/kfd"))
+    return f"auto ({'nccl' if driver else 'gloo'})"
+
+
+def _explain(prepared: Prepared) -> None:
+    environment, chosen = prepared.environment, prepared.interface
+    rows = {
+        "launcher": (environment.launcher, ""),
+        "rank": (environment.rank, environment.sources["rank"]),
+        "local_rank": (environment.local_rank, environment.sources["local_rank"]),
+        "world_size": (environment.world_size, environment.sources["world_size"]),
+        "local_world_size": (environment.local_world_size, environment.sources.get("local_world_size", "")),
+        "node": (environment.node, "SLURMD_NODENAME" if "SLURMD_NODENAME" in os.environ else "hostname"),
+        "channel": (channels.on_channel(environment), f"of {', '.join(environment.channels) or 'none'}"),
+        "interface": (chosen.name, chosen.source),
+        "address": (chosen.address, f"of {chosen.name}"),
+        "backend": (_backend(prepared.options.backend), "--backend"),
+    }
+    rows |= {name: (value, chosen.source) for name, value in chosen.exports.items()}
+    if where := _rank_zero(prepared):
+        rows["rank 0"] = (where, "")
+    text = [f"{name:<20} {value!s:<18} {why}".rstrip() for name, (value, why) in rows.items()]
+    text += [f"note: {note}" for note in environment.notes]
+    text += [f"passed over: {why}" for why in chosen.passed_over]
+    # One write, so that the ranks' tables do not mix.
+    click.echo("".join(f"[rank {environment.rank}] {line}\n" for line in text), nl=False)
+
+
+def _rank_zero(prepared: Prepared) -> str:
+    environment = prepared.environment
+    if environment.world_size == 1 or channels.on_channel(environment) in channels.TELLING:
+        return ""
+    try:
+        found = channels.locate(environment, prepared.interface, prepared.entries, prepared.options.ports)
+    except SrunddpError as error:
+        return f"not found: {error}"
+    return ", ".join(map(str, found[:3])) + (", …" if len(found) > 3 else "")

@@ -1,0 +1,49 @@
+"""The errors a user can cause. Each is one message and one fixed exit code.
+
+    SrunddpError
+    ├── ConfigError       78  the configuration, the environment or a file is wrong
+    └── RendezvousError   69  the ranks did not find each other
+
+A script's own exit code passes through; click answers wrong usage with 2.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Scope(Enum):
+    """Who sees the same error, and so which rank has to print it."""
+
+    JOB = "job"  # every rank: rank 0 prints
+    NODE = "node"  # every rank of this node: local rank 0 prints
+    RANK = "rank"  # this rank alone
+
+
+class SrunddpError(Exception):
+    """One message: what was found, what was expected, what to do."""
+
+    exit_code = 70
+
+    def __init__(
+        self, found: str, *, expected: str = "", cure: str = "", where: str = "", scope: Scope = Scope.RANK
+    ) -> None:
+        self.scope = scope
+        text = f"{where}: {found}" if where else found
+        if expected:
+            text += f"; expected {expected}"
+        if cure:
+            text += f" -> {cure}"
+        super().__init__(text)
+
+
+class ConfigError(SrunddpError):
+    """The configuration is wrong (sysexits' EX_CONFIG)."""
+
+    exit_code = 78
+
+
+class RendezvousError(SrunddpError):
+    """The ranks did not meet (sysexits' EX_UNAVAILABLE)."""
+
+    exit_code = 69

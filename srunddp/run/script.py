@@ -1,0 +1,118 @@
+"""Run the user's script or module as Python itself would, and turn how it ended into an exit code."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import runpy
+import sys
+import types
+from dataclasses import dataclass
+
+from srunddp.errors import ConfigError, Scope, SrunddpError
+
+
+@dataclass(frozen=True)
+class Script:
+    """What to run: a file, or with ``module`` a module's name; and its arguments."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+
+
+def check(script: Script) -> None:
+    """Before anything starts: is it there?
+
+    Raises:
+        ConfigError: no such file, or no such module.
+    """
+    if script.module:
+        sys.path.insert(0, os.getcwd())
+        try:
+            there = importlib.util.find_spec(script.name.split(".")[0]) is not None
+        finally:
+            sys.path.pop(0)
+        found, cure = f"no module {script.name.split('.')[0]!r}", "correct the name after -m, or install it"
+    else:
+        there = os.path.isfile(script.name) or os.path.isfile(os.path.join(script.name, "__main__.py"))
+        found, cure = f"no file {script.name} in {os.getcwd()}", "correct the path; all nodes must see the file"
+    if not there:
+        raise ConfigError(found, expected="a script to run", cure=cure, scope=Scope.NODE)
+
+
+def run(script: Script) -> int:
+    """Run it as ``__main__`` and return its exit code; an exception's traceback is printed as Python prints it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+    sys.argv = [script.name, *script.arguments]
+    # bin/ is where Python found the launcher; the script is to find its own neighbours there instead.
+    sys.path[0] = os.getcwd() if script.module else os.path.dirname(os.path.realpath(script.name))
+    try:
+        if script.module:
+            runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+        else:
+            _run_file(script.name)
+    except SrunddpError as error:
+        return _told(error)
+    except SystemExit as end:
+        return _exit_code(end.code)
+    except BaseException as error:
+        if script.module and isinstance(error, ImportError) and _theirs(error) is None:
+            return _told(ConfigError(str(error), expected="a module to run", cure="correct the name after -m"))
+        error.__traceback__ = _without_us(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _run_file(name: str) -> None:
+    path = os.path.abspath(name)
+    if os.path.isdir(path) or _is_archive(path):
+        runpy.run_path(name, run_name="__main__")
+        return
+    # runpy would leave __file__ relative, and a script that changes its folder would not find its own.
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    sys.modules["__main__"] = main
+    with io.open_code(path) as source:
+        code = compile(source.read(), path, "exec", dont_inherit=True)
+    exec(code, vars(main))
+
+
+def _is_archive(path: str) -> bool:
+    if path.endswith(".py"):
+        return False
+    import zipfile
+
+    return zipfile.is_zipfile(path)
+
+
+def _exit_code(code: object) -> int:
+    """What Python makes of ``sys.exit(code)``."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _without_us(error: BaseException) -> types.TracebackType | None:
+    """Leave out the frames above the script, which tell its author nothing; not where they are all there is."""
+    theirs = _theirs(error)
+    return theirs if theirs or isinstance(error, SyntaxError) else error.__traceback__
+
+
+def _theirs(error: BaseException) -> types.TracebackType | None:
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename.startswith((__file__, runpy.__file__, "<frozen ")):
+        trace = trace.tb_next
+    return trace
+
+
+def _told(error: SrunddpError) -> int:
+    print(f"srunddp: error: {error}", file=sys.stderr)
+    return error.exit_code

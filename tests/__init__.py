@@ -1,0 +1,1 @@
+"""The test suite; `bin/test` sets up what it needs."""

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from srunddp.bootstrap import device
+from srunddp.errors import ConfigError
+
+
+@pytest.mark.parametrize("local_rank", range(4))
+def test_row_11_the_only_visible_gpu_is_number_zero_for_every_rank(local_rank: int) -> None:
+    """--gpus-per-task or --gpu-bind: each rank sees its own GPU alone."""
+    assert device.device_index(local_rank, 4, visible=1) == 0
+
+
+@pytest.mark.parametrize("visible", [4, 8])
+def test_row_11_where_all_gpus_are_visible_the_local_rank_counts(visible: int) -> None:
+    assert [device.device_index(local_rank, 4, visible) for local_rank in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("visible", [2, 3])
+def test_row_11_too_few_gpus_are_refused_and_not_shared(visible: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        device.device_index(0, 4, visible)
+    text = str(caught.value)
+    assert f"{visible} GPUs are visible to local rank 0, and 4 ranks share this node" in text
+    assert "--gpus-per-node=4 --gpu-bind=none" in text
+
+
+def test_one_rank_that_sees_many_gpus_is_told_the_srun_flags() -> None:
+    warning = device.unused_devices(1, 8)
+    assert "7 stay idle" in warning
+    assert "--ntasks-per-node=8 --gpus-per-node=8 --gpu-bind=none" in warning
+
+
+@pytest.mark.parametrize(("local_world_size", "visible"), [(1, 0), (1, 1), (2, 8), (8, 8)])
+def test_no_warning_where_there_is_nothing_to_say(local_world_size: int, visible: int) -> None:
+    assert device.unused_devices(local_world_size, visible) == ""
+
+
+class Torch(SimpleNamespace):
+    """As much of torch as the choice needs, with any number of GPUs; notes the current device."""
+
+    def __init__(self, visible: int) -> None:
+        super().__init__(current=None, device=lambda *parts: ":".join(map(str, parts)))
+        self.cuda = SimpleNamespace(device_count=lambda: visible, set_device=self._set)
+
+    def _set(self, number: str) -> None:
+        self.current = number
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Torch:
+    made_up = Torch(request.param)
+    monkeypatch.setitem(sys.modules, "torch", made_up)  # type: ignore[arg-type]
+    return made_up
+
+
+@pytest.mark.parametrize("devices", ["GPU-2ef1a2f3-7c9d-4f6c-8a93-0b0b6a4c9a2e", "MIG-GPU-2ef1a2f3/7/0", "7"])
+@pytest.mark.parametrize("torch", [1], indirect=True)
+def test_row_12_visible_devices_are_counted_and_never_parsed(
+    torch: Torch, devices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    assert device.pick("auto", 3, 4) == ("cuda:0", "nccl", "")
+    assert torch.current == "cuda:0"
+
+
+@pytest.mark.parametrize("torch", [4], indirect=True)
+def test_the_device_is_the_current_one_before_cuda_is_used(torch: Torch) -> None:
+    assert device.pick("nccl", 2, 4) == ("cuda:2", "nccl", "")
+    assert torch.current == "cuda:2"
+
+
+@pytest.mark.parametrize("torch", [4], indirect=True)
+def test_gloo_may_be_had_with_gpus(torch: Torch) -> None:
+    assert device.pick("gloo", 1, 4) == ("cuda:1", "gloo", "")
+
+
+@pytest.mark.parametrize("torch", [0], indirect=True)
+def test_without_gpus_the_device_is_the_cpu_and_the_backend_gloo(torch: Torch) -> None:
+    assert device.pick("auto", 1, 4) == ("cpu", "gloo", "")
+    assert device.pick("gloo", 1, 4) == ("cpu", "gloo", "")
+    assert torch.current is None
+
+
+@pytest.mark.parametrize("torch", [0], indirect=True)
+def test_nccl_without_a_gpu_is_refused_with_the_cure(torch: Torch) -> None:
+    with pytest.raises(ConfigError, match=r"backend nccl, and torch sees no GPU; expected .* -> .*--backend gloo"):
+        device.pick("nccl", 0, 1)
+
+
+@pytest.mark.parametrize("torch", [8], indirect=True)
+def test_idle_gpus_are_warned_of(torch: Torch) -> None:
+    assert device.pick("auto", 0, 1) == ("cuda:0", "nccl", device.unused_devices(1, 8))

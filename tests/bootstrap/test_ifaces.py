@@ -1,0 +1,461 @@
+from __future__ import annotations
+
+import os
+import string
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from srunddp.bootstrap import ifaces
+from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for, load, parse
+from srunddp.errors import ConfigError
+
+KEYS = ("nodes", "interface", "address", "env", "ports")
+SHIPPED = Path(__file__).parents[2] / "etc" / "ifaces.conf"
+NODE = "- nodes: node1\n  interface: "
+
+
+def entries(text: str) -> tuple[Entry, ...]:
+    return parse(text.encode(), "ifaces.conf")
+
+
+def refused(text: str | bytes) -> str:
+    """The message with which a file is refused: one line with what was found, expected, and the cure."""
+    with pytest.raises(ConfigError) as caught:
+        parse(text.encode() if isinstance(text, str) else text, "ifaces.conf")
+    message = str(caught.value)
+    assert message.isprintable()
+    assert "; expected " in message
+    assert " -> " in message
+    return message
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# The format.
+
+
+def test_an_entry_has_all_that_the_format_knows() -> None:
+    first, second, last = entries(
+        "# site\n"
+        "- nodes: master-node,node[01,03]\n"
+        "  interface: ens1f1\n"
+        "- nodes: gpu[001-128]\n"
+        "  interface: [ib0, ib1]\n"
+        '  address: "{node}-ib0"\n'
+        "  env: {NCCL_IB_HCA: mlx5_0, NCCL_IB_TC: 106}\n"
+        "  ports: 40000-40100\n"
+        '- nodes: "*"\n'
+        "  interface: auto\n"
+    )
+    assert first == Entry("master-node,node[01,03]", ("ens1f1",), where="ifaces.conf:2")
+    assert second == Entry(
+        nodes="gpu[001-128]",
+        interfaces=("ib0", "ib1"),
+        address="{node}-ib0",
+        env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "106"},
+        ports=range(40000, 40101),
+        where="ifaces.conf:4",
+    )
+    assert last == Entry("*", ("auto",), where="ifaces.conf:9")
+
+
+def test_values_are_text_as_they_are_written() -> None:
+    """YAML would read these as a boolean, a number in base 8 and a number in base 60."""
+    (entry,) = entries("- nodes: 010\n  interface: on\n  env: {A: 1_000, B: 12:30:45, C: yes, D: 0o17}\n")
+    assert (entry.nodes, entry.interfaces) == ("010", ("on",))
+    assert entry.env == {"A": "1_000", "B": "12:30:45", "C": "yes", "D": "0o17"}
+
+
+def test_one_port_is_refused_as_rank_zero_listens_on_two() -> None:
+    with pytest.raises(ConfigError, match="two ports or more"):
+        entries(NODE + "a\n  ports: 40000\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["ib0", "bond0.2973", "enp0s31f6", "wlp3s0", "a", "veth-very-long1", "eth_0", "ens1f1np1"]
+)
+def test_any_name_that_linux_allows_is_an_interface(name: str) -> None:
+    assert entries(NODE + name)[0].interfaces == (name,)
+
+
+def test_anchors_of_yaml_work() -> None:
+    one, two = entries("- &ib {nodes: a, interface: ib0}\n- *ib\n")
+    assert one == two
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only\n# comments\n", "---\n", "   \n", "\ufeff# with a mark\n"])
+def test_a_file_without_entries_has_none(text: str) -> None:
+    assert entries(text) == ()
+
+
+def test_an_empty_list_has_no_entries() -> None:
+    assert entries("[]\n") == ()
+
+
+def test_the_shipped_file_has_no_entries_and_its_examples_are_right() -> None:
+    text = SHIPPED.read_text()
+    assert entries(text) == ()
+    code = [line[2:] for line in text.splitlines() if line.startswith(("# - ", "#   "))]
+    assert [entry.nodes for entry in entries("\n".join(code))] == ["master-node,node[01,03-16]", "gpu[001-128]", "*"]
+    assert len(text.splitlines()) <= 24  # a terminal's screen
+    assert max(map(len, text.splitlines())) <= 120
+
+
+# Which entry is a node's.
+
+
+@pytest.mark.parametrize(
+    ("nodes", "node", "fits"),
+    [
+        ("node[01-03]", "node02", True),
+        ("node[01-03]", "node2", False),
+        ("node[01-03]", "node021", False),
+        ("node1", "node1.site.org", True),
+        ("node1.site.org", "node1.site.org", True),
+        ("node1.site.org", "node1", False),
+        ("gpu*", "gpu17", True),
+        ("gpu?", "gpu17", False),
+        ("*", "anything", True),
+        ("a,b*", "b7", True),
+        ("Node1", "node1", False),
+    ],
+)
+def test_an_entry_matches_whole_names(nodes: str, node: str, fits: bool) -> None:
+    assert Entry(nodes, ("auto",)).matches(node) is fits
+
+
+def test_the_first_entry_that_matches_counts() -> None:
+    some = entries("- {nodes: node1, interface: a}\n- {nodes: 'node*', interface: b}\n- {nodes: node1, interface: c}\n")
+    assert entry_for(some, "node1").interfaces == ("a",)
+    assert entry_for(some, "node2").interfaces == ("b",)
+
+
+def test_a_node_without_an_entry_is_told_what_to_add() -> None:
+    with pytest.raises(ConfigError) as caught:
+        entry_for(entries("- {nodes: node1, interface: a}\n"), "login7")
+    text = str(caught.value)
+    assert text.startswith("ifaces.conf: no entry matches node login7; expected ")
+    assert "add `- nodes: login7`" in text
+
+
+# Which file counts.
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The checkout's own etc/ifaces.conf, moved to a folder of the test's."""
+    module = write(tmp_path / "checkout" / "srunddp" / "bootstrap" / "ifaces.py", "")
+    write(tmp_path / "checkout" / "setup.py", "")
+    monkeypatch.setattr(ifaces, "__file__", str(module))
+    return write(tmp_path / "checkout" / "etc" / "ifaces.conf", "# comments\n")
+
+
+def interface_of(found: tuple[Entry, ...]) -> str:
+    return found[0].interfaces[0]
+
+
+def test_the_files_are_looked_at_in_the_documented_order(tmp_path: Path, own: Path) -> None:
+    named, variable = str(tmp_path / "named.conf"), str(tmp_path / "variable.conf")
+    assert ifaces.candidates(named, {"SRUNDDP_IFACES": variable}) == [
+        Path(named),
+        Path(variable),
+        own,
+        Path("/etc/srunddp/ifaces.conf"),
+    ]
+
+
+def test_an_installed_srunddp_looks_into_its_prefix(tmp_path: Path, own: Path) -> None:
+    (tmp_path / "checkout" / "setup.py").unlink()
+    *own_prefix, last = ifaces.candidates(None, {})
+    assert Path(sys.prefix, "etc", "srunddp", "ifaces.conf") in own_prefix
+    assert last == Path("/etc/srunddp/ifaces.conf")
+
+
+def test_each_file_wins_over_those_after_it(tmp_path: Path, own: Path) -> None:
+    named = str(write(tmp_path / "named.conf", NODE + "from-option"))
+    variables = {"SRUNDDP_IFACES": str(write(tmp_path / "variable.conf", NODE + "from-variable"))}
+    write(own, NODE + "from-checkout")
+    assert interface_of(load(named, variables)) == "from-option"
+    assert interface_of(load(None, variables)) == "from-variable"
+    assert interface_of(load(None, {})) == "from-checkout"
+    assert interface_of(load(None, {"SRUNDDP_IFACES": ""})) == "from-checkout"
+
+
+def test_a_file_of_comments_alone_leaves_it_to_the_next(tmp_path: Path, own: Path) -> None:
+    comments = str(write(tmp_path / "comments.conf", "# nothing\n"))
+    write(own, NODE + "from-checkout")
+    assert interface_of(load(comments, {"SRUNDDP_IFACES": comments})) == "from-checkout"
+
+
+def test_the_first_file_with_entries_counts_whole(tmp_path: Path, own: Path) -> None:
+    """No entry of a later file is mixed in, not even for a node that the first file leaves out."""
+    named = write(tmp_path / "named.conf", NODE + "ib0")
+    write(own, '- nodes: "*"\n  interface: eth0\n')
+    found = load(str(named), {})
+    assert [entry.where for entry in found] == [f"{named}:1"]
+    with pytest.raises(ConfigError, match="no entry matches node node2"):
+        entry_for(found, "node2")
+
+
+def test_a_later_file_may_be_wrong_when_an_earlier_one_counts(tmp_path: Path, own: Path) -> None:
+    write(own, "nonsense: [")
+    assert interface_of(load(str(write(tmp_path / "named.conf", NODE + "ib0")), {})) == "ib0"
+
+
+@pytest.mark.skipif(Path("/etc/srunddp/ifaces.conf").exists(), reason="this machine has a site's file")
+def test_where_no_file_has_entries_every_node_chooses_by_itself(own: Path) -> None:
+    assert load(None, {}) == (DEFAULT,)
+    assert (DEFAULT.nodes, DEFAULT.interfaces) == ("*", ("auto",))
+    own.unlink()
+    assert load(None, {}) == (DEFAULT,)
+
+
+@pytest.mark.parametrize(
+    "spelling", ["missing.conf", "./missing.conf", "folder//missing.conf", "folder/./missing.conf"]
+)
+def test_a_file_that_was_asked_for_and_is_not_there_is_named(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for origin, named, variables in (
+        ("--ifaces", spelling, {}),
+        ("SRUNDDP_IFACES", None, {"SRUNDDP_IFACES": spelling}),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load(named, variables)
+        text = str(caught.value)
+        assert text.startswith(f"{origin}: ")
+        assert "missing.conf is not there; expected " in text
+        assert f"correct {origin}" in text
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "with\0nul"])
+def test_a_name_that_no_file_can_have_is_not_there(own: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="is not there"):
+        load(name, {})
+
+
+def test_a_folder_is_no_file(own: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a file; expected a file of interface entries -> correct --ifaces"):
+        load(str(tmp_path), {})
+
+
+def test_a_file_that_cannot_be_read_says_why(own: Path) -> None:
+    """Root may read any file but this one, whose first page is never there."""
+    with pytest.raises(ConfigError) as caught:
+        load("/proc/self/mem", {})
+    text = str(caught.value)
+    assert text.startswith("/proc/self/mem: cannot be read: Input/output error; expected a readable file -> ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read any file")
+def test_a_file_without_read_permission_says_so(own: Path) -> None:
+    own.chmod(0)
+    with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
+        load(None, {})
+
+
+def test_a_large_file_is_refused_unread(own: Path) -> None:
+    with own.open("r+b") as file:
+        file.truncate((1 << 20) + 1)
+    with pytest.raises(ConfigError, match=r"ifaces.conf: more than 1 MiB; expected .* -> is this the right file"):
+        load(None, {})
+    write(own, NODE + "ib0\n" + "#" * ((1 << 20) - 40))
+    assert interface_of(load(None, {})) == "ib0"
+
+
+# What is wrong with a file: each message has the file, the line, what was found, what was expected, the cure.
+
+WRONG = {
+    "not-yaml": ("# 1\n# 2\n- nodes: [a\n  interface: b\n", 4, "this is not YAML", "YAML"),
+    "unclosed-quote": ('- nodes: "a\n', 2, "this is not YAML", "YAML"),
+    "tabs": ("- nodes: a\n\tinterface: b\n", 2, r"this is not YAML: found character '\t'", "YAML"),
+    "two-documents": ("- {nodes: a, interface: b}\n---\n- {nodes: c, interface: d}\n", 2, "another document", "YAML"),
+    "unquoted-star": ("- nodes: *\n  interface: b\n", 1, "this is not YAML", "YAML"),
+    "escape-beyond-unicode": ('- nodes: a\n  interface: "\\UFFFFFFFF"\n', None, "this is not YAML", "YAML"),
+    "nested-too-deep": ("# 1\n" + "[" * 5000, None, "this is not YAML", "YAML"),
+    "no-list": ("nodes: a\ninterface: b\n", 1, "not a list", "a list of entries"),
+    "plain-text": ("# 1\neth0\n", 2, "not a list", "a list of entries"),
+    "entry-is-text": ("- {nodes: a, interface: b}\n- eth0\n", 2, "'eth0'", "keys with values"),
+    "entry-is-list": ("- [a, b]\n", 1, "a list", "keys with values"),
+    "entry-is-empty": ("-\n", 1, "''", "keys with values"),
+    "unknown-key": ("- nodes: a\n  interfaces: b\n", 2, "unknown key 'interfaces'", "one of nodes, interface, "),
+    "far-unknown-key": ("- nodes: a\n  interface: b\n  zzzzzzzz: c\n", 3, "unknown key 'zzzzzzzz'", "one of nodes"),
+    "key-twice": ("- nodes: a\n  interface: b\n  nodes: c\n", 3, "nodes twice in one entry", "each key once"),
+    "key-is-list": ("- nodes: a\n  [b]: c\n", 2, "a list", "a single value"),
+    "no-nodes": ("\n- interface: b\n", 2, "an entry without nodes", "nodes and interface"),
+    "no-interface": ("\n- nodes: b\n", 2, "an entry without interface", "nodes and interface"),
+    "empty-entry": ("- {}\n", 1, "an entry without nodes", "nodes and interface"),
+    "nodes-empty": ("- nodes:\n  interface: b\n", 1, "''", "a single value"),
+    "nodes-blank": ('- nodes: " "\n  interface: b\n', 1, "' '", "a single value"),
+    "nodes-list": ("- nodes: [a, b]\n  interface: b\n", 1, "a list", "a single value"),
+    "nodes-keys": ("- nodes: {a: b}\n  interface: b\n", 1, "keys with values", "a single value"),
+    "bad-host-list": ("- interface: b\n  nodes: node[1-\n", 2, "host list 'node[1-' has", "names and ranges like"),
+    "backward-range": ("- nodes: 'node[3-1]'\n  interface: b\n", 1, "the range 3-1", "names and ranges like"),
+    "interface-empty": ("- nodes: a\n  interface:\n", 2, "''", "a single value"),
+    "interface-no-names": ("- nodes: a\n  interface: []\n", 2, "interface []", "one name, a list of names, or auto"),
+    "auto-among-names": ("- nodes: a\n  interface: [ib0, auto]\n", 2, "interface ['ib0', 'auto']", "one name, a list"),
+    "interface-keys": ("- nodes: a\n  interface: {b: c}\n", 2, "keys with values", "a single value"),
+    "interface-lists": ("- nodes: a\n  interface: [[b]]\n", 2, "a list", "a single value"),
+    "interface-text": ("- nodes: a\n  interface: ib0 ib1\n", 2, "interface 'ib0 ib1'", "a name as `ip link` shows it"),
+    "interface-comma": ("- nodes: a\n  interface: ib0,ib1\n", 2, "interface 'ib0,ib1'", "a name as `ip link` shows it"),
+    "interface-address": ("- nodes: a\n  interface: fd00::1\n", 2, "interface 'fd00::1'", "a name as `ip link`"),
+    "interface-long": ("- nodes: a\n  interface: x123456789012345\n", 2, "interface 'x123", "a name as `ip link`"),
+    "interface-nul": ('- nodes: a\n  interface: "a\\0"\n', 2, r"interface 'a\x00'", "a name as `ip link` shows it"),
+    "address-field": (NODE + 'b\n  address: "{host}-ib0"\n', 3, "address '{host}-ib0'", "a name with {node}"),
+    "address-brace": (NODE + 'b\n  address: "{node-ib0"\n', 3, "address '{node-ib0'", "a name with {node}"),
+    "address-empty-field": (NODE + 'b\n  address: "{}-ib0"\n', 3, "address '{}-ib0'", "a name with {node}"),
+    "address-attribute": (NODE + 'b\n  address: "{node.x}"\n', 3, "address '{node.x}'", "a name with {node}"),
+    "address-index": (NODE + 'b\n  address: "{node[9]}"\n', 3, "address '{node[9]}'", "a name with {node}"),
+    "address-format": (NODE + 'b\n  address: "{node:d}"\n', 3, "address '{node:d}'", "a name with {node}"),
+    "address-width": (NODE + 'b\n  address: "{node:999999999}"\n', 3, "address '{node:9", "a name with {node}"),
+    "address-conversion": (NODE + 'b\n  address: "{node!x}"\n', 3, "address '{node!x}'", "a name with {node}"),
+    "address-list": (NODE + "b\n  address: [a]\n", 3, "a list", "a single value"),
+    "env-list": (NODE + "b\n  env: [A=1]\n", 3, "a list", "keys with values"),
+    "env-text": (NODE + "b\n  env: A=1\n", 3, "'A=1'", "keys with values"),
+    "env-nested": (NODE + "b\n  env:\n    A: {B: c}\n", 4, "keys with values", "a single value"),
+    "env-twice": (NODE + "b\n  env:\n    A: 1\n    A: 2\n", 5, "A twice in one entry", "each key once"),
+    "ports-text": (NODE + "b\n  ports: any\n", 3, "ports 'any'", "two ports or more, from 1024 to 65535"),
+    "ports-low": (NODE + "b\n  ports: 80-90\n", 3, "ports '80-90'", "two ports or more, from 1024 to 65535"),
+    "ports-high": (
+        NODE + "b\n  ports: 60000-70000\n",
+        3,
+        "ports '60000-70000'",
+        "two ports or more, from 1024 to 65535",
+    ),
+    "ports-backward": (
+        NODE + "b\n  ports: 40100-40000\n",
+        3,
+        "ports '40100-40000'",
+        "two ports or more, from 1024 to 65535",
+    ),
+    "ports-open": (NODE + "b\n  ports: 40000-\n", 3, "ports '40000-'", "two ports or more, from 1024 to 65535"),
+    "ports-list": (NODE + "b\n  ports: [40000, 40100]\n", 3, "a list", "a single value"),
+    "nul": ("- nodes: a\n  interface: b\0\n", 2, "this is not YAML", "YAML"),
+    "control-character": ("# 1\n# 2\n# \x1b[31m\n", 3, "this is not YAML", "YAML"),
+    "after-umlauts": ("# äöüäöüäöü\n# 2\n- nodes: \x07\n", 3, "this is not YAML", "YAML"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_file_is_told_of_with_line_found_expected_and_cure(case: str) -> None:
+    text, line, found, expected = WRONG[case]
+    message = refused(text)
+    assert message.startswith(f"ifaces.conf:{line}: " if line else "ifaces.conf")
+    assert found in message.partition("; expected ")[0]
+    assert message.partition("; expected ")[2].startswith(expected)
+
+
+def test_a_binary_file_is_told_of_with_its_line() -> None:
+    assert refused(b"# 1\n# 2\n\xff\xfe\x80").startswith("ifaces.conf:3: this is not YAML")
+    assert refused(b"\x7fELF\x02\x01\x01\0\0").startswith("ifaces.conf:1: this is not YAML")
+    assert refused(b"\x89PNG\r\n\x1a\n").startswith("ifaces.conf:1: this is not YAML")
+
+
+@pytest.mark.parametrize("name", ["A=B", "", "A B", "1A", "A-B", "A\\0"])
+def test_a_name_that_no_variable_can_have_is_refused(name: str) -> None:
+    assert refused(NODE + f'b\n  env: {{"{name}": "1"}}\n').startswith("ifaces.conf:3: ")
+
+
+@pytest.mark.parametrize("value", ["\\0", "a\\0b", "\\uD800"])
+def test_a_value_that_no_variable_can_have_is_refused(value: str) -> None:
+    assert refused(NODE + f'b\n  env: {{A: "{value}"}}\n').startswith("ifaces.conf:3: ")
+
+
+def one_edit(word: str) -> set[str]:
+    """All that one slip of a finger makes of a word: a letter lost, doubled or wrong, two letters swapped."""
+    letters = string.ascii_lowercase + "_-"
+    cuts = [(word[:at], word[at:]) for at in range(len(word) + 1)]
+    lost = {left + right[1:] for left, right in cuts if right}
+    swapped = {left + right[1] + right[0] + right[2:] for left, right in cuts if len(right) > 1}
+    wrong = {left + letter + right[1:] for left, right in cuts if right for letter in letters}
+    added = {left + letter + right for left, right in cuts for letter in letters}
+    return (lost | swapped | wrong | added) - set(KEYS)
+
+
+def test_nearly_every_typo_of_a_key_is_told_the_right_one() -> None:
+    typos = [(key, typo) for key in KEYS for typo in one_edit(key) if not typo.startswith("-")]
+    helped = [f"did you mean {key}?" in refused(f"- {typo}: x\n") for key, typo in typos]
+    assert len(helped) > 1000
+    assert sum(helped) >= 0.95 * len(helped)
+
+
+@pytest.mark.parametrize("typo", ["Nodes", "NODE", "ifaces", "Interfaces", "iface", "addr", "port"])
+def test_what_people_would_write_is_told_the_right_key(typo: str) -> None:
+    right = {"n": "nodes", "i": "interface", "a": "address", "e": "env", "p": "ports"}[typo[0].lower()]
+    assert f"did you mean {right}?" in refused(f"- {typo}: x\n")
+
+
+# Whatever is in the file: entries or the one error.
+
+
+def only_config_errors(data: bytes) -> None:
+    try:
+        found = parse(data, "ifaces.conf")
+    except ConfigError:
+        return
+    for entry in found:
+        entry.matches("node1")
+        assert isinstance(entry.address.format(node="node1"), str)
+        for name, value in entry.env.items():
+            assert "=" not in name
+            assert "\0" not in name + value
+            os.fsencode(name + value)
+
+
+@settings(max_examples=400)
+@example(b"\x00")
+@example(b"\xef\xbb\xbf- nodes: a")
+@example(b"\xff\xfe-\x00 \x00")
+@example(b"%YAML 9" + b"9" * 5000 + b".1\n--- a")
+@example(b"&a [*a]")
+@example(b"- &a {nodes: *a, interface: b}")
+@example(b"- {nodes: n, interface: b, <<: {env: {}}}")
+@example(b"- !!python/object/apply:os.system [ls]")
+@given(st.binary(max_size=200))
+def test_any_bytes_give_entries_or_the_one_error(data: bytes) -> None:
+    only_config_errors(data)
+
+
+@settings(max_examples=400)
+@given(st.text(alphabet=st.sampled_from("abn:-[]{},*&!|>'\"%@`#?~ \n\t\\x0{node}\u0085\u2028ä🙂"), max_size=60))
+def test_any_text_gives_entries_or_the_one_error(text: str) -> None:
+    only_config_errors(text.encode())
+
+
+_SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=12),
+    st.sampled_from(["*", "node[1-3]", "node[1-", "ib0", "auto", "{node}-ib", "{node!r}", "40000-40100", "1-2"]),
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_SCALARS, inner, max_size=3)),
+    max_leaves=4,
+)
+_ENTRIES = st.dictionaries(st.one_of(st.sampled_from(KEYS), _SCALARS), _VALUES, max_size=5)
+_WHOLE = st.fixed_dictionaries({"nodes": st.just("node[1-3]"), "interface": st.just("ib0")})
+
+
+@settings(max_examples=400)
+@given(
+    st.one_of(
+        _VALUES,
+        st.lists(_ENTRIES, max_size=3),
+        st.lists(st.builds(lambda whole, more: whole | more, _WHOLE, _ENTRIES), max_size=2),
+    )
+)
+def test_any_yaml_gives_entries_or_the_one_error(data: object) -> None:
+    only_config_errors(yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass"))

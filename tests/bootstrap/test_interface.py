@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from srunddp.bootstrap import interface
+from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.ifaces import DEFAULT, Entry
+from srunddp.bootstrap.interface import Interface, Link, choose
+from srunddp.errors import ConfigError
+
+
+def link(name: str, *addresses: str, up: bool = True, speed: int = 1000) -> Link:
+    ipv4 = tuple(address for address in addresses if ":" not in address)
+    return Link(name, up, speed, ipv4, tuple(address for address in addresses if ":" in address))
+
+
+LO = link("lo", "127.0.0.1", "::1")
+ETH = link("eth0", "192.168.1.7")
+IB0, IB1, IB10 = link("ib0", "10.0.0.7"), link("ib1", "10.0.1.7"), link("ib10", "10.0.10.7")
+LINKS = (LO, ETH, IB1, IB0, IB10)
+
+
+def rank(local_rank: int = 0, world_size: int = 8, local_world_size: int | None = 4) -> Environment:
+    """A rank on node07, of two nodes unless the numbers say one."""
+    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", ("slurm",), {})
+
+
+def entry(*interfaces: str, env: dict[str, str] | None = None) -> Entry:
+    return Entry("*", interfaces, env=env or {}, where="ifaces.conf:4")
+
+
+def chosen(
+    of: Entry, variables: dict[str, str] | None = None, links: tuple[Link, ...] = LINKS, who: Environment | None = None
+) -> Interface:
+    return choose((of,), who or rank(), variables or {}, links)
+
+
+def refused(
+    of: Entry, variables: dict[str, str] | None = None, links: tuple[Link, ...] = LINKS, who: Environment | None = None
+) -> str:
+    with pytest.raises(ConfigError) as caught:
+        chosen(of, variables, links, who)
+    text = str(caught.value)
+    assert "; expected " in text
+    assert " -> " in text
+    return text
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """The addresses that names lead to; none unless a test says so."""
+    known: dict[str, set[str]] = {}
+    monkeypatch.setattr(interface, "addresses_of", lambda name: known.get(name, set()))
+    return known
+
+
+# By ifaces.conf.
+
+
+def test_the_entrys_interface_is_taken_with_its_address_and_line() -> None:
+    found = chosen(entry("ib0"))
+    assert (found.name, found.address, found.source) == ("ib0", "10.0.0.7", "ifaces.conf:4")
+
+
+def test_gloo_and_nccl_get_the_same_interface_in_their_own_spellings() -> None:
+    """NCCL takes prefixes: without the `=`, ib1 would mean ib10 as well."""
+    assert chosen(entry("ib1")).exports == {"GLOO_SOCKET_IFNAME": "ib1", "NCCL_SOCKET_IFNAME": "=ib1"}
+
+
+def test_local_ranks_take_the_interfaces_in_turn() -> None:
+    of = entry("ib0", "ib1", "eth0")
+    assert [chosen(of, who=rank(number)).name for number in range(5)] == ["ib0", "ib1", "eth0", "ib0", "ib1"]
+
+
+def test_the_first_entry_for_this_node_decides() -> None:
+    entries = (Entry("node08", ("eth0",)), Entry("node[01-07]", ("ib1",), where="f:9"), Entry("*", ("ib0",)))
+    found = choose(entries, rank(), {}, LINKS)
+    assert (found.name, found.source) == ("ib1", "f:9")
+
+
+def test_the_entrys_variables_are_exported_unless_the_user_has_set_them() -> None:
+    of = entry("ib0", env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "106"})
+    found = chosen(of, {"NCCL_IB_TC": "41", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": ""})
+    assert found.exports == {
+        "NCCL_IB_HCA": "mlx5_0",
+        "NCCL_IB_TC": "41",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_SOCKET_IFNAME": "=ib0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("of", "links", "wrong"),
+    [
+        ("ib7", LINKS, "interface ib7 is not there on node node07"),
+        ("ib", LINKS, "interface ib is not there on node node07"),
+        ("ib9", (*LINKS, link("ib9", "10.0.9.7", up=False)), "interface ib9 is down on node node07"),
+        ("ib9", (*LINKS, link("ib9")), "interface ib9 has no address on node node07"),
+        ("lo", LINKS, "interface lo is loopback, which other nodes cannot reach on node node07"),
+    ],
+)
+def test_an_unusable_interface_is_refused_with_those_there_are(of: str, links: tuple[Link, ...], wrong: str) -> None:
+    text = refused(entry(of), links=links)
+    assert text.startswith(f"ifaces.conf:4: {wrong}, which has ")
+    for there in ("lo (127.0.0.1 ::1)", "eth0 (192.168.1.7)", "ib0 (10.0.0.7)", "ib1 (10.0.1.7)"):
+        assert there in text
+    assert "correct this entry" in text
+
+
+def test_the_list_of_interfaces_says_which_are_down_or_without_address() -> None:
+    text = refused(entry("ib7"), links=(link("ib8", "10.0.8.7", up=False), link("ib9")))
+    assert "ib8 (down, 10.0.8.7), ib9 (no address)" in text
+    assert "which has none" in refused(entry("ib7"), links=())
+
+
+def test_an_interface_with_ipv6_alone_is_used_and_nccl_told() -> None:
+    found = chosen(entry("ib6"), links=(LO, link("ib6", "fd00::7")))
+    assert found.address == "fd00::7"
+    assert found.exports["NCCL_SOCKET_FAMILY"] == "AF_INET6"
+
+
+def test_ipv4_comes_before_ipv6() -> None:
+    found = chosen(entry("ib6"), links=(link("ib6", "fd00::7", "10.0.6.7"),))
+    assert found.address == "10.0.6.7"
+    assert "NCCL_SOCKET_FAMILY" not in found.exports
+
+
+# By what the user exported.
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "means"),
+    [
+        ("GLOO_SOCKET_IFNAME", "ib1", "ib1"),
+        ("GLOO_SOCKET_IFNAME", "ib1,ib0", "ib1"),
+        ("NCCL_SOCKET_IFNAME", "ib0", "ib0"),
+        ("NCCL_SOCKET_IFNAME", "eth", "eth0"),  # a prefix
+        ("NCCL_SOCKET_IFNAME", "ib", "ib1"),  # the first that has it
+        ("NCCL_SOCKET_IFNAME", "hsn,eth", "eth0"),
+        ("NCCL_SOCKET_IFNAME", "=ib10", "ib10"),
+        ("NCCL_SOCKET_IFNAME", "=hsn0,ib0", "ib0"),
+    ],
+)
+def test_the_users_interface_wins_over_the_file(name: str, value: str, means: str) -> None:
+    found = chosen(entry("lo"), {name: value})
+    assert (found.name, found.source) == (means, f"{name}={value}")
+    spellings = {"GLOO_SOCKET_IFNAME": means, "NCCL_SOCKET_IFNAME": f"={means}"}
+    assert found.exports == spellings | {name: value}
+
+
+def test_glooss_variable_wins_over_nccls_and_both_stay() -> None:
+    found = chosen(entry("eth0"), {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib1"})
+    assert found.name == "ib0"
+    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib1"}
+
+
+def test_an_exclusion_leaves_the_choice_to_the_file() -> None:
+    found = chosen(entry("ib0"), {"NCCL_SOCKET_IFNAME": "^docker0,lo"})
+    assert (found.name, found.source) == ("ib0", "ifaces.conf:4")
+    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "^docker0,lo"}
+
+
+def test_an_empty_variable_is_none() -> None:
+    found = chosen(entry("ib0"), {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""})
+    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
+
+
+def test_a_prefix_passes_over_an_interface_that_cannot_be_used() -> None:
+    links = (link("ib0", "10.0.0.7", up=False), link("ib1"), link("ib2", "10.0.2.7"))
+    assert chosen(entry("eth0"), {"NCCL_SOCKET_IFNAME": "ib"}, links).name == "ib2"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("GLOO_SOCKET_IFNAME", "ib7", "ib7"),
+        ("GLOO_SOCKET_IFNAME", "=ib0", "=ib0"),  # NCCL's spelling, which Gloo does not know
+        ("GLOO_SOCKET_IFNAME", "^lo", "^lo"),
+        ("GLOO_SOCKET_IFNAME", "10.0.0.7", "10.0.0.7"),
+        ("NCCL_SOCKET_IFNAME", "=ib", "ib"),  # exact
+        ("NCCL_SOCKET_IFNAME", "hsn", "hsn"),
+    ],
+)
+def test_a_users_interface_that_is_not_there_is_refused_with_the_variable(name: str, value: str, shown: str) -> None:
+    text = refused(entry("ib0"), {name: value})
+    assert text.startswith(f"{name}={value}: interface {shown} is not there")
+    assert "ib0 (10.0.0.7)" in text
+    assert f"correct {name}" in text
+
+
+# By itself.
+
+
+def test_auto_takes_the_interface_that_the_nodes_name_leads_to(names: dict[str, set[str]]) -> None:
+    names["node07"] = {"192.168.1.7"}
+    found = chosen(entry("auto"))
+    assert (found.name, found.source) == ("eth0", "auto, ifaces.conf:4")
+
+
+def test_auto_takes_infiniband_and_then_the_fastest_where_no_name_helps() -> None:
+    slow, fast = link("eth0", "10.0.0.1", speed=1000), link("eth1", "10.0.1.1", speed=100_000)
+    assert chosen(entry("auto"), links=(LO, slow, fast)).name == "eth1"
+    assert chosen(entry("auto"), links=(LO, slow, fast, IB0)).name == "ib0"
+
+
+def test_auto_names_what_it_passed_over_and_why() -> None:
+    down, bare = link("eth5", "10.5.0.1", up=False), link("eth6")
+    found = chosen(entry("auto"), links=(LO, ETH, IB0, down, bare, link("docker0", "172.17.0.1")))
+    assert set(found.passed_over) == {
+        "lo: loopback, a bridge or a container's",
+        "docker0: loopback, a bridge or a container's",
+        "eth5: down",
+        "eth6: no address",
+        "eth0: ib0 comes first",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lo", "docker0", "docker_gwbridge", "veth12ab", "virbr0", "cni0", "br-5f2a", "flannel.1", "cali12", "tunl0",
+     "kube-ipvs0", "podman0", "lxcbr0", "vnet3"],
+)  # fmt: skip
+def test_auto_never_takes_a_virtual_interface(name: str, names: dict[str, set[str]]) -> None:
+    """Not even when it is the fastest and the node's name leads there."""
+    names["node07"] = {"172.17.0.1"}
+    found = chosen(entry("auto"), links=(link(name, "172.17.0.1", speed=100_000), ETH))
+    assert found.name == "eth0"
+
+
+def test_auto_never_takes_a_bridge_whatever_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/sys/class/net/site0/bridge" or exists(path))
+    found = chosen(entry("auto"), links=(link("site0", "10.9.0.1", speed=100_000), ETH))
+    assert found.name == "eth0"
+    assert "site0: loopback, a bridge or a container's" in found.passed_over
+
+
+def test_auto_with_nothing_to_take_lists_what_there_is() -> None:
+    text = refused(entry("auto"), links=(LO, link("eth5", "10.5.0.1", up=False), link("eth6")))
+    assert text.startswith("ifaces.conf:4: node node07 has no interface that reaches other nodes: ")
+    for there in ("lo (127.0.0.1 ::1)", "eth5 (down, 10.5.0.1)", "eth6 (no address)"):
+        assert there in text
+    assert "name the right one in ifaces.conf" in text
+
+
+def test_without_a_file_every_node_chooses_by_itself() -> None:
+    found = choose((DEFAULT,), rank(), {}, (LO, ETH))
+    assert (found.name, found.source) == ("eth0", "auto, the default, as no ifaces.conf has entries")
+
+
+# One node.
+
+
+def test_auto_on_one_node_is_loopback() -> None:
+    found = chosen(entry("auto"), who=rank(world_size=4))
+    assert (found.name, found.address) == ("lo", "127.0.0.1")
+    assert found.exports == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+
+
+def test_auto_is_not_loopback_while_the_number_of_nodes_is_unknown() -> None:
+    assert chosen(entry("auto"), who=rank(world_size=4, local_world_size=None)).name != "lo"
+
+
+def test_loopback_may_be_named_on_one_node() -> None:
+    assert chosen(entry("lo"), who=rank(world_size=4)).name == "lo"
+    assert chosen(entry("eth0"), {"GLOO_SOCKET_IFNAME": "lo"}, who=rank(world_size=4)).name == "lo"
+
+
+def test_an_entrys_interface_holds_on_one_node_too() -> None:
+    assert chosen(entry("ib0"), who=rank(world_size=4)).name == "ib0"
+
+
+def test_a_world_of_one_needs_no_interface() -> None:
+    """It must work on a laptop without a network, whatever the site's file says."""
+    found = chosen(entry("ib7"), links=(LO,), who=rank(world_size=1, local_world_size=1))
+    assert (found.name, found.address) == ("lo", "127.0.0.1")
+
+
+def test_a_world_of_one_still_gets_the_entrys_variables() -> None:
+    found = chosen(entry("ib7", env={"NCCL_IB_TC": "106"}), who=rank(world_size=1, local_world_size=1))
+    assert found.exports["NCCL_IB_TC"] == "106"
+
+
+# What this machine has.
+
+
+def test_the_links_of_this_machine_are_found() -> None:
+    (loopback,) = (here for here in interface.links_here() if here.name == "lo")
+    assert loopback.up
+    assert "127.0.0.1" in loopback.ipv4
+    assert {here.name for here in interface.links_here()} == set(psutil.net_if_addrs())
+
+
+def test_link_local_addresses_are_no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need a scope that differs between nodes."""
+    found = [SimpleNamespace(family=socket.AF_INET6, address=address) for address in ("fe80::1%eth0", "fd00::1")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": found})
+    monkeypatch.setattr(psutil, "net_if_stats", dict)
+    (only,) = interface.links_here()
+    assert only.addresses == ("fd00::1",)
+    assert not only.up

@@ -1,0 +1,235 @@
+"""The cluster as tests use it, and a small command line to try things by hand.
+
+::
+
+    python -m tests.cluster.cluster up               start it and leave it up
+    python -m tests.cluster.cluster sh CMD...        run a command on the login node
+    python -m tests.cluster.cluster on NODE CMD...   run a command on a compute node
+    python -m tests.cluster.cluster down             end it and remove every trace
+"""
+
+import argparse
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from . import commands, network, slurm, sockets
+from .commands import ClusterError, CommandError
+from .nodes import LOGIN, NODES, node
+from .requirements import requirements
+from .slurm import Settings
+
+__all__ = ["Cluster", "ClusterError", "CommandError", "Settings", "requirements"]
+
+# Not in a folder that others can write to: it names the folder whose configuration we then trust.
+STATE_FILE = Path("/run/sdp-cluster")
+_WORK_FOLDERS = Path("/var/tmp")
+_WORK_PREFIX = "sdp-cluster-"
+_UP_SECONDS = 60.0
+
+
+class Cluster:
+    """Six Slurm nodes and a login node; a context manager that is up inside its block."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self._folder: Path | None = None
+        self._lock: IO[str] | None = None
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    @property
+    def folder(self) -> Path:
+        """The working folder: `etc` has slurm.conf, `log` the daemons' logs."""
+        if self._folder is None:
+            try:
+                self._folder = Path(STATE_FILE.read_text().strip() or "missing").resolve(strict=True)
+            except OSError:
+                raise ClusterError("the cluster is not up") from None
+        return self._folder
+
+    @property
+    def shared(self) -> Path:
+        """A folder that all nodes see, for what must not go to a node's own /tmp."""
+        return self.folder / "shared"
+
+    def up(self) -> None:
+        """Starts the cluster and returns when all nodes are idle."""
+        if problem := requirements():
+            raise ClusterError(problem)
+        self._take_lock()
+        try:
+            _clear_away()
+            self._start()
+            self._wait_idle()
+        except BaseException:
+            self.down()
+            raise
+
+    def down(self) -> None:
+        """Ends every process of the cluster and removes its namespaces, files and folders."""
+        _clear_away()
+        for daemon in self._daemons:
+            daemon.wait()
+        STATE_FILE.unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+        self._daemons, self._folder, self._lock = [], None, None
+
+    def popen(
+        self,
+        *argv: str,
+        on: str = LOGIN.name,
+        env: Mapping[str, str] | None = None,
+        stdin: int | IO[str] = subprocess.DEVNULL,
+        stdout: int | IO[str] = subprocess.PIPE,
+        stderr: int | IO[str] = subprocess.PIPE,
+    ) -> subprocess.Popen[str]:
+        """Starts `argv` on a machine; the process that comes back is the command itself, not a wrapper.
+
+        It leads a process group, so that `os.killpg` reaches what a shell among `argv` starts.
+        """
+        return subprocess.Popen(
+            commands.enter(self.folder, on, argv),
+            env=commands.environment(self.folder, env),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(
+        self,
+        *argv: str,
+        on: str = LOGIN.name,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `argv` on the login node to its end; `env` is added to the environment.
+
+        A command that outlives `timeout` is killed and subprocess.TimeoutExpired raised; a job that it has
+        started may live on until `cancel_all`.
+        """
+        with self.popen(*argv, on=on, env=env) as process:
+            done = commands.finish(process, argv, timeout)
+        if check and done.returncode:
+            raise CommandError(done)
+        return done
+
+    def on(
+        self,
+        name: str,
+        *argv: str,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `argv` in the namespaces of a compute node, beside Slurm."""
+        return self.run(*argv, on=node(name).name, env=env, timeout=timeout, check=check)
+
+    def sockets(self, name: str) -> list[sockets.Socket]:
+        """The established and listening TCP sockets of a machine, with the processes that hold them."""
+        return sockets.parse(self.run(*sockets.LIST_COMMAND, on=name).stdout)
+
+    def cancel_all(self, timeout: float = 30.0) -> None:
+        """Cancels every job and waits until the queue is empty, so that the next test finds free nodes."""
+        deadline = time.monotonic() + timeout
+        while jobs := self.run("squeue", "--noheader", "--format=%A %T").stdout.splitlines():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"jobs that do not end: {jobs}")
+            if live := [job.split()[0] for job in jobs if not job.endswith("COMPLETING")]:
+                # A job may end between the listing and this.
+                self.run("scancel", *live, check=False)
+            time.sleep(0.1)
+
+    def _take_lock(self) -> None:
+        """Refuses to end a cluster that another living process uses; a killed process holds no lock."""
+        lock = STATE_FILE.open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ClusterError("another process has the cluster up on this machine") from None
+        self._lock = lock
+
+    def _start(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=_WORK_FOLDERS))
+        STATE_FILE.write_text(f"{folder}\n")
+        self._folder = folder
+        folder.chmod(0o755)
+        slurm.write_config(folder, self.settings)
+        network.build(open_management=self.settings.open_management)
+        slurm.start(folder, self._daemons)
+
+    def _wait_idle(self) -> None:
+        deadline = time.monotonic() + _UP_SECONDS
+        while not (slurm.is_started(self.folder) and self._idle_nodes() == len(NODES)):
+            dead = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
+            if dead or time.monotonic() > deadline:
+                problem = f"ended: {dead}" if dead else f"nodes not idle after {_UP_SECONDS:.0f} s"
+                raise ClusterError(f"the cluster did not come up, {problem}\n{slurm.log_tails(self.folder)}")
+            time.sleep(0.1)
+
+    def _idle_nodes(self) -> int:
+        done = self.run("sinfo", "--noheader", "--states=idle", "--format=%D", check=False)
+        return int(done.stdout) if done.stdout.strip().isdigit() else 0
+
+
+def _clear_away() -> None:
+    """Removes the cluster of any run, also of one that was killed midway."""
+    network.demolish()
+    for folder in _WORK_FOLDERS.glob(_WORK_PREFIX + "*"):
+        # Anybody may create such a name in this folder; root alone creates ours.
+        if folder.lstat().st_uid == 0 and not folder.is_symlink():
+            shutil.rmtree(folder)
+
+
+def _become(cluster: Cluster, name: str, argv: Sequence[str]) -> None:
+    """Replaces this process, so that the command has the terminal and its signals for itself."""
+    line = commands.enter(cluster.folder, name, argv)
+    os.execvpe(line[0], line, commands.environment(cluster.folder))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.cluster", description=__doc__)
+    parser.add_argument("action", choices=("up", "down", "sh", "on"))
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    cluster = Cluster()
+    match options.action, options.rest:
+        case "up", []:
+            cluster.up()
+            print(f"{len(NODES)} nodes idle, SLURM_CONF={slurm.config_file(cluster.folder)}")
+        case "down", []:
+            cluster.down()
+        case "sh", [_, *_] as command:
+            _become(cluster, LOGIN.name, command)
+        case "on", [name, _, *_] as command:
+            _become(cluster, name, command[1:])
+        case _:
+            parser.error("up | down | sh CMD... | on NODE CMD...")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ClusterError as error:
+        sys.exit(str(error))

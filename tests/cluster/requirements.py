@@ -1,0 +1,25 @@
+"""What the cluster needs from the machine."""
+
+import os
+import shutil
+import sys
+
+from .network import tool, tool_environment
+
+_COMMANDS = ("ip", "nft", "ss", "nsenter", "unshare", "ldconfig", "munged", "slurmctld", "slurmd", "srun")
+
+
+def requirements() -> str | None:
+    """What keeps this machine from running the cluster, in one line, or None."""
+    if not sys.platform.startswith("linux"):
+        return "the cluster needs Linux"
+    if os.geteuid() != 0:
+        return "the cluster needs root"
+    path = tool_environment()["PATH"]
+    if missing := [name for name in _COMMANDS if shutil.which(name, path=path) is None]:
+        return f"not in PATH: {', '.join(missing)} (Debian: slurm-wlm munge iproute2 nftables)"
+    try:
+        tool("unshare", "--net", "--uts", "--mount", "true")
+    except RuntimeError as error:
+        return f"namespaces are not allowed here: {error}"
+    return None

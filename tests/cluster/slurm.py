@@ -1,0 +1,222 @@
+"""Slurm's configuration files and daemons."""
+
+import os
+import stat
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import pmix
+from .network import SLURMD_PORT, SRUN_PORTS, Mount, command, tool_environment
+from .nodes import LOGIN, NODES, Machine
+
+FOLDERS = ("etc", "spool", "log", "run", "dev", "state", "shared")
+PARTITION = "gpu"
+
+# Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and shared
+# memory must not connect what are meant to be two hosts.
+_NODE_MOUNTS: list[Mount] = [("-t", "tmpfs", "tmpfs", "/tmp"), ("-t", "tmpfs", "tmpfs", "/dev/shm")]
+_MUNGED_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a test may choose about the cluster."""
+
+    resv_ports: str | None = None
+    """A range such as 12000-12999, from which Slurm reserves ports for steps that ask for them."""
+    interactive_step: bool = False
+    """Whether salloc opens its shell on the first node instead of on the login node."""
+    oversubscribe: str = "FORCE:4"
+    """How many jobs may share a core; FORCE:4 lets several large jobs run at once, NO makes them queue."""
+    open_management: bool = False
+    """Whether the management network carries everything instead of Slurm only."""
+    cpus: int = 16
+    gpus: int = 8
+
+
+def config_file(folder: Path) -> Path:
+    return folder / "etc" / "slurm.conf"
+
+
+def pid(folder: Path, machine: Machine) -> int:
+    """The process id of the machine's Slurm daemon, which is in the machine's namespaces."""
+    return int(_pid_file(folder, machine).read_text())
+
+
+def is_started(folder: Path) -> bool:
+    """Whether every daemon has got as far as its pid file."""
+    files = [_pid_file(folder, machine) for machine in (LOGIN, *NODES)]
+    return all(file.is_file() and file.read_text().strip() for file in files)
+
+
+def write_config(folder: Path, settings: Settings) -> None:
+    """Creates everything that the daemons need below `folder`."""
+    for name in FOLDERS:
+        (folder / name).mkdir()
+    key = folder / "etc" / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    etc = folder / "etc"
+    (etc / "gres.conf").write_text(_make_gpus(folder, settings.gpus))
+    # Otherwise slurmstepds connect to each other on ports of the kernel's choice, which the firewall drops.
+    (etc / "mpi.conf").write_text("PMIxDirectConn=false\n")
+    # `ip netns exec` mounts a fresh /sys without the cgroups in it, so Slurm cannot detect their version.
+    (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    config_file(folder).write_text(_main_config(folder, settings))
+
+
+def _make_gpus(folder: Path, count: int) -> str:
+    """Creates dummy GPU devices and returns the gres.conf that declares them."""
+    for number in range(count):
+        # slurmd demands a character device and never opens it: /dev/null's numbers (1, 3) will do.
+        os.mknod(folder / "dev" / f"nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    devices = f"{folder}/dev/nvidia[0-{count - 1}]"
+    return f"NodeName={_node_range()} Name=gpu File={devices}\n" if count else ""
+
+
+def start(folder: Path, daemons: list[subprocess.Popen[bytes]]) -> None:
+    """Starts munged, slurmctld and the slurmds without waiting for the nodes, and adds each to `daemons`."""
+    daemons.append(_daemon(folder, LOGIN, "munged", "--foreground", *_munge_options(folder)))
+    _wait_munge(folder, daemons[-1])
+    config = str(config_file(folder))
+    mounts = pmix.mounts(folder)
+    nodes_mounts = [*mounts, *_around_tmp(folder)]
+    daemons.append(_daemon(folder, LOGIN, "slurmctld", "-D", "-f", config, mounts=mounts))
+    for node in NODES:
+        (folder / "spool" / node.name).mkdir()
+        slurmd = ("slurmd", "-D", "-N", node.name, "-f", config)
+        daemons.append(_daemon(folder, node, *slurmd, mounts=nodes_mounts))
+
+
+def _around_tmp(folder: Path) -> list[Mount]:
+    """The node's own /tmp and /dev/shm; a checkout that lies below the /tmp they hide is put back into it."""
+    checkout = Path.cwd()
+    if not checkout.is_relative_to("/tmp"):
+        return _NODE_MOUNTS
+    aside = folder / "checkout"
+    aside.mkdir()
+    back = ("-o", "X-mount.mkdir", "--bind", str(aside), str(checkout))
+    return [("--bind", str(checkout), str(aside)), *_NODE_MOUNTS, back]
+
+
+def log_tails(folder: Path, lines: int = 8) -> str:
+    """The last lines of every log that has any."""
+    tails = []
+    for log in sorted((folder / "log").iterdir()):
+        if tail := log.read_text(errors="replace").splitlines()[-lines:]:
+            tails.append("\n".join((f"--- {log.name}", *tail)))
+    return "\n".join(tails)
+
+
+def _pid_file(folder: Path, machine: Machine) -> Path:
+    daemon = "slurmctld" if machine == LOGIN else f"slurmd.{machine.name}"
+    return folder / "run" / f"{daemon}.pid"
+
+
+def _node_range() -> str:
+    return ",".join(node.name for node in NODES)
+
+
+def _munge_socket(folder: Path) -> Path:
+    return folder / "run" / "munge.socket"
+
+
+def _munge_options(folder: Path) -> list[str]:
+    """Everything in the working folder, so that a munged of the machine's own is not disturbed."""
+    files = {
+        "--socket": _munge_socket(folder),
+        "--key-file": folder / "etc" / "munge.key",
+        "--pid-file": folder / "run" / "munged.pid",
+        "--seed-file": folder / "run" / "munged.seed",
+        "--log-file": folder / "log" / "munged.log",
+    }
+    return [f"{option}={file}" for option, file in files.items()]
+
+
+def _wait_munge(folder: Path, munged: subprocess.Popen[bytes]) -> None:
+    """slurmctld ends at once when it cannot authenticate itself."""
+    deadline = time.monotonic() + _MUNGED_SECONDS
+    while not _munge_socket(folder).exists():
+        if munged.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"munged does not start\n{log_tails(folder)}")
+        time.sleep(0.02)
+
+
+def _daemon(
+    folder: Path, machine: Machine, program: str, *options: str, mounts: Sequence[Mount] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts `program` on `machine`, in a session of its own, out of reach of the terminal's Ctrl-C."""
+    with (folder / "log" / f"{program}.{machine.name}.out").open("wb") as output:
+        return subprocess.Popen(
+            command(machine, program, *options, mounts=mounts),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=tool_environment(),
+            cwd=folder,
+            start_new_session=True,
+        )
+
+
+def _main_config(folder: Path, settings: Settings) -> str:
+    lines = [*_daemon_lines(folder), *_scheduler_lines(), *_node_lines(settings)]
+    if settings.resv_ports:
+        lines.append(f"MpiParams=ports={settings.resv_ports}")
+    if settings.interactive_step:
+        lines.append("LaunchParameters=use_interactive_step")
+    return "\n".join(lines) + "\n"
+
+
+def _daemon_lines(folder: Path) -> list[str]:
+    return [
+        "ClusterName=cluster",
+        f"SlurmctldHost={LOGIN.name}({LOGIN.management})",
+        "SlurmUser=root",
+        "AuthType=auth/munge",
+        # A requeued job waits for its old credentials to expire before it starts: two minutes by default.
+        f"AuthInfo=socket={_munge_socket(folder)},cred_expire=15",
+        f"SlurmctldPidFile={_pid_file(folder, LOGIN)}",
+        f"SlurmdPidFile={folder}/run/slurmd.%n.pid",
+        f"SlurmdPort={SLURMD_PORT}",
+        f"SlurmdSpoolDir={folder}/spool/%n",
+        f"StateSaveLocation={folder}/state",
+        f"SlurmctldLogFile={folder}/log/slurmctld.log",
+        f"SlurmdLogFile={folder}/log/slurmd.%n.log",
+        "MpiDefault=none",
+        # Otherwise every log begins with the complaint that the machine has no mail program.
+        "MailProg=/bin/true",
+        "ReturnToService=2",
+        # The cgroup plugins would need the mounts that `ip netns exec` hides.
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "KillWait=5",
+        # srun listens for its steps, also when a batch script starts it on a node behind the firewall.
+        f"SrunPortRange={SRUN_PORTS}",
+    ]
+
+
+def _scheduler_lines() -> list[str]:
+    return [
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core",
+        # Heterogeneous jobs are started by the backfill scheduler alone, which looks every 30 s by default.
+        "SchedulerType=sched/backfill",
+        "SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1",
+    ]
+
+
+def _node_lines(settings: Settings) -> list[str]:
+    gres = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""
+    cpus = f"CPUs={settings.cpus} Sockets=1 CoresPerSocket={settings.cpus} ThreadsPerCore=1"
+    partition = f"Default=YES MaxTime=60 State=UP OverSubscribe={settings.oversubscribe}"
+    return [
+        "GresTypes=gpu",
+        # Believe this file about CPUs and memory instead of the machine, which has fewer.
+        "SlurmdParameters=config_overrides",
+        f"NodeName=DEFAULT {cpus} RealMemory=20000{gres} State=UNKNOWN",
+        *(f"NodeName={node.name} NodeAddr={node.management} NodeHostname={node.name}" for node in NODES),
+        f"PartitionName={PARTITION} Nodes={_node_range()} {partition}",
+    ]

@@ -1,0 +1,48 @@
+"""What all tests share: where srunddp is, which MPI environments there are, and what must not be skipped in CI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = ROOT / "tests" / "programs"
+
+# What the machine, or the shell that runs the tests, may have exported.
+_FOREIGN = ("SLURM", "OMPI_COMM", "PMI", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SRUNDDP", "GLOO_", "NCCL_")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run the long campaigns, and nothing else")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    soak = config.getoption("--soak")
+    chosen = [item for item in items if ("soak" in item.keywords) == soak]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_environment() -> None:
+    for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
+        del os.environ[name]
+
+
+def missing(what: str) -> None:
+    """Skip a test for want of something that bin/test installs; in CI that is a failure."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"in CI this must not be missing: {what}")
+    pytest.skip(what)
+
+
+def tool(*candidates: str) -> str:
+    """The first of these commands that is there."""
+    for candidate in candidates:
+        if found := shutil.which(candidate):
+            return found
+    missing(f"none of {', '.join(candidates)}")
+    raise AssertionError

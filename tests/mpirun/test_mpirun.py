@@ -1,0 +1,118 @@
+"""mpirun is the fallback off Slurm: right ranks, any MPI, and the script may use MPI as well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from tests.conftest import PROGRAMS, ROOT
+from tests.mpirun.conftest import Mpi, there
+from tests.slurm.conftest import SRUNDDP
+
+REPORT = str(PROGRAMS / "report.py")
+pytestmark = pytest.mark.mpirun
+
+
+def test_every_rank_knows_its_place_under_mpirun(mpi: Mpi) -> None:
+    done = mpi.run(3, SRUNDDP, REPORT)
+    assert done.code == 0, done.errors
+    ranks = done.by_rank()
+    assert sorted(ranks) == [0, 1, 2]
+    # Open MPI 5 numbers the local ranks of an oversubscribed node in another order than the ranks.
+    assert sorted(report["local_rank"] for report in done.reports) == [0, 1, 2]
+    assert ranks[0]["local_rank"] == 0
+    assert {(report["world_size"], report["local_world_size"]) for report in done.reports} == {(3, 3)}
+    assert f"launcher {mpi.name}, channel {'pmi' if mpi.name == 'Hydra' else 'mpi'}," in done.errors
+    # Open MPI puts its own folder first in PATH, where an older python3 may be.
+    assert {os.path.dirname(report["python"]) for report in done.reports} == {str(mpi.environment / "bin")}
+
+
+def test_row_38_groups_come_and_go_under_mpirun(mpi: Mpi) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    done = mpi.run(2, SRUNDDP, str(PROGRAMS / "many_groups.py"), str(port))
+    assert done.code == 0, done.errors
+    assert {rank: set(report["sums"]) for rank, report in done.by_rank().items()} == {0: {3}, 1: {3}}
+
+
+def test_a_script_written_for_torchrun_runs_unchanged_under_mpirun(mpi: Mpi) -> None:
+    done = mpi.run(2, SRUNDDP, str(PROGRAMS / "torchrun_style.py"))
+    assert done.code == 0, done.errors
+    assert {rank: report["sum"] for rank, report in done.by_rank().items()} == {0: 3.0, 1: 3.0}
+
+
+def test_row_36_a_script_may_use_mpi_itself(mpi: Mpi) -> None:
+    done = mpi.run(2, SRUNDDP, "--channel", "mpi", str(PROGRAMS / "mpi_user.py"))
+    assert done.code == 0, done.errors
+    assert {rank: report["mpi"] for rank, report in done.by_rank().items()} == {0: [0, 2, 3], 1: [1, 2, 3]}
+
+
+def test_row_36_init_uses_an_mpi_that_the_script_has_started(mpi: Mpi) -> None:
+    done = mpi.run(2, mpi.python, str(PROGRAMS / "mpi_user.py"), "srunddp", env={"PYTHONPATH": str(ROOT)})
+    assert done.code == 0, done.errors
+    assert {rank: report["mpi"] for rank, report in done.by_rank().items()} == {0: [0, 2, 3], 1: [1, 2, 3]}
+
+
+def test_mpi_after_a_meeting_over_pmi_is_refused_with_the_cure() -> None:
+    done = there("mpich").run(2, SRUNDDP, str(PROGRAMS / "mpi_user.py"))
+    assert done.code != 0
+    assert "ImportError: the ranks met over PMI" in done.errors
+    assert "--channel mpi" in done.errors
+
+
+def test_row_35_loader_workers_start_by_fork_and_by_spawn_beside_mpi() -> None:
+    done = there("openmpi5").run(2, SRUNDDP, str(PROGRAMS / "loader_workers.py"))
+    assert done.code == 0, done.errors
+    assert {rank: report["sums"] for rank, report in done.by_rank().items()} == {
+        rank: {"fork": 28, "spawn": 28} for rank in (0, 1)
+    }
+
+
+def test_a_script_s_exit_code_passes_through(mpi: Mpi) -> None:
+    done = mpi.run(2, SRUNDDP, "--quiet", str(PROGRAMS / "leave.py"), "17")
+    assert done.code == 17, done.errors
+
+
+def explicit(port: int, **changes: str) -> list[dict[str, str]]:
+    base = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
+    return [{**os.environ, **base, "RANK": str(rank), "LOCAL_RANK": str(rank), **changes} for rank in range(2)]
+
+
+def start(variables: dict[str, str], *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([SRUNDDP, *words], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_explicit_variables_rule_where_no_launcher_is() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [start(variables, REPORT) for variables in explicit(port)]
+    results = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], results
+    assert "channel env" in results[0][1]
+
+
+def test_row_2_a_taken_port_is_named_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        rank = start(explicit(port)[0], REPORT)
+        _, errors = rank.communicate(timeout=30)
+    assert rank.returncode == 69
+    assert errors.startswith(f"srunddp: error: port {port} on 127.0.0.1 taken by others")
+    assert "Traceback" not in errors
+
+
+def test_a_signal_to_the_launcher_s_process_reaches_the_script_once() -> None:
+    rank = start(dict(os.environ), "--quiet", str(PROGRAMS / "count_signals.py"))
+    assert rank.stdout
+    assert rank.stdout.readline() == "ready\n"
+    rank.send_signal(signal.SIGUSR1)
+    assert rank.stdout.readline() == "signal 1\n"
+    rank.send_signal(signal.SIGTERM)
+    output, errors = rank.communicate(timeout=30)
+    assert (output, rank.returncode) == ("", 143), errors

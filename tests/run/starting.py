@@ -1,0 +1,83 @@
+"""Starts bin/srunddp as a user would, in an environment that holds nothing of a launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+SRUNDDP = (sys.executable, str(ROOT / "bin" / "srunddp"))
+LONG = 60.0  # a limit that only what is broken reaches
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+def bare(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a login shell, and these variables."""
+    names = ("PATH", "HOME", "LANG", "TMPDIR")
+    return {name: os.environ[name] for name in names if name in os.environ} | dict(variables or {})
+
+
+def python(*arguments: object, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Plain Python, to compare with."""
+    return _run((sys.executable, *map(str, arguments)), folder, variables)
+
+
+def srunddp(*arguments: object, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return _run((*SRUNDDP, *map(str, arguments)), folder, variables)
+
+
+def _run(command: tuple[str, ...], folder: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=bare(variables), capture_output=True, text=True, timeout=LONG, stdin=subprocess.DEVNULL
+    )
+
+
+@contextmanager
+def started(*arguments: object, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """srunddp in a process group of its own, with pipes; killed at the end if it is still there."""
+    command = (*SRUNDDP, *map(str, arguments))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=bare(variables),
+        text=True,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()  # and its worker with it
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the end: the exit code, and the rest of stdout and stderr."""
+    out, errors = process.communicate(timeout=LONG)
+    return process.returncode, out, errors
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path

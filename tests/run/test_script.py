@@ -1,0 +1,335 @@
+"""A script below srunddp finds what it finds under Python itself, and its end is told as Python would tell it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import termios
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.run.starting import LONG, SRUNDDP, bare, ended, python, read_line, srunddp, started, until, write
+
+SHOW = """
+import json, sys
+spec = __spec__ and __spec__.name
+shown = {"argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__, "package": __package__}
+shown |= {"spec": spec, "main": vars(sys.modules["__main__"]) is globals(), "flags": sys.flags.interactive}
+print(json.dumps(shown))
+"""
+ODD_ARGUMENTS = ("--backend", "x", "-m", "--help", "--", "--quiet", "-", "", "a b", "--explain")
+
+
+# What it finds.
+
+
+@pytest.mark.parametrize("how", ["absolute", "in-folder", "from-above", "symlink"])
+def test_a_script_sees_what_python_would_show_it(tmp_path: Path, how: str) -> None:
+    script = write(tmp_path / "folder" / "train.py", SHOW)
+    (tmp_path / "link.py").symlink_to(script)
+    names = {"absolute": str(script), "in-folder": "train.py", "from-above": "folder/train.py", "symlink": "link.py"}
+    folder = script.parent if how == "in-folder" else tmp_path
+    arguments = (names[how], "1", *ODD_ARGUMENTS)
+    ours, theirs = (json.loads(start(*arguments, folder=folder).stdout) for start in (srunddp, python))
+    for seen in (ours, theirs):
+        seen["file"] = str(folder / seen["file"])  # whether it is absolute is the next test
+        seen["package"] = seen["package"] or None
+    assert ours == theirs
+
+
+def test_a_script_finds_its_folder_after_it_has_left(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "import os, pathlib; os.chdir('/'); print(pathlib.Path(__file__).parent)")
+    assert srunddp("train.py", folder=tmp_path).stdout == f"{tmp_path}\n"
+
+
+@pytest.mark.parametrize("module", ["train", "package", "package.part"])
+def test_a_module_sees_what_python_m_would_show_it(tmp_path: Path, module: str) -> None:
+    for name in ("train.py", "package/__init__.py", "package/__main__.py", "package/part.py"):
+        write(tmp_path / name, SHOW if name != "package/__init__.py" else "")
+    ours = srunddp("-m", module, *ODD_ARGUMENTS, folder=tmp_path)
+    assert json.loads(ours.stdout) == json.loads(python("-m", module, *ODD_ARGUMENTS, folder=tmp_path).stdout)
+
+
+def test_a_script_imports_its_neighbours_and_none_of_bins(tmp_path: Path) -> None:
+    write(tmp_path / "folder" / "neighbour.py", "WORD = 'here'")
+    train = "import neighbour, sys; print(neighbour.WORD, [path for path in sys.path if path.endswith('bin')])"
+    write(tmp_path / "folder" / "train.py", train)
+    assert srunddp("folder/train.py", folder=tmp_path).stdout == "here []\n"
+
+
+def test_arguments_that_look_like_ours_are_the_scripts(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "import sys, json; print(json.dumps(sys.argv[1:]))")
+    done = srunddp("--quiet", "train.py", *ODD_ARGUMENTS, folder=tmp_path)
+    assert json.loads(done.stdout) == list(ODD_ARGUMENTS)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["--odd.py", "-m", "--version"])
+def test_a_script_named_like_an_option_runs_after_two_dashes(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, "import sys; print(sys.argv)")
+    assert srunddp("--quiet", "--", name, "--quiet", folder=tmp_path).stdout == f"{[name, '--quiet']}\n"
+
+
+def test_a_script_named_run_is_run_with_the_command_before_it(tmp_path: Path) -> None:
+    write(tmp_path / "run", "print('ran')")
+    assert srunddp("run", "run", folder=tmp_path).stdout == "ran\n"
+
+
+def test_a_world_of_one_has_all_that_torchrun_would_export(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "import os, json; print(json.dumps(dict(os.environ)))")
+    seen = json.loads(srunddp("train.py", folder=tmp_path, TORCHELASTIC_USE_AGENT_STORE="True").stdout)
+    expected = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    expected |= {"GROUP_RANK": "0", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    assert {name: seen.get(name) for name in expected} == expected
+    assert 1024 <= int(seen["MASTER_PORT"]) < 65536
+    assert seen["TORCHELASTIC_RUN_ID"]
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in seen
+
+
+SPAWN = """
+import multiprocessing, os, pickle, sys
+class Thing:
+    def __init__(self, value): self.value = value
+def work(thing): return Thing(thing.value * 2)
+if __name__ == "__main__":
+    assert pickle.loads(pickle.dumps(Thing(3))).value == 3
+    for how in sys.argv[1:]:
+        pool = multiprocessing.get_context(how).Pool(1)
+        print(how, [thing.value for thing in pool.map(work, [Thing(1), Thing(2)])])
+        pool.close()
+        pool.join()
+print("imported as", __name__)
+"""
+
+
+@pytest.mark.parametrize("how", ["spawn", "forkserver", "fork"])
+def test_processes_that_a_script_starts_know_its_functions(tmp_path: Path, how: str) -> None:
+    """DataLoader workers: a spawned one imports the script again, and must not start srunddp again."""
+    write(tmp_path / "train.py", SPAWN)
+    ours = srunddp("--quiet", "train.py", how, folder=tmp_path)
+    theirs = python("train.py", how, folder=tmp_path)
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert sorted(ours.stdout.splitlines()) == sorted(theirs.stdout.splitlines())
+    assert f"{how} [2, 4]" in ours.stdout
+
+
+def test_what_a_script_left_for_its_end_is_done(tmp_path: Path) -> None:
+    write(
+        tmp_path / "train.py",
+        "import atexit, sys, threading\n"
+        "def later(): ended.wait(); print('thread', sys.argv[1])\n"
+        "ended = threading.Event()\n"
+        "threading.Thread(target=later).start()\n"
+        "atexit.register(print, 'atexit')\n"
+        "print('no newline', end='')\n"
+        "ended.set()\n",
+    )
+    done = srunddp("--quiet", "train.py", "argument", folder=tmp_path)
+    assert done.returncode == 0
+    assert sorted(done.stdout.removeprefix("no newline").split("\n")) == ["", "atexit", "thread argument"]
+
+
+def test_output_comes_line_by_line_through_a_pipe_and_input_goes_in(tmp_path: Path) -> None:
+    write(
+        tmp_path / "train.py",
+        "import sys\nprint('out')\nprint('error', file=sys.stderr)\nprint('heard', sys.stdin.readline().strip())\n",
+    )
+    with started("--quiet", "train.py", folder=tmp_path) as process:
+        assert read_line(process) == "out"  # while the script waits for us
+        assert process.stderr is not None
+        assert process.stderr.readline() == "error\n"
+        assert process.stdin is not None
+        process.stdin.write("word\n")
+        process.stdin.flush()
+        assert ended(process) == (0, "heard word\n", "")
+
+
+# How it ends.
+
+
+ENDS = {
+    "pass": 0,
+    "import sys; sys.exit()": 0,
+    "import sys; sys.exit(None)": 0,
+    "import sys; sys.exit(0)": 0,
+    "import sys; sys.exit(7)": 7,
+    "import sys; sys.exit(300)": 44,
+    "import sys; sys.exit(-1)": 255,
+    "import sys; sys.exit(True)": 1,
+    "import sys; sys.exit('a reason')": 1,
+    "import sys; sys.exit((1, 2))": 1,
+    "raise SystemExit": 0,
+    "exit(3)": 3,
+    "1 / 0": 1,
+    "import os; os._exit(9)": 9,
+    "import sys, threading; threading.Thread(target=sys.exit, args=[5]).start()": 0,
+    "import os; os.kill(os.getpid(), 9)": 137,
+    "import os; os.kill(os.getpid(), 15)": 143,
+    "import os; os.abort()": 134,
+}
+
+
+def test_every_way_to_end_has_pythons_exit_code_and_output(tmp_path: Path) -> None:
+    """A script that a signal ended leaves 128 and its number, as a shell would say it."""
+
+    def both(number: int, text: str) -> list[tuple[int, str, str]]:
+        script = write(tmp_path / f"end{number}.py", text)
+        ours, theirs = srunddp("--quiet", script, folder=tmp_path), python(script, folder=tmp_path)
+        return [(done.returncode, done.stdout, done.stderr) for done in (ours, theirs)]
+
+    with ThreadPoolExecutor(4) as pool:
+        seen = dict(zip(ENDS, pool.map(both, range(len(ENDS)), ENDS), strict=True))
+    for text, (ours, theirs) in seen.items():
+        assert ours[0] == ENDS[text] == (theirs[0] if theirs[0] >= 0 else 128 - theirs[0]), text
+        assert ours[1:] == theirs[1:], text
+
+
+FAILURES = {
+    "function": "def fail():\n    raise ValueError('wrong')\nfail()\n",
+    "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error\n",
+    "import": "import there_is_no_such_module\n",
+    "hook": "import sys\nsys.excepthook = lambda *error: print('hook', error[0].__name__)\n1 / 0\n",
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_traceback_begins_at_the_scripts_own_frame(tmp_path: Path, failure: str) -> None:
+    """It is what Python prints, to the letter."""
+    script = write(tmp_path / "train.py", FAILURES[failure])
+    ours, theirs = srunddp("--quiet", script, folder=tmp_path), python(script, folder=tmp_path)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (1, theirs.stdout, theirs.stderr)
+
+
+def test_a_script_that_does_not_parse_shows_the_line(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "x = 1\nif x\n")
+    done = srunddp("--quiet", "train.py", folder=tmp_path)
+    assert done.returncode == 1
+    assert 'train.py", line 2\n    if x\n' in done.stderr
+    assert "SyntaxError: expected ':'" in done.stderr
+
+
+# Signals.
+
+
+COUNTS = """
+import signal, time
+heard = []
+for name in ("SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP"):
+    signal.signal(getattr(signal, name), lambda number, _: heard.append(signal.Signals(number).name))
+signal.signal(signal.SIGTERM, lambda *_: heard.append("end"))
+print("ready")
+while "end" not in heard:
+    time.sleep(0.01)
+    while len(heard) > globals().get("told", 0):
+        told = globals().get("told", 0) + 1
+        print(heard[told - 1])
+print("heard", *heard)
+raise SystemExit(5)
+"""
+SLURM_OF_ONE = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_GTIDS": "0",
+}
+
+
+def test_a_signal_reaches_the_script_once_and_its_own_ending_counts(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", COUNTS)
+    with started("--quiet", "train.py", folder=tmp_path) as process:
+        assert read_line(process) == "ready"
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
+            process.send_signal(number)
+            assert read_line(process) == number.name
+        process.send_signal(signal.SIGTERM)
+        code, rest, errors = ended(process)
+    assert (code, errors) == (5, "")
+    assert rest.splitlines()[-1] == "heard SIGUSR1 SIGUSR2 SIGHUP SIGINT end"
+
+
+def test_a_signal_that_the_launcher_sends_to_all_reaches_the_script_once(tmp_path: Path) -> None:
+    """Slurm, Open MPI and Hydra signal the worker as well as the supervisor; we are their stand-in."""
+    write(tmp_path / "train.py", COUNTS)
+    with started("--quiet", "train.py", folder=tmp_path, **SLURM_OF_ONE) as process:
+        assert read_line(process) == "ready"
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            os.killpg(process.pid, number)
+            assert read_line(process) == number.name
+        # Somebody else's signal, to the supervisor alone, is passed on.
+        subprocess.run(["kill", "-HUP", str(process.pid)], check=True)
+        assert read_line(process) == "SIGHUP"
+        os.killpg(process.pid, signal.SIGTERM)
+        code, rest, _ = ended(process)
+    assert code == 5
+    assert rest.splitlines()[-1] == "heard SIGUSR1 SIGUSR2 SIGHUP end"
+
+
+def test_a_terminals_interrupt_reaches_the_script_once(tmp_path: Path) -> None:
+    """The terminal itself sends it to the whole foreground group."""
+    write(tmp_path / "train.py", COUNTS)
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [*SRUNDDP, "--quiet", "train.py"],
+        cwd=tmp_path,
+        env=bare(),
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    with process:
+        os.close(theirs)
+        assert read_line(process) == "ready"
+        os.write(ours, b"\x03")
+        assert read_line(process) == "SIGINT"
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.wait(LONG), process.stdout.read() if process.stdout else ""
+        os.close(ours)
+    assert rest.splitlines()[-1] == "heard SIGINT end"
+
+
+WAITS = "import os, signal\nprint(os.getpid())\nwhile True:\n    signal.pause()\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)])
+def test_a_signal_that_ends_the_script_is_its_exit_code(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    write(tmp_path / "train.py", WAITS)
+    with started("--quiet", "train.py", folder=tmp_path) as process:
+        read_line(process)
+        process.send_signal(number)
+        assert ended(process) == (code, "", "")
+
+
+def test_an_interrupted_script_says_so_and_ends_with_130(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", WAITS)
+    with started("--quiet", "train.py", folder=tmp_path) as process:
+        read_line(process)
+        process.send_signal(signal.SIGINT)
+        code, _, errors = ended(process)
+    assert code == 130
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert "srunddp/run" not in errors
+
+
+def test_a_script_killed_from_outside_ends_with_137(tmp_path: Path) -> None:
+    """Such as by the kernel, when the memory is used up."""
+    write(tmp_path / "train.py", WAITS)
+    with started("--quiet", "train.py", folder=tmp_path) as process:
+        os.kill(int(read_line(process)), signal.SIGKILL)
+        assert ended(process) == (137, "", "")
+
+
+def test_a_script_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", WAITS)
+    with started("--quiet", "train.py", folder=tmp_path) as process:
+        worker = int(read_line(process))
+        process.kill()
+        until(lambda: not os.path.exists(f"/proc/{worker}") or " Z " in Path(f"/proc/{worker}/stat").read_text())

@@ -1,0 +1,35 @@
+"""mpirun inside an allocation: its ranks inherit the daemon's SLURM_* and must not believe them."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.mpirun.conftest import there
+from tests.slurm.conftest import SRUNDDP, Bench
+
+pytestmark = [pytest.mark.slurm, pytest.mark.mpirun]
+
+# mpirun's own daemons must be told the data network too, as the management network carries Slurm only.
+NETWORK = {
+    "openmpi4": {"OMPI_MCA_oob_tcp_if_include": "10.88.0.0/24"},
+    "openmpi5": {"PRTE_MCA_prte_if_include": "10.88.0.0/24"},
+    "mpich": {"HYDRA_IFACE": "ens1f1"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(NETWORK))
+def test_row_19_and_40_mpirun_takes_the_allocation_s_tasks_and_its_own_ranks(bench: Bench, name: str) -> None:
+    mpi = there(name)
+    exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in (mpi.env() | NETWORK[name]).items())
+    body = f"{exports}{mpi.mpirun} {SRUNDDP} {PROGRAMS / 'report.py'}"
+    done = bench.batch(body, "-N2", "--ntasks-per-node=2")
+    assert done.code == 0, done.errors
+    ranks = done.by_rank()
+    assert sorted(ranks) == [0, 1, 2, 3]
+    assert [ranks[rank]["local_rank"] for rank in range(4)] == [0, 1, 0, 1]
+    assert [ranks[rank]["node_rank"] for rank in range(4)] == [0, 0, 1, 1]
+    assert {report["world_size"] for report in done.reports} == {4}
+    assert f"launcher {mpi.name}," in done.errors

@@ -1,0 +1,222 @@
+"""Every rank knows its place, however srun laid the tasks out. No torch: each run takes a fraction of a second."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.cluster.nodes import NODES
+from tests.conftest import PROGRAMS
+from tests.slurm.conftest import SRUNDDP, Bench, outcome
+
+REPORT = str(PROGRAMS / "report.py")
+pytestmark = pytest.mark.slurm
+
+
+def check_places(ranks: dict[int, dict[str, object]], world_size: int) -> None:
+    assert sorted(ranks) == list(range(world_size))
+    assert {report["world_size"] for report in ranks.values()} == {world_size}
+    assert len({report["master"] for report in ranks.values()}) == 1
+    by_node: dict[object, list[int]] = {}
+    for rank, report in sorted(ranks.items()):
+        by_node.setdefault(report["node"], []).append(rank)
+    for node_rank, mine in enumerate(by_node.values()):
+        assert [ranks[rank]["local_rank"] for rank in mine] == list(range(len(mine)))
+        assert {ranks[rank]["local_world_size"] for rank in mine} == {len(mine)}
+        assert {ranks[rank]["node_rank"] for rank in mine} == {node_rank}
+
+
+@pytest.mark.parametrize("channel", ["slurm", "pmi", "mpi"])
+def test_row_4_each_node_has_its_own_interface_in_both_spellings(bench: Bench, channel: str) -> None:
+    pmi = {"slurm": "none", "pmi": "pmi2", "mpi": "pmix"}[channel]
+    done = bench.srun(f"--mpi={pmi}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--channel", channel, REPORT)
+    assert done.code == 0, done.errors
+    ranks = done.by_rank()
+    check_places(ranks, 12)
+    assert f"channel {channel}," in done.errors
+    wanted = {node.name: node.data_interface for node in NODES}
+    for report in ranks.values():
+        assert (report["gloo"], report["nccl"]) == (wanted[report["node"]], "=" + wanted[report["node"]])
+    assert ranks[0]["master"].startswith("10.88.0.11 ")
+
+
+@pytest.mark.parametrize(
+    ("options", "world_size"),
+    [
+        pytest.param(["-N3"], 3, id="row-14-only-N"),
+        pytest.param(["-n3"], 3, id="row-14-only-n"),
+        pytest.param(["-N2", "--ntasks-per-node=2"], 4, id="row-14-per-node"),
+        pytest.param(["-N3", "-n5"], 5, id="row-15-2+2+1"),
+        pytest.param(["-N2", "-n5", "-m", "cyclic"], 5, id="row-10-cyclic"),
+        pytest.param(["-N2", "-n6", "-m", "plane=2"], 6, id="row-10-plane"),
+    ],
+)
+def test_any_layout_gives_the_right_places(bench: Bench, options: list[str], world_size: int) -> None:
+    done = bench.srun(*options, SRUNDDP, "--quiet", REPORT)
+    assert done.code == 0, done.errors
+    check_places(done.by_rank(), world_size)
+
+
+def test_row_10_an_arbitrary_layout_is_refused_with_the_cure_and_works_over_pmi(bench: Bench) -> None:
+    hosts = bench.cluster.shared / "hosts"
+    hosts.write_text("node03\nnode01\n")
+    env = {"SLURM_HOSTFILE": str(hosts)}
+    refused = bench.srun("--kill-on-bad-exit=1", "-N2", "-n2", "-m", "arbitrary", SRUNDDP, REPORT, env=env)
+    assert "-m arbitrary" in refused.errors
+    assert "srun --mpi=pmi2" in refused.errors
+    done = bench.srun("--mpi=pmi2", "-N2", "-n2", "-m", "arbitrary", SRUNDDP, REPORT, env=env)
+    assert [done.by_rank()[rank]["node"] for rank in (0, 1)] == ["node03", "node01"]
+    assert done.by_rank()[1]["master"].startswith("10.88.0.13 ")
+
+
+def test_row_18_a_step_on_a_part_of_the_job_meets_within_itself(bench: Bench) -> None:
+    script = f"srun -w node03,node04 -N2 -n2 {SRUNDDP} --quiet {REPORT}; srun -r1 -N1 -n1 {SRUNDDP} --quiet {REPORT}"
+    done = bench.on_login("salloc", "-Q", "-w", "node[02-04]", "bash", "-c", script)
+    assert done.code == 0, done.errors
+    assert [report["node"] for report in done.reports[:2]].count("node03") == 1
+    assert {report["node"] for report in done.reports[2:]} == {"node03"}
+    assert done.reports[0]["master"].startswith("10.88.0.13 ")
+
+
+def test_row_18_a_heterogeneous_step_is_refused_with_the_cure_and_works_over_pmi(bench: Bench) -> None:
+    components = ("-N1", "-n2", "-w", "node04", SRUNDDP, REPORT, ":", "-N1", "-n1", "-w", "node02", SRUNDDP, REPORT)
+    refused = bench.srun("--kill-on-bad-exit=1", *components)
+    assert "heterogeneous" in refused.errors
+    done = bench.srun("--mpi=pmi2", *components)
+    assert done.code == 0, done.errors
+    check_places(done.by_rank(), 3)
+    assert done.by_rank()[2]["master"].startswith("10.88.0.14 ")
+
+
+def test_row_8_an_allocation_s_shell_and_a_batch_body_are_a_world_of_one(bench: Bench) -> None:
+    shell = bench.on_login("salloc", "-Q", "-N2", "-n4", "bash", "-c", f"{SRUNDDP} {REPORT}")
+    body = bench.batch(f"{SRUNDDP} {REPORT}", "-N2", "-n4")
+    for done in (shell, body):
+        assert done.code == 0, done.errors
+        assert [report["world_size"] for report in done.reports] == [1]
+        assert "not a step" in done.errors
+        assert "srun srunddp" in done.errors
+
+
+def test_row_8_the_interactive_step_of_salloc_is_a_world_of_one(bench: Bench) -> None:
+    variables = {"SRUNDDP_IFACES": str(bench.ifaces)}
+    process = bench.cluster.popen("salloc", "-Q", "-N2", "-n4", env=variables, stdin=subprocess.PIPE)
+    output, errors = process.communicate(f"{SRUNDDP} {REPORT}\nexit\n", timeout=60)
+    done = outcome(subprocess.CompletedProcess((), process.returncode, output, output + errors))
+    assert [(report["world_size"], report["node"]) for report in done.reports] == [(1, "node01")], output + errors
+
+
+def test_row_8_a_shell_of_srun_pty_is_a_world_of_one(bench: Bench) -> None:
+    # `script` gives srun the terminal without which it ignores --pty.
+    line = f"srun -N1 -n2 --pty bash -c '{SRUNDDP} {REPORT}; true'"
+    done = bench.on_login("script", "-qec", line, "/dev/null")
+    mine = [report for report in done.reports if report["world_size"] == 1]
+    assert len(mine) >= 1, done.output
+    assert "srun --pty" in done.output
+
+
+def test_a_terminal_does_not_hide_a_real_step(bench: Bench) -> None:
+    done = bench.on_login("script", "-qec", f"srun -N1 -n1 --pty {SRUNDDP} --explain", "/dev/null")
+    assert "SLURM_PROCID=0" in done.output
+
+
+def test_srun_within_salloc_is_a_real_step_though_the_job_is_called_interactive(bench: Bench) -> None:
+    done = bench.on_login("salloc", "-Q", "-N2", "srun", SRUNDDP, "--quiet", REPORT)
+    check_places(done.by_rank(), 2)
+
+
+def test_row_1_the_hostname_and_name_service_do_not_matter(bench: Bench) -> None:
+    rename = f'exec unshare --uts sh -c "hostname other-$SLURM_PROCID; exec {SRUNDDP} --quiet {REPORT}"'
+    done = bench.srun("-N3", "sh", "-c", rename)
+    assert done.code == 0, done.errors
+    check_places(done.by_rank(), 3)
+
+
+def test_row_17_scontrol_is_not_needed(bench: Bench) -> None:
+    done = bench.srun("-N2", "env", "PATH=/nowhere", str(PROGRAMS.parent.parent / ".venv/bin/python"), SRUNDDP, REPORT)
+    assert done.code == 0, done.errors
+    check_places(done.by_rank(), 2)
+
+
+@pytest.mark.parametrize("export", ["NONE", "A=1"])
+def test_row_39_an_empty_environment_does_not_lose_the_interpreter(bench: Bench, export: str) -> None:
+    done = bench.srun(f"--export={export}", "-N2", SRUNDDP, "--ifaces", str(bench.ifaces), REPORT)
+    assert done.code == 0, done.errors
+    assert {report["python"] for report in done.reports} == {str(PROGRAMS.parent.parent / ".venv/bin/python")}
+
+
+def test_row_5_auto_passes_over_what_cannot_reach_other_nodes(bench: Bench) -> None:
+    auto = bench.write_ifaces("auto.conf", '- nodes: "*"\n  interface: auto\n')
+    done = bench.srun("--mpi=pmi2", "-N2", SRUNDDP, "--explain", ifaces=auto)
+    assert done.code == 0, done.errors
+    for rank in (0, 1):
+        for name, why in {"lo": "loopback", "docker0": "bridge", "spare0": "down", "bare0": "no address"}.items():
+            line = next(line for line in done.output.splitlines() if f"[rank {rank}] passed over: {name}:" in line)
+            assert why in line
+
+
+def test_row_3_a_hostname_that_leads_to_loopback_is_named(bench: Bench) -> None:
+    plain = bench.write_ifaces("plain.conf", "- nodes: node[01-02]\n  interface: ens1f1\n  address: localhost\n")
+    done = bench.srun("-N2", SRUNDDP, "--timeout", "10", REPORT, ifaces=plain)
+    assert done.code == 78
+    assert "localhost resolves to 127.0.0.1" in done.errors
+    assert "node02" in done.errors
+
+
+def test_row_20_a_hostname_on_another_network_than_the_interface_is_named_at_once(bench: Bench) -> None:
+    plain = bench.write_ifaces("plain.conf", "- nodes: node[01-02]\n  interface: ens1f1\n")
+    done = bench.srun("-N2", "--kill-on-bad-exit=1", SRUNDDP, REPORT, ifaces=plain, timeout=60)
+    assert done.code != 0
+    assert "10.77.0.11 on mgmt0" in done.errors
+    assert "address:" in done.errors
+
+
+def test_ranks_that_do_not_come_are_named_with_their_node(bench: Bench) -> None:
+    late = f"[ $SLURM_PROCID -ge 4 ] && exec sleep 30; exec {SRUNDDP} --timeout 3 {REPORT}"
+    done = bench.srun("-N3", "--ntasks-per-node=2", "--kill-on-bad-exit=1", "sh", "-c", late)
+    assert "2 of 6 ranks did not come: ranks 4-5 on node03" in done.errors
+    assert "Traceback" not in done.errors
+
+
+def test_row_9_mpi_without_a_world_is_refused_with_the_cure_not_killed(bench: Bench) -> None:
+    done = bench.srun("-N2", "--mpi=none", SRUNDDP, "--channel", "mpi", REPORT)
+    assert done.code == 78
+    assert "--mpi=pmix" in done.errors
+
+
+def test_row_9_every_mpi_type_of_srun_gives_one_world(bench: Bench) -> None:
+    for kind, channel in (("none", "slurm"), ("pmi2", "pmi"), ("pmix", "slurm")):
+        done = bench.srun("-N2", f"--mpi={kind}", SRUNDDP, REPORT)
+        check_places(done.by_rank(), 2)
+        assert f"channel {channel}," in done.errors
+
+
+def test_row_14_a_wrong_ntasks_of_the_user_is_not_believed(bench: Bench) -> None:
+    done = bench.srun("-N2", "env", "SLURM_NTASKS=9", "SLURM_NNODES=7", SRUNDDP, "--quiet", REPORT)
+    check_places(done.by_rank(), 2)
+
+
+def test_an_old_job_script_s_variables_are_said_or_refused(bench: Bench) -> None:
+    done = bench.srun("-N2", SRUNDDP, REPORT, env={"MASTER_ADDR": "node09", "MASTER_PORT": "29500"})
+    assert done.code == 0
+    assert done.errors.count("MASTER_ADDR=node09 and MASTER_PORT=29500 ignored") == 1
+    refused = bench.srun("-N2", "--kill-on-bad-exit=1", SRUNDDP, REPORT, env={"RANK": "0"})
+    assert "RANK=0, but SLURM_PROCID=1" in refused.errors
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("ib9", "is not there"), ("spare0", "is down"), ("bare0", "has no address"), ("lo", "is loopback")],
+)
+def test_row_4_an_interface_that_cannot_be_used_is_named_with_those_there_are(
+    bench: Bench, name: str, wrong: str
+) -> None:
+    conf = bench.write_ifaces("wrong.conf", f'# a comment\n- nodes: "*"\n  interface: {name}\n')
+    done = bench.srun("-N2", SRUNDDP, REPORT, ifaces=conf)
+    assert done.code == 78
+    for node in ("node01", "node02"):
+        line = next(line for line in done.errors.splitlines() if f"on node {node}" in line)
+        assert line.startswith(f"srunddp: error: {conf}:2: interface {name} {wrong}")
+        assert "ens1f1 (10.88.0.1" in line
+    assert "Traceback" not in done.errors

@@ -1,0 +1,154 @@
+"""Real training on six nodes, two ranks each, with every socket of every node watched throughout."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.nodes import NODES
+from tests.cluster.sockets import Socket
+from tests.conftest import PROGRAMS, ROOT
+from tests.slurm.conftest import SRUNDDP, Bench
+
+MNIST = str(ROOT / "docs" / "examples" / "mnist.py")
+TORCHRUN_STYLE = str(PROGRAMS / "torchrun_style.py")
+pytestmark = pytest.mark.slurm
+
+
+@dataclass
+class Watch:
+    """Lists the sockets that our ranks hold, in every node, again and again until it is told to stop."""
+
+    cluster: Cluster
+    seen: dict[str, set[Socket]] = field(default_factory=dict)
+    rounds: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Watch:
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.3):
+            for node in NODES:
+                ours = {s for s in self.cluster.sockets(node.name) if any(_is_rank(o.name) for o in s.owners)}
+                self.seen.setdefault(node.name, set()).update(ours)
+            self.rounds += 1
+
+
+def _is_rank(name: str) -> bool:
+    return name.startswith(("python", "srunddp", "pt_"))
+
+
+def strays(seen: dict[str, set[Socket]], prefix: str, *, listeners: bool) -> list[tuple[str, Socket]]:
+    """The sockets of ranks that lie outside the network; a node's loopback is not a network."""
+    wrong = []
+    for node, sockets in seen.items():
+        for socket in sockets:
+            ends = [socket.local_address] + ([socket.peer_address] if socket.state == "established" else [])
+            if socket.state == "listening" and not listeners:
+                continue
+            if any(not end.startswith((prefix, "127.", "::1")) for end in ends):
+                wrong.append((node, socket))
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def digits(bench: Bench) -> Path:
+    return bench.cluster.shared / "digits"
+
+
+@pytest.mark.parametrize("channel", ["slurm", "pmi", "mpi"])
+def test_row_20_mnist_trains_and_every_connection_lies_in_the_data_network(
+    bench: Bench, digits: Path, channel: str
+) -> None:
+    pmi = {"slurm": "none", "pmi": "pmi2", "mpi": "pmix"}[channel]
+    options = (f"--mpi={pmi}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--channel", channel)
+    with Watch(bench.cluster) as watch:
+        done = bench.srun(*options, MNIST, "--data-dir", str(digits), "--epochs", "2", timeout=240)
+    assert done.code == 0, done.errors
+    assert f"12 ranks on 6 nodes, launcher Slurm, channel {channel}, master 10.88.0.11 " in done.errors
+    assert "hostname of the client socket" not in done.errors
+    assert "test accuracy" in done.output
+    # Open MPI listens on every address of the node, and talks over the one it is told.
+    assert strays(watch.seen, "10.88.0.", listeners=channel != "mpi") == []
+    for node in NODES:
+        peers = {s.peer_address for s in watch.seen[node.name] if s.local_address == node.data}
+        assert len(peers - {"0.0.0.0", node.data}) >= 2, (node, watch.rounds)
+
+
+def test_the_watch_sees_ranks_on_the_management_network(bench: Bench) -> None:
+    entry = '- nodes: "*"\n  interface: mgmt0\n'
+    management = bench.write_ifaces("management.conf", entry)
+    with Watch(bench.cluster) as watch:
+        done = bench.srun("-N1", "-n2", SRUNDDP, TORCHRUN_STYLE, ifaces=management)
+    assert done.code == 0, done.errors
+    assert strays(watch.seen, "10.88.0.", listeners=True)
+
+
+def test_the_management_network_carries_no_training(bench: Bench) -> None:
+    management = bench.write_ifaces("management.conf", '- nodes: "*"\n  interface: mgmt0\n')
+    options = ("-N2", SRUNDDP, "--timeout", "8")
+    done = bench.srun(*options, TORCHRUN_STYLE, ifaces=management)
+    assert done.code != 0
+    assert "did not come: rank 1 on node02" in done.errors
+    assert done.reports == []
+
+
+@pytest.mark.parametrize(("pmi", "channel"), [("none", "slurm"), ("pmi2", "pmi"), ("pmix", "mpi")])
+def test_a_script_written_for_torchrun_runs_unchanged(bench: Bench, pmi: str, channel: str) -> None:
+    done = bench.srun(f"--mpi={pmi}", "-N3", "-n3", SRUNDDP, "--channel", channel, TORCHRUN_STYLE)
+    assert done.code == 0, done.errors
+    assert {rank: report["sum"] for rank, report in done.by_rank().items()} == dict.fromkeys(range(3), 6.0)
+
+
+def test_row_38_groups_come_and_go_in_every_way_a_script_may_ask_for(bench: Bench) -> None:
+    # Inherited from a torchrun around the job, this variable once made every rank wait for a store nobody serves.
+    env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    done = bench.srun("-N3", "-n3", SRUNDDP, str(PROGRAMS / "many_groups.py"), "29611", env=env, timeout=180)
+    assert done.code == 0, done.errors
+    assert {rank: set(report["sums"]) for rank, report in done.by_rank().items()} == {rank: {6} for rank in range(3)}
+    assert len(done.by_rank()[0]["sums"]) == 17
+
+
+def test_init_meets_under_plain_srun_and_says_that_there_is_no_guard(bench: Bench) -> None:
+    env = {"PYTHONPATH": str(ROOT)}
+    program = str(PROGRAMS / "plain_init.py")
+    done = bench.srun("-N2", "-n4", str(ROOT / ".venv/bin/python"), program, env=env)
+    assert done.code == 0, done.errors
+    assert {rank: report["sums"] for rank, report in done.by_rank().items()} == {rank: [10, 10] for rank in range(4)}
+    assert done.errors.count("4 ranks without a guard") == 1
+
+
+def test_row_21_a_network_that_has_only_ipv6_trains(bench: Bench) -> None:
+    six = bench.write_ifaces("six.conf", '- nodes: "*"\n  interface: ens6\n  address: "{node}-six"\n')
+    with Watch(bench.cluster) as watch:
+        done = bench.srun("-N3", "-n3", SRUNDDP, TORCHRUN_STYLE, ifaces=six)
+    assert done.code == 0, done.errors
+    assert "master fd88::11 " in done.errors
+    assert {report["sum"] for report in done.reports} == {6.0}
+    assert strays(watch.seen, "fd88::", listeners=True) == []
+
+
+def test_row_21_mixed_families_are_an_error_that_says_so(bench: Bench) -> None:
+    text = (
+        '- nodes: node01\n  interface: ens1f1\n  address: "{node}-data"\n'
+        '- nodes: "*"\n  interface: ens6\n  address: "{node}-six"\n'
+    )
+    mixed = bench.write_ifaces("mixed.conf", text)
+    for pmi in ("none", "pmi2"):
+        words = (f"--mpi={pmi}", "-N2", "--kill-on-bad-exit=1", SRUNDDP, "--timeout", "10", TORCHRUN_STYLE)
+        done = bench.srun(*words, ifaces=mixed)
+        assert done.code != 0
+        assert "expected IPv4 on all nodes or IPv6 on all" in done.errors
+        assert "10.88.0.11" in done.errors
+        assert "fd88::12" in done.errors

@@ -1,0 +1,1 @@
+"""Long campaigns, run by `bin/test --soak`; their figures are in docs/measurements.md."""

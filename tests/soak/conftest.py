@@ -1,0 +1,1 @@
+from tests.slurm.conftest import bench, cancelled  # noqa: F401

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+import srunddp as package
+from srunddp.bootstrap import channels, environment
+from srunddp.bootstrap.ifaces import DEFAULT
+from tests.run.starting import srunddp, write
+
+NODE = socket.gethostname()
+
+
+def slurm(rank: int, size: int = 2, /, **changes: str) -> dict[str, str]:
+    """A made-up step whose tasks all run on this node."""
+    variables = {
+        "SLURM_JOB_ID": "1207",
+        "SLURM_STEP_ID": "3",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_NODELIST": NODE,
+        "SLURM_STEP_TASKS_PER_NODE": str(size),
+        "SLURM_GTIDS": ",".join(map(str, range(size))),
+        "SLURM_TASK_PID": "1",
+        "SLURMD_NODENAME": NODE,
+    }
+    return variables | changes
+
+
+def one_message(done: CompletedProcess[str], code: int = 78) -> str:
+    """The single line that a wrong configuration comes to."""
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("srunddp: error: ")
+    assert done.stderr.count("\n") == 1
+    assert "; expected " in done.stderr
+    assert " -> " in done.stderr
+    return done.stderr.removeprefix("srunddp: error: ").rstrip()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return write(tmp_path / "train.py", "import os; print('rank', os.environ['RANK'], 'ran')")
+
+
+# Wrong usage and wrong configuration.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--no-such-option", "train.py"], "No such option"),
+        (["run"], "Missing argument 'SCRIPT'"),
+        (["--quiet"], "Missing argument 'SCRIPT'"),
+        (["-m"], "Missing argument 'SCRIPT'"),
+        (["--backend", "mpi", "train.py"], "'mpi' is not one of 'nccl', 'gloo', 'auto'"),
+        (["--channel", "tcp", "train.py"], "'tcp' is not one of 'mpi', 'pmi', 'slurm', 'env'"),
+        (["--timeout", "0", "train.py"], "Invalid value for '--timeout'"),
+        (["--timeout", "soon", "train.py"], "Invalid value for '--timeout'"),
+        ([], "Usage: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_explained_and_ends_with_2(script: Path, arguments: list[str], said: str) -> None:
+    done = srunddp(*arguments, folder=script.parent)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Usage: " in done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("ports", ["80", "any"])
+def test_wrong_ports_are_explained(script: Path, ports: str) -> None:
+    done = srunddp("--port", ports, "train.py", folder=script.parent)
+    assert done.returncode in (2, 78)
+    assert "two ports or more, from 1024 to 65535" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_script_is_named_with_the_folder(tmp_path: Path) -> None:
+    text = one_message(srunddp("no-such.py", folder=tmp_path))
+    assert text.startswith(f"no file no-such.py in {tmp_path}; expected a script to run -> ")
+
+
+def test_a_missing_module_is_named(tmp_path: Path) -> None:
+    assert one_message(srunddp("-m", "no_such.part", folder=tmp_path)).startswith("no module 'no_such'; expected ")
+
+
+def test_a_wrong_ifaces_conf_is_one_line_with_file_and_line(script: Path) -> None:
+    conf = write(script.parent / "ifaces.conf", "- nodes: '*'\n  interfaces: ib0\n")
+    for done in (
+        srunddp("--ifaces", conf, "train.py", folder=script.parent),
+        srunddp("train.py", folder=script.parent, SRUNDDP_IFACES=str(conf)),
+        srunddp("--ifaces", conf, "--explain", folder=script.parent),
+    ):
+        text = one_message(done)
+        assert text == (
+            f"{conf}:2: unknown key 'interfaces'; expected one of nodes, interface, address, env, ports -> "
+            "did you mean interface?"
+        )
+
+
+def test_a_missing_ifaces_conf_is_not_passed_over(script: Path) -> None:
+    text = one_message(srunddp("--ifaces", "./none.conf", "train.py", folder=script.parent))
+    assert text.startswith("--ifaces: none.conf is not there; expected ")
+
+
+def test_an_interface_that_is_not_there_stops_before_the_script(script: Path) -> None:
+    conf = write(script.parent / "ifaces.conf", "- nodes: '*'\n  interface: nosuch0\n")
+    text = one_message(srunddp("--ifaces", conf, "train.py", folder=script.parent, **slurm(0)))
+    assert text.startswith(f"{conf}:1: interface nosuch0 is not there on node {NODE}, which has ")
+    assert "lo (127.0.0.1" in text
+
+
+def test_partial_explicit_variables_name_the_missing_ones(script: Path) -> None:
+    text = one_message(srunddp("train.py", folder=script.parent, RANK="0", WORLD_SIZE="2", MASTER_ADDR="n1"))
+    assert text.startswith("RANK, WORLD_SIZE and MASTER_ADDR set, LOCAL_RANK and MASTER_PORT missing; expected ")
+
+
+def test_a_placement_that_hides_rank_zero_is_refused_with_the_cure(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", "pass")
+    variables = slurm(1, SLURM_LOCALID="0", SLURM_HOSTFILE="hosts")
+    text = one_message(srunddp(str(script), folder=tmp_path, **variables))
+    assert text.startswith("-m arbitrary: SLURM_* alone does not tell where rank 0 is; expected ")
+    assert "--mpi=pmi2" in text
+    explained = srunddp("--explain", folder=tmp_path, **variables)
+    assert explained.returncode == 0
+    assert "not found: -m arbitrary: " in explained.stdout
+
+
+def test_launchers_that_disagree_are_named(script: Path) -> None:
+    text = one_message(srunddp("train.py", folder=script.parent, **slurm(0, RANK="1")))
+    assert text.startswith("RANK=1, but SLURM_PROCID=0; expected ")
+
+
+# Who says what is wrong with all.
+
+
+def test_rank_zero_alone_prints_what_is_wrong_with_the_whole_job(script: Path) -> None:
+    """Such as ranks that count differently: both know it, one says it."""
+    with ThreadPoolExecutor(2) as pool:
+        variables = (slurm(0, 2), slurm(1, 3))
+        started = [pool.submit(srunddp, "train.py", folder=script.parent, **one) for one in variables]
+        first, second = (rank.result() for rank in started)
+    assert one_message(first, 69).startswith(f"rank 1 on {NODE} counts 3 ranks, rank 0 counts 2; expected one world")
+    assert (second.returncode, second.stdout, second.stderr) == (69, "", "")
+
+
+def test_rank_zero_alone_prints_that_a_channel_is_not_there(script: Path) -> None:
+    done = [srunddp("--channel", "pmi", "train.py", folder=script.parent, **slurm(rank)) for rank in (0, 1)]
+    assert one_message(done[0]).startswith("--channel pmi is not there under Slurm; expected one of slurm, env -> ")
+    assert (done[1].returncode, done[1].stderr) == (78, "")
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_one_rank_of_a_node_prints_what_is_wrong_with_the_node(tmp_path: Path, local_rank: int) -> None:
+    """Such as a script that only some nodes see."""
+    variables = slurm(2 + local_rank, 4, SLURM_LOCALID=str(local_rank), SLURM_GTIDS="2,3", SLURM_NODEID="1")
+    done = srunddp("no-such.py", folder=tmp_path, **variables)
+    if local_rank == 0:
+        assert one_message(done).startswith("no file no-such.py")
+    else:
+        assert (done.returncode, done.stdout, done.stderr) == (78, "", "")
+
+
+# What it says when nothing is wrong.
+
+
+def test_the_version_is_the_packages() -> None:
+    done = srunddp("--version", folder=Path.cwd())
+    assert (done.returncode, done.stdout) == (0, f"srunddp, version {package.__version__}\n")
+
+
+def test_the_help_names_every_option() -> None:
+    done = srunddp("run", "--help", folder=Path.cwd())
+    assert done.returncode == 0
+    for option in ("--backend", "--ifaces FILE", "--timeout SECONDS", "--channel", "--port", "--explain", "--quiet",
+                   "--verbose", "-m", "SCRIPT"):  # fmt: skip
+        assert option in done.stdout
+
+
+def test_one_line_says_where_everything_is(script: Path) -> None:
+    done = srunddp("--backend", "gloo", "train.py", folder=script.parent)
+    assert (done.returncode, done.stdout) == (0, "rank 0 ran\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("srunddp: 1 rank on 1 node, launcher none, channel none, master 127.0.0.1 port ")
+    assert line.endswith(", interface lo (loopback, as a world of one), backend gloo")
+
+
+def test_the_command_run_may_be_spelled_out(script: Path) -> None:
+    assert srunddp("run", "--quiet", "train.py", folder=script.parent).stdout == "rank 0 ran\n"
+
+
+def test_quiet_says_nothing(script: Path) -> None:
+    assert srunddp("--quiet", "train.py", folder=script.parent).stderr == ""
+
+
+def test_verbose_says_rank_and_world_size(script: Path) -> None:
+    assert srunddp("--quiet", "--verbose", "train.py", folder=script.parent).stderr == "[RANK 0] WORLD_SIZE=1\n"
+
+
+def test_a_job_shell_is_told_of_srun(script: Path) -> None:
+    done = srunddp("--quiet", "train.py", folder=script.parent, SLURM_JOB_ID="7", SLURM_PROCID="0", SLURM_NTASKS="6")
+    assert (done.returncode, done.stdout) == (0, "rank 0 ran\n")
+    assert "an allocation of Slurm, but not a step: one process, world size 1" in done.stderr
+
+
+# --explain.
+
+
+def explained(done: CompletedProcess[str], rank: int) -> dict[str, str]:
+    """The table of a rank: for each value, the value and what decided it."""
+    assert done.returncode == 0
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert all(line.startswith(f"[rank {rank}] ") for line in lines)
+    rows = [line.removeprefix(f"[rank {rank}] ") for line in lines]
+    return {row[:20].strip(): " ".join(row[20:].split()) for row in rows}
+
+
+def test_explain_says_which_variable_decided_each_value(tmp_path: Path) -> None:
+    table = explained(srunddp("--explain", folder=tmp_path, **slurm(1)), 1)
+    assert table["launcher"] == "Slurm"
+    assert table["rank"] == "1 SLURM_PROCID=1"
+    assert table["local_rank"] == "1 SLURM_LOCALID=1"
+    assert table["world_size"] == "2 SLURM_STEP_NUM_TASKS=2"
+    assert table["local_world_size"] == "2 SLURM_GTIDS=0,1"
+    assert table["node"] == f"{NODE} SLURMD_NODENAME"
+    assert table["channel"] == "slurm of slurm"
+    assert table["interface"] == "lo loopback, as all ranks share one node"
+    assert table["address"] == "127.0.0.1 of lo"
+
+
+def test_explain_says_where_rank_zero_is_looked_for(tmp_path: Path) -> None:
+    who = environment.detect(slurm(1))
+    first = channels.line_ports(who, DEFAULT, None)[0]
+    table = explained(srunddp("--explain", folder=tmp_path, **slurm(1)), 1)
+    assert table["rank 0"].startswith(f"127.0.0.1:{first}, ")
+
+
+def test_explain_says_which_line_of_ifaces_conf_decided(tmp_path: Path) -> None:
+    conf = write(tmp_path / "ifaces.conf", f"- {{nodes: other, interface: x}}\n- {{nodes: {NODE}, interface: lo}}\n")
+    table = explained(srunddp("--explain", "--ifaces", conf, folder=tmp_path, **slurm(0)), 0)
+    assert table["interface"] == f"lo {conf}:2"
+    assert table["GLOO_SOCKET_IFNAME"] == f"lo {conf}:2"
+    assert table["NCCL_SOCKET_IFNAME"] == f"=lo {conf}:2"
+
+
+def test_explain_starts_no_script_and_needs_none(script: Path) -> None:
+    with_script = srunddp("--explain", "train.py", folder=script.parent)
+    assert explained(with_script, 0) == explained(srunddp("--explain", folder=script.parent), 0)
+    assert "rank 0 ran" not in with_script.stdout
+    assert explained(with_script, 0)["rank"] == "0 no launcher was found"
+
+
+def test_explain_says_what_was_ignored(tmp_path: Path) -> None:
+    done = srunddp("--explain", folder=tmp_path, **slurm(0, MASTER_ADDR="n1", MASTER_PORT="29500"))
+    assert "[rank 0] note: MASTER_ADDR=n1 and MASTER_PORT=29500 ignored: Slurm tells where rank 0 is" in done.stdout
+
+
+# Two ranks.
+
+
+def both(*arguments: object, folder: Path, **changes: str) -> list[CompletedProcess[str]]:
+    with ThreadPoolExecutor(2) as pool:
+        started = [pool.submit(srunddp, *arguments, folder=folder, **slurm(rank, **changes)) for rank in (0, 1)]
+        return [rank.result() for rank in started]
+
+
+def test_two_ranks_meet_and_rank_zero_speaks_for_both(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "import os, json; print(json.dumps(dict(os.environ)))")
+    first, second = both("--verbose", "train.py", folder=tmp_path, MASTER_ADDR="n1", MASTER_PORT="29500")
+    note, placement, hello = first.stderr.splitlines()
+    assert note.startswith("srunddp: MASTER_ADDR=n1 and MASTER_PORT=29500 ignored")
+    assert placement.startswith("srunddp: 2 ranks on 1 node, launcher Slurm, channel slurm, master 127.0.0.1 port ")
+    assert hello == "[RANK 0] WORLD_SIZE=2"
+    assert second.stderr == "[RANK 1] WORLD_SIZE=2\n"
+    one, two = json.loads(first.stdout), json.loads(second.stdout)
+    assert (one["RANK"], two["RANK"]) == ("0", "1")
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID"):
+        assert one[name] == two[name]
+    assert f"port {one['MASTER_PORT']}, " in placement
+
+
+def test_each_rank_ends_with_its_own_scripts_code(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "import os, sys; sys.exit(3 + int(os.environ['RANK']))")
+    assert [done.returncode for done in both("--quiet", "train.py", folder=tmp_path)] == [3, 4]
+
+
+def test_a_rank_that_does_not_come_is_named_and_no_script_starts(script: Path) -> None:
+    done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(0))
+    text = one_message(done, 69)
+    assert text.startswith(f"1 of 2 ranks did not come: rank 1 on {NODE}; expected ")
+
+
+def test_a_rank_that_does_not_find_rank_zero_starts_no_script(script: Path) -> None:
+    done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(1, SLURM_LOCALID="0"))
+    text = one_message(done, 69)
+    assert text.startswith(f"rank 1 on {NODE} (127.0.0.1) did not reach rank 0 at 127.0.0.1:")

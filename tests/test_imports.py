@@ -1,0 +1,78 @@
+"""What everybody waits for imports nothing heavy: torch costs seconds, and mpi4py may start MPI."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.run.starting import ended, python, read_line, started, write
+
+HEAVY = {"torch", "mpi4py", "numpy"}
+BIN = ROOT / "bin" / "srunddp"
+
+
+def imported(import_times: str) -> set[str]:
+    """The packages in the output of ``python -X importtime``."""
+    names = re.findall(r"^import time:.*\| +([\w.]+)$", import_times, re.MULTILINE)
+    assert "os" in names
+    return {name.partition(".")[0] for name in names}
+
+
+def test_import_srunddp_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
+    done = python("-X", "importtime", "-c", "import srunddp", folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0
+    assert "srunddp" in imported(done.stderr)
+    assert not imported(done.stderr) & (HEAVY | {"click", "psutil", "yaml", "ClusterShell"})
+
+
+def test_every_name_of_the_package_is_there(tmp_path: Path) -> None:
+    import srunddp
+
+    assert set(srunddp.__all__) == {"Trainer", "World", "__version__", "init"}
+    with pytest.raises(AttributeError, match="has no attribute 'no_such'"):
+        _ = srunddp.no_such
+
+
+def test_explain_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
+    done = python("-X", "importtime", BIN, "--explain", folder=tmp_path)
+    assert done.returncode == 0
+    assert {"srunddp", "click"} <= imported(done.stderr)
+    assert not imported(done.stderr) & HEAVY
+
+
+def test_neither_supervisor_nor_worker_imports_torch_before_the_script_does(tmp_path: Path) -> None:
+    """Both write to this output; ClusterShell is for messages that name ranks alone."""
+    write(tmp_path / "train.py", "import sys; print(sorted({'torch', 'mpi4py'} & {*sys.modules}))")
+    done = python("-X", "importtime", BIN, "train.py", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[]\n")
+    assert "runpy" in imported(done.stderr)
+    assert not imported(done.stderr) & (HEAVY | {"ClusterShell", "tqdm"})
+
+
+def maps(process: int) -> str:
+    return Path(f"/proc/{process}/maps").read_text()
+
+
+def test_the_supervisor_of_a_running_script_has_no_torch_in_its_memory(tmp_path: Path) -> None:
+    """The script loads one of torch's libraries, so that the look is known to find it."""
+    write(
+        tmp_path / "train.py",
+        "import ctypes, importlib.util, os, pathlib\n"
+        "library = pathlib.Path(importlib.util.find_spec('torch').origin).parent / 'lib' / 'libc10.so'\n"
+        "ctypes.CDLL(str(library))\n"
+        "print(os.getpid())\n"
+        "input()\n",
+    )
+    with started("--quiet", "train.py", folder=tmp_path) as process:
+        worker = int(read_line(process))
+        assert "/torch/lib/libc10.so" in maps(worker)
+        assert Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1] == str(process.pid)
+        assert not re.search(r"torch|libmpi|mpi4py|numpy", maps(process.pid).replace(sys.prefix, ""))
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert ended(process)[0] == 0

@@ -1,0 +1,88 @@
+"""Small models and data sets, the same on every rank and alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from srunddp.train import EpochRecord, Trainer
+from srunddp.train.world import World
+
+BATCH_PER_RANK = 4
+
+
+class Numbered(Dataset[tuple[Tensor, Tensor]]):
+    """Sample i is 12 i, so that the mean over 2, 3 or 4 samples is a whole number. Notes what is read."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.read.append(index)
+        return torch.tensor([12.0 * index]), torch.tensor([0.0])
+
+
+class Scale(nn.Module):
+    """Multiplies by one parameter, 1 at first; notes in which modes it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+        self.modes: set[tuple[bool, bool]] = set()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.modes.add((self.training, torch.is_grad_enabled()))
+        return inputs * self.factor
+
+
+def distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().mean()
+
+
+def value_of_each(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.squeeze(1)
+
+
+def sum_of_squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.square().sum()
+
+
+def scale_trainer(world: World, lr: float = 0.0, **options: Any) -> Trainer:
+    """With a learning rate of 0 the figures of an epoch do not depend on the order of samples."""
+    model = Scale()
+    metrics = {"value": value_of_each, "squares": sum_of_squares}
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return Trainer(model, optimizer, distance, world=world, metrics=metrics, **options)
+
+
+def exact_figures(samples: int) -> dict[str, float]:
+    values = [12.0 * index for index in range(samples)]
+    mean = sum(values) / samples
+    return {"loss": mean, "value": mean, "squares": sum(value**2 for value in values) / samples}
+
+
+def fit_network(world: World, batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, list[EpochRecord]]:
+    """A network without BatchNorm: any split of a global batch gives the same step."""
+    torch.manual_seed(world.rank)  # rank 0's parameters must win
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
+    data = classes(48, dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), world=world)
+    return model, trainer.fit(data, data, epochs=4, batch_size=batch_size)
+
+
+def classes(samples: int, dtype: torch.dtype = torch.float32) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(samples, 8, generator=generator, dtype=dtype)
+    return TensorDataset(inputs, inputs[:, :4].argmax(dim=1))
+
+
+def normalised_network() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))

@@ -1,0 +1,163 @@
+"""What three ranks do in one start; each scenario's result goes to ``rank<N>.pt`` for the tests to judge."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from problems import (
+    BATCH_PER_RANK,
+    Numbered,
+    classes,
+    fit_network,
+    normalised_network,
+    scale_trainer,
+)
+from torch import nn
+from worlds import StandIn, joined
+
+from srunddp.train import Trainer, accuracy
+
+
+def uneven(world: StandIn, folder: Path) -> Any:
+    """10 samples on 3 ranks, and fewer samples than ranks; by (samples, batch size)."""
+    figures = {}
+    for samples, batch_size in [(10, 1), (10, 2), (10, 3), (10, 4), (10, 64), (2, 4), (1, 4)]:
+        trainer = scale_trainer(world)
+        data = Numbered(samples)
+        (record,) = trainer.fit(data, data, epochs=1, batch_size=batch_size)
+        figures[samples, batch_size] = (record.train, record.test)
+    return figures
+
+
+def orders(world: StandIn, folder: Path) -> Any:
+    """The samples this rank reads in each of three epochs of training, then in a test of them."""
+    read = []
+    trainer = scale_trainer(world)
+    for _ in range(3):
+        data, test_data = Numbered(30), Numbered(10)
+        trainer.fit(data, test_data, epochs=1, batch_size=4)
+        read.append(data.read)
+    continued = Numbered(30)
+    scale_trainer(world).fit(continued, epochs=3, batch_size=4)
+    return read, continued.read, test_data.read
+
+
+def network(world: StandIn, folder: Path) -> Any:
+    results = {}
+    for dtype in (torch.float32, torch.float64):
+        model, history = fit_network(world, BATCH_PER_RANK, dtype)
+        results[dtype] = (model.state_dict(), history)
+    return results
+
+
+def normalised(world: StandIn, folder: Path) -> Any:
+    """BatchNorm and a flag among the buffers; every rank names a checkpoint folder of its own."""
+    torch.manual_seed(world.rank)
+    model = normalised_network()
+    model.register_buffer("flag", torch.tensor([world.rank == 0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(
+        model,
+        optimizer,
+        nn.CrossEntropyLoss(),
+        world=world,
+        metrics={"accuracy": accuracy},
+        checkpoint_dir=folder / f"checkpoints{world.rank}",
+    )
+    history = trainer.fit(classes(58), classes(20), epochs=2, batch_size=4)
+    return model.state_dict(), history
+
+
+def waits(world: StandIn, folder: Path) -> Any:
+    """How often Python reads a value back from the device and calls an all-reduce; of 5 batches, of 20."""
+    counts = []
+    for batch_size in (4, 1):
+        with counted() as calls:
+            scale_trainer(world).fit(Numbered(60), Numbered(60), epochs=2, batch_size=batch_size)
+        counts.append(dict(calls))
+    return counts
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    calls: Counter[str] = Counter()
+    places = [(torch.Tensor, name) for name in ("item", "tolist", "__float__", "__int__", "__bool__", "numpy")]
+    saved = [(place, name, getattr(place, name)) for place, name in [*places, (dist, "all_reduce")]]
+    for place, name, function in saved:
+        setattr(place, name, counting(calls, name, function))
+    try:
+        yield calls
+    finally:
+        for place, name, function in saved:
+            setattr(place, name, function)
+
+
+def counting(calls: Counter[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        return function(*args, **kwargs)
+
+    return call
+
+
+def modes(world: StandIn, folder: Path) -> Any:
+    """(training, gradients on) of the model in training, then with a test, then in training again."""
+    trainer = scale_trainer(world)
+    seen = []
+    for test_data in (None, Numbered(6), None):
+        trainer.model.modes.clear()
+        trainer.fit(Numbered(6), test_data, epochs=1, batch_size=2)
+        seen.append(set(trainer.model.modes))
+    return seen
+
+
+def disagreements(world: StandIn, folder: Path) -> Any:
+    """Each rank's message where ranks were given different things."""
+    first = world.rank == 0
+    cases: list[tuple[Any, ...]] = [
+        (Numbered(10 + world.rank), None, 1, 2),
+        (Numbered(10), Numbered(4) if first else None, 1, 2),
+        (Numbered(10), None, 1, 2 if first else 5),
+        (Numbered(10), None, 2 if first else 1, 2),
+        (Numbered(0), None, 1, 2),
+    ]
+    return [message(lambda case=case: scale_trainer(world).fit(*case)) for case in cases]
+
+
+def message(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def result(scenario: Callable[..., Any], world: StandIn, folder: Path) -> Any:
+    try:
+        return scenario(world, folder)
+    except Exception as error:  # the test that reads this result fails with it, the others go on
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def main(folder: Path) -> None:
+    scenarios = (uneven, orders, network, normalised, waits, modes, disagreements)
+    with joined() as world:
+        results = {}
+        for scenario in scenarios:
+            print(f"[{scenario.__name__}]", flush=True)
+            results[scenario.__name__] = result(scenario, world, folder)
+        torch.save(results, folder / f"rank{world.rank}.pt")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

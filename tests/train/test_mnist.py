@@ -1,0 +1,82 @@
+"""The example, and the torchvision it reads its data with."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from conftest import HERE, ROOT, start
+from worlds import StandIn
+
+from srunddp.train import load_checkpoint
+
+EXAMPLE = ROOT / "docs" / "examples" / "mnist.py"
+
+
+@pytest.fixture(scope="module")
+def mnist() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mnist", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
+    options = ["--data-dir", str(tmp_path / "data"), "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    outputs = start(HERE / "start_example.py", str(EXAMPLE), *options, ranks=2, folder=tmp_path, timeout=60)
+    last = outputs[0].splitlines()[-1]
+    assert re.fullmatch(r"test accuracy \d+\.\d\d %", last), last
+    assert float(last.split()[2]) >= 97
+    assert outputs[1] == ""
+    assert load_checkpoint(tmp_path / "checkpoints" / "checkpoint.pt")["epoch"] == 20
+
+
+def test_the_stand_in_is_whole_when_many_write_it_at_once(tmp_path: Path) -> None:
+    """A reader waits only for the files to be there, as a rank on another node would."""
+    run = run_python(str(HERE / "rival_writers.py"), str(tmp_path), str(EXAMPLE))
+    assert run.returncode == 0, run.stderr
+    assert len(list((tmp_path / "MNIST" / "raw").iterdir())) == 4, "temporary files are left"
+
+
+def test_the_stand_in_never_passes_for_mnist(mnist: ModuleType, tmp_path: Path) -> None:
+    assert mnist.prepare(StandIn(), tmp_path, download=False) == tmp_path / "digits"
+    assert not (tmp_path / "MNIST").exists()
+    (tmp_path / "digits" / "MNIST").rename(tmp_path / "MNIST")
+    assert mnist.prepare(StandIn(), tmp_path, download=False) == tmp_path, "real MNIST comes first"
+
+
+def test_the_stand_in_is_ten_classes_of_images_in_torchvisions_loader(mnist: ModuleType, tmp_path: Path) -> None:
+    images, targets = mnist.read(mnist.prepare(StandIn(), tmp_path, download=False), train=True).tensors
+    assert images.shape == (1437, 1, 28, 28)
+    assert (images.min(), images.max()) == (0, 1)
+    assert sorted(set(targets.tolist())) == list(range(10))
+
+
+def test_torchvision_is_imported_whatever_torch_it_was_built_for() -> None:
+    """In a process of its own: an import that failed once leaves traces."""
+    code = "from srunddp.train import import_torchvision as i; print(i().datasets.MNIST.__name__, i() is i())"
+    run = run_python("-c", code)
+    assert run.stdout == "MNIST True\n", run.stderr
+
+
+def test_a_torchvision_that_imports_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = ModuleType("torchvision")
+    monkeypatch.setitem(sys.modules, "torchvision", fake)
+    monkeypatch.setattr(torch.library, "define", lambda *_: pytest.fail("declared an operator"))
+    from srunddp.train import import_torchvision
+
+    assert import_torchvision() is fake

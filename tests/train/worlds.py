@@ -1,0 +1,42 @@
+"""Stand-ins for what :func:`srunddp.init` gives."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from srunddp.bootstrap.world import settle
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A :class:`srunddp.train.World`; alone unless told otherwise."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    device: torch.device = CPU
+
+
+@contextmanager
+def joined() -> Iterator[StandIn]:
+    """The world that ``conftest.start`` announced, with its process group."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{os.environ['MEETING_FILE']}",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=20),
+    )
+    yield StandIn(rank, rank, world_size)
+    dist.destroy_process_group()
+    settle()
