@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,41 +17,43 @@ import click
 
 from srunddp import __version__
 from srunddp.bootstrap import channels, ifaces
-from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_rank
+from srunddp.bootstrap.device import BACKENDS
+from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
 from srunddp.errors import Scope, SrunddpError
 from srunddp.launch import launch
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, prepare
 from srunddp.run.script import Script, check
 
+_LAST_WORD = 1.0
+
 
 class _RunByDefault(click.Group):
     """``srunddp train.py`` means ``srunddp run train.py``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {"--help", "--version"}
-        if args and args[0] not in self.commands and args[0] not in own:
+        if not args:
+            args = ["--help"]
+        if args[0] not in self.commands and args[0] != "--version":
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_RunByDefault, context_settings={"help_option_names": ["--help"]})
+@click.group(cls=_RunByDefault)
 @click.version_option(__version__, prog_name="srunddp")
 def main() -> None:
-    """Take a PyTorch training script through a Slurm or MPI cluster, one process per GPU.
-
-    \b
-    srun --ntasks-per-node=8 srunddp train.py
-    mpirun -n 2 srunddp train.py
-    """
+    """Take a PyTorch training script through a Slurm or MPI cluster, one process per GPU."""
 
 
-@main.command(context_settings={"allow_interspersed_args": False})
-@click.option("--backend", type=click.Choice(["nccl", "gloo", "auto"]), default="auto", help="For srunddp.init().")
+@main.command(
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    options_metavar="[OPTIONS]",
+)
+@click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init(); auto unless given.")
 @click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True, max=1e7),
+    type=click.FloatRange(min=0, min_open=True, max=1e6),
     default=DEFAULT_TIMEOUT,
     show_default=True,
     metavar="SECONDS",
@@ -61,10 +65,17 @@ def main() -> None:
 @click.option("--quiet", is_flag=True, help="No placement line.")
 @click.option("--verbose", is_flag=True, help="[RANK r] WORLD_SIZE=w from every rank.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
-@click.argument("script", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", required=False, metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
 def run(**given: Any) -> None:
-    """Run SCRIPT as one rank of the world that srun or mpirun started."""
+    """Run SCRIPT as one rank of the world that srun or mpirun started, one process per GPU.
+
+    \b
+    srun --ntasks-per-node=8 srunddp train.py
+    mpirun -n 2 srunddp train.py
+
+    Python's own options are given as variables: PYTHONUNBUFFERED=1, PYTHONOPTIMIZE=1.
+    """
     environment: Environment | None = None
     try:
         environment = detect(os.environ, channel=given["channel"])
@@ -72,6 +83,9 @@ def run(**given: Any) -> None:
     except SrunddpError as error:
         if _prints(error, environment):
             _say(f"error: {error}")
+        else:
+            # Launchers kill the others at the first bad end: the rank that prints is to be heard.
+            time.sleep(_LAST_WORD)
         sys.exit(error.exit_code)
 
 
@@ -80,9 +94,9 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         raise click.BadParameter("a number of seconds is expected", param_hint="--timeout")
     names = ("backend", "ifaces", "timeout")
     ports = ifaces.port_range(given["port"], where="--port") if given["port"] else None
-    options = Options(**{name: given[name] for name in names}, ports=ports)
+    options = Options(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
     if given["explain"]:
-        _explain(prepare(options, environment))
+        _explain(prepare(options, environment), given)
         return 0
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")
@@ -97,52 +111,48 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         if environment.rank == 0 and not given["quiet"]:
             _say(_placement(prepared, meeting))
         if given["verbose"]:
-            click.echo(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}", err=True)
+            _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
 
     return launch(prepared, script, told)
 
 
 def _prints(error: SrunddpError, environment: Environment | None) -> bool:
     """Whether this rank is the one to print an error that others see as well."""
-    if environment is None:
-        return error.scope is not Scope.JOB or likely_rank(os.environ) == 0
-    if error.scope is Scope.JOB:
-        return environment.rank == 0
-    return error.scope is Scope.RANK or environment.local_rank == 0
+    rank, local_rank = (environment.rank, environment.local_rank) if environment else likely_ranks(os.environ)
+    return {Scope.JOB: rank == 0, Scope.NODE: local_rank == 0, Scope.RANK: True}[error.scope]
 
 
 def _say(line: str) -> None:
-    click.echo(f"srunddp: {line}", err=True)
+    _print(f"srunddp: {line}")
+
+
+def _print(line: str) -> None:
+    # A full disk below standard error is no reason to end a training.
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
 
 
 def _notes(prepared: Prepared) -> list[str]:
-    notes = list(prepared.environment.notes)
-    if "SOCKET_IFNAME" in prepared.interface.source:
-        notes.append(f"{prepared.interface.source} is exported and wins over ifaces.conf on every node")
-    return notes
+    chosen = prepared.interface
+    kept = [f"{name}={chosen.exports[name]}" for name in chosen.kept]
+    note = f"{' and '.join(kept)} exported, which wins over ifaces.conf on every node"
+    return [*prepared.environment.notes, *([note] if kept else [])]
 
 
 def _placement(prepared: Prepared, meeting: Meeting) -> str:
-    environment, backend = prepared.environment, prepared.options.backend
+    environment = prepared.environment
     ranks = "1 rank" if environment.world_size == 1 else f"{environment.world_size} ranks"
     nodes = "1 node" if meeting.nnodes == 1 else f"{meeting.nnodes} nodes"
     return (
         f"{ranks} on {nodes}, launcher {environment.launcher}, channel {meeting.channel}, "
         f"master {meeting.master_addr} port {meeting.master_port}, interface {prepared.interface.name} "
-        f"({prepared.interface.source}), backend {_backend(backend)}"
+        f"({prepared.interface.source}), backend {prepared.options.backend}"
     )
 
 
-def _backend(backend: str) -> str:
-    if backend != "auto":
-        return backend
-    # What init() will find, told without importing torch.
-    driver = any(os.path.exists(path) for path in ("/proc/driver/nvidia/version", "/dev/kfd"))
-    return f"auto ({'nccl' if driver else 'gloo'})"
-
-
-def _explain(prepared: Prepared) -> None:
+def _explain(prepared: Prepared, given: Mapping[str, Any]) -> None:
     environment, chosen = prepared.environment, prepared.interface
+    asked = "--channel, " if given["channel"] else ""
     rows = {
         "launcher": (environment.launcher, ""),
         "rank": (environment.rank, environment.sources["rank"]),
@@ -150,12 +160,15 @@ def _explain(prepared: Prepared) -> None:
         "world_size": (environment.world_size, environment.sources["world_size"]),
         "local_world_size": (environment.local_world_size, environment.sources.get("local_world_size", "")),
         "node": (environment.node, "SLURMD_NODENAME" if "SLURMD_NODENAME" in os.environ else "hostname"),
-        "channel": (channels.on_channel(environment), f"of {', '.join(environment.channels) or 'none'}"),
+        "channel": (channels.on_channel(environment), asked + channels.because(environment, os.environ)),
         "interface": (chosen.name, chosen.source),
         "address": (chosen.address, f"of {chosen.name}"),
-        "backend": (_backend(prepared.options.backend), "--backend"),
+        "backend": (prepared.options.backend, "--backend" if given["backend"] else "the default"),
     }
-    rows |= {name: (value, chosen.source) for name, value in chosen.exports.items()}
+    entry = ifaces.entry_for(prepared.entries, environment.node, alone=environment.world_size == 1)
+    for name, value in chosen.exports.items():
+        decided = entry.where if name in entry.env else chosen.source
+        rows[name] = (value, "exported" if name in chosen.kept else decided)
     if where := _rank_zero(prepared):
         rows["rank 0"] = (where, "")
     text = [f"{name:<20} {value!s:<18} {why}".rstrip() for name, (value, why) in rows.items()]

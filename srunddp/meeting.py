@@ -37,7 +37,8 @@ class Prepared:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
-        held: rank 0's listening sockets; None on the others.
+        held: rank 0's listening sockets; told: what it tells over PMI or MPI, its token and where its line is.
+            None on the others.
     """
 
     options: Options
@@ -45,6 +46,7 @@ class Prepared:
     entries: tuple[ifaces.Entry, ...]
     interface: interface.Interface
     held: Held | None = None
+    told: str | None = None
 
 
 def prepare(options: Options, environment: Environment) -> Prepared:
@@ -74,7 +76,7 @@ def bind(prepared: Prepared) -> Prepared:
         channels.check_reachable(environment, prepared.interface, entry, own)
     line_ports = [0] if alone else channels.line_ports(environment, entry, forced)
     held = hold(prepared.interface.address, line_ports, channels.store_ports(entry, forced))
-    return replace(prepared, held=held)
+    return replace(prepared, held=held, told=f"{channels.token(environment)}@{held.line_address}")
 
 
 Broadcast = Callable[[str | None], str]
@@ -97,25 +99,24 @@ def meet(prepared: Prepared, over_mpi: Broadcast) -> tuple[Meeting, tuple[socket
     environment = prepared.environment
     if environment.world_size == 1:
         assert prepared.held
+        prepared.held.line.close()
         store = prepared.held.store_address
         return Meeting(store.host, store.port, 1, 0, 1, channels.token(environment), "none"), ()
     deadline = time.monotonic() + prepared.options.timeout
     channel, told = _hear(prepared, over_mpi)
-    if told:
-        token, _, where = told.partition("@")
-        host, _, port = where.rpartition(":")
-        candidates = [Address(host.strip("[]"), int(port))]
-    else:
-        token, candidates = channels.token(environment), []
-        if environment.step:
-            channels.rank_zero_node(environment.step)
-        if not prepared.held:
-            candidates = channels.locate(environment, prepared.interface, prepared.entries, prepared.options.ports)
-    hello = _hello(prepared, token)
+    token, _, where = told.partition("@")
+    hello = _hello(prepared, token or channels.token(environment))
+    if not told and environment.step:
+        channels.rank_zero_node(environment.step)
     if prepared.held:
         roster = Roster(hello, prepared.held, channel, environment.step.layout() if environment.step else {})
         meeting = roster.gather(deadline)
         return meeting, tuple(roster.lines.values())
+    if told:
+        host, _, port = where.rpartition(":")
+        candidates = [Address(host.strip("[]"), int(port))]
+    else:
+        candidates = channels.locate(environment, prepared.interface, prepared.entries, prepared.options.ports)
     line, meeting = find(candidates, hello, deadline)
     return meeting, (line,)
 
@@ -135,15 +136,14 @@ def _hello(prepared: Prepared, token: str) -> Hello:
 def _hear(prepared: Prepared, over_mpi: Broadcast) -> tuple[str, str]:
     """The channel that works, and what rank 0 said over it; nothing where its address is worked out."""
     environment = prepared.environment
-    message = f"{channels.token(environment)}@{prepared.held.line_address}" if prepared.held else None
     for channel in environment.channels:
         if channel not in channels.TELLING:
             return channel, ""
         if channel == "pmi":
             descriptor = whole_number(os.environ, "PMI_FD")
-            return channel, pmi.broadcast(message, descriptor=descriptor, timeout=prepared.options.timeout)
+            return channel, pmi.broadcast(prepared.told, descriptor=descriptor, timeout=prepared.options.timeout)
         try:
-            return channel, over_mpi(message)
+            return channel, over_mpi(prepared.told)
         except mpi.NoWorldError as reason:
             unsuitable = reason
     raise ConfigError(

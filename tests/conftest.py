@@ -13,6 +13,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 
 # What the machine, or the shell that runs the tests, may have exported.
 _FOREIGN = ("SLURM", "OMPI_COMM", "PMI", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SRUNDDP", "GLOO_", "NCCL_")
+_FOREIGN += ("VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

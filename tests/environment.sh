@@ -4,6 +4,10 @@
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
+# bin/srunddp runs under the activated environment: that is to be this one, whatever the shell had.
+export VIRTUAL_ENV=$PWD/.venv
+unset CONDA_PREFIX
+
 fail() { echo "$(basename "$0"): error: $1" >&2; exit 78; }
 
 find_python() {

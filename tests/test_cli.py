@@ -235,7 +235,7 @@ def test_explain_says_which_variable_decided_each_value(tmp_path: Path) -> None:
     assert table["world_size"] == "2 SLURM_STEP_NUM_TASKS=2"
     assert table["local_world_size"] == "2 SLURM_GTIDS=0,1"
     assert table["node"] == f"{NODE} SLURMD_NODENAME"
-    assert table["channel"] == "slurm of slurm"
+    assert table["channel"] == "slurm SLURM_STEP_NODELIST=vm"
     assert table["interface"] == "lo loopback, as all ranks share one node"
     assert table["address"] == "127.0.0.1 of lo"
 

@@ -14,7 +14,7 @@ from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import Entry, entry_for
 from srunddp.bootstrap.interface import Interface, addresses_of
 from srunddp.bootstrap.line import Address
-from srunddp.bootstrap.slurm import SlurmStep
+from srunddp.bootstrap.slurm import NODE_LIST, SlurmStep
 from srunddp.errors import ConfigError, Scope
 
 TELLING = ("pmi", "mpi")
@@ -146,10 +146,22 @@ def check_reachable(environment: Environment, interface: Interface, entry: Entry
             f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is {interface.name} "
             f"({interface.address})",
             expected="a name that leads to that interface",
-            cure='add `address: "{node}-data"` or the like, or start with `srun --mpi=pmi2`',
-            where=entry.where,
+            cure="correct one of the two"
+            if environment.master
+            else 'add `address: "{node}-data"` or the like, or start with `srun --mpi=pmi2`',
+            where=f"MASTER_ADDR={name}" if environment.master else entry.where,
             scope=Scope.JOB,
         )
+
+
+def because(environment: Environment, variables: Mapping[str, str]) -> str:
+    """The variable for which the channel is there, and the channels that come after it, for people."""
+    names = {"pmi": "PMI_FD", "slurm": NODE_LIST, "env": "MASTER_ADDR"}
+    if not environment.channels:
+        return "none is needed"
+    name = names.get(environment.channels[0])
+    why = f"{name}={variables.get(name, '')}" if name else environment.sources["rank"]
+    return why + "".join(f", then {other}" for other in environment.channels[1:])
 
 
 def on_channel(environment: Environment) -> str:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError
 
+BACKENDS = ("nccl", "gloo", "auto")
+
 if TYPE_CHECKING:
     import torch
 
@@ -48,10 +50,12 @@ def pick(backend: str, local_rank: int, local_world_size: int) -> tuple[torch.de
         backend: ``nccl``, ``gloo`` or ``auto``: NCCL where CUDA is, else Gloo.
 
     Raises:
-        ConfigError: NCCL without a GPU, or too few GPUs.
+        ConfigError: another backend, NCCL without a GPU, or too few GPUs.
     """
     import torch
 
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend {backend!r}", expected=f"one of {', '.join(BACKENDS)}", cure="correct its name")
     visible = torch.cuda.device_count()
     if backend == "nccl" and not visible:
         raise ConfigError(

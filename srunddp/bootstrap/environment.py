@@ -82,10 +82,16 @@ def detect(variables: Mapping[str, str], *, channel: str | None = None, pid: int
     return _forced(_cross_check(found, variables), channel)
 
 
-def likely_rank(variables: Mapping[str, str]) -> int:
-    """The rank by the first variable that names one, for when :func:`detect` has failed; 0 where none does."""
-    names = (*(launcher.rank for launcher in mpi.LAUNCHERS), slurm.RANK)
-    return next((int(variables[name]) for name in names if variables.get(name, "").isdecimal()), 0)
+def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and local rank by the first variables that name them, for when :func:`detect` has failed; else 0."""
+
+    def first(*names: str) -> int:
+        return next((int(variables[name]) for name in names if variables.get(name, "").isdecimal()), 0)
+
+    return (
+        first(*(launcher.rank for launcher in mpi.LAUNCHERS), slurm.RANK, "RANK"),
+        first(*(launcher.local_rank for launcher in mpi.LAUNCHERS), slurm.LOCAL_RANK, "LOCAL_RANK"),
+    )
 
 
 def _from_mpi(variables: Mapping[str, str], launchers: list[mpi.Launcher], step: slurm.SlurmStep | None) -> Environment:
@@ -167,6 +173,7 @@ def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environmen
                 f"{name}={variables[name]}, but {found.sources[field]}",
                 expected="the launcher's value, or none",
                 cure=f"remove `export {name}` from the job script, or let explicit variables rule with --channel env",
+                scope=Scope.JOB if name == "WORLD_SIZE" else Scope.RANK,
             )
     ignored = [f"{name}={variables[name]}" for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables]
     if not ignored:
@@ -175,7 +182,7 @@ def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environmen
     return replace(found, notes=(*found.notes, note))
 
 
-def _explicit(variables: Mapping[str, str]) -> Environment:
+def _require_explicit(variables: Mapping[str, str]) -> None:
     missing = [name for name in EXPLICIT if not variables.get(name)]
     if missing:
         there = [name for name in EXPLICIT if variables.get(name)]
@@ -184,7 +191,12 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
             f"{_and(there)} set, {_and(missing)} missing" if there else f"{_and(missing)} missing",
             expected=f"all of {_and(EXPLICIT)}, or none",
             cure="start the script with srun: this is not a step of Slurm" if shell else "set them all, or unset them",
+            scope=Scope.JOB,
         )
+
+
+def _explicit(variables: Mapping[str, str]) -> Environment:
+    _require_explicit(variables)
     rank, world_size, local_rank = (slurm.whole_number(variables, name) for name in EXPLICIT[:3])
     if rank >= world_size:
         raise ConfigError(
@@ -194,7 +206,7 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
         )
     port = slurm.whole_number(variables, "MASTER_PORT")
     if not 0 < port < 65536:
-        raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", cure="correct MASTER_PORT")
+        raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", cure="correct it", scope=Scope.JOB)
     names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "world_size": "WORLD_SIZE"}
     local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in variables else None
     return Environment(
@@ -231,6 +243,10 @@ def _single(variables: Mapping[str, str], step: slurm.SlurmStep | None) -> Envir
 
 def _forced(found: Environment, channel: str | None) -> Environment:
     """The environment with the channel that was asked for alone, where one was; a world of one needs none."""
+    if channel and found.launcher == "none":
+        raise ConfigError(
+            f"--channel {channel}, and no launcher was found", expected="a launcher", cure=_CHANNEL_CURES[channel]
+        )
     if found.world_size == 1 or (channel is None and found.channels):
         return found
     if channel is None:

@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 
 VARIABLE = "SRUNDDP_IFACES"
 AUTO = "auto"
+# What every rank is given anyway; torch's names, and the interface in Gloo's and NCCL's spelling.
+_TORCH = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+OURS = (*_TORCH, "TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _KEYS = ("nodes", "interface", "address", "env", "ports")
 _LARGEST_FILE = 1 << 20
 
@@ -227,6 +239,8 @@ def _env(node: yaml.Node, path: str) -> dict[str, str]:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
             found = f"env {name!r}: {value!r}"
             raise _wrong(_at(path, node), found, "a variable's name and its text", "correct it")
+        if name in OURS:
+            raise _wrong(_at(path, node), f"env {name}", "variables that srunddp does not set itself", "remove it")
     return variables
 
 

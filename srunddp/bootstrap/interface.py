@@ -45,9 +45,10 @@ class Interface:
     """The choice for this rank.
 
     Attributes:
-        name: the interface; address: its numeric address, IPv4 before IPv6.
+        name: the interface; address: its numeric address, by which the others know this node if it has several.
         exports: ``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME`` and the entry's ``env``.
         source: the line of ifaces.conf or the variable that decided it.
+        kept: the variables among ``exports`` that the user had exported, and that stay.
         passed_over: the interfaces that ``auto`` did not take, and why.
     """
 
@@ -55,6 +56,7 @@ class Interface:
     address: str
     exports: Mapping[str, str]
     source: str
+    kept: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
 
 
@@ -75,8 +77,10 @@ def choose(
     alone = environment.world_size == 1
     entry = entry_for(entries, environment.node, alone=alone)
     passed_over: tuple[str, ...] = ()
-    if exported := _exported(variables, links):
-        name, source = exported
+    for name, variable in (exported := _exported(variables, links)):
+        _checked(name, links, environment, f"{variable}={variables[variable]}", Scope.NODE, cure=f"correct {variable}")
+    if exported:
+        name, source = exported[0][0], f"{exported[0][1]}={variables[exported[0][1]]}"
     elif alone:
         return _loopback(entry, variables, "a world of one")
     elif entry.interfaces != (AUTO,):
@@ -88,34 +92,52 @@ def choose(
     # With several names to an entry, one rank of a node may be wrong and another right.
     scope = Scope.RANK if len(entry.interfaces) > 1 else Scope.NODE
     link = _checked(name, links, environment, source, scope)
-    exports = _exports(entry, variables, name, ipv6=not link.ipv4)
-    return Interface(name, link.addresses[0], exports, source, passed_over)
+    return _interface(name, _address(link, entry, environment), entry, variables, source, passed_over)
 
 
 def _loopback(entry: Entry, variables: Mapping[str, str], why: str) -> Interface:
-    return Interface("lo", "127.0.0.1", _exports(entry, variables, "lo", ipv6=False), f"loopback, as {why}")
+    return _interface("lo", "127.0.0.1", entry, variables, f"loopback, as {why}", ())
 
 
-def _exports(entry: Entry, variables: Mapping[str, str], name: str, *, ipv6: bool) -> dict[str, str]:
+def _interface(
+    name: str, address: str, entry: Entry, variables: Mapping[str, str], source: str, passed_over: tuple[str, ...]
+) -> Interface:
     """The choice in both spellings and the entry's variables; what the user exported stays."""
-    ours = {**entry.env, GLOO: name, NCCL: f"={name}", **({"NCCL_SOCKET_FAMILY": "AF_INET6"} if ipv6 else {})}
-    return {key: variables.get(key) or value for key, value in ours.items()}
+    family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
+    ours = {**entry.env, GLOO: name, NCCL: f"={name}", **family}
+    exports = {key: variables.get(key) or value for key, value in ours.items()}
+    kept = tuple(key for key in ours if variables.get(key))
+    return Interface(name, address, exports, source, kept, passed_over)
 
 
-def _exported(variables: Mapping[str, str], links: tuple[Link, ...]) -> tuple[str, str] | None:
-    """The interface that the user's own variables mean on this node."""
-    gloo, nccl = variables.get(GLOO, ""), variables.get(NCCL, "")
-    if gloo:
-        return gloo.split(",")[0], f"{GLOO}={gloo}"
-    if not nccl or nccl.startswith("^"):
-        return None
-    wanted = nccl.removeprefix("=").split(",")
+def _address(link: Link, entry: Entry, environment: Environment) -> str:
+    """Of several addresses the one by which the others know this node, else the first of the same family."""
+    if len(link.addresses) == 1:
+        return link.addresses[0]
+    name = environment.master[0] if environment.master else entry.address.format(node=environment.node)
+    known = addresses_of(name or environment.node)
+    families = {":" in host for host in known if not host.startswith(("127.", "::1"))}
+    return min(link.addresses, key=lambda host: (host not in known, (":" in host) not in families))
+
+
+def _exported(variables: Mapping[str, str], links: tuple[Link, ...]) -> list[tuple[str, str]]:
+    """The interfaces that the user's own variables mean on this node, each with the variable; Gloo's come first."""
+    found = [(name, GLOO) for name in variables.get(GLOO, "").split(",") if name]
+    nccl = variables.get(NCCL, "")
+    if nccl and not nccl.startswith("^"):
+        found.append((_nccl_takes(nccl, links), NCCL))
+    return found
+
+
+def _nccl_takes(setting: str, links: tuple[Link, ...]) -> str:
+    """The first usable interface that a setting of NCCL fits; the first name in it where none does."""
+    wanted = setting.removeprefix("=").split(",")
     for want in wanted:
         for link in links:
-            name_fits = link.name == want if nccl.startswith("=") else link.name.startswith(want)
+            name_fits = link.name == want if setting.startswith("=") else link.name.startswith(want)
             if name_fits and link.up and link.addresses:
-                return link.name, f"{NCCL}={nccl}"
-    return wanted[0], f"{NCCL}={nccl}"
+                return link.name
+    return wanted[0]
 
 
 def _automatic(links: tuple[Link, ...], environment: Environment, source: str) -> tuple[str, str, tuple[str, ...]]:
@@ -154,7 +176,15 @@ def addresses_of(name: str) -> set[str]:
         return set()
 
 
-def _checked(name: str, links: tuple[Link, ...], environment: Environment, source: str, scope: Scope) -> Link:
+def _checked(
+    name: str,
+    links: tuple[Link, ...],
+    environment: Environment,
+    source: str,
+    scope: Scope,
+    *,
+    cure: str = "correct this entry",
+) -> Link:
     link = next((link for link in links if link.name == name), None)
     wrong = "" if link and link.up and link.addresses else "is not there"
     if link and not link.up:
@@ -168,7 +198,7 @@ def _checked(name: str, links: tuple[Link, ...], environment: Environment, sourc
     raise ConfigError(
         f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}",
         expected="one that is up and has an address",
-        cure=f"correct {source.split('=')[0] if '=' in source else 'this entry'}",
+        cure=cure,
         where=source,
         scope=scope,
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from srunddp.errors import ConfigError, RendezvousError
+from srunddp.errors import ConfigError, RendezvousError, Scope
 
 
 @dataclass(frozen=True)
@@ -142,4 +142,5 @@ def refuse_size_less(variables: Mapping[str, str]) -> None:
             f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank",
             expected="OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them",
             cure="start with Open MPI's mpirun instead of prterun",
+            scope=Scope.JOB,
         )

@@ -8,7 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from srunddp.bootstrap.line import Held, Hello, Meeting, parse, send
@@ -113,10 +113,11 @@ class Roster:
         if caller.hello and "here" in message:
             self.lines[caller.hello.rank] = ready
             return True
-        caller.hello = _hello(message)
-        if not caller.hello or caller.hello.token != self.own.token:
+        hello = _hello(message)
+        if not hello or hello.token != self.own.token:
             return False
-        if objection := self._objection(caller.hello):
+        caller.hello = hello
+        if objection := self._objection(hello):
             raise self._refuse(objection)
         send(ready, {"seen": True})
         return True
@@ -154,8 +155,10 @@ class Roster:
         )
 
     def _refuse(self, why: str) -> RendezvousError:
-        for caller in self._callers:
-            send(caller, {"failed": why})
+        # Not to those that have not said hello: they may be another job's, and not looking for us.
+        for connection, caller in self._callers.items():
+            if caller.hello:
+                send(connection, {"failed": why})
         return RendezvousError(why, scope=Scope.JOB)
 
     def _tell(self) -> Meeting:
@@ -198,6 +201,7 @@ def named(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
 
 def _hello(message: Mapping[str, Any]) -> Hello | None:
     try:
-        return Hello(**message["hello"])
+        hello = Hello(**message["hello"])
     except (KeyError, TypeError):
         return None
+    return hello if all(type(getattr(hello, each.name)).__name__ == each.type for each in fields(hello)) else None

@@ -6,10 +6,12 @@ allocation, and a step may run on a part of it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from srunddp.errors import ConfigError, Scope
 
@@ -40,7 +42,7 @@ class SlurmStep:
         distribution: ``SLURM_DISTRIBUTION``; reserved_ports: ``SLURM_STEP_RESV_PORTS``, expanded.
         heterogeneous: whether the step spans components of a heterogeneous job.
         direct: ``SLURM_TASK_PID`` is this very process: srun started it, not something in between.
-        terminal: the step belongs to ``srun --pty``.
+        terminal: the step is one of ``srun --pty``.
     """
 
     job: str
@@ -125,10 +127,20 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         reserved_ports=tuple(_numbers(variables.get("SLURM_STEP_RESV_PORTS", ""), where="SLURM_STEP_RESV_PORTS")),
         heterogeneous="SLURM_HET_SIZE" in variables,
         direct=variables.get("SLURM_TASK_PID") == str(pid),
-        terminal="SLURM_PTY_PORT" in variables,
+        # A step that is started from the shell of srun --pty inherits the variable, and no terminal.
+        terminal="SLURM_PTY_PORT" in variables and has_terminal(variables.get("SLURM_TASK_PID", "self")),
     )
     _check(step)
     return step
+
+
+def has_terminal(pid: str) -> bool:
+    """Whether a process has a controlling terminal; where its id means nothing, as in a container, whether we do."""
+    for process in (pid, "self"):
+        with contextlib.suppress(OSError):
+            # After the name, which may hold anything: state, parent, group, session, terminal.
+            return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[4] != "0"
+    return False
 
 
 def _check(step: SlurmStep) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import re
 import runpy
 import sys
 import types
@@ -26,30 +27,55 @@ def check(script: Script) -> None:
     """Before anything starts: is it there?
 
     Raises:
-        ConfigError: no such file, or no such module.
+        ConfigError: no such file, no such module, or no working folder.
     """
-    if script.module:
-        sys.path.insert(0, os.getcwd())
-        try:
-            there = importlib.util.find_spec(script.name.split(".")[0]) is not None
-        finally:
-            sys.path.pop(0)
-        found, cure = f"no module {script.name.split('.')[0]!r}", "correct the name after -m, or install it"
-    else:
-        there = os.path.isfile(script.name) or os.path.isfile(os.path.join(script.name, "__main__.py"))
-        found, cure = f"no file {script.name} in {os.getcwd()}", "correct the path; all nodes must see the file"
-    if not there:
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        found, cure = "the working folder has been deleted", "start in one that all nodes see"
+        raise ConfigError(found, expected="a folder that is there", cure=cure, scope=Scope.NODE) from None
+    found, cure = _module_wrong(script.name, folder) if script.module else _file_wrong(script.name, folder)
+    if found:
         raise ConfigError(found, expected="a script to run", cure=cure, scope=Scope.NODE)
+
+
+def _file_wrong(name: str, folder: str) -> tuple[str, str]:
+    """What is wrong with a file, and the cure; empty where nothing is."""
+    if os.path.isdir(name):
+        main = os.path.join(name, "__main__.py")
+        return "" if os.path.exists(main) else f"{name} is a folder without __main__.py", "name the script in it"
+    if not os.path.exists(name):  # not isfile: a shell's <(...) is a pipe
+        if re.fullmatch(r"python[\d.]*", name):
+            return f"no file {name} in {folder}", f"leave {name} out: srunddp runs the script in its own Python"
+        place = "" if os.path.isabs(name) else f" in {folder}"
+        return f"no file {name}{place}", "correct the path; all nodes must see the file"
+    return "" if os.access(name, os.R_OK) else f"{name} may not be read", "correct its permissions"
+
+
+def _module_wrong(name: str, folder: str) -> tuple[str, str]:
+    package = name.split(".")[0]
+    return "" if _is_module(package, folder) else f"no module {package!r}", "correct the name after -m, or install it"
+
+
+def _is_module(package: str, folder: str) -> bool:
+    sys.path.insert(0, folder)
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # it has no spec, as __main__
+        return False
+    finally:
+        sys.path.pop(0)
 
 
 def run(script: Script) -> int:
     """Run it as ``__main__`` and return its exit code; an exception's traceback is printed as Python prints it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
+            stream.reconfigure(line_buffering=True)
     sys.argv = [script.name, *script.arguments]
-    # bin/ is where Python found the launcher; the script is to find its own neighbours there instead.
-    sys.path[0] = os.getcwd() if script.module else os.path.dirname(os.path.realpath(script.name))
+    if not sys.flags.safe_path:
+        # bin/ is where Python found the launcher; the script is to find its own neighbours there instead.
+        sys.path[0] = os.getcwd() if script.module else os.path.dirname(os.path.realpath(script.name))
     try:
         if script.module:
             runpy.run_module(script.name, run_name="__main__", alter_sys=True)
@@ -83,7 +109,7 @@ def _run_file(name: str) -> None:
 
 
 def _is_archive(path: str) -> bool:
-    if path.endswith(".py"):
+    if path.endswith(".py") or not os.path.isfile(path):
         return False
     import zipfile
 

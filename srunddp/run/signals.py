@@ -20,6 +20,7 @@ FORWARDED = (
     signal.SIGALRM,
     signal.SIGXCPU,
 )
+TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _WATCHED = (*FORWARDED, signal.SIGCHLD)
 
 _PR_SET_PDEATHSIG = 1
@@ -74,6 +75,7 @@ def launcher(rank_variable: str) -> int:
     """The process id of the launcher: our nearest ancestor that was not itself told a rank by it.
 
     Wrappers in between were told the same rank. A process that we may not look into is another user's, as Slurm's.
+    0 where the launcher is outside our process namespace, as for a container.
     """
     pid, wanted = os.getppid(), rank_variable.encode() + b"="
     while pid > 1:

@@ -68,7 +68,7 @@ class Supervisor:
         worker: its process id; pipe: to it.
         meet: waits for the other ranks; runs in a thread, and may raise.
         told: called once with what the meeting left.
-        launcher: the process whose signals reach the worker as well, and not just us; 0 for none.
+        launcher: the process whose signals reach the worker as well, and not just us; None for none.
         last: this is rank 0, whose worker hosts the store and so leaves when the others have said goodbye.
     """
 
@@ -76,7 +76,7 @@ class Supervisor:
     pipe: Pipe
     meet: Callable[[], Met]
     told: Callable[[Met], None]
-    launcher: int
+    launcher: int | None
     last: bool
     _working: set[socket.socket] = field(default_factory=set)
     _error: BaseException | None = None
@@ -168,8 +168,10 @@ class Supervisor:
 
     def _worker_has_it(self, received: signals.Received) -> bool:
         # A terminal's keys go to the whole foreground group; Slurm signals every process of a step, and Open MPI
-        # and Hydra the whole process group. Passing such a signal on would deliver it twice.
-        return received.from_kernel or received.sender == self.launcher
+        # and Hydra the whole process group. Passing such a signal on would deliver it twice. An alarm is ours alone.
+        of_a_terminal = received.from_kernel and received.number in signals.TERMINAL
+        # A sender outside our process namespace has no id, and 0 comes here: the launcher too, where it is outside.
+        return of_a_terminal or received.sender == self.launcher
 
     def _reap(self) -> None:
         ended, status = os.waitpid(self.worker, os.WNOHANG)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``state``; a kill or a power cut at any moment leaves the old file or the new.
 
     One rank alone may call this. ``state`` holds tensors and plain values only: see :func:`load_checkpoint`.
@@ -20,6 +20,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """
     # In the same folder, since a rename is atomic within one file system only; and of a fixed name, so
     # that the next save overwrites what a killed one left, rather than filling the disk.
+    path = Path(path)
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
@@ -33,7 +34,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     _sync_folder(path.parent)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What :func:`save_checkpoint` wrote, with its tensors on the CPU.
 
     On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in the file

@@ -70,8 +70,8 @@ def check_fit(
     counts = {**sizes, "epochs": epochs, "batch_size": batch_size}
     _check_agreement(world, {**counts, "seed": seed})
     for name, number in counts.items():
-        if number == 0:
-            raise ValueError(f"{name} is 0; expected at least 1 -> check what was passed to fit()")
+        if number == 0 or (number < 0 and name not in sizes):
+            raise ValueError(f"{name} is {number}; expected at least 1 -> check what was passed to fit()")
 
 
 def _check_agreement(world: World, numbers: Mapping[str, int]) -> None:

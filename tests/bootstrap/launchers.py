@@ -62,8 +62,13 @@ def interactive_step(step_id: str = "4294967290") -> dict[str, str]:
 
 
 def pty_shell(rank: int = 0) -> dict[str, str]:
-    """A program that was typed into the shell of ``srun -n 4 --pty bash``."""
+    """A program that was typed into the shell of ``srun -n 4 --pty bash``, which is process 4000."""
     return step(rank, SLURM_TASK_PID="4000", SLURM_PTY_PORT="40001", SLURM_PTY_WIN_COL="80")
+
+
+def nested_in_pty_shell(rank: int = 0) -> dict[str, str]:
+    """A wrapper's child, where ``srun wrapper.sh`` was typed into such a shell: the wrapper is process 4001."""
+    return pty_shell(rank) | {"SLURM_TASK_PID": "4001"}
 
 
 def open_mpi(rank: int, size: int = 2, local_rank: int | None = None, local_size: int | None = None) -> dict[str, str]:

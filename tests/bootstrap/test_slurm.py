@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import os
+import pty
 import re
 import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +14,11 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap import slurm
 from srunddp.errors import ConfigError
-from tests.bootstrap.launchers import JOB, PID, batch_body, interactive_step, pty_shell, step
+from tests.bootstrap.launchers import JOB, PID, batch_body, interactive_step, nested_in_pty_shell, pty_shell, step
 from tests.conftest import missing
+
+# The one that looks, before the tests' stand-in takes its place.
+_has_terminal = slurm.has_terminal
 
 HOST_LISTS = {
     "node01": ["node01"],
@@ -212,9 +219,30 @@ def test_half_a_step_is_none(missing: str) -> None:
 
 def test_a_program_typed_into_a_pty_shell_is_told_from_srun_pty_itself() -> None:
     typed = slurm.read_step(pty_shell(), PID)
+    nested = slurm.read_step(nested_in_pty_shell(), PID)
+    assert (nested.terminal, nested.direct) == (False, False)
     itself = slurm.read_step(step(SLURM_PTY_PORT="40001"), PID)
     assert (typed.terminal, typed.direct) == (True, False)
-    assert (itself.terminal, itself.direct) == (True, True)
+    assert itself.direct
+
+
+def test_a_terminal_is_told_by_the_process_that_has_it() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert _has_terminal(str(pid))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+    daemon = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        assert not _has_terminal(str(daemon.pid))
+    finally:
+        daemon.kill()
+        daemon.wait()
 
 
 def test_only_the_steps_own_variables_are_read() -> None:

@@ -22,7 +22,7 @@ SRUNDDP = str(ROOT / "bin" / "srunddp")
 # Failures below us, upon which a run is repeated. Two threads or processes of Slurm 22.05's srun that try the same
 # port at once, as those of a heterogeneous step do: the loser tries no other. And Open MPI under its PMIx, which now
 # and then crashes while MPI_Init meets the others' first messages; plain mpi4py does too (docs/measurements.md).
-_NOT_OURS = (("cannot establish listening port",), ("*** Process received signal ***", "MPI did not start"))
+_NOT_OURS = (("cannot establish listening port",), ("*** Process received signal ***", "the worker ended in MPI_Init"))
 _TRIES = 4
 
 

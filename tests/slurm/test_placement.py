@@ -116,6 +116,13 @@ def test_row_8_a_shell_of_srun_pty_is_a_world_of_one(bench: Bench) -> None:
     assert "srun --pty" in done.output
 
 
+def test_row_8_srun_of_a_wrapper_within_a_shell_of_srun_pty_is_a_real_step(bench: Bench) -> None:
+    """It inherits the shell's variables, and is not the process that srun started."""
+    inner = f"srun --overlap -n2 bash -c '{SRUNDDP} --quiet {REPORT}; true'"
+    done = bench.on_login("script", "-qec", f'srun -N1 -n2 --pty bash -c "{inner}; true"', "/dev/null")
+    assert sorted((report["rank"], report["world_size"]) for report in done.reports) == [(0, 2), (1, 2)], done.output
+
+
 def test_a_terminal_does_not_hide_a_real_step(bench: Bench) -> None:
     done = bench.on_login("script", "-qec", f"srun -N1 -n1 --pty {SRUNDDP} --explain", "/dev/null")
     assert "SLURM_PROCID=0" in done.output
