@@ -32,9 +32,7 @@ class _RunByDefault(click.Group):
     """``srunddp train.py`` means ``srunddp run train.py``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args:
-            args = ["--help"]
-        if args[0] not in self.commands and args[0] != "--version":
+        if not args or (args[0] not in self.commands and args[0] != "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -127,9 +125,11 @@ def _say(line: str) -> None:
 
 
 def _print(line: str) -> None:
-    # A full disk below standard error is no reason to end a training.
-    with contextlib.suppress(OSError):
-        click.echo(line, err=True)
+    # A full disk below standard error is no reason to end a training, nor is that it is closed. Unbuffered, since
+    # what cannot be written would be tried again when Python ends.
+    if sys.stderr:
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="backslashreplace"))
 
 
 def _notes(prepared: Prepared) -> list[str]:

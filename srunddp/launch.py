@@ -48,9 +48,8 @@ def launch(prepared: Prepared, script: user_script.Script, told: Callable[[Meeti
     worker = os.fork()
     if worker == 0:
         signals.die_with_parent(supervisor)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         ours.end.close()
-        return _work(prepared, script, theirs)
+        return _work(prepared, script, theirs, mask)
     theirs.end.close()
     if prepared.held:
         prepared.held.store.close()
@@ -103,10 +102,11 @@ def _told_by_worker(worker: Pipe, timeout: float) -> str:
     return str(answer["told"])
 
 
-def _work(prepared: Prepared, script: user_script.Script, supervisor: Pipe) -> int:
+def _work(prepared: Prepared, script: user_script.Script, supervisor: Pipe, mask: set[signal.Signals]) -> int:
     """In the worker: meet over MPI where that is the channel, wait to be told, become the script."""
     environment, held = prepared.environment, prepared.held
     interrupt = _end_at(signal.SIGINT)  # Ctrl-C ends the wait for the others, and not with a traceback
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if held:
         held.line.close()
     if environment.world_size > 1 and environment.channels[0] == "mpi":

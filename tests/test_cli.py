@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -11,7 +14,7 @@ import pytest
 import srunddp as package
 from srunddp.bootstrap import channels, environment
 from srunddp.bootstrap.ifaces import DEFAULT
-from tests.run.starting import srunddp, write
+from tests.run.starting import SRUNDDP, bare, ended, srunddp, started, until, write
 
 NODE = socket.gethostname()
 
@@ -46,6 +49,10 @@ def one_message(done: CompletedProcess[str], code: int = 78) -> str:
     return done.stderr.removeprefix("srunddp: error: ").rstrip()
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     return write(tmp_path / "train.py", "import os; print('rank', os.environ['RANK'], 'ran')")
@@ -65,7 +72,7 @@ def script(tmp_path: Path) -> Path:
         (["--channel", "tcp", "train.py"], "'tcp' is not one of 'mpi', 'pmi', 'slurm', 'env'"),
         (["--timeout", "0", "train.py"], "Invalid value for '--timeout'"),
         (["--timeout", "soon", "train.py"], "Invalid value for '--timeout'"),
-        ([], "Usage: "),
+        ([], "Missing argument 'SCRIPT'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -91,8 +98,29 @@ def test_a_missing_script_is_named_with_the_folder(tmp_path: Path) -> None:
     assert text.startswith(f"no file no-such.py in {tmp_path}; expected a script to run -> ")
 
 
-def test_a_missing_module_is_named(tmp_path: Path) -> None:
-    assert one_message(srunddp("-m", "no_such.part", folder=tmp_path)).startswith("no module 'no_such'; expected ")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("python", "leave python out: srunddp runs the script in its own Python"),
+        ("folder", "folder is a folder without __main__.py; expected a script to run -> name the script in it"),
+        ("/no/such.py", "no file /no/such.py; expected a script to run -> "),
+    ],
+)
+def test_what_is_no_script_gets_the_cure_that_fits(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "folder").mkdir()
+    assert said in one_message(srunddp(name, folder=tmp_path))
+
+
+def test_a_deleted_working_folder_is_said(tmp_path: Path) -> None:
+    command = f"mkdir gone; cd gone; rmdir ../gone; {' '.join(SRUNDDP)} /no/such.py"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=bare(), capture_output=True, text=True)
+    assert one_message(done).startswith("the working folder has been deleted; expected ")
+
+
+@pytest.mark.parametrize("module", ["no_such.part", "__main__"])
+def test_a_missing_module_is_named(tmp_path: Path, module: str) -> None:
+    text = one_message(srunddp("-m", module, folder=tmp_path))
+    assert text.startswith(f"no module {module.split('.')[0]!r}; expected a script to run -> ")
 
 
 def test_a_wrong_ifaces_conf_is_one_line_with_file_and_line(script: Path) -> None:
@@ -200,6 +228,21 @@ def test_the_command_run_may_be_spelled_out(script: Path) -> None:
     assert srunddp("run", "--quiet", "train.py", folder=script.parent).stdout == "rank 0 ran\n"
 
 
+@pytest.mark.parametrize("arguments", [("-h",), ("--help",), ("run", "-h")])
+def test_every_way_to_ask_for_help_shows_how_to_start_a_script(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = srunddp(*arguments, folder=tmp_path)
+    assert done.returncode == 0
+    assert "SCRIPT [ARGUMENTS]..." in done.stdout
+    assert "--explain" in done.stdout
+
+
+def test_a_full_disk_below_standard_error_keeps_no_script_from_running(script: Path) -> None:
+    command = [*SRUNDDP, "--verbose", "train.py"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=script.parent, env=bare(), stdout=subprocess.PIPE, stderr=full, text=True)
+    assert (done.returncode, done.stdout) == (0, "rank 0 ran\n")
+
+
 def test_quiet_says_nothing(script: Path) -> None:
     assert srunddp("--quiet", "train.py", folder=script.parent).stderr == ""
 
@@ -235,9 +278,21 @@ def test_explain_says_which_variable_decided_each_value(tmp_path: Path) -> None:
     assert table["world_size"] == "2 SLURM_STEP_NUM_TASKS=2"
     assert table["local_world_size"] == "2 SLURM_GTIDS=0,1"
     assert table["node"] == f"{NODE} SLURMD_NODENAME"
-    assert table["channel"] == "slurm SLURM_STEP_NODELIST=vm"
+    assert table["channel"] == f"slurm SLURM_STEP_NODELIST={NODE}"
     assert table["interface"] == "lo loopback, as all ranks share one node"
     assert table["address"] == "127.0.0.1 of lo"
+    assert table["backend"] == "auto the default"
+
+
+def test_explain_names_the_source_of_every_variable_that_is_exported(tmp_path: Path) -> None:
+    conf = write(tmp_path / "ifaces.conf", f"- nodes: {NODE}\n  interface: auto\n  env: {{NCCL_IB_TC: 106, X1: on}}\n")
+    options = ("--explain", "--backend", "gloo", "--channel", "slurm", "--ifaces", conf)
+    table = explained(srunddp(*options, folder=tmp_path, **slurm(0, NCCL_IB_TC="41")), 0)
+    assert table["NCCL_IB_TC"] == "41 exported"
+    assert table["X1"] == f"on {conf}:1"
+    assert table["GLOO_SOCKET_IFNAME"] == "lo loopback, as all ranks share one node"
+    assert table["backend"] == "gloo --backend"
+    assert table["channel"] == f"slurm --channel, SLURM_STEP_NODELIST={NODE}"
 
 
 def test_explain_says_where_rank_zero_is_looked_for(tmp_path: Path) -> None:
@@ -276,6 +331,17 @@ def both(*arguments: object, folder: Path, **changes: str) -> list[CompletedProc
         return [rank.result() for rank in started]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"WORLD_SIZE": "9"}, {"SLURM_STEP_TASKS_PER_NODE": "x"}],
+    ids=["world-size", "task-counts"],
+)
+def test_what_is_wrong_for_all_ranks_is_said_once(script: Path, changes: dict[str, str]) -> None:
+    first, second = both("--quiet", "train.py", folder=script.parent, **changes)
+    one_message(first)
+    assert (second.returncode, second.stderr) == (78, "")
+
+
 def test_two_ranks_meet_and_rank_zero_speaks_for_both(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "import os, json; print(json.dumps(dict(os.environ)))")
     first, second = both("--verbose", "train.py", folder=tmp_path, MASTER_ADDR="n1", MASTER_PORT="29500")
@@ -294,6 +360,14 @@ def test_two_ranks_meet_and_rank_zero_speaks_for_both(tmp_path: Path) -> None:
 def test_each_rank_ends_with_its_own_scripts_code(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "import os, sys; sys.exit(3 + int(os.environ['RANK']))")
     assert [done.returncode for done in both("--quiet", "train.py", folder=tmp_path)] == [3, 4]
+
+
+def test_ctrl_c_while_ranks_wait_for_each_other_ends_them_as_it_ends_a_script(script: Path) -> None:
+    with started("--quiet", "train.py", folder=script.parent, **slurm(0)) as process:
+        until(lambda: children(process.pid))
+        # The terminal sends it to both; only the worker acts on it.
+        os.kill(children(process.pid)[0], signal.SIGINT)
+        assert ended(process) == (130, "", "")
 
 
 def test_a_rank_that_does_not_come_is_named_and_no_script_starts(script: Path) -> None:

@@ -10,6 +10,7 @@ BACKENDS = ("nccl", "gloo", "auto")
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.distributed_c10d import Store
 
 
 def device_index(local_rank: int, local_world_size: int, visible: int) -> int:
@@ -31,6 +32,24 @@ def device_index(local_rank: int, local_world_size: int, visible: int) -> int:
         expected="one GPU for each rank, or all of the node's for each",
         cure=f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks",
     )
+
+
+def claim(store: Store, node: str, gpu: str, rank: int) -> None:
+    """See to it that no two ranks use one GPU, which NCCL refuses later and in other words.
+
+    Args:
+        store: that all ranks share; node: this rank's; gpu: the UUID of its device.
+
+    Raises:
+        ConfigError: another rank has it.
+    """
+    holder = store.compare_set(f"srunddp/gpu/{node}/{gpu}", "", str(rank)).decode()
+    if holder != str(rank):
+        raise ConfigError(
+            f"ranks {holder} and {rank} on {node} have the same GPU, {gpu}",
+            expected="a GPU for each rank",
+            cure="start with --gpus-per-node=N --ntasks-per-node=N --gpu-bind=none, or use --backend gloo",
+        )
 
 
 def unused_devices(local_world_size: int, visible: int) -> str:

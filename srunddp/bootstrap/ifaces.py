@@ -24,17 +24,8 @@ if TYPE_CHECKING:
 VARIABLE = "SRUNDDP_IFACES"
 AUTO = "auto"
 # What every rank is given anyway; torch's names, and the interface in Gloo's and NCCL's spelling.
-_TORCH = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
-OURS = (*_TORCH, "TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+OURS = (*_RANKS, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _KEYS = ("nodes", "interface", "address", "env", "ports")
 _LARGEST_FILE = 1 << 20
 

@@ -257,6 +257,7 @@ def task_counts(counts: str) -> list[int]:
                 f"{TASKS_PER_NODE}={counts!r}",
                 expected="counts like 4(x2),3",
                 cure="something rewrote Slurm's variables; start srunddp directly with srun",
+                scope=Scope.JOB,
             )
         expanded.extend([int(match[1])] * int(match[2] or 1))
     return expanded

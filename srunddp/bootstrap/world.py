@@ -89,15 +89,20 @@ def open_world(place: Joined, backend: str, timeout: timedelta | None) -> tuple[
     Returns:
         The world, and a warning about GPUs that stay idle, empty when there is none.
     """
+    import torch
     import torch.distributed as dist
 
     from srunddp.bootstrap import device
 
     environment, meeting = place.environment, place.meeting
     chosen, backend, warning = device.pick(backend, environment.local_rank, meeting.local_world_size)
+    store = place.next_store()
+    if backend == "nccl":
+        gpu = str(torch.cuda.get_device_properties(chosen).uuid)
+        device.claim(store, environment.node, gpu, environment.rank)
     dist.init_process_group(
         backend,
-        store=place.next_store(),
+        store=store,
         rank=environment.rank,
         world_size=environment.world_size,
         timeout=timeout,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 from srunddp.bootstrap import device
 from srunddp.errors import ConfigError
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize("local_rank", range(4))
@@ -92,6 +94,26 @@ def test_nccl_without_a_gpu_is_refused_with_the_cure(torch: Torch) -> None:
         device.pick("nccl", 0, 1)
 
 
+@pytest.mark.parametrize("torch", [0, 1], indirect=True)
+def test_a_backend_that_does_not_exist_is_refused(torch: Torch) -> None:
+    with pytest.raises(ConfigError, match="backend 'ncll'; expected one of nccl, gloo, auto -> "):
+        device.pick("ncll", 0, 1)
+
+
 @pytest.mark.parametrize("torch", [8], indirect=True)
 def test_idle_gpus_are_warned_of(torch: Torch) -> None:
     assert device.pick("auto", 0, 1) == ("cuda:0", "nccl", device.unused_devices(1, 8))
+
+
+def test_row_11_two_ranks_that_see_the_same_gpu_are_named() -> None:
+    """Such as eight tasks that were all given the first one."""
+    source = (
+        "from torch.distributed import HashStore\n"
+        "from srunddp.bootstrap.device import claim\n"
+        "store = HashStore()\n"
+        "for node, gpu, rank in (('n1', 'GPU-a', 0), ('n1', 'GPU-b', 1), ('n2', 'GPU-a', 2), ('n1', 'GPU-a', 0)):\n"
+        "    claim(store, node, gpu, rank)\n"
+        "claim(store, 'n1', 'GPU-a', 3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
+    assert "ConfigError: ranks 0 and 3 on n1 have the same GPU, GPU-a; expected a GPU for each rank" in done.stderr

@@ -301,6 +301,11 @@ def test_a_single_explicit_variable_names_the_four_missing(only: str) -> None:
     assert all(name in found for name in EXPLICIT)
 
 
+@pytest.mark.parametrize("channel", ["mpi", "pmi", "slurm"])
+def test_a_channel_without_a_launcher_is_refused(channel: str) -> None:
+    assert refused({}, channel).startswith(f"--channel {channel}, and no launcher was found; expected a launcher -> ")
+
+
 def test_an_empty_explicit_variable_is_missing() -> None:
     assert "LOCAL_RANK missing" in refused(EXPLICIT | {"LOCAL_RANK": ""})
 
@@ -426,8 +431,10 @@ def test_a_forced_channel_that_is_not_there_is_refused_with_those_that_are(
 
 def test_a_world_of_one_takes_any_forced_channel() -> None:
     """The same job script with one task must not fail for want of a channel."""
+    alone = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "node01", "SLURM_STEP_TASKS_PER_NODE": "1"}
     for channel in ("mpi", "pmi", "slurm"):
-        assert detect({}, channel).world_size == 1
+        assert detect(step(**alone, SLURM_GTIDS="0"), channel).world_size == 1
+        assert detect(open_mpi(0, 1), channel).world_size == 1
 
 
 # What is never looked at.

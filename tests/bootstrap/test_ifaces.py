@@ -323,6 +323,7 @@ WRONG = {
     "env-list": (NODE + "b\n  env: [A=1]\n", 3, "a list", "keys with values"),
     "env-text": (NODE + "b\n  env: A=1\n", 3, "'A=1'", "keys with values"),
     "env-nested": (NODE + "b\n  env:\n    A: {B: c}\n", 4, "keys with values", "a single value"),
+    "env-ours": (NODE + "b\n  env: {RANK: 7}\n", 3, "env RANK", "variables that srunddp does not set itself"),
     "env-twice": (NODE + "b\n  env:\n    A: 1\n    A: 2\n", 5, "A twice in one entry", "each key once"),
     "ports-text": (NODE + "b\n  ports: any\n", 3, "ports 'any'", "two ports or more, from 1024 to 65535"),
     "ports-low": (NODE + "b\n  ports: 80-90\n", 3, "ports '80-90'", "two ports or more, from 1024 to 65535"),

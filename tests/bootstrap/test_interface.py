@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -304,3 +305,55 @@ def test_link_local_addresses_are_no_addresses(monkeypatch: pytest.MonkeyPatch) 
     (only,) = interface.links_here()
     assert only.addresses == ("fd00::1",)
     assert not only.up
+
+
+# An interface with several addresses.
+
+TWO = link("eth5", "10.9.0.1", "10.9.0.2", "fd99::1", "fd99::2")
+
+
+@pytest.mark.parametrize(
+    ("known", "address"),
+    [
+        (set(), "10.9.0.1"),
+        ({"10.9.0.2"}, "10.9.0.2"),
+        ({"fd99::2"}, "fd99::2"),
+        ({"fd99::7"}, "fd99::1"),
+        ({"172.16.0.1"}, "10.9.0.1"),
+        ({"127.0.1.1", "::1"}, "10.9.0.1"),
+    ],
+)
+def test_of_several_addresses_the_one_that_the_others_know_is_taken(
+    names: dict[str, set[str]], known: set[str], address: str
+) -> None:
+    names["node07"] = known
+    found = chosen(entry("eth5"), links=(LO, TWO))
+    assert found.address == address
+    assert ("NCCL_SOCKET_FAMILY" in found.exports) == (":" in address)
+
+
+def test_master_addr_decides_among_several_addresses_where_it_rules(names: dict[str, set[str]]) -> None:
+    names["head"] = {"fd99::2"}
+    who = replace(rank(), channels=("env",), master=("head", 29500))
+    assert chosen(entry("eth5"), links=(LO, TWO), who=who).address == "fd99::2"
+
+
+# All that the user exported is checked.
+
+
+def test_every_name_for_gloo_must_be_there() -> None:
+    text = refused(entry("ib0"), {"GLOO_SOCKET_IFNAME": "ib0,nope"})
+    assert text.startswith("GLOO_SOCKET_IFNAME=ib0,nope: interface nope is not there on node node07")
+    assert text.endswith("-> correct GLOO_SOCKET_IFNAME")
+
+
+def test_nccls_setting_is_checked_beside_gloos() -> None:
+    text = refused(entry("ib0"), {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=nope7"})
+    assert text.startswith("NCCL_SOCKET_IFNAME==nope7: interface nope7 is not there on node node07")
+
+
+def test_all_that_stays_as_it_was_exported_is_told() -> None:
+    variables = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_IB_TC": "41"}
+    found = chosen(entry("ib1", env={"NCCL_IB_TC": "106"}), variables)
+    assert set(found.kept) == set(variables)
+    assert found.exports["NCCL_IB_TC"] == "41"

@@ -587,3 +587,24 @@ def test_a_rank_that_loses_rank_zero_says_so_and_does_not_look_elsewhere() -> No
             line.send(connection, {"seen": True})
             assert line.receive(connection) == {"here": True}
         assert f"rank 1 on node02 lost rank 0 at {address} before all ranks had met" in text.result(LONG)
+
+
+def test_a_caller_that_has_not_said_hello_is_told_of_no_failure() -> None:
+    """It may be another job's rank, which would end by it."""
+    with rank_zero(3, within=0.5) as server:
+        caller = server.connect()
+        server.refusal()
+        for connection in server.roster._callers:
+            connection.close()
+        assert caller.recv(4096) == b""
+        caller.close()
+
+
+@pytest.mark.parametrize("wrong", [{"rank": "1"}, {"rank": True}, {"world_size": 2.0}, {"node": None}])
+def test_a_hello_of_wrong_types_is_a_strangers(wrong: dict[str, object]) -> None:
+    with rank_zero(2) as server:
+        with server.connect() as caller:
+            line.send(caller, {"hello": asdict(hello(1)) | wrong})
+            assert caller.recv(4096) == b'{"stranger": true}\n'
+        found = meet(server, hello(1), within=10)
+        assert found[1] == found[0]

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,23 @@ def test_row_35_loader_workers_start_by_fork_and_by_spawn_beside_mpi() -> None:
 def test_a_script_s_exit_code_passes_through(mpi: Mpi) -> None:
     done = mpi.run(2, SRUNDDP, "--quiet", str(PROGRAMS / "leave.py"), "17")
     assert done.code == 17, done.errors
+
+
+FAILS = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(3) if sys.argv[1] == "exit" else os.environ["no such variable"]
+time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("exception", 1)])
+def test_one_rank_that_fails_ends_mpirun_with_its_code(mpi: Mpi, how: str, code: int, tmp_path: Path) -> None:
+    """MPI's own end waits for all ranks, and the last rank's for the one that failed: neither may wait for ever."""
+    (tmp_path / "fails.py").write_text(FAILS)
+    done = mpi.run(2, SRUNDDP, "--quiet", str(tmp_path / "fails.py"), how, timeout=60)
+    assert done.code == code, done.errors
+    assert ("KeyError: 'no such variable'" in done.errors) == (how == "exception")
 
 
 def explicit(port: int, **changes: str) -> list[dict[str, str]]:

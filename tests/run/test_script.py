@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT, missing
 from tests.run.starting import LONG, SRUNDDP, bare, ended, python, read_line, srunddp, started, until, write
 
 SHOW = """
@@ -22,6 +23,7 @@ shown = {"argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file
 shown |= {"spec": spec, "main": vars(sys.modules["__main__"]) is globals(), "flags": sys.flags.interactive}
 print(json.dumps(shown))
 """
+WAITS = "import os, signal\nprint(os.getpid())\nwhile True:\n    signal.pause()\n"
 ODD_ARGUMENTS = ("--backend", "x", "-m", "--help", "--", "--quiet", "-", "", "a b", "--explain")
 
 
@@ -60,6 +62,33 @@ def test_a_script_imports_its_neighbours_and_none_of_bins(tmp_path: Path) -> Non
     train = "import neighbour, sys; print(neighbour.WORD, [path for path in sys.path if path.endswith('bin')])"
     write(tmp_path / "folder" / "train.py", train)
     assert srunddp("folder/train.py", folder=tmp_path).stdout == "here []\n"
+
+
+def test_a_script_from_a_shells_pipe_runs(tmp_path: Path) -> None:
+    command = f"{' '.join(SRUNDDP)} --quiet <(echo 'print(6 * 7)')"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=bare(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+
+
+def test_pythons_safe_path_stays_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "lib" / "module.py", "WORD = 'lib'")
+    write(tmp_path / "module.py", "WORD = 'neighbour'")
+    write(tmp_path / "train.py", "import module; print(module.WORD)")
+    variables = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path / "lib")}
+    assert srunddp("train.py", folder=tmp_path, **variables).stdout == "lib\n"
+
+
+def test_what_an_unbuffered_script_printed_last_is_not_lost(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "import os; print('almost', end=''); os.kill(os.getpid(), 9)")
+    assert srunddp("train.py", folder=tmp_path, PYTHONUNBUFFERED="1").stdout == "almost"
+
+
+def test_a_script_may_start_srunddp_itself(tmp_path: Path) -> None:
+    write(tmp_path / "inner.py", "print('inner')")
+    command = [str(ROOT / "bin" / "srunddp"), "--quiet"]
+    write(tmp_path / "train.py", f"import subprocess; subprocess.run({[*command, 'inner.py']!r}, check=True)")
+    done = subprocess.run([*command, "train.py"], cwd=tmp_path, env=bare(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "inner\n"), done.stderr
 
 
 def test_arguments_that_look_like_ours_are_the_scripts(tmp_path: Path) -> None:
@@ -254,6 +283,29 @@ def test_a_signal_reaches_the_script_once_and_its_own_ending_counts(tmp_path: Pa
     assert rest.splitlines()[-1] == "heard SIGUSR1 SIGUSR2 SIGHUP SIGINT end"
 
 
+def test_an_alarm_that_was_set_before_the_start_ends_the_script(tmp_path: Path) -> None:
+    """The kernel sends it to the supervisor alone."""
+    write(tmp_path / "train.py", WAITS)
+    command = f"import os, signal; signal.alarm(1); os.execv({SRUNDDP[0]!r}, {[*SRUNDDP, '--quiet', 'train.py']!r})"
+    done = subprocess.run([SRUNDDP[0], "-c", command], cwd=tmp_path, env=bare(), capture_output=True, timeout=LONG)
+    assert done.returncode == 142
+
+
+def test_a_signal_from_outside_a_container_reaches_the_script(tmp_path: Path) -> None:
+    """Its sender has no process id in there."""
+    if os.geteuid():
+        missing("root, for a process namespace")
+    write(tmp_path / "train.py", COUNTS)
+    command = ["unshare", "--pid", "--fork", *SRUNDDP, "--quiet", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=bare(), stdout=subprocess.PIPE, text=True) as process:
+        assert read_line(process) == "ready"
+        (inside,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(inside), signal.SIGUSR1)
+        assert read_line(process) == "SIGUSR1"
+        os.kill(int(inside), signal.SIGTERM)
+        assert process.wait(LONG) == 5
+
+
 def test_a_signal_that_the_launcher_sends_to_all_reaches_the_script_once(tmp_path: Path) -> None:
     """Slurm, Open MPI and Hydra signal the worker as well as the supervisor; we are their stand-in."""
     write(tmp_path / "train.py", COUNTS)
@@ -294,9 +346,6 @@ def test_a_terminals_interrupt_reaches_the_script_once(tmp_path: Path) -> None:
         _, rest = process.wait(LONG), process.stdout.read() if process.stdout else ""
         os.close(ours)
     assert rest.splitlines()[-1] == "heard SIGINT end"
-
-
-WAITS = "import os, signal\nprint(os.getpid())\nwhile True:\n    signal.pause()\n"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)])

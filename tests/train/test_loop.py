@@ -161,6 +161,13 @@ def test_an_empty_data_set_is_an_error_on_every_rank(three_ranks: Ranks) -> None
         assert messages[-1].startswith("len(train_data) is 0")
 
 
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": -3}, {"batch_size": -4}])
+def test_fit_refuses_numbers_that_leave_nothing_to_do(wrong: dict[str, int]) -> None:
+    (name, number) = next(iter(wrong.items()))
+    with pytest.raises(ValueError, match=f"{name} is {number}; expected at least 1"):
+        scale_trainer(StandIn()).fit(Numbered(10), **{"epochs": 1, "batch_size": 4, **wrong})
+
+
 def test_a_world_of_one_needs_no_process_group() -> None:
     assert not torch.distributed.is_initialized()
     trainer = scale_trainer(StandIn())
