@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,27 +13,7 @@ import pytest
 import srunddp as package
 from srunddp.bootstrap import channels, environment
 from srunddp.bootstrap.ifaces import DEFAULT
-from tests.run.starting import SRUNDDP, bare, ended, srunddp, started, until, write
-
-NODE = socket.gethostname()
-
-
-def slurm(rank: int, size: int = 2, /, **changes: str) -> dict[str, str]:
-    """A made-up step whose tasks all run on this node."""
-    variables = {
-        "SLURM_JOB_ID": "1207",
-        "SLURM_STEP_ID": "3",
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(rank),
-        "SLURM_NODEID": "0",
-        "SLURM_STEP_NUM_TASKS": str(size),
-        "SLURM_STEP_NODELIST": NODE,
-        "SLURM_STEP_TASKS_PER_NODE": str(size),
-        "SLURM_GTIDS": ",".join(map(str, range(size))),
-        "SLURM_TASK_PID": "1",
-        "SLURMD_NODENAME": NODE,
-    }
-    return variables | changes
+from tests.run.starting import NODE, SRUNDDP, bare, ended, slurm, srunddp, started, until, write
 
 
 def one_message(done: CompletedProcess[str], code: int = 78) -> str:

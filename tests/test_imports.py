@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.run.starting import ended, python, read_line, started, write
+from tests.run.starting import ended, python, read_line, slurm, started, write
 
 HEAVY = {"torch", "mpi4py", "numpy"}
 BIN = ROOT / "bin" / "srunddp"
@@ -57,7 +58,8 @@ def maps(process: int) -> str:
     return Path(f"/proc/{process}/maps").read_text()
 
 
-def test_the_supervisor_of_a_running_script_has_no_torch_in_its_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_supervisors_of_running_scripts_have_no_torch_in_their_memory(tmp_path: Path, world_size: int) -> None:
     """The script loads one of torch's libraries, so that the look is known to find it."""
     write(
         tmp_path / "train.py",
@@ -67,12 +69,18 @@ def test_the_supervisor_of_a_running_script_has_no_torch_in_its_memory(tmp_path:
         "print(os.getpid())\n"
         "input()\n",
     )
-    with started("--quiet", "train.py", folder=tmp_path) as process:
-        worker = int(read_line(process))
-        assert "/torch/lib/libc10.so" in maps(worker)
-        assert Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1] == str(process.pid)
-        assert not re.search(r"torch|libmpi|mpi4py|numpy", maps(process.pid).replace(sys.prefix, ""))
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert ended(process)[0] == 0
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(started("--quiet", "train.py", folder=tmp_path, **slurm(rank, world_size)))
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            worker = int(read_line(rank))
+            assert "/torch/lib/libc10.so" in maps(worker)
+            assert Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1] == str(rank.pid)
+            assert not re.search(r"torch|libmpi|mpi4py|numpy", maps(rank.pid).replace(sys.prefix, ""))
+        for rank in ranks:
+            assert rank.stdin is not None
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        assert [ended(rank)[0] for rank in ranks] == [0] * world_size

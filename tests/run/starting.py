@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 SRUNDDP = (sys.executable, str(ROOT / "bin" / "srunddp"))
+NODE = socket.gethostname()
 LONG = 60.0  # a limit that only what is broken reaches
 
 
@@ -81,3 +83,21 @@ def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
+
+
+def slurm(rank: int, size: int = 2, /, **changes: str) -> dict[str, str]:
+    """A made-up step whose tasks all run on this node."""
+    variables = {
+        "SLURM_JOB_ID": "1207",
+        "SLURM_STEP_ID": "3",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_NODELIST": NODE,
+        "SLURM_STEP_TASKS_PER_NODE": str(size),
+        "SLURM_GTIDS": ",".join(map(str, range(size))),
+        "SLURM_TASK_PID": "1",
+        "SLURMD_NODENAME": NODE,
+    }
+    return variables | changes
