@@ -82,6 +82,12 @@ class Cluster:
             self.down()
             raise
 
+    def reconfigure(self, settings: Settings) -> None:
+        """Lets Slurm go on with settings that differ in `resv_ports`; no step may be running."""
+        slurm.write_main_config(self.folder, settings)
+        self.run("scontrol", "reconfigure")
+        self.settings = settings
+
     def down(self) -> None:
         """Ends every process of the cluster and removes its namespaces, files and folders."""
         _clear_away()

@@ -26,7 +26,11 @@ class Settings:
     """What a test may choose about the cluster."""
 
     resv_ports: str | None = None
-    """A range such as 12000-12999, from which Slurm reserves ports for steps that ask for them."""
+    """A range such as 12000-12999, from which Slurm reserves ports for every step.
+
+    22.05 gives each step one port more than a node has tasks, `--resv-ports=COUNT` as many as it says, and none to a
+    step with a bare `--resv-ports`.
+    """
     interactive_step: bool = False
     """Whether salloc opens its shell on the first node instead of on the login node."""
     oversubscribe: str = "FORCE:4"
@@ -65,6 +69,10 @@ def write_config(folder: Path, settings: Settings) -> None:
     (etc / "mpi.conf").write_text("PMIxDirectConn=false\n")
     # `ip netns exec` mounts a fresh /sys without the cgroups in it, so Slurm cannot detect their version.
     (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    write_main_config(folder, settings)
+
+
+def write_main_config(folder: Path, settings: Settings) -> None:
     config_file(folder).write_text(_main_config(folder, settings))
 
 

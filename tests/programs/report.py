@@ -18,5 +18,6 @@ report = {
     "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
     "python": sys.executable,
     "arguments": sys.argv[1:],
+    "reserved": os.environ.get("SLURM_STEP_RESV_PORTS", ""),
 }
 sys.stdout.write(json.dumps(report) + "\n")

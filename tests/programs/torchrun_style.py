@@ -15,6 +15,8 @@ report = {
     "local_rank": int(os.environ["LOCAL_RANK"]),
     "world_size": dist.get_world_size(),
     "sum": total.item(),
+    "master": os.environ["MASTER_ADDR"] + " " + os.environ["MASTER_PORT"],
+    "run": os.environ["TORCHELASTIC_RUN_ID"],
     "node": os.environ.get("SLURMD_NODENAME", ""),
 }
 sys.stdout.write(json.dumps(report) + "\n")

@@ -23,7 +23,7 @@ SRUNDDP = str(ROOT / "bin" / "srunddp")
 # port at once, as those of a heterogeneous step do: the loser tries no other. And Open MPI under its PMIx, which now
 # and then crashes while MPI_Init meets the others' first messages; plain mpi4py does too (docs/measurements.md).
 _NOT_OURS = (("cannot establish listening port",), ("*** Process received signal ***", "the worker ended in MPI_Init"))
-_TRIES = 4
+TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Bench:
         self, *words: str, env: dict[str, str] | None = None, timeout: float = 120, ifaces: Path | None = None
     ) -> Outcome:
         variables = {"SRUNDDP_IFACES": str(ifaces or self.ifaces), "OMP_NUM_THREADS": "1", **_site_mpi()} | (env or {})
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             done = self.cluster.run(*words, env=variables, timeout=timeout, check=False)
             if not any(all(sign in done.stderr for sign in signs) for signs in _NOT_OURS):
                 break

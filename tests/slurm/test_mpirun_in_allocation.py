@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import PROGRAMS
 from tests.mpirun.conftest import there
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import SRUNDDP, Bench, Outcome
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpirun]
 
@@ -20,16 +20,30 @@ NETWORK = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(NETWORK))
-def test_row_19_and_40_mpirun_takes_the_allocation_s_tasks_and_its_own_ranks(bench: Bench, name: str) -> None:
+def mpirun(bench: Bench, name: str, program: str, *options: str) -> Outcome:
+    """A batch job whose body is mpirun of srunddp and the program."""
     mpi = there(name)
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in (mpi.env() | NETWORK[name]).items())
-    body = f"{exports}{mpi.mpirun} {SRUNDDP} {PROGRAMS / 'report.py'}"
-    done = bench.batch(body, "-N2", "--ntasks-per-node=2")
+    return bench.batch(f"{exports}{mpi.mpirun} {SRUNDDP} {PROGRAMS / program}", *options)
+
+
+@pytest.mark.parametrize("name", sorted(NETWORK))
+def test_row_19_and_40_mpirun_takes_the_allocation_s_tasks_and_its_own_ranks(bench: Bench, name: str) -> None:
+    done = mpirun(bench, name, "report.py", "-N2", "--ntasks-per-node=2")
     assert done.code == 0, done.errors
     ranks = done.by_rank()
     assert sorted(ranks) == [0, 1, 2, 3]
     assert [ranks[rank]["local_rank"] for rank in range(4)] == [0, 1, 0, 1]
     assert [ranks[rank]["node_rank"] for rank in range(4)] == [0, 0, 1, 1]
     assert {report["world_size"] for report in done.reports} == {4}
-    assert f"launcher {mpi.name}," in done.errors
+    assert f"launcher {there(name).name}," in done.errors
+
+
+@pytest.mark.parametrize("name", sorted(NETWORK))
+def test_a_script_written_for_torchrun_reduces_over_two_nodes_under_mpirun(bench: Bench, name: str) -> None:
+    done = mpirun(bench, name, "torchrun_style.py", "-N2", "--ntasks-per-node=1")
+    assert done.code == 0, done.errors
+    ranks = done.by_rank()
+    assert {rank: report["sum"] for rank, report in ranks.items()} == {0: 3.0, 1: 3.0}
+    assert [ranks[rank]["node"] for rank in (0, 1)] == ["node01", "node02"]
+    assert f"2 ranks on 2 nodes, launcher {there(name).name}, " in done.errors

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,8 @@ from srunddp.bootstrap import channels, ifaces
 from srunddp.bootstrap.environment import detect
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.run.starting import until
+from tests.slurm.conftest import SRUNDDP, TRIES, Bench
 
 REPORT = str(PROGRAMS / "report.py")
 TORCHRUN_STYLE = str(PROGRAMS / "torchrun_style.py")
@@ -28,41 +32,94 @@ def preferred(job: str, step: int) -> list[int]:
 
 
 @contextmanager
-def strangers(bench: Bench, ports: list[int]) -> Iterator[None]:
-    """Take ports of node01: every other one mute, every other one answering what none of us says."""
-    process = bench.cluster.popen(
-        sys.executable, str(PROGRAMS / "strangers.py"), NODES[0].data, json.dumps(ports), on="node01"
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "taken\n"
-    try:
-        yield
-    finally:
-        process.kill()
-        process.communicate()
+def strangers(bench: Bench, ports: list[int]) -> Iterator[list[dict[str, Any]]]:
+    """Take ports of node01: every other one mute, every other one answering what none of us says.
+
+    Yields a list that has, in the end, the ``port`` of each call and what the stranger ``heard``.
+    """
+    words = (sys.executable, str(PROGRAMS / "strangers.py"), NODES[0].data, json.dumps(ports))
+    log, calls = bench.cluster.shared / "strangers.log", []
+    with log.open("w") as output, bench.cluster.popen(*words, on="node01", stdout=output) as process:
+        try:
+            until(lambda: log.read_text() or process.poll() is not None)
+            assert log.read_text() == "taken\n"
+            yield calls
+        finally:
+            process.kill()
+            calls += [json.loads(call) for call in log.read_text().splitlines()[1:]]
+
+
+def by_run(reports: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for report in reports:
+        runs.setdefault(report["run"], []).append(report)
+    return runs
+
+
+def met_strangers(run: str, calls: list[dict[str, Any]]) -> set[int]:
+    """The ports of the strangers to whom rank 1 of this run said hello."""
+    hellos = ((call["port"], json.loads(call["heard"])["hello"]) for call in calls)
+    return {port for port, hello in hellos if (hello["token"], hello["rank"]) == (run, 1)}
 
 
 def test_row_2_twenty_times_two_steps_at_once_with_their_preferred_ports_taken(bench: Bench) -> None:
     bench.cluster.run("salloc", "-Q", "-N2", "-n8", "--no-shell", "-J", "ports")
     job_id = bench.cluster.run("squeue", "--noheader", "--name=ports", "--format=%A").stdout.strip()
-    taken = sorted({port for step in range(40) for port in preferred(job_id, step)[:2]})
+    # Steps are counted on where the bench has to repeat them.
+    taken = sorted({port for step in range(40 * TRIES) for port in preferred(job_id, step)[:2]})
     srun = f"srun --overlap -N2 -n2 {SRUNDDP} --quiet --timeout 100"
     # The last pair goes all the way to a collective.
     pairs = [REPORT] * 19 + [TORCHRUN_STYLE]
     script = "".join(f"{srun} {program} & {srun} {program} & wait\n" for program in pairs)
-    with strangers(bench, taken):
+    with strangers(bench, taken) as calls:
         done = bench.on_login("env", f"SLURM_JOB_ID={job_id}", "bash", "-c", script, timeout=300)
-    reports = [report for report in done.reports if "run" in report]
-    assert len(reports) == 19 * 4, done.errors
-    runs: dict[str, list[tuple[int, str]]] = {}
-    for report in reports:
-        runs.setdefault(report["run"], []).append((report["rank"], report["master"]))
-    assert len(runs) == 38
-    for places in runs.values():
-        assert sorted(rank for rank, _ in places) == [0, 1]
-        assert len({master for _, master in places}) == 1
-    assert [report["sum"] for report in done.reports if "sum" in report] == [3.0] * 4
     assert "error" not in done.errors
+    assert [report["sum"] for report in done.reports if "sum" in report] == [3.0] * 4
+    runs = by_run(done.reports)
+    assert len(runs) == 40, done.errors
+    for run, reports in runs.items():
+        assert sorted(report["rank"] for report in reports) == [0, 1]
+        assert len({report["master"] for report in reports}) == 1
+        # Before it found rank 0, rank 1 was at both ports that its step prefers.
+        assert set(preferred(job_id, int(run.split(".")[1]))[:2]) <= met_strangers(run, calls)
+
+
+@pytest.fixture
+def reserving(bench: Bench) -> Iterator[None]:
+    """Slurm reserves ports for steps."""
+    before = bench.cluster.settings
+    bench.cluster.reconfigure(replace(before, resv_ports="12000-12099"))
+    yield
+    bench.cluster.cancel_all()
+    bench.cluster.reconfigure(before)
+
+
+def listening(bench: Bench) -> set[int]:
+    """The ports on which somebody listens in node01's data network."""
+    sockets = bench.cluster.sockets("node01")
+    return {s.local_port for s in sockets if s.state == "listening" and s.local_address == NODES[0].data}
+
+
+@pytest.mark.usefixtures("reserving")
+def test_a_step_meets_on_the_first_port_that_slurm_reserved_for_it(bench: Bench) -> None:
+    gate = bench.cluster.shared / "gate"
+    # Rank 1 starts once rank 0's line and store have been seen.
+    late = f'[ $SLURM_PROCID = 0 ] || until [ -e {gate} ]; do sleep 0.1; done; exec "$@"'
+    words = ("--resv-ports=3", "-N2", "bash", "-c", late, "late", SRUNDDP, "--channel", "slurm", REPORT)
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(bench.srun, *words)
+        try:
+            until(lambda: len(listening(bench)) == 2 or started.done())
+            ports = listening(bench)
+        finally:
+            gate.touch()
+        done = started.result()
+    assert done.code == 0, done.errors
+    assert "2 ranks on 2 nodes, launcher Slurm, channel slurm, master 10.88.0.11 " in done.errors
+    (reserved,) = {report["reserved"] for report in done.reports}
+    first, last = map(int, reserved.split("-"))
+    assert last - first == 2
+    assert ports & set(range(12000, 12100)) == {first}
 
 
 def test_a_firewall_s_range_is_kept_by_the_file_and_by_the_option(bench: Bench) -> None:
