@@ -72,7 +72,7 @@ def detect(variables: Mapping[str, str], *, channel: str | None = None, pid: int
     launchers = mpi.find_launchers(variables)
     if launchers:
         found = _from_mpi(variables, launchers, step)
-    elif step and not (step.terminal and not step.direct):
+    elif step and not step.typed:
         found = _from_slurm(variables, step)
     else:
         mpi.refuse_size_less(variables)

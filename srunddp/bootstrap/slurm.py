@@ -6,8 +6,8 @@ allocation, and a step may run on a part of it.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class SlurmStep:
         distribution: ``SLURM_DISTRIBUTION``; reserved_ports: ``SLURM_STEP_RESV_PORTS``, expanded.
         heterogeneous: whether the step spans components of a heterogeneous job.
         direct: ``SLURM_TASK_PID`` is this very process: srun started it, not something in between.
-        terminal: the step is one of ``srun --pty``.
+        typed: somebody typed the command into the shell of ``srun --pty``.
     """
 
     job: str
@@ -58,7 +58,7 @@ class SlurmStep:
     reserved_ports: tuple[int, ...]
     heterogeneous: bool
     direct: bool
-    terminal: bool
+    typed: bool
 
     @property
     def local_world_size(self) -> int | None:
@@ -127,20 +127,28 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         reserved_ports=tuple(_numbers(variables.get("SLURM_STEP_RESV_PORTS", ""), where="SLURM_STEP_RESV_PORTS")),
         heterogeneous="SLURM_HET_SIZE" in variables,
         direct=variables.get("SLURM_TASK_PID") == str(pid),
-        # A step that is started from the shell of srun --pty inherits the variable, and no terminal.
-        terminal="SLURM_PTY_PORT" in variables and has_terminal(variables.get("SLURM_TASK_PID", "self")),
+        typed="SLURM_PTY_PORT" in variables and typed_into(variables.get("SLURM_TASK_PID", "")),
     )
     _check(step)
     return step
 
 
-def has_terminal(pid: str) -> bool:
-    """Whether a process has a controlling terminal; where its id means nothing, as in a container, whether we do."""
-    for process in (pid, "self"):
-        with contextlib.suppress(OSError):
-            # After the name, which may hold anything: state, parent, group, session, terminal.
-            return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[4] != "0"
-    return False
+def typed_into(task: str) -> bool:
+    """Whether a task, by its process id, is a shell that this process was typed into.
+
+    Such a shell has a terminal, and gives each command a process group. A script that srun started has no job
+    control; where it comes from a step within that shell it has no terminal either, though the shell's variables.
+    In a container the task's process id means nothing, and whether we have a terminal must do.
+    """
+    try:
+        return _has_terminal(task) and os.getpgid(int(task)) != os.getpgrp()
+    except (OSError, ValueError):
+        return _has_terminal("self")
+
+
+def _has_terminal(pid: str) -> bool:
+    # After the name, which may hold anything: state, parent, group, session, terminal.
+    return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[4] != "0"
 
 
 def _check(step: SlurmStep) -> None:

@@ -14,6 +14,6 @@ settings.load_profile("srunddp")
 
 
 @pytest.fixture(autouse=True)
-def terminal_of_process_4000(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the made-up tasks, the shell of ``srun --pty`` alone has a terminal."""
-    monkeypatch.setattr(slurm, "has_terminal", lambda pid: pid == "4000")
+def process_4000_is_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the made-up tasks one is the shell of ``srun --pty``."""
+    monkeypatch.setattr(slurm, "typed_into", lambda task: task == "4000")

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import os
-import pty
 import re
 import shutil
-import signal
 import subprocess
-import time
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,10 +13,7 @@ from hypothesis import strategies as st
 from srunddp.bootstrap import slurm
 from srunddp.errors import ConfigError
 from tests.bootstrap.launchers import JOB, PID, batch_body, interactive_step, nested_in_pty_shell, pty_shell, step
-from tests.conftest import missing
-
-# The one that looks, before the tests' stand-in takes its place.
-_has_terminal = slurm.has_terminal
+from tests.conftest import ROOT, missing
 
 HOST_LISTS = {
     "node01": ["node01"],
@@ -218,31 +213,30 @@ def test_half_a_step_is_none(missing: str) -> None:
 
 
 def test_a_program_typed_into_a_pty_shell_is_told_from_srun_pty_itself() -> None:
-    typed = slurm.read_step(pty_shell(), PID)
-    nested = slurm.read_step(nested_in_pty_shell(), PID)
-    assert (nested.terminal, nested.direct) == (False, False)
-    itself = slurm.read_step(step(SLURM_PTY_PORT="40001"), PID)
-    assert (typed.terminal, typed.direct) == (True, False)
-    assert itself.direct
+    assert slurm.read_step(pty_shell(), PID).typed
+    assert not slurm.read_step(nested_in_pty_shell(), PID).typed
+    assert not slurm.read_step(step(SLURM_PTY_PORT="40001"), PID).typed
+    assert slurm.read_step(step(SLURM_PTY_PORT="40001"), PID).direct
 
 
-def test_a_terminal_is_told_by_the_process_that_has_it() -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        time.sleep(60)
-        os._exit(0)
-    try:
-        assert _has_terminal(str(pid))
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(terminal)
-    daemon = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    try:
-        assert not _has_terminal(str(daemon.pid))
-    finally:
-        daemon.kill()
-        daemon.wait()
+TYPED = "import os; from srunddp.bootstrap.slurm import typed_into; print(typed_into(os.environ['TASK']))"
+
+
+@pytest.mark.parametrize(
+    ("shell", "terminal", "typed"),
+    [("bash --norc -i", True, True), ("bash", True, False), ("bash -m", False, False)],
+    ids=["a-shell-at-a-terminal", "a-script-at-a-terminal", "no-terminal"],
+)
+def test_what_was_typed_into_a_shell_has_a_terminal_and_a_process_group(
+    shell: str, terminal: bool, typed: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_text(f'export TASK=$$\n{sys.executable} -c "{TYPED}"\nexit\n')
+    command = f"{shell} {tmp_path / 'lines'}" if shell != "bash --norc -i" else shell
+    words = ["script", "-qec", command, "/dev/null"] if terminal else command.split()
+    done = subprocess.run(
+        words, cwd=ROOT, input=(tmp_path / "lines").read_text(), capture_output=True, text=True, timeout=60
+    )
+    assert str(typed) in done.stdout.split(), done.stdout + done.stderr
 
 
 def test_only_the_steps_own_variables_are_read() -> None:

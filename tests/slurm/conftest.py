@@ -43,7 +43,8 @@ class Outcome:
 
 
 def outcome(done: subprocess.CompletedProcess[str]) -> Outcome:
-    lines = done.stdout.splitlines()
+    # At a terminal the end of the input is shown, in the same line.
+    lines = [line.removeprefix("^@") for line in done.stdout.splitlines()]
     reports = [json.loads(line) for line in lines if line.startswith("{")]
     return Outcome(done.returncode, reports, done.stdout, done.stderr)
 

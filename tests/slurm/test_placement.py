@@ -109,11 +109,20 @@ def test_row_8_the_interactive_step_of_salloc_is_a_world_of_one(bench: Bench) ->
 
 def test_row_8_a_shell_of_srun_pty_is_a_world_of_one(bench: Bench) -> None:
     # `script` gives srun the terminal without which it ignores --pty.
-    line = f"srun -N1 -n2 --pty bash -c '{SRUNDDP} {REPORT}; true'"
+    shell = ("script", "-qec", "srun -N1 -n2 --pty bash --norc -i", "/dev/null")
+    variables = {"SRUNDDP_IFACES": str(bench.ifaces)}
+    process = bench.cluster.popen(*shell, env=variables, stdin=subprocess.PIPE)
+    output, errors = process.communicate(f"{SRUNDDP} {REPORT}\nexit\n", timeout=60)
+    done = outcome(subprocess.CompletedProcess((), process.returncode, output, errors))
+    assert [report["world_size"] for report in done.reports] == [1], output + errors
+    assert "srun --pty" in output
+
+
+def test_a_script_that_srun_pty_starts_is_a_real_step(bench: Bench) -> None:
+    """Only its first task has the terminal."""
+    line = f"srun -N1 -n2 --pty bash -c '{SRUNDDP} --quiet {REPORT}; true'"
     done = bench.on_login("script", "-qec", line, "/dev/null")
-    mine = [report for report in done.reports if report["world_size"] == 1]
-    assert len(mine) >= 1, done.output
-    assert "srun --pty" in done.output
+    assert [(report["rank"], report["world_size"]) for report in done.reports] == [(0, 2)], done.output
 
 
 def test_row_8_srun_of_a_wrapper_within_a_shell_of_srun_pty_is_a_real_step(bench: Bench) -> None:
