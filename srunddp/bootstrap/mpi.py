@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -61,6 +62,11 @@ def find_launchers(variables: Mapping[str, str]) -> list[Launcher]:
     ]
 
 
+# Started by srun, Open MPI lets a rank leave MPI_Init while others are still in it, and those crash at the first
+# message that reaches them there (open-mpi/ompi#12495). Nothing says when all are out, and each rank sends: all wait.
+_FENCE = 0.5
+
+
 class NoWorldError(Exception):
     """This MPI library has no world of its own here, so it must not be initialised."""
 
@@ -94,8 +100,11 @@ def broadcast(message: str | None, world_size: int, interface: str) -> str:
         raise NoWorldError(f"mpi4py does not find its MPI library: {error}") from None
 
     if not MPI.Is_initialized():
-        _require_world(MPI.Get_library_version(), os.environ)
+        library = MPI.Get_library_version()
+        _require_world(library, os.environ)
         MPI.Init_thread()
+        if library.startswith("Open MPI") and "OMPI_COMM_WORLD_RANK" not in os.environ:
+            time.sleep(_FENCE)
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise RendezvousError(
             f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}",

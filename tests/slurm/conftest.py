@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ SRUNDDP = str(ROOT / "bin" / "srunddp")
 
 
 # Failures below us, upon which a run is repeated. Two threads or processes of Slurm 22.05's srun that try the same
-# port at once, as those of a heterogeneous step do: the loser tries no other. And Open MPI under its PMIx, which now
-# and then crashes while MPI_Init meets the others' first messages; plain mpi4py does too (docs/measurements.md).
+# port at once, as those of a heterogeneous step do: the loser tries no other. And Open MPI under its PMIx, where
+# MPI_Init crashes at the others' first messages, should the pause in bootstrap.mpi not do (docs/measurements.md).
 _NOT_OURS = (("cannot establish listening port",), ("*** Process received signal ***", "the worker ended in MPI_Init"))
 TRIES = 4
 
@@ -68,8 +69,10 @@ class Bench:
         variables = {"SRUNDDP_IFACES": str(ifaces or self.ifaces), "OMP_NUM_THREADS": "1", **_site_mpi()} | (env or {})
         for _ in range(TRIES):
             done = self.cluster.run(*words, env=variables, timeout=timeout, check=False)
-            if not any(all(sign in done.stderr for sign in signs) for signs in _NOT_OURS):
+            seen = [signs for signs in _NOT_OURS if all(sign in done.stderr for sign in signs)]
+            if not seen:
                 break
+            warnings.warn(f"a run is repeated after: {seen[0][0]}", stacklevel=2)
         return outcome(done)
 
     def batch(self, body: str, *options: str, timeout: float = 120) -> Outcome:
