@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError
 
-BACKENDS = ("nccl", "gloo", "auto")
-
 if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
+
+BACKENDS = ("nccl", "gloo", "auto")
 
 
 def device_index(local_rank: int, local_world_size: int, visible: int) -> int:

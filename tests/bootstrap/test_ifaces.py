@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import string
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from srunddp.bootstrap import ifaces
-from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for, load, parse
+from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.ifaces import DEFAULT, OURS, Entry, entry_for, load, parse
+from srunddp.bootstrap.interface import Interface
+from srunddp.bootstrap.line import Meeting
+from srunddp.bootstrap.process_group import Joined
 from srunddp.errors import ConfigError
 
 KEYS = ("nodes", "interface", "address", "env", "ports")
@@ -257,11 +262,26 @@ def test_a_file_that_cannot_be_read_says_why(own: Path) -> None:
     assert text.startswith("/proc/self/mem: cannot be read: Input/output error; expected a readable file -> ")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read any file")
-def test_a_file_without_read_permission_says_so(own: Path) -> None:
-    own.chmod(0)
-    with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
-        load(None, {})
+def test_a_file_without_read_permission_says_so() -> None:
+    """Root, who may read any file, looks as nobody, who may not look into a test's own folder."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        file = write(Path(folder, "ifaces.conf"), NODE + "ib0")
+        file.chmod(0)
+        try:
+            os.seteuid(user or 65534)
+            with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
+                load(str(file), {})
+        finally:
+            os.seteuid(user)
+
+
+def test_the_names_that_env_may_not_set_are_those_that_every_rank_is_given() -> None:
+    place = Joined(
+        detect({}), Interface("lo", "127.0.0.1", {}, ""), Meeting("127.0.0.1", 1, 1, 0, 1, "run", "none"), None, 1.0
+    )
+    assert {*place.variables(), "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} == set(OURS)
 
 
 def test_a_large_file_is_refused_unread(own: Path) -> None:
