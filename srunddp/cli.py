@@ -45,7 +45,6 @@ def main() -> None:
 
 @main.command(
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
-    options_metavar="[OPTIONS]",
 )
 @click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init(); auto unless given.")
 @click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
