@@ -21,8 +21,9 @@ from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
 from srunddp.errors import Scope, SrunddpError
+from srunddp.farewell import tell_failure
 from srunddp.launch import launch
-from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, prepare
+from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
 from srunddp.run.script import Script, check
 
 _LAST_WORD = 1.0
@@ -98,8 +99,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     script = Script(given["script"], given["arguments"], given["module"])
-    check(script)
-    prepared = prepare(options, environment)
+    prepared = _ready(script, options, environment)
     if environment.rank == 0:
         for note in _notes(prepared):
             _say(note)
@@ -110,7 +110,24 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         if given["verbose"]:
             _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
 
-    return launch(prepared, script, told)
+    return launch(prepared, script, told, _say)
+
+
+def _ready(script: Script, options: Options, environment: Environment) -> Prepared:
+    """All that can fail before the ranks meet; whoever fails there lets the others know."""
+    prepared: Prepared | None = None
+    try:
+        check(script)
+        prepared = prepare(options, environment)
+        return bind(prepared)
+    except SrunddpError as error:
+        if environment.rank == 0:
+            _say(f"error: {error}")
+            tell_failure(environment, options, error, prepared.interface if prepared else None)
+            sys.exit(error.exit_code)
+        if error.scope is not Scope.JOB and tell_failure(environment, options, error):
+            error.scope = Scope.JOB  # rank 0 prints it
+        raise
 
 
 def _prints(error: SrunddpError, environment: Environment | None) -> bool:

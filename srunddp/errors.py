@@ -2,7 +2,8 @@
 
     SrunddpError
     ├── ConfigError       78  the configuration, the environment or a file is wrong
-    └── RendezvousError   69  the ranks did not find each other
+    ├── RendezvousError   69  the ranks did not find each other
+    └── PeerError             another rank failed before all had met: that rank's code
 
 A script's own exit code passes through; click answers wrong usage with 2.
 """
@@ -47,3 +48,11 @@ class RendezvousError(SrunddpError):
     """The ranks did not meet (sysexits' EX_UNAVAILABLE)."""
 
     exit_code = 69
+
+
+class PeerError(SrunddpError):
+    """A rank failed before all had met; the exit code is that rank's, on all."""
+
+    def __init__(self, found: str, *, code: int, expected: str = "", cure: str = "", scope: Scope = Scope.JOB) -> None:
+        super().__init__(found, expected=expected, cure=cure, scope=scope)
+        self.exit_code = code

@@ -13,11 +13,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from srunddp.bootstrap import mpi, process_group
-from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.environment import Environment, detect
 from srunddp.bootstrap.line import receive, send
 from srunddp.bootstrap.world import open_world, settle
-from srunddp.errors import ConfigError
-from srunddp.meeting import Options, bind, joined, meet, prepare
+from srunddp.errors import ConfigError, SrunddpError
+from srunddp.farewell import tell_failure
+from srunddp.meeting import Options, Prepared, bind, joined, meet, prepare
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.world import World
@@ -60,16 +61,30 @@ def _meet_in_process(options: Options) -> process_group.Joined:
     if mpi.is_running() and "mpi" in environment.channels:
         # It has used PMI up, and tells as well.
         environment = detect(os.environ, channel="mpi")
-    prepared = bind(prepare(options, environment))
-    meeting, lines = meet(prepared, lambda told: mpi.broadcast(told, environment.world_size, prepared.interface.name))
-    place = joined(prepared, meeting)
+    prepared = _ready(options, environment)
+    company = meet(
+        prepared,
+        lambda told: mpi.broadcast(told, environment.world_size, prepared.interface.name),
+        lambda line: _log.warning("srunddp: %s", line),
+    )
+    place = joined(prepared, company.meeting)
     process_group.install(place)
     if environment.rank == 0 and environment.world_size > 1:
         _log.warning(
             "srunddp: %d ranks without a guard; start with `srunddp SCRIPT` to have one", environment.world_size
         )
-    atexit.register(_leave, os.getpid(), environment.rank, lines)
+    atexit.register(_leave, os.getpid(), environment.rank, tuple(company.lines.values()))
     return place
+
+
+def _ready(options: Options, environment: Environment) -> Prepared:
+    prepared: Prepared | None = None
+    try:
+        prepared = prepare(options, environment)
+        return bind(prepared)
+    except SrunddpError as error:
+        tell_failure(environment, options, error, prepared.interface if prepared else None)
+        raise
 
 
 def _leave(pid: int, rank: int, lines: tuple[socket.socket, ...]) -> None:

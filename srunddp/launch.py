@@ -16,20 +16,23 @@ from srunddp.bootstrap import mpi
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.line import Meeting
 from srunddp.errors import RendezvousError, Scope
-from srunddp.meeting import Prepared, bind, meet
+from srunddp.meeting import Prepared, meet
 from srunddp.run import signals
 from srunddp.run.script import Script
 from srunddp.run.supervisor import Met, Pipe, Supervisor, pipe
 from srunddp.worker import work
 
 
-def launch(prepared: Prepared, script: Script, told: Callable[[Meeting], None]) -> int:
+def launch(
+    prepared: Prepared, script: Script, told: Callable[[Meeting], None], say: Callable[[str], None] = lambda _: None
+) -> int:
     """Run the script below a supervisor.
 
     Args:
-        prepared: by :func:`prepare`.
+        prepared: by :func:`bind`.
         script: the user's.
         told: called in the supervisor when all have met.
+        say: takes rank 0's lines while it waits for the others.
 
     Returns:
         The exit code: in the worker the script's own, in the supervisor the one to leave with.
@@ -37,7 +40,6 @@ def launch(prepared: Prepared, script: Script, told: Callable[[Meeting], None]) 
     Raises:
         SrunddpError: the ranks did not meet.
     """
-    prepared = bind(prepared)
     ours, theirs = pipe()
     supervisor, mask = os.getpid(), signals.block()
     worker = os.fork()
@@ -51,8 +53,8 @@ def launch(prepared: Prepared, script: Script, told: Callable[[Meeting], None]) 
         _allow_many_lines()
 
     def meet_others() -> Met:
-        meeting, lines = meet(prepared, lambda _: _told_by_worker(ours, prepared.options.timeout))
-        return Met(asdict(meeting), lines)
+        company = meet(prepared, lambda _: _told_by_worker(ours, prepared.options.timeout), say)
+        return Met(asdict(company.meeting), tuple(company.lines.values()))
 
     return Supervisor(
         worker=worker,

@@ -6,16 +6,18 @@ The steps that ``launch``, below a supervisor, and ``inside``, without one, have
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from srunddp.bootstrap import channels, ifaces, interface, mpi, pmi, process_group
+from srunddp.bootstrap import announcement, channels, ifaces, interface, mpi, pmi, process_group, trust
+from srunddp.bootstrap.absent import saying
+from srunddp.bootstrap.announcement import Announcement
 from srunddp.bootstrap.environment import Environment
-from srunddp.bootstrap.line import Address, Held, Hello, Meeting, hold
+from srunddp.bootstrap.failure import Interrupt
+from srunddp.bootstrap.line import Address, Company, Held, Hello, Meeting, hold
 from srunddp.bootstrap.rendezvous import find
-from srunddp.bootstrap.roster import Roster
+from srunddp.bootstrap.roster import SAY_EVERY, Roster
 from srunddp.bootstrap.slurm import whole_number
 from srunddp.errors import ConfigError, Scope
 
@@ -37,8 +39,8 @@ class Prepared:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
-        held: rank 0's listening sockets; told: what it tells over PMI or MPI, its token and where its line is.
-            None on the others.
+        held: rank 0's listening sockets; told: what it tells over PMI or MPI, its token, where its line is and the
+            secret. None on the others.
     """
 
     options: Options
@@ -46,7 +48,7 @@ class Prepared:
     entries: tuple[ifaces.Entry, ...]
     interface: interface.Interface
     held: Held | None = None
-    told: str | None = None
+    told: str | None = field(default=None, repr=False)
 
 
 def prepare(options: Options, environment: Environment) -> Prepared:
@@ -76,49 +78,68 @@ def bind(prepared: Prepared) -> Prepared:
         channels.check_reachable(environment, prepared.interface, entry, own)
     line_ports = [0] if alone else channels.line_ports(environment, entry, forced)
     held = hold(prepared.interface.address, line_ports, channels.store_ports(entry, forced))
-    return replace(prepared, held=held, told=f"{channels.token(environment)}@{held.line_address}")
+    return replace(prepared, held=held, told=announcement.make(channels.token(environment), held.line_address))
 
 
 Broadcast = Callable[[str | None], str]
 
 
-def meet(prepared: Prepared, over_mpi: Broadcast) -> tuple[Meeting, tuple[socket.socket, ...]]:
+def meet(
+    prepared: Prepared,
+    over_mpi: Broadcast,
+    say: Callable[[str], None] = lambda _: None,
+    interrupt: Interrupt | None = None,
+) -> Company:
     """Wait until all ranks have met.
 
     Args:
         prepared: with the sockets that :func:`bind` left.
         over_mpi: broadcasts rank 0's message over MPI; may raise :class:`mpi.NoWorldError`, upon which the
             next channel is taken.
+        say: takes rank 0's lines on who is waited for and who was refused.
+        interrupt: ends the meeting when this rank fails.
 
     Returns:
-        What all know then, and the lines: on rank 0 to all others, on the others to rank 0.
+        What all know then, and the lines that stay open.
 
     Raises:
         SrunddpError: they did not meet.
+        PeerError: a rank failed before all had met; this one where the interrupt said so.
     """
     environment = prepared.environment
     if environment.world_size == 1:
         assert prepared.held
         prepared.held.line.close()
-        store = prepared.held.store_address
-        return Meeting(store.host, store.port, 1, 0, 1, channels.token(environment), "none"), ()
+        store, node = prepared.held.store_address, environment.node
+        alone = Meeting(store.host, store.port, 1, 0, 1, channels.token(environment), "none", node)
+        return Company(alone, {}, {0: node})
     deadline = time.monotonic() + prepared.options.timeout
-    channel, told = _hear(prepared, over_mpi)
-    token, _, where = told.partition("@")
-    hello = _hello(prepared, token or channels.token(environment))
-    if not told and environment.step:
+    channel, told = _hear(prepared, over_mpi, say)
+    heard = announcement.read(told) if told else None
+    hello = _hello(prepared, heard.token if heard else channels.token(environment))
+    own = trust.choose(heard.secret if heard else "")
+    if not heard and environment.step:
         channels.rank_zero_node(environment.step)
     if prepared.held:
-        roster = Roster(hello, prepared.held, channel, environment.step.layout() if environment.step else {})
-        meeting = roster.gather(deadline)
-        return meeting, tuple(roster.lines.values())
-    if told:
-        host, _, port = where.rpartition(":")
-        candidates = [Address(host.strip("[]"), int(port))]
-    else:
-        candidates = channels.locate(environment, prepared.interface, prepared.entries, prepared.options.ports)
-    line, meeting = find(candidates, hello, deadline)
-    return meeting, (line,)
+        layout = environment.step.layout() if environment.step else {}
+        return Roster(
+            hello, prepared.held, channel, layout, own, say, interrupt, lambda node: _known_as(prepared, node)
+        ).gather(deadline)
+    line, meeting = find(_candidates(prepared, heard), hello, deadline, own, interrupt)
+    return Company(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
+
+
+def _candidates(prepared: Prepared, heard: Announcement | None) -> list[Address]:
+    if heard:
+        return [heard.address]
+    return channels.locate(prepared.environment, prepared.interface, prepared.entries, prepared.options.ports)
+
+
+def _known_as(prepared: Prepared, node: str) -> str:
+    try:
+        return channels.known_as(ifaces.entry_for(prepared.entries, node), node)
+    except ConfigError:
+        return node
 
 
 def _hello(prepared: Prepared, token: str) -> Hello:
@@ -133,17 +154,20 @@ def _hello(prepared: Prepared, token: str) -> Hello:
     )
 
 
-def _hear(prepared: Prepared, over_mpi: Broadcast) -> tuple[str, str]:
+def _hear(prepared: Prepared, over_mpi: Broadcast, say: Callable[[str], None]) -> tuple[str, str]:
     """The channel that works, and what rank 0 said over it; nothing where its address is worked out."""
     environment = prepared.environment
+    waiting = say if environment.rank == 0 else lambda _: None
     for channel in environment.channels:
         if channel not in channels.TELLING:
             return channel, ""
         if channel == "pmi":
             descriptor = whole_number(os.environ, "PMI_FD")
-            return channel, pmi.broadcast(prepared.told, descriptor=descriptor, timeout=prepared.options.timeout)
+            with saying(waiting, "waiting for all ranks in PMI's barrier, {} s so far", SAY_EVERY):
+                return channel, pmi.broadcast(prepared.told, descriptor=descriptor, timeout=prepared.options.timeout)
         try:
-            return channel, over_mpi(prepared.told)
+            with saying(waiting, "waiting for all ranks in MPI_Init, {} s so far", SAY_EVERY):
+                return channel, over_mpi(prepared.told)
         except mpi.NoWorldError as reason:
             unsuitable = reason
     raise ConfigError(

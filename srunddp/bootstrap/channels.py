@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Mapping
 
 from srunddp.bootstrap.environment import Environment
-from srunddp.bootstrap.ifaces import Entry, entry_for
-from srunddp.bootstrap.interface import Interface, addresses_of
+from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for
+from srunddp.bootstrap.interface import Interface, addresses_of, links_here
 from srunddp.bootstrap.line import Address
 from srunddp.bootstrap.slurm import NODE_LIST, SlurmStep
 from srunddp.errors import ConfigError, Scope
@@ -64,26 +64,51 @@ def store_ports(entry: Entry, forced: range | None) -> list[int]:
 
 
 def locate(
-    environment: Environment, interface: Interface, entries: tuple[Entry, ...], forced: range | None
+    environment: Environment, interface: Interface | None, entries: tuple[Entry, ...], forced: range | None
 ) -> list[Address]:
     """Where rank 0's line may be, worked out without being told.
+
+    Args:
+        interface: of this rank, on which rank 0 is if it shares the node; None where it has none, for any of them.
 
     Raises:
         ConfigError: rank 0's node cannot be known, or its name leads nowhere that other nodes reach.
     """
     if environment.master:
         host, port = environment.master
-        hosts = [interface.address] if environment.one_node else _resolve(host, environment)
+        hosts = _own(environment, interface) if environment.one_node else _resolve(host, environment)
         return [Address(host, port) for host in hosts]
     assert environment.step is not None
     node = rank_zero_node(environment.step)
     entry = entry_for(entries, node)
     ports = line_ports(environment, entry, forced)
-    if environment.node == node:
-        hosts = [interface.address]
-    else:
-        hosts = _resolve(entry.address.format(node=node) or node, environment)
+    hosts = _own(environment, interface) if environment.node == node else _resolve(known_as(entry, node), environment)
     return [Address(host, port) for port in ports for host in hosts]
+
+
+def _own(environment: Environment, interface: Interface | None) -> list[str]:
+    if interface:
+        return [interface.address]
+    addresses = [address for link in links_here() for address in link.addresses]
+    return ["127.0.0.1"] if environment.one_node else [host for host in addresses if not _is_loopback(host)]
+
+
+def looked_up(environment: Environment, interface: Interface | None, entries: tuple[Entry, ...]) -> list[str]:
+    """On rank 0: those of this node's own addresses at which the others look for it, by its name or beside it."""
+    beside = [interface.address] if interface else []
+    if environment.one_node:
+        return beside or _own(environment, None)
+    try:
+        entry = entry_for(entries, environment.node)
+    except ConfigError:
+        entry = DEFAULT
+    found = addresses_of(environment.master[0] if environment.master else known_as(entry, environment.node))
+    return list(dict.fromkeys([*beside, *(host for host in _own(environment, None) if host in found)]))
+
+
+def known_as(entry: Entry, node: str) -> str:
+    """The name by which the other nodes reach a node."""
+    return entry.address.format(node=node) or node
 
 
 def rank_zero_node(step: SlurmStep) -> str:
@@ -106,12 +131,16 @@ def _resolve(name: str, environment: Environment) -> list[str]:
     found = addresses_of(name)
     if not found:
         raise _unresolved(f"{name} does not resolve on node {environment.node}")
-    reachable = sorted(host for host in found if environment.one_node or not host.startswith(("127.", "::1")))
+    reachable = sorted(host for host in found if environment.one_node or not _is_loopback(host))
     if not reachable:
         raise _unresolved(
             f"{name} resolves to {', '.join(sorted(found))} on node {environment.node}, which is loopback"
         )
     return reachable
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith(("127.", "::1"))
 
 
 def _unresolved(found: str) -> ConfigError:
@@ -134,10 +163,7 @@ def check_reachable(environment: Environment, interface: Interface, entry: Entry
     Raises:
         ConfigError: the others would knock where nobody listens.
     """
-    if environment.master:
-        name = environment.master[0]
-    else:
-        name = entry.address.format(node=environment.node) or environment.node
+    name = environment.master[0] if environment.master else known_as(entry, environment.node)
     found = addresses_of(name)
     elsewhere = {host: addresses[host] for host in found if host in addresses and not host.startswith("127.")}
     if elsewhere and interface.address not in elsewhere:

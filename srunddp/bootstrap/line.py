@@ -67,6 +67,7 @@ class Meeting:
         master_addr, master_port: of the store.
         nnodes, node_rank, local_world_size: torch's terms, counted from the hellos.
         run: the job and step, for ``TORCHELASTIC_RUN_ID``; channel: over which the ranks met.
+        master_node: rank 0's.
     """
 
     master_addr: str
@@ -76,6 +77,21 @@ class Meeting:
     local_world_size: int
     run: str
     channel: str
+    master_node: str
+
+
+@dataclass(frozen=True)
+class Company:
+    """What a meeting leaves on one rank.
+
+    Attributes:
+        lines: on rank 0 the line to each other rank, on the others that to rank 0.
+        nodes: on rank 0 the node of each rank, on the others their own and rank 0's.
+    """
+
+    meeting: Meeting
+    lines: dict[int, socket.socket]
+    nodes: dict[int, str]
 
 
 def hold(host: str, line_ports: Iterable[int], store_ports: Iterable[int]) -> Held:
@@ -88,11 +104,16 @@ def hold(host: str, line_ports: Iterable[int], store_ports: Iterable[int]) -> He
     Raises:
         RendezvousError: none of the ports is free.
     """
-    line, store = _bind(host, list(line_ports)), _bind(host, list(store_ports))
+    line, store = listen(host, list(line_ports)), listen(host, list(store_ports))
     return Held(line, store, Address(*line.getsockname()[:2]), Address(*store.getsockname()[:2]))
 
 
-def _bind(host: str, ports: list[int]) -> socket.socket:
+def listen(host: str, ports: list[int]) -> socket.socket:
+    """Listen on the first of these ports that is free, on this address alone.
+
+    Raises:
+        RendezvousError: none of them is.
+    """
     for port in ports:
         held = socket.socket(Address(host, port).family, socket.SOCK_STREAM)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-import errno
-import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from srunddp.bootstrap.line import Held, Hello, Meeting, parse, send
-from srunddp.errors import RendezvousError, Scope
+from srunddp.bootstrap import absent, failure
+from srunddp.bootstrap.absent import named
+from srunddp.bootstrap.door import Door
+from srunddp.bootstrap.failure import Interrupt
+from srunddp.bootstrap.inquiry import inquire
+from srunddp.bootstrap.line import Company, Held, Hello, Meeting, send
+from srunddp.bootstrap.trust import Trust, Unproven
+from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 
-_LONGEST_HELLO = 4096
+MOURN = 10.0
+SAY_EVERY = 30.0
 
 
-@dataclass
-class _Caller:
-    """One connection to rank 0's line: what it has sent so far, and who it says it is."""
-
-    text: bytearray = field(default_factory=bytearray)
-    hello: Hello | None = None
+def _nothing(_: str) -> None:
+    return
 
 
 @dataclass
 class Roster:
     """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
 
-    A rank says hello, is answered ``seen``, and counts once it has answered ``here``: one that lost patience in
-    between is not taken for present.
+    A rank says hello, is answered ``seen``, and counts once it has answered ``here`` with its proof: one that lost
+    patience in between is not taken for present, and one that proves nothing has no effect.
 
     Attributes:
         own: rank 0's hello; held: its sockets; channel: over which the others learn of them.
         layout: the node of each rank as far as the launcher tells, to name those that do not come.
+        trust: rank 0's kind of proof; say: takes a line for the log.
+        interrupt: ends the gathering by this rank's own failure.
+        known_as: the name by which others reach a node.
+        every: seconds between two lines that say who is missing.
+        mourn: seconds for which ranks that come after a failure are told of it.
         lines: the connection of each rank that is here.
     """
 
@@ -42,10 +48,17 @@ class Roster:
     held: Held
     channel: str
     layout: Mapping[int, str] = field(default_factory=dict)
+    trust: Trust = field(default_factory=Unproven)
+    say: Callable[[str], None] = _nothing
+    interrupt: Interrupt | None = None
+    known_as: Callable[[str], str] = str
+    every: float = SAY_EVERY
+    mourn: float = MOURN
     lines: dict[int, socket.socket] = field(default_factory=dict)
-    _callers: dict[socket.socket, _Caller] = field(default_factory=dict)
+    _here: dict[int, Hello] = field(default_factory=dict)
+    _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
 
-    def gather(self, deadline: float) -> Meeting:
+    def gather(self, deadline: float) -> Company:
         """Wait for every rank, then tell each one.
 
         Args:
@@ -53,74 +66,56 @@ class Roster:
 
         Raises:
             RendezvousError: ranks that did not come, came twice, or speak another address family.
+            PeerError: a rank failed or was lost before all had come.
         """
-        self.held.line.setblocking(False)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.held.line, selectors.EVENT_READ)
-            while len(self.lines) < self.own.world_size - 1:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise self._refuse(self._absent())
-                for key, _ in selector.select(remaining):
-                    self._handle(key.fileobj, selector)  # type: ignore[arg-type]
-        self.held.line.close()
-        for stranger in self._callers.keys() - self.lines.values():
-            stranger.close()
-        return self._tell()
+        self._here[self.own.rank] = self.own
+        with Door((self.held.line,), self.own.token, self.trust, self.own.world_size, self.say, self.interrupt) as door:
+            try:
+                self._await_all(door, deadline)
+            except SrunddpError as error:
+                late = time.monotonic() >= deadline
+                self._settled |= {self.own.rank}
+                tell_all(door, failure.message_of(error), self._settled, 0.0 if late else self.mourn)
+                raise
+            self.held.line.close()
+        return Company(self._tell(), dict(self.lines), {rank: hello.node for rank, hello in self._here.items()})
 
-    def _handle(self, ready: socket.socket, selector: selectors.BaseSelector) -> None:
-        if ready is self.held.line:
-            self._accept(selector)
-            return
-        if not self._read(ready):
-            selector.unregister(ready)
-            hello = self._callers.pop(ready).hello
-            if hello and self.lines.get(hello.rank) is ready:
-                del self.lines[hello.rank]
-            ready.close()
+    def _await_all(self, door: Door, deadline: float) -> None:
+        next_word = time.monotonic() + self.every
+        while len(self.lines) < self.own.world_size - 1:
+            now = time.monotonic()
+            if now >= deadline:
+                raise RendezvousError(self._absent(door), scope=Scope.JOB)
+            if now >= next_word:
+                self.say(f"waiting for {named(self._missing(), self.layout)}")
+                next_word += self.every
+            for hello, line, message in door.events(min(deadline, next_word) - now):
+                self._take(hello, line, message)
+            if self.interrupt and self.interrupt.failure:
+                raise self.interrupt.failure.of(self.own.rank, self.own.node)
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
-        try:
-            caller, _ = self.held.line.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise self._refuse(
-                    f"rank 0 on {self.own.node} cannot open more than {len(self._callers)} connections; expected one "
-                    f"for each of {self.own.world_size} ranks -> raise the limit of open files (ulimit -n)"
-                ) from None
-            return  # it has gone again
-        caller.setblocking(False)
-        self._callers[caller] = _Caller()
-        selector.register(caller, selectors.EVENT_READ)
+    def _take(self, hello: Hello, line: socket.socket, message: Mapping[str, Any] | None) -> None:
+        if message is None:
+            if self.lines.get(hello.rank) is line:
+                raise self._lost(hello)
+        elif told := failure.read(message):
+            send(line, {"told": True})
+            self._settled.add(hello.rank)
+            raise told.of(hello.rank, hello.node)
+        elif "here" in message:
+            if objection := self._objection(hello):
+                raise RendezvousError(objection, scope=Scope.JOB)
+            self.lines[hello.rank] = line
+            self._here[hello.rank] = hello
 
-    def _read(self, ready: socket.socket) -> bool:
-        """Read what a caller sent; False when it is gone, or none of ours."""
-        caller = self._callers[ready]
-        try:
-            piece = ready.recv(_LONGEST_HELLO)
-        except OSError:
-            return False
-        caller.text += piece
-        while b"\n" in caller.text:
-            line, _, rest = bytes(caller.text).partition(b"\n")
-            caller.text = bytearray(rest)
-            if not self._hear(ready, caller, parse(line)):
-                send(ready, {"stranger": True})
-                return False
-        return bool(piece) and len(caller.text) < _LONGEST_HELLO
-
-    def _hear(self, ready: socket.socket, caller: _Caller, message: Mapping[str, Any]) -> bool:
-        if caller.hello and "here" in message:
-            self.lines[caller.hello.rank] = ready
-            return True
-        hello = _hello(message)
-        if not hello or hello.token != self.own.token:
-            return False
-        caller.hello = hello
-        if objection := self._objection(hello):
-            raise self._refuse(objection)
-        send(ready, {"seen": True})
-        return True
+    def _lost(self, hello: Hello) -> PeerError:
+        self._settled.add(hello.rank)
+        return PeerError(
+            f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended",
+            code=137,
+            expected="every rank to stay",
+            cure="see what ended it there: a signal, or the node's memory",
+        )
 
     def _objection(self, hello: Hello) -> str:
         if hello.world_size != self.own.world_size or not 0 <= hello.rank < self.own.world_size:
@@ -133,7 +128,7 @@ class Roster:
                 f"rank {hello.rank} on {hello.node} has {hello.address}, rank 0 on {self.own.node} has "
                 f"{self.own.address}; expected IPv4 on all nodes or IPv6 on all -> correct ifaces.conf"
             )
-        before = self._hello_of(hello.rank)
+        before = self._here.get(hello.rank)
         # A rank that lost patience says hello again; two processes must not share a rank.
         if before and (before.node, before.pid) != (hello.node, hello.pid):
             return (
@@ -142,27 +137,26 @@ class Roster:
             )
         return ""
 
-    def _hello_of(self, rank: int) -> Hello | None:
-        if rank == self.own.rank:
-            return self.own
-        return self._callers[self.lines[rank]].hello if rank in self.lines else None
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self.own.world_size) if rank not in self._here]
 
-    def _absent(self) -> str:
-        missing = [rank for rank in range(self.own.world_size) if not self._hello_of(rank)]
+    def _absent(self, door: Door) -> str:
+        missing = self._missing()
+        cure = "see whether they started, and whether their interface reaches it"
         return (
             f"{len(missing)} of {self.own.world_size} ranks did not come: {named(missing, self.layout)}; expected all "
-            f"of them on {self.held.line_address} -> see whether they started, and whether their interface reaches it"
+            f"of them on {self.held.line_address} -> {self._looked_at(door, missing) or cure}"
         )
 
-    def _refuse(self, why: str) -> RendezvousError:
-        # Not to those that have not said hello: they may be another job's, and not looking for us.
-        for connection, caller in self._callers.items():
-            if caller.hello:
-                send(connection, {"failed": why})
-        return RendezvousError(why, scope=Scope.JOB)
+    def _looked_at(self, door: Door, missing: list[int]) -> str:
+        nodes = absent.nodes_to_look_at(missing, self.layout, [hello.node for hello in self._here.values()])
+        where = {node: (self.known_as(node), self.held.line_address.port) for node in nodes}
+        first = {self._here[rank].node: rank for rank in sorted(self.lines, reverse=True)}
+        askers = {node: self.lines[rank] for node, rank in first.items() if node != self.own.node}
+        return absent.seen(inquire(door, where, self.own, askers)) if nodes else ""
 
     def _tell(self) -> Meeting:
-        hellos = [self._hello_of(rank) or self.own for rank in range(self.own.world_size)]
+        hellos = [self._here[rank] for rank in range(self.own.world_size)]
         sizes = Counter(hello.node for hello in hellos)
         node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
         store = self.held.store_address
@@ -175,6 +169,7 @@ class Roster:
                 local_world_size=sizes[hello.node],
                 run=self.own.token,
                 channel=self.channel,
+                master_node=self.own.node,
             )
             for hello in hellos
         ]
@@ -184,24 +179,20 @@ class Roster:
         return meetings[self.own.rank]
 
 
-def named(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
-    """``ranks 4-5 on node03`` for ranks 4 and 5, folded; without nodes where the layout is not known."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-    from ClusterShell.RangeSet import RangeSet
+def tell_all(door: Door, message: dict[str, Any], settled: set[int], seconds: float) -> None:
+    """Tell a failure to all that are known, and for some time to those that come.
 
-    by_node: dict[str, list[int]] = {}
-    for rank in ranks:
-        by_node.setdefault(layout.get(rank, ""), []).append(rank)
-    parts = []
-    for node, theirs in by_node.items():
-        where = f" on {NodeSet(node, resolver=RESOLVER_NOGROUP)}" if node else ""
-        parts.append(f"rank{'s' if len(theirs) > 1 else ''} {RangeSet.fromlist(map(str, theirs))}{where}")
-    return ", ".join(parts)
-
-
-def _hello(message: Mapping[str, Any]) -> Hello | None:
-    try:
-        hello = Hello(**message["hello"])
-    except (KeyError, TypeError):
-        return None
-    return hello if all(type(getattr(hello, each.name)).__name__ == each.type for each in fields(hello)) else None
+    Args:
+        message: ``failed``, as :mod:`srunddp.bootstrap.failure` makes it.
+        settled: the ranks that need not be waited for; those that are told are added.
+        seconds: at most; it ends as soon as every rank is settled.
+    """
+    for line, caller in door.known.items():
+        send(line, message)
+        settled |= {caller.hello.rank} if caller.hello else set()
+    deadline = time.monotonic() + seconds
+    while len(settled) < door.world_size and (remaining := deadline - time.monotonic()) > 0:
+        for hello, line, said in door.events(remaining):
+            if said is not None:
+                send(line, {"told": True} if "failed" in said else message)
+            settled.add(hello.rank)

@@ -279,7 +279,11 @@ def test_a_file_without_read_permission_says_so() -> None:
 
 def test_the_names_that_env_may_not_set_are_those_that_every_rank_is_given() -> None:
     place = Joined(
-        detect({}), Interface("lo", "127.0.0.1", {}, ""), Meeting("127.0.0.1", 1, 1, 0, 1, "run", "none"), None, 1.0
+        detect({}),
+        Interface("lo", "127.0.0.1", {}, ""),
+        Meeting("127.0.0.1", 1, 1, 0, 1, "run", "none", "node01"),
+        None,
+        1.0,
     )
     assert {*place.variables(), "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} == set(OURS)
 

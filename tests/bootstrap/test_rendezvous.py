@@ -12,15 +12,19 @@ from dataclasses import asdict
 import pytest
 
 from srunddp.bootstrap import channels, environment, line, rendezvous
+from srunddp.bootstrap.failure import Interrupt
 from srunddp.bootstrap.ifaces import DEFAULT
-from srunddp.bootstrap.line import Address, Held, Hello, Meeting, hold
+from srunddp.bootstrap.line import Address, Company, Held, Hello, Meeting, hold
 from srunddp.bootstrap.rendezvous import find
 from srunddp.bootstrap.roster import Roster, named
-from srunddp.errors import RendezvousError
+from srunddp.bootstrap.trust import Trust, Unproven
+from srunddp.errors import PeerError, RendezvousError
 from tests.bootstrap.launchers import PID, step
 
 LONG = 30.0  # a limit that only a broken rendezvous reaches
 TOKEN = "1207.0.0"
+NONCE = "0" * 32
+UNPROVEN = Unproven()
 
 
 def soon(seconds: float = LONG) -> float:
@@ -46,16 +50,33 @@ def hello(
     return Hello(token, rank, world_size, 0, node, address, 1000 + rank if pid is None else pid)
 
 
+def greeting(one: Hello, kind: str = "none") -> dict[str, object]:
+    """The first message of a rank."""
+    return {"hello": asdict(one), "nonce": NONCE, "kind": kind}
+
+
 class RankZero:
     """Rank 0 on 127.0.0.1, which gathers in a thread."""
 
     def __init__(
-        self, own: Hello, held: Held | None = None, layout: dict[int, str] | None = None, within: float = LONG
+        self,
+        own: Hello,
+        held: Held | None = None,
+        layout: dict[int, str] | None = None,
+        within: float = LONG,
+        *,
+        trust: Trust = UNPROVEN,
+        every: float = LONG,
+        mourn: float = 0.2,
     ) -> None:
         self.held = held or hold("127.0.0.1", [0], [0])
-        self.roster = Roster(own, self.held, "slurm", layout or {})
+        self.interrupt = Interrupt()
+        self.said: list[str] = []
+        self.roster = Roster(
+            own, self.held, "slurm", layout or {}, trust, self.said.append, self.interrupt, every=every, mourn=mourn
+        )
         self.address = self.held.line_address
-        self._result: Future[Meeting] = Future()
+        self._result: Future[Company] = Future()
         self._thread = threading.Thread(target=self._gather, args=(within,))
         self._thread.start()
 
@@ -65,8 +86,11 @@ class RankZero:
         except BaseException as error:
             self._result.set_exception(error)
 
-    def meeting(self) -> Meeting:
+    def company(self) -> Company:
         return self._result.result(LONG)
+
+    def meeting(self) -> Meeting:
+        return self.company().meeting
 
     def refusal(self) -> str:
         with pytest.raises(RendezvousError) as caught:
@@ -75,13 +99,11 @@ class RankZero:
         return str(caught.value)
 
     def end(self) -> None:
-        if not self._result.done():  # a second rank 0 ends the gathering
-            with self.connect() as caller:
-                line.send(caller, {"hello": asdict(hello(0, self.roster.own.world_size, pid=-1, token=self.token))})
-                until(self._result.done)
+        self.interrupt.fail("the test is over", 1)
         self._thread.join(LONG)
         for held in (self.held.line, self.held.store, *self.roster.lines.values()):
             held.close()
+        self.interrupt.close()
 
     @property
     def token(self) -> str:
@@ -100,9 +122,20 @@ def rank_zero(
     held: Held | None = None,
     layout: dict[int, str] | None = None,
     within: float = LONG,
+    trust: Trust = UNPROVEN,
+    every: float = LONG,
+    mourn: float = 0.2,
 ) -> Iterator[RankZero]:
     host = held.line_address.host if held else "127.0.0.1"
-    server = RankZero(hello(0, world_size, node, token=token, address=host), held, layout, within)
+    server = RankZero(
+        hello(0, world_size, node, token=token, address=host),
+        held,
+        layout,
+        within,
+        trust=trust,
+        every=every,
+        mourn=mourn,
+    )
     try:
         yield server
     finally:
@@ -140,7 +173,7 @@ def test_all_ranks_are_told_the_stores_address() -> None:
     with rank_zero(3) as server:
         meetings = meet(server, hello(1, 3), hello(2, 3))
         store = server.held.store_address
-        assert meetings == [Meeting("127.0.0.1", store.port, 1, 0, 3, TOKEN, "slurm")] * 3
+        assert meetings == [Meeting("127.0.0.1", store.port, 1, 0, 3, TOKEN, "slurm", "node01")] * 3
         assert store.port != server.address.port
 
 
@@ -305,9 +338,12 @@ STRANGERS = ("mute", "closing", "banner", "http", "store", "endless", "empty-lin
 
 
 def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
-    whole = json.dumps({"hello": asdict(one)}).encode() + b"\n"
     # A banner is read before our hello has been sent whole, perhaps.
-    return all(bytes(received) in (whole, b"") for received in server.received)
+    heard = [bytes(received) for received in server.received if received]
+    messages = [line.parse(text) for text in heard]
+    return all(text.count(b"\n") == 1 and text.endswith(b"\n") for text in heard) and all(
+        message.pop("nonce") and message == {"hello": asdict(one), "kind": "none"} for message in messages
+    )
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
@@ -401,7 +437,7 @@ def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
         b'{"here": true}\n',
         b'{"hello": 7}\n',
         b'{"hello": {"token": "1207.0.0"}}\n',
-        json.dumps({"hello": asdict(hello(1, token="1207.0.1"))}).encode() + b"\n",
+        json.dumps(greeting(hello(1, token="1207.0.1"))).encode() + b"\n",
         b'{"hello": {"token": "12',
         b"x" * 100_000,
         b"\xff\xfe\x00\n",
@@ -460,7 +496,9 @@ def test_world_sizes_that_differ_are_told_to_both(rank: int, world_size: int) ->
 
 def test_address_families_that_differ_are_told_to_both() -> None:
     with rank_zero(2) as server, server.connect() as caller:
-        line.send(caller, {"hello": asdict(hello(1, node="node02", address="fd00::7"))})
+        line.send(caller, greeting(hello(1, node="node02", address="fd00::7")))
+        assert "seen" in line.receive(caller)
+        line.send(caller, {"here": True, "proof": ""})
         text = line.receive(caller)["failed"]
         assert text.startswith("rank 1 on node02 has fd00::7, rank 0 on node01 has 127.0.0.1; expected IPv4 on all")
         assert server.refusal() == text
@@ -535,8 +573,8 @@ def test_a_rank_that_only_mute_strangers_answer_stops_at_its_deadline() -> None:
 def greeted(server: RankZero, one: Hello) -> Iterator[socket.socket]:
     """A rank that has said hello and was seen."""
     with server.connect() as caller:
-        line.send(caller, {"hello": asdict(one)})
-        assert line.receive(caller) == {"seen": True}
+        line.send(caller, greeting(one))
+        assert "seen" in line.receive(caller)
         yield caller
 
 
@@ -560,14 +598,18 @@ def test_a_rank_that_lost_patience_may_say_hello_again() -> None:
         assert meetings == [meeting] * 2
 
 
-def test_a_rank_that_was_there_and_ended_does_not_count() -> None:
-    with rank_zero(3, within=2) as server:
-        with greeted(server, hello(1, 3)) as caller:
+def test_a_rank_that_was_there_and_ended_is_named_to_all_with_the_code_of_a_kill() -> None:
+    with rank_zero(3) as server:
+        found = meet_later(server, hello(2, 3))
+        until(lambda: 2 in server.roster.lines)
+        with greeted(server, hello(1, 3, "node02")) as caller:
             line.send(caller, {"here": True})
             until(lambda: 1 in server.roster.lines)
-        until(lambda: 1 not in server.roster.lines)
-        meet_later(server, hello(2, 3))
-        assert "1 of 3 ranks did not come: rank 1;" in server.refusal()
+        text = "rank 1 on node02 was lost before all ranks had met: its process ended; expected "
+        for failed in (server.company, lambda: found.result(LONG)):
+            with pytest.raises(PeerError, match=f"^{text}") as caught:
+                failed()
+            assert caught.value.exit_code == 137
 
 
 def meet_later(server: RankZero, one: Hello) -> Future[tuple[socket.socket, Meeting]]:
@@ -584,8 +626,8 @@ def test_a_rank_that_loses_rank_zero_says_so_and_does_not_look_elsewhere() -> No
         connection, _ = listening.accept()
         with connection:
             assert line.receive(connection)["hello"]["rank"] == 1
-            line.send(connection, {"seen": True})
-            assert line.receive(connection) == {"here": True}
+            line.send(connection, {"seen": True, "nonce": NONCE, "proof": ""})
+            assert line.receive(connection) == {"here": True, "proof": ""}
         assert f"rank 1 on node02 lost rank 0 at {address} before all ranks had met" in text.result(LONG)
 
 
@@ -594,8 +636,6 @@ def test_a_caller_that_has_not_said_hello_is_told_of_no_failure() -> None:
     with rank_zero(3, within=0.5) as server:
         caller = server.connect()
         server.refusal()
-        for connection in server.roster._callers:
-            connection.close()
         assert caller.recv(4096) == b""
         caller.close()
 
@@ -604,7 +644,7 @@ def test_a_caller_that_has_not_said_hello_is_told_of_no_failure() -> None:
 def test_a_hello_of_wrong_types_is_a_strangers(wrong: dict[str, object]) -> None:
     with rank_zero(2) as server:
         with server.connect() as caller:
-            line.send(caller, {"hello": asdict(hello(1)) | wrong})
+            line.send(caller, {**greeting(hello(1)), "hello": asdict(hello(1)) | wrong})
             assert caller.recv(4096) == b'{"stranger": true}\n'
         found = meet(server, hello(1), within=10)
         assert found[1] == found[0]

@@ -1,0 +1,103 @@
+"""The failure of one rank before all have met: how its own process hears of it, and how it is put into words."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
+
+_LONGEST = 2000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank failed, as its own message says it, and its exit code."""
+
+    text: str
+    code: int
+
+    def message(self) -> dict[str, Any]:
+        """What goes over the line."""
+        return {"failed": self.text[:_LONGEST], "code": self.code}
+
+    def of(self, rank: int, node: str, scope: Scope = Scope.JOB) -> PeerError:
+        """The error that all ranks raise."""
+        return PeerError(f"rank {rank} on {node} failed: {self.text}", code=self.code, scope=scope)
+
+
+def read(message: Mapping[str, Any]) -> Failure | None:
+    """The failure that a rank's message tells of; None where it tells of none."""
+    if "failed" not in message:
+        return None
+    code = message.get("code")
+    return Failure(str(message["failed"])[:_LONGEST], code if type(code) is int and 0 < code < 256 else 1)
+
+
+def told(message: Mapping[str, Any]) -> SrunddpError:
+    """The error that rank 0's message ``failed`` stands for: a rank's own failure, or that they did not meet."""
+    if failure := read(message) if "code" in message else None:
+        return PeerError(failure.text, code=failure.code)
+    return RendezvousError(str(message["failed"])[:_LONGEST], scope=Scope.JOB)
+
+
+def message_of(error: SrunddpError) -> dict[str, Any]:
+    """What rank 0 tells the others when it raises this error."""
+    return Failure(str(error), error.exit_code).message() if isinstance(error, PeerError) else {"failed": str(error)}
+
+
+class Interrupt:
+    """Ends this rank's meeting from another thread, such as the one that sees its worker die.
+
+    On rank 0 all present ranks are told; another rank tells rank 0. Then the meeting raises PeerError.
+    """
+
+    def __init__(self) -> None:
+        self._bell, self._rope = socket.socketpair()
+        self._failure: Failure | None = None
+
+    def fail(self, text: str, code: int) -> None:
+        """End the meeting, now or as soon as it begins; only the first call counts.
+
+        Args:
+            text: why this rank failed; code: its exit code.
+        """
+        if not self._failure:
+            self._failure = Failure(text, code)
+            with contextlib.suppress(OSError):  # the meeting is over
+                self._rope.send(b"!")
+
+    @property
+    def failure(self) -> Failure | None:
+        """What :meth:`fail` was told."""
+        return self._failure
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable, and stays so, when it has failed."""
+        return self._bell.fileno()
+
+    def wait(self, deadline: float, line: socket.socket | None = None) -> bool:
+        """Wait until there is something to read from the line.
+
+        Args:
+            deadline: of :func:`time.monotonic`.
+
+        Returns:
+            Whether there is; False when it has failed or the time is over.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            if line:
+                selector.register(line, selectors.EVENT_READ)
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+        return any(key.fileobj is line for key, _ in ready) and not self._failure
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._bell.close()
+        self._rope.close()

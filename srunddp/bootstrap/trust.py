@@ -1,0 +1,206 @@
+"""Proof that both ends of a line belong to one world. The token of a hello only prevents mix-ups.
+
+What a rank has decides the kind of proof: ``secret`` where PMI or MPI carried one to it, else ``munge`` where Slurm's
+authentication service works on this node, else ``none``. Both ends need the same kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import Protocol
+
+KINDS = ("secret", "munge", "none")
+ZERO, OTHER = "rank 0", "rank"  # the roles, so that no proof can be sent back to its maker
+MUNGE_SOCKET = "SRUNDDP_MUNGE_SOCKET"
+SECRET_BYTES = 32
+EXPECTED = "one proof that all nodes have"
+CURE = "start munged with one key on all nodes, or use `srun --mpi=pmi2`, whose secret needs no munge"
+_LONGEST_NONCE = 64
+
+# munge.h
+_SOCKET, _UID_RESTRICTION = 8, 9
+
+
+class ProofError(Exception):
+    """A proof that cannot be made, with the reason."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a proof is about, the same on both ends.
+
+    Attributes:
+        token: of the run; rank: that says hello.
+        line: rank 0's end of this very connection, so that nobody in between passes a proof on from another port.
+        theirs, zeros: the nonces of the rank and of rank 0.
+    """
+
+    token: str
+    rank: int
+    line: str
+    theirs: str
+    zeros: str
+
+    def text(self, role: str) -> bytes:
+        """What the prover of this role proves."""
+        return json.dumps(["srunddp", role, *astuple(self)]).encode()
+
+
+class Trust(Protocol):
+    """One kind of proof."""
+
+    @property
+    def kind(self) -> str:
+        """One of ``KINDS``."""
+
+    def prove(self, text: bytes) -> str:
+        """A proof of the text.
+
+        Raises:
+            ProofError: it cannot be made now.
+        """
+
+    def objection(self, proof: object, text: bytes) -> str:
+        """Why this is no proof of the text; empty where it is one."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """HMAC-SHA256 with a key that the launcher's own channel carried to the ranks."""
+
+    key: bytes
+    kind: str = "secret"
+
+    def prove(self, text: bytes) -> str:
+        """See :class:`Trust`."""
+        import hmac
+
+        return hmac.digest(self.key, text, "sha256").hex()
+
+    def objection(self, proof: object, text: bytes) -> str:
+        """See :class:`Trust`."""
+        import hmac
+
+        right = isinstance(proof, str) and hmac.compare_digest(
+            proof.encode(errors="replace"), self.prove(text).encode()
+        )
+        return "" if right else "it does not have the secret of this run"
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """Where there is nothing to prove with: whoever has the token is believed."""
+
+    kind: str = "none"
+
+    def prove(self, text: bytes) -> str:
+        """See :class:`Trust`."""
+        return ""
+
+    def objection(self, proof: object, text: bytes) -> str:
+        """See :class:`Trust`."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Munge:
+    """Credentials that munged makes for this user, and that only this user can decode.
+
+    Attributes:
+        library: libmunge; socket: munged's, empty for the library's default.
+    """
+
+    library: ctypes.CDLL
+    socket: str = ""
+    kind: str = "munge"
+
+    def prove(self, text: bytes) -> str:
+        """See :class:`Trust`."""
+        made = ctypes.c_char_p()
+        with self._context() as context:
+            self._check(self.library.munge_encode(ctypes.byref(made), context, text, ctypes.c_int(len(text))))
+        proof = (made.value or b"").decode()
+        _libc.free(made)
+        return proof
+
+    def objection(self, proof: object, text: bytes) -> str:
+        """See :class:`Trust`."""
+        if not isinstance(proof, str):
+            return "it sent no credential"
+        try:
+            user, proven = self._decode(proof.encode(errors="replace"))
+        except ProofError as reason:
+            return str(reason)
+        if user != os.geteuid():
+            return f"its user is {user}, ours is {os.geteuid()}"
+        return "" if proven == text else "its credential is for something else"
+
+    def _decode(self, proof: bytes) -> tuple[int, bytes]:
+        data, size = ctypes.c_void_p(), ctypes.c_int()
+        user, group = ctypes.c_uint32(), ctypes.c_uint32()
+        with self._context() as context:
+            answer = self.library.munge_decode(
+                proof, context, *(ctypes.byref(into) for into in (data, size, user, group))
+            )
+        text = ctypes.string_at(data, size.value) if data.value else b""
+        _libc.free(data)
+        # One that is expired or replayed is decoded as well.
+        self._check(answer)
+        return user.value, text
+
+    @contextlib.contextmanager
+    def _context(self) -> Iterator[ctypes.c_void_p]:
+        context = ctypes.c_void_p(self.library.munge_ctx_create())
+        try:
+            self._check(self.library.munge_ctx_set(context, _UID_RESTRICTION, ctypes.c_uint32(os.geteuid())))
+            if self.socket:
+                self._check(self.library.munge_ctx_set(context, _SOCKET, ctypes.c_char_p(os.fsencode(self.socket))))
+            yield context
+        finally:
+            self.library.munge_ctx_destroy(context)
+
+    def _check(self, answer: int) -> None:
+        if answer:
+            raise ProofError(f"munge: {self.library.munge_strerror(answer).decode(errors='replace')}")
+
+
+_libc = ctypes.CDLL(None)
+
+
+def choose(secret: str = "") -> Trust:
+    """This rank's kind of proof.
+
+    Args:
+        secret: in hexadecimal, where PMI or MPI carried one; else empty.
+    """
+    return Secret(bytes.fromhex(secret)) if secret else _munge_here() or Unproven()
+
+
+def _munge_here() -> Munge | None:
+    try:
+        library = ctypes.CDLL("libmunge.so.2")
+    except OSError:
+        return None
+    library.munge_ctx_create.restype = ctypes.c_void_p
+    library.munge_strerror.restype = ctypes.c_char_p
+    munge, trial = Munge(library, os.environ.get(MUNGE_SOCKET, "")), b"srunddp"
+    try:
+        works = not munge.objection(munge.prove(trial), trial)
+    except ProofError:
+        return None
+    return munge if works else None
+
+
+def nonce() -> str:
+    """A number that is used once."""
+    return os.urandom(16).hex()
+
+
+def is_nonce(value: object) -> bool:
+    """Whether a peer's nonce has the form of one."""
+    return isinstance(value, str) and len(nonce()) <= len(value) <= _LONGEST_NONCE

@@ -1,0 +1,118 @@
+"""A rank that fails before the meeting lets the others know, so that none waits for it until the time is over."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from srunddp.bootstrap import announcement, channels, ifaces, pmi, rendezvous, trust
+from srunddp.bootstrap.door import Door
+from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.failure import Failure
+from srunddp.bootstrap.interface import Interface
+from srunddp.bootstrap.line import Address, Hello, listen
+from srunddp.bootstrap.roster import MOURN, tell_all
+from srunddp.bootstrap.slurm import whole_number
+from srunddp.errors import SrunddpError
+from srunddp.meeting import Options
+
+
+def tell_failure(
+    environment: Environment, options: Options, error: SrunddpError, interface: Interface | None = None
+) -> bool:
+    """Tell the other ranks of a failure from before the meeting, within about 10 s.
+
+    Rank 0 answers the others where they look for it, or tells them over PMI; another rank tells rank 0. Nothing is
+    told over MPI, which blocks.
+
+    Args:
+        environment: who this rank is.
+        options: of the command line.
+        error: why it fails.
+        interface: where it was chosen before.
+
+    Returns:
+        Whether rank 0 knows of the failure, and so is the one to print it.
+    """
+    if environment.world_size == 1 or not environment.channels or environment.channels[0] == "mpi":
+        return False
+    failure = Failure(str(error), error.exit_code)
+    within = min(MOURN, options.timeout)
+    try:
+        if environment.rank == 0:
+            _answer(environment, options, failure, interface, within)
+            return True
+        return _tell(environment, options, failure, interface, within)
+    except (SrunddpError, OSError):
+        return False
+
+
+def _answer(
+    environment: Environment, options: Options, failure: Failure, interface: Interface | None, within: float
+) -> None:
+    """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
+    failure = Failure(str(failure.of(0, environment.node)), failure.code)
+    if environment.channels[0] == "pmi":
+        pmi.broadcast(announcement.make_failed(failure), descriptor=_descriptor(), timeout=within)
+        return
+    entries = _entries(options)
+    listening = _listen(environment, options, interface, entries)
+    token = channels.token(environment)
+    with Door(listening, token, trust.choose(), environment.world_size, lambda _: None) as door:
+        tell_all(door, failure.message(), {0}, within if listening else 0.0)
+
+
+def _listen(
+    environment: Environment, options: Options, interface: Interface | None, entries: tuple[ifaces.Entry, ...]
+) -> list[socket.socket]:
+    try:
+        entry = ifaces.entry_for(entries, environment.node)
+    except SrunddpError:
+        entry = ifaces.DEFAULT
+    ports, listening = channels.line_ports(environment, entry, options.ports), []
+    for host in channels.looked_up(environment, interface, entries):
+        try:
+            listening.append(listen(host, ports))
+        except SrunddpError:
+            continue
+    return listening
+
+
+def _tell(
+    environment: Environment, options: Options, failure: Failure, interface: Interface | None, within: float
+) -> bool:
+    """On another rank: tell rank 0."""
+    deadline = time.monotonic() + within
+    token, secret = channels.token(environment), ""
+    if environment.channels[0] == "pmi":
+        heard = announcement.read(pmi.broadcast(None, descriptor=_descriptor(), timeout=within))
+        token, secret, candidates = heard.token, heard.secret, [heard.address]
+    else:
+        candidates = _candidates(environment, options, interface)
+    hello = Hello(
+        token=token,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        local_rank=environment.local_rank,
+        node=environment.node,
+        address="",
+        pid=os.getpid(),
+    )
+    return rendezvous.tell(candidates, hello, trust.choose(secret), failure, deadline)
+
+
+def _candidates(environment: Environment, options: Options, interface: Interface | None) -> list[Address]:
+    return channels.locate(environment, interface, _entries(options), options.ports)
+
+
+def _entries(options: Options) -> tuple[ifaces.Entry, ...]:
+    """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
+    try:
+        return ifaces.load(options.ifaces, os.environ)
+    except SrunddpError:
+        return (ifaces.DEFAULT,)
+
+
+def _descriptor() -> int:
+    return whole_number(os.environ, "PMI_FD")
