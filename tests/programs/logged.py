@@ -1,0 +1,40 @@
+"""A supervisor and its worker as far as their output goes: the script is the worker's, the report is the supervisor's.
+
+The one argument is JSON: destination, script, limit and report (a path).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from srunddp.run.logs import Destination, Output
+
+
+def main(order: dict) -> int:
+    file = order["file"] and Path(order["file"])
+    before = os.listdir("/proc/self/fd")
+    output = Output.open(Destination(file, order["terminal"], order["prefix"]))
+    worker = os.fork()
+    if worker == 0:
+        output.in_worker()
+        exec(order["script"], {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    output.start()
+    report = {"threads": threading.active_count(), "opened": len(os.listdir("/proc/self/fd")) - len(before)}
+    report["code"] = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    begin = time.monotonic()
+    lost = output.finish(order["limit"])
+    report |= {"took": time.monotonic() - begin, "lost": [lost.file, lost.terminal]}
+    report["cpu"] = time.process_time()
+    report["left"] = len(os.listdir("/proc/self/fd")) - len(before)
+    Path(order["report"]).write_text(json.dumps(report))
+    return 0
+
+
+sys.exit(main(json.loads(sys.argv[1])))
