@@ -56,6 +56,8 @@ class Pump:
         self._deadline = self._ended + limit
         os.eventfd_write(self._bell, 1)
         self._thread.join(limit)
+        if not self._thread.is_alive():
+            os.close(self._bell)
         unread = sum(len(terminal.waiting) for terminal in self.streams.values())
         return Lost(self._lost, sum(terminal.lost for terminal in self.streams.values()) + unread)
 

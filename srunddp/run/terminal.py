@@ -73,7 +73,7 @@ class Terminal:
         self._inherited = inherited
         self._file = file
         self._lines = Lines(prefix) if prefix else None
-        self._gone = False
+        self._gone = self._full = False
         self._left_out = 0  # of the lost, those that no note has told of
         self._last = b"\n"
 
@@ -95,24 +95,29 @@ class Terminal:
         self.flush()
 
     def end(self) -> None:
-        """No more will come: the line that has no end, and the note on what was left out."""
-        rest = self._lines.rest() if self._lines else b""
-        if not self._gone:
-            self._append(rest)
-            self._note()
+        """No more will come: the last line, if it has no end, is one all the same."""
+        if self._lines and not self._gone:
+            self._append(self._lines.rest())
         self.flush()
 
     def flush(self) -> None:
         """Write until nothing is waiting, or the terminal takes no more."""
+        self._write()
+        if not self.waiting:
+            self._note()
+            self._write()
+
+    def _write(self) -> None:
         while self.waiting and (self._never_blocks or _writable(self.descriptor)):
             piece = self._piece()
             try:
                 written = os.write(self.descriptor, piece)
+                self._full = False
             except BlockingIOError:
                 return
             except OSError as error:
                 # A full disk may have room again; all else, as a reader that has left, is for good.
-                self._gone = error.errno not in _FULL
+                self._full, self._gone = True, error.errno not in _FULL
                 written = len(self.waiting) if self._gone else len(piece)
                 self._leave_out(written)
             del self.waiting[:written]
@@ -136,7 +141,7 @@ class Terminal:
         self._left_out += size
 
     def _note(self) -> None:
-        if not self._left_out:
+        if not self._left_out or self._full:
             return
         prefix = self._lines.prefix if self._lines else b""
         where = f"; {self._file} has them" if self._file else ""
