@@ -9,15 +9,21 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from srunddp.bootstrap.world import World as World
     from srunddp.inside import init as init
+    from srunddp.observe.marks import heartbeat as heartbeat
     from srunddp.train import Trainer as Trainer
 
-__all__ = ["Trainer", "World", "__version__", "init"]
+__all__ = ["Trainer", "World", "__version__", "heartbeat", "init"]
 
-_HOMES = {"World": "srunddp.bootstrap.world", "init": "srunddp.inside", "Trainer": "srunddp.train"}
+_HOMES = {
+    "Trainer": "srunddp.train",
+    "World": "srunddp.bootstrap.world",
+    "heartbeat": "srunddp.observe.marks",
+    "init": "srunddp.inside",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Each of these leads to torch, which `import srunddp` must not pay for.
+    # Most of these lead to torch, which `import srunddp` must not pay for.
     if name not in _HOMES:
         raise AttributeError(f"module 'srunddp' has no attribute {name!r}")
     import importlib

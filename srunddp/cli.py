@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -22,7 +23,7 @@ from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_
 from srunddp.bootstrap.line import Meeting
 from srunddp.errors import Scope, SrunddpError
 from srunddp.farewell import tell_failure
-from srunddp.launch import launch
+from srunddp.launch import Wishes, destination, launch
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
 from srunddp.run.script import Script, check
 
@@ -59,6 +60,18 @@ def main() -> None:
 )
 @click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
+@click.option(
+    "--stall-timeout",
+    type=click.FloatRange(min=0, max=1e6),
+    default=Wishes.stall_timeout,
+    show_default=True,
+    metavar="SECONDS",
+    help="End the run when no rank makes a step for so long; 0 for no limit. See srunddp.heartbeat().",
+)
+@click.option("--log-dir", metavar="DIR", help="A file for each rank's output, in a folder for each run.")
+@click.option("--tee", metavar="RANKS", help="With --log-dir: the ranks shown on the terminal too; 0 unless given.")
+@click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
+@click.option("--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script.")
 @click.option("--explain", is_flag=True, help="Print what decided each value, per rank, and exit.")
 @click.option("--quiet", is_flag=True, help="No placement line.")
 @click.option("--verbose", is_flag=True, help="[RANK r] WORLD_SIZE=w from every rank.")
@@ -90,6 +103,8 @@ def run(**given: Any) -> None:
 def _run(given: Mapping[str, Any], environment: Environment) -> int:
     if math.isnan(given["timeout"]):
         raise click.BadParameter("a number of seconds is expected", param_hint="--timeout")
+    wishes = Wishes(**{field.name: given[field.name] for field in fields(Wishes)})
+    destination(wishes, environment)  # so that a wrong option is known before anything starts
     names = ("backend", "ifaces", "timeout")
     ports = ifaces.port_range(given["port"], where="--port") if given["port"] else None
     options = Options(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
@@ -110,7 +125,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         if given["verbose"]:
             _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
 
-    return launch(prepared, script, told, _say)
+    return launch(prepared, script, wishes, told, _say)
 
 
 def _ready(script: Script, options: Options, environment: Environment) -> Prepared:

@@ -10,27 +10,80 @@ import os
 import resource
 import select
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 
-from srunddp.bootstrap import mpi
+from srunddp.bootstrap import interface, mpi
 from srunddp.bootstrap.environment import Environment
-from srunddp.bootstrap.line import Meeting
-from srunddp.errors import RendezvousError, Scope
+from srunddp.bootstrap.failure import Interrupt
+from srunddp.bootstrap.line import Company, Meeting
+from srunddp.errors import ConfigError, RendezvousError, Scope
 from srunddp.meeting import Prepared, meet
-from srunddp.run import signals
+from srunddp.observe.marks import Marks
+from srunddp.run import children, logs, signals, verdict
+from srunddp.run.pipe import Pipe, pipe
 from srunddp.run.script import Script
-from srunddp.run.supervisor import Met, Pipe, Supervisor, pipe
-from srunddp.worker import work
+from srunddp.run.stacks import Dump
+from srunddp.run.supervisor import Guard, Met, Supervisor
+from srunddp.run.worker_process import WorkerProcess
+from srunddp.worker import Bench, work
+
+_SPARE_FILES = 64
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line says about a run, apart from how its ranks meet.
+
+    Attributes:
+        stall_timeout: seconds without a step of any rank; 0 for no limit.
+        log_dir, prefix, tee: where output goes, see :func:`srunddp.run.logs.plan`.
+        fast_exit: end without taking Python's objects down.
+    """
+
+    stall_timeout: float = 300.0
+    log_dir: str | None = None
+    prefix: bool = False
+    tee: str | None = None
+    fast_exit: bool = False
+
+
+def destination(wishes: Wishes, environment: Environment) -> logs.Destination:
+    """Where this rank's output goes.
+
+    Raises:
+        ConfigError: ``--tee`` is wrong.
+    """
+    return logs.plan(
+        wishes.log_dir,
+        wishes.prefix,
+        wishes.tee,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        node=environment.node,
+        run=_run_name(environment),
+    )
+
+
+def _run_name(environment: Environment) -> str:
+    # The same on all ranks before any of them has heard of another.
+    if environment.step:
+        return f"{environment.step.job}.{environment.step.step}"
+    return os.environ.get("PMIX_NAMESPACE", "run")
 
 
 def launch(
-    prepared: Prepared, script: Script, told: Callable[[Meeting], None], say: Callable[[str], None] = lambda _: None
+    prepared: Prepared,
+    script: Script,
+    wishes: Wishes,
+    told: Callable[[Meeting], None],
+    say: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Run the script below a supervisor.
 
     Args:
-        prepared: by :func:`bind`.
-        script: the user's.
+        prepared: by :func:`srunddp.meeting.bind`.
+        script: the user's; wishes: how it is to run.
         told: called in the supervisor when all have met.
         say: takes rank 0's lines while it waits for the others.
 
@@ -38,36 +91,108 @@ def launch(
         The exit code: in the worker the script's own, in the supervisor the one to leave with.
 
     Raises:
-        SrunddpError: the ranks did not meet.
+        SrunddpError: the ranks did not meet, or a file for the output cannot be written.
     """
+    output = logs.Output.open(destination(wishes, prepared.environment))
     ours, theirs = pipe()
+    dump, marks = Dump(), Marks()
+    children.adopt()
     supervisor, mask = os.getpid(), signals.block()
     worker = os.fork()
     if worker == 0:
         signals.die_with_parent(supervisor)
         ours.end.close()
-        return work(prepared, script, theirs, mask)
+        return work(prepared, script, Bench(theirs, mask, output, dump, marks, wishes.fast_exit))
     theirs.end.close()
+    output.start()
     if prepared.held:
         prepared.held.store.close()
-        _allow_many_lines()
+        _allow_lines(prepared.environment.world_size)
+    return _supervise(prepared, wishes, told, say, _Worker(worker, ours, output, dump, marks))
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """What the supervisor has of its worker."""
+
+    pid: int
+    pipe: Pipe
+    output: logs.Output
+    dump: Dump
+    marks: Marks
+
+
+def _supervise(
+    prepared: Prepared,
+    wishes: Wishes,
+    told: Callable[[Meeting], None],
+    say: Callable[[str], None],
+    worker: _Worker,
+) -> int:
+    environment, interrupt = prepared.environment, Interrupt()
+    file = worker.output.destination.file
+    if file and environment.rank == 0:
+        verdict.set_aside(file.parent)
 
     def meet_others() -> Met:
-        company = meet(prepared, lambda _: _told_by_worker(ours, prepared.options.timeout), say)
-        return Met(asdict(company.meeting), tuple(company.lines.values()))
+        company = meet(prepared, lambda _: _told_by_worker(worker.pipe, prepared.options.timeout), say, interrupt)
+        return Met(asdict(company.meeting), _guard(prepared, wishes, company, worker))
 
     return Supervisor(
-        worker=worker,
-        pipe=ours,
+        rank=environment.rank,
+        node=environment.node,
+        process=WorkerProcess(worker.pid),
+        pipe=worker.pipe,
+        dump=worker.dump,
         meet=meet_others,
+        interrupt=interrupt.fail,
         told=lambda met: told(Meeting(**met.message)),
-        launcher=_launcher(prepared.environment),
-        last=prepared.environment.rank == 0,
+        finish=worker.output.finish,
+        log=file,
+        launcher=_launcher(environment),
     ).run()
 
 
-def _allow_many_lines() -> None:
+def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker) -> Guard:
+    file = worker.output.destination.file
+    folder = file.parent if file else None
+    if not company.lines:
+        from srunddp.run.alone import Alone
+
+        return Alone(folder)
+    from srunddp.run.member import Member, Post
+
+    post = Post(
+        rank=prepared.environment.rank,
+        node=prepared.environment.node,
+        nodes=company.nodes,
+        stall_timeout=wishes.stall_timeout,
+        step=worker.marks.read,
+        stacks=partial(worker.dump.ask, worker.pid),
+        link_is_up=partial(interface.has_link, prepared.interface.name),
+        folder=folder,
+    )
+    if prepared.environment.rank:
+        return Member(post, company.lines[0])
+    from srunddp.run.guard import Guard as OfAll
+
+    return OfAll(post, company.lines)
+
+
+def _allow_lines(world_size: int) -> None:
+    """Allow as many open files as the lines of all ranks need.
+
+    Raises:
+        ConfigError: the hard limit is too low.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < world_size + _SPARE_FILES:
+        raise ConfigError(
+            f"rank 0 may open {hard} files",
+            expected=f"{world_size + _SPARE_FILES}, one for each of {world_size} ranks and some more",
+            cure="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
+            scope=Scope.JOB,
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

@@ -4,36 +4,61 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from srunddp.bootstrap import mpi, process_group, world
 from srunddp.bootstrap.line import Meeting
-from srunddp.errors import RendezvousError
+from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.meeting import Prepared, joined
+from srunddp.observe import marks
+from srunddp.run import children, failure
 from srunddp.run import script as user_script
-from srunddp.run.supervisor import Pipe
+from srunddp.run.logs import Output
+from srunddp.run.pipe import Pipe
+from srunddp.run.stacks import Dump
+
+_LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
 
 
-def work(prepared: Prepared, script: user_script.Script, supervisor: Pipe, mask: set[signal.Signals]) -> int:
+@dataclass(frozen=True)
+class Bench:
+    """What a supervisor has made for its worker before the fork.
+
+    Attributes:
+        supervisor: the pipe to it; mask: the signal mask from before the fork.
+        output: where descriptors 1 and 2 are to go; dump: for stacks; marks: for steps.
+        fast_exit: end without taking Python's objects down.
+    """
+
+    supervisor: Pipe
+    mask: set[signal.Signals]
+    output: Output
+    dump: Dump
+    marks: marks.Marks
+    fast_exit: bool = False
+
+
+def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
     """Meet over MPI where that is the channel, wait to be told, become the script.
 
     Args:
         prepared: by :func:`srunddp.meeting.bind`; script: the user's.
-        supervisor: the pipe to it.
-        mask: the signal mask from before the fork.
 
     Returns:
         The script's exit code.
     """
-    environment, held = prepared.environment, prepared.held
+    environment, held, supervisor = prepared.environment, prepared.held, bench.supervisor
     interrupt = _end_at(signal.SIGINT)  # Ctrl-C ends the wait for the others, and not with a traceback
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, bench.mask)
     if held:
         held.line.close()
+    _set_up(bench)
     if environment.world_size > 1 and environment.channels[0] == "mpi":
         supervisor.send(_told_by_mpi(prepared))
     answer = supervisor.receive()
@@ -41,13 +66,45 @@ def work(prepared: Prepared, script: user_script.Script, supervisor: Pipe, mask:
         os._exit(RendezvousError.exit_code)
     process_group.install(joined(prepared, Meeting(**answer)))
     signal.signal(signal.SIGINT, interrupt)
-    code = user_script.run(script)
+    ending = user_script.run(script)
+    if ending.code:
+        _report(ending, supervisor, alone=environment.world_size == 1)
     world.settle()
-    if code == 0:
+    if ending.code == 0:
         _wait_to_leave(supervisor)
+        if bench.fast_exit:
+            _leave_fast()
     elif mpi.is_running():
-        _leave_without_mpi(code)
-    return code
+        _leave_without_mpi(ending.code)
+    return ending.code
+
+
+def _set_up(bench: Bench) -> None:
+    bench.output.in_worker()
+    # What C prints reaches a file or a pipe line by line, and is not lost with the process.
+    libc = ctypes.CDLL(None)
+    for name in ("stdout", "stderr"):
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _LINE_BUFFERED, 0)
+    bench.dump.arm()
+    marks.install(bench.marks)
+    children.end_forks_with(os.getpid())
+
+
+def _report(ending: user_script.Ending, supervisor: Pipe, *, alone: bool) -> None:
+    """Tell the supervisor at once: what follows may take time, and the others must not be blamed meanwhile."""
+    error = ending.error
+    if isinstance(error, SystemExit):
+        cause, trace, weight = failure.of_exit(error, ending.code)
+    elif isinstance(error, SrunddpError):
+        cause, trace, weight = str(error), "", failure.Weight.PRIMARY
+    else:
+        assert error is not None
+        cause, trace, weight = failure.of_exception(error, ending.trace)
+    told = {"cause": cause, "traceback": trace, "weight": weight, "exit_code": ending.code, "shown": alone}
+    supervisor.send({"failure": told})
+    # In a world of more, the verdict says it; a hook that the user has set is called all the same.
+    if alone or sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit):
+        user_script.show(ending)
 
 
 def _wait_to_leave(supervisor: Pipe) -> None:
@@ -64,6 +121,18 @@ def _end_at(number: signal.Signals) -> Any:
     if before is not signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
     return before
+
+
+def _leave_fast() -> NoReturn:
+    """End without Python's teardown, which takes torch's modules apart for a third of a second."""
+    if "torch.distributed" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+        world.settle()
+    mpi.finalize()
+    _leave_without_mpi(0)
 
 
 def _leave_without_mpi(code: int) -> NoReturn:

@@ -208,6 +208,11 @@ def _listed(links: tuple[Link, ...]) -> str:
     return ", ".join(map(str, links)) or "none"
 
 
+def has_link(name: str) -> bool:
+    """Whether an interface of this node is there and up."""
+    return any(link.name == name and link.up for link in links_here())
+
+
 def links_here() -> tuple[Link, ...]:
     """This node's interfaces, by psutil."""
     import psutil

@@ -129,6 +129,12 @@ def is_running() -> bool:
     return module is not None and bool(module.Is_initialized()) and not module.Is_finalized()
 
 
+def finalize() -> None:
+    """Finalise MPI where it runs, as mpi4py does when Python ends."""
+    if is_running():
+        sys.modules["mpi4py.MPI"].Finalize()
+
+
 class NotAfterPmi:
     """Refuses ``from mpi4py import MPI`` once we have met over PMI: MPI would end the process on that used socket.
 

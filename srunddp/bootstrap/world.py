@@ -67,8 +67,10 @@ class World:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        # After an error the others may still be in a collective, and NCCL's destroying would wait for them.
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.close()
 
     def close(self) -> None:
         """Destroy the process group; nothing happens where the script has done so."""

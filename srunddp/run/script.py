@@ -1,4 +1,4 @@
-"""Run the user's script or module as Python itself would, and turn how it ended into an exit code."""
+"""Run the user's script or module as Python itself would, and tell how it ended."""
 
 from __future__ import annotations
 
@@ -67,8 +67,22 @@ def _is_module(package: str, folder: str) -> bool:
         sys.path.pop(0)
 
 
-def run(script: Script) -> int:
-    """Run it as ``__main__`` and return its exit code; an exception's traceback is printed as Python prints it."""
+@dataclass(frozen=True)
+class Ending:
+    """How a script ended.
+
+    Attributes:
+        code: its exit code, as Python would have it.
+        error: what ended it, where it did not simply run to its end; trace: without the frames above the script.
+    """
+
+    code: int
+    error: BaseException | None = None
+    trace: types.TracebackType | None = None
+
+
+def run(script: Script) -> Ending:
+    """Run it as ``__main__``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
@@ -82,16 +96,16 @@ def run(script: Script) -> int:
         else:
             _run_file(script.name)
     except SrunddpError as error:
-        return _told(error)
+        return Ending(error.exit_code, error)
     except SystemExit as end:
-        return _exit_code(end.code)
+        return Ending(_exit_code(end.code), end)
     except BaseException as error:
         if script.module and isinstance(error, ImportError) and _theirs(error) is None:
-            return _told(ConfigError(str(error), expected="a module to run", cure="correct the name after -m"))
+            wrong = ConfigError(str(error), expected="a module to run", cure="correct the name after -m")
+            return Ending(wrong.exit_code, wrong)
         error.__traceback__ = _without_us(error)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return 0
+        return Ending(130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__)
+    return Ending(0)
 
 
 def _run_file(name: str) -> None:
@@ -120,10 +134,7 @@ def _exit_code(code: object) -> int:
     """What Python makes of ``sys.exit(code)``."""
     if code is None:
         return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    print(code, file=sys.stderr)
-    return 1
+    return code & 0xFF if isinstance(code, int) else 1
 
 
 def _without_us(error: BaseException) -> types.TracebackType | None:
@@ -139,6 +150,13 @@ def _theirs(error: BaseException) -> types.TracebackType | None:
     return trace
 
 
-def _told(error: SrunddpError) -> int:
-    print(f"srunddp: error: {error}", file=sys.stderr)
-    return error.exit_code
+def show(ending: Ending) -> None:
+    """Say on standard error what Python would: a traceback, or what was given to ``sys.exit``."""
+    error = ending.error
+    if isinstance(error, SrunddpError):
+        print(f"srunddp: error: {error}", file=sys.stderr)
+    elif isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        sys.excepthook(type(error), error, ending.trace)

@@ -20,10 +20,13 @@ FORWARDED = (
     signal.SIGALRM,
     signal.SIGXCPU,
 )
+# Whose sender wants the run to end.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _WATCHED = (*FORWARDED, signal.SIGCHLD)
 
-_PR_SET_PDEATHSIG = 1
+_SET_PDEATHSIG = 1
+SET_CHILD_SUBREAPER = 36
 _SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _SIGINFO = struct.Struct("=IiiI112x")  # ssi_signo, ssi_errno, ssi_code, ssi_pid of signalfd_siginfo
 _FROM_KERNEL = 0x80
@@ -90,12 +93,17 @@ def launcher(rank_variable: str) -> int:
     return pid
 
 
+def prctl(option: int, value: int) -> None:
+    """Linux's call of this name, with one argument."""
+    _libc.prctl(option, value)
+
+
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that forked it ends.
 
     Args:
         parent: the process that forked, in case it ended before this call.
     """
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

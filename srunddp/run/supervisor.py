@@ -1,117 +1,155 @@
 """The process that srun started: it never imports torch, holds the line, and knows how its worker ended.
 
-The worker, forked from it before any heavy import, becomes the user's script. The ranks meet while a
-thread of the supervisor waits for them, so that signals and the worker's end are noticed meanwhile.
+The worker, forked from it before any heavy import, becomes the user's script. The ranks meet while a thread of the
+supervisor waits for them, so that signals and the worker's end are noticed meanwhile; then the guard decides what
+the end of one rank means for all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from srunddp.bootstrap.line import send
-from srunddp.run import signals
+from srunddp.run import children, memory, signals
+from srunddp.run.clock import Clock
+from srunddp.run.failure import Failure, Weight, of_status, signal_name
+from srunddp.run.failure import now as time_of_day
+from srunddp.run.pipe import Pipe
+from srunddp.run.stacks import Dump
+from srunddp.run.verdict import Verdict
+from srunddp.run.worker_process import WorkerProcess
 
-_KILL_AFTER = 5.0
 _LAST_WORD = 0.5
+_SIGNAL_MAY_FOLLOW = 0.1
+_PUMPED_WITHIN = 0.5
+_LONGEST_WAIT = 30.0
 
 
-class Pipe:
-    """Messages between a supervisor and its worker, one JSON object each."""
+class Guard(Protocol):
+    """Who decides what a failure means for all: ``guard`` on rank 0, ``member`` on the others."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
+    @property
+    def verdict(self) -> Verdict | None:
+        """Why all leave now."""
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send; a peer that is gone is noticed by whoever waits for it."""
-        try:
-            self.end.send(json.dumps(message).encode())
-        except OSError:
-            return
+    @property
+    def released(self) -> bool:
+        """Whether the worker may leave."""
 
-    def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the other side has closed or ended."""
-        try:
-            data = self.end.recv(1 << 16)
-        except OSError:
-            return None
-        return dict(json.loads(data)) if data else None
+    @property
+    def finished(self) -> bool:
+        """Whether the supervisor may leave."""
 
+    def lines(self) -> Iterable[socket.socket]:
+        """What to watch for :meth:`on_line`."""
 
-def pipe() -> tuple[Pipe, Pipe]:
-    """The supervisor's end and the worker's."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Pipe(ours), Pipe(theirs)
+    def on_line(self, line: socket.socket, now: float) -> bool:
+        """Read; False when the line has ended."""
+
+    def fail(self, failure: Failure, now: float) -> None:
+        """This rank has failed."""
+
+    def done(self) -> None:
+        """The script is over, without an error."""
+
+    def left(self) -> None:
+        """The worker has ended with 0."""
+
+    def tick(self, now: float) -> float:
+        """Do what is due; returns the seconds until something is."""
 
 
 @dataclass(frozen=True)
 class Met:
-    """What a meeting leaves: the message for the worker, and the lines that stay open."""
+    """What a meeting leaves: the message for the worker, and the guard."""
 
     message: dict[str, Any]
-    lines: tuple[socket.socket, ...]
+    guard: Guard
 
 
 @dataclass
 class Supervisor:
-    """Watches one worker until it has ended.
+    """Watches one worker until it has ended, and its job with it.
 
     Attributes:
-        worker: its process id; pipe: to it.
+        rank, node: of this rank.
+        process: the worker; pipe: to it; dump: of its stacks.
         meet: waits for the other ranks; runs in a thread, and may raise.
+        interrupt: ends the meeting for what this rank has failed of, and its exit code.
         told: called once with what the meeting left.
+        finish: called when the worker has ended, for the rest of its output; within so many seconds.
+        log: the file that gets this rank's traceback, or None.
         launcher: the process whose signals reach the worker as well, and not just us; None for none.
-        last: this is rank 0, whose worker hosts the store and so leaves when the others have said goodbye.
     """
 
-    worker: int
+    rank: int
+    node: str
+    process: WorkerProcess
     pipe: Pipe
+    dump: Dump
     meet: Callable[[], Met]
+    interrupt: Callable[[str, int], None]
     told: Callable[[Met], None]
+    finish: Callable[[float], object]
+    log: Path | None
     launcher: int | None
-    last: bool
-    _working: set[socket.socket] = field(default_factory=set)
-    _error: BaseException | None = None
-    _done: bool = False
+    _clock: Clock = field(default_factory=Clock)
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _meeting: threading.Thread | None = None
     _met: Met | None = None
-    _code: int | None = None
+    _guard: Guard | None = None
+    _error: BaseException | None = None
+    _failure: Failure | None = None
+    _done: bool = False
+    _seen: bool = False  # its end has been dealt with
+    _released: bool = False
+    _asked: int = 0
+    _speak_at: float | None = None
+    _drain_until: float | None = None
+    _oom_kills: int = field(default_factory=memory.oom_kills)
 
     def run(self) -> int:
         """Supervise to the end.
 
         Returns:
-            The worker's exit code, or 128 and the number of the signal that ended it.
+            The exit code to leave with: the verdict's, else the worker's.
 
         Raises:
             SrunddpError: the meeting's, after the worker has been ended.
         """
-        bell, rope = socket.socketpair()
-        meeting = threading.Thread(target=self._meet, args=(rope,), daemon=True)
-        meeting.start()
-        with selectors.DefaultSelector() as selector:
-            opened = signals.descriptor()
-            selector.register(opened, selectors.EVENT_READ, lambda _: self._on_signals(opened))
-            selector.register(bell, selectors.EVENT_READ, lambda _: self._on_met(selector, bell))
-            while self._code is None:
-                events = selector.select(_KILL_AFTER if self._error else None)
-                for key, _ in events:
+        with self._selector:
+            self._watch()
+            while not self._is_over():
+                wait = self._tick()
+                events = self._selector.select(wait)
+                self._clock.advance(wait)
+                # Signals first: a worker that the launcher ended has not failed by itself.
+                for key, _ in sorted(events, key=lambda event: event[0].data is not self._on_signals):
                     key.data(key.fileobj)
-                if not events:
-                    os.kill(self.worker, signal.SIGKILL)
-        if self._met is None:
-            # The worker may have ended by what the meeting is about to say.
-            meeting.join(_LAST_WORD)
+        children.end_all()
+        self.finish(_PUMPED_WITHIN)
         if self._error:
             raise self._error
-        return self._code
+        return self._exit_code()
+
+    def _watch(self) -> None:
+        bell, rope = socket.socketpair()
+        self._meeting = threading.Thread(target=self._meet, args=(rope,), daemon=True)
+        self._meeting.start()
+        register = self._selector.register
+        register(signals.descriptor(), selectors.EVENT_READ, self._on_signals)
+        register(bell, selectors.EVENT_READ, self._on_met)
+        if self.launcher:
+            with contextlib.suppress(OSError):  # it is gone already, and the kernel ends us soon, or it is old
+                register(os.pidfd_open(self.launcher), selectors.EVENT_READ, self._on_launcher)
 
     def _meet(self, rope: socket.socket) -> None:
         try:
@@ -120,51 +158,96 @@ class Supervisor:
             self._error = error
         rope.close()
 
-    def _on_met(self, selector: selectors.BaseSelector, bell: socket.socket) -> None:
-        selector.unregister(bell)
-        if self._met is None:
-            if self._code is None:
-                os.kill(self.worker, signal.SIGTERM)
-            return
-        self.told(self._met)
-        self.pipe.send(self._met.message)
-        selector.register(self.pipe.end, selectors.EVENT_READ, lambda _: self._on_worker(selector))
-        self._working = set(self._met.lines) if self.last else set()
-        for line in self._met.lines:
-            selector.register(line, selectors.EVENT_READ, lambda ended: self._on_line(selector, ended))
+    def _is_over(self) -> bool:
+        """Whether the worker has ended, and nothing keeps us."""
+        if not self.process.ended or (self._meeting and self._guard is None and not self._error):
+            return False
+        if self._error or not self._guard or self._guard.finished:
+            return True
+        if not self._guard.verdict:
+            return False
+        # The others close first: what is lost on the way to them can be sent again only while our end is there.
+        if self._drain_until is None:
+            self._drain_until = self._clock.now + _LAST_WORD
+        return self._clock.now >= self._drain_until
 
-    def _on_worker(self, selector: selectors.BaseSelector) -> None:
-        if self.pipe.receive() is None:
-            selector.unregister(self.pipe.end)
-            return
-        self._done = True
-        # A goodbye, and not the line's end: MPI_Finalize, which comes next, needs all ranks at once.
-        for line in () if self.last else self._met.lines if self._met else ():
-            send(line, {"goodbye": True})
-        self._release()
+    def _exit_code(self) -> int:
+        if self._guard and self._guard.verdict:
+            return self._guard.verdict.exit_code
+        status = self.process.status or 0
+        return status if status >= 0 else 128 - status
 
-    def _on_line(self, selector: selectors.BaseSelector, line: socket.socket) -> None:
-        try:
-            ended = not line.recv(4096)
-        except OSError:
-            ended = True
-        if ended:
-            selector.unregister(line)
-        # All that a rank sends after the meeting is its goodbye.
-        self._working.discard(line)
-        self._release()
+    def _tick(self) -> float:
+        now, due = self._clock.now, [_LONGEST_WAIT]
+        if self._speak_at is not None and now >= self._speak_at:
+            self._speak_at = None
+            self._tell_status()
+        if overdue := self.process.overdue(now):
+            self._fail(*overdue)
+        if self._guard:
+            due.append(self._guard.tick(now))
+            self._obey(now)
+        due += [each - now for each in (self._speak_at, self._drain_until) if each is not None]
+        if (wait := self.process.tick(now)) is not None:
+            due.append(wait)
+        return max(0.0, min(due))
 
-    def _release(self) -> None:
-        if self._done and not self._working:
+    def _obey(self, now: float) -> None:
+        guard = self._guard
+        if guard and guard.verdict:
+            # Who has failed is about to end by itself, and may have something left to do.
+            self.process.end(now, ask=not self._failure)
+        elif guard and guard.released and self._done and not self._released:
+            self._released = True
             self.pipe.send({"leave": True})
 
+    def _on_met(self, bell: socket.socket) -> None:
+        self._selector.unregister(bell)
+        if self._met is None:
+            self.process.end(self._clock.now, ask=True)
+            return
+        self.told(self._met)
+        self._guard = self._met.guard
+        self.pipe.send(self._met.message)
+        self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
+        for line in self._guard.lines():
+            self._selector.register(line, selectors.EVENT_READ, self._on_line)
+        if self._failure:
+            self._guard.fail(self._failure, self._clock.now)
+        elif self._seen:
+            self._on_end()
+
+    def _on_line(self, line: socket.socket) -> None:
+        if self._guard and not self._guard.on_line(line, self._clock.now):
+            self._selector.unregister(line)
+
+    def _on_worker(self, _: socket.socket) -> None:
+        message = self.pipe.receive()
+        if message is None:
+            self._selector.unregister(self.pipe.end)
+        elif "failure" in message:
+            self._tell(message["failure"])
+        elif "done" in message and self._guard:
+            self._done = True
+            self._guard.done()
+
+    def _on_launcher(self, process: int) -> None:
+        self._selector.unregister(process)
+        self._fail(f"its launcher, process {self.launcher}, has ended", 137)
+
     def _on_signals(self, opened: int) -> None:
-        for received in signals.read(opened):
+        arrived = signals.read(opened)
+        for received in arrived:
             if received.number == signal.SIGCHLD:
-                self._reap()
-            elif not self._worker_has_it(received) and self._code is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.worker, received.number)
+                continue
+            if self._worker_has_it(received):
+                self._asked = received.number if received.number in signals.ENDING else self._asked
+            else:
+                self.process.send(received.number)
+        if any(received.number == signal.SIGCHLD for received in arrived):
+            self.process.collect(self._clock.now)
+            if self.process.ended and not self._seen:
+                self._on_end()
 
     def _worker_has_it(self, received: signals.Received) -> bool:
         # A terminal's keys go to the whole foreground group; Slurm signals every process of a step, and Open MPI
@@ -173,8 +256,45 @@ class Supervisor:
         # A sender outside our process namespace has no id, and 0 comes here: the launcher too, where it is outside.
         return of_a_terminal or received.sender == self.launcher
 
-    def _reap(self) -> None:
-        ended, status = os.waitpid(self.worker, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            self._code = code if code >= 0 else 128 - code
+    def _on_end(self) -> None:
+        """The worker has ended: tell the guard, or the meeting that goes on without it."""
+        self._seen = True
+        if self.process.status == 0 and self._guard:
+            if not self._done:
+                self._guard.done()
+            self._guard.left()
+        elif not (self._failure or self._error or (self._guard and self._guard.verdict)):
+            # The launcher's signal may have come to the worker first.
+            ended_by = -(self.process.status or 0)
+            late = ended_by in signals.ENDING and not self._asked and self.launcher is not None
+            self._speak_at = self._clock.now + (_SIGNAL_MAY_FOLLOW if late else 0.0)
+
+    def _tell_status(self) -> None:
+        hint = "out of memory" if memory.oom_kills() > self._oom_kills else ""
+        status = self.process.status or 0
+        cause, trace, weight = of_status(status, self.dump.read(), hint)
+        self._fail(cause, status if status >= 0 else 128 - status, weight, trace)
+
+    def _tell(self, told: Mapping[str, Any]) -> None:
+        self._fail(told["cause"], told["exit_code"], Weight(told["weight"]), told["traceback"], shown=told["shown"])
+
+    def _fail(
+        self, cause: str, code: int, weight: Weight = Weight.PRIMARY, trace: str = "", *, shown: bool = False
+    ) -> None:
+        if self._failure:
+            return
+        if self._asked:
+            cause = f"the launcher ended the run with {signal_name(self._asked)}, as for scancel or the time limit"
+            weight, trace = Weight.ASKED, ""
+        if not shown:
+            self._log(trace)
+        self._failure = Failure(self.rank, self.node, cause, code, weight, trace, time_of_day(), shown)
+        if self._guard:
+            self._guard.fail(self._failure, self._clock.now)
+        else:
+            self.interrupt(cause, code)
+
+    def _log(self, trace: str) -> None:
+        if self.log and trace:
+            with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(trace.rstrip("\n") + "\n")

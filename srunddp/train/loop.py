@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from srunddp.observe.marks import heartbeat
 from srunddp.train.checkpoint import save_checkpoint
 from srunddp.train.checks import (
     check_fit,
@@ -109,7 +110,9 @@ class Trainer:
         if test_data is not None:
             test_sampler = ShardSampler(test_data, self._world)
             test_loader = make_loader(test_data, test_sampler, batch_size, self._world.device, loading)
-        return [self._epoch(loader, sampler, test_loader) for _ in range(epochs)]
+        records = [self._epoch(loader, sampler, test_loader) for _ in range(epochs)]
+        heartbeat(last=True)
+        return records
 
     def _epoch(
         self, loader: DataLoader[Any], sampler: DistributedSampler[Any], test_loader: DataLoader[Any] | None
@@ -133,6 +136,7 @@ class Trainer:
             loss = self._loss_function(outputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
+            heartbeat()
             sums.add(loss, outputs, targets, own)
         share_buffers(self.model, self._world)
         return sums.means()
@@ -145,6 +149,7 @@ class Trainer:
         for inputs, targets, own in batches(loader, self._world):
             outputs = self.model(inputs)
             sums.add(self._loss_function(outputs, targets), outputs, targets, own)
+            heartbeat()
         return sums.means()
 
     def _save(self) -> None:

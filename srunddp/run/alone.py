@@ -1,0 +1,52 @@
+"""The guard of a world of one, who has nobody to tell."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from srunddp.run.failure import Failure
+from srunddp.run.verdict import Verdict, announce
+
+_SELDOM = 3600.0
+
+
+class Alone:
+    """Its failure is the verdict.
+
+    Attributes:
+        verdict: once it has failed; released: the worker may end; finished: and so may we.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.verdict: Verdict | None = None
+        self.released = self.finished = False
+        self._folder = folder
+
+    def lines(self) -> Iterable[socket.socket]:
+        """There is none."""
+        return ()
+
+    def on_line(self, _: socket.socket, now: float) -> bool:
+        """Never called."""
+        return False
+
+    def fail(self, failure: Failure, _: float) -> None:
+        """This rank has failed."""
+        if not self.verdict:
+            self.verdict = Verdict.of(failure)
+            announce(self.verdict, {}, self._folder)
+            self.finished = True
+
+    def done(self) -> None:
+        """The script is over, without an error."""
+        self.released = True
+
+    def left(self) -> None:
+        """The worker has ended with 0."""
+        self.finished = True
+
+    def tick(self, _: float) -> float:
+        """Nothing is ever due."""
+        return _SELDOM

@@ -1,0 +1,25 @@
+"""Time as a process has lived it: what it slept against its will, suspended or starved, does not count."""
+
+from __future__ import annotations
+
+import time
+
+_LATE = 1.0
+
+
+class Clock:
+    """Seconds from the start; all of a supervisor's time limits are of this clock.
+
+    A job that ``scontrol suspend`` stopped for an hour must not find, when it goes on, that everybody was silent for
+    an hour.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._last = time.monotonic()
+
+    def advance(self, asked: float) -> float:
+        """After a wait of at most ``asked`` seconds: the time now."""
+        passed, self._last = time.monotonic() - self._last, time.monotonic()
+        self.now += min(passed, asked + _LATE)
+        return self.now

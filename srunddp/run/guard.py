@@ -1,0 +1,249 @@
+"""Rank 0's guard: it hears from all ranks, judges who failed first, and ends the run with one verdict.
+
+The order of failures is that of their arrival here, not of clocks on different nodes. Those that are likely the
+echo of another wait a moment for it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from srunddp.run.failure import Failure, Weight
+from srunddp.run.member import SILENT_FOR, Post
+from srunddp.run.stall import Stall
+from srunddp.run.verdict import LOST, Verdict, announce, decide
+from srunddp.run.wire import LOST_AFTER, Wire
+
+_ECHO_WAITS = 1.0
+_ASKED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
+_ALSO_LOST = 8.0
+_WITNESS_PORT = 9  # nobody listens there, and its refusal is the answer
+
+
+class State(Enum):
+    """Where a rank is in its life."""
+
+    WORKING = "working"
+    DONE = "done"  # its script is over, and its goodbye said
+    LEFT = "left"
+    FAILED = "failed"
+
+
+@dataclass
+class _Rank:
+    """What rank 0 knows of another rank."""
+
+    wire: Wire
+    state: State = State.WORKING
+    heard: float = 0.0
+
+
+class Guard:
+    """The guard of rank 0.
+
+    Attributes:
+        verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
+    """
+
+    def __init__(self, post: Post, lines: Mapping[int, socket.socket]) -> None:
+        self.verdict: Verdict | None = None
+        self._post = post
+        self._ranks = {rank: _Rank(Wire(line)) for rank, line in lines.items()}
+        self._by_line = {line: rank for rank, line in lines.items()}
+        self._own = State.WORKING
+        self._failures: list[Failure] = []
+        self._left_before: dict[int, str] = {}
+        self._judge_at: float | None = None
+        self._pinged = 0.0
+        self._deputies: dict[int, dict[str, Any]] = {}
+        self._stall = Stall(post.stall_timeout)
+        self._appoint()
+
+    @property
+    def released(self) -> bool:
+        """Rank 0's worker hosts the store, and leaves when the others have said goodbye."""
+        working = any(rank.state is State.WORKING for rank in self._ranks.values())
+        return self._own is not State.WORKING and not working
+
+    @property
+    def finished(self) -> bool:
+        """Rank 0's supervisor leaves last."""
+        return (self._own is State.LEFT or self.verdict is not None) and not any(
+            rank.wire.open for rank in self._ranks.values()
+        )
+
+    def lines(self) -> Iterable[socket.socket]:
+        """What to watch for :meth:`on_line`."""
+        return self._by_line.keys()
+
+    def on_line(self, line: socket.socket, now: float) -> bool:
+        """Read what a rank says; False when its line has ended."""
+        number = self._by_line[line]
+        rank = self._ranks[number]
+        rank.heard = now
+        for message in rank.wire.read():
+            self._hear(number, message, now)
+        if not rank.wire.open:
+            self._on_end(number, now)
+        return rank.wire.open
+
+    def _hear(self, number: int, message: Mapping[str, Any], now: float) -> None:
+        rank = self._ranks[number]
+        if "goodbye" in message:
+            self._turn(number, State.DONE)
+        elif "left" in message:
+            self._turn(number, State.LEFT)
+        elif "failure" in message:
+            try:
+                failure = Failure.parse(message["failure"])
+            except (TypeError, ValueError):
+                return
+            rank.state = State.FAILED
+            self.fail(failure, now)
+        elif isinstance(message.get("ping"), int):
+            self._stall.note(number, message["ping"], now)
+        elif isinstance(message.get("stacks"), str):
+            self._stall.hear(number, message["stacks"])
+
+    def _turn(self, number: int, state: State) -> None:
+        if self._ranks[number].state is not State.FAILED:
+            self._ranks[number].state = state
+        self._stall.forget(number)
+        self._appoint()
+
+    def _on_end(self, number: int, now: float) -> None:
+        rank = self._ranks[number]
+        if self.verdict or rank.state in (State.LEFT, State.FAILED):
+            return
+        if rank.wire.lost:
+            self._end_with(self._lost())
+            return
+        rank.state = State.FAILED
+        self.fail(Failure(number, self._post.nodes[number], "srunddp itself was killed", 137), now)
+
+    def _lost(self) -> Verdict:
+        """The node that does not answer; where none does, or our own link is down, it is our own."""
+        away = {number for number in self._ranks if self._post.nodes[number] != self._post.node}
+        silent = {
+            number
+            for number, rank in self._ranks.items()
+            if rank.wire.lost or (rank.wire.open and rank.wire.silence() > _ALSO_LOST)
+        }
+        others = {self._post.nodes[number] for number in away}
+        if not self._post.link_is_up() or (silent >= away and len(others) > 1):
+            node = self._post.node
+            culprits = [number for number, where in self._post.nodes.items() if where == node]
+        else:
+            first = next(number for number in sorted(silent) if self._ranks[number].wire.lost)
+            node = self._post.nodes[first]
+            culprits = [number for number in sorted(silent) if self._post.nodes[number] == node]
+        return Verdict(tuple(culprits), node, f"no answer for {LOST_AFTER:g} s", LOST, how="lost")
+
+    def fail(self, failure: Failure, now: float) -> None:
+        """A rank has failed, this one or another."""
+        if failure.rank == self._post.rank:
+            self._own = State.FAILED
+        if not self._failures:
+            self._left_before = {number: self._post.nodes[number] for number in self._through()}
+        self._failures.append(failure)
+        if failure.weight is Weight.PRIMARY:
+            self._judge()
+        elif any(each.weight is Weight.ASKED for each in self._failures):
+            self._judge_at = now + _ASKED_WAITS
+        elif self._judge_at is None:
+            self._judge_at = now + _ECHO_WAITS
+
+    def _through(self) -> list[int]:
+        states = {self._post.rank: self._own} | {number: rank.state for number, rank in self._ranks.items()}
+        return [number for number, state in states.items() if state in (State.DONE, State.LEFT)]
+
+    def _judge(self) -> None:
+        if not self.verdict:
+            self._end_with(decide(self._failures, self._left_before))
+
+    def _end_with(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        # Said before the others are told: a launcher kills all at the first bad end.
+        announce(verdict, self._others(), self._post.folder)
+        for rank in self._ranks.values():
+            rank.wire.send({"verdict": {"ranks": verdict.ranks, "exit_code": verdict.exit_code}})
+
+    def _others(self) -> dict[int, str]:
+        gone = [number for number, rank in self._ranks.items() if rank.state is State.LEFT]
+        return {number: node for number, node in sorted(self._post.nodes.items()) if number not in gone}
+
+    def done(self) -> None:
+        """The script is over, without an error."""
+        self._own = State.DONE
+        self._stall.forget(self._post.rank)
+
+    def left(self) -> None:
+        """The worker has ended with 0."""
+        self._own = State.LEFT
+        self._stall.forget(self._post.rank)
+
+    def tick(self, now: float) -> float:
+        """Do what is due; returns the seconds until something is."""
+        if self.verdict:
+            return SILENT_FOR
+        if now >= self._pinged + self._post.ping_every:
+            self._pinged = now
+            self._ping(now)
+        if self._failures and (now >= (self._judge_at or 0.0) or not self._are_working()):
+            self._judge()
+        elif not self._failures:
+            self._watch_steps(now)
+        due = [self._pinged + self._post.ping_every, self._judge_at, self._stall.due]
+        return max(0.0, min(each for each in due if each is not None) - now)
+
+    def _are_working(self) -> bool:
+        states = [self._own, *(rank.state for rank in self._ranks.values())]
+        return any(state in (State.WORKING, State.DONE) for state in states)
+
+    def _ping(self, now: float) -> None:
+        self._stall.note(self._post.rank, self._post.step(), now)
+        for number, rank in self._ranks.items():
+            if not rank.wire.open:
+                continue
+            rank.wire.send({"ping": True})
+            if now - rank.heard > SILENT_FOR and rank.state is not State.FAILED:
+                rank.state = State.FAILED
+                cause = f"srunddp has been silent for {SILENT_FOR:g} s, stopped or starved"
+                self.fail(Failure(number, self._post.nodes[number], cause, LOST), now)
+
+    def _watch_steps(self, now: float) -> None:
+        if self._stall.is_new(now):
+            working = [number for number, rank in self._ranks.items() if rank.state is State.WORKING]
+            for number in working:
+                self._ranks[number].wire.send({"stacks": True})
+            self._stall.gather([self._post.rank, *working] if self._own is State.WORKING else working, now)
+            if self._own is State.WORKING:
+                self._stall.hear(self._post.rank, self._post.stacks())
+        if self._stall.is_told(now):
+            through = {number: self._post.nodes[number] for number in self._through()}
+            self._end_with(self._stall.verdict(self._post.nodes, through))
+
+    def _appoint(self) -> None:
+        """Tell the lowest ranks that work, and may have to speak for us, when they are others than before."""
+        working = [number for number, rank in sorted(self._ranks.items()) if rank.state is State.WORKING]
+        away = [number for number in working if self._post.nodes[number] != self._post.node]
+        deputies: dict[int, dict[str, Any]] = {}
+        if working:
+            deputies[working[0]] = {"here": True}
+        if away:
+            deputies[away[0]] = deputies.get(away[0], {}) | {"elsewhere": True, "witness": self._witness(away)}
+        for number, task in deputies.items():
+            if self._deputies.get(number) != task:
+                self._ranks[number].wire.send({"deputy": task})
+        self._deputies = deputies
+
+    def _witness(self, away: list[int]) -> tuple[str, int] | None:
+        """An address on a third node, by which the deputy tells whether it is its own node that is cut off."""
+        for number in away:
+            if self._post.nodes[number] != self._post.nodes[away[0]]:
+                return self._ranks[number].wire.line.getpeername()[0], _WITNESS_PORT
+        return None

@@ -1,0 +1,148 @@
+"""The guard of every rank but rank 0: one line to rank 0's supervisor, which judges; here its verdict is obeyed."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from srunddp.run.failure import Failure
+from srunddp.run.verdict import LOST, Verdict, announce
+from srunddp.run.wire import LOST_AFTER, Wire
+
+PING_EVERY = 10.0
+SILENT_FOR = 30.0
+_WITNESS_WITHIN = 2.0
+
+
+@dataclass(frozen=True)
+class Post:
+    """What a guard knows of its own rank.
+
+    Attributes:
+        rank, node: of this supervisor; nodes: of the ranks that it knows, rank 0's among them.
+        stall_timeout: seconds without a step; 0 for no limit.
+        step: how many steps the worker has made; stacks: asks it where it is.
+        link_is_up: whether this node's interface has a link.
+        folder: of the run's logs.
+    """
+
+    rank: int
+    node: str
+    nodes: Mapping[int, str]
+    stall_timeout: float
+    step: Callable[[], int]
+    stacks: Callable[[], str]
+    link_is_up: Callable[[], bool]
+    folder: Path | None = None
+
+    @property
+    def ping_every(self) -> float:
+        """Seconds between two pings, which also say how far this rank has come."""
+        return min(PING_EVERY, self.stall_timeout / 4) if self.stall_timeout else PING_EVERY
+
+
+class Member:
+    """The guard below rank 0.
+
+    Attributes:
+        verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
+    """
+
+    def __init__(self, post: Post, line: socket.socket) -> None:
+        self.verdict: Verdict | None = None
+        self.released = self._left = False
+        self._post = post
+        self._wire = Wire(line)
+        self._failure: Failure | None = None
+        self._deputy: Mapping[str, Any] = {}
+        self._heard = self._pinged = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the supervisor may leave."""
+        return self._left or self.verdict is not None
+
+    def lines(self) -> Iterable[socket.socket]:
+        """What to watch for :meth:`on_line`."""
+        return (self._wire.line,)
+
+    def on_line(self, _: socket.socket, now: float) -> bool:
+        """Read what rank 0 says; False when the line has ended."""
+        self._heard = now
+        for message in self._wire.read():
+            self._hear(message)
+        if not self._wire.open and not self.verdict and not self.finished:
+            self._on_end("no answer" if self._wire.lost else "srunddp itself was killed")
+        return self._wire.open
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        if isinstance(message.get("verdict"), dict):
+            told = message["verdict"]
+            self.verdict = Verdict(tuple(told["ranks"]), "", "", int(told["exit_code"]))
+        elif "stacks" in message:
+            self._wire.send({"stacks": self._post.stacks()})
+        elif isinstance(message.get("deputy"), dict):
+            self._deputy = message["deputy"]
+
+    def fail(self, failure: Failure, _: float) -> None:
+        """This rank has failed; rank 0 is told and judges."""
+        self._failure = self._failure or failure
+        self._wire.send({"failure": asdict(failure)})
+
+    def done(self) -> None:
+        """The script is over, without an error. The worker need not wait: the store is rank 0's."""
+        # Before the worker's end: MPI_Finalize, which comes next, needs all ranks at once.
+        self._wire.send({"goodbye": True})
+        self.released = True
+
+    def left(self) -> None:
+        """The worker has ended with 0."""
+        self._wire.send({"left": True})
+        self._left = True
+
+    def tick(self, now: float) -> float:
+        """Do what is due; returns the seconds until something is."""
+        if now - self._heard > SILENT_FOR and not self.verdict:
+            self._on_end(f"srunddp has been silent for {SILENT_FOR:g} s, stopped or starved", silent=True)
+        if now >= self._pinged + self._post.ping_every:
+            self._pinged = now
+            self._wire.send({"ping": self._post.step()})
+        return self._pinged + self._post.ping_every - now
+
+    def _on_end(self, cause: str, *, silent: bool = False) -> None:
+        lost = self._wire.lost or silent
+        if self._failure:
+            self.verdict = Verdict.of(self._failure)
+        elif lost:
+            ours = self._wire.lost and not self._is_connected()
+            rank, node = (self._post.rank, self._post.node) if ours else (0, self._post.nodes[0])
+            cause = f"no answer for {LOST_AFTER:g} s" if self._wire.lost else cause
+            self.verdict = Verdict((rank,), node, cause, LOST, how="lost")
+        else:
+            self.verdict = Verdict((0,), self._post.nodes[0], cause, 137)
+        if self._is_to_speak(lost):
+            announce(self.verdict, {}, self._post.folder)
+
+    def _is_to_speak(self, lost: bool) -> bool:
+        """Where rank 0 is gone: the lowest rank left, that is one on another node when rank 0's node is gone."""
+        if not lost:
+            return bool(self._deputy.get("here"))
+        return bool(self._deputy.get("elsewhere")) and self._is_connected()
+
+    def _is_connected(self) -> bool:
+        """Whether the network is there from here: then rank 0's node is the one that is gone, and not ours."""
+        witness = self._deputy.get("witness")
+        if not self._post.link_is_up():
+            return False
+        if not witness:
+            return True
+        try:
+            socket.create_connection((witness[0], witness[1]), _WITNESS_WITHIN).close()
+        except ConnectionError:
+            return True  # it refuses, so it is there
+        except OSError:
+            return False
+        return True

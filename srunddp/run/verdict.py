@@ -1,0 +1,160 @@
+"""Who failed first, said once: the cause, its traceback, and one line for all whom it took along."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from srunddp.bootstrap.absent import named
+from srunddp.run.failure import Failure, Weight
+
+LOST = 69  # sysexits' EX_UNAVAILABLE, as of a RendezvousError
+STALLED = 124  # as of timeout(1)
+
+_PATIENCE = 0.5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the run ends.
+
+    Attributes:
+        ranks: the culprits: one, or all of a lost node; node: theirs.
+        how: ``failed``, ``lost``, or what else goes before the cause.
+        cause, traceback, time: of the failure.
+        exit_code: of every srunddp of the run.
+        victims: what else is known to have failed.
+        notes: lines that follow the traceback.
+    """
+
+    ranks: tuple[int, ...]
+    node: str
+    cause: str
+    exit_code: int
+    how: str = "failed"
+    traceback: str = ""
+    time: str = ""
+    victims: tuple[Failure, ...] = ()
+    notes: tuple[str, ...] = ()
+    shown: bool = False
+
+    @classmethod
+    def of(cls, failure: Failure) -> Verdict:
+        """Of one rank's failure."""
+        return cls(
+            (failure.rank,),
+            failure.node,
+            failure.cause,
+            failure.exit_code,
+            how="ended" if failure.weight is Weight.ASKED else "failed",
+            traceback=failure.traceback,
+            time=failure.time,
+            shown=failure.shown,
+        )
+
+
+def decide(failures: Sequence[Failure], left: Mapping[int, str]) -> Verdict:
+    """The verdict upon these failures, in the order in which rank 0 heard of them.
+
+    Args:
+        failures: at least one.
+        left: the nodes of the ranks whose script was over, without an error, before the first failure.
+    """
+    failure = min(failures, key=lambda each: each.weight)
+    others = tuple(replace(each, traceback="") for each in failures if each is not failure)
+    if failure.weight is not Weight.ECHO or not left:
+        return replace(Verdict.of(failure), victims=others)
+    # What the others miss is the rank that was through too early.
+    rank = min(left)
+    cause = (
+        f"it left with exit code 0 while others still worked; then rank {failure.rank} on {failure.node} failed: "
+        f"{failure.cause}"
+    )
+    found = Verdict((rank,), left[rank], cause, failure.exit_code, traceback=failure.traceback, time=failure.time)
+    return replace(found, victims=(replace(failure, traceback=""), *others))
+
+
+def render(verdict: Verdict, others: Mapping[int, str]) -> str:
+    """The verdict as people read it.
+
+    Args:
+        others: the nodes of the ranks that end with it.
+    """
+    who = named(verdict.ranks, dict.fromkeys(verdict.ranks, verdict.node))
+    if verdict.how == "ended":
+        lines = [f"srunddp: {verdict.cause} (exit code {verdict.exit_code})"]
+    else:
+        lines = [f"srunddp: {who} {verdict.how}: {verdict.cause} (exit code {verdict.exit_code})"]
+    if verdict.traceback:
+        lines.append(verdict.traceback.rstrip("\n"))
+    lines += [f"srunddp: {note}" for note in verdict.notes]
+    taken = [rank for rank in others if rank not in verdict.ranks]
+    if taken and verdict.how != "ended":
+        lines.append(f"srunddp: ended with it: {named(taken, others)}")
+    return "\n".join(lines) + "\n"
+
+
+def announce(verdict: Verdict, others: Mapping[int, str], folder: Path | None) -> None:
+    """Say it once on standard error, and write ``failure.json`` where there is a folder for logs.
+
+    Where somebody else has written the file already, the verdict is theirs, and nothing is said.
+    """
+    if folder and not _write(verdict, folder):
+        return
+    if not verdict.shown:
+        _print(render(verdict, others))
+
+
+def record(verdict: Verdict) -> dict[str, Any]:
+    """What ``failure.json`` holds."""
+    return {
+        "rank": verdict.ranks[0],
+        "ranks": list(verdict.ranks),
+        "node": verdict.node,
+        "time": verdict.time,
+        "exit_code": verdict.exit_code,
+        "cause": verdict.cause,
+        "traceback": verdict.traceback,
+        "notes": list(verdict.notes),
+        "victims": [{key: asdict(each)[key] for key in ("rank", "node", "cause", "time")} for each in verdict.victims],
+    }
+
+
+def _write(verdict: Verdict, folder: Path) -> bool:
+    """False where another's verdict is there already; a folder that cannot be written is no reason to be silent."""
+    try:
+        opened = os.open(folder / "failure.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    with contextlib.suppress(OSError), open(opened, "w", encoding="utf-8") as file:
+        json.dump(record(verdict), file, indent=2)
+        file.write("\n")
+    return True
+
+
+def set_aside(folder: Path) -> None:
+    """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the same folder."""
+    for number in itertools.count(1):
+        earlier = folder / f"failure.{number}.json"
+        if not earlier.exists():
+            with contextlib.suppress(OSError):
+                (folder / "failure.json").rename(earlier)
+            return
+
+
+def _print(text: str) -> None:
+    data = text.encode(errors="backslashreplace")
+    with contextlib.suppress(OSError):
+        # Where nobody reads, that must not keep the others from ending.
+        while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], _PATIENCE)[1]:
+            data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]

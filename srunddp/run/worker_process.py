@@ -1,0 +1,88 @@
+"""A supervisor's view of its worker: running, stopped or ended, and how it is made to go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+
+from srunddp.run.failure import signal_name
+
+STOPPED_FOR = 10.0
+KILL_AFTER = 1.0
+_GIVE_UP_AFTER = 1.0  # a process in a kernel call that does not return cannot be killed
+
+
+@dataclass
+class WorkerProcess:
+    """One child process.
+
+    Attributes:
+        pid: its process id.
+        status: None while it is there; then its exit code, or minus the number of the signal that ended it.
+        given_up: it did not go, not even when it was killed.
+    """
+
+    pid: int
+    status: int | None = None
+    given_up: bool = False
+    _stopped_by: int = 0
+    _stopped_at: float = 0.0
+    _kill_at: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone, or will never go."""
+        return self.status is not None or self.given_up
+
+    def collect(self, now: float) -> None:
+        """After SIGCHLD: note what became of it, and collect the orphans that we adopted from it."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                if not pid:
+                    return
+                if pid == self.pid:
+                    self._note(status, now)
+
+    def _note(self, status: int, now: float) -> None:
+        if os.WIFSTOPPED(status):
+            self._stopped_by, self._stopped_at = os.WSTOPSIG(status), now
+        elif os.WIFCONTINUED(status):
+            self._stopped_by = 0
+        else:
+            self._stopped_by, self.status = 0, os.waitstatus_to_exitcode(status)
+
+    def overdue(self, now: float) -> tuple[str, int] | None:
+        """The cause and exit code of one that has been stopped for too long."""
+        if not self._stopped_by or self._kill_at is not None or now < self._stopped_at + STOPPED_FOR:
+            return None
+        return f"stopped by {signal_name(self._stopped_by)} for {STOPPED_FOR:g} s", 128 + self._stopped_by
+
+    def end(self, now: float, *, ask: bool) -> None:
+        """Make it go: by SIGTERM where ``ask``, and by SIGKILL a second later."""
+        if self.ended or self._kill_at is not None:
+            return
+        self._kill_at = now if self._stopped_by else now + KILL_AFTER
+        if ask and not self._stopped_by:
+            self.send(signal.SIGTERM)
+
+    def tick(self, now: float) -> float | None:
+        """Do what is due; returns the seconds until something is, or None for nothing."""
+        if self.ended:
+            return None
+        if self._kill_at is not None:
+            if now >= self._kill_at + _GIVE_UP_AFTER:
+                self.given_up = True
+            elif now >= self._kill_at:
+                self.send(signal.SIGKILL)
+                return self._kill_at + _GIVE_UP_AFTER - now
+            return max(0.0, self._kill_at - now)
+        return max(0.0, self._stopped_at + STOPPED_FOR - now) if self._stopped_by else None
+
+    def send(self, number: int) -> None:
+        """Send it a signal; nothing happens where it has ended."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
