@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from srunddp.run.failure import Failure
@@ -35,7 +36,9 @@ class Alone:
     def fail(self, failure: Failure, _: float) -> None:
         """This rank has failed."""
         if not self.verdict:
-            self.verdict = Verdict.of(failure)
+            # What Python would end with silently stays so; a shell, too, names signals only.
+            silent = failure.shown or failure.exit_code <= 128
+            self.verdict = Verdict.of(replace(failure, shown=silent))
             announce(self.verdict, {}, self._folder)
             self.finished = True
 
