@@ -14,6 +14,7 @@ from srunddp.run.terminal import Terminal
 
 _READ = 1 << 16
 _REST = 0.002  # seconds
+_LOOK = 0.05  # seconds between two looks at the clock once the worker has ended
 _QUIET = 0.2  # seconds without output, after which a process left behind is taken to be silent
 
 
@@ -96,17 +97,24 @@ class Pump:
             time.sleep(_REST)
 
     def _wait(self) -> set[int]:
-        poller, patience = select.poll(), None
-        if self._deadline == math.inf:
+        poller, now = select.poll(), time.monotonic()
+        finishing = self._deadline < math.inf
+        patience = min(_LOOK, max(0.0, self._deadline - now)) if finishing else math.inf
+        if not finishing:
             poller.register(self._bell, select.POLLIN)
-        else:
-            patience = 1000 * max(0.0, min(_QUIET, self._deadline - time.monotonic()))
         for source, terminal in self.streams.items():
-            if source in self._open and terminal.wants:
+            if source in self._open and not (hold := self._hold(terminal, now)):
                 poller.register(source, select.POLLIN)
+            elif source in self._open:
+                patience = min(patience, hold)
             if terminal.waiting:
                 poller.register(terminal.descriptor, select.POLLOUT)
-        return {descriptor for descriptor, _ in poller.poll(patience)}
+        return {found for found, _ in poller.poll(1000 * patience if patience < math.inf else None)}
+
+    def _hold(self, terminal: Terminal, now: float) -> float:
+        # Half of the last seconds are the file's, whatever the terminal does.
+        urgent = self.file is not None and now >= (self._ended + self._deadline) / 2
+        return 0.0 if urgent else terminal.hold(now)
 
     def _pass_on(self, source: int) -> int:
         data = os.read(source, _READ)

@@ -6,14 +6,17 @@ It may be a pipe of the launcher's, a file or a tty; it may be slow, full or gon
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import select
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _WAITING = 1 << 20  # bytes that may wait, each for standard output and error
+_HOLD = 0.5  # seconds
 _LONGEST_LINE = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -74,20 +77,23 @@ class Terminal:
         self._file = file
         self._lines = Lines(prefix) if prefix else None
         self._gone = self._full = False
+        self._filled: float | None = None  # since when there is no room
         self._left_out = 0  # of the lost, those that no note has told of
         self._last = b"\n"
 
-    @property
-    def wants(self) -> bool:
-        """Whether more may come: with a file it can be left out, without one the worker has to wait."""
-        return self._file is not None or len(self.waiting) < _WAITING
+    def hold(self, now: float) -> float:
+        """For how many seconds the worker is to wait for room; without a file for as long as it takes.
+
+        With a file it waits a moment only: that is enough for a reader that is merely slower than a burst of output.
+        """
+        if self._filled is None or self._left_out:
+            return 0.0
+        return max(0.0, self._filled + _HOLD - now) if self._file else math.inf
 
     def put(self, data: bytes) -> None:
-        """Take what the worker wrote, and write what can be written without waiting."""
+        """Take what the worker wrote, and write what can be written without waiting; what has no room is left out."""
         text = self._lines.feed(data) if self._lines else data
-        # Once something was left out, rather one long gap than many short ones.
-        room = _WAITING // 2 if self._left_out else _WAITING
-        if self._gone or (self._file and len(self.waiting) >= room):
+        if self._gone or (self._file and self._filled is not None):
             self._leave_out(len(data))
         else:
             self._note()
@@ -121,6 +127,9 @@ class Terminal:
                 written = len(self.waiting) if self._gone else len(piece)
                 self._leave_out(written)
             del self.waiting[:written]
+            # Rather one long gap than many short ones.
+            if len(self.waiting) < _WAITING // 2:
+                self._filled = None
 
     def close(self) -> None:
         """Give back what was opened for it; the inherited descriptor stays."""
@@ -135,6 +144,8 @@ class Terminal:
     def _append(self, text: bytes) -> None:
         self.waiting += text
         self._last = text[-1:] or self._last
+        if len(self.waiting) >= _WAITING and self._filled is None:
+            self._filled = time.monotonic()
 
     def _leave_out(self, size: int) -> None:
         self.lost += size

@@ -320,6 +320,12 @@ def test_a_worker_ends_though_nobody_reads_the_terminal_and_the_file_has_all(sta
     assert report["lost"] == [0, len(ALL) - len(rank.read()[0])]
 
 
+def test_the_file_has_all_within_a_limit_in_which_the_terminal_takes_nothing(start: Any) -> None:
+    rank = start("import os; os.write(1, b'x' * 1_300_000)", limit=0.3)
+    assert rank.ended()["took"] < 5
+    assert rank.file == b"x" * 1_300_000
+
+
 def test_the_terminal_is_told_how_much_it_missed_and_where_it_is(start: Any, tmp_path: Path) -> None:
     rank = start("import sys\n" + SCRIPT + "open('written', 'w').close()\nsys.stdin.read()\nprint('going on')\n")
     until((tmp_path / "written").exists)
@@ -340,6 +346,14 @@ def test_the_terminal_is_told_how_much_it_missed_and_where_it_is(start: Any, tmp
     assert after == b"going on\n"
     assert rank.ended()["lost"] == [0, int(match[1])]
     assert len(before) + int(match[1]) + len(after) == len(rank.file)
+
+
+def test_a_burst_to_a_terminal_that_is_read_is_all_there(start: Any) -> None:
+    rank = start("import os; os.system('seq 2000000')")
+    numbers = b"".join(b"%d\n" % number for number in range(1, 2_000_001))
+    assert rank.read()[0] == numbers
+    assert rank.ended()["lost"] == [0, 0]
+    assert rank.file == numbers
 
 
 def test_without_a_file_the_worker_waits_for_the_reader_and_nothing_is_lost(start: Any, tmp_path: Path) -> None:
