@@ -14,10 +14,12 @@ import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.run.pump import Lost, Pump
-from srunddp.run.terminal import Terminal
+
+if TYPE_CHECKING:
+    from srunddp.run.pump import Lost, Pump
 
 STDOUT, STDERR = 1, 2
 _PIPE_SIZE = 1 << 18  # four times Linux's default: the worker waits for the supervisor less often
@@ -134,6 +136,10 @@ class Output:
         """In the supervisor, after the fork and with its signals blocked: pass on what comes, in a thread."""
         self._close([write for _, write in self._pipes.values()])
         if self._pipes:
+            # Most ranks need neither.
+            from srunddp.run.pump import Pump
+            from srunddp.run.terminal import Terminal
+
             prefix, file = self.destination.prefix.encode(errors="backslashreplace"), self.destination.file
             streams = {read: Terminal(number, prefix, file) for number, (read, _) in self._pipes.items()}
             self._pump = Pump(streams, self._file)
@@ -141,7 +147,7 @@ class Output:
         elif self._file is not None:
             self._close([self._file])
 
-    def finish(self, limit: float) -> Lost:
+    def finish(self, limit: float) -> Lost | None:
         """When the worker has ended, pass on the rest, and close.
 
         A process that the worker left behind may hold its output open: then until nothing comes for a moment.
@@ -150,9 +156,9 @@ class Output:
             limit: in seconds; this returns within it, even if nobody reads the terminal.
 
         Returns:
-            How many bytes did not get where they should.
+            How many bytes did not get where they should; None where none came through the supervisor.
         """
-        return self._pump.finish(limit) if self._pump else Lost()
+        return self._pump.finish(limit) if self._pump else None
 
     @staticmethod
     def _close(descriptors: list[int]) -> None:

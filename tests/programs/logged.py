@@ -30,7 +30,7 @@ def main(order: dict) -> int:
     report["code"] = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     begin = time.monotonic()
     lost = output.finish(order["limit"])
-    report |= {"took": time.monotonic() - begin, "lost": [lost.file, lost.terminal]}
+    report |= {"took": time.monotonic() - begin, "lost": lost and [lost.file, lost.terminal]}
     report["left"] = len(os.listdir("/proc/self/fd")) - len(before)
     Path(order["report"]).write_text(json.dumps(report))
     return 0
