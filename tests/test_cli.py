@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -13,6 +14,7 @@ import pytest
 import srunddp as package
 from srunddp.bootstrap import channels, environment
 from srunddp.bootstrap.ifaces import DEFAULT
+from tests.bootstrap.munged import munged
 from tests.run.starting import NODE, SRUNDDP, bare, ended, slurm, srunddp, started, until, write
 
 
@@ -121,7 +123,8 @@ def test_a_missing_ifaces_conf_is_not_passed_over(script: Path) -> None:
 
 def test_an_interface_that_is_not_there_stops_before_the_script(script: Path) -> None:
     conf = write(script.parent / "ifaces.conf", "- nodes: '*'\n  interface: nosuch0\n")
-    text = one_message(srunddp("--ifaces", conf, "train.py", folder=script.parent, **slurm(0)))
+    options = ("--timeout", "0.5", "--ifaces", conf)
+    text = one_message(srunddp(*options, "train.py", folder=script.parent, **slurm(0)))
     assert text.startswith(f"{conf}:1: interface nosuch0 is not there on node {NODE}, which has ")
     assert "lo (127.0.0.1" in text
 
@@ -170,7 +173,7 @@ def test_rank_zero_alone_prints_that_a_channel_is_not_there(script: Path) -> Non
 def test_one_rank_of_a_node_prints_what_is_wrong_with_the_node(tmp_path: Path, local_rank: int) -> None:
     """Such as a script that only some nodes see."""
     variables = slurm(2 + local_rank, 4, SLURM_LOCALID=str(local_rank), SLURM_GTIDS="2,3", SLURM_NODEID="1")
-    done = srunddp("no-such.py", folder=tmp_path, **variables)
+    done = srunddp("--timeout", "0.5", "no-such.py", folder=tmp_path, **variables)
     if local_rank == 0:
         assert one_message(done).startswith("no file no-such.py")
     else:
@@ -357,3 +360,47 @@ def test_a_rank_that_does_not_find_rank_zero_starts_no_script(script: Path) -> N
     done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(1, SLURM_LOCALID="0"))
     text = one_message(done, 69)
     assert text.startswith(f"rank 1 on {NODE} (127.0.0.1) did not reach rank 0 at 127.0.0.1:")
+
+
+# Failures before all have met.
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_of_one_rank_before_the_meeting_is_said_once_and_ends_both_at_once(
+    script: Path, failing: int
+) -> None:
+    """Such as a script that one of the nodes does not see; the other would wait for 300 s."""
+    names = ["train.py", "train.py"]
+    names[failing] = "no-such.py"
+    with ThreadPoolExecutor(2) as pool:
+        starting = [
+            pool.submit(srunddp, name, folder=script.parent, **slurm(rank, SLURM_LOCALID="0"))
+            for rank, name in enumerate(names)
+        ]
+        first, second = (rank.result() for rank in starting)
+    told = f"rank 1 on {NODE} failed: " if failing else ""
+    assert one_message(first).startswith(f"{told}no file no-such.py in {script.parent}; expected a script to run -> ")
+    assert (second.returncode, second.stdout, second.stderr) == (78, "", "")
+
+
+def test_a_wrong_interface_of_one_rank_is_said_by_rank_zero(script: Path) -> None:
+    conf = write(script.parent / "ifaces.conf", "- {nodes: '*', interface: [lo, nope0]}\n")
+    first, second = both("--ifaces", conf, "train.py", folder=script.parent)
+    assert one_message(first).startswith(f"rank 1 on {NODE} failed: {conf}:1: interface nope0 is not there on node ")
+    assert (second.returncode, second.stdout, second.stderr) == (78, "", "")
+
+
+def test_ranks_that_have_munge_meet_by_it_and_one_without_is_refused(script: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder, munged(Path(folder) / "one") as where:
+        done = both("--quiet", "train.py", folder=script.parent, SRUNDDP_MUNGE_SOCKET=where)
+        assert [(rank.returncode, rank.stdout, rank.stderr) for rank in done] == [
+            (0, "rank 0 ran\n", ""),
+            (0, "rank 1 ran\n", ""),
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            options = ("--quiet", "--timeout", "3", "train.py")
+            first = pool.submit(srunddp, *options, folder=script.parent, **slurm(0, SRUNDDP_MUNGE_SOCKET=where))
+            second = pool.submit(srunddp, *options, folder=script.parent, **slurm(1))
+            assert "refused rank 1 on " in first.result().stderr
+            text = one_message(second.result(), 69)
+        assert text.startswith(f"rank 1 on {NODE}: rank 0 refused it: its proof is none, rank 0's munge; expected ")

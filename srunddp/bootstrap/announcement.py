@@ -50,7 +50,8 @@ def read(text: str) -> Announcement:
         raise PeerError(unquote(last), code=int(where))
     host, _, port = where.rpartition(":")
     try:
-        bytes.fromhex(last)
+        if len(bytes.fromhex(last)) != trust.SECRET_BYTES:
+            raise ValueError
         return Announcement(first, Address(host.strip("[]"), int(port)), last)
     except ValueError:
         raise RendezvousError(

@@ -20,6 +20,8 @@ from srunddp.bootstrap.line import Address, Hello, parse, send
 from srunddp.bootstrap.trust import Claim, Trust
 from srunddp.errors import RendezvousError, Scope
 
+UNPROVEN = 1024
+PATIENCE = 30.0
 _LONGEST = 4096
 _LONGEST_WORD = 256
 _LINES_SAID = 10
@@ -59,8 +61,8 @@ class Door:
     world_size: int
     say: Callable[[str], None]
     interrupt: Interrupt | None = None
-    unproven: int = 1024
-    patience: float = 30.0
+    unproven: int = UNPROVEN
+    patience: float = PATIENCE
     known: dict[socket.socket, Caller] = field(default_factory=dict)
     _waiting: dict[socket.socket, Caller] = field(default_factory=dict)  # the oldest first
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)

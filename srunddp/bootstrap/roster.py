@@ -11,7 +11,7 @@ from typing import Any
 
 from srunddp.bootstrap import absent, failure
 from srunddp.bootstrap.absent import named
-from srunddp.bootstrap.door import Door
+from srunddp.bootstrap.door import PATIENCE, UNPROVEN, Door
 from srunddp.bootstrap.failure import Interrupt
 from srunddp.bootstrap.inquiry import inquire
 from srunddp.bootstrap.line import Company, Held, Hello, Meeting, send
@@ -41,6 +41,7 @@ class Roster:
         known_as: the name by which others reach a node.
         every: seconds between two lines that say who is missing.
         mourn: seconds for which ranks that come after a failure are told of it.
+        unproven, patience: how many connections without a proof are kept, and how long; see :class:`Door`.
         lines: the connection of each rank that is here.
     """
 
@@ -54,6 +55,8 @@ class Roster:
     known_as: Callable[[str], str] = str
     every: float = SAY_EVERY
     mourn: float = MOURN
+    unproven: int = UNPROVEN
+    patience: float = PATIENCE
     lines: dict[int, socket.socket] = field(default_factory=dict)
     _here: dict[int, Hello] = field(default_factory=dict)
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
@@ -69,7 +72,7 @@ class Roster:
             PeerError: a rank failed or was lost before all had come.
         """
         self._here[self.own.rank] = self.own
-        with Door((self.held.line,), self.own.token, self.trust, self.own.world_size, self.say, self.interrupt) as door:
+        with self._door() as door:
             try:
                 self._await_all(door, deadline)
             except SrunddpError as error:
@@ -79,6 +82,18 @@ class Roster:
                 raise
             self.held.line.close()
         return Company(self._tell(), dict(self.lines), {rank: hello.node for rank, hello in self._here.items()})
+
+    def _door(self) -> Door:
+        return Door(
+            listening=(self.held.line,),
+            token=self.own.token,
+            trust=self.trust,
+            world_size=self.own.world_size,
+            say=self.say,
+            interrupt=self.interrupt,
+            unproven=self.unproven,
+            patience=self.patience,
+        )
 
     def _await_all(self, door: Door, deadline: float) -> None:
         next_word = time.monotonic() + self.every

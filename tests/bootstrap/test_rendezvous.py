@@ -1,24 +1,25 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 
 import pytest
 
-from srunddp.bootstrap import channels, environment, line, rendezvous
-from srunddp.bootstrap.failure import Interrupt
+from srunddp.bootstrap import absent, channels, environment, line, rendezvous
+from srunddp.bootstrap.failure import Failure, Interrupt, read
 from srunddp.bootstrap.ifaces import DEFAULT
 from srunddp.bootstrap.line import Address, Company, Held, Hello, Meeting, hold
-from srunddp.bootstrap.rendezvous import find
+from srunddp.bootstrap.rendezvous import find, tell
 from srunddp.bootstrap.roster import Roster, named
-from srunddp.bootstrap.trust import Trust, Unproven
-from srunddp.errors import PeerError, RendezvousError
+from srunddp.bootstrap.trust import OTHER, Claim, Secret, Trust, Unproven
+from srunddp.errors import PeerError, RendezvousError, Scope
 from tests.bootstrap.launchers import PID, step
 
 LONG = 30.0  # a limit that only a broken rendezvous reaches
@@ -68,6 +69,7 @@ class RankZero:
         trust: Trust = UNPROVEN,
         every: float = LONG,
         mourn: float = 0.2,
+        crowd: Mapping[str, float] | None = None,
     ) -> None:
         self.held = held or hold("127.0.0.1", [0], [0])
         self.interrupt = Interrupt()
@@ -75,6 +77,7 @@ class RankZero:
         self.roster = Roster(
             own, self.held, "slurm", layout or {}, trust, self.said.append, self.interrupt, every=every, mourn=mourn
         )
+        vars(self.roster).update(crowd or {})
         self.address = self.held.line_address
         self._result: Future[Company] = Future()
         self._thread = threading.Thread(target=self._gather, args=(within,))
@@ -97,6 +100,10 @@ class RankZero:
             self.meeting()
         assert caught.value.exit_code == 69
         return str(caught.value)
+
+    def refusal_of_any_kind(self) -> None:
+        with pytest.raises((RendezvousError, PeerError)):
+            self.meeting()
 
     def end(self) -> None:
         self.interrupt.fail("the test is over", 1)
@@ -125,17 +132,11 @@ def rank_zero(
     trust: Trust = UNPROVEN,
     every: float = LONG,
     mourn: float = 0.2,
+    **crowd: float,
 ) -> Iterator[RankZero]:
     host = held.line_address.host if held else "127.0.0.1"
-    server = RankZero(
-        hello(0, world_size, node, token=token, address=host),
-        held,
-        layout,
-        within,
-        trust=trust,
-        every=every,
-        mourn=mourn,
-    )
+    own = hello(0, world_size, node, token=token, address=host)
+    server = RankZero(own, held, layout, within, trust=trust, every=every, mourn=mourn, crowd=crowd)
     try:
         yield server
     finally:
@@ -599,10 +600,10 @@ def test_a_rank_that_lost_patience_may_say_hello_again() -> None:
 
 
 def test_a_rank_that_was_there_and_ended_is_named_to_all_with_the_code_of_a_kill() -> None:
-    with rank_zero(3) as server:
-        found = meet_later(server, hello(2, 3))
+    with rank_zero(4) as server:
+        found = meet_later(server, hello(2, 4))
         until(lambda: 2 in server.roster.lines)
-        with greeted(server, hello(1, 3, "node02")) as caller:
+        with greeted(server, hello(1, 4, "node02")) as caller:
             line.send(caller, {"here": True})
             until(lambda: 1 in server.roster.lines)
         text = "rank 1 on node02 was lost before all ranks had met: its process ended; expected "
@@ -648,3 +649,176 @@ def test_a_hello_of_wrong_types_is_a_strangers(wrong: dict[str, object]) -> None
             assert caller.recv(4096) == b'{"stranger": true}\n'
         found = meet(server, hello(1), within=10)
         assert found[1] == found[0]
+
+
+# Ranks that are waited for.
+
+
+def test_rank_zero_says_again_and_again_who_is_missing_and_where() -> None:
+    layout = {0: "node01", 1: "node01", 2: "node02", 3: "node03", 4: "node03"}
+    with rank_zero(5, layout=layout, every=0.1) as server:
+        found = meet_later(server, hello(1, 5))
+        until(lambda: server.said.count("waiting for rank 2 on node02, ranks 3-4 on node03") > 1)
+        server.interrupt.fail("enough", 1)
+        with pytest.raises(PeerError):
+            found.result(LONG)
+
+
+def test_nobody_is_said_to_be_waited_for_when_all_come_soon() -> None:
+    with rank_zero(2) as server:
+        meet(server, hello(1))
+        assert server.said == []
+
+
+def test_the_error_says_which_nodes_see_the_node_of_a_missing_rank() -> None:
+    """127.0.0.3 is a node that answers, with nobody listening there; the other two do not resolve and have no route."""
+    layout = dict(enumerate(["node01", "node02", "127.0.0.3", "no-such.invalid", "255.255.255.255"]))
+    with rank_zero(5, layout=layout, within=0.5) as server:
+        text = refusal(server, hello(1, 5, "node02"))
+        assert server.refusal() == text
+    reached, unknown, unreachable = text.partition(" -> ")[2].split("; ")
+    assert reached == "127.0.0.3 answers node01 and node02: see whether srunddp started there"
+    by = "node01 (unknown name), node02 (unknown name)"
+    assert unknown == f"no-such.invalid does not answer {by}: the node or its interface is down"
+    assert unreachable.startswith("255.255.255.255 does not answer node01 (")
+
+
+def test_a_node_that_some_see_and_others_do_not_is_said_so() -> None:
+    found = {"node03": {"node01": "", "node02": "no route to host"}}
+    assert (
+        absent.seen(found) == "node03 answers node01, but not node02 (no route to host): see the network between them"
+    )
+
+
+def test_an_inquiry_of_any_content_is_answered() -> None:
+    for asked in (7, [], {"n": 1}, {"n": ["h", "x"]}, {"n": ["127.0.0.1", 99999]}, {"": ["\0", 1]}):
+        assert set(absent.asked({"look": asked}, "127.0.0.1")) == {"looked"}
+
+
+# Failures before all have met.
+
+
+def peer_error(failed: Callable[[], object]) -> tuple[str, int]:
+    with pytest.raises(PeerError) as caught:
+        failed()
+    return str(caught.value), caught.value.exit_code
+
+
+def test_a_rank_that_fails_before_it_could_meet_ends_all_with_its_words_and_code() -> None:
+    with rank_zero(4) as server:
+        found = meet_later(server, hello(1, 4))
+        until(lambda: 1 in server.roster.lines)
+        failing = hello(2, 4, "node02", address="")
+        assert tell([server.address], failing, UNPROVEN, Failure("no file train.py; expected a script", 78), soon())
+        text = "rank 2 on node02 failed: no file train.py; expected a script"
+        assert peer_error(server.company) == peer_error(lambda: found.result(LONG)) == (text, 78)
+
+
+def test_a_failure_that_rank_zero_cannot_be_told_is_not_taken_for_told() -> None:
+    with stranger("http") as other:
+        assert not tell([other.address], hello(1, address=""), UNPROVEN, Failure("broken", 78), soon(0.3))
+    assert not tell([], hello(1, address=""), UNPROVEN, Failure("broken", 78), soon())
+
+
+def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
+    interrupt = Interrupt()
+    with rank_zero(4) as server, ThreadPoolExecutor(2) as pool:
+        other = meet_later(server, hello(1, 4))
+        failing = pool.submit(find, [server.address], hello(2, 4, "node02"), soon(), None, interrupt)
+        until(lambda: {1, 2} <= server.roster.lines.keys())
+        interrupt.fail("its worker was killed", 137)
+        text = "rank 2 on node02 failed: its worker was killed"
+        for one in (server.company, lambda: other.result(LONG), lambda: failing.result(LONG)):
+            assert peer_error(one) == (text, 137)
+    interrupt.close()
+
+
+def test_a_rank_whose_worker_dies_while_it_looks_for_rank_zero_tells_it() -> None:
+    interrupt = Interrupt()
+    with rank_zero(3) as server, stranger("mute") as mute, ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(find, [mute.address, server.address], hello(2, 3), soon(), None, interrupt)
+        until(lambda: mute.received)
+        interrupt.fail("its worker was killed", 137)
+        for one in (server.company, lambda: failing.result(LONG)):
+            assert peer_error(one) == ("rank 2 on node01 failed: its worker was killed", 137)
+    interrupt.close()
+
+
+def test_a_rank_whose_failure_reached_nobody_is_to_print_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_TELL_WITHIN", 0.2)
+    interrupt = Interrupt()
+    interrupt.fail("its worker was killed", 137)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        nowhere = Address(*silent.getsockname()[:2])
+        with pytest.raises(PeerError) as caught:
+            find([nowhere], hello(1), soon(), None, interrupt)
+    assert caught.value.scope is Scope.RANK
+    interrupt.close()
+
+
+def test_rank_zeros_own_failure_ends_the_meeting_at_once_for_all() -> None:
+    with rank_zero(3) as server:
+        found = meet_later(server, hello(1, 3))
+        until(lambda: 1 in server.roster.lines)
+        began = time.monotonic()
+        server.interrupt.fail("its worker ended with 3", 3)
+        for one in (lambda: found.result(LONG), server.company):
+            assert peer_error(one) == ("rank 0 on node01 failed: its worker ended with 3", 3)
+        assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_comes_after_a_failure_is_told_of_it() -> None:
+    with rank_zero(4, mourn=LONG) as server:
+        assert tell([server.address], hello(1, 4), UNPROVEN, Failure("broken", 78), soon())
+        for rank in (2, 3):
+            late = meet_later(server, hello(rank, 4))
+            assert peer_error(lambda: late.result(LONG)) == ("rank 1 on node01 failed: broken", 78)  # noqa: B023
+        assert peer_error(server.company) == ("rank 1 on node01 failed: broken", 78)
+
+
+@pytest.mark.parametrize("code", [None, 0, 256, -1, "7", True, 1e9])
+def test_a_failure_of_any_code_ends_with_one_that_a_process_can_have(code: object) -> None:
+    failure = read({"failed": ["x"], "code": code})
+    assert failure
+    assert failure.code == 1
+
+
+# Crowds.
+
+
+def test_mute_connections_beyond_a_limit_are_closed_the_oldest_first() -> None:
+    with rank_zero(2, unproven=20) as server, ExitStack() as stack:
+        callers = [stack.enter_context(server.connect()) for _ in range(100)]
+        assert callers[0].recv(1) == b""
+        assert len(set(os.listdir("/proc/self/fd"))) < 100 + 100 + 60
+        found = meet(server, hello(1))
+        assert found[0] == found[1]
+
+
+def test_a_mute_connection_is_closed_when_its_time_is_over() -> None:
+    with rank_zero(2, patience=0.2, every=0.1) as server, server.connect() as caller:
+        caller.sendall(b'{"hello": ')
+        assert caller.recv(1) == b""
+        found = meet(server, hello(1))
+        assert found[0] == found[1]
+
+
+def test_2048_ranks_meet_within_seconds() -> None:
+    """All of them from one thread, so that it is rank 0 that is measured."""
+    size = 2048
+    with rank_zero(size, "node000", trust=Secret(b"s" * 32)) as server, ExitStack() as stack:
+        began = time.monotonic()
+        lines = {rank: stack.enter_context(server.connect()) for rank in range(1, size)}
+        for rank, one in lines.items():
+            line.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
+        for rank, one in lines.items():
+            seen = line.receive(one)
+            claim = Claim(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
+            line.send(one, {"here": True, "proof": Secret(b"s" * 32).prove(claim.text(OTHER))})
+        meetings = [line.receive(one)["meeting"] for one in lines.values()]
+        assert time.monotonic() - began < 20
+        assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]
+        company = server.company()
+        assert company.nodes[size - 1] == f"node{(size - 1) // 8:03d}"
+        assert sorted(company.lines) == list(range(1, size))

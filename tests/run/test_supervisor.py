@@ -93,7 +93,7 @@ def test_each_rank_with_an_interface_of_its_own_says_what_is_wrong_with_it(tmp_p
     conf.write_text('- nodes: "*"\n  interface: [lo, nope0]\n')
     variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
     (tmp_path / "train.py").write_text("pass")
-    done = start(SRUNDDP, "--ifaces", str(conf), str(tmp_path / "train.py"), **variables)
+    done = start(SRUNDDP, "--timeout", "0.5", "--ifaces", str(conf), str(tmp_path / "train.py"), **variables)
     _, errors = done.communicate(timeout=30)
     assert done.returncode == 78
     assert "interface nope0 is not there" in errors
