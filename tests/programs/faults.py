@@ -1,0 +1,133 @@
+"""The ways in which a rank of these programs can fail, and the plan that says which rank fails how and when.
+
+The plan is the JSON in the variable CHAOS; tests.chaos.run writes it. Every moment is time.monotonic(), which
+all nodes of the test cluster share.
+"""
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RANK = int(os.environ["RANK"])
+NODE = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+MARGIN = 64 << 20
+
+
+def _exception():
+    raise ValueError("boom")
+
+
+def _supervisor():
+    os.kill(os.getppid(), signal.SIGKILL)
+    _sleep()
+
+
+def _memory():
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MARGIN, used + MARGIN))
+    bytearray(16 * MARGIN)
+
+
+def _bad_alloc():
+    # C++'s operator new; nothing above catches what it throws, and the process aborts.
+    new = ctypes.CDLL("libstdc++.so.6")._Znwm
+    new.argtypes = (ctypes.c_size_t,)
+    new(1 << 62)
+
+
+def _hold_gil():
+    pause = ctypes.PyDLL(None).pause
+    while True:
+        pause()
+
+
+def _sleep():
+    while True:
+        time.sleep(3600)
+
+
+KINDS = {
+    "exception": _exception,
+    "exit3": lambda: sys.exit(3),
+    "os_exit": lambda: os._exit(9),
+    "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "supervisor": _supervisor,
+    "segv": lambda: ctypes.string_at(0),
+    "sigterm": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "memory": _memory,
+    "bad_alloc": _bad_alloc,
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": _sleep,
+    "gil": _hold_gil,
+}
+
+
+class Plan:
+    """What this rank is to do, and the folder in which it says how far it is."""
+
+    def __init__(self):
+        told = json.loads(os.environ["CHAOS"])
+        self.folder = Path(told["folder"])
+        self.peers, self.steps, self.pace, self.heartbeat = (
+            told[name] for name in ("peers", "steps", "pace", "heartbeat")
+        )
+        self._mine = [fault for fault in told["faults"] if fault["rank"] == RANK]
+        self._ignores_term = told["stubborn"] and not self._mine
+        self._children = told["children"]
+
+    def begin(self):
+        """At the top of the script."""
+        if self._ignores_term:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self._children:
+            # Forked, as a DataLoader's workers are, and started, as a download or a logger is.
+            multiprocessing.get_context("fork").Process(target=_sleep, daemon=True).start()
+            subprocess.Popen(["sleep", "3600"])
+        self.at("import")
+
+    def at(self, phase):
+        """Fail, if that is the plan."""
+        for fault in self._mine:
+            if fault["phase"] == phase:
+                time.sleep(fault["delay"])
+                self._fail(fault["kind"])
+
+    def ready(self):
+        """Training begins."""
+        self.say("ready")
+        self._began = time.monotonic()
+
+    def step(self):
+        """Between two steps; False when they are over."""
+        for fault in self._mine:
+            if fault["phase"] == "training" and time.monotonic() >= self._began + fault["delay"]:
+                self._fail(fault["kind"])
+        if self.heartbeat:
+            import srunddp
+
+            srunddp.heartbeat()
+        time.sleep(self.pace)
+        self.steps -= 1
+        return self.steps > 0
+
+    def say(self, what):
+        """Tell the runner, in a file that appears whole."""
+        text = json.dumps(
+            {"time": time.monotonic(), "pid": os.getpid(), "supervisor": os.getppid(), "rank": RANK, "node": NODE}
+        )
+        new = self.folder / f".{what}.{RANK}"
+        with contextlib.suppress(FileNotFoundError):  # the runner has gone
+            new.write_text(text)
+            new.rename(self.folder / f"{what}.{RANK}")
+
+    def _fail(self, kind):
+        self.say("failed")
+        KINDS[kind]()
