@@ -88,9 +88,7 @@ class Run:
         self._failed_at: float | None = None
 
     def start(self) -> None:
-        self.process = self.site.popen(
-            self._command, self._env, self.folder / "output", self.folder / "errors"
-        )
+        self.process = self.site.popen(self._command, self._env, self.folder / "output", self.folder / "errors")
 
     def ready(self) -> dict[int, dict[str, Any]]:
         """Wait until all ranks train: by rank its pid, its supervisor's, and its node."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_FAILED = re.compile(r"^srunddp: rank (?P<ranks>\d+) on (?P<node>\S+) failed: (?P<cause>.*) \(exit code (?P<code>\d+)\)$")
-_LOST = re.compile(
-    r"^srunddp: rank(?:s|\(s\))? (?P<ranks>[\d,\- ]+) on (?P<node>\S+) lost: (?P<cause>.*) \(exit code (?P<code>\d+)\)$"
-)
+_END = r"(?P<cause>.*) \(exit code (?P<code>\d+)\)$"
+_FAILED = re.compile(r"^srunddp: rank (?P<ranks>\d+) on (?P<node>\S+) failed: " + _END)
+_LOST = re.compile(r"^srunddp: rank(?:s|\(s\))? (?P<ranks>[\d,\- ]+) on (?P<node>\S+) lost: " + _END)
 _VICTIMS = re.compile(r"^srunddp: ended with it: (.*)$", re.MULTILINE)
 # Loosely, so that one that is out of form counts too.
 _ANY = re.compile(r"^srunddp: rank.* on .* (?:failed|lost): ")
@@ -16,7 +15,7 @@ _ANY = re.compile(r"^srunddp: rank.* on .* (?:failed|lost): ")
 
 @dataclass(frozen=True)
 class Verdict:
-    """One verdict line: the culprits, their node, why, and the exit code of all; or its text where it is out of form."""
+    """One verdict line: the culprits, their node, why, and the exit code of all; its text where it is out of form."""
 
     ranks: tuple[int, ...]
     node: str

@@ -66,7 +66,7 @@ class Bench:
     def on_login(
         self, *words: str, env: dict[str, str] | None = None, timeout: float = 120, ifaces: Path | None = None
     ) -> Outcome:
-        variables = {"SRUNDDP_IFACES": str(ifaces or self.ifaces), "OMP_NUM_THREADS": "1", **_site_mpi()} | (env or {})
+        variables = {"SRUNDDP_IFACES": str(ifaces or self.ifaces), "OMP_NUM_THREADS": "1", **site_mpi()} | (env or {})
         for _ in range(TRIES):
             done = self.cluster.run(*words, env=variables, timeout=timeout, check=False)
             seen = [signs for signs in _NOT_OURS if all(sign in done.stderr for sign in signs)]
@@ -91,7 +91,7 @@ class Bench:
         return path
 
 
-def _site_mpi() -> dict[str, str]:
+def site_mpi() -> dict[str, str]:
     """Debian's Open MPI, as a site has one that suits its Slurm.
 
     The wheel's Open MPI 5.0.11 crashes there far more often.
@@ -100,15 +100,20 @@ def _site_mpi() -> dict[str, str]:
     return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
 
 
+def data_network(cluster: Cluster) -> Path:
+    """Write an ifaces.conf for the cluster's data network."""
+    ifaces = cluster.shared / "ifaces.conf"
+    entry = '- nodes: {node.name}\n  interface: {node.data_interface}\n  address: "{{node}}-data"\n'
+    ifaces.write_text("".join(entry.format(node=node) for node in NODES))
+    return ifaces
+
+
 @pytest.fixture(scope="session")
 def bench() -> Iterator[Bench]:
     if problem := requirements():
         missing(problem)
     with Cluster(Settings(interactive_step=True)) as cluster:
-        ifaces = cluster.shared / "ifaces.conf"
-        entry = '- nodes: {node.name}\n  interface: {node.data_interface}\n  address: "{{node}}-data"\n'
-        ifaces.write_text("".join(entry.format(node=node) for node in NODES))
-        yield Bench(cluster, ifaces)
+        yield Bench(cluster, data_network(cluster))
 
 
 @pytest.fixture(autouse=True)

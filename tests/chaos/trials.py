@@ -1,0 +1,124 @@
+"""Plans drawn at random, each repeated by its seed, and campaigns of many of them.
+
+    python -m tests.chaos.trials --seed N                                  one trial, with all that it said
+    python -m tests.chaos.trials --count 200 [--first N] [--record FILE]   a campaign, and its table
+
+Ends with 1 where a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.figures import table
+from tests.chaos.plan import PHASES, SUDDEN, WORLD_SIZE, Fault, Plan
+from tests.chaos.run import Result, Site, carry_out, wrong
+from tests.cluster.cluster import Cluster
+from tests.mpirun.conftest import MPIS
+from tests.slurm.conftest import data_network, site_mpi
+
+# Within which nothing may be left; a rank that stands still is given 10 s to go on.
+LIMITS = dict.fromkeys(SUDDEN, 2.0) | {"stop": 13.0}
+_BY_SRUN = ("none", "pmi2", "pmix")
+_WITH_TORCH = 0.1
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The test cluster for srun, this machine for mpirun."""
+
+    cluster: Site
+    here: Site
+
+    def of(self, plan: Plan) -> Site:
+        return self.cluster if plan.by_srun else self.here
+
+
+def sites(cluster: Cluster, folder: Path) -> Sites:
+    return Sites(Site(cluster.shared, cluster, data_network(cluster), tuple(site_mpi().items())), Site(folder))
+
+
+def random_plan(seed: int, launchers: Iterable[str] | None = None) -> Plan:
+    """The plan of this seed: always the same one for the same launchers; None for all that are there."""
+    draw = random.Random(seed)
+    chosen = draw.choice(sorted(launchers or _there()))
+    torch = draw.random() < _WITH_TORCH
+    fault = Fault(
+        rank=draw.randrange(WORLD_SIZE),
+        kind=draw.choice(sorted(LIMITS)),
+        phase=draw.choice(PHASES),
+        delay=round(draw.uniform(0, 1), 3),
+    )
+    return Plan(
+        faults=(fault,),
+        launcher=chosen,
+        kill=draw.random() < 0.5,
+        per_node=draw.choice((1, 2)),
+        torch=torch,
+        peers=draw.choice(("raise", "block")),
+        stubborn=draw.random() < 0.25,
+        children=draw.random() < 0.25,
+    )
+
+
+def try_one(seed: int, where: Sites, launchers: Iterable[str] | None = None) -> tuple[dict[str, Any], Result]:
+    """Carry out the plan of this seed: a record for figures, and the result."""
+    plan = random_plan(seed, launchers)
+    kind = plan.faults[0].kind
+    result = carry_out(plan, where.of(plan))
+    broken = wrong(plan, result, LIMITS[kind])
+    figures = {"gone": result.gone, "back": result.back, "code": result.code}
+    return {"seed": seed, "kind": kind, **figures, "wrong": broken, "plan": asdict(plan)}, result
+
+
+def campaign(
+    seeds: Iterable[int], where: Sites, heard: Callable[[dict[str, Any], Result], None], launchers: Iterable[str] = ()
+) -> list[dict[str, Any]]:
+    """Try all seeds; `heard` is called after each."""
+    records = []
+    for seed in seeds:
+        record, result = try_one(seed, where, launchers)
+        records.append(record)
+        heard(record, result)
+    return records
+
+
+def _there() -> list[str]:
+    return [*_BY_SRUN, *(name for name, mpi in MPIS.items() if os.path.exists(mpi.mpirun))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.trials", description=__doc__)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--record", type=Path)
+    given = parser.parse_args()
+    seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.count)
+
+    def heard(record: dict[str, Any], result: Result) -> None:
+        if given.record:
+            with given.record.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        print(json.dumps(record) if record["wrong"] else f"seed {record['seed']} {record['kind']} {record['gone']} s")
+        if given.seed is not None:
+            print(result.told())
+        sys.stdout.flush()
+
+    with tempfile.TemporaryDirectory(prefix="srunddp-chaos-") as folder, Cluster() as cluster:
+        records = campaign(seeds, sites(cluster, Path(folder)), heard)
+    print(table(records))
+    return int(any(record["wrong"] for record in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
