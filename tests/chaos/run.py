@@ -149,8 +149,7 @@ def started(plan: Plan, site: Site, words: Callable[[list[str]], list[str]] | No
     """A run that is on its way; nothing of it is left behind.
 
     Args:
-        plan: what is to fail.
-        site: where it runs.
+        plan: what is to fail; site: where it runs.
         words: makes another command line of the launcher's, for instance with a wrapper around srunddp.
     """
     run = Run(plan, site, words)
@@ -215,9 +214,13 @@ def _last(ends: Sequence[float | None], since: float | None) -> float | None:
 
 
 def _end(run: Run) -> None:
+    if run.process.poll() is not None and not run.watch.living():
+        return
     deadline = time.monotonic() + 10.0
     while (run.watch.living() or run.process.poll() is None) and time.monotonic() < deadline:
         run.watch.kill()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(run.process.pid, signal.SIGKILL)
         time.sleep(0.02)
+    if run.site.cluster:
+        run.site.cluster.cancel_all()
