@@ -1,0 +1,223 @@
+"""When one rank fails under srun, all end within two seconds, and the one that failed is named. Mostly without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.plan import SUDDEN, Fault, Plan
+from tests.chaos.run import Result, Run, Site, carry_out, started, wrong
+from tests.chaos.verdict import victims
+from tests.conftest import ROOT
+from tests.slurm.conftest import SRUNDDP, Bench, site_mpi
+
+pytestmark = pytest.mark.slurm
+
+AT_ONCE = 2.0
+STOPPED = 13.0  # a rank that stands still is given 10 s to go on
+STALL = 4
+
+
+@pytest.fixture
+def site(bench: Bench) -> Site:
+    return Site(bench.cluster.shared, bench.cluster, bench.ifaces, tuple(site_mpi().items()))
+
+
+def check(plan: Plan, site: Site, limit: float = AT_ONCE) -> Result:
+    result = carry_out(plan, site)
+    assert wrong(plan, result, limit) == [], result.told()
+    return result
+
+
+@pytest.mark.parametrize("kind", SUDDEN)
+@pytest.mark.parametrize(("rank", "kill"), [(3, True), (0, False)])
+def test_all_end_and_the_culprit_is_named_however_it_failed(kind: str, rank: int, kill: bool, site: Site) -> None:
+    check(Plan((Fault(rank, kind),), kill=kill), site)
+
+
+@pytest.mark.parametrize("phase", ["import", "bootstrap", "shutdown"])
+@pytest.mark.parametrize(("rank", "kind"), [(4, "exception"), (0, "sigkill")])
+def test_it_does_not_matter_how_far_the_script_was(phase: str, rank: int, kind: str, site: Site) -> None:
+    check(Plan((Fault(rank, kind, phase),), peers="block"), site)
+
+
+@pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
+@pytest.mark.parametrize(("rank", "kind"), [(5, "supervisor"), (1, "exit3")])
+def test_it_does_not_matter_which_mpi_type_srun_has(mpi: str, rank: int, kind: str, site: Site) -> None:
+    check(Plan((Fault(rank, kind),), launcher=mpi), site)
+
+
+def test_six_nodes_end_as_one(site: Site) -> None:
+    check(Plan((Fault(5, "sigkill"),), per_node=1, peers="block"), site)
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_peers_that_ignore_sigterm_and_wait_for_ever_end_too(kill: bool, site: Site) -> None:
+    check(Plan((Fault(2, "sigkill"),), kill=kill, peers="block", stubborn=True), site)
+
+
+@pytest.mark.parametrize("kind", ["exception", "sigkill", "supervisor"])
+def test_the_children_of_every_rank_end_too(kind: str, site: Site) -> None:
+    check(Plan((Fault(3, kind),), peers="block", children=True), site)
+
+
+def test_of_two_failures_the_first_is_the_verdict(site: Site) -> None:
+    plan = Plan((Fault(1, "exit3", delay=0.3), Fault(4, "exception", delay=0.4)), peers="block")
+    assert check(plan, site).culprit == 1
+
+
+@pytest.mark.parametrize("peers", ["raise", "block"])
+def test_victims_are_said_to_be_victims(peers: str, site: Site) -> None:
+    result = check(Plan((Fault(3, "exception"),), peers=peers), site)
+    assert "ValueError: boom" in result.errors.partition("srunddp: rank 3 on node02 failed: ")[2]
+    assert "node01" in victims(result.errors), result.errors
+    assert "ranks 0-1" in victims(result.errors), result.errors
+
+
+def test_failure_json_says_all_that_the_verdict_says(site: Site) -> None:
+    plan = Plan((Fault(3, "exception"),), options=("--log-dir", "{folder}/log"))
+    with started(plan, site) as run:
+        result = run.finish()
+        found = list(run.log_dir.glob("*/failure.json"))
+        assert len(found) == 1, result.told()
+        told = json.loads(found[0].read_text())
+    assert wrong(plan, result, AT_ONCE) == [], result.told()
+    assert (told["rank"], told["node"], told["exit_code"]) == (3, "node02", 1)
+    assert "ValueError: boom" in told["cause"]
+    assert "boom" in told["traceback"]
+    assert {(victim["rank"], victim["node"]) for victim in told["victims"]} == {
+        (0, "node01"),
+        (1, "node01"),
+        (2, "node02"),
+        (4, "node03"),
+        (5, "node03"),
+    }
+    assert told["time"]
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(3, "sigkill"), (0, "exception"), (2, "segv")])
+def test_gloo_s_own_errors_do_not_hide_the_culprit(rank: int, kind: str, site: Site) -> None:
+    check(Plan((Fault(rank, kind),), torch=True), site)
+
+
+def test_a_good_run_has_no_verdict(site: Site) -> None:
+    result = carry_out(Plan(steps=50, children=False), site)
+    assert (result.code, result.verdicts, result.left) == (0, (), ()), result.told()
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_that_was_stopped_for_ten_seconds_is_named(rank: int, site: Site) -> None:
+    check(Plan((Fault(rank, "stop"),)), site, STOPPED)
+
+
+@pytest.mark.parametrize("kind", ["sleep", "gil"])
+def test_a_rank_that_makes_no_step_is_named_with_where_it_stands(kind: str, site: Site) -> None:
+    plan = Plan((Fault(4, kind),), heartbeat=True, options=("--stall-timeout", str(STALL)))
+    result = check(plan, site, STALL + 3.0)
+    assert "faults.py" in result.errors, result.told()
+
+
+def test_without_a_heartbeat_no_script_stalls(site: Site) -> None:
+    result = carry_out(Plan(steps=3, pace=2.0, options=("--stall-timeout", "1")), site)
+    assert (result.code, result.verdicts) == (0, ()), result.told()
+
+
+def late(rank: int, seconds: int) -> Callable[[list[str]], list[str]]:
+    """A wrapper with which this rank does not come for so long."""
+
+    def words(command: list[str]) -> list[str]:
+        at = command.index(SRUNDDP)
+        script = f'[ "$SLURM_PROCID" = {rank} ] && sleep {seconds}; exec "$@"'
+        return [*command[:at], "sh", "-c", script, "sh", *command[at:]]
+
+    return words
+
+
+def test_a_rank_that_never_starts_is_named_and_all_end(site: Site) -> None:
+    plan = Plan(kill=True, options=("--timeout", "4"))
+    with started(plan, site, late(4, 600)) as run:
+        result = run.finish(30)
+    assert result.left == (), result.told()
+    assert result.code != 0
+    assert "rank 4 on node03" in result.errors
+    assert "Traceback" not in result.errors
+
+
+def test_a_supervisor_that_is_killed_while_others_are_still_to_come_ends_all(site: Site) -> None:
+    with started(Plan(), site, late(4, 20)) as run:
+        run.until(lambda: len(supervisors(run)) == 5, 30)
+        victim = next(pid for pid in supervisors(run) if b"SLURM_PROCID=3\0" in environment(pid))
+        run.failing()
+        os.kill(victim, signal.SIGKILL)
+        result = run.finish(30)
+    assert result.left == (), result.told()
+    assert result.code != 0
+    assert "rank 3 on node02" in result.errors, result.told()
+
+
+def environment(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def supervisors(run: Run) -> list[int]:
+    """Of those ranks that have forked their worker."""
+    there = [process.pid for process in run.watch.living(launchers=False)]
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in there}
+    return [pid for pid in there if pid in parents]
+
+
+def by_batch(bench: Bench) -> Callable[[list[str]], list[str]]:
+    def words(command: list[str]) -> list[str]:
+        script = bench.cluster.shared / "job.sh"
+        script.write_text(f"#!/bin/bash\nexport SRUNDDP_IFACES={bench.ifaces}\n{' '.join(command)}\n")
+        layout = ("-N3", "--ntasks-per-node=2", f"--chdir={ROOT}", "--output", str(bench.cluster.shared / "job.out"))
+        return ["sbatch", "--wait", *layout, str(script)]
+
+    return words
+
+
+def test_scancel_leaves_nothing(site: Site, bench: Bench) -> None:
+    with started(Plan(stubborn=True, children=True), site) as run:
+        run.ready()
+        run.failing()
+        bench.cluster.run("scancel", "--user=root")
+        result = run.finish(20)
+    # Slurm itself waits KillWait, 5 s here, before it kills what ignores its SIGTERM.
+    assert result.gone is not None, result.told()
+    assert result.gone < 8.0
+    assert result.left == ()
+
+
+def test_the_batch_shell_s_end_leaves_nothing(site: Site, bench: Bench) -> None:
+    with started(Plan(stubborn=True, children=True), site, by_batch(bench)) as run:
+        run.ready()
+        (shell,) = (process.pid for process in run.watch.living() if process.name == "slurm_script")
+        run.failing()
+        os.kill(shell, signal.SIGKILL)
+        result = run.finish(30)
+    assert result.gone is not None, result.told()
+    assert result.gone < 15.0
+
+
+def test_srun_s_end_leaves_nothing(site: Site) -> None:
+    with started(Plan(children=True), site) as run:
+        run.ready()
+        run.failing()
+        run.process.kill()
+        result = run.finish(30)
+    assert result.gone is not None, result.told()
+    assert result.gone < 15.0
+    assert result.left == ()
+
+
+def test_the_next_run_on_the_same_nodes_is_not_disturbed(site: Site) -> None:
+    plan = Plan((Fault(3, "sigkill"),))
+    check(plan, site)
+    good = carry_out(replace(plan, faults=(), steps=20), site)
+    assert good.code == 0, good.told()
