@@ -1,0 +1,69 @@
+"""When one rank fails under mpirun, all end within two seconds and the one that failed is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.plan import Fault, Plan
+from tests.chaos.run import Site, carry_out, started, wrong
+from tests.mpirun.conftest import MPIS, there
+
+pytestmark = pytest.mark.mpirun
+
+AT_ONCE = 2.0
+
+
+@pytest.fixture(params=sorted(MPIS))
+def launcher(request: pytest.FixtureRequest) -> str:
+    there(request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind"), [(3, "exception"), (0, "exit3"), (2, "sigkill"), (4, "supervisor"), (5, "segv")]
+)
+def test_all_end_and_the_culprit_is_named(launcher: str, rank: int, kind: str, site: Site) -> None:
+    plan = Plan((Fault(rank, kind),), launcher=launcher, peers="block")
+    result = carry_out(plan, site)
+    assert wrong(plan, result, AT_ONCE) == [], result.told()
+
+
+@pytest.mark.parametrize("kind", ["sigkill", "exception"])
+def test_peers_that_ignore_sigterm_and_their_children_end_too(launcher: str, kind: str, site: Site) -> None:
+    plan = Plan((Fault(3, kind),), launcher=launcher, peers="block", stubborn=True, children=True)
+    result = carry_out(plan, site)
+    assert wrong(plan, result, AT_ONCE) == [], result.told()
+
+
+def test_gloo_s_own_errors_do_not_hide_the_culprit(launcher: str, site: Site) -> None:
+    plan = Plan((Fault(3, "sigkill"),), launcher=launcher, torch=True)
+    result = carry_out(plan, site)
+    assert wrong(plan, result, AT_ONCE) == [], result.told()
+
+
+def test_a_good_run_has_no_verdict(launcher: str, site: Site) -> None:
+    result = carry_out(Plan(launcher=launcher, steps=50), site)
+    assert (result.code, result.verdicts, result.left) == (0, (), ()), result.told()
+
+
+def test_mpirun_s_end_leaves_nothing(launcher: str, site: Site) -> None:
+    with started(Plan(launcher=launcher, children=True), site) as run:
+        run.ready()
+        run.failing()
+        run.process.kill()
+        result = run.finish(15)
+    assert result.left == (), result.told()
+
+
+def test_a_rank_that_was_stopped_for_ten_seconds_is_named(site: Site) -> None:
+    there("mpich")
+    plan = Plan((Fault(2, "stop"),), launcher="mpich")
+    result = carry_out(plan, site)
+    assert wrong(plan, result, 13.0) == [], result.told()

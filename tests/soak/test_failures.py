@@ -1,0 +1,128 @@
+"""Failures at random, again and again: the right verdict each time, nothing left, and none where nothing failed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.figures import table
+from tests.chaos.network import packets_lost
+from tests.chaos.plan import WORLD_SIZE, Fault, Plan
+from tests.chaos.relay import delayed
+from tests.chaos.run import Run, Site, carry_out, started, wrong
+from tests.chaos.trials import Sites, campaign, sites
+from tests.slurm.conftest import Bench
+from tests.slurm.test_failures import late
+from tests.slurm.test_network_faults import CUT_OFF, FAULTS, LOST, cut_off
+
+pytestmark = pytest.mark.soak
+
+TRIALS = 200
+CUTS = 20
+PAIRS = 100
+BAD_WEATHER = 600.0
+PAUSE = 3.0
+STALL = 20
+
+
+@pytest.fixture
+def where(bench: Bench, tmp_path: Path) -> Sites:
+    return sites(bench.cluster, tmp_path)
+
+
+@pytest.fixture
+def site(where: Sites) -> Site:
+    return where.cluster
+
+
+def test_random_failures_are_all_named_and_nothing_is_left(where: Sites, capsys: pytest.CaptureFixture[str]) -> None:
+    records = campaign(range(TRIALS), where, lambda *_: None)
+    with capsys.disabled():
+        print("\n" + table(records))
+    assert [record for record in records if record["wrong"]] == []
+
+
+def test_of_two_failures_within_a_tenth_of_a_second_the_first_is_named(site: Site) -> None:
+    broken = []
+    for seed in range(PAIRS):
+        draw = random.Random(seed)
+        first, second = draw.sample(range(WORLD_SIZE), 2)
+        kinds = draw.choices(("exception", "exit3", "os_exit", "segv", "sigkill"), k=2)
+        gap = draw.uniform(0.02, 0.1)
+        plan = Plan((Fault(first, kinds[0], delay=0.3), Fault(second, kinds[1], delay=0.3 + gap)), peers="block")
+        result = carry_out(plan, site)
+        if found := wrong(plan, result, 2.0):
+            broken.append((seed, round(gap, 3), found))
+    assert broken == []
+
+
+def test_nodes_that_are_cut_off_are_named_and_all_end(site: Site) -> None:
+    broken = []
+    for seed in range(CUTS):
+        draw = random.Random(seed)
+        fault, cut = draw.choice(sorted(FAULTS)), draw.choice((1, 2))
+        result = cut_off(fault, f"node{cut + 1:02}", site)
+        told = [(told.ranks, told.node, told.code) for told in result.verdicts]
+        right = [((2 * cut, 2 * cut + 1), f"node{cut + 1:02}", LOST)]
+        if result.gone is None or result.gone > CUT_OFF or result.code != LOST or told != right:
+            broken.append((seed, fault, result.told()))
+    assert broken == []
+
+
+@pytest.mark.parametrize("torch", [False, True])
+def test_pauses_loss_and_delay_for_ten_minutes_end_nothing(torch: bool, site: Site) -> None:
+    plan = Plan(torch=torch, heartbeat=True, options=("--stall-timeout", str(STALL)))
+    with started(plan, site) as run:
+        ready, draw = run.ready(), random.Random(0)
+        end = time.monotonic() + BAD_WEATHER
+        with delayed(0.2, 0.1), packets_lost(5):
+            while time.monotonic() < end:
+                told = ready[draw.randrange(WORLD_SIZE)]
+                pause(run, told["supervisor"], told["pid"])
+        assert run.process.poll() is None, run.finish(0).told()
+        assert len(run.watch.living(launchers=False)) == 2 * WORLD_SIZE
+
+
+def pause(run: Run, *pids: int) -> None:
+    """These processes stand still for three seconds; the others had half a second to go on before."""
+    for pid in pids:
+        assert run.watch.all[pid].ended is None, run.finish(0).told()
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(PAUSE)
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(0.5)
+
+
+def test_who_is_waited_for_is_said_after_half_a_minute(site: Site) -> None:
+    plan = Plan(kill=True, options=("--timeout", "40"))
+    with started(plan, site, late(4, 600)) as run:
+        result = run.finish(60)
+    waiting = [line for line in result.errors.splitlines() if "waiting for rank 4 on node03" in line]
+    assert len(waiting) == 1, result.told()
+    assert "1 of 6 ranks did not come: rank 4 on node03" in result.errors
+    assert result.left == ()
+
+
+def test_slurm_s_time_limit_leaves_nothing(site: Site) -> None:
+    with started(Plan(stubborn=True, children=True), site, lambda words: [words[0], "--time=1", *words[1:]]) as run:
+        run.ready()
+        run.until(lambda: "DUE TO TIME LIMIT" in (run.folder / "errors").read_text(), 150)
+        run.failing()
+        result = run.finish(20)
+    # Slurm itself waits KillWait, 5 s here, before it kills what ignores its SIGTERM.
+    assert result.gone is not None, result.told()
+    assert result.gone < 10.0
+
+
+@pytest.mark.parametrize("kind", ["sleep", "gil"])
+def test_a_rank_that_makes_no_step_is_named_ten_times(kind: str, site: Site) -> None:
+    for rank in [*range(WORLD_SIZE), 0, 3, 4, 5]:
+        plan = Plan((Fault(rank, kind),), heartbeat=True, options=("--stall-timeout", "5"))
+        result = carry_out(plan, site)
+        assert wrong(plan, result, 5 + 3.0) == [], result.told()
