@@ -81,6 +81,10 @@ class Plan:
     def by_srun(self) -> bool:
         return self.launcher in ("none", "pmi2", "pmix")
 
+    def leaves_no_time(self, kind: str) -> bool:
+        """Whether the launcher itself kills all others at once, so that nobody can say why."""
+        return self.launcher == "mpich" and kind == "supervisor"
+
     def program(self, folder: str) -> dict[str, Any]:
         """What the program reads; a failure after the last step needs one."""
         steps = 10 if any(fault.phase == "shutdown" for fault in self.faults) else self.steps

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.plan import KINDS, WORLD_SIZE, Plan, cause_fits, node_of
+from tests.chaos.plan import KINDS, WORLD_SIZE, Fault, Plan, cause_fits, node_of
 from tests.chaos.processes import Watch
 from tests.chaos.verdict import Verdict, verdicts
 from tests.cluster.cluster import Cluster
@@ -178,20 +178,25 @@ def wrong(plan: Plan, result: Result, limit: float) -> list[str]:
     fault = next((fault for fault in plan.faults if fault.rank == result.culprit), None)
     if fault is None:
         return ["no rank came to its failure"]
-    expected = KINDS[fault.kind]
     found = [f"left: {', '.join(result.left)}"] if result.left else []
     if result.gone is None or result.gone > limit:
         found.append(f"gone after {result.gone} s instead of {limit:g}")
-    if result.code != expected.code:
-        found.append(f"exit code {result.code} instead of {expected.code}")
-    if len(result.verdicts) != 1:
-        return [*found, f"{len(result.verdicts)} verdicts"]
-    told = result.verdicts[0]
+    if plan.leaves_no_time(fault.kind):
+        return found if result.code else [*found, "exit code 0"]
+    if result.code != KINDS[fault.kind].code:
+        found.append(f"exit code {result.code} instead of {KINDS[fault.kind].code}")
+    return [*found, *_verdict_wrong(plan, fault, result.verdicts)]
+
+
+def _verdict_wrong(plan: Plan, fault: Fault, told: Sequence[Verdict]) -> list[str]:
+    if len(told) != 1:
+        return [f"{len(told)} verdicts"]
     node = node_of(fault.rank, plan.per_node) if plan.by_srun else os.uname().nodename
-    if (told.ranks, told.node) != ((fault.rank,), node):
-        found.append(f"rank {told.ranks} on {told.node} named instead of {fault.rank} on {node}")
-    if not cause_fits(fault.kind, told.cause) or told.code != expected.code:
-        found.append(f"cause {told.cause!r}, code {told.code} named for {fault.kind}")
+    found = []
+    if (told[0].ranks, told[0].node) != ((fault.rank,), node):
+        found.append(f"rank {told[0].ranks} on {told[0].node} named instead of {fault.rank} on {node}")
+    if not cause_fits(fault.kind, told[0].cause) or told[0].code != KINDS[fault.kind].code:
+        found.append(f"cause {told[0].cause!r}, code {told[0].code} named for {fault.kind}")
     return found
 
 
