@@ -31,6 +31,7 @@ KINDS = {
     "sleep": Expected(124, r"no step for"),
     "gil": Expected(124, r"no step for"),
 }
+# And `atexit`, when all ranks have said goodbye: nobody need be there any more to say what happens then.
 PHASES = ("import", "bootstrap", "training", "shutdown")
 SUDDEN = ("exception", "exit3", "os_exit", "sigkill", "supervisor", "segv", "sigterm", "memory", "bad_alloc")
 """The kinds that end a process at once; the others leave one that does nothing."""
@@ -87,7 +88,7 @@ class Plan:
 
     def program(self, folder: str) -> dict[str, Any]:
         """What the program reads; a failure after the last step needs one."""
-        steps = 10 if any(fault.phase == "shutdown" for fault in self.faults) else self.steps
+        steps = 10 if any(fault.phase in ("shutdown", "atexit") for fault in self.faults) else self.steps
         names = ("peers", "stubborn", "children", "pace", "heartbeat")
         given = {name: value for name, value in asdict(self).items() if name in names}
         return {**given, "folder": folder, "steps": steps, "faults": [asdict(fault) for fault in self.faults]}

@@ -92,8 +92,8 @@ class Run:
 
     def ready(self) -> dict[int, dict[str, Any]]:
         """Wait until all ranks train: by rank its pid, its supervisor's, and its node."""
-        self.until(lambda: len(self._said("ready")) == WORLD_SIZE, START_WITHIN)
-        return self._said("ready")
+        self.until(lambda: len(self.said("ready")) == WORLD_SIZE, START_WITHIN)
+        return self.said("ready")
 
     def until(self, condition: Callable[[], object], within: float) -> None:
         end = time.monotonic() + within
@@ -118,11 +118,11 @@ class Run:
 
     @property
     def failed_at(self) -> float | None:
-        failed = [told["time"] for told in self._said("failed").values()]
+        failed = [told["time"] for told in self.said("failed").values()]
         return self._failed_at or (min(failed) if failed else None)
 
     def _result(self) -> Result:
-        failed, said = self.failed_at, self._said("failed")
+        failed, said = self.failed_at, self.said("failed")
         left = tuple(f"{process.pid} {process.name}" for process in self.watch.living())
         ranks = [process.ended for process in self.watch.all.values() if not process.is_launcher]
         launchers = [process.ended for process in self.watch.all.values() if process.is_launcher]
@@ -140,7 +140,8 @@ class Run:
     def _errors(self) -> str:
         return (self.folder / "errors").read_text(errors="replace")
 
-    def _said(self, what: str) -> dict[int, dict[str, Any]]:
+    def said(self, what: str) -> dict[int, dict[str, Any]]:
+        """What the ranks have told: when they were `ready`, how many `steps` they have made, and that they `failed`."""
         return {int(file.suffix[1:]): json.loads(file.read_text()) for file in self.folder.glob(f"{what}.*")}
 
 

@@ -4,6 +4,7 @@ The plan is the JSON in the variable CHAOS; tests.chaos.run writes it. Every mom
 all nodes of the test cluster share.
 """
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -91,6 +92,7 @@ class Plan:
             # Forked, as a DataLoader's workers are, and started, as a download or a logger is.
             multiprocessing.get_context("fork").Process(target=_sleep, daemon=True).start()
             subprocess.Popen(["sleep", "3600"])
+        atexit.register(self.at, "atexit")
         self.at("import")
 
     def at(self, phase):
@@ -103,7 +105,8 @@ class Plan:
     def ready(self):
         """Training begins."""
         self.say("ready")
-        self._began = time.monotonic()
+        self._began = self._told = time.monotonic()
+        self._made = 0
 
     def step(self):
         """Between two steps; False when they are over."""
@@ -115,14 +118,16 @@ class Plan:
 
             srunddp.heartbeat()
         time.sleep(self.pace)
-        self.steps -= 1
-        return self.steps > 0
+        self._made += 1
+        if time.monotonic() > self._told + 1.0:
+            self._told = time.monotonic()
+            self.say("steps", steps=self._made)
+        return self._made < self.steps
 
-    def say(self, what):
+    def say(self, what, **more):
         """Tell the runner, in a file that appears whole."""
-        text = json.dumps(
-            {"time": time.monotonic(), "pid": os.getpid(), "supervisor": os.getppid(), "rank": RANK, "node": NODE}
-        )
+        now, pid, supervisor = time.monotonic(), os.getpid(), os.getppid()
+        text = json.dumps({"time": now, "pid": pid, "supervisor": supervisor, "rank": RANK, "node": NODE, **more})
         new = self.folder / f".{what}.{RANK}"
         with contextlib.suppress(FileNotFoundError):  # the runner has gone
             new.write_text(text)

@@ -51,6 +51,12 @@ def test_it_does_not_matter_how_far_the_script_was(phase: str, rank: int, kind: 
     check(Plan((Fault(rank, kind, phase),), peers="block"), site)
 
 
+@pytest.mark.parametrize(("kind", "code"), [("segv", 139), ("os_exit", 9)])
+def test_a_rank_that_fails_when_all_is_done_keeps_its_exit_code(kind: str, code: int, site: Site) -> None:
+    result = carry_out(Plan((Fault(3, kind, "atexit"),)), site)
+    assert (result.code, result.left) == (code, ()), result.told()
+
+
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
 @pytest.mark.parametrize(("rank", "kind"), [(5, "supervisor"), (1, "exit3")])
 def test_it_does_not_matter_which_mpi_type_srun_has(mpi: str, rank: int, kind: str, site: Site) -> None:
@@ -72,7 +78,7 @@ def test_the_children_of_every_rank_end_too(kind: str, site: Site) -> None:
 
 
 def test_of_two_failures_the_first_is_the_verdict(site: Site) -> None:
-    plan = Plan((Fault(1, "exit3", delay=0.3), Fault(4, "exception", delay=0.4)), peers="block")
+    plan = Plan((Fault(1, "exit3", delay=0.3), Fault(4, "exception", delay=0.45)), peers="block")
     assert check(plan, site).culprit == 1
 
 

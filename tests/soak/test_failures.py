@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ CUTS = 20
 PAIRS = 100
 BAD_WEATHER = 600.0
 PAUSE = 3.0
-STALL = 20
+STALL = 60
 
 
 @pytest.fixture
@@ -47,17 +48,19 @@ def test_random_failures_are_all_named_and_nothing_is_left(where: Sites, capsys:
     assert [record for record in records if record["wrong"]] == []
 
 
-def test_of_two_failures_within_a_tenth_of_a_second_the_first_is_named(site: Site) -> None:
+def test_of_two_failures_within_a_tenth_of_a_second_one_is_named_with_its_own_cause_and_code(site: Site) -> None:
+    """Which: Python takes longer to end with an exception than the kernel with SIGKILL."""
     broken = []
     for seed in range(PAIRS):
         draw = random.Random(seed)
         first, second = draw.sample(range(WORLD_SIZE), 2)
         kinds = draw.choices(("exception", "exit3", "os_exit", "segv", "sigkill"), k=2)
-        gap = draw.uniform(0.02, 0.1)
+        gap = draw.uniform(0.0, 0.1)
         plan = Plan((Fault(first, kinds[0], delay=0.3), Fault(second, kinds[1], delay=0.3 + gap)), peers="block")
         result = carry_out(plan, site)
-        if found := wrong(plan, result, 2.0):
-            broken.append((seed, round(gap, 3), found))
+        found = [wrong(plan, replace(result, culprit=rank), 2.0) for rank in (first, second)]
+        if [] not in found:
+            broken.append((seed, found))
     assert broken == []
 
 
@@ -85,6 +88,7 @@ def test_pauses_loss_and_delay_for_ten_minutes_end_nothing(torch: bool, site: Si
                 told = ready[draw.randrange(WORLD_SIZE)]
                 pause(run, told["supervisor"], told["pid"])
         assert run.process.poll() is None, run.finish(0).told()
+        assert all(told["time"] > end - 60.0 and told["steps"] > 20 for told in run.said("steps").values())
         assert len(run.watch.living(launchers=False)) == 2 * WORLD_SIZE
 
 
