@@ -160,7 +160,7 @@ def test_a_rank_that_never_starts_is_named_and_all_end(site: Site) -> None:
 
 
 def test_a_supervisor_that_is_killed_while_others_are_still_to_come_ends_all(site: Site) -> None:
-    with started(Plan(), site, late(4, 20)) as run:
+    with started(Plan(kill=True), site, late(4, 600)) as run:
         run.until(lambda: len(supervisors(run)) == 5, 30)
         victim = next(pid for pid in supervisors(run) if b"SLURM_PROCID=3\0" in environment(pid))
         run.failing()
