@@ -23,8 +23,9 @@ from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_
 from srunddp.bootstrap.line import Meeting
 from srunddp.errors import Scope, SrunddpError
 from srunddp.farewell import tell_failure
-from srunddp.launch import Wishes, destination, launch
+from srunddp.launch import Wishes, launch, open_output
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
+from srunddp.run.logs import Output
 from srunddp.run.script import Script, check
 
 _LAST_WORD = 1.0
@@ -104,7 +105,6 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     if math.isnan(given["timeout"]):
         raise click.BadParameter("a number of seconds is expected", param_hint="--timeout")
     wishes = Wishes(**{field.name: given[field.name] for field in fields(Wishes)})
-    destination(wishes, environment)  # so that a wrong option is known before anything starts
     names = ("backend", "ifaces", "timeout")
     ports = ifaces.port_range(given["port"], where="--port") if given["port"] else None
     options = Options(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
@@ -114,7 +114,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     script = Script(given["script"], given["arguments"], given["module"])
-    prepared = _ready(script, options, environment)
+    prepared, output = _ready(script, options, wishes, environment)
     if environment.rank == 0:
         for note in _notes(prepared):
             _say(note)
@@ -125,16 +125,18 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         if given["verbose"]:
             _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
 
-    return launch(prepared, script, wishes, told, _say)
+    return launch(prepared, script, wishes, output, told, _say)
 
 
-def _ready(script: Script, options: Options, environment: Environment) -> Prepared:
+def _ready(script: Script, options: Options, wishes: Wishes, environment: Environment) -> tuple[Prepared, Output]:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
     prepared: Prepared | None = None
     try:
         check(script)
+        # Before any socket: where standard output is closed, that would get its number.
+        output = open_output(wishes, environment)
         prepared = prepare(options, environment)
-        return bind(prepared)
+        return bind(prepared), output
     except SrunddpError as error:
         if environment.rank == 0:
             _say(f"error: {error}")

@@ -48,13 +48,13 @@ class Wishes:
     fast_exit: bool = False
 
 
-def destination(wishes: Wishes, environment: Environment) -> logs.Destination:
-    """Where this rank's output goes.
+def open_output(wishes: Wishes, environment: Environment) -> logs.Output:
+    """Open what this rank's output goes to; before any socket is opened.
 
     Raises:
-        ConfigError: ``--tee`` is wrong.
+        ConfigError: ``--tee`` is wrong, or a file cannot be written.
     """
-    return logs.plan(
+    where = logs.plan(
         wishes.log_dir,
         wishes.prefix,
         wishes.tee,
@@ -63,6 +63,9 @@ def destination(wishes: Wishes, environment: Environment) -> logs.Destination:
         node=environment.node,
         run=_run_name(environment),
     )
+    if where.file and environment.rank == 0:
+        verdict.set_aside(where.file.parent)
+    return logs.Output.open(where)
 
 
 def _run_name(environment: Environment) -> str:
@@ -76,6 +79,7 @@ def launch(
     prepared: Prepared,
     script: Script,
     wishes: Wishes,
+    output: logs.Output,
     told: Callable[[Meeting], None],
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
@@ -83,7 +87,7 @@ def launch(
 
     Args:
         prepared: by :func:`srunddp.meeting.bind`.
-        script: the user's; wishes: how it is to run.
+        script: the user's; wishes: how it is to run; output: by :func:`open_output`.
         told: called in the supervisor when all have met.
         say: takes rank 0's lines while it waits for the others.
 
@@ -91,9 +95,8 @@ def launch(
         The exit code: in the worker the script's own, in the supervisor the one to leave with.
 
     Raises:
-        SrunddpError: the ranks did not meet, or a file for the output cannot be written.
+        SrunddpError: the ranks did not meet.
     """
-    output = logs.Output.open(destination(wishes, prepared.environment))
     ours, theirs = pipe()
     dump, marks = Dump(), Marks()
     children.adopt()
@@ -130,9 +133,6 @@ def _supervise(
     worker: _Worker,
 ) -> int:
     environment, interrupt = prepared.environment, Interrupt()
-    file = worker.output.destination.file
-    if file and environment.rank == 0:
-        verdict.set_aside(file.parent)
 
     def meet_others() -> Met:
         company = meet(prepared, lambda _: _told_by_worker(worker.pipe, prepared.options.timeout), say, interrupt)
@@ -148,7 +148,7 @@ def _supervise(
         interrupt=interrupt.fail,
         told=lambda met: told(Meeting(**met.message)),
         finish=worker.output.finish,
-        log=file,
+        log=worker.output.destination.file,
         launcher=_launcher(environment),
     ).run()
 
