@@ -105,3 +105,11 @@ def test_a_flood_costs_rank_zero_no_memory_to_speak_of() -> None:
         connection.close()
         assert server.meeting() == meeting
         assert time.monotonic() - began < 10
+
+
+def test_a_line_without_an_end_is_cut_off() -> None:
+    with rank_zero(2, trust=SECRET) as server, server.connect() as caller:
+        with pytest.raises(ConnectionError):  # noqa: PT012
+            for _ in range(64):
+                caller.sendall(b"x" * (1 << 20))
+        assert server.said
