@@ -95,7 +95,7 @@ def run(**given: Any) -> None:
     except SrunddpError as error:
         if _prints(error, environment):
             _say(f"error: {error}")
-        else:
+        elif not error.said:
             # Launchers kill the others at the first bad end: the rank that prints is to be heard.
             time.sleep(_LAST_WORD)
         sys.exit(error.exit_code)
@@ -149,6 +149,8 @@ def _ready(script: Script, options: Options, wishes: Wishes, environment: Enviro
 
 def _prints(error: SrunddpError, environment: Environment | None) -> bool:
     """Whether this rank is the one to print an error that others see as well."""
+    if error.said:
+        return False
     rank, local_rank = (environment.rank, environment.local_rank) if environment else likely_ranks(os.environ)
     return {Scope.JOB: rank == 0, Scope.NODE: local_rank == 0, Scope.RANK: True}[error.scope]
 

@@ -25,6 +25,7 @@ class SrunddpError(Exception):
     """One message: what was found, what was expected, what to do."""
 
     exit_code = 70
+    said = False  # the user has seen it
 
     def __init__(
         self, found: str, *, expected: str = "", cure: str = "", where: str = "", scope: Scope = Scope.RANK

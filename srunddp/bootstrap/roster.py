@@ -76,6 +76,9 @@ class Roster:
             try:
                 self._await_all(door, deadline)
             except SrunddpError as error:
+                # Those that are still to come have to be told as well, and a launcher may not wait for that.
+                self.say(f"error: {error}")
+                error.said = True
                 late = time.monotonic() >= deadline
                 self._settled |= {self.own.rank}
                 tell_all(door, failure.message_of(error), self._settled, 0.0 if late else self.mourn)

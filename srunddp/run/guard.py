@@ -16,11 +16,10 @@ from srunddp.run.failure import Failure, Weight
 from srunddp.run.member import SILENT_FOR, Post
 from srunddp.run.stall import Stall
 from srunddp.run.verdict import LOST, Verdict, announce, decide
-from srunddp.run.wire import LOST_AFTER, Wire
+from srunddp.run.wire import CHECK_EVERY, LOST_AFTER, SILENT_AFTER, Wire
 
-_ECHO_WAITS = 1.0
+_ECHO_WAITS = 0.7
 _ASKED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
-_ALSO_LOST = 8.0
 _WITNESS_PORT = 9  # nobody listens there, and its refusal is the answer
 
 
@@ -58,7 +57,7 @@ class Guard:
         self._failures: list[Failure] = []
         self._left_before: dict[int, str] = {}
         self._judge_at: float | None = None
-        self._pinged = 0.0
+        self._pinged = self._checked = 0.0
         self._deputies: dict[int, dict[str, Any]] = {}
         self._stall = Stall(post.stall_timeout)
         self._appoint()
@@ -131,7 +130,7 @@ class Guard:
         silent = {
             number
             for number, rank in self._ranks.items()
-            if rank.wire.lost or (rank.wire.open and rank.wire.silence() > _ALSO_LOST)
+            if rank.wire.lost or (rank.wire.open and rank.wire.silence() > SILENT_AFTER)
         }
         others = {self._post.nodes[number] for number in away}
         if not self._post.link_is_up() or (silent >= away and len(others) > 1):
@@ -190,6 +189,11 @@ class Guard:
         """Do what is due; returns the seconds until something is."""
         if self.verdict:
             return SILENT_FOR
+        if now >= self._checked + CHECK_EVERY:
+            self._checked = now
+            if any([rank.wire.check() for rank in self._ranks.values() if rank.wire.open]):
+                self._end_with(self._lost())
+                return SILENT_FOR
         if now >= self._pinged + self._post.ping_every:
             self._pinged = now
             self._ping(now)
@@ -197,7 +201,7 @@ class Guard:
             self._judge()
         elif not self._failures:
             self._watch_steps(now)
-        due = [self._pinged + self._post.ping_every, self._judge_at, self._stall.due]
+        due = [self._checked + CHECK_EVERY, self._pinged + self._post.ping_every, self._judge_at, self._stall.due]
         return max(0.0, min(each for each in due if each is not None) - now)
 
     def _are_working(self) -> bool:

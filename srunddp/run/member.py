@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from srunddp.run.failure import Failure
+from srunddp.run.failure import Failure, Weight
 from srunddp.run.verdict import LOST, Verdict, announce
-from srunddp.run.wire import LOST_AFTER, Wire
+from srunddp.run.wire import CHECK_EVERY, LOST_AFTER, Wire
 
 PING_EVERY = 10.0
 SILENT_FOR = 30.0
@@ -58,7 +58,7 @@ class Member:
         self._wire = Wire(line)
         self._failure: Failure | None = None
         self._deputy: Mapping[str, Any] = {}
-        self._heard = self._pinged = 0.0
+        self._heard = self._pinged = self._checked = 0.0
 
     @property
     def finished(self) -> bool:
@@ -107,14 +107,18 @@ class Member:
         """Do what is due; returns the seconds until something is."""
         if now - self._heard > SILENT_FOR and not self.verdict:
             self._on_end(f"srunddp has been silent for {SILENT_FOR:g} s, stopped or starved", silent=True)
+        if now >= self._checked + CHECK_EVERY:
+            self._checked = now
+            if self._wire.check() and not self.finished:
+                self._on_end("no answer")
         if now >= self._pinged + self._post.ping_every:
             self._pinged = now
             self._wire.send({"ping": self._post.step()})
-        return self._pinged + self._post.ping_every - now
+        return min(self._pinged + self._post.ping_every, self._checked + CHECK_EVERY) - now
 
     def _on_end(self, cause: str, *, silent: bool = False) -> None:
         lost = self._wire.lost or silent
-        if self._failure:
+        if self._failure and not (lost and self._failure.weight is Weight.ECHO):
             self.verdict = Verdict.of(self._failure)
         elif lost:
             ours = self._wire.lost and not self._is_connected()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from srunddp.errors import PeerError
 from srunddp.run import children, memory, signals
 from srunddp.run.clock import Clock
 from srunddp.run.failure import Failure, Weight, of_status, signal_name
@@ -127,12 +128,14 @@ class Supervisor:
         """
         with self._selector:
             self._watch()
-            while not self._is_over():
+            while True:
                 wait = self._tick()
+                if self._is_over():
+                    break
                 events = self._selector.select(wait)
                 self._clock.advance(wait)
                 # Signals first: a worker that the launcher ended has not failed by itself.
-                for key, _ in sorted(events, key=lambda event: event[0].data is not self._on_signals):
+                for key, _ in sorted(events, key=lambda event: event[0].data != self._on_signals):
                     key.data(key.fileobj)
         children.end_all()
         self.finish(_PUMPED_WITHIN)
@@ -167,9 +170,7 @@ class Supervisor:
         if not self._guard.verdict:
             return False
         # The others close first: what is lost on the way to them can be sent again only while our end is there.
-        if self._drain_until is None:
-            self._drain_until = self._clock.now + _LAST_WORD
-        return self._clock.now >= self._drain_until
+        return self._drain_until is not None and self._clock.now >= self._drain_until
 
     def _exit_code(self) -> int:
         if self._guard and self._guard.verdict:
@@ -197,6 +198,8 @@ class Supervisor:
         if guard and guard.verdict:
             # Who has failed is about to end by itself, and may have something left to do.
             self.process.end(now, ask=not self._failure)
+            if self.process.ended and self._drain_until is None:
+                self._drain_until = now + _LAST_WORD
         elif guard and guard.released and self._done and not self._released:
             self._released = True
             self.pipe.send({"leave": True})
@@ -291,6 +294,9 @@ class Supervisor:
         self._failure = Failure(self.rank, self.node, cause, code, weight, trace, time_of_day(), shown)
         if self._guard:
             self._guard.fail(self._failure, self._clock.now)
+        elif self._asked:
+            # All ranks end by the same signal, and nobody has to be told.
+            self._error = PeerError(cause, code=code)
         else:
             self.interrupt(cause, code)
 

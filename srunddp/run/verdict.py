@@ -9,7 +9,7 @@ import os
 import select
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,21 @@ def announce(verdict: Verdict, others: Mapping[int, str], folder: Path | None) -
 
     Where somebody else has written the file already, the verdict is theirs, and nothing is said.
     """
-    if folder and not _write(verdict, folder):
+    if folder and not _write(record(verdict, others), folder):
         return
     if not verdict.shown:
         _print(render(verdict, others))
 
 
-def record(verdict: Verdict) -> dict[str, Any]:
-    """What ``failure.json`` holds."""
+def record(verdict: Verdict, others: Mapping[int, str]) -> dict[str, Any]:
+    """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the verdict."""
+    causes = {each.rank: each.cause for each in verdict.victims}
+    nodes = {each.rank: each.node for each in verdict.victims} | dict(others)
+    victims = [
+        {"rank": rank, "node": node, "cause": causes.get(rank, "")}
+        for rank, node in sorted(nodes.items())
+        if rank not in verdict.ranks
+    ]
     return {
         "rank": verdict.ranks[0],
         "ranks": list(verdict.ranks),
@@ -124,11 +131,11 @@ def record(verdict: Verdict) -> dict[str, Any]:
         "cause": verdict.cause,
         "traceback": verdict.traceback,
         "notes": list(verdict.notes),
-        "victims": [{key: asdict(each)[key] for key in ("rank", "node", "cause", "time")} for each in verdict.victims],
+        "victims": victims,
     }
 
 
-def _write(verdict: Verdict, folder: Path) -> bool:
+def _write(text: dict[str, Any], folder: Path) -> bool:
     """False where another's verdict is there already; a folder that cannot be written is no reason to be silent."""
     try:
         opened = os.open(folder / "failure.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -137,7 +144,7 @@ def _write(verdict: Verdict, folder: Path) -> bool:
     except OSError:
         return True
     with contextlib.suppress(OSError), open(opened, "w", encoding="utf-8") as file:
-        json.dump(record(verdict), file, indent=2)
+        json.dump(text, file, indent=2)
         file.write("\n")
     return True
 

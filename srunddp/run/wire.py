@@ -17,6 +17,8 @@ from typing import Any
 from srunddp.bootstrap.line import parse
 
 LOST_AFTER = 12.0
+CHECK_EVERY = 4.0
+SILENT_AFTER = LOST_AFTER - CHECK_EVERY
 _PROBE_AFTER = 4
 _PROBE_EVERY = 2
 _LONGEST = 1 << 20
@@ -37,6 +39,7 @@ class Wire:
         self.line = line
         self.open, self.lost = True, False
         self._text = bytearray()
+        self._was_silent = False
         line.setblocking(False)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
@@ -75,6 +78,12 @@ class Wire:
             return 0.0
         return float(_LAST_ACK_RECEIVED.unpack_from(told, _LAST_ACK_OFFSET)[0]) / 1000
 
-    def close(self) -> None:
-        """Close; what was sent last still arrives."""
-        self.line.close()
+    def check(self) -> bool:
+        """Whether it is lost, to be asked every ``CHECK_EVERY`` seconds: silent now, and when it was asked before.
+
+        The kernel's own limit begins anew with each message that is sent into the void. Asked twice, since a machine
+        that was paused finds everybody silent at first.
+        """
+        before, self._was_silent = self._was_silent, self.open and self.silence() > SILENT_AFTER
+        self.lost = self.lost or (before and self._was_silent)
+        return self.lost
