@@ -16,7 +16,7 @@ from srunddp.run.failure import Failure, Weight
 from srunddp.run.member import SILENT_FOR, Post
 from srunddp.run.stall import Stall
 from srunddp.run.verdict import LOST, Verdict, announce, decide
-from srunddp.run.wire import CHECK_EVERY, LOST_AFTER, SILENT_AFTER, Wire
+from srunddp.run.wire import CHECK_EVERY, LOST_AFTER, Wire
 
 _ECHO_WAITS = 0.7
 _ASKED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
@@ -127,11 +127,7 @@ class Guard:
     def _lost(self) -> Verdict:
         """The node that does not answer; where none does, or our own link is down, it is our own."""
         away = {number for number in self._ranks if self._post.nodes[number] != self._post.node}
-        silent = {
-            number
-            for number, rank in self._ranks.items()
-            if rank.wire.lost or (rank.wire.open and rank.wire.silence() > SILENT_AFTER)
-        }
+        silent = {number for number, rank in self._ranks.items() if rank.wire.lost or rank.wire.silent}
         others = {self._post.nodes[number] for number in away}
         if not self._post.link_is_up() or (silent >= away and len(others) > 1):
             node = self._post.node

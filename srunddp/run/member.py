@@ -12,7 +12,7 @@ from srunddp.run.failure import Failure, Weight
 from srunddp.run.verdict import LOST, Verdict, announce
 from srunddp.run.wire import CHECK_EVERY, LOST_AFTER, Wire
 
-PING_EVERY = 10.0
+PING_EVERY = 5.0
 SILENT_FOR = 30.0
 _WITNESS_WITHIN = 2.0
 
@@ -124,6 +124,8 @@ class Member:
             ours = self._wire.lost and not self._is_connected()
             rank, node = (self._post.rank, self._post.node) if ours else (0, self._post.nodes[0])
             cause = f"no answer for {LOST_AFTER:g} s" if self._wire.lost else cause
+            # Rank 0 may hear us all the same.
+            self._wire.send({"failure": asdict(Failure(self._post.rank, self._post.node, f"rank 0: {cause}", LOST))})
             self.verdict = Verdict((rank,), node, cause, LOST, how="lost")
         else:
             self.verdict = Verdict((0,), self._post.nodes[0], cause, 137)

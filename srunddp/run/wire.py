@@ -12,20 +12,32 @@ import errno
 import json
 import socket
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 from srunddp.bootstrap.line import parse
 
-LOST_AFTER = 12.0
-CHECK_EVERY = 4.0
-SILENT_AFTER = LOST_AFTER - CHECK_EVERY
+CHECK_EVERY = 3.0
+LOST_AFTER = 9.0
+_SILENT_AFTER = LOST_AFTER - CHECK_EVERY
 _PROBE_AFTER = 4
 _PROBE_EVERY = 2
+_KERNEL_GIVES_UP = 30.0  # later than we do: where only one direction is lost, the verdict still has to get through
 _LONGEST = 1 << 20
 
 _MISSING = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
-_LAST_ACK_RECEIVED = struct.Struct("=I")  # of Linux's struct tcp_info, in milliseconds
-_LAST_ACK_OFFSET = 56
+# Of Linux's struct tcp_info: packets not acknowledged, milliseconds since the last acknowledgement came, bytes
+# acknowledged so far, and bytes not even sent, as where a firewall of our own stops them.
+_TCP_INFO = struct.Struct("=24xI28xI60xQ16xI")
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What this kernel knows of the other end's."""
+
+    waits: bool = False  # for an acknowledgement of what we sent
+    silent_for: float = 0.0
+    acknowledged: int = 0
 
 
 class Wire:
@@ -39,13 +51,15 @@ class Wire:
         self.line = line
         self.open, self.lost = True, False
         self._text = bytearray()
-        self._was_silent = False
+        self._last = _Kernel()
+        self._stuck = 0
         line.setblocking(False)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
             (socket.TCP_KEEPIDLE, _PROBE_AFTER),
             (socket.TCP_KEEPINTVL, _PROBE_EVERY),
-            (socket.TCP_USER_TIMEOUT, int(1000 * LOST_AFTER)),
+            (socket.TCP_KEEPCNT, int(_KERNEL_GIVES_UP / _PROBE_EVERY)),
+            (socket.TCP_USER_TIMEOUT, int(1000 * _KERNEL_GIVES_UP)),
             (socket.TCP_NODELAY, 1),
         ):
             line.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -70,20 +84,28 @@ class Wire:
         self._text = rest
         return [parse(bytes(line)) for line in lines]
 
-    def silence(self) -> float:
-        """Seconds since the other end's kernel last answered."""
+    @property
+    def silent(self) -> bool:
+        """Whether the other end's kernel has not answered for longer than it takes to ask it."""
+        return self.open and (self._stuck > 0 or self._kernel().silent_for > _SILENT_AFTER)
+
+    def _kernel(self) -> _Kernel:
         try:
-            told = self.line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_OFFSET + 4)
-        except OSError:
-            return 0.0
-        return float(_LAST_ACK_RECEIVED.unpack_from(told, _LAST_ACK_OFFSET)[0]) / 1000
+            told = _TCP_INFO.unpack(self.line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+        except (OSError, struct.error):
+            return _Kernel()
+        return _Kernel(bool(told[0] or told[3]), told[1] / 1000, told[2])
 
     def check(self) -> bool:
-        """Whether it is lost, to be asked every ``CHECK_EVERY`` seconds: silent now, and when it was asked before.
+        """Whether it is lost, to be asked every ``CHECK_EVERY`` seconds.
 
-        The kernel's own limit begins anew with each message that is sent into the void. Asked twice, since a machine
-        that was paused finds everybody silent at first.
+        The kernel's own limits would do where both directions are lost. Where only ours is, what comes in still
+        counts as an answer for them; then it is what we have sent that is never acknowledged. Never after one look:
+        a machine that was paused finds everybody silent at first.
         """
-        before, self._was_silent = self._was_silent, self.open and self.silence() > SILENT_AFTER
-        self.lost = self.lost or (before and self._was_silent)
+        last, self._last = self._last, self._kernel()
+        stuck = last.waits and self._last.waits and last.acknowledged == self._last.acknowledged
+        self._stuck = self._stuck + 1 if stuck else 0
+        silent = min(last.silent_for + CHECK_EVERY, self._last.silent_for) > LOST_AFTER
+        self.lost = self.lost or (self.open and (silent or self._stuck * CHECK_EVERY >= LOST_AFTER))
         return self.lost

@@ -38,7 +38,7 @@ def cut_off(fault: str, name: str, site: Site) -> Result:
             return run.finish(CUT_OFF + 10.0)
 
 
-@pytest.mark.parametrize("fault", ["link down", "packets from it dropped"])
+@pytest.mark.parametrize("fault", list(FAULTS))
 def test_a_node_that_is_cut_off_is_named_and_all_end_on_both_sides(fault: str, site: Site) -> None:
     result = cut_off(fault, "node02", site)
     assert result.gone is not None, result.told()
