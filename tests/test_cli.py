@@ -337,9 +337,9 @@ def test_two_ranks_meet_and_rank_zero_speaks_for_both(tmp_path: Path) -> None:
     assert f"port {one['MASTER_PORT']}, " in placement
 
 
-def test_each_rank_ends_with_its_own_scripts_code(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", "import os, sys; sys.exit(3 + int(os.environ['RANK']))")
-    assert [done.returncode for done in both("--quiet", "train.py", folder=tmp_path)] == [3, 4]
+def test_all_ranks_end_with_the_code_of_the_one_that_failed(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(4) or time.sleep(60)")
+    assert [done.returncode for done in both("--quiet", "train.py", folder=tmp_path)] == [4, 4]
 
 
 def test_ctrl_c_while_ranks_wait_for_each_other_ends_them_as_it_ends_a_script(script: Path) -> None:
@@ -347,7 +347,7 @@ def test_ctrl_c_while_ranks_wait_for_each_other_ends_them_as_it_ends_a_script(sc
         until(lambda: children(process.pid))
         # The terminal sends it to both; only the worker acts on it.
         os.kill(children(process.pid)[0], signal.SIGINT)
-        assert ended(process) == (130, "", "")
+        assert ended(process) == (130, "", f"srunddp: error: rank 0 on {NODE} failed: killed by SIGINT\n")
 
 
 def test_a_rank_that_does_not_come_is_named_and_no_script_starts(script: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,6 +12,8 @@ from srunddp.run.failure import Failure
 from srunddp.run.verdict import Verdict, announce
 
 _SELDOM = 3600.0
+# Of other ends whoever asked for them knows, and Python is silent about them, too.
+_UNFORESEEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 class Alone:
@@ -36,9 +39,8 @@ class Alone:
     def fail(self, failure: Failure, _: float) -> None:
         """This rank has failed."""
         if not self.verdict:
-            # What Python would end with silently stays so; a shell, too, names signals only.
-            silent = failure.shown or failure.exit_code <= 128
-            self.verdict = Verdict.of(replace(failure, shown=silent))
+            told = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
+            self.verdict = Verdict.of(replace(failure, shown=told))
             announce(self.verdict, {}, self._folder)
             self.finished = True
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, missing
-from tests.run.starting import LONG, SRUNDDP, bare, ended, python, read_line, srunddp, started, until, write
+from tests.run.starting import LONG, NODE, SRUNDDP, bare, ended, python, read_line, srunddp, started, until, write
 
 SHOW = """
 import json, sys
@@ -204,7 +204,7 @@ ENDS = {
 
 
 def test_every_way_to_end_has_pythons_exit_code_and_output(tmp_path: Path) -> None:
-    """A script that a signal ended leaves 128 and its number, as a shell would say it."""
+    """A script that a signal ended leaves 128 and its number, as a shell would say it; of a crash there is a word."""
 
     def both(number: int, text: str) -> list[tuple[int, str, str]]:
         script = write(tmp_path / f"end{number}.py", text)
@@ -215,7 +215,9 @@ def test_every_way_to_end_has_pythons_exit_code_and_output(tmp_path: Path) -> No
         seen = dict(zip(ENDS, pool.map(both, range(len(ENDS)), ENDS), strict=True))
     for text, (ours, theirs) in seen.items():
         assert ours[0] == ENDS[text] == (theirs[0] if theirs[0] >= 0 else 128 - theirs[0]), text
-        assert ours[1:] == theirs[1:], text
+        assert ours[1] == theirs[1], text
+        crashed = ours[0] in (137, 134)
+        assert ours[2].startswith("srunddp: rank 0 on ") if crashed else ours[2] == theirs[2], text
 
 
 FAILURES = {
@@ -373,7 +375,8 @@ def test_a_script_killed_from_outside_ends_with_137(tmp_path: Path) -> None:
     write(tmp_path / "train.py", WAITS)
     with started("--quiet", "train.py", folder=tmp_path) as process:
         os.kill(int(read_line(process)), signal.SIGKILL)
-        assert ended(process) == (137, "", "")
+        said = f"srunddp: rank 0 on {NODE} failed: killed by SIGKILL (exit code 137)\n"
+        assert ended(process) == (137, "", said)
 
 
 def test_a_script_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
