@@ -20,6 +20,7 @@ LOST = 69  # sysexits' EX_UNAVAILABLE, as of a RendezvousError
 STALLED = 124  # as of timeout(1)
 
 _PATIENCE = 0.5
+_NODES_NAMED = 16
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,13 @@ def render(verdict: Verdict, others: Mapping[int, str]) -> str:
     lines += [f"srunddp: {note}" for note in verdict.notes]
     taken = [rank for rank in others if rank not in verdict.ranks]
     if taken and verdict.how != "ended":
-        lines.append(f"srunddp: ended with it: {named(taken, others)}")
+        lines.append(f"srunddp: ended with it: {_folded(taken, others)}")
     return "\n".join(lines) + "\n"
+
+
+def _folded(ranks: list[int], nodes: Mapping[int, str]) -> str:
+    where = {nodes[rank] for rank in ranks}
+    return named(ranks, nodes) if len(where) <= _NODES_NAMED else f"{len(ranks)} ranks on {len(where)} nodes"
 
 
 def announce(verdict: Verdict, others: Mapping[int, str], folder: Path | None) -> None:
