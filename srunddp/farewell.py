@@ -21,7 +21,7 @@ from srunddp.meeting import Options
 def tell_failure(
     environment: Environment, options: Options, error: SrunddpError, interface: Interface | None = None
 ) -> bool:
-    """Tell the other ranks of a failure from before the meeting, within about 10 s.
+    """Tell the other ranks of a failure from before the meeting, within about 5 s.
 
     Rank 0 answers the others where they look for it, or tells them over PMI; another rank tells rank 0. Nothing is
     told over MPI, which blocks.

@@ -21,7 +21,7 @@ from srunddp.errors import RendezvousError, Scope, SrunddpError
 
 _ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0
-_TELL_WITHIN = 10.0
+_TELL_WITHIN = 5.0
 # Rank 0 keeps the deadline, and may have begun to wait later than this rank did.
 _RANK_ZERO_LATER = 60.0
 _LONGEST_REASON = 400
@@ -130,8 +130,9 @@ class _Search:
         quiet = Interrupt()
         search = _Search(self.candidates, self.hello, self.own, quiet)
         try:
-            while (remaining := deadline - time.monotonic()) > 0 and self.candidates:
+            while time.monotonic() < deadline and self.candidates:
                 for address in self.candidates:
+                    remaining = max(0.01, deadline - time.monotonic())
                     if greeted := search._try(address, min(_ANSWER_WITHIN, remaining)):
                         line, proof = greeted
                         with line:

@@ -18,7 +18,7 @@ from srunddp.bootstrap.line import Company, Held, Hello, Meeting, send
 from srunddp.bootstrap.trust import Trust, Unproven
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 
-MOURN = 10.0
+MOURN = 5.0
 SAY_EVERY = 30.0
 
 
