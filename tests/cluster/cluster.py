@@ -69,6 +69,11 @@ class Cluster:
         """A folder that all nodes see, for what must not go to a node's own /tmp."""
         return self.folder / "shared"
 
+    @property
+    def munge_socket(self) -> Path:
+        """Where the munged listens that all nodes trust."""
+        return slurm.munge_socket(self.folder)
+
     def up(self) -> None:
         """Starts the cluster and returns when all nodes are idle."""
         if problem := requirements():

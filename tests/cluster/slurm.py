@@ -128,14 +128,15 @@ def _node_range() -> str:
     return ",".join(node.name for node in NODES)
 
 
-def _munge_socket(folder: Path) -> Path:
+def munge_socket(folder: Path) -> Path:
+    """Of the munged that this cluster's daemons trust."""
     return folder / "run" / "munge.socket"
 
 
 def _munge_options(folder: Path) -> list[str]:
     """Everything in the working folder, so that a munged of the machine's own is not disturbed."""
     files = {
-        "--socket": _munge_socket(folder),
+        "--socket": munge_socket(folder),
         "--key-file": folder / "etc" / "munge.key",
         "--pid-file": folder / "run" / "munged.pid",
         "--seed-file": folder / "run" / "munged.seed",
@@ -147,7 +148,7 @@ def _munge_options(folder: Path) -> list[str]:
 def _wait_munge(folder: Path, munged: subprocess.Popen[bytes]) -> None:
     """slurmctld ends at once when it cannot authenticate itself."""
     deadline = time.monotonic() + _MUNGED_SECONDS
-    while not _munge_socket(folder).exists():
+    while not munge_socket(folder).exists():
         if munged.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"munged does not start\n{log_tails(folder)}")
         time.sleep(0.02)
@@ -185,7 +186,7 @@ def _daemon_lines(folder: Path) -> list[str]:
         "SlurmUser=root",
         "AuthType=auth/munge",
         # A requeued job waits for its old credentials to expire before it starts: two minutes by default.
-        f"AuthInfo=socket={_munge_socket(folder)},cred_expire=15",
+        f"AuthInfo=socket={munge_socket(folder)},cred_expire=15",
         f"SlurmctldPidFile={_pid_file(folder, LOGIN)}",
         f"SlurmdPidFile={folder}/run/slurmd.%n.pid",
         f"SlurmdPort={SLURMD_PORT}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from tests.chaos.plan import SUDDEN, Fault, Plan
 from tests.chaos.run import Result, Run, Site, carry_out, started, wrong
 from tests.chaos.verdict import victims
-from tests.conftest import ROOT
+from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import SRUNDDP, Bench, site_mpi
 
 pytestmark = pytest.mark.slurm
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.slurm
 AT_ONCE = 2.0
 STOPPED = 13.0  # a rank that stands still is given 10 s to go on
 STALL = 4
+SUSPENDED = 12.0
+REPORT = str(PROGRAMS / "report.py")
 
 
 @pytest.fixture
@@ -169,6 +172,39 @@ def test_a_supervisor_that_is_killed_while_others_are_still_to_come_ends_all(sit
     assert result.left == (), result.told()
     assert result.code != 0
     assert "rank 3 on node02" in result.errors, result.told()
+
+
+def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(site: Site, bench: Bench) -> None:
+    """Longer than a rank may be stopped for, and than a line may be silent for."""
+    with started(Plan(heartbeat=True, options=("--stall-timeout", "8")), site) as run:
+        told = run.ready()[0]
+        job = next(word for word in environment(told["pid"]).split(b"\0") if word.startswith(b"SLURM_JOB_ID="))
+        words = job.decode().removeprefix("SLURM_JOB_ID=")
+        bench.cluster.run("scontrol", "suspend", words)
+        run.until(lambda: state(told["supervisor"]) == "T", 20)
+        time.sleep(SUSPENDED)
+        assert state(told["pid"]) == "T"
+        bench.cluster.run("scontrol", "resume", words)
+        resumed = time.monotonic()
+        run.until(lambda: all(said["time"] > resumed + 12.0 for said in run.said("steps").values()), 40)
+        assert run.process.poll() is None, run.finish(0).told()
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_with_munge_the_ranks_prove_who_they_are(site: Site, bench: Bench) -> None:
+    """And one that cannot is refused, with a word on what it lacks."""
+    munge = {"SRUNDDP_MUNGE_SOCKET": str(bench.cluster.munge_socket)}
+    good = bench.srun("-N3", "-n6", SRUNDDP, "--quiet", REPORT, env=munge)
+    assert (good.code, len(good.reports)) == (0, 6), good.errors
+    script = f'[ "$SLURM_PROCID" = 3 ] && export SRUNDDP_MUNGE_SOCKET=/nowhere; exec {SRUNDDP} --timeout 20 {REPORT}'
+    refused = bench.srun("-N3", "-n6", "sh", "-c", script, env=munge)
+    assert refused.code != 0
+    assert "rank 3 on node02" in refused.errors
+    assert "munge" in refused.errors
+    assert "Traceback" not in refused.errors
 
 
 def environment(pid: int) -> bytes:
