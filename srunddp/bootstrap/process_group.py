@@ -7,10 +7,13 @@ that store. Where ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the ha
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.machinery import ModuleSpec
@@ -105,18 +108,44 @@ def install(place: Joined) -> None:
     if _RENDEZVOUS in sys.modules:
         _replace_handlers(sys.modules[_RENDEZVOUS])
     else:
-        sys.meta_path.insert(0, _OnImport())
+        sys.meta_path.insert(0, _OnImport(_RENDEZVOUS, _replacing))
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, _OnImport("torch", _uncollected))
+
+
+@contextlib.contextmanager
+def _replacing(module: ModuleType) -> Iterator[None]:
+    yield
+    _replace_handlers(module)
+
+
+@contextlib.contextmanager
+def _uncollected(_: ModuleType) -> Iterator[None]:
+    """Spare Python's collector torch's modules, which never become garbage: now, in training and when Python ends."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
 
 
 class _OnImport:
-    """Replaces the handlers right after the script has imported torch, which stays the script's own doing."""
+    """Surrounds the execution of a module that the script imports, which stays the script's own doing.
 
-    _looking = False
+    Attributes:
+        name: the module's; around: entered before it is executed, and left after.
+    """
+
+    def __init__(self, name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
+        self.name, self.around, self._looking = name, around, False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _RENDEZVOUS or self._looking:
+        if fullname != self.name or self._looking:
             return None
         self._looking = True
         try:
@@ -127,8 +156,8 @@ class _OnImport:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _replace_handlers(module)
+                with self.around(module):
+                    execute(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

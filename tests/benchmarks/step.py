@@ -24,8 +24,8 @@ def main() -> None:
     ranks = [
         subprocess.Popen(command, cwd=ROOT, env=bare(slurm(rank)), stdout=subprocess.PIPE, text=True) for rank in (0, 1)
     ]
-    out = [rank.communicate()[0] for rank in ranks][0]
-    figures = json.loads(out)
+    outputs = [rank.communicate()[0] for rank in ranks]
+    figures = json.loads(outputs[0])
     ratios = [ours / theirs for ours, theirs in zip(figures["with"], figures["without"], strict=True)]
     step = 1000 * statistics.median(figures["without"]) / int(words[1])
     low, middle, high = statistics.quantiles(ratios, n=4)
