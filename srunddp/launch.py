@@ -22,10 +22,11 @@ from srunddp.meeting import Prepared, meet
 from srunddp.observe.marks import Marks
 from srunddp.run import children, logs, signals, verdict
 from srunddp.run.pipe import Pipe, pipe
+from srunddp.run.report import Report
 from srunddp.run.script import Script
 from srunddp.run.stacks import Dump
 from srunddp.run.supervisor import Guard, Met, Supervisor
-from srunddp.run.worker_process import WorkerProcess
+from srunddp.run.worker_process import STOPPED_FOR, WorkerProcess
 from srunddp.worker import Bench, work
 
 _SPARE_FILES = 64
@@ -139,16 +140,14 @@ def _supervise(
         return Met(asdict(company.meeting), _guard(prepared, wishes, company, worker))
 
     return Supervisor(
-        rank=environment.rank,
-        node=environment.node,
-        process=WorkerProcess(worker.pid),
+        report=Report(environment.rank, environment.node, worker.dump, worker.output.destination.file),
+        # In a world of one nobody waits for a rank that is stopped.
+        process=WorkerProcess(worker.pid, STOPPED_FOR if environment.world_size > 1 else None),
         pipe=worker.pipe,
-        dump=worker.dump,
         meet=meet_others,
         interrupt=interrupt.fail,
         told=lambda met: told(Meeting(**met.message)),
         finish=worker.output.finish,
-        log=worker.output.destination.file,
         launcher=_launcher(environment),
     ).run()
 

@@ -66,7 +66,10 @@ def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
         os._exit(RendezvousError.exit_code)
     process_group.install(joined(prepared, Meeting(**answer)))
     signal.signal(signal.SIGINT, interrupt)
-    ending = user_script.run(script)
+    worker, ending = os.getpid(), user_script.run(script)
+    if os.getpid() != worker:  # a fork of the script's own that has run to the script's end
+        user_script.show(ending)
+        return ending.code
     if ending.code:
         _report(ending, supervisor, alone=environment.world_size == 1)
     world.settle()

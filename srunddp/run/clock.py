@@ -20,6 +20,6 @@ class Clock:
 
     def advance(self, asked: float) -> float:
         """After a wait of at most ``asked`` seconds: the time now."""
-        passed, self._last = time.monotonic() - self._last, time.monotonic()
-        self.now += min(passed, asked + _LATE)
+        before, self._last = self._last, time.monotonic()
+        self.now += min(self._last - before, asked + _LATE)
         return self.now

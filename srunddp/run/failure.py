@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import traceback
@@ -11,7 +12,8 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from types import TracebackType
 
-_LONGEST = 16000  # of a traceback; with what JSON makes of it, a message still fits
+_LONGEST = 24000  # bytes of a text once it is JSON, so that a message fits whatever letters it is in
+_LONGEST_CAUSE = 500
 
 
 class Weight(IntEnum):
@@ -19,8 +21,9 @@ class Weight(IntEnum):
 
     PRIMARY = 0
     ABORTED = 1  # SIGABRT: a C++ library gave up, for a reason of its own or for a lost peer
-    ECHO = 2  # an error of a collective or of a connection
-    ASKED = 3  # after a signal from the launcher, which ends all ranks alike
+    NETWORK = 2  # Python's ConnectionError: of the script's own doing, or of a lost peer
+    ECHO = 3  # an error of a collective or of the store
+    ASKED = 4  # after a signal from the launcher, which ends all ranks alike
 
 
 @dataclass(frozen=True)
@@ -57,28 +60,31 @@ class Failure:
         failure = cls(**message)
         weight = Weight(failure.weight)
         texts = (failure.node, failure.cause, failure.traceback, failure.time)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(failure.exit_code, int):
+        if not all(isinstance(text, str) for text in texts) or type(failure.rank) is not int:
             raise TypeError(message)
+        if type(failure.exit_code) is not int or not 0 < failure.exit_code < 256:
+            raise ValueError(message)
         return cls(**{**message, "weight": weight})
 
 
-def now() -> str:
+def time_of_day() -> str:
+    """This node's clock, in ISO 8601 and UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def of_exception(error: BaseException, trace: TracebackType | None) -> tuple[str, str, Weight]:
     """The cause, the traceback as Python prints it, and the weight of an exception that ended a script."""
     text = "".join(traceback.format_exception(type(error), error, trace))
-    cause = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1][:500]
-    weight = Weight.ECHO if any(_is_echo(each) for each in _chain(error)) else Weight.PRIMARY
-    return cause, shortened(text), weight
+    lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+    # A message may have several lines, and notes below it; of a syntax error the message is the last.
+    cause = lines[-1 if isinstance(error, SyntaxError) else 0]
+    return cause[:_LONGEST_CAUSE], shortened(text), _weight(error)
 
 
 def of_exit(end: SystemExit, code: int) -> tuple[str, str, Weight]:
     """The same for ``sys.exit``; one in the handler of a collective's error is that error's echo."""
-    said = f": {end.code}"[:500] if isinstance(end.code, str) else ""
-    context = end.__context__
-    weight = Weight.ECHO if context and any(_is_echo(each) for each in _chain(context)) else Weight.PRIMARY
+    said = f": {end.code}"[:_LONGEST_CAUSE] if isinstance(end.code, str) else ""
+    weight = _weight(end.__context__) if end.__context__ else Weight.PRIMARY
     return f"sys.exit({code if not said else 1}){said}", "", weight
 
 
@@ -106,8 +112,11 @@ def signal_name(number: int) -> str:
 
 def shortened(text: str) -> str:
     """The beginning and the end of a long text."""
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]}\n[...]\n{text[-half:]}"
+    half, whole = _LONGEST // 2, text
+    while len(json.dumps(text)) > _LONGEST:
+        text = f"{whole[:half]}\n[...]\n{whole[-half:]}"
+        half = half * 3 // 4
+    return text
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -127,7 +136,14 @@ _ECHO = re.compile(
 )
 
 
-def _is_echo(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError) or any(kind.__name__ == "DistError" for kind in type(error).__mro__):
-        return True
-    return isinstance(error, RuntimeError) and bool(_ECHO.search(str(error)))
+def _weight(error: BaseException) -> Weight:
+    return max(map(_own_weight, _chain(error)))
+
+
+def _own_weight(error: BaseException) -> Weight:
+    if isinstance(error, ConnectionError):
+        return Weight.NETWORK
+    if any(kind.__name__ == "DistError" for kind in type(error).__mro__):
+        return Weight.ECHO
+    text = "".join(map(str, error.args)) if isinstance(error, RuntimeError) else ""
+    return Weight.ECHO if _ECHO.search(text) else Weight.PRIMARY

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -60,7 +60,7 @@ class Guard:
         self._pinged = self._checked = 0.0
         self._deputies: dict[int, dict[str, Any]] = {}
         self._stall = Stall(post.stall_timeout)
-        self._appoint()
+        self._appointed = False
 
     @property
     def released(self) -> bool:
@@ -100,10 +100,9 @@ class Guard:
             try:
                 failure = Failure.parse(message["failure"])
             except (TypeError, ValueError):
-                return
-            rank.state = State.FAILED
-            self.fail(failure, now)
-        elif isinstance(message.get("ping"), int):
+                failure = Failure(number, "", "it has failed, and its message cannot be read", 1)
+            self._fail_of(number, replace(failure, rank=number, node=self._post.nodes[number]), now)
+        elif isinstance(message.get("ping"), int) and rank.state is State.WORKING:
             self._stall.note(number, message["ping"], now)
         elif isinstance(message.get("stacks"), str):
             self._stall.hear(number, message["stacks"])
@@ -112,17 +111,23 @@ class Guard:
         if self._ranks[number].state is not State.FAILED:
             self._ranks[number].state = state
         self._stall.forget(number)
-        self._appoint()
+        self._appointed = False
+
+    def _fail_of(self, number: int, failure: Failure, now: float) -> None:
+        self._turn(number, State.FAILED)
+        self.fail(failure, now)
 
     def _on_end(self, number: int, now: float) -> None:
         rank = self._ranks[number]
+        if rank.state is State.DONE and rank.wire.reset:
+            # Its last word crossed one of ours on the way, upon which its kernel took it back.
+            self._turn(number, State.LEFT)
         if self.verdict or rank.state in (State.LEFT, State.FAILED):
             return
         if rank.wire.lost:
             self._end_with(self._lost())
             return
-        rank.state = State.FAILED
-        self.fail(Failure(number, self._post.nodes[number], "srunddp itself was killed", 137), now)
+        self._fail_of(number, Failure(number, self._post.nodes[number], "srunddp itself was killed", 137), now)
 
     def _lost(self) -> Verdict:
         """The node that does not answer; where none does, or our own link is down, it is our own."""
@@ -142,6 +147,7 @@ class Guard:
         """A rank has failed, this one or another."""
         if failure.rank == self._post.rank:
             self._own = State.FAILED
+            self._stall.forget(failure.rank)
         if not self._failures:
             self._left_before = {number: self._post.nodes[number] for number in self._through()}
         self._failures.append(failure)
@@ -185,6 +191,8 @@ class Guard:
         """Do what is due; returns the seconds until something is."""
         if self.verdict:
             return SILENT_FOR
+        if not self._appointed:
+            self._appoint()
         if now >= self._checked + CHECK_EVERY:
             self._checked = now
             if any([rank.wire.check() for rank in self._ranks.values() if rank.wire.open]):
@@ -197,7 +205,8 @@ class Guard:
             self._judge()
         elif not self._failures:
             self._watch_steps(now)
-        due = [self._checked + CHECK_EVERY, self._pinged + self._post.ping_every, self._judge_at, self._stall.due]
+        due = [self._checked + CHECK_EVERY, self._pinged + self._post.ping_every, self._judge_at]
+        due += [] if self._failures else [self._stall.due]
         return max(0.0, min(each for each in due if each is not None) - now)
 
     def _are_working(self) -> bool:
@@ -205,15 +214,17 @@ class Guard:
         return any(state in (State.WORKING, State.DONE) for state in states)
 
     def _ping(self, now: float) -> None:
-        self._stall.note(self._post.rank, self._post.step(), now)
+        if self._own is State.WORKING:
+            self._stall.note(self._post.rank, self._post.step(), now)
         for number, rank in self._ranks.items():
             if not rank.wire.open:
                 continue
-            rank.wire.send({"ping": True})
+            if rank.state is State.WORKING:
+                rank.wire.send({"ping": True})
+            rank.heard = rank.heard or now  # nothing is expected before the first ping
             if now - rank.heard > SILENT_FOR and rank.state is not State.FAILED:
-                rank.state = State.FAILED
                 cause = f"srunddp has been silent for {SILENT_FOR:g} s, stopped or starved"
-                self.fail(Failure(number, self._post.nodes[number], cause, LOST), now)
+                self._fail_of(number, Failure(number, self._post.nodes[number], cause, LOST), now)
 
     def _watch_steps(self, now: float) -> None:
         if self._stall.is_new(now):
@@ -229,6 +240,7 @@ class Guard:
 
     def _appoint(self) -> None:
         """Tell the lowest ranks that work, and may have to speak for us, when they are others than before."""
+        self._appointed = True
         working = [number for number, rank in sorted(self._ranks.items()) if rank.state is State.WORKING]
         away = [number for number in working if self._post.nodes[number] != self._post.node]
         deputies: dict[int, dict[str, Any]] = {}

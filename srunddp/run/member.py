@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +82,7 @@ class Member:
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         if isinstance(message.get("verdict"), dict):
-            told = message["verdict"]
-            self.verdict = Verdict(tuple(told["ranks"]), "", "", int(told["exit_code"]))
+            self.verdict = _told(message["verdict"])
         elif "stacks" in message:
             self._wire.send({"stacks": self._post.stacks()})
         elif isinstance(message.get("deputy"), dict):
@@ -105,7 +106,8 @@ class Member:
 
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
-        if now - self._heard > SILENT_FOR and not self.verdict:
+        self._heard = self._heard or now  # nothing is expected before the first ping
+        if now - self._heard > SILENT_FOR and not self.finished and not self.released:
             self._on_end(f"srunddp has been silent for {SILENT_FOR:g} s, stopped or starved", silent=True)
         if now >= self._checked + CHECK_EVERY:
             self._checked = now
@@ -121,7 +123,7 @@ class Member:
         if self._failure and not (lost and self._failure.weight is Weight.ECHO):
             self.verdict = Verdict.of(self._failure)
         elif lost:
-            ours = self._wire.lost and not self._is_connected()
+            ours = self._wire.lost and not self._connected
             rank, node = (self._post.rank, self._post.node) if ours else (0, self._post.nodes[0])
             cause = f"no answer for {LOST_AFTER:g} s" if self._wire.lost else cause
             # Rank 0 may hear us all the same.
@@ -130,15 +132,16 @@ class Member:
         else:
             self.verdict = Verdict((0,), self._post.nodes[0], cause, 137)
         if self._is_to_speak(lost):
-            announce(self.verdict, {}, self._post.folder)
+            announce(self.verdict, {}, self._post.folder, deputy=True)
 
     def _is_to_speak(self, lost: bool) -> bool:
         """Where rank 0 is gone: the lowest rank left, that is one on another node when rank 0's node is gone."""
         if not lost:
             return bool(self._deputy.get("here"))
-        return bool(self._deputy.get("elsewhere")) and self._is_connected()
+        return bool(self._deputy.get("elsewhere")) and self._connected
 
-    def _is_connected(self) -> bool:
+    @cached_property
+    def _connected(self) -> bool:
         """Whether the network is there from here: then rank 0's node is the one that is gone, and not ours."""
         witness = self._deputy.get("witness")
         if not self._post.link_is_up():
@@ -149,6 +152,13 @@ class Member:
             socket.create_connection((witness[0], witness[1]), _WITNESS_WITHIN).close()
         except ConnectionError:
             return True  # it refuses, so it is there
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno == errno.EHOSTUNREACH  # as a firewall there may say; to nobody, the connection times out
         return True
+
+
+def _told(verdict: Mapping[str, Any]) -> Verdict:
+    try:
+        return Verdict(tuple(map(int, verdict["ranks"])), "", "", int(verdict["exit_code"]) or 1)
+    except (KeyError, TypeError, ValueError):
+        return Verdict((), "", "", 1)

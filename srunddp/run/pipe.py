@@ -6,6 +6,8 @@ import json
 import socket
 from typing import Any
 
+from srunddp.bootstrap.line import parse
+
 LONGEST = 1 << 16
 
 
@@ -23,12 +25,12 @@ class Pipe:
             return
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the other side has closed or ended."""
+        """The next message, empty where it is none; None when the other side has closed or ended."""
         try:
             data = self.end.recv(LONGEST)
         except OSError:
             return None
-        return dict(json.loads(data)) if data else None
+        return parse(data) if data else None
 
 
 def pipe() -> tuple[Pipe, Pipe]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from srunddp.bootstrap.absent import named
-from srunddp.run.failure import now as time_of_day
+from srunddp.run.failure import time_of_day
 from srunddp.run.stacks import groups, main_stack, odd_one, place, shown
-from srunddp.run.verdict import STALLED, Verdict
+from srunddp.run.verdict import STALLED, Verdict, folded
 
 _ANSWERS_WITHIN = 3.0
 
@@ -39,7 +38,7 @@ class Stall:
         """How many steps a rank has made; 0 where none is expected of it."""
         if self._steps.get(rank) != step:
             self._steps[rank] = step
-            self._advanced = now
+            self._advanced, self._answers_until = now, None
 
     def forget(self, rank: int) -> None:
         """A rank is through."""
@@ -52,6 +51,7 @@ class Stall:
     def gather(self, ranks: Sequence[int], now: float) -> None:
         """These ranks have been asked for their stacks."""
         self._asked, self._answers_until = ranks, now + _ANSWERS_WITHIN
+        self._stacks.clear()
 
     def hear(self, rank: int, stacks: str) -> None:
         """Where a rank is."""
@@ -72,8 +72,8 @@ class Stall:
         texts = {rank: self._stacks.get(rank, "") for rank in self._asked}
         odd = odd_one(texts, self._steps)
         stack = main_stack(texts[odd])
-        notes = [f"{named(ranks, nodes)} in {where}" for where, ranks in groups(texts).items() if odd not in ranks]
-        notes += [f"{named(through, through)} left with exit code 0 before"] if through else []
+        notes = [f"{folded(ranks, nodes)} in {where}" for where, ranks in groups(texts).items() if odd not in ranks]
+        notes += [f"{folded(list(through), through)} left with exit code 0 before"] if through else []
         return Verdict(
             (odd,),
             nodes[odd],

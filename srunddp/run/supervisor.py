@@ -13,22 +13,21 @@ import selectors
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-from srunddp.errors import PeerError
-from srunddp.run import children, memory, signals
+from srunddp.errors import PeerError, Scope
+from srunddp.run import children, signals
 from srunddp.run.clock import Clock
-from srunddp.run.failure import Failure, Weight, of_status, signal_name
-from srunddp.run.failure import now as time_of_day
+from srunddp.run.failure import Failure
 from srunddp.run.pipe import Pipe
-from srunddp.run.stacks import Dump
+from srunddp.run.report import Report
 from srunddp.run.verdict import Verdict
 from srunddp.run.worker_process import WorkerProcess
 
-_LAST_WORD = 0.5
+_LAST_WORD = 1.2  # one message that was lost on the way can be sent again
+_MEETING_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
 _SIGNAL_MAY_FOLLOW = 0.1
 _PUMPED_WITHIN = 0.5
 _LONGEST_WAIT = 30.0
@@ -81,30 +80,25 @@ class Supervisor:
     """Watches one worker until it has ended, and its job with it.
 
     Attributes:
-        rank, node: of this rank.
-        process: the worker; pipe: to it; dump: of its stacks.
+        report: makes this rank's failure.
+        process: the worker; pipe: to it.
         meet: waits for the other ranks; runs in a thread, and may raise.
         interrupt: ends the meeting for what this rank has failed of, and its exit code.
         told: called once with what the meeting left.
         finish: called when the worker has ended, for the rest of its output; within so many seconds.
-        log: the file that gets this rank's traceback, or None.
         launcher: the process whose signals reach the worker as well, and not just us; None for none.
     """
 
-    rank: int
-    node: str
+    report: Report
     process: WorkerProcess
     pipe: Pipe
-    dump: Dump
     meet: Callable[[], Met]
     interrupt: Callable[[str, int], None]
     told: Callable[[Met], None]
     finish: Callable[[float], object]
-    log: Path | None
     launcher: int | None
     _clock: Clock = field(default_factory=Clock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _meeting: threading.Thread | None = None
     _met: Met | None = None
     _guard: Guard | None = None
     _error: BaseException | None = None
@@ -112,10 +106,8 @@ class Supervisor:
     _done: bool = False
     _seen: bool = False  # its end has been dealt with
     _released: bool = False
-    _asked: int = 0
     _speak_at: float | None = None
-    _drain_until: float | None = None
-    _oom_kills: int = field(default_factory=memory.oom_kills)
+    _leave_by: float | None = None
 
     def run(self) -> int:
         """Supervise to the end.
@@ -126,51 +118,52 @@ class Supervisor:
         Raises:
             SrunddpError: the meeting's, after the worker has been ended.
         """
-        with self._selector:
-            self._watch()
-            while True:
-                wait = self._tick()
-                if self._is_over():
-                    break
-                events = self._selector.select(wait)
-                self._clock.advance(wait)
-                # Signals first: a worker that the launcher ended has not failed by itself.
-                for key, _ in sorted(events, key=lambda event: event[0].data != self._on_signals):
-                    key.data(key.fileobj)
-        children.end_all()
-        self.finish(_PUMPED_WITHIN)
+        try:
+            with self._selector:
+                self._watch()
+                self._loop()
+        finally:
+            children.end_all()
+            self.finish(_PUMPED_WITHIN)
         if self._error:
             raise self._error
         return self._exit_code()
 
+    def _loop(self) -> None:
+        while True:
+            wait = self._tick()
+            if self._is_over():
+                return
+            events = self._selector.select(wait)
+            self._clock.advance(wait)
+            # Signals first: a worker that the launcher ended has not failed by itself.
+            for key, _ in sorted(events, key=lambda event: event[0].data != self._on_signals):
+                key.data(key.fileobj)
+
     def _watch(self) -> None:
-        bell, rope = socket.socketpair()
-        self._meeting = threading.Thread(target=self._meet, args=(rope,), daemon=True)
-        self._meeting.start()
+        ours, theirs = socket.socketpair()
+        threading.Thread(target=self._meet, args=(theirs,), daemon=True).start()
         register = self._selector.register
         register(signals.descriptor(), selectors.EVENT_READ, self._on_signals)
-        register(bell, selectors.EVENT_READ, self._on_met)
+        register(ours, selectors.EVENT_READ, self._on_met)
         if self.launcher:
             with contextlib.suppress(OSError):  # it is gone already, and the kernel ends us soon, or it is old
                 register(os.pidfd_open(self.launcher), selectors.EVENT_READ, self._on_launcher)
 
-    def _meet(self, rope: socket.socket) -> None:
+    def _meet(self, ended: socket.socket) -> None:
         try:
             self._met = self.meet()
         except BaseException as error:
             self._error = error
-        rope.close()
+        ended.close()
 
     def _is_over(self) -> bool:
         """Whether the worker has ended, and nothing keeps us."""
-        if not self.process.ended or (self._meeting and self._guard is None and not self._error):
+        if not self.process.ended:
             return False
-        if self._error or not self._guard or self._guard.finished:
+        if self._error or (self._guard and self._guard.finished):
             return True
-        if not self._guard.verdict:
-            return False
-        # The others close first: what is lost on the way to them can be sent again only while our end is there.
-        return self._drain_until is not None and self._clock.now >= self._drain_until
+        return self._leave_by is not None and self._clock.now >= self._leave_by
 
     def _exit_code(self) -> int:
         if self._guard and self._guard.verdict:
@@ -182,13 +175,18 @@ class Supervisor:
         now, due = self._clock.now, [_LONGEST_WAIT]
         if self._speak_at is not None and now >= self._speak_at:
             self._speak_at = None
-            self._tell_status()
+            self._fail(self.report.of_status(self.process.status or 0, now))
         if overdue := self.process.overdue(now):
-            self._fail(*overdue)
+            self._fail(self.report.of(*overdue, now))
         if self._guard:
             due.append(self._guard.tick(now))
             self._obey(now)
-        due += [each - now for each in (self._speak_at, self._drain_until) if each is not None]
+        elif self._leave_by is not None and now >= self._leave_by and self._failure:
+            # The meeting cannot be interrupted, as in PMI's barrier.
+            failure, code = self._failure, self._failure.exit_code
+            self._error = PeerError(f"rank {failure.rank} on {failure.node} failed: {failure.cause}", code=code)
+            self._error.scope = Scope.RANK
+        due += [each - now for each in (self._speak_at, self._leave_by) if each is not None]
         if (wait := self.process.tick(now)) is not None:
             due.append(wait)
         return max(0.0, min(due))
@@ -198,20 +196,22 @@ class Supervisor:
         if guard and guard.verdict:
             # Who has failed is about to end by itself, and may have something left to do.
             self.process.end(now, ask=not self._failure)
-            if self.process.ended and self._drain_until is None:
-                self._drain_until = now + _LAST_WORD
+            # The others close first: what is lost on the way to them can be sent again only while our end is there.
+            if self.process.ended and self._leave_by is None:
+                self._leave_by = now + _LAST_WORD
         elif guard and guard.released and self._done and not self._released:
             self._released = True
             self.pipe.send({"leave": True})
 
-    def _on_met(self, bell: socket.socket) -> None:
-        self._selector.unregister(bell)
+    def _on_met(self, ended: socket.socket) -> None:
+        self._selector.unregister(ended)
+        self._leave_by = None
         if self._met is None:
             self.process.end(self._clock.now, ask=True)
             return
-        self.told(self._met)
         self._guard = self._met.guard
         self.pipe.send(self._met.message)
+        self.told(self._met)
         self._selector.register(self.pipe.end, selectors.EVENT_READ, self._on_worker)
         for line in self._guard.lines():
             self._selector.register(line, selectors.EVENT_READ, self._on_line)
@@ -229,24 +229,24 @@ class Supervisor:
         if message is None:
             self._selector.unregister(self.pipe.end)
         elif "failure" in message:
-            self._tell(message["failure"])
+            self._fail(self.report.of_message(message["failure"], self._clock.now))
         elif "done" in message and self._guard:
             self._done = True
             self._guard.done()
 
     def _on_launcher(self, process: int) -> None:
         self._selector.unregister(process)
-        self._fail(f"its launcher, process {self.launcher}, has ended", 137)
+        self._fail(self.report.of(f"its launcher, process {self.launcher}, has ended", 137, self._clock.now))
 
     def _on_signals(self, opened: int) -> None:
         arrived = signals.read(opened)
         for received in arrived:
             if received.number == signal.SIGCHLD:
                 continue
-            if self._worker_has_it(received):
-                self._asked = received.number if received.number in signals.ENDING else self._asked
-            else:
+            if not self._worker_has_it(received):
                 self.process.send(received.number)
+            elif received.number in signals.ENDING:
+                self.report.ask(received.number, self._clock.now)
         if any(received.number == signal.SIGCHLD for received in arrived):
             self.process.collect(self._clock.now)
             if self.process.ended and not self._seen:
@@ -269,38 +269,18 @@ class Supervisor:
         elif not (self._failure or self._error or (self._guard and self._guard.verdict)):
             # The launcher's signal may have come to the worker first.
             ended_by = -(self.process.status or 0)
-            late = ended_by in signals.ENDING and not self._asked and self.launcher is not None
+            late = ended_by in signals.ENDING and not self.report.asked and self.launcher is not None
             self._speak_at = self._clock.now + (_SIGNAL_MAY_FOLLOW if late else 0.0)
 
-    def _tell_status(self) -> None:
-        hint = "out of memory" if memory.oom_kills() > self._oom_kills else ""
-        status = self.process.status or 0
-        cause, trace, weight = of_status(status, self.dump.read(), hint)
-        self._fail(cause, status if status >= 0 else 128 - status, weight, trace)
-
-    def _tell(self, told: Mapping[str, Any]) -> None:
-        self._fail(told["cause"], told["exit_code"], Weight(told["weight"]), told["traceback"], shown=told["shown"])
-
-    def _fail(
-        self, cause: str, code: int, weight: Weight = Weight.PRIMARY, trace: str = "", *, shown: bool = False
-    ) -> None:
+    def _fail(self, failure: Failure) -> None:
         if self._failure:
             return
-        if self._asked:
-            cause = f"the launcher ended the run with {signal_name(self._asked)}, as for scancel or the time limit"
-            weight, trace = Weight.ASKED, ""
-        if not shown:
-            self._log(trace)
-        self._failure = Failure(self.rank, self.node, cause, code, weight, trace, time_of_day(), shown)
+        self._failure = failure
         if self._guard:
-            self._guard.fail(self._failure, self._clock.now)
-        elif self._asked:
+            self._guard.fail(failure, self._clock.now)
+        elif self.report.asked:
             # All ranks end by the same signal, and nobody has to be told.
-            self._error = PeerError(cause, code=code)
+            self._error = PeerError(failure.cause, code=failure.exit_code)
         else:
-            self.interrupt(cause, code)
-
-    def _log(self, trace: str) -> None:
-        if self.log and trace:
-            with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(trace.rstrip("\n") + "\n")
+            self.interrupt(failure.cause, failure.exit_code)
+            self._leave_by = self._clock.now + _MEETING_ENDS_WITHIN

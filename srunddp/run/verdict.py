@@ -99,24 +99,27 @@ def render(verdict: Verdict, others: Mapping[int, str]) -> str:
     lines += [f"srunddp: {note}" for note in verdict.notes]
     taken = [rank for rank in others if rank not in verdict.ranks]
     if taken and verdict.how != "ended":
-        lines.append(f"srunddp: ended with it: {_folded(taken, others)}")
+        lines.append(f"srunddp: ended with it: {folded(taken, others)}")
     return "\n".join(lines) + "\n"
 
 
-def _folded(ranks: list[int], nodes: Mapping[int, str]) -> str:
+def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
+    """``ranks 0-2 on node01, …``, or how many they are where they are on too many nodes to be listed."""
     where = {nodes[rank] for rank in ranks}
     return named(ranks, nodes) if len(where) <= _NODES_NAMED else f"{len(ranks)} ranks on {len(where)} nodes"
 
 
-def announce(verdict: Verdict, others: Mapping[int, str], folder: Path | None) -> None:
+def announce(verdict: Verdict, others: Mapping[int, str], folder: Path | None, *, deputy: bool = False) -> None:
     """Say it once on standard error, and write ``failure.json`` where there is a folder for logs.
 
-    Where somebody else has written the file already, the verdict is theirs, and nothing is said.
+    Args:
+        others: the nodes of the ranks that end with it.
+        deputy: it is not rank 0 who speaks; where the file is there already, the verdict is another's.
     """
-    if folder and not _write(record(verdict, others), folder):
+    if folder and not _write(record(verdict, others), folder) and deputy:
         return
     if not verdict.shown:
-        _print(render(verdict, others))
+        say(render(verdict, others))
 
 
 def record(verdict: Verdict, others: Mapping[int, str]) -> dict[str, Any]:
@@ -165,7 +168,8 @@ def set_aside(folder: Path) -> None:
             return
 
 
-def _print(text: str) -> None:
+def say(text: str) -> None:
+    """Write to standard error; what nobody takes within half a second is dropped."""
     data = text.encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
         # Where nobody reads, that must not keep the others from ending.

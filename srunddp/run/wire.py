@@ -44,13 +44,14 @@ class Wire:
     """One line, between rank 0's supervisor and another's.
 
     Attributes:
-        open: False once it has ended; lost: it ended because nothing answered any more.
+        open: False once it has ended; lost: it ended because nothing answered any more; reset: the other end's
+            kernel took it back.
     """
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line
-        self.open, self.lost = True, False
-        self._text = bytearray()
+        self.open, self.lost, self.reset = True, False, False
+        self._text, self._unsent = bytearray(), bytearray()
         self._last = _Kernel()
         self._stuck = 0
         line.setblocking(False)
@@ -65,9 +66,11 @@ class Wire:
             line.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send without waiting; a line that is broken or full is noticed by what does not come from it."""
+        """Send without waiting: what the kernel does not take now goes with the next message."""
+        self._unsent += json.dumps(message).encode() + b"\n"
         with contextlib.suppress(OSError):
-            self.line.send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT)
+            sent = self.line.send(self._unsent, socket.MSG_DONTWAIT)
+            self._unsent = self._unsent[sent:]
 
     def read(self) -> list[dict[str, Any]]:
         """The messages that are there; afterwards ``open`` says whether the line still is."""
@@ -76,7 +79,7 @@ class Wire:
         except BlockingIOError:
             return []
         except OSError as error:
-            self.lost = error.errno in _MISSING
+            self.lost, self.reset = error.errno in _MISSING, error.errno == errno.ECONNRESET
             piece = b""
         self.open = bool(piece) and len(self._text) < _LONGEST
         self._text += piece

@@ -20,15 +20,18 @@ class WorkerProcess:
 
     Attributes:
         pid: its process id.
+        stop_limit: seconds for which it may be stopped; None for as long as it likes.
         status: None while it is there; then its exit code, or minus the number of the signal that ended it.
         given_up: it did not go, not even when it was killed.
     """
 
     pid: int
+    stop_limit: float | None = STOPPED_FOR
     status: int | None = None
     given_up: bool = False
     _stopped_by: int = 0
     _stopped_at: float = 0.0
+    _told: bool = False  # that it has been stopped for too long
     _kill_at: float | None = None
 
     @property
@@ -56,9 +59,16 @@ class WorkerProcess:
 
     def overdue(self, now: float) -> tuple[str, int] | None:
         """The cause and exit code of one that has been stopped for too long."""
-        if not self._stopped_by or self._kill_at is not None or now < self._stopped_at + STOPPED_FOR:
+        limit = self._stop_ends()
+        if limit is None or self._kill_at is not None or now < limit:
             return None
-        return f"stopped by {signal_name(self._stopped_by)} for {STOPPED_FOR:g} s", 128 + self._stopped_by
+        self._told = True
+        return f"stopped by {signal_name(self._stopped_by)} for {self.stop_limit:g} s", 128 + self._stopped_by
+
+    def _stop_ends(self) -> float | None:
+        if not self._stopped_by or self.stop_limit is None or self._told:
+            return None
+        return self._stopped_at + self.stop_limit
 
     def end(self, now: float, *, ask: bool) -> None:
         """Make it go: by SIGTERM where ``ask``, and by SIGKILL a second later."""
@@ -79,7 +89,8 @@ class WorkerProcess:
                 self.send(signal.SIGKILL)
                 return self._kill_at + _GIVE_UP_AFTER - now
             return max(0.0, self._kill_at - now)
-        return max(0.0, self._stopped_at + STOPPED_FOR - now) if self._stopped_by else None
+        limit = self._stop_ends()
+        return None if limit is None else max(0.0, limit - now)
 
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens where it has ended."""

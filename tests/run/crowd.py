@@ -21,6 +21,7 @@ from srunddp.run.failure import Failure
 from srunddp.run.guard import Guard
 from srunddp.run.member import PING_EVERY, Post
 from srunddp.run.pipe import pipe
+from srunddp.run.report import Report
 from srunddp.run.stacks import Dump
 from srunddp.run.supervisor import Met, Supervisor
 from srunddp.run.wire import Wire
@@ -54,16 +55,13 @@ def head(count: int, idle: float) -> int:
     guard = Guard(post, lines)
     threading.Thread(target=report, args=(idle, before), daemon=True).start()
     return Supervisor(
-        rank=0,
-        node=node(0),
+        report=Report(0, node(0), Dump(), None),
         process=WorkerProcess(worker.pid),
         pipe=ours,
-        dump=Dump(),
         meet=lambda: Met({}, guard),
         interrupt=lambda *_: None,
         told=lambda _: tell(ready=True),
         finish=lambda _: None,
-        log=None,
         launcher=None,
     ).run()
 
