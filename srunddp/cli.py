@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
@@ -23,10 +22,11 @@ from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_
 from srunddp.bootstrap.line import Meeting
 from srunddp.errors import Scope, SrunddpError
 from srunddp.farewell import tell_failure
-from srunddp.launch import Wishes, launch, open_output
+from srunddp.launch import Wishes, destination, launch, open_output
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
-from srunddp.run.logs import Output
+from srunddp.run.logs import Destination, Output
 from srunddp.run.script import Script, check
+from srunddp.run.verdict import say
 
 _LAST_WORD = 1.0
 
@@ -102,9 +102,11 @@ def run(**given: Any) -> None:
 
 
 def _run(given: Mapping[str, Any], environment: Environment) -> int:
-    if math.isnan(given["timeout"]):
-        raise click.BadParameter("a number of seconds is expected", param_hint="--timeout")
+    for name in ("timeout", "stall_timeout"):
+        if math.isnan(given[name]):
+            raise click.BadParameter("a number of seconds is expected", param_hint=f"--{name.replace('_', '-')}")
     wishes = Wishes(**{field.name: given[field.name] for field in fields(Wishes)})
+    where = destination(wishes, environment)  # all ranks see the same error here, and nobody has to be told
     names = ("backend", "ifaces", "timeout")
     ports = ifaces.port_range(given["port"], where="--port") if given["port"] else None
     options = Options(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
@@ -114,7 +116,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     script = Script(given["script"], given["arguments"], given["module"])
-    prepared, output = _ready(script, options, wishes, environment)
+    prepared, output = _ready(script, options, where, environment)
     if environment.rank == 0:
         for note in _notes(prepared):
             _say(note)
@@ -128,13 +130,13 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     return launch(prepared, script, wishes, output, told, _say)
 
 
-def _ready(script: Script, options: Options, wishes: Wishes, environment: Environment) -> tuple[Prepared, Output]:
+def _ready(script: Script, options: Options, where: Destination, environment: Environment) -> tuple[Prepared, Output]:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
     prepared: Prepared | None = None
     try:
         check(script)
         # Before any socket: where standard output is closed, that would get its number.
-        output = open_output(wishes, environment)
+        output = open_output(where, environment)
         prepared = prepare(options, environment)
         return bind(prepared), output
     except SrunddpError as error:
@@ -160,11 +162,9 @@ def _say(line: str) -> None:
 
 
 def _print(line: str) -> None:
-    # A full disk below standard error is no reason to end a training, nor is that it is closed. Unbuffered, since
-    # what cannot be written would be tried again when Python ends.
-    if sys.stderr:
-        with contextlib.suppress(OSError):
-            os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="backslashreplace"))
+    # A full disk below standard error is no reason to end a training, nor is that it is closed or nobody reads it.
+    # Unbuffered, since what cannot be written would be tried again when Python ends.
+    say(f"{line}\n")
 
 
 def _notes(prepared: Prepared) -> list[str]:

@@ -49,13 +49,13 @@ class Wishes:
     fast_exit: bool = False
 
 
-def open_output(wishes: Wishes, environment: Environment) -> logs.Output:
-    """Open what this rank's output goes to; before any socket is opened.
+def destination(wishes: Wishes, environment: Environment) -> logs.Destination:
+    """Where this rank's output goes.
 
     Raises:
-        ConfigError: ``--tee`` is wrong, or a file cannot be written.
+        ConfigError: ``--tee`` is wrong.
     """
-    where = logs.plan(
+    return logs.plan(
         wishes.log_dir,
         wishes.prefix,
         wishes.tee,
@@ -64,6 +64,14 @@ def open_output(wishes: Wishes, environment: Environment) -> logs.Output:
         node=environment.node,
         run=_run_name(environment),
     )
+
+
+def open_output(where: logs.Destination, environment: Environment) -> logs.Output:
+    """Open what this rank's output goes to; before any socket is opened.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
     if where.file and environment.rank == 0:
         verdict.set_aside(where.file.parent)
     return logs.Output.open(where)
