@@ -1,0 +1,150 @@
+"""What a failure says of its cause: an error of one's own, an echo of another's, or a signal."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from srunddp.run.failure import Failure, Weight, of_exception, of_exit, of_status, shortened
+
+REAL = Failure(1, "node02", "ValueError: boom", 7, Weight.ECHO, "Traceback", "2026-01-01T00:00:00.000+00:00")
+
+
+class DistError(RuntimeError):
+    """Named as torch's, whose own needs torch."""
+
+
+class DistBackendError(DistError):
+    """One of those below it."""
+
+
+ECHOES = [
+    # As they were said by Gloo, NCCL and the store of torch 2.
+    RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3517"),
+    RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:72] Timed out waiting 1800000ms for recv"),
+    RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited or there was a network error"),
+    RuntimeError("Connection reset by peer"),
+    RuntimeError("Broken pipe"),
+    RuntimeError("failed to recv, got 0 bytes"),
+    RuntimeError("Socket Timeout: wait timeout after 300000ms, keys: /default_pg/0//cpu//1/0"),
+    DistError("no words that are known"),
+    DistBackendError("no words that are known"),
+    ConnectionResetError(104, "Connection reset by peer"),
+    BrokenPipeError(32, "Broken pipe"),
+]
+CAUSES = [
+    ValueError("boom"),
+    ValueError("the connection was closed by peer"),  # only a RuntimeError is torch's
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"),
+    FileNotFoundError(2, "No such file or directory", "data"),
+    KeyboardInterrupt(),
+    MemoryError(),
+]
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize("error", ECHOES, ids=str)
+def test_an_error_of_a_collective_or_a_connection_is_an_echo(error: BaseException) -> None:
+    assert of_exception(error, None)[2] is Weight.ECHO
+
+
+@pytest.mark.parametrize("error", CAUSES, ids=repr)
+def test_any_other_error_is_a_cause(error: BaseException) -> None:
+    assert of_exception(error, None)[2] is Weight.PRIMARY
+
+
+def test_what_is_raised_from_an_echo_or_while_one_is_handled_is_one() -> None:
+    outer, other = ValueError("step 3"), ValueError("step 4")
+    outer.__cause__, other.__context__ = ECHOES[0], ECHOES[0]
+    assert [of_exception(each, None)[2] for each in (outer, other)] == [Weight.ECHO, Weight.ECHO]
+
+
+def test_an_error_that_is_its_own_context_is_judged_all_the_same() -> None:
+    first, second = ValueError("a"), ValueError("b")
+    first.__context__, second.__context__ = second, first
+    assert of_exception(first, None)[2] is Weight.PRIMARY
+
+
+def test_an_exit_in_the_handler_of_an_echo_is_one_and_any_other_is_a_cause() -> None:
+    end = SystemExit(1)
+    assert of_exit(end, 1) == ("sys.exit(1)", "", Weight.PRIMARY)
+    end.__context__ = ECHOES[0]
+    assert of_exit(end, 1)[2] is Weight.ECHO
+    end.__context__ = ValueError("no such file")
+    assert of_exit(end, 1)[2] is Weight.PRIMARY
+    assert of_exit(SystemExit("no data"), 1)[0] == "sys.exit(1): no data"
+
+
+def test_the_cause_is_one_line_and_the_traceback_is_python_s() -> None:
+    error = raised(ValueError("first\nlast"))
+    cause, text, _ = of_exception(error, error.__traceback__)
+    assert cause == "last"
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.endswith("ValueError: first\nlast\n")
+
+
+@pytest.mark.parametrize("number", sorted({*signal.Signals} - {signal.SIGABRT}))
+def test_a_process_that_a_signal_ended_is_a_cause_and_says_which(number: signal.Signals) -> None:
+    cause, text, weight = of_status(-number, "a stack", "out of memory")
+    assert (text, weight) == ("a stack", Weight.PRIMARY)
+    assert cause == f"killed by {number.name}, out of memory"
+
+
+def test_an_abort_may_be_an_echo_and_a_signal_without_a_name_has_its_number() -> None:
+    assert of_status(-signal.SIGABRT, "")[2] is Weight.ABORTED
+    assert of_status(-40, "")[0] == "killed by signal 40"
+
+
+def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
+    text = "begins" + "x" * 10**6 + "ends"
+    assert len(shortened(text)) < 20000
+    assert shortened(text).startswith("begins")
+    assert shortened(text).endswith("ends")
+
+
+# What comes over a line.
+
+
+def test_a_failure_survives_the_line() -> None:
+    assert Failure.parse({**asdict(REAL), "weight": int(REAL.weight)}) == REAL
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.one_of(json_values, st.fixed_dictionaries({name: json_values for name in asdict(REAL)})))
+def test_what_is_no_failure_is_refused_with_one_of_two_errors(message: object) -> None:
+    check(message)
+
+
+@given(st.sampled_from(sorted(asdict(REAL))), json_values)
+def test_a_failure_with_one_field_that_is_garbage_is_refused_or_sound(name: str, value: Any) -> None:
+    check({**asdict(REAL), name: value})
+
+
+def check(message: object) -> None:
+    try:
+        failure = Failure.parse(message)
+    except (TypeError, ValueError):
+        return
+    assert isinstance(failure.weight, Weight)
+    assert type(failure.rank) is int
+    assert 0 < failure.exit_code < 256
+    assert all(isinstance(text, str) for text in (failure.node, failure.cause, failure.traceback, failure.time))

@@ -1,0 +1,124 @@
+"""Of all failures one is the verdict; it is said once, in words and in failure.json."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from srunddp.run.failure import Failure, Weight
+from srunddp.run.verdict import Verdict, announce, decide, record, render, set_aside
+
+BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
+ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, Weight.ECHO, "a victim's traceback")
+ABORT = Failure(3, "node04", "killed by SIGABRT", 134, Weight.ABORTED)
+NODES = {0: "node01", 1: "node02", 2: "node03", 3: "node04"}
+
+
+def test_of_causes_the_first_to_arrive_is_the_verdict_and_no_clock_counts() -> None:
+    early = replace(BOOM, rank=2, node="node03", exit_code=9, time="2020-01-01T00:00:00.000+00:00")
+    found = decide([replace(BOOM, time="2026-01-01T00:00:00.000+00:00"), early], {})
+    assert (found.ranks, found.exit_code) == ((1,), 7)
+
+
+@pytest.mark.parametrize("failures", [[ECHO, ABORT, BOOM], [ABORT, ECHO, BOOM], [BOOM, ECHO, ABORT]])
+def test_a_cause_outweighs_an_abort_and_an_abort_an_echo(failures: list[Failure]) -> None:
+    assert decide(failures, {}).ranks == (1,)
+    assert decide([each for each in failures if each is not BOOM], {}).ranks == (3,)
+
+
+def test_the_verdict_holds_no_traceback_of_a_victim() -> None:
+    found = decide([ECHO, BOOM], {})
+    assert found.traceback == BOOM.traceback
+    assert [(each.rank, each.traceback) for each in found.victims] == [(2, "")]
+
+
+def test_only_where_the_others_miss_it_a_rank_that_left_with_0_is_the_culprit() -> None:
+    left = {0: "node01"}
+    assert decide([BOOM], left).ranks == (1,)
+    assert decide([ABORT], left).ranks == (3,)
+    found = decide([ECHO], left)
+    assert (found.ranks, found.node, found.exit_code) == ((0,), "node01", 1)
+    assert found.cause.startswith("it left with exit code 0 while others still worked; then rank 2 on node03 failed: ")
+
+
+def test_the_verdict_is_said_in_this_form() -> None:
+    assert render(Verdict.of(BOOM), NODES) == (
+        "srunddp: rank 1 on node02 failed: ValueError: boom (exit code 7)\n"
+        "Traceback (most recent call last):\nValueError: boom\n"
+        "srunddp: ended with it: rank 0 on node01, rank 2 on node03, rank 3 on node04\n"
+    )
+
+
+def test_thousands_of_victims_are_one_line() -> None:
+    said = render(Verdict.of(BOOM), {rank: f"node{rank // 8:04d}" for rank in range(4096)})
+    assert said.splitlines()[-1] == "srunddp: ended with it: 4095 ranks on 512 nodes"
+
+
+def test_the_launcher_s_signal_blames_no_rank() -> None:
+    asked = replace(BOOM, cause="the launcher ended the run with SIGTERM", exit_code=143, weight=Weight.ASKED)
+    said = render(Verdict.of(replace(asked, traceback="")), NODES)
+    assert said == "srunddp: the launcher ended the run with SIGTERM (exit code 143)\n"
+
+
+def test_failure_json_names_the_victims_with_their_own_causes() -> None:
+    told = record(decide([ECHO, BOOM], {}), NODES)
+    assert list(told) == ["rank", "ranks", "node", "time", "exit_code", "cause", "traceback", "notes", "victims"]
+    assert told["victims"] == [
+        {"rank": 0, "node": "node01", "cause": ""},
+        {"rank": 2, "node": "node03", "cause": "RuntimeError: Broken pipe"},
+        {"rank": 3, "node": "node04", "cause": ""},
+    ]
+
+
+def test_of_many_that_announce_at_once_one_is_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = [Verdict.of(replace(BOOM, rank=rank)) for rank in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda each: announce(each, NODES, tmp_path), found))
+    assert capfd.readouterr().err.count(" failed: ") == 1
+    assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 7
+
+
+def test_a_folder_that_cannot_be_written_does_not_keep_the_verdict_back(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    announce(Verdict.of(BOOM), NODES, tmp_path / "nowhere")
+    assert "rank 1 on node02 failed" in capfd.readouterr().err
+
+
+def test_a_reader_that_does_not_read_holds_the_verdict_up_for_half_a_second_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with open(read, "rb"), open(write, "w", closefd=False) as full:
+        while True:
+            try:
+                os.write(write, b"x" * 4096)
+            except BlockingIOError:
+                break
+        monkeypatch.setattr("sys.stderr", full)
+        announce(Verdict.of(BOOM), NODES, None)
+    os.close(write)
+
+
+def test_what_the_user_has_seen_is_not_said_again(capfd: pytest.CaptureFixture[str]) -> None:
+    announce(Verdict.of(replace(BOOM, shown=True)), NODES, None)
+    assert capfd.readouterr().err == ""
+
+
+def test_earlier_attempts_are_counted_and_none_is_lost(tmp_path: Path) -> None:
+    set_aside(tmp_path)
+    for attempt in range(3):
+        set_aside(tmp_path)
+        announce(Verdict.of(replace(BOOM, shown=True, cause=f"attempt {attempt}")), NODES, tmp_path)
+    files = ("failure.1.json", "failure.2.json", "failure.json")
+    assert [json.loads((tmp_path / name).read_text())["cause"] for name in files] == [
+        "attempt 0",
+        "attempt 1",
+        "attempt 2",
+    ]
