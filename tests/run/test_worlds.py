@@ -174,6 +174,15 @@ def test_a_world_without_a_failure_says_nothing_and_leaves_no_process(tmp_path: 
     assert (ended.codes, ended.text) == ([0, 0, 0], "")
 
 
+def test_rank_0_that_may_not_open_a_file_for_each_rank_says_so_and_no_rank_waits(tmp_path: Path) -> None:
+    began = time.monotonic()
+    ended = run(tmp_path, "rest()", below={0: ["prlimit", "--nofile=66:66"]})
+    said = "srunddp: error: rank 0 may open 66 files; expected 67, one for each of 3 ranks and some more -> raise "
+    assert ended.errors[0].startswith(said)
+    assert (ended.codes, ended.text.count("error:")) == ([78, 78, 78], 1), ended.text
+    assert time.monotonic() - began < 20.0
+
+
 # With a folder for logs.
 
 

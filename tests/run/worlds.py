@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -100,9 +99,18 @@ class World:
 
 @contextmanager
 def world(
-    folder: Path, script: str, *options: str, size: int = SIZE, variables: dict[str, str] | None = None
+    folder: Path,
+    script: str,
+    *options: str,
+    size: int = SIZE,
+    variables: dict[str, str] | None = None,
+    below: dict[int, list[str]] | None = None,
 ) -> Iterator[World]:
-    """Start one; whatever of it is still there at the end is killed."""
+    """Start one; whatever of it is still there at the end is killed.
+
+    Args:
+        variables: for all ranks; below: for a rank the command that is to start it.
+    """
     write(folder / "train.py", TOGETHER + script)
     job = str(next(_jobs))  # the port follows from it: worlds that run at once do not see each other
     ranks = []
@@ -110,7 +118,7 @@ def world(
         for rank in range(size):
             with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
                 told = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
-                command = [*SRUNDDP, "--quiet", "--timeout", str(LONG), *options, "train.py"]
+                command = [*(below or {}).get(rank, []), *SRUNDDP, "--quiet", "--timeout", str(LONG), *options, "train.py"]
                 ranks.append(subprocess.Popen(command, cwd=folder, env=bare(told), stdout=out, stderr=errors))
         yield World(folder, ranks)
     finally:
@@ -139,12 +147,3 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
-
-
-def suspend(*pids: int, seconds: float) -> None:
-    """Stop these processes for so long."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(seconds)
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
