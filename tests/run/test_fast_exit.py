@@ -8,6 +8,7 @@ import pytest
 
 from tests.run.worlds import run
 
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_was_printed_is_there_exit_handlers_have_run_and_the_code_is_0(tmp_path: Path, size: int) -> None:
     script = """

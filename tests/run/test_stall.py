@@ -1,4 +1,4 @@
-"""Ranks that have marked a step are expected to mark more; when none does, the one that the others wait for is named."""
+"""Ranks that have marked a step are to mark more; when none does, the one that the others wait for is named."""
 
 from __future__ import annotations
 

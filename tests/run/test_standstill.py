@@ -98,7 +98,9 @@ def stopped_peer(_: Path) -> list[bool]:
     """Whether a line whose other end's process is stopped is lost, at each of a few checks."""
     import socket
 
-    program = "import socket, sys, time; line = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(99)"
+    program = (
+        "import socket, sys, time; line = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(99)"
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = str(listening.getsockname()[1])
         with subprocess.Popen([sys.executable, "-c", program, port]) as peer, listening.accept()[0] as line:
@@ -123,7 +125,10 @@ SCENES: dict[str, Callable[[Path], Any]] = {
     "stalled": stalled,
     "no heartbeat": lambda folder: run(folder, "time.sleep(3)", "--stall-timeout", "1"),
     "last heartbeat": lambda folder: run(
-        folder, "import srunddp\nsrunddp.heartbeat()\nsrunddp.heartbeat(last=True)\ntime.sleep(3)", "--stall-timeout", "1"
+        folder,
+        "import srunddp\nsrunddp.heartbeat()\nsrunddp.heartbeat(last=True)\ntime.sleep(3)",
+        "--stall-timeout",
+        "1",
     ),
     "the GIL": lambda folder: run(folder, HOLDS, "--stall-timeout", "20"),
     "stopped peer": stopped_peer,

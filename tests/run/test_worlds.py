@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.starting import NODE, until
+from tests.run.starting import NODE, python, srunddp, until, write
 from tests.run.worlds import is_gone, named, run, world
 
 # What a victim says of its own end, which is nobody's business.
@@ -78,7 +78,9 @@ rest()
 
 
 def test_an_echo_without_a_cause_is_named_all_the_same(tmp_path: Path) -> None:
-    named(run(tmp_path, "if RANK == 1: raise RuntimeError('Connection reset by peer')\nrest()"), 1, 1, "Connection reset")
+    named(
+        run(tmp_path, "if RANK == 1: raise RuntimeError('Connection reset by peer')\nrest()"), 1, 1, "Connection reset"
+    )
 
 
 def test_a_rank_that_left_with_0_is_named_when_the_others_then_miss_it(tmp_path: Path) -> None:
@@ -247,3 +249,30 @@ os.kill(os.getpid(), signal.SIGKILL)
     run(tmp_path, script, "--log-dir", "log", "--tee", "none", size=1)
     (file,) = (tmp_path / "log").rglob("*.log")
     assert file.read_text().splitlines() == [f"{who} {number}" for number in range(3) for who in ("C", "Python")]
+
+
+# A world of one behaves as Python does.
+
+
+@pytest.mark.parametrize("way", ["raise ValueError('boom')", "sys.exit('no data')", "sys.exit(3)", "os._exit(9)", "1"])
+def test_a_world_of_one_says_what_python_says_and_no_more(tmp_path: Path, way: str) -> None:
+    write(tmp_path / "train.py", f"import os, sys\n{way}\n")
+    ours, theirs = srunddp("--quiet", "train.py", folder=tmp_path), python("train.py", folder=tmp_path)
+    assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
+    assert ours.stderr == theirs.stderr.replace('"train.py"', f'"{tmp_path}/train.py"')
+
+
+def test_in_a_world_of_one_a_hook_of_the_user_s_is_called_once_and_alone(tmp_path: Path) -> None:
+    hook = "import sys\nsys.excepthook = lambda kind, error, trace: print('hook:', error, file=sys.stderr)\n"
+    write(tmp_path / "train.py", f"{hook}raise ValueError('boom')\n")
+    done = srunddp("--quiet", "train.py", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "hook: boom\n")
+
+
+@pytest.mark.parametrize(("name", "said"), [("SIGTERM", False), ("SIGKILL", True), ("SIGSEGV", True)])
+def test_in_a_world_of_one_only_an_end_that_nobody_asked_for_is_said(tmp_path: Path, name: str, said: bool) -> None:
+    write(tmp_path / "train.py", f"import os, signal\nos.kill(os.getpid(), signal.{name})\n")
+    done = srunddp("--quiet", "train.py", folder=tmp_path)
+    assert done.returncode == 128 + getattr(signal, name)
+    assert (f"failed: killed by {name}" in done.stderr) == said
+    assert said or done.stderr == ""

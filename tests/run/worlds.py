@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,7 +117,15 @@ def world(
         for rank in range(size):
             with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
                 told = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
-                command = [*(below or {}).get(rank, []), *SRUNDDP, "--quiet", "--timeout", str(LONG), *options, "train.py"]
+                command = [
+                    *(below or {}).get(rank, []),
+                    *SRUNDDP,
+                    "--quiet",
+                    "--timeout",
+                    str(LONG),
+                    *options,
+                    "train.py",
+                ]
                 ranks.append(subprocess.Popen(command, cwd=folder, env=bare(told), stdout=out, stderr=errors))
         yield World(folder, ranks)
     finally:

@@ -1,0 +1,114 @@
+"""A line tells messages, its end, and a loss; what the kernel of the other end answers is not the process's doing."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from srunddp.run import wire as module
+from srunddp.run.wire import Wire, _Kernel
+from tests.run.lines import pair, told
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Wire, socket.socket]]:
+    with pair() as (ours, theirs):
+        yield Wire(ours), theirs
+
+
+def test_messages_come_as_they_were_sent(ends: tuple[Wire, socket.socket]) -> None:
+    wire, other = ends
+    wire.send({"ping": 1})
+    wire.send({"failure": {"cause": "ü\n\ud800"}})
+    assert told(other) == [{"ping": 1}, {"failure": {"cause": "ü\n\ud800"}}]
+
+
+def test_what_comes_in_pieces_is_one_message_and_garbage_is_an_empty_one(ends: tuple[Wire, socket.socket]) -> None:
+    wire, other = ends
+    other.sendall(b'{"ping"')
+    assert wire.read() == []
+    other.sendall(b": 1}\nno json\n[1]\n\xff\xfe\n" + b"[" * 5000 + b"\n{")
+    assert wire.read() == [{"ping": 1}, {}, {}, {}, {}]
+    assert wire.open
+
+
+def test_reading_does_not_wait(ends: tuple[Wire, socket.socket]) -> None:
+    assert ends[0].read() == []
+    assert ends[0].open
+
+
+def test_a_line_that_was_closed_has_ended_and_is_not_lost(ends: tuple[Wire, socket.socket]) -> None:
+    wire, other = ends
+    other.sendall(b'{"left": true}\n')
+    other.close()
+    assert wire.read() == [{"left": True}], "what came before the end is heard"
+    wire.read()
+    assert (wire.open, wire.lost) == (False, False)
+
+
+def test_a_line_that_was_reset_has_ended_and_is_not_lost(ends: tuple[Wire, socket.socket]) -> None:
+    wire, other = ends
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    other.close()
+    wire.read()
+    assert (wire.open, wire.lost) == (False, False)
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETDOWN])
+def test_an_error_that_says_that_nobody_answers_is_a_loss(number: int) -> None:
+    class Silent:
+        def __getattr__(self, name: str) -> object:
+            return lambda *_: None
+
+        def recv(self, _: int) -> bytes:
+            raise OSError(number, "")
+
+    wire = Wire(Silent())  # type: ignore[arg-type]
+    wire.read()
+    assert (wire.open, wire.lost) == (False, True)
+
+
+def test_sending_does_not_wait_for_a_peer_that_does_not_read_and_is_no_error(ends: tuple[Wire, socket.socket]) -> None:
+    for _ in range(200):
+        ends[0].send({"stacks": "x" * 60000})
+
+
+def test_the_kernel_is_asked_for_what_was_acknowledged(ends: tuple[Wire, socket.socket]) -> None:
+    wire, other = ends
+    wire.send({"ping": 1})
+    told(other)
+    seen = wire._kernel()
+    assert (seen.waits, seen.acknowledged) == (False, 1 + len(b'{"ping": 1}\n'))
+    assert 0.0 <= seen.silent_for < 5.0
+
+
+# What the kernel says at one check after the other, every three seconds.
+FINE = _Kernel(False, 2.0, 100)
+CHECKS = {
+    "fine": ([FINE] * 5, [False] * 5),
+    "what we sent is never acknowledged": (
+        [_Kernel(True, 0.0, 100)] * 5,
+        [False, False, False, True, True],
+    ),
+    "it is acknowledged, late": ([_Kernel(True, 0.0, 100 + number) for number in range(9)], [False] * 9),
+    "nothing comes": (
+        [_Kernel(False, 3.0 * number, 100) for number in range(6)],
+        [False, False, False, False, True, True],
+    ),
+    "we were paused": ([FINE, _Kernel(False, 3600.0, 100), FINE, FINE], [False] * 4),
+}
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_a_line_is_lost_when_the_other_kernel_is_silent_for_nine_seconds_and_never_after_one_look(
+    ends: tuple[Wire, socket.socket], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says, lost = CHECKS[what]
+    answers = iter(says)
+    monkeypatch.setattr(ends[0], "_kernel", lambda: next(answers))
+    assert [ends[0].check() for _ in lost] == lost
+    assert module.CHECK_EVERY == 3.0
