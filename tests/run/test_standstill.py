@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -96,8 +97,6 @@ def stalled(folder: Path) -> Ended:
 
 def stopped_peer(_: Path) -> list[bool]:
     """Whether a line whose other end's process is stopped is lost, at each of a few checks."""
-    import socket
-
     program = (
         "import socket, sys, time; line = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(99)"
     )
