@@ -71,13 +71,20 @@ def stopped(folder: Path) -> tuple[Ended, float]:
         return it.wait(), time.monotonic() - began
 
 
-def suspended(folder: Path) -> Ended:
-    """The whole job, as by scontrol suspend; then it goes on to its end."""
-    with world(folder, "wait_for('go')\nsay('went')") as it:
-        everybody = [rank.pid for rank in it.ranks] + it.workers()
-        it.send(signal.SIGSTOP, *everybody)
+def suspended(folder: Path, size: int) -> Ended:
+    """The whole job, as by scontrol suspend; then it goes on to its end.
+
+    In the worst order: every supervisor sees its worker stop, and is back before it.
+    """
+    with world(folder, "wait_for('go')\nsay('went')", size=size) as it:
+        supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
+        it.send(signal.SIGSTOP, *workers)
+        time.sleep(0.5)
+        it.send(signal.SIGSTOP, *supervisors)
         time.sleep(SUSPENDED)
-        it.send(signal.SIGCONT, *everybody)
+        it.send(signal.SIGCONT, *supervisors)
+        time.sleep(0.5)
+        it.send(signal.SIGCONT, *workers)
         (folder / "go").touch()
         return it.wait()
 
@@ -118,7 +125,8 @@ def stopped_peer(_: Path) -> list[bool]:
 
 SCENES: dict[str, Callable[[Path], Any]] = {
     "stopped": stopped,
-    "suspended": suspended,
+    "suspended": lambda folder: suspended(folder, 3),
+    "suspended alone": lambda folder: suspended(folder, 1),
     "rank 1 saves": lambda folder: asked(folder, 1, "sys.exit(0)"),
     "rank 0 saves": lambda folder: asked(folder, 0, "sys.exit(1)"),
     "stalled": stalled,
@@ -183,9 +191,10 @@ def test_a_rank_that_is_stopped_for_ten_seconds_is_named_and_not_one_that_went_o
     assert 9.0 < took < 13.0
 
 
-def test_a_job_that_was_suspended_goes_on(scenes: Scenes) -> None:
-    ended = scenes["suspended"].result()
-    assert (ended.codes, ended.text) == ([0, 0, 0], "")
+@pytest.mark.parametrize(("scene", "size"), [("suspended", 3), ("suspended alone", 1)])
+def test_a_job_that_was_suspended_goes_on(scenes: Scenes, scene: str, size: int) -> None:
+    ended = scenes[scene].result()
+    assert (ended.codes, ended.text) == ([0] * size, "")
 
 
 def test_a_line_to_a_process_that_is_stopped_is_not_lost(scenes: Scenes) -> None:
