@@ -22,7 +22,7 @@ from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_
 from srunddp.bootstrap.line import Meeting
 from srunddp.errors import Scope, SrunddpError
 from srunddp.farewell import tell_failure
-from srunddp.launch import Wishes, destination, launch, open_output
+from srunddp.launch import Wishes, check_lines, destination, launch, open_output
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
 from srunddp.run.logs import Destination, Output
 from srunddp.run.script import Script, check
@@ -138,6 +138,7 @@ def _ready(script: Script, options: Options, where: Destination, environment: En
         # Before any socket: where standard output is closed, that would get its number.
         output = open_output(where, environment)
         prepared = prepare(options, environment)
+        check_lines(environment)
         return bind(prepared), output
     except SrunddpError as error:
         if environment.rank == 0:

@@ -119,7 +119,7 @@ def launch(
     output.start()
     if prepared.held:
         prepared.held.store.close()
-        _allow_lines(prepared.environment.world_size)
+        _allow_lines()
     return _supervise(prepared, wishes, told, say, _Worker(worker, ours, output, dump, marks))
 
 
@@ -186,20 +186,27 @@ def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker
     return OfAll(post, company.lines)
 
 
-def _allow_lines(world_size: int) -> None:
-    """Allow as many open files as the lines of all ranks need.
+def check_lines(environment: Environment) -> None:
+    """Before the ranks meet: may rank 0 open as many files as the lines of all ranks need?
 
     Raises:
         ConfigError: the hard limit is too low.
     """
+    needed = environment.world_size + _SPARE_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < world_size + _SPARE_FILES:
+    low = hard != resource.RLIM_INFINITY and hard < needed
+    if environment.rank == 0 and environment.world_size > 1 and low:
         raise ConfigError(
             f"rank 0 may open {hard} files",
-            expected=f"{world_size + _SPARE_FILES}, one for each of {world_size} ranks and some more",
+            expected=f"{needed}, one for each of {environment.world_size} ranks and some more",
             cure="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
             scope=Scope.JOB,
         )
+
+
+def _allow_lines() -> None:
+    # In the supervisor alone: the script keeps its own limit.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

@@ -11,6 +11,7 @@ from srunddp.run.failure import signal_name
 
 STOPPED_FOR = 10.0
 KILL_AFTER = 1.0
+_LOOK_EVERY = 1.0  # at a stopped one: where we are stopped, too, no more than the wait counts, see Clock
 _GIVE_UP_AFTER = 1.0  # a process in a kernel call that does not return cannot be killed
 
 
@@ -90,7 +91,7 @@ class WorkerProcess:
                 return self._kill_at + _GIVE_UP_AFTER - now
             return max(0.0, self._kill_at - now)
         limit = self._stop_ends()
-        return None if limit is None else max(0.0, limit - now)
+        return None if limit is None else min(_LOOK_EVERY, max(0.0, limit - now))
 
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens where it has ended."""
