@@ -82,7 +82,7 @@ class Member:
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         if isinstance(message.get("verdict"), dict):
-            self.verdict = _told(message["verdict"])
+            self.verdict = self.verdict or _told(message["verdict"])
         elif "stacks" in message:
             self._wire.send({"stacks": self._post.stacks()})
         elif isinstance(message.get("deputy"), dict):
@@ -154,11 +154,15 @@ class Member:
             return True  # it refuses, so it is there
         except OSError as error:
             return error.errno == errno.EHOSTUNREACH  # as a firewall there may say; to nobody, the connection times out
+        except (TypeError, ValueError, LookupError, OverflowError):
+            return False
         return True
 
 
-def _told(verdict: Mapping[str, Any]) -> Verdict:
+def _told(verdict: Mapping[str, Any]) -> Verdict | None:
+    """Rank 0's; None where it is garbage, and then the end of the line is what counts."""
     try:
-        return Verdict(tuple(map(int, verdict["ranks"])), "", "", int(verdict["exit_code"]) or 1)
-    except (KeyError, TypeError, ValueError):
-        return Verdict((), "", "", 1)
+        ranks, code = tuple(map(int, verdict["ranks"])), verdict["exit_code"]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return Verdict(ranks, "", "", code) if type(code) is int and 0 < code < 256 else None

@@ -34,8 +34,6 @@ ECHOES = [
     RuntimeError("Socket Timeout: wait timeout after 300000ms, keys: /default_pg/0//cpu//1/0"),
     DistError("no words that are known"),
     DistBackendError("no words that are known"),
-    ConnectionResetError(104, "Connection reset by peer"),
-    BrokenPipeError(32, "Broken pipe"),
 ]
 CAUSES = [
     ValueError("boom"),
@@ -57,8 +55,13 @@ def raised(error: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize("error", ECHOES, ids=str)
-def test_an_error_of_a_collective_or_a_connection_is_an_echo(error: BaseException) -> None:
+def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseException) -> None:
     assert of_exception(error, None)[2] is Weight.ECHO
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset"), BrokenPipeError(32, "Broken pipe")])
+def test_python_s_own_connection_errors_wait_for_a_cause_and_blame_nobody_else(error: OSError) -> None:
+    assert Weight.ABORTED < of_exception(error, None)[2] < Weight.ECHO
 
 
 @pytest.mark.parametrize("error", CAUSES, ids=repr)
@@ -91,7 +94,7 @@ def test_an_exit_in_the_handler_of_an_echo_is_one_and_any_other_is_a_cause() -> 
 def test_the_cause_is_one_line_and_the_traceback_is_python_s() -> None:
     error = raised(ValueError("first\nlast"))
     cause, text, _ = of_exception(error, error.__traceback__)
-    assert cause == "last"
+    assert cause == "ValueError: first"
     assert text.startswith("Traceback (most recent call last):\n")
     assert text.endswith("ValueError: first\nlast\n")
 

@@ -75,10 +75,10 @@ def test_failure_json_names_the_victims_with_their_own_causes() -> None:
     ]
 
 
-def test_of_many_that_announce_at_once_one_is_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = [Verdict.of(replace(BOOM, rank=rank)) for rank in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda each: announce(each, NODES, tmp_path), found))
+        list(pool.map(lambda each: announce(each, NODES, tmp_path, deputy=True), found))
     assert capfd.readouterr().err.count(" failed: ") == 1
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 7
 
