@@ -208,7 +208,8 @@ def launcher(plan: Plan, folder: Path) -> tuple[list[str], dict[str, str]]:
     if plan.by_srun:
         nodes = WORLD_SIZE // plan.per_node
         options = [f"--mpi={plan.launcher}", f"--kill-on-bad-exit={int(plan.kill)}"]
-        layout = [f"-N{nodes}", f"--ntasks-per-node={plan.per_node}"]
+        # By name: nodes that an earlier run has not quite left would be passed over, and others taken.
+        layout = [f"-N{nodes}", f"--nodelist=node[01-{nodes:02}]", f"--ntasks-per-node={plan.per_node}"]
         return ["srun", *options, *layout, *ours], {"VIRTUAL_ENV": str(ROOT / ".venv"), "OMP_NUM_THREADS": "1"}
     mpi = MPIS[plan.launcher]
     return [mpi.mpirun, *mpi.options, "-n", str(WORLD_SIZE), *ours], mpi.env()
