@@ -105,9 +105,18 @@ def _report(ending: user_script.Ending, supervisor: Pipe, *, alone: bool) -> Non
         cause, trace, weight = failure.of_exception(error, ending.trace)
     told = {"cause": cause, "traceback": trace, "weight": weight, "exit_code": ending.code, "shown": alone}
     supervisor.send({"failure": told})
-    # In a world of more, the verdict says it; a hook that the user has set is called all the same.
+    # In a world of more, the verdict says it; a hook that the script has set is called all the same.
+    sys.excepthook = sys.excepthook if alone else _without_torch(sys.excepthook)
     if alone or sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit):
         user_script.show(ending)
+
+
+def _without_torch(hook: Any) -> Any:
+    """The hook below ``init_process_group``'s, which prints every victim's traceback with the rank before each line."""
+    while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
+        below = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)).get("old_hook")
+        hook = below.cell_contents if below else sys.__excepthook__
+    return hook
 
 
 def _wait_to_leave(supervisor: Pipe) -> None:

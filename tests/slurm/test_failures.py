@@ -116,7 +116,8 @@ def test_failure_json_says_all_that_the_verdict_says(site: Site) -> None:
 
 @pytest.mark.parametrize(("rank", "kind"), [(3, "sigkill"), (0, "exception")])
 def test_gloo_s_own_errors_do_not_hide_the_culprit(rank: int, kind: str, site: Site) -> None:
-    check(Plan((Fault(rank, kind),), torch=True), site)
+    result = check(Plan((Fault(rank, kind),), torch=True), site)
+    assert result.errors.count("Traceback") == (kind == "exception"), result.told()
 
 
 def test_a_good_run_has_no_verdict(site: Site) -> None:
