@@ -195,7 +195,7 @@ class Guard:
             self._appoint()
         if now >= self._checked + CHECK_EVERY:
             self._checked = now
-            if any([rank.wire.check() for rank in self._ranks.values() if rank.wire.open]):
+            if any([rank.wire.check() for rank in self._ranks.values() if rank.state is not State.LEFT]):
                 self._end_with(self._lost())
                 return SILENT_FOR
         if now >= self._pinged + self._post.ping_every:
