@@ -77,19 +77,22 @@ def test_nodes_that_are_cut_off_are_named_and_all_end(site: Site) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("torch", [False, True])
-def test_pauses_loss_and_delay_for_ten_minutes_end_nothing(torch: bool, site: Site) -> None:
-    plan = Plan(torch=torch, heartbeat=True, options=("--stall-timeout", str(STALL)))
-    with started(plan, site) as run:
-        ready, draw = run.ready(), random.Random(0)
+def test_pauses_loss_and_delay_for_ten_minutes_end_nothing(site: Site) -> None:
+    """Two runs at once: one trains by DistributedDataParallel, one needs no torch."""
+    options = ("--stall-timeout", str(STALL))
+    plans = [Plan(torch=torch, heartbeat=True, options=options) for torch in (True, False)]
+    with started(plans[0], site) as one, started(plans[1], site) as other:
+        runs, draw = [(run, run.ready()) for run in (one, other)], random.Random(0)
         end = time.monotonic() + BAD_WEATHER
         with delayed(0.2, 0.1), packets_lost(5):
             while time.monotonic() < end:
+                run, ready = draw.choice(runs)
                 told = ready[draw.randrange(WORLD_SIZE)]
                 pause(run, told["supervisor"], told["pid"])
-        assert run.process.poll() is None, run.finish(0).told()
-        assert all(told["time"] > end - 60.0 and told["steps"] > 20 for told in run.said("steps").values())
-        assert len(run.watch.living(launchers=False)) == 2 * WORLD_SIZE
+        for run, _ in runs:
+            assert run.process.poll() is None, run.finish(0).told()
+            assert all(told["time"] > end - 60.0 and told["steps"] > 20 for told in run.said("steps").values())
+            assert len(run.watch.living(launchers=False)) == 2 * WORLD_SIZE
 
 
 def pause(run: Run, *pids: int) -> None:
