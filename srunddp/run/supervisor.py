@@ -186,6 +186,7 @@ class Supervisor:
             failure, code = self._failure, self._failure.exit_code
             self._error = PeerError(f"rank {failure.rank} on {failure.node} failed: {failure.cause}", code=code)
             self._error.scope = Scope.RANK
+            self.process.end(now, ask=True)
         due += [each - now for each in (self._speak_at, self._leave_by) if each is not None]
         if (wait := self.process.tick(now)) is not None:
             due.append(wait)
