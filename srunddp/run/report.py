@@ -41,10 +41,11 @@ class Report:
         """The launcher has sent a signal that ends a run."""
         self._asked = (number, now)
 
-    def of_status(self, status: int, now: float) -> Failure:
+    def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
         """Of a worker that ended without a word, by its exit code or minus its signal."""
         killed = status == -signal.SIGKILL and memory.oom_kills() > self._oom_kills
-        cause, trace, weight = of_status(status, self.dump.read(), "out of memory" if killed else "")
+        hint = "out of memory" if killed else "core dumped" if dumped_core else ""
+        cause, trace, weight = of_status(status, self.dump.read(), hint)
         return self.of(cause, status if status >= 0 else 128 - status, now, weight, trace)
 
     def of_message(self, told: Mapping[str, Any], now: float) -> Failure:

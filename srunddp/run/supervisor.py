@@ -175,7 +175,7 @@ class Supervisor:
         now, due = self._clock.now, [_LONGEST_WAIT]
         if self._speak_at is not None and now >= self._speak_at:
             self._speak_at = None
-            self._fail(self.report.of_status(self.process.status or 0, now))
+            self._fail(self.report.of_status(self.process.status or 0, now, dumped_core=self.process.dumped_core))
         if overdue := self.process.overdue(now):
             self._fail(self.report.of(*overdue, now))
         if self._guard:

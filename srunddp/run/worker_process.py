@@ -23,12 +23,14 @@ class WorkerProcess:
         pid: its process id.
         stop_limit: seconds for which it may be stopped; None for as long as it likes.
         status: None while it is there; then its exit code, or minus the number of the signal that ended it.
+        dumped_core: whether the kernel wrote its memory to a file.
         given_up: it did not go, not even when it was killed.
     """
 
     pid: int
     stop_limit: float | None = STOPPED_FOR
     status: int | None = None
+    dumped_core: bool = False
     given_up: bool = False
     _stopped_by: int = 0
     _stopped_at: float = 0.0
@@ -57,6 +59,7 @@ class WorkerProcess:
             self._stopped_by = 0
         else:
             self._stopped_by, self.status = 0, os.waitstatus_to_exitcode(status)
+            self.dumped_core = os.WIFSIGNALED(status) and os.WCOREDUMP(status)
 
     def overdue(self, now: float) -> tuple[str, int] | None:
         """The cause and exit code of one that has been stopped for too long."""

@@ -276,3 +276,12 @@ def test_in_a_world_of_one_only_an_end_that_nobody_asked_for_is_said(tmp_path: P
     assert done.returncode == 128 + getattr(signal, name)
     assert (f"failed: killed by {name}" in done.stderr) == said
     assert said or done.stderr == ""
+
+
+def test_a_core_that_was_written_is_told(tmp_path: Path) -> None:
+    script = "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (-1, -1))\nif RANK == 1: os.abort()\nrest()"
+    ended = run(tmp_path, script)
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text()
+    piped_away = pattern.startswith("|")
+    cores = list(tmp_path.glob("core*"))
+    assert ("core dumped" in ended.text) == (bool(cores) or piped_away), (pattern, ended.text)
