@@ -198,10 +198,10 @@ def state(pid: int) -> str:
 def test_with_munge_the_ranks_prove_who_they_are(site: Site, bench: Bench) -> None:
     """And one that cannot is refused, with a word on what it lacks."""
     munge = {"SRUNDDP_MUNGE_SOCKET": str(bench.cluster.munge_socket)}
-    good = bench.srun("-N3", "-n6", SRUNDDP, "--quiet", REPORT, env=munge)
+    good = bench.srun("-N3", "--ntasks-per-node=2", SRUNDDP, "--quiet", REPORT, env=munge)
     assert (good.code, len(good.reports)) == (0, 6), good.errors
     script = f'[ "$SLURM_PROCID" = 3 ] && export SRUNDDP_MUNGE_SOCKET=/nowhere; exec {SRUNDDP} --timeout 20 {REPORT}'
-    refused = bench.srun("-N3", "-n6", "sh", "-c", script, env=munge)
+    refused = bench.srun("-N3", "--ntasks-per-node=2", "sh", "-c", script, env=munge)
     assert refused.code != 0
     assert "rank 3 on node02" in refused.errors
     assert "munge" in refused.errors
