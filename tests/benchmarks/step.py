@@ -15,7 +15,7 @@ import sys
 from tests.conftest import PROGRAMS, ROOT
 from tests.run.starting import SRUNDDP, bare, slurm
 
-WINDOWS, STEPS = 100, 100
+WINDOWS, STEPS = 50, 100
 
 
 def main() -> None:
