@@ -78,7 +78,7 @@ def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
         if bench.fast_exit:
             _leave_fast()
     elif mpi.is_running():
-        _leave_without_mpi(ending.code)
+        _end_without_teardown(ending.code)  # MPI_Finalize waits for all ranks, and this one has failed
     return ending.code
 
 
@@ -99,7 +99,7 @@ def _report(ending: user_script.Ending, supervisor: Pipe, *, alone: bool) -> Non
     if isinstance(error, SystemExit):
         cause, trace, weight = failure.of_exit(error, ending.code)
     elif isinstance(error, SrunddpError):
-        cause, trace, weight = str(error), "", failure.Weight.PRIMARY
+        cause, trace, weight = failure.shortened(str(error)), "", failure.Weight.PRIMARY
     else:
         assert error is not None
         cause, trace, weight = failure.of_exception(error, ending.trace)
@@ -136,7 +136,7 @@ def _end_at(number: signal.Signals) -> Any:
 
 
 def _leave_fast() -> NoReturn:
-    """End without Python's teardown, which takes torch's modules apart for a third of a second."""
+    """End without Python's teardown, which takes torch's modules apart one by one."""
     if "torch.distributed" in sys.modules:
         import torch.distributed as dist
 
@@ -144,11 +144,11 @@ def _leave_fast() -> NoReturn:
             dist.destroy_process_group()
         world.settle()
     mpi.finalize()
-    _leave_without_mpi(0)
+    _end_without_teardown(0)
 
 
-def _leave_without_mpi(code: int) -> NoReturn:
-    """End as Python does, except that MPI is not finalised: that waits for all ranks, and this one has failed."""
+def _end_without_teardown(code: int) -> NoReturn:
+    """End as Python does, with threads, exit handlers and output, but without MPI_Finalize and the teardown."""
     threading._shutdown()  # type: ignore[attr-defined]  # private, as is the next; multiprocessing's children end so too
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

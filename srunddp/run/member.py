@@ -76,7 +76,7 @@ class Member:
         self._heard = now
         for message in self._wire.read():
             self._hear(message)
-        if not self._wire.open and not self.verdict and not self.finished:
+        if not self._wire.open and not self.finished:
             self._on_end("no answer" if self._wire.lost else "srunddp itself was killed")
         return self._wire.open
 

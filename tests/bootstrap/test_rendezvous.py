@@ -5,10 +5,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from srunddp.bootstrap.ifaces import DEFAULT
 from srunddp.bootstrap.line import Address, Company, Held, Hello, Meeting, hold
 from srunddp.bootstrap.rendezvous import find, tell
 from srunddp.bootstrap.roster import Roster, named
-from srunddp.bootstrap.trust import OTHER, Claim, Secret, Trust, Unproven
+from srunddp.bootstrap.trust import OTHER, Claim, Secret, Unproven
 from srunddp.errors import PeerError, RendezvousError, Scope
 from tests.bootstrap.launchers import PID, step
 
@@ -65,19 +66,14 @@ class RankZero:
         held: Held | None = None,
         layout: dict[int, str] | None = None,
         within: float = LONG,
-        *,
-        trust: Trust = UNPROVEN,
-        every: float = LONG,
-        mourn: float = 0.2,
-        crowd: Mapping[str, float] | None = None,
+        **more: Any,
     ) -> None:
         self.held = held or hold("127.0.0.1", [0], [0])
         self.interrupt = Interrupt()
         self.said: list[str] = []
-        self.roster = Roster(
-            own, self.held, "slurm", layout or {}, trust, self.said.append, self.interrupt, every=every, mourn=mourn
-        )
-        vars(self.roster).update(crowd or {})
+        quick = {"every": LONG, "mourn": 0.2}
+        said, layout = self.said.append, layout or {}
+        self.roster = Roster(own, self.held, "slurm", layout, say=said, interrupt=self.interrupt, **(quick | more))
         self.address = self.held.line_address
         self._result: Future[Company] = Future()
         self._thread = threading.Thread(target=self._gather, args=(within,))
@@ -127,16 +123,12 @@ def rank_zero(
     *,
     token: str = TOKEN,
     held: Held | None = None,
-    layout: dict[int, str] | None = None,
-    within: float = LONG,
-    trust: Trust = UNPROVEN,
-    every: float = LONG,
-    mourn: float = 0.2,
-    **crowd: float,
+    **more: Any,
 ) -> Iterator[RankZero]:
+    """Keyword arguments are RankZero's, and those that it hands on to the Roster."""
     host = held.line_address.host if held else "127.0.0.1"
     own = hello(0, world_size, node, token=token, address=host)
-    server = RankZero(own, held, layout, within, trust=trust, every=every, mourn=mourn, crowd=crowd)
+    server = RankZero(own, held, **more)
     try:
         yield server
     finally:
