@@ -28,6 +28,7 @@ setup(
         "pyyaml>=6.0",  # ifaces.conf, by the safe loader
         "psutil>=5.9",  # network interfaces, their addresses and whether they are up
         "ClusterShell>=1.9",  # folding ranks and node names in messages
+        "tqdm>=4.66",  # the bar of a training in a terminal
     ],
     extras_require={
         "mpi": ["mpi4py>=4.0"],  # meeting over MPI's broadcast; a site brings its own MPI
@@ -39,6 +40,9 @@ setup(
             "mypy>=1.13",  # types, strict
             "types-PyYAML",  # PyYAML's types
             "types-psutil",  # psutil's types
+            "types-tqdm",  # tqdm's types
+            "torchmetrics>=1.9",  # metrics of others, in the loop
+            "tensorboard>=2.21",  # event files are read back
             "scikit-learn>=1.5",  # handwritten digits without a download
         ],
     },

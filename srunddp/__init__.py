@@ -10,15 +10,21 @@ if TYPE_CHECKING:
     from srunddp.bootstrap.world import World as World
     from srunddp.inside import init as init
     from srunddp.observe.marks import heartbeat as heartbeat
+    from srunddp.train import Callback as Callback
+    from srunddp.train import Config as Config
     from srunddp.train import Trainer as Trainer
+    from srunddp.train import read_config as read_config
 
-__all__ = ["Trainer", "World", "__version__", "heartbeat", "init"]
+__all__ = ["Callback", "Config", "Trainer", "World", "__version__", "heartbeat", "init", "read_config"]
 
 _HOMES = {
+    "Callback": "srunddp.train",
+    "Config": "srunddp.train",
     "Trainer": "srunddp.train",
     "World": "srunddp.bootstrap.world",
     "heartbeat": "srunddp.observe.marks",
     "init": "srunddp.inside",
+    "read_config": "srunddp.train",
 }
 
 

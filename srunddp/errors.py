@@ -5,7 +5,8 @@
     ├── RendezvousError   69  the ranks did not find each other
     └── PeerError             another rank failed before all had met: that rank's code
 
-A script's own exit code passes through; click answers wrong usage with 2.
+:class:`Stopped` is none of them: all ranks end so together, where they agreed to. A script's own exit code passes
+through; click answers wrong usage with 2.
 """
 
 from __future__ import annotations
@@ -57,3 +58,20 @@ class PeerError(SrunddpError):
     def __init__(self, found: str, *, code: int, expected: str = "", cure: str = "", scope: Scope = Scope.JOB) -> None:
         super().__init__(found, expected=expected, cure=cure, scope=scope)
         self.exit_code = code
+
+
+class Stopped(SystemExit):
+    """All ranks end after the same step, with a checkpoint; none has failed.
+
+    Attributes:
+        code: of all: 143 as upon SIGTERM; 75 (sysexits' EX_TEMPFAIL) where the job has yet to be requeued.
+    """
+
+    code: int
+
+    def __init__(self, sentence: str, code: int) -> None:
+        super().__init__(code)
+        self._sentence = sentence
+
+    def __str__(self) -> str:
+        return self._sentence

@@ -155,6 +155,7 @@ def _supervise(
         meet=meet_others,
         interrupt=interrupt.fail,
         told=lambda met: told(Meeting(**met.message)),
+        condemn=worker.marks.condemn,
         finish=worker.output.finish,
         launcher=_launcher(environment),
     ).run()

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from srunddp.bootstrap import mpi, process_group, world
 from srunddp.bootstrap.line import Meeting
-from srunddp.errors import RendezvousError, SrunddpError
+from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.meeting import Prepared, joined
 from srunddp.observe import marks
 from srunddp.run import children, failure
@@ -77,7 +77,10 @@ def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
         _wait_to_leave(supervisor)
         if bench.fast_exit:
             _leave_fast()
-    elif mpi.is_running():
+    elif isinstance(ending.error, Stopped):
+        _end_at(signal.SIGTERM)
+        supervisor.receive()  # until all have stopped: rank 0 hosts the store
+    if ending.code and mpi.is_running():
         _end_without_teardown(ending.code)  # MPI_Finalize waits for all ranks, and this one has failed
     return ending.code
 
@@ -96,10 +99,14 @@ def _set_up(bench: Bench) -> None:
 def _report(ending: user_script.Ending, supervisor: Pipe, *, alone: bool) -> None:
     """Tell the supervisor at once: what follows may take time, and the others must not be blamed meanwhile."""
     error = ending.error
-    if isinstance(error, SystemExit):
+    if isinstance(error, Stopped):
+        cause, trace, weight = failure.shortened(str(error)), "", failure.Weight.STOPPED
+    elif isinstance(error, SystemExit):
         cause, trace, weight = failure.of_exit(error, ending.code)
     elif isinstance(error, SrunddpError):
-        cause, trace, weight = failure.shortened(str(error)), "", failure.Weight.PRIMARY
+        echo = isinstance(error, PeerError)
+        weight = failure.Weight.ECHO if echo else failure.Weight.PRIMARY
+        cause, trace = failure.shortened(str(error)), ""
     else:
         assert error is not None
         cause, trace, weight = failure.of_exception(error, ending.trace)
@@ -107,7 +114,8 @@ def _report(ending: user_script.Ending, supervisor: Pipe, *, alone: bool) -> Non
     supervisor.send({"failure": told})
     # In a world of more, the verdict says it; a hook that the script has set is called all the same.
     sys.excepthook = sys.excepthook if alone else _without_torch(sys.excepthook)
-    if alone or sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit):
+    own = sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit)
+    if alone or (own and not isinstance(error, Stopped)):
         user_script.show(ending)
 
 

@@ -6,18 +6,20 @@ Start it on a cluster, under MPI, or alone:
     mpirun -n 2 srunddp docs/examples/mnist.py
     python docs/examples/mnist.py
 
-``--data-dir DIR`` reads MNIST from ``DIR/MNIST/raw``; ``--download`` fetches it first. Where there is
+``--data-dir=DIR`` reads MNIST from ``DIR/MNIST/raw``; ``--download=true`` fetches it first. Where there is
 none, the 1797 smaller digits that scikit-learn brings along stand in, written in MNIST's own format to
 ``DIR/digits/MNIST/raw`` and read by the same loader. DIR is ``~/.cache/srunddp`` by default.
+
+``--output-dir=DIR --resume=auto`` writes checkpoints, and goes on from the newest; ``--help`` lists all settings.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,45 +27,42 @@ from torch.nn.functional import interpolate
 from torch.utils.data import TensorDataset
 
 import srunddp
-from srunddp.train import World, accuracy, import_torchvision
+from srunddp.train import accuracy, import_torchvision
 
 FILES = {True: "train", False: "t10k"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settings(srunddp.Config):
+    """The loop's settings, and the example's own.
+
+    Attributes:
+        data_dir: folder of MNIST/raw.
+        download: fetch MNIST into it first.
+        lr: Adam's learning rate.
+    """
+
+    data_dir: Path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "srunddp"
+    download: bool = False
+    lr: float = 1e-3
+    epochs: int = 20
+    batch_size: int = 32
+    best: str = "accuracy"
+    best_mode: Literal["min", "max"] = "max"
+
+
 def main() -> None:
-    args = parse_arguments()
-    if "OMP_NUM_THREADS" not in os.environ:
-        # Each rank would otherwise start a thread on every core, and they would fight over them.
-        torch.set_num_threads(1)
+    settings = srunddp.read_config(Settings)
     torch.manual_seed(0)
     with srunddp.init() as world:
-        root = prepare(world, args.data_dir, args.download)
+        root = prepare(world, settings.data_dir, settings.download)
         model = network()
-        trainer = srunddp.Trainer(
-            model,
-            torch.optim.Adam(model.parameters(), lr=args.lr),
-            nn.CrossEntropyLoss(),
-            world=world,
-            metrics={"accuracy": accuracy},
-            checkpoint_dir=args.checkpoint_dir,
-        )
-        history = trainer.fit(
-            read(root, train=True), read(root, train=False), epochs=args.epochs, batch_size=args.batch_size
-        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+        loss = nn.CrossEntropyLoss()
+        trainer = srunddp.Trainer(model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy})
+        history = trainer.fit(read(root, train=True), read(root, train=False))
     if world.rank == 0:
         print(f"test accuracy {100 * history[-1].test['accuracy']:.2f} %", flush=True)
-
-
-def parse_arguments() -> argparse.Namespace:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, default=cache / "srunddp", help="folder of MNIST/raw")
-    parser.add_argument("--download", action="store_true", help="fetch MNIST into the data folder first")
-    parser.add_argument("--epochs", type=int, default=20, help="passes over the training data")
-    parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
-    parser.add_argument("--lr", type=float, default=1e-3, help="Adam's learning rate")
-    parser.add_argument("--checkpoint-dir", type=Path, help="write checkpoint.pt there after each epoch")
-    return parser.parse_args()
 
 
 def network() -> nn.Module:
@@ -88,23 +87,16 @@ def read(root: Path, *, train: bool) -> TensorDataset:
     return TensorDataset(mnist.data.unsqueeze(1) / 255, mnist.targets)
 
 
-def prepare(world: World, data_dir: Path, download: bool) -> Path:
+def prepare(world: srunddp.World, data_dir: Path, download: bool) -> Path:
     """See that the data is there on every node, and return the folder to read it from."""
-    if download:
-        first_on_each_node(world, lambda: import_torchvision().datasets.MNIST(data_dir, download=True))
-    if download or complete(data_dir):
-        return data_dir
-    first_on_each_node(world, lambda: write_digits(data_dir / "digits"))
-    return data_dir / "digits"
-
-
-def first_on_each_node(world: World, action: Callable[[], object]) -> None:
-    """Rank 0 acts first; then, for folders that nodes do not share, one rank of each other node."""
-    for turn in (world.rank == 0, world.rank != 0 and world.local_rank == 0):
-        if turn:
-            action()
-        if world.world_size > 1:
-            torch.distributed.barrier()
+    # Rank 0 first; then, for folders that nodes do not share, one rank of each other node.
+    with world.rank0_first(), world.rank0_first(per_node=True):
+        if download:
+            import_torchvision().datasets.MNIST(data_dir, download=True)
+        if complete(data_dir):
+            return data_dir
+        write_digits(data_dir / "digits")
+        return data_dir / "digits"
 
 
 def complete(root: Path) -> bool:

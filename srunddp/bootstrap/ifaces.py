@@ -150,7 +150,7 @@ def parse(text: bytes, path: str) -> tuple[Entry, ...]:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None)
         found = f"this is not YAML: {problem or 'nested too deeply, or a number too large'}"
         raise _wrong(
-            _where_not_yaml(error, text, path), found, "YAML", "see the example in the shipped etc/ifaces.conf"
+            where_not_yaml(error, text, path), found, "YAML", "see the example in the shipped etc/ifaces.conf"
         ) from None
     if root is None or root.value == "":
         return ()
@@ -159,7 +159,8 @@ def parse(text: bytes, path: str) -> tuple[Entry, ...]:
     return tuple(_entry(node, path) for node in root.value)
 
 
-def _where_not_yaml(error: Exception, text: bytes, path: str) -> str:
+def where_not_yaml(error: Exception, text: bytes, path: str) -> str:
+    """File and line of what PyYAML raised; the file alone where it does not say."""
     if mark := getattr(error, "problem_mark", None):
         return f"{path}:{mark.line + 1}"
     position = getattr(error, "position", None)

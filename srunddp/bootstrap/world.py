@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from srunddp.bootstrap.process_group import Joined
+from srunddp.errors import PeerError, Stopped
+from srunddp.observe.marks import heartbeat
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.distributed_c10d import Store
+
+_LOOK_EVERY, _LOOK_SELDOM = 0.01, 1.0
 
 
 def settle(limit: float = 2.0) -> None:
@@ -63,14 +70,56 @@ class World:
     interface: str
     master_addr: str
     master_port: int
+    _store: Store | None = field(default=None, repr=False, compare=False)
+    _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         # After an error the others may still be in a collective, and NCCL's destroying would wait for them.
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        if error is None or isinstance(error, Stopped) or (isinstance(error, SystemExit) and not error.code):
             self.close()
+
+    @contextlib.contextmanager
+    def rank0_first(self, *, per_node: bool = False) -> Iterator[None]:
+        """``with world.rank0_first():`` runs its body on rank 0 first, then on all others at once; for downloads.
+
+        No time limit counts meanwhile. All ranks come here, and equally often.
+
+        Args:
+            per_node: each node's local rank 0 first, for folders that nodes do not share.
+
+        Raises:
+            PeerError: the body failed on the rank that was first; there, its own error.
+        """
+        key = f"rank0_first/{next(self._turns)}/{self.node_rank if per_node else ''}"
+        heartbeat(last=True)
+        if (self.local_rank if per_node else self.rank) == 0:
+            try:
+                yield
+            except BaseException as error:
+                self._say(key, f"{type(error).__name__}: {error}")
+                raise
+            self._say(key, "")
+        else:
+            if wrong := self._hear(key):
+                first = f"local rank 0 of node {self.node_rank}" if per_node else "rank 0"
+                raise PeerError(f"{first} failed in rank0_first(): {wrong}", code=1)
+            yield
+
+    def _say(self, key: str, text: str) -> None:
+        if self._store:
+            self._store.set(key, text)
+
+    def _hear(self, key: str) -> str:
+        """What the first has said; asked for again and again, as waiting for it would have a time limit."""
+        assert self._store
+        pause = _LOOK_EVERY
+        while not self._store.check([key]):
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_SELDOM)
+        return self._store.get(key).decode(errors="replace")
 
     def close(self) -> None:
         """Destroy the process group; nothing happens where the script has done so."""
@@ -122,5 +171,6 @@ def open_world(place: Joined, backend: str, timeout: timedelta | None) -> tuple[
         interface=place.interface.name,
         master_addr=meeting.master_addr,
         master_port=meeting.master_port,
+        _store=store if environment.world_size > 1 else None,
     )
     return world, warning

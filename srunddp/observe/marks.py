@@ -1,4 +1,7 @@
-"""How far a rank has come: a count of steps in memory that the supervisor reads. A mark is one write, no more."""
+"""What a rank and its supervisor tell each other in shared memory: how many steps there were, and that all is over.
+
+A mark is one write, no more.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import mmap
 import struct
 
 _COUNT = struct.Struct("=Q")
+_CONDEMNED = _COUNT.size  # where the next word begins
 
 
 class Marks:
@@ -32,6 +36,14 @@ class Marks:
         """In the supervisor: the steps so far; 0 where none is expected."""
         return int(_COUNT.unpack_from(self._page, 0)[0])
 
+    def condemn(self) -> None:
+        """In the supervisor: a verdict stands, and the worker is about to be ended for it."""
+        _COUNT.pack_into(self._page, _CONDEMNED, 1)
+
+    def is_condemned(self) -> bool:
+        """In the worker: whether that was said."""
+        return bool(_COUNT.unpack_from(self._page, _CONDEMNED)[0])
+
 
 _marks: Marks | None = None
 
@@ -57,3 +69,13 @@ def heartbeat(*, last: bool = False) -> None:
         _marks.rest()
     else:
         _marks.mark()
+
+
+def is_guarded() -> bool:
+    """Whether there is a supervisor, which says how the run ends."""
+    return _marks is not None
+
+
+def is_condemned() -> bool:
+    """Whether a verdict stands, for which the supervisor ends this rank."""
+    return _marks is not None and _marks.is_condemned()

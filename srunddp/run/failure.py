@@ -23,7 +23,8 @@ class Weight(IntEnum):
     ABORTED = 1  # SIGABRT: a C++ library gave up, for a reason of its own or for a lost peer
     NETWORK = 2  # Python's ConnectionError: of the script's own doing, or of a lost peer
     ECHO = 3  # an error of a collective or of the store
-    ASKED = 4  # after a signal from the launcher, which ends all ranks alike
+    STOPPED = 4  # no failure: all ranks have agreed to end
+    ASKED = 5  # after a signal from the launcher, which ends all ranks alike
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class Guard:
         self._failures.append(failure)
         if failure.weight is Weight.PRIMARY:
             self._judge()
-        elif any(each.weight is Weight.ASKED for each in self._failures):
+        elif any(each.weight >= Weight.STOPPED for each in self._failures):
             self._judge_at = now + _ASKED_WAITS
         elif self._judge_at is None:
             self._judge_at = now + _ECHO_WAITS

@@ -64,7 +64,7 @@ class Report:
         shown: bool = False,
     ) -> Failure:
         """Of anything; the traceback is written to the rank's log unless it has been shown."""
-        if self._asked and now < self._asked[1] + _ASKED_COUNTS:
+        if self._asked and weight is not Weight.STOPPED and now < self._asked[1] + _ASKED_COUNTS:
             own = f"; then {cause}" if trace and code != 128 + self.asked else ""
             cause = f"the launcher ended the run with {signal_name(self.asked)}, as for scancel or the time limit{own}"
             weight, trace = Weight.ASKED, trace if own else ""

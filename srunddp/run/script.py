@@ -11,7 +11,7 @@ import sys
 import types
 from dataclasses import dataclass
 
-from srunddp.errors import ConfigError, Scope, SrunddpError
+from srunddp.errors import ConfigError, Scope, SrunddpError, Stopped
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,12 @@ def _theirs(error: BaseException) -> types.TracebackType | None:
 
 
 def show(ending: Ending) -> None:
-    """Say on standard error what Python would: a traceback, or what was given to ``sys.exit``."""
+    """Say on standard error what Python would, a traceback or what was given to ``sys.exit``, or what is ours."""
     error = ending.error
     if isinstance(error, SrunddpError):
         print(f"srunddp: error: {error}", file=sys.stderr)
+    elif isinstance(error, Stopped):
+        print(f"srunddp: {error} (exit code {error.code})", file=sys.stderr)
     elif isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)

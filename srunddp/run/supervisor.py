@@ -85,6 +85,7 @@ class Supervisor:
         meet: waits for the other ranks; runs in a thread, and may raise.
         interrupt: ends the meeting for what this rank has failed of, and its exit code.
         told: called once with what the meeting left.
+        condemn: tells the worker that a verdict stands, before it is ended for that.
         finish: called when the worker has ended, for the rest of its output; within so many seconds.
         launcher: the process whose signals reach the worker as well, and not just us; None for none.
     """
@@ -95,6 +96,7 @@ class Supervisor:
     meet: Callable[[], Met]
     interrupt: Callable[[str, int], None]
     told: Callable[[Met], None]
+    condemn: Callable[[], None]
     finish: Callable[[float], object]
     launcher: int | None
     _clock: Clock = field(default_factory=Clock)
@@ -195,12 +197,19 @@ class Supervisor:
     def _obey(self, now: float) -> None:
         guard = self._guard
         if guard and guard.verdict:
+            self.condemn()
+            if self._failure:
+                self._release()  # it may wait for the others
             # Who has failed is about to end by itself, and may have something left to do.
             self.process.end(now, ask=not self._failure)
             # The others close first: what is lost on the way to them can be sent again only while our end is there.
             if self.process.ended and self._leave_by is None:
                 self._leave_by = now + _LAST_WORD
-        elif guard and guard.released and self._done and not self._released:
+        elif guard and guard.released and self._done:
+            self._release()
+
+    def _release(self) -> None:
+        if not self._released:
             self._released = True
             self.pipe.send({"leave": True})
 

@@ -55,7 +55,7 @@ class Verdict:
             failure.node,
             failure.cause,
             failure.exit_code,
-            how="ended" if failure.weight is Weight.ASKED else "failed",
+            how="ended" if failure.weight >= Weight.STOPPED else "failed",
             traceback=failure.traceback,
             time=failure.time,
             shown=failure.shown,
@@ -69,7 +69,8 @@ def decide(failures: Sequence[Failure], left: Mapping[int, str]) -> Verdict:
         failures: at least one.
         left: the nodes of the ranks whose script was over, without an error, before the first failure.
     """
-    failure = min(failures, key=lambda each: each.weight)
+    # Those that agreed have all been waited for, and rank 0 knows best.
+    failure = min(failures, key=lambda each: (each.weight, each.rank if each.weight is Weight.STOPPED else 0))
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
     if failure.weight is not Weight.ECHO or not left:
         return replace(Verdict.of(failure), victims=others)

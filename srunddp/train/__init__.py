@@ -11,23 +11,34 @@
 - ``vision``: torchvision's import
 """
 
-from srunddp.train.checkpoint import load_checkpoint, save_checkpoint
-from srunddp.train.data import LoaderOptions, ShardSampler
+from srunddp.train.callbacks import Callback
+from srunddp.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from srunddp.train.config import CheckpointConfig, Config, DDPConfig, LoadingConfig, PreemptionConfig
+from srunddp.train.configure import read_config
 from srunddp.train.loop import Trainer
 from srunddp.train.metrics import Metric, accuracy
+from srunddp.train.order import Order, Weighted
 from srunddp.train.progress import EpochRecord
 from srunddp.train.vision import import_torchvision
 from srunddp.train.world import World
 
 __all__ = [
+    "Callback",
+    "CheckpointConfig",
+    "CheckpointError",
+    "Config",
+    "DDPConfig",
     "EpochRecord",
-    "LoaderOptions",
+    "LoadingConfig",
     "Metric",
-    "ShardSampler",
+    "Order",
+    "PreemptionConfig",
     "Trainer",
+    "Weighted",
     "World",
     "accuracy",
     "import_torchvision",
     "load_checkpoint",
+    "read_config",
     "save_checkpoint",
 ]

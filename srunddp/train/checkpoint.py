@@ -1,58 +1,251 @@
-"""Checkpoint files that are whole or not there."""
+"""Checkpoint files that are whole or not there.
+
+A file is what ``torch.save`` wrote, and then a line that tells its length and its SHA-256. Plain ``torch.load`` reads
+such a file too; ``head -c LENGTH FILE | sha256sum`` checks it.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import io
 import os
-from collections.abc import Mapping
+import pickle
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from srunddp.errors import ConfigError
+
+_LINE = "\nsrunddp checkpoint: {length:020} bytes, SHA-256 {digest}\n"
+_PARSED = re.compile(rb"\nsrunddp checkpoint: ([0-9]{20}) bytes, SHA-256 ([0-9a-f]{64})\n")
+_LINE_LENGTH = len(_LINE.format(length=0, digest="0" * 64))
+_PIECE = 1 << 20  # bytes that are read at once
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint cannot be read, or cannot be written: which, why, and the cure."""
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``state``; a kill or a power cut at any moment leaves the old file or the new.
 
-    One rank alone may call this. ``state`` holds tensors and plain values only: see :func:`load_checkpoint`.
+    One process alone may write ``path``. When this returns, the new file is on the disk and was read back.
+
+    Args:
+        path: of the file; its folder exists.
+        state: tensors and plain values, which do not change meanwhile.
 
     Raises:
-        OSError: the folder is missing, not writable, or the disk is full; the old file is untouched.
+        CheckpointError: ``state`` holds something that :func:`load_checkpoint` would refuse.
+        OSError: the folder is missing or not writable, or the disk is full or broken. With that, and with the error
+            above, the old file stays.
     """
-    # In the same folder, since a rename is atomic within one file system only; and of a fixed name, so
-    # that the next save overwrites what a killed one left, rather than filling the disk.
     path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
+    remove_temporaries(path.parent, path.name)
+    # In the same folder, since a rename is atomic within one file system only; and of a name of its own, so that two
+    # jobs that write by mistake to one folder do not mix their bytes.
+    temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")
     try:
-        with temporary.open("wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(temporary, path, state)
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of the two errors the first tells more
+            temporary.unlink()
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What :func:`save_checkpoint` wrote, with its tensors on the CPU.
 
-    On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in the file
-    is executed: torch refuses all but tensors and plain values.
+    On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in the file is executed:
+    torch refuses all but tensors and plain values.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        pickle.UnpicklingError: it holds something else than tensors and plain values.
-        RuntimeError: it is damaged.
+        CheckpointError: it is missing, damaged or cut short, or it holds something else.
     """
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
+    with _opened(path) as file:
+        _check(file, path)
+        return _load(file, path)
 
 
-def _sync_folder(folder: Path) -> None:
-    """The rename itself reaches the disk only with the folder."""
+def verify(path: str | os.PathLike[str]) -> None:
+    """Read a checkpoint as a whole and check its SHA-256, without loading it.
+
+    Raises:
+        CheckpointError: it is missing, damaged or cut short.
+    """
+    with _opened(path) as file:
+        _check(file, path)
+
+
+def remove_temporaries(folder: Path, name: str) -> None:
+    """Delete what killed saves left of files called ``name``, a pattern of :func:`Path.glob`."""
+    for temporary in folder.glob(f"{name}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring renames in this folder to the disk: they get there only with the folder itself."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class _HashedFile:
+    """What ``torch.save`` writes to: hashes it on the way, and keeps the disk's error, which torch replaces."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self.length = 0
+        self.error: OSError | None = None
+        self._file = file
+        self._hash = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            _write_all(self._file, data)
+        except OSError as error:
+            self.error = error
+            raise
+        self._hash.update(data)
+        self.length += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def line(self) -> bytes:
+        return _LINE.format(length=self.length, digest=self._hash.hexdigest()).encode()
+
+
+def _write(temporary: Path, path: Path, state: Mapping[str, Any]) -> None:
+    with open(temporary, "xb+", buffering=0) as file:
+        hashed = _HashedFile(file)
+        _save(hashed, path, state)
+        _check_loadable(file, path)
+        line = hashed.line()
+        file.seek(0, os.SEEK_END)
+        _write_all(file, line)
+        file.flush()
+        os.fsync(file.fileno())
+        # Else it would be read back from memory, which says nothing about the disk.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            found = _check(file, temporary)
+        except CheckpointError as error:
+            raise OSError(errno.EIO, f"it reads back as something else than was written: {error}") from error
+        if found != line:
+            raise OSError(errno.EIO, "it reads back as something else than was written", str(temporary))
+
+
+def _save(file: _HashedFile, path: Path, state: Mapping[str, Any]) -> None:
+    try:
+        torch.save(dict(state), file)  # type: ignore[arg-type]
+    except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
+        if file.error is not None:
+            raise file.error from None
+        raise _unfit(path, _first_line(error)) from error
+
+
+def _check_loadable(file: io.FileIO, path: Path) -> None:
+    """Now, rather than in the job that is to go on from it."""
+    file.seek(0)
+    if refused := get_unsafe_globals_in_checkpoint(file):
+        raise _unfit(path, f"it holds {', '.join(sorted(refused))}")
+
+
+def _unfit(path: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"this state cannot be a checkpoint: {found}",
+        expected="tensors and plain values, such as numbers, strings, lists and dicts",
+        cure="convert it, for instance a NumPy number by float(), or leave it out",
+        where=str(path),
+    )
+
+
+def _write_all(file: io.FileIO, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]  # a write may be short, as at the end of the space
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
+    """The open file, which is then a regular one; its errors are CheckpointErrors."""
+    try:
+        # O_NONBLOCK: opening a pipe would wait for a writer.
+        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _broken(path, "it is not a regular file")
+            yield file
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            "there is no such file", expected="a checkpoint", cure="check the path", where=str(path)
+        ) from error
+    except OSError as error:
+        raise _broken(path, f"it cannot be read: {error.strerror or error}") from error
+
+
+def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
+    """The file's last line, which is right about all that comes before it."""
+    size = os.fstat(file.fileno()).st_size
+    length = max(0, size - _LINE_LENGTH)
+    file.seek(0)
+    digest = hashlib.sha256()
+    for piece in _pieces(file, length):
+        digest.update(piece)
+    line = file.read(_LINE_LENGTH)
+    if line == _LINE.format(length=length, digest=digest.hexdigest()).encode():
+        return line
+    said = _PARSED.fullmatch(line)
+    if said is None:
+        raise _broken(path, f"it ends after {size} bytes without the line that ends a checkpoint")
+    if int(said[1]) != length:
+        raise _broken(path, f"it has {length} of {int(said[1])} bytes")
+    raise _broken(path, "its SHA-256 is not that of its content")
+
+
+def _pieces(file: io.FileIO, length: int) -> Iterator[memoryview]:
+    """The next ``length`` bytes; fewer where the file ends before. Each piece is overwritten by the next."""
+    buffer = memoryview(bytearray(min(_PIECE, length)))
+    while length > 0 and (read := file.readinto(buffer[: min(len(buffer), length)])):
+        yield buffer[:read]
+        length -= read
+
+
+def _load(file: io.FileIO, path: str | os.PathLike[str]) -> dict[str, Any]:
+    file.seek(0)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (MemoryError, OSError):
+        raise
+    except pickle.UnpicklingError as error:
+        raise _broken(path, "it holds something else than tensors and plain values") from error
+    except Exception as error:  # whatever a made-up pickle brings torch to
+        raise _broken(path, f"torch cannot read it: {_first_line(error)}") from error
+    if not isinstance(state, dict):
+        raise _broken(path, f"it holds a {type(state).__name__}, not a dict")
+    return state
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _broken(path: str | os.PathLike[str], found: str) -> CheckpointError:
+    return CheckpointError(
+        found,
+        expected="a checkpoint as srunddp wrote it",
+        cure="use another one",
+        where=os.fspath(path),
+    )

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sized
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
+from srunddp.errors import ConfigError
+from srunddp.train.config import Config
 from srunddp.train.metrics import LossFunction, Metric
 from srunddp.train.world import World
+
+
+def check_parts(
+    world: World,
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss_function: LossFunction,
+    metrics: Mapping[str, Metric],
+    config: Config,
+) -> None:
+    """What a Trainer is made of fits together.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    check_group(world)
+    check_optimizer(optimizer, model)
+    check_loss_function(loss_function)
+    check_metrics(metrics, config)
+    check_numbers(config)
 
 
 def check_group(world: World) -> None:
@@ -22,9 +46,10 @@ def check_group(world: World) -> None:
     found = dist.get_world_size() if dist.is_initialized() else 0
     if found != world.world_size:
         state = f"one of {found} ranks" if found else "none"
-        raise ValueError(
-            f"a world of {world.world_size} ranks, but torch's default process group is {state}; "
-            "expected both alike -> build the Trainer inside 'with srunddp.init() as world:'"
+        raise ConfigError(
+            f"a world of {world.world_size} ranks, but torch's default process group is {state}",
+            expected="both alike",
+            cure="build the Trainer inside 'with srunddp.init() as world:'",
         )
 
 
@@ -33,10 +58,11 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     own = {id(parameter) for parameter in model.parameters()}
     foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
     if foreign:
-        raise ValueError(
-            f"{foreign} of the optimizer's parameters are not the model's; expected the same objects -> "
-            "build the optimizer from model.parameters(), and pass that model, not wrapped in "
-            "DistributedDataParallel or copied"
+        raise ConfigError(
+            f"{foreign} of the optimizer's parameters are not the model's",
+            expected="the same objects",
+            cure="build the optimizer from model.parameters(), and pass that model, not wrapped in "
+            "DistributedDataParallel or copied",
         )
 
 
@@ -44,56 +70,80 @@ def check_loss_function(loss_function: LossFunction) -> None:
     """The loss is a mean, as DistributedDataParallel's averaging of gradients and our sums take it."""
     reduction = getattr(loss_function, "reduction", "mean")
     if reduction != "mean":
-        raise ValueError(f"a loss function with reduction={reduction!r}; expected 'mean' -> use reduction='mean'")
+        raise ConfigError(
+            f"a loss function with reduction={reduction!r}", expected="'mean'", cure="use reduction='mean'"
+        )
 
 
-def check_metrics(metrics: Mapping[str, Metric]) -> None:
-    """No metric takes the loss's name."""
+def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
+    """No metric takes the loss's name, and the one that tells the best model is among them."""
     if "loss" in metrics:
-        raise ValueError("a metric named 'loss'; expected another name, the loss has that one -> rename it")
+        raise ConfigError("a metric named 'loss'", expected="another name, the loss has that one", cure="rename it")
+    if config.best.split("/")[0] not in ("loss", *metrics):
+        known = ", ".join(("loss", *metrics))
+        raise ConfigError(f"best={config.best}", expected=f"one of {known}", cure="correct it, or pass that metric")
 
 
-def check_fit(
-    world: World,
-    train_data: Dataset[Any],
-    test_data: Dataset[Any] | None,
-    *,
-    epochs: int,
-    batch_size: int,
-    seed: int,
-) -> None:
-    """There is something to do, and all ranks were given the same.
+def check_numbers(config: Config) -> None:
+    """There is something to do."""
+    for name in ("epochs", "batch_size", "accumulation"):
+        if (number := getattr(config, name)) < 1:
+            raise ConfigError(f"{name} is {number}", expected="at least 1", cure="correct the configuration")
+    if config.precision not in ("fp32", "bf16", "fp16"):
+        raise ConfigError(f"precision is {config.precision}", expected="fp32, bf16 or fp16", cure="correct it")
+
+
+def check_fit(world: World, train_data: Dataset[Any], test_data: Dataset[Any] | None, config: Config) -> None:
+    """There is something to read, and all ranks were given the same.
 
     Else one rank would wait in a collective that another never enters.
     """
     sizes = {"len(train_data)": _length(train_data), "len(test_data)": _length(test_data)}
-    counts = {**sizes, "epochs": epochs, "batch_size": batch_size}
-    _check_agreement(world, {**counts, "seed": seed})
-    for name, number in counts.items():
-        if number == 0 or (number < 0 and name not in sizes):
-            raise ValueError(f"{name} is {number}; expected at least 1 -> check what was passed to fit()")
+    _check_agreement(world, {**sizes, **dict(_leaves(config))})
+    for name, size in sizes.items():
+        if size == 0:
+            raise ConfigError(f"{name} is 0", expected="at least 1", cure="check what was passed to fit()")
 
 
-def _check_agreement(world: World, numbers: Mapping[str, int]) -> None:
+def _leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for field in fields(config):
+        value, name = getattr(config, field.name), prefix + field.name
+        found += _leaves(value, f"{name}.") if is_dataclass(value) else [(name, value)]
+    return found
+
+
+def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
     if world.world_size == 1:
         return
-    own = torch.tensor(list(numbers.values()), device=world.device)
+    own = torch.tensor([_number(value) for value in values.values()], device=world.device)
     by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
     dist.all_gather(by_rank, own)
-    for name, *values in zip(numbers, *(row.tolist() for row in by_rank), strict=True):
-        if len(set(values)) > 1:
-            raise ValueError(
-                f"{name} differs between ranks: {values}, by rank (-1: none); expected one number -> "
-                "give every rank the whole data sets and the same settings: the Trainer shards"
+    for name, *row in zip(values, *(numbers.tolist() for numbers in by_rank), strict=True):
+        if len(set(row)) > 1:
+            shown = f": {row}, by rank (-1: none)" if isinstance(values[name], int) else ""
+            raise ConfigError(
+                f"{name} differs between ranks{shown}",
+                expected="the same on all",
+                cure="give every rank the whole data sets and the same settings: the Trainer shards",
             )
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, int):
+        return value
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
 
 
 def _length(data: Dataset[Any] | None) -> int:
     if data is None:
         return -1
-    if not isinstance(data, Sized):
-        raise ValueError(
-            f"a data set of {type(data).__name__} without a length; expected __len__ and __getitem__ -> "
-            "use a map-style data set: its indices can be sharded"
-        )
-    return len(data)
+    if isinstance(data, Sized):
+        return len(data)
+    if isinstance(data, IterableDataset):
+        return -2
+    raise ConfigError(
+        f"a data set of {type(data).__name__} without a length",
+        expected="__len__ and __getitem__, or an IterableDataset",
+        cure="use one of torch.utils.data's kinds",
+    )

@@ -1,30 +1,32 @@
-"""The order of a step and of an epoch."""
+"""The order of a step, of an epoch and of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset
 
 from srunddp.observe.marks import heartbeat
-from srunddp.train.checkpoint import save_checkpoint
-from srunddp.train.checks import (
-    check_fit,
-    check_group,
-    check_loss_function,
-    check_metrics,
-    check_optimizer,
-)
-from srunddp.train.data import LoaderOptions, ShardSampler, batches, make_loader
+from srunddp.train.callbacks import Callback
+from srunddp.train.checks import check_parts
+from srunddp.train.config import Config
+from srunddp.train.data import Batch
 from srunddp.train.metrics import LossFunction, Metric, Sums
-from srunddp.train.progress import EpochRecord, print_epoch
-from srunddp.train.replica import replicate, share_buffers
+from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
+from srunddp.train.order import Order
+from srunddp.train.progress import EpochRecord
+from srunddp.train.replica import Replica
+from srunddp.train.run import Run
+from srunddp.train.state import TrainingState
 from srunddp.train.world import World
+
+_NOTHING = nullcontext()
 
 
 class Trainer:
@@ -32,8 +34,9 @@ class Trainer:
 
     Attributes:
         model: the model itself, on ``world.device``; never the DistributedDataParallel wrap.
-        optimizer: as it was given.
-        epoch: how many epochs are done.
+        optimizer: as it was given, with fused kernels and a scaled learning rate where the configuration says so.
+        config, world, metrics, scheduler, callbacks: as they were given.
+        state: where training stands.
     """
 
     def __init__(
@@ -41,123 +44,137 @@ class Trainer:
         model: nn.Module,
         optimizer: Optimizer,
         loss_function: LossFunction,
+        config: Config | None = None,
         *,
         world: World,
         metrics: Mapping[str, Metric] | None = None,
-        checkpoint_dir: Path | str | None = None,
+        scheduler: Scheduler | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Move the model to the device and give all ranks rank 0's parameters.
 
         Args:
-            model: called as ``model(inputs)``; outputs have the samples in their first dimension.
+            model: called as ``model(inputs)``.
             optimizer: built from ``model.parameters()``, which stay the same objects.
             loss_function: ``loss_function(outputs, targets)``, the mean over a batch.
+            config: all other settings; the same on all ranks.
             world: from :func:`srunddp.init`.
-            metrics: by name, ``metric(outputs, targets)``: a value per sample, or their sum.
-            checkpoint_dir: rank 0 writes ``checkpoint.pt`` there after each epoch; None writes nothing.
+            metrics: by name, ``metric(outputs, targets)``: a value per sample, or their sum; or torchmetrics objects.
+            scheduler: of torch, or what makes one of the optimizer; stepped after each optimizer step.
+            callbacks: called at their moments, in this order.
 
         Raises:
-            ValueError: these do not fit together; the message says what to do.
-            OSError: the checkpoint folder cannot be made.
+            ConfigError: these do not fit together; the message says what to do.
         """
-        self._metrics = dict(metrics or {})
-        check_group(world)
-        check_optimizer(optimizer, model)
-        check_loss_function(loss_function)
-        check_metrics(self._metrics)
+        self.config = config = config or Config()
+        self.world = world
+        self.metrics = dict(metrics or {})
+        check_parts(world, model, optimizer, loss_function, self.metrics, config)
         if isinstance(loss_function, nn.Module):
             loss_function.to(world.device)
-        self.model = model.to(world.device)
-        self.optimizer = optimizer
-        self.epoch = 0
         self._loss_function = loss_function
-        self._world = world
-        self._replica = replicate(model, world)
-        self._checkpoint_dir = Path(checkpoint_dir) if checkpoint_dir is not None else None
-        if self._checkpoint_dir is not None and world.rank == 0:
-            # Now, so that a folder which cannot be written is known before the first epoch, not after it.
-            self._checkpoint_dir.mkdir(parents=True, exist_ok=True)
+        self._replica = Replica(model, world, config.ddp)
+        self.model, self.optimizer = self._replica.model, optimizer
+        self.scheduler, self.callbacks = scheduler, tuple(callbacks)
+        if config.fused:
+            use_fused(optimizer, self.model)
+        factor = lr_factor(config, world.world_size)
+        scale_lr(optimizer, factor)
+        scaler = GradScaler(world.device.type, enabled=config.precision == "fp16")
+        self.state = TrainingState(self.model, optimizer, scaler, factor)
 
     def fit(
         self,
         train_data: Dataset[Any],
         test_data: Dataset[Any] | None = None,
-        epochs: int = 3,
-        batch_size: int = 64,
         *,
-        loading: LoaderOptions | None = None,
-        seed: int = 0,
+        order: Order | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> list[EpochRecord]:
-        """Train for ``epochs`` more epochs; all ranks call this, and all get the same records.
+        """Train until ``config.epochs`` are done; all ranks call this, and all get the same records.
 
         Args:
-            train_data: the whole data set on every rank, of (inputs, targets) tensors.
-            test_data: the same, evaluated after each epoch.
-            epochs: passes over the training data.
-            batch_size: samples per rank and step; the effective batch is ``world_size`` times that.
-            loading: workers and memory of the loaders; None reads in the rank itself.
-            seed: of the order of samples, which is another one in each epoch.
+            train_data: the whole data set on every rank; its samples are pairs, inputs and targets.
+            test_data: the same, for evaluation.
+            order: of the training samples in each epoch; None shuffles them by ``config.seed``.
+            collate: makes a batch of a list of samples; None for torch's way.
 
         Raises:
-            ValueError: a data set is empty, has no length, or differs between ranks.
+            ConfigError: a data set is empty, or differs between ranks.
+            CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
+            Stopped: the job has to leave its nodes; a checkpoint is written.
         """
-        check_fit(self._world, train_data, test_data, epochs=epochs, batch_size=batch_size, seed=seed)
-        sampler: DistributedSampler[Any] = DistributedSampler(
-            train_data, num_replicas=self._world.world_size, rank=self._world.rank, shuffle=True, seed=seed
-        )
-        loader = make_loader(train_data, sampler, batch_size, self._world.device, loading)
-        test_loader = None
-        if test_data is not None:
-            test_sampler = ShardSampler(test_data, self._world)
-            test_loader = make_loader(test_data, test_sampler, batch_size, self._world.device, loading)
-        records = [self._epoch(loader, sampler, test_loader) for _ in range(epochs)]
-        heartbeat(last=True)
-        return records
+        with Run(self, train_data, test_data, order, collate) as run:
+            while self.state.epoch < self.config.epochs and not run.is_over:
+                self._epoch(run)
+            run.finish()
+        return self.state.records
 
-    def _epoch(
-        self, loader: DataLoader[Any], sampler: DistributedSampler[Any], test_loader: DataLoader[Any] | None
-    ) -> EpochRecord:
-        self.epoch += 1
-        sampler.set_epoch(self.epoch)
-        train = self._train(loader)
-        test = self._test(test_loader) if test_loader is not None else {}
-        record = EpochRecord(self.epoch, train, test)
-        if self._world.rank == 0:
-            print_epoch(record)
-            self._save()
-        return record
+    def _epoch(self, run: Run) -> None:
+        sums = run.start_epoch()
+        self._replica.training.train()
+        for batches in run.steps():
+            run.after_step(batches, self._step(batches, sums))
+            if run.evaluation_is_due():
+                run.judge(self._evaluate(run))
+            run.keep()
+        train = sums.means()
+        run.end_epoch(train, self._evaluate(run) if run.ends_with_evaluation() else {})
 
-    def _train(self, loader: DataLoader[Any]) -> dict[str, float]:
-        sums = Sums(self._loss_function, self._metrics, self._world)
-        self._replica.train()
-        for inputs, targets, own in batches(loader, self._world):
-            self.optimizer.zero_grad(set_to_none=True)
-            outputs = self._replica(inputs)
-            loss = self._loss_function(outputs, targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-            heartbeat()
-            sums.add(loss, outputs, targets, own)
-        share_buffers(self.model, self._world)
-        return sums.means()
+    def _step(self, batches: Sequence[Batch], sums: Sums) -> float | None:
+        """One optimizer step over some micro-batches; returns the loss of the micro-batch before the last."""
+        state, count = self.state, sum(batch.count for batch in batches)
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in batches:
+            with self._synchronising(batch is batches[-1]):
+                with self._precision():
+                    outputs = self._replica.training(batch.inputs)
+                    loss = self._loss_function(outputs, batch.targets)
+                # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.
+                weight = batch.own * self.world.world_size / count
+                state.scaler.scale(loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+            late = sums.add(loss, outputs, batch.targets, batch.own)
+        if self.config.clip_norm is not None:
+            state.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        state.scaler.step(self.optimizer)
+        state.scaler.update()
+        if state.scheduler is not None:
+            state.scheduler.step()
+        heartbeat()
+        return late
 
     @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
-    def _test(self, loader: DataLoader[Any]) -> dict[str, float]:
-        sums = Sums(self._loss_function, self._metrics, self._world)
+    def _evaluate(self, run: Run) -> dict[str, float]:
+        self._replica.share_buffers()
         self.model.eval()
-        # The model, not the wrap: shards differ in length, and the wrap's collectives would wait forever.
-        for inputs, targets, own in batches(loader, self._world):
-            outputs = self.model(inputs)
-            sums.add(self._loss_function(outputs, targets), outputs, targets, own)
+        sums = Sums(self.metrics, self.world)
+        # The model, not the wrap: it has no gradients to share, and its buffers are shared already.
+        for (batch,) in run.test_steps():
+            with self._precision():
+                outputs = self._replica.testing(batch.inputs)
+                loss = self._loss_function(outputs, batch.targets)
+            sums.add(loss, outputs, batch.targets, batch.own)
             heartbeat()
+            run.agree()
+        self._replica.training.train()
         return sums.means()
 
-    def _save(self) -> None:
-        if self._checkpoint_dir is None:
-            return
-        state = {
-            "epoch": self.epoch,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        save_checkpoint(self._checkpoint_dir / "checkpoint.pt", state)
+    def rehearse(self, batches: Sequence[Batch]) -> None:
+        """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""
+        batch = batches[0]
+        with self._precision():
+            loss = self._loss_function(self._replica.training(batch.inputs), batch.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Around a forward pass."""
+        if self.config.precision == "fp32":
+            return _NOTHING
+        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float16
+        return torch.autocast(self.world.device.type, dtype)
+
+    def _synchronising(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a forward and a backward: only a step's last ones share gradients between ranks."""
+        return _NOTHING if last else self._replica.accumulating()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from srunddp.errors import ConfigError
+from srunddp.train.late import LateLoss
+from srunddp.train.stateful import Stateful, compute, fresh, is_stateful
 from srunddp.train.world import World
 
-Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
+PlainMetric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
 """``metric(outputs, targets)``: one value per sample, or their sum; not their mean."""
+
+Metric: TypeAlias = PlainMetric | Stateful
+"""Or an object of torchmetrics: one of its metrics, or a collection of them."""
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss_function(outputs, targets)``: the mean over the batch, of no dimension."""
@@ -29,50 +36,104 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Sums:
-    """The loss and the metrics, summed over samples on the device.
+    """The loss and the metrics over the samples of all ranks.
 
-    float64 adds a float32 run's values, and counts, without a rounding that would depend on the order of
-    ranks. A batch's loss comes in as its mean in the loss's own precision.
+    All sums are float64: they add a float32 run's values, and counts, without a rounding that would depend on the order
+    of ranks. A batch's loss comes in as its mean in the loss's own precision.
     """
 
-    def __init__(self, loss_function: LossFunction, metrics: Mapping[str, Metric], world: World) -> None:
-        self._loss_function = loss_function
-        self._metrics = metrics
+    def __init__(self, metrics: Mapping[str, Metric], world: World, begun: Sequence[float] = ()) -> None:
+        """Start from nothing, or from what :meth:`collected` gave.
+
+        Args:
+            metrics: by name; those with a state are copied, so that other Sums may have the same ones.
+            world: the ranks to sum over.
+            begun: sums over all ranks, as of a checkpoint; metrics with a state start anew all the same.
+
+        Raises:
+            ConfigError: a metric with a state cannot be gathered from several ranks.
+        """
         self._world = world
-        self._count = 0
-        self._totals = {name: self._zero() for name in ("loss", *metrics)}
+        self._plain: dict[str, PlainMetric] = {}
+        self._stateful: dict[str, Stateful] = {}
+        for name, metric in metrics.items():
+            if is_stateful(metric):
+                self._stateful[name] = fresh(name, metric, world)
+            else:
+                self._plain[name] = cast(PlainMetric, metric)
+        self._has_metrics = bool(metrics)
+        self._loss = LateLoss(world.device)
+        self._totals = [self._zero() for _ in self._plain]
+        self._begun = list(begun) if world.rank == 0 and len(begun) == 2 + len(self._totals) else None
+        self._updated = False
 
-    def add(self, loss: Tensor, outputs: Tensor, targets: Tensor, own: int) -> None:
-        """Add a batch's first ``own`` samples; nothing here waits for the device."""
-        outputs = outputs.detach()
-        if own < len(targets):
-            if own == 0:
-                return
-            outputs, targets = outputs[:own], targets[:own]
-            loss = self._loss_function(outputs, targets)
-        self._count += own
-        self._totals["loss"].add_(loss.detach(), alpha=own)
-        for name, metric in self._metrics.items():
-            self._totals[name].add_(_total(name, metric(outputs, targets), own))
+    def add(self, loss: Tensor, outputs: Any, targets: Any, samples: int) -> float | None:
+        """Add a batch; nothing here waits for what the device computes now.
 
-    def means(self) -> dict[str, float]:
-        """Each total over all ranks by the samples of all ranks: one all-reduce, one wait."""
-        row = torch.stack([*self._totals.values(), self._zero() + self._count])
+        Args:
+            loss: the mean over the batch.
+            outputs, targets: of the batch.
+            samples: in it; 0 where they belong to another rank.
+
+        Returns:
+            The loss of the batch before; None at first.
+
+        Raises:
+            ConfigError: a metric gives neither a value per sample nor their sum.
+        """
+        if self._has_metrics and samples:
+            self._add(outputs.detach() if isinstance(outputs, Tensor) else outputs, targets, samples)
+        return self._loss.push(loss, samples)
+
+    @torch.no_grad()
+    def _add(self, outputs: Any, targets: Any, samples: int) -> None:
+        self._updated = True
+        for total, (name, metric) in zip(self._totals, self._plain.items(), strict=True):
+            total.add_(_total(name, metric(outputs, targets), samples))
+        for stateful in self._stateful.values():
+            stateful.update(outputs, targets)
+
+    def collected(self) -> list[float]:
+        """All sums over all ranks so far; a collective: one all-reduce, one wait."""
+        self._loss.flush()
+        own = torch.tensor([self._loss.total, self._loss.count], dtype=torch.float64)
+        row = torch.cat([own.to(self._world.device), *(total.reshape(1) for total in self._totals)])
+        if self._begun is not None:
+            row += torch.tensor(self._begun, dtype=torch.float64, device=row.device)
         if self._world.world_size > 1:
             dist.all_reduce(row)
-        *totals, count = row.tolist()
-        return {name: total / count for name, total in zip(self._totals, totals, strict=True)}
+        return [float(value) for value in row.tolist()]
+
+    def means(self) -> dict[str, float]:
+        """Each total over all ranks by the samples of all ranks; a collective.
+
+        Metrics with a state take a gather and a broadcast besides.
+
+        Returns:
+            ``loss`` and the metrics; NaN for those of no sample at all.
+
+        Raises:
+            ConfigError: a metric with a state computes no number.
+        """
+        loss, count, *totals = self.collected()
+        if not count:
+            return dict.fromkeys(("loss", *self._plain, *self._stateful), math.nan)
+        figures = {name: total / count for name, total in zip(("loss", *self._plain), (loss, *totals), strict=True)}
+        if self._stateful:
+            figures |= compute(self._stateful, self._updated, self._world)
+        return figures
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self._world.device)
 
 
-def _total(name: str, value: Tensor | float, own: int) -> Tensor | float:
+def _total(name: str, value: Tensor | float, samples: int) -> Tensor | float:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
-    if len(value) != own:
-        raise ValueError(
-            f"metric {name!r} returned shape {tuple(value.shape)} for {own} samples; "
-            "expected one value per sample, or their sum -> reduce over the other dimensions"
+    if len(value) != samples:
+        raise ConfigError(
+            f"metric {name!r} returned shape {tuple(value.shape)} for {samples} samples",
+            expected="one value per sample, or their sum",
+            cure="reduce over the other dimensions",
         )
     return value.sum(dtype=torch.float64)

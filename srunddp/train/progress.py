@@ -1,9 +1,24 @@
-"""What an epoch came to, and the one line that says so. Nothing else in this package prints."""
+"""How far training is: what an epoch came to and the one line that says so, and the bar or lines before it.
+
+Nothing else in this package prints. What cannot be printed ends nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+_BAR_EVERY = 0.1  # seconds
+_LINE_EVERY = 30.0
 
 
 @dataclass(frozen=True)
@@ -14,23 +29,199 @@ class EpochRecord:
         epoch: counted from 1.
         train: ``loss`` and the metrics, while the parameters were changing.
         test: the same on the test data after the epoch; empty where there is none.
+        samples_per_second: of training, all ranks together; 0 where it is not known.
+        world_size: how many ranks that were.
+        device: their devices' type, as torch calls it.
     """
 
     epoch: int
     train: Mapping[str, float]
     test: Mapping[str, float] = field(default_factory=dict)
+    samples_per_second: float = field(default=0.0, compare=False)
+    world_size: int = field(default=1, compare=False)
+    device: str = field(default="cpu", compare=False)
+
+    @property
+    def samples_per_second_per_gpu(self) -> float:
+        """Of one rank, which has one GPU."""
+        return self.samples_per_second / self.world_size
 
 
 def describe(record: EpochRecord) -> str:
-    """For example ``Epoch 1 - loss 0.2346, accuracy 92.34 %, test loss 0.1234, test accuracy 97.10 %``."""
+    """For example ``Epoch 1 - loss 0.2346, accuracy 92.34 %, test loss 0.1234, 12345 samples/s (6172 per GPU)``."""
     parts = [_part(name, value) for name, value in record.train.items()]
     parts += [f"test {_part(name, value)}" for name, value in record.test.items()]
+    if record.samples_per_second:
+        parts.append(_throughput(record))
     return f"Epoch {record.epoch} - {', '.join(parts)}"
 
 
 def print_epoch(record: EpochRecord) -> None:
     """Print :func:`describe`'s line at once, also where standard output is a job's log file."""
-    print(describe(record), flush=True)
+    _write(sys.stdout, describe(record))
+
+
+class Silent:
+    """Counts samples and time, and prints nothing: for the ranks other than 0."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._samples = 0
+        self._began = clock()
+        self._idle = 0.0
+        self._paused_at: float | None = None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Since the epoch's start, without pauses; 0 before the first step."""
+        end = self._clock() if self._paused_at is None else self._paused_at
+        seconds = end - self._began - self._idle
+        return self._samples / seconds if seconds > 0 else 0.0
+
+    def start_epoch(self, epoch: int, epochs: int, steps: int | None, done: int) -> None:
+        """Begin to count.
+
+        Args:
+            epoch: counted from 1.
+            epochs: how many there will have been at the end.
+            steps: of this epoch; None where nobody knows.
+            done: so many of them, before a resume.
+        """
+        self._samples = 0
+        self._idle = 0.0
+        self._began = self._clock()
+
+    def step(self, samples: int, loss: float | None) -> None:
+        """A step is done.
+
+        Args:
+            samples: of all ranks together.
+            loss: of an earlier step; None where none is known yet.
+        """
+        self._samples += samples
+
+    def end_epoch(self, record: EpochRecord) -> None:
+        """The epoch's line, on standard output."""
+
+    def say(self, text: str) -> None:
+        """A line on standard error."""
+
+    def close(self) -> None:
+        """Training is over, also before an epoch's end."""
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs in here is no training: its time does not count."""
+        if self._paused_at is not None:
+            yield
+            return
+        self._paused_at = self._clock()
+        try:
+            yield
+        finally:
+            self._idle += self._clock() - self._paused_at
+            self._paused_at = None
+
+
+class Progress(Silent):
+    """For rank 0: a bar on standard error where that is a terminal, else a line every 30 s; and each epoch's line."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(clock)
+        self._draws = False
+        # sys.stderr is None where the descriptor was closed before Python began.
+        with contextlib.suppress(OSError, ValueError):
+            self._draws = sys.stderr is not None and sys.stderr.isatty()
+        self._every = _LINE_EVERY
+        self._bar: tqdm[None] | None = None
+        self._epoch, self._epochs = 0, 0
+        self._steps: int | None = None
+        self._done = 0
+        self._loss: float | None = None
+        self._due = 0.0
+
+    def start_epoch(self, epoch: int, epochs: int, steps: int | None, done: int) -> None:
+        super().start_epoch(epoch, epochs, steps, done)
+        self.close()
+        self._epoch, self._epochs, self._steps, self._done = epoch, epochs, steps, done
+        self._loss = None
+        if self._draws:
+            with contextlib.suppress(OSError, ValueError):
+                self._bar = _bar(f"epoch {epoch}/{epochs}", steps, done)
+        self._every = _LINE_EVERY if self._bar is None else _BAR_EVERY
+        self._due = self._began + self._every
+
+    def step(self, samples: int, loss: float | None) -> None:
+        self._samples += samples
+        self._done += 1
+        if loss is not None:
+            self._loss = loss
+        if (now := self._clock()) >= self._due:
+            self._due = now + self._every
+            self._show()
+
+    def end_epoch(self, record: EpochRecord) -> None:
+        self.close()
+        print_epoch(record)
+
+    def say(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self._bar is not None:
+                self._bar.clear()
+        _write(sys.stderr, f"srunddp: {text}")
+        with contextlib.suppress(OSError, ValueError):
+            if self._bar is not None:
+                self._bar.refresh()
+
+    def close(self) -> None:
+        bar, self._bar = self._bar, None
+        with contextlib.suppress(OSError, ValueError):
+            if bar is not None:
+                bar.close()
+
+    def _show(self) -> None:
+        figures = [] if self._loss is None else [f"loss {self._loss:.4f}"]
+        figures.append(f"{self.samples_per_second:.0f} samples/s")
+        if self._bar is None:
+            self.say(", ".join([f"epoch {self._epoch} of {self._epochs}", self._share(), *figures]))
+            return
+        with contextlib.suppress(OSError, ValueError):
+            self._bar.set_postfix_str(", ".join(figures), refresh=False)
+            self._bar.n = self._done
+            self._bar.refresh()
+
+    def _share(self) -> str:
+        if self._steps is None:
+            return f"step {self._done}"
+        return f"step {self._done} of {self._steps} ({100 * self._done / max(self._steps, 1):.0f} %)"
+
+
+def _bar(description: str, steps: int | None, done: int) -> tqdm[None]:
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        # The steps keep the time themselves: no thread, and no lock that is shared with forked processes.
+        monitor_interval = 0
+        _lock = threading.RLock()
+
+    # In a terminal that does not tell its size tqdm would draw nothing.
+    told = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    size = {"dynamic_ncols": True} if told else {"ncols": 80, "nrows": 24}
+    return Bar(total=steps, initial=done, desc=description, file=sys.stderr, unit="step", leave=False, **size)
+
+
+def _write(stream: TextIO | None, line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            stream.write(line + "\n")
+            stream.flush()
+
+
+def _throughput(record: EpochRecord) -> str:
+    text = f"{record.samples_per_second:.0f} samples/s"
+    if record.world_size == 1:
+        return text
+    return f"{text} ({record.samples_per_second_per_gpu:.0f} per {'GPU' if record.device == 'cuda' else 'rank'})"
 
 
 def _part(name: str, value: float) -> str:

@@ -1,35 +1,121 @@
-"""The model on this rank's device, and its DistributedDataParallel wrap."""
+"""The model on this rank's device, and what DistributedDataParallel makes of it."""
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from srunddp.errors import ConfigError
+from srunddp.train.config import DDPConfig
 from srunddp.train.world import World
 
 
-def replicate(model: nn.Module, world: World) -> nn.Module:
-    """The module to call in a training step; the model itself in a world of one.
+class Replica:
+    """One rank's copy of the model.
 
-    The model must be on ``world.device``. All ranks get rank 0's parameters and buffers here.
+    Attributes:
+        model: the user's, on the device; with SyncBatchNorm in it where that was asked for.
+        training: what to call in a step, its backward included; testing: what to call without gradients.
     """
-    if world.world_size == 1:
-        return model
-    return DistributedDataParallel(
+
+    def __init__(self, model: nn.Module, world: World, config: DDPConfig) -> None:
+        """Move the model to the device, and give all ranks rank 0's parameters and buffers.
+
+        Raises:
+            ConfigError: this device or this backend cannot do what the configuration asks for.
+        """
+        self._world = world
+        model = _prepared(model, world, config)
+        self._ddp = _wrapped(model, world, config) if world.world_size > 1 else None
+        self.model = model
+        self.training: Any = self._ddp or model
+        self.testing: Any = model
+        if config.compile:
+            self.training = torch.compile(self.training)
+            self.testing = torch.compile(model)
+
+    @property
+    def rebuilds_buckets(self) -> bool:
+        """Whether DistributedDataParallel orders its buckets anew after its first backward, as it does by default."""
+        return self._ddp is not None and (self._ddp.static_graph or not self._ddp.find_unused_parameters)
+
+    def accumulating(self) -> contextlib.AbstractContextManager[None]:
+        """Around a forward and backward whose gradients only add to this rank's."""
+        return self._ddp.no_sync() if self._ddp else contextlib.nullcontext()
+
+    def share_buffers(self) -> None:
+        """Give all ranks rank 0's buffers, such as BatchNorm's running statistics.
+
+        DistributedDataParallel does so before a training step only. After the last one each rank's are its own, and a
+        test result would depend on which rank saw the sample.
+        """
+        if self._ddp and self._ddp.broadcast_buffers:
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=0)
+
+
+def _prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
+    if config.activation_checkpointing:
+        _checkpoint_activations(model, config.activation_checkpointing)
+    if config.sync_batchnorm and world.world_size > 1:
+        if world.device.type != "cuda":
+            raise ConfigError(
+                f"ddp.sync_batchnorm on {world.device.type}",
+                expected="GPUs, torch's SyncBatchNorm has no other",
+                cure="leave it out",
+            )
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    if config.channels_last:
+        return model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return model.to(world.device)
+
+
+def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+    found = {type(module).__name__ for module in model.modules()}
+    if missing := [name for name in names if name not in found]:
+        raise ConfigError(
+            f"ddp.activation_checkpointing names {', '.join(missing)}",
+            expected=f"classes of the model's modules: {', '.join(sorted(found))}",
+            cure="correct the names",
+        )
+    apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
+
+
+def _wrapped(model: nn.Module, world: World, config: DDPConfig) -> DistributedDataParallel:
+    ddp = DistributedDataParallel(
         model,
         device_ids=[world.device] if world.device.type == "cuda" else None,
-        # Gradients live in the all-reduce's buckets: one copy of them less, in memory and in time.
-        gradient_as_bucket_view=True,
+        gradient_as_bucket_view=config.gradient_as_bucket_view,
+        static_graph=config.static_graph,
+        bucket_cap_mb=config.bucket_cap_mb,
+        find_unused_parameters=config.find_unused_parameters,
     )
+    # Not as an argument: with that, torch would not even begin with the same buffers everywhere.
+    ddp.broadcast_buffers = config.broadcast_buffers
+    _register_hook(ddp, config)
+    return ddp
 
 
-def share_buffers(model: nn.Module, world: World) -> None:
-    """Give all ranks rank 0's buffers, such as BatchNorm's running statistics.
+def _register_hook(ddp: DistributedDataParallel, config: DDPConfig) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    DistributedDataParallel does so before a training step only. After the last one each rank's are its
-    own, and a test result would depend on which rank saw the sample.
-    """
-    if world.world_size > 1:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+    if config.hook == "fp16":
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif config.hook == "bf16":
+        if dist.get_backend() != "nccl":
+            raise ConfigError(
+                f"ddp.hook bf16 with {dist.get_backend()}",
+                expected="NCCL: no other backend adds bfloat16",
+                cure="use ddp.hook=fp16",
+            )
+        ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif config.hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=config.powersgd_rank)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

@@ -163,7 +163,7 @@ class Cluster:
     def cancel_all(self, timeout: float = 30.0) -> None:
         """Cancels every job and waits until the queue is empty, so that the next test finds free nodes."""
         deadline = time.monotonic() + timeout
-        while jobs := self.run("squeue", "--noheader", "--format=%A %T").stdout.splitlines():
+        while jobs := self.run("squeue", "--all", "--noheader", "--format=%A %T").stdout.splitlines():
             if time.monotonic() > deadline:
                 raise ClusterError(f"jobs that do not end: {jobs}")
             if live := [job.split()[0] for job in jobs if not job.endswith("COMPLETING")]:

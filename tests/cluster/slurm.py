@@ -14,6 +14,8 @@ from .nodes import LOGIN, NODES, Machine
 
 FOLDERS = ("etc", "spool", "log", "run", "dev", "state", "shared")
 PARTITION = "gpu"
+URGENT = "urgent"
+GRACE = 10  # seconds between the SIGTERM of a preempted job and its end
 
 # Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and shared
 # memory must not connect what are meant to be two hosts.
@@ -227,5 +229,9 @@ def _node_lines(settings: Settings) -> list[str]:
         "SlurmdParameters=config_overrides",
         f"NodeName=DEFAULT {cpus} RealMemory=20000{gres} State=UNKNOWN",
         *(f"NodeName={node.name} NodeAddr={node.management} NodeHostname={node.name}" for node in NODES),
-        f"PartitionName={PARTITION} Nodes={_node_range()} {partition}",
+        f"PartitionName={PARTITION} Nodes={_node_range()} PriorityTier=1 GraceTime={GRACE} {partition}",
+        # Its jobs take nodes from those of the other, which are then requeued; not counted when nodes are listed.
+        f"PartitionName={URGENT} Nodes={_node_range()} PriorityTier=2 Hidden=YES MaxTime=60 State=UP",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
     ]

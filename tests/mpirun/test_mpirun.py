@@ -66,12 +66,27 @@ def test_mpi_after_a_meeting_over_pmi_is_refused_with_the_cure() -> None:
     assert "--channel mpi" in done.errors
 
 
-def test_row_35_loader_workers_start_by_fork_and_by_spawn_beside_mpi() -> None:
+def test_row_35_loader_workers_start_by_each_method_beside_mpi_and_by_a_fork_server_unless_told() -> None:
     done = there("openmpi5").run(2, SRUNDDP, str(PROGRAMS / "loader_workers.py"))
     assert done.code == 0, done.errors
     assert {rank: report["sums"] for rank, report in done.by_rank().items()} == {
-        rank: {"fork": 28, "spawn": 28} for rank in (0, 1)
+        rank: {"fork": 28, "spawn": 28, "forkserver": 28} for rank in (0, 1)
     }
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
+@pytest.mark.parametrize("name", ["openmpi4", "openmpi5"])
+def test_row_24_one_cpu_by_mpirun_is_said_with_the_cure_and_the_cure_helps(name: str) -> None:
+    openmpi = there(name)
+    said = []
+    for binding in ("core", "none"):
+        done = openmpi.run(
+            1, "--bind-to", binding, openmpi.python, str(PROGRAMS / "cpu_advice.py"), env={"PYTHONPATH": str(ROOT)}
+        )
+        assert done.code == 0, done.errors
+        said.append(done.by_rank()[0]["advice"])
+    assert [line.endswith(" -> mpirun --bind-to none") for line in said[0]] == [True]
+    assert said[1] == []
 
 
 def test_a_script_s_exit_code_passes_through(mpi: Mpi) -> None:

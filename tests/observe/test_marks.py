@@ -59,3 +59,24 @@ def test_a_heartbeat_is_found_in_the_package_and_does_not_bring_torch() -> None:
     assert srunddp.heartbeat is heartbeat
     program = "import sys, srunddp; srunddp.heartbeat(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours: Marks) -> None:
+    child = os.fork()
+    if child == 0:
+        before = marks.is_condemned()
+        heartbeat()
+        ours.condemn()
+        heartbeat()
+        heartbeat(last=True)
+        os._exit(0 if (before, marks.is_condemned()) == (False, True) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert marks.is_condemned()
+    assert ours.read() == 0
+
+
+def test_without_a_supervisor_no_verdict_stands_and_there_is_no_guard(ours: Marks) -> None:
+    assert marks.is_guarded()
+    marks._marks = None
+    assert not marks.is_guarded()
+    assert not marks.is_condemned()

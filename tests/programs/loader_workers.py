@@ -1,4 +1,4 @@
-"""Load data with worker processes of both start methods, from a rank that met the others over MPI."""
+"""Load data with worker processes of each start method, from a rank that met the others over MPI."""
 
 import json
 import os
@@ -7,6 +7,9 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
+
+from srunddp.train.config import LoadingConfig
+from srunddp.train.workers import start_method
 
 
 class Numbers(Dataset):
@@ -23,7 +26,7 @@ if __name__ == "__main__":
     assert "mpi4py.MPI" in sys.modules
     dist.init_process_group("gloo")
     sums = {}
-    for method in ("fork", "spawn"):
+    for method in ("fork", "spawn", start_method(LoadingConfig(), "gloo")):
         loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=method)
         sums[method] = int(sum(torch.sum(batch) for batch in loader))
     dist.barrier()

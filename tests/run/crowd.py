@@ -61,6 +61,7 @@ def head(count: int, idle: float) -> int:
         meet=lambda: Met({}, guard),
         interrupt=lambda *_: None,
         told=lambda _: tell(ready=True),
+        condemn=lambda: None,
         finish=lambda _: None,
         launcher=None,
     ).run()

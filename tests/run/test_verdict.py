@@ -31,6 +31,14 @@ def test_a_cause_outweighs_an_abort_and_an_abort_an_echo(failures: list[Failure]
     assert decide([each for each in failures if each is not BOOM], {}).ranks == (3,)
 
 
+def test_of_ranks_that_agreed_to_end_the_lowest_speaks_whoever_was_heard_first() -> None:
+    stopped = [replace(BOOM, rank=rank, weight=Weight.STOPPED, traceback="") for rank in (2, 0, 1)]
+    asked = replace(BOOM, rank=3, weight=Weight.ASKED)
+    assert decide([asked, *stopped], {}).ranks == (0,)
+    assert decide([asked, *stopped], {}).how == "ended"
+    assert decide([asked, *stopped, ECHO], {}).ranks == (2,)
+
+
 def test_the_verdict_holds_no_traceback_of_a_victim() -> None:
     found = decide([ECHO, BOOM], {})
     assert found.traceback == BOOM.traceback

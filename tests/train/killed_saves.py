@@ -11,44 +11,85 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
-from srunddp.train import load_checkpoint, save_checkpoint
+from srunddp.train.shelf import Shelf
 
-VALUES = 1_000_000
+VALUES = 500_000
 
 
-def save_for_ever(path: Path, number: int) -> None:
+def shelf_of(folder: Path) -> Shelf:
+    return Shelf(folder, keep_last=2, keep_best=1)
+
+
+def save_for_ever(folder: Path, step: int, told: int) -> NoReturn:
+    """Each step is told through the pipe ``told`` once its checkpoint is said to be written."""
+    shelf = shelf_of(folder)
     while True:
-        number += 1
-        save_checkpoint(path, {"number": number, "values": torch.full((VALUES,), float(number))})
+        step += 1
+        shelf.scores[step] = random.random()
+        shelf.add(step, {"step": step, "values": torch.full((VALUES,), float(step))})
+        os.write(told, b"%d\n" % step)
 
 
-def killed_save(path: Path, number: int) -> None:
+def fork_saver(folder: Path, step: int) -> tuple[int, int]:
+    """The process, and the pipe that it tells its steps through."""
+    read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        save_for_ever(path, number)
-    time.sleep(random.uniform(0.005, 0.05))
+        try:
+            save_for_ever(folder, step, write)
+        finally:
+            os._exit(1)
+    os.close(write)
+    return child, read
+
+
+def kill(child: int, pipe: int, step: int) -> int:
+    """The last step that the child told, or ``step``."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    with os.fdopen(pipe) as told:
+        return max([step, *map(int, told.read().split())])
+
+
+def newest(folder: Path) -> tuple[int, dict[str, Any]]:
+    """The newest checkpoint; nothing that has a checkpoint's name is broken."""
+    broken: list[str] = []
+    found = shelf_of(folder).newest(broken.append)
+    assert found is not None, "no checkpoint is left"
+    assert not broken, broken
+    state = found[1]
+    assert bool((state["values"] == float(state["step"])).all()), "a mixture of two checkpoints"
+    return state["step"], state
+
+
+def check(folder: Path, acknowledged: int) -> int:
+    """The newest step, which no acknowledged one is newer than; the link to the best leads somewhere."""
+    step, _ = newest(folder)
+    assert step >= acknowledged, f"step {acknowledged} was acknowledged, and {step} is the newest"
+    best = folder / "best.pt"
+    assert not best.is_symlink() or best.exists(), "best.pt leads nowhere"
+    return step
 
 
 def main(folder: Path, kills: int) -> None:
     torch.set_num_threads(1)  # a forked child has none of the pool's threads
     random.seed(0)
-    path = folder / "checkpoint.pt"
-    save_checkpoint(path, {"number": 0, "values": torch.zeros(VALUES)})
-    number, amid = 0, 0
-    for _ in range(kills):
-        killed_save(path, number)
-        amid += len(list(folder.iterdir())) > 1
-        state = load_checkpoint(path)
-        assert state["number"] >= number, "an older checkpoint came back"
-        assert bool((state["values"] == float(state["number"])).all()), "a mixture of two checkpoints"
-        number = state["number"]
-    assert len(list(folder.iterdir())) <= 2, "killed saves pile up"
-    print(f"{number} saves, {amid} of {kills} kills amid one")
+    shelf_of(folder).add(0, {"step": 0, "values": torch.zeros(VALUES)})
+    step, amid = 0, 0
+    for number in range(kills):
+        random.seed(number)
+        child, pipe = fork_saver(folder, step)
+        time.sleep(random.uniform(0.005, 0.08))
+        acknowledged = kill(child, pipe, step)
+        amid += any(folder.glob("*.tmp"))
+        step = check(folder, acknowledged)
+    files = sorted(file.name for file in folder.iterdir())
+    assert len(files) <= 8, f"killed saves pile up: {files}"
+    print(f"{step} saves, {amid} of {kills} kills left a temporary file")
 
 
 if __name__ == "__main__":

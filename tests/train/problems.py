@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from srunddp.train import EpochRecord, Trainer
+from srunddp.train import Config, EpochRecord, LoadingConfig, Trainer
 from srunddp.train.world import World
 
 BATCH_PER_RANK = 4
@@ -54,12 +54,17 @@ def sum_of_squares(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.square().sum()
 
 
-def scale_trainer(world: World, lr: float = 0.0, **options: Any) -> Trainer:
+def settings(**changes: Any) -> Config:
+    """One epoch of batches of 4, read in the rank itself."""
+    return Config(**{"epochs": 1, "batch_size": BATCH_PER_RANK, "loading": LoadingConfig(num_workers=0)} | changes)
+
+
+def scale_trainer(world: World, **changes: Any) -> Trainer:
     """With a learning rate of 0 the figures of an epoch do not depend on the order of samples."""
     model = Scale()
     metrics = {"value": value_of_each, "squares": sum_of_squares}
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return Trainer(model, optimizer, distance, world=world, metrics=metrics, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    return Trainer(model, optimizer, distance, settings(**changes), world=world, metrics=metrics)
 
 
 def exact_figures(samples: int) -> dict[str, float]:
@@ -74,8 +79,8 @@ def fit_network(world: World, batch_size: int, dtype: torch.dtype) -> tuple[nn.M
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
     data = classes(48, dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), world=world)
-    return model, trainer.fit(data, data, epochs=4, batch_size=batch_size)
+    config = settings(epochs=4, batch_size=batch_size)
+    return model, Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world).fit(data, data)
 
 
 def classes(samples: int, dtype: torch.dtype = torch.float32) -> TensorDataset:

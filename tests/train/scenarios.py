@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from figures_scenarios import FIGURES
 from problems import (
     BATCH_PER_RANK,
     Numbered,
@@ -19,10 +20,12 @@ from problems import (
     fit_network,
     normalised_network,
     scale_trainer,
+    settings,
 )
 from torch import nn
 from worlds import StandIn, joined
 
+from srunddp.errors import ConfigError
 from srunddp.train import Trainer, accuracy
 
 
@@ -30,9 +33,8 @@ def uneven(world: StandIn, folder: Path) -> Any:
     """10 samples on 3 ranks, and fewer samples than ranks; by (samples, batch size)."""
     figures = {}
     for samples, batch_size in [(10, 1), (10, 2), (10, 3), (10, 4), (10, 64), (2, 4), (1, 4)]:
-        trainer = scale_trainer(world)
         data = Numbered(samples)
-        (record,) = trainer.fit(data, data, epochs=1, batch_size=batch_size)
+        (record,) = scale_trainer(world, batch_size=batch_size).fit(data, data)
         figures[samples, batch_size] = (record.train, record.test)
     return figures
 
@@ -41,12 +43,13 @@ def orders(world: StandIn, folder: Path) -> Any:
     """The samples this rank reads in each of three epochs of training, then in a test of them."""
     read = []
     trainer = scale_trainer(world)
-    for _ in range(3):
+    for epochs in (1, 2, 3):
         data, test_data = Numbered(30), Numbered(10)
-        trainer.fit(data, test_data, epochs=1, batch_size=4)
+        trainer.config = settings(epochs=epochs)
+        trainer.fit(data, test_data)
         read.append(data.read)
     continued = Numbered(30)
-    scale_trainer(world).fit(continued, epochs=3, batch_size=4)
+    scale_trainer(world, epochs=3).fit(continued)
     return read, continued.read, test_data.read
 
 
@@ -59,7 +62,7 @@ def network(world: StandIn, folder: Path) -> Any:
 
 
 def normalised(world: StandIn, folder: Path) -> Any:
-    """BatchNorm and a flag among the buffers; every rank names a checkpoint folder of its own."""
+    """BatchNorm and a flag among the buffers."""
     torch.manual_seed(world.rank)
     model = normalised_network()
     model.register_buffer("flag", torch.tensor([world.rank == 0]))
@@ -68,11 +71,11 @@ def normalised(world: StandIn, folder: Path) -> Any:
         model,
         optimizer,
         nn.CrossEntropyLoss(),
+        settings(epochs=2, output_dir=str(folder / "normalised"), tensorboard=False),
         world=world,
         metrics={"accuracy": accuracy},
-        checkpoint_dir=folder / f"checkpoints{world.rank}",
     )
-    history = trainer.fit(classes(58), classes(20), epochs=2, batch_size=4)
+    history = trainer.fit(classes(58), classes(20))
     return model.state_dict(), history
 
 
@@ -81,7 +84,7 @@ def waits(world: StandIn, folder: Path) -> Any:
     counts = []
     for batch_size in (4, 1):
         with counted() as calls:
-            scale_trainer(world).fit(Numbered(60), Numbered(60), epochs=2, batch_size=batch_size)
+            scale_trainer(world, epochs=2, batch_size=batch_size).fit(Numbered(60), Numbered(60))
         counts.append(dict(calls))
     return counts
 
@@ -112,9 +115,10 @@ def modes(world: StandIn, folder: Path) -> Any:
     """(training, gradients on) of the model in training, then with a test, then in training again."""
     trainer = scale_trainer(world)
     seen = []
-    for test_data in (None, Numbered(6), None):
+    for epochs, test_data in enumerate((None, Numbered(6), None), start=1):
         trainer.model.modes.clear()
-        trainer.fit(Numbered(6), test_data, epochs=1, batch_size=2)
+        trainer.config = settings(epochs=epochs, batch_size=2)
+        trainer.fit(Numbered(6), test_data)
         seen.append(set(trainer.model.modes))
     return seen
 
@@ -123,19 +127,20 @@ def disagreements(world: StandIn, folder: Path) -> Any:
     """Each rank's message where ranks were given different things."""
     first = world.rank == 0
     cases: list[tuple[Any, ...]] = [
-        (Numbered(10 + world.rank), None, 1, 2),
-        (Numbered(10), Numbered(4) if first else None, 1, 2),
-        (Numbered(10), None, 1, 2 if first else 5),
-        (Numbered(10), None, 2 if first else 1, 2),
-        (Numbered(0), None, 1, 2),
+        (Numbered(10 + world.rank), None, {}),
+        (Numbered(10), Numbered(4) if first else None, {}),
+        (Numbered(10), None, {"batch_size": 2 if first else 5}),
+        (Numbered(10), None, {"epochs": 2 if first else 1}),
+        (Numbered(10), None, {"best_mode": "min" if first else "max"}),
+        (Numbered(0), None, {}),
     ]
-    return [message(lambda case=case: scale_trainer(world).fit(*case)) for case in cases]
+    return [message(lambda case=case: scale_trainer(world, **case[2]).fit(*case[:2])) for case in cases]
 
 
 def message(action: Callable[[], object]) -> str:
     try:
         action()
-    except ValueError as error:
+    except ConfigError as error:
         return str(error)
     return "no error"
 
@@ -148,7 +153,7 @@ def result(scenario: Callable[..., Any], world: StandIn, folder: Path) -> Any:
 
 
 def main(folder: Path) -> None:
-    scenarios = (uneven, orders, network, normalised, waits, modes, disagreements)
+    scenarios = (uneven, orders, network, normalised, waits, modes, disagreements, *FIGURES)
     with joined() as world:
         results = {}
         for scenario in scenarios:

@@ -18,12 +18,14 @@ from problems import (
     fit_network,
     normalised_network,
     scale_trainer,
+    settings,
 )
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from worlds import StandIn
 
-from srunddp.train import LoaderOptions, Trainer, load_checkpoint
+from srunddp.errors import ConfigError
+from srunddp.train import LoadingConfig, Trainer, load_checkpoint
 
 if TYPE_CHECKING:
     from conftest import Ranks
@@ -72,7 +74,7 @@ def test_the_loop_equals_a_hand_written_one() -> None:
     model, history = fit_network(StandIn(), 12, torch.float64)
     torch.manual_seed(0)
     twin = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).double()
-    optimizer = torch.optim.AdamW(twin.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=0.01, fused=True)
     inputs, targets = classes(48, torch.float64).tensors
     for epoch in range(1, 5):
         order = torch.randperm(48, generator=torch.Generator().manual_seed(epoch))
@@ -104,7 +106,7 @@ def test_all_ranks_get_the_same_records(three_ranks: Ranks) -> None:
 
 def test_the_reported_test_result_is_the_checkpoints(three_ranks: Ranks) -> None:
     """Also with BatchNorm, whose running statistics differ between ranks after a step."""
-    state = load_checkpoint(three_ranks.folder / "checkpoints0" / "checkpoint.pt")
+    state = load_checkpoint(max((three_ranks.folder / "normalised" / "checkpoints").glob("step-*.pt")))
     model = normalised_network()
     model.register_buffer("flag", torch.tensor([False]))
     model.load_state_dict(state["model"])
@@ -116,22 +118,18 @@ def test_the_reported_test_result_is_the_checkpoints(three_ranks: Ranks) -> None
     assert history[-1].test["loss"] == pytest.approx(loss, abs=1e-6)
 
 
-def test_only_rank_0_writes(three_ranks: Ranks) -> None:
-    assert [(three_ranks.folder / f"checkpoints{rank}").exists() for rank in range(3)] == [True, False, False]
-
-
 def test_only_rank_0_prints_and_one_line_an_epoch(three_ranks: Ranks) -> None:
     of_normalised = [output.split("[normalised]\n")[1].split("[waits]")[0] for output in three_ranks.outputs]
     assert of_normalised[1:] == ["", ""]
     figures = r"loss \d\.\d{4}, accuracy \d\d\.\d\d %"
-    both = f"{figures}, test {figures.replace(', ', ', test ')}"
+    both = rf"{figures}, test {figures.replace(', ', ', test ')}, \d+ samples/s \(\d+ per rank\)"
     assert re.fullmatch(f"Epoch 1 - {both}\nEpoch 2 - {both}\n", of_normalised[0]), of_normalised[0]
 
 
 def test_a_step_never_waits_for_the_device(three_ranks: Ranks) -> None:
-    """Four times the batches read no more values back; two epochs with a test are four all-reduces."""
+    """Four times the batches take no more collectives or branches; losses on the CPU may be read, see test_late."""
     for few, many in three_ranks["waits"]:
-        assert few == many
+        assert {**few, "item": 0, "tolist": 0} == {**many, "item": 0, "tolist": 0}
         assert few["all_reduce"] == 4
 
 
@@ -148,6 +146,7 @@ def test_the_model_is_in_the_right_mode(three_ranks: Ranks) -> None:
         (1, "len(test_data) differs"),
         (2, "batch_size differs"),
         (3, "epochs differs"),
+        (4, "best_mode differs"),
     ],
 )
 def test_ranks_that_were_given_different_things_all_say_so(three_ranks: Ranks, case: int, name: str) -> None:
@@ -161,18 +160,18 @@ def test_an_empty_data_set_is_an_error_on_every_rank(three_ranks: Ranks) -> None
         assert messages[-1].startswith("len(train_data) is 0")
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": -3}, {"batch_size": -4}])
-def test_fit_refuses_numbers_that_leave_nothing_to_do(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": -3}, {"batch_size": -4}, {"accumulation": 0}])
+def test_numbers_that_leave_nothing_to_do_are_refused(wrong: dict[str, int]) -> None:
     (name, number) = next(iter(wrong.items()))
-    with pytest.raises(ValueError, match=f"{name} is {number}; expected at least 1"):
-        scale_trainer(StandIn()).fit(Numbered(10), **{"epochs": 1, "batch_size": 4, **wrong})
+    with pytest.raises(ConfigError, match=f"{name} is {number}; expected at least 1"):
+        scale_trainer(StandIn(), **wrong)
 
 
 def test_a_world_of_one_needs_no_process_group() -> None:
     assert not torch.distributed.is_initialized()
     trainer = scale_trainer(StandIn())
     parameters = list(trainer.model.parameters())
-    (record,) = trainer.fit(Numbered(10), Numbered(7), epochs=1, batch_size=4)
+    (record,) = trainer.fit(Numbered(10), Numbered(7))
     assert (record.train, record.test) == (exact_figures(10), exact_figures(7))
     assert list(trainer.model.parameters()) == parameters
 
@@ -186,15 +185,15 @@ def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> Non
             super().__init__(*args, **options)
 
     monkeypatch.setattr("srunddp.train.data.DataLoader", Watched)
-    options = LoaderOptions(num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
-    (record,) = scale_trainer(StandIn()).fit(Numbered(10), epochs=1, batch_size=2, loading=options)
+    loading = LoadingConfig(num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
+    (record,) = scale_trainer(StandIn(), batch_size=2, loading=loading).fit(Numbered(10))
     assert record.train == exact_figures(10)
     assert {"num_workers": 2, "prefetch_factor": 3, "pin_memory": False}.items() <= given[0].items()
 
 
 def trainer_of(**changes: Any) -> Trainer:
     model = Scale()
-    arguments = {"model": model, "loss_function": distance, "world": StandIn()} | changes
+    arguments = {"model": model, "loss_function": distance, "config": settings(), "world": StandIn()} | changes
     optimizer = arguments.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
     return Trainer(optimizer=optimizer, **arguments)
 
@@ -209,28 +208,28 @@ def trainer_of(**changes: Any) -> Trainer:
     ],
 )
 def test_what_does_not_fit_together_is_refused_with_the_cure(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=f"{words}.*; expected .* -> "):
+    with pytest.raises(ConfigError, match=f"{words}.*; expected .* -> "):
         trainer_of(**changes)
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter(())
+class Endless(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return torch.ones(1), torch.ones(1)
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (TensorDataset(torch.ones(4, 1)), "a batch of .'Tensor'.; expected two tensors"),
-        (Stream(), "a data set of Stream without a length"),
+        (TensorDataset(torch.ones(4, 1)), "a batch of .'Tensor'.; expected two parts"),
+        (Endless(), "a data set of Endless without a length"),
     ],
 )
 def test_data_the_loop_cannot_use_is_refused_with_the_cure(data: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"{words}.* -> "):
+    with pytest.raises(ConfigError, match=f"{words}.* -> "):
         trainer_of().fit(data)
 
 
 def test_a_metric_of_the_wrong_shape_is_refused() -> None:
     trainer = trainer_of(metrics={"wrong": lambda outputs, targets: torch.ones(7)})
-    with pytest.raises(ValueError, match=r"metric 'wrong' returned shape \(7,\) for 4 samples.* -> "):
-        trainer.fit(Numbered(8), batch_size=4)
+    with pytest.raises(ConfigError, match=r"metric 'wrong' returned shape \(7,\) for 4 samples.* -> "):
+        trainer.fit(Numbered(8))

@@ -25,6 +25,16 @@ class StandIn:
     world_size: int = 1
     device: torch.device = CPU
 
+    @contextmanager
+    def rank0_first(self, *, per_node: bool = False) -> Iterator[None]:
+        """On one node."""
+        if self.rank == 0:
+            yield
+        if self.world_size > 1:
+            dist.barrier()
+        if self.rank:
+            yield
+
 
 @contextmanager
 def joined() -> Iterator[StandIn]:

@@ -1,0 +1,104 @@
+"""The optimizer's fused kernels, and its learning rate: scaled with the batch, and scheduled per step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from srunddp.errors import ConfigError
+from srunddp.train.config import Config
+
+Scheduler: TypeAlias = LRScheduler | Callable[[Optimizer], LRScheduler]
+"""A torch scheduler, or what makes one of the optimizer; stepped once per optimizer step."""
+
+_FUSED = (Adam, AdamW, SGD)
+_FUSED_ON = ("cpu", "cuda")
+
+
+def use_fused(optimizer: Optimizer, model: nn.Module) -> None:
+    """Have the optimizer use its fused kernels where it has some for these parameters.
+
+    What the user has chosen stays: an implementation, a differentiable step, a state that is there already.
+    """
+    if type(optimizer) not in _FUSED or optimizer.state or any(getattr(m, "sparse", False) for m in model.modules()):
+        return
+    for group in optimizer.param_groups:
+        if any(group.get(name) is not None for name in ("fused", "foreach")) or group.get("differentiable"):
+            return
+        if not all(p.is_floating_point() and p.device.type in _FUSED_ON for p in group["params"]):
+            return
+    for group in optimizer.param_groups:
+        group["fused"] = True
+    # As the optimizer's constructor does with fused=True: GradScaler then leaves the division to the kernel.
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+
+def lr_factor(config: Config, world_size: int) -> float:
+    """What the learning rate is multiplied by, for the samples of one step."""
+    samples = world_size * config.accumulation * config.batch_size
+    ratio = samples / (config.base_batch_size or config.batch_size)
+    return {"no": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.scale_lr]
+
+
+def scale_lr(optimizer: Optimizer, factor: float) -> None:
+    """Multiply the learning rate of all groups, and what a scheduler will start from."""
+    if factor == 1.0:
+        return
+    for group in optimizer.param_groups:
+        for name in {"lr", "initial_lr"} & group.keys():
+            if isinstance(group[name], Tensor):
+                group[name].mul_(factor)
+            else:
+                group[name] *= factor
+
+
+def make_scheduler(
+    optimizer: Optimizer, wanted: Scheduler | None, config: Config, steps: int | None
+) -> LRScheduler | None:
+    """The scheduler to step after each optimizer step, or None.
+
+    Args:
+        wanted: the user's, which goes before ``config.schedule``.
+        steps: of the whole run; None where the data has no length.
+
+    Raises:
+        ConfigError: the learning rate cannot be scheduled so.
+    """
+    if isinstance(wanted, LRScheduler):
+        if config.scale_lr != "no":
+            raise ConfigError(
+                f"a finished {type(wanted).__name__} and scale_lr={config.scale_lr}",
+                expected="the scheduler to start from the scaled learning rate",
+                cure="pass a function instead: scheduler=lambda optimizer: StepLR(optimizer, 1000)",
+            )
+        return wanted
+    if wanted is not None:
+        return wanted(optimizer)
+    if config.schedule == "cosine" and steps is None:
+        raise ConfigError(
+            "schedule cosine, and data without a length",
+            expected="a known number of steps",
+            cure="give the data set a __len__, or pass a scheduler",
+        )
+    if config.schedule == "constant" and not config.warmup_steps:
+        return None
+    end = steps if config.schedule == "cosine" else None
+    return LambdaLR(optimizer, lambda step: warmup_then_cosine(step, config.warmup_steps, end))
+
+
+def warmup_then_cosine(step: int, warmup: int, end: int | None) -> float:
+    """The factor of the learning rate in a step, counted from 0: linear up to 1, then a half cosine down to 0.
+
+    Args:
+        warmup: steps before the full rate; end: the step at which it is 0; None to stay at 1.
+    """
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if end is None:
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, end - warmup))))

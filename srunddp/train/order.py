@@ -1,0 +1,161 @@
+"""The order of an epoch's samples over all ranks: the same on each of them, another one in each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from srunddp.errors import ConfigError
+
+
+class Order(Protocol):
+    """Which samples an epoch has, and in which order."""
+
+    def __len__(self) -> int:
+        """Samples per epoch."""
+
+    def indices(self, epoch: int) -> Tensor:
+        """Of shape (len,), int64, on the CPU; the same on every rank."""
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Every sample in turn."""
+
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def indices(self, epoch: int) -> Tensor:
+        return torch.arange(self.length)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Every sample once, as :class:`torch.utils.data.DistributedSampler` orders them before it pads."""
+
+    length: int
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def indices(self, epoch: int) -> Tensor:
+        return torch.randperm(self.length, generator=_generator(self.seed, epoch))
+
+
+class Weighted:
+    """Samples drawn in proportion to their weights, for classes of very different size.
+
+    Unlike :class:`torch.utils.data.WeightedRandomSampler` it has no limit of 2**24 samples.
+    """
+
+    def __init__(
+        self,
+        weights: Tensor | Sequence[float],
+        num_samples: int | None = None,
+        *,
+        seed: int = 0,
+        replacement: bool = True,
+    ) -> None:
+        """Nothing is drawn yet.
+
+        Args:
+            weights: one per sample of the data set, of any sum; a sample of weight 0 is never drawn.
+            num_samples: drawn per epoch; None for as many as there are weights.
+            seed: of the draws.
+            replacement: a sample may be drawn again in the same epoch. Without, the weights say how early it is drawn.
+
+        Raises:
+            ConfigError: no such draw is possible.
+        """
+        self._weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
+        self._seed = seed
+        self._replacement = replacement
+        _check_weights(self._weights)
+        self._num_samples = len(self._weights) if num_samples is None else num_samples
+        _check_draws(self._num_samples, None if replacement else int(self._weights.count_nonzero()))
+
+    @classmethod
+    def balanced(
+        cls,
+        targets: Tensor | Sequence[int],
+        num_samples: int | None = None,
+        *,
+        seed: int = 0,
+        replacement: bool = True,
+    ) -> Weighted:
+        """Each class as often as any other: a sample's weight is one by the size of its class.
+
+        Args:
+            targets: the class of each sample, of shape (samples,).
+            num_samples, seed, replacement: as above.
+        """
+        targets = torch.as_tensor(targets, device="cpu")
+        if targets.dim() != 1:
+            raise ConfigError(
+                f"targets of shape {tuple(targets.shape)}",
+                expected="one class per sample",
+                cure="pass class indices of shape (samples,)",
+            )
+        _, inverse, counts = torch.unique(targets, return_inverse=True, return_counts=True)
+        return cls(1 / counts.double()[inverse], num_samples, seed=seed, replacement=replacement)
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def indices(self, epoch: int) -> Tensor:
+        generator = _generator(self._seed, epoch)
+        if self._replacement:
+            return self._independent(generator)
+        # Efraimidis and Spirakis 2006: exponential times whose rates are the weights come in the order of such draws.
+        uniform = torch.rand(len(self._weights), dtype=torch.float64, generator=generator)
+        times = -torch.log1p(-uniform) / self._weights
+        # A weight of 0 gives infinity, and 0 / 0 where the draw is 0 as well.
+        times.masked_fill_(self._weights == 0, torch.inf)
+        return times.argsort(stable=True)[: self._num_samples]
+
+    def _independent(self, generator: torch.Generator) -> Tensor:
+        ends = self._weights.cumsum(0)
+        draws = torch.rand(self._num_samples, dtype=torch.float64, generator=generator) * ends[-1]
+        found = torch.searchsorted(ends, draws, right=True)
+        # A draw just below 1 may be rounded up to the very end, which is in no sample's interval.
+        return found.clamp_(max=int(self._weights.nonzero()[-1]))
+
+
+def _generator(seed: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed + epoch)
+
+
+def _check_weights(weights: Tensor) -> None:
+    found = ""
+    if weights.dim() != 1 or len(weights) == 0:
+        found = f"weights of shape {tuple(weights.shape)}"
+    elif not bool(weights.isfinite().all()) or bool((weights < 0).any()):
+        first = int((~(weights.isfinite() & (weights >= 0))).nonzero()[0])
+        found = f"weight {weights[first].item()} of sample {first}"
+    elif not 0 < float(weights.sum()) < float("inf"):
+        found = f"weights with the sum {float(weights.sum())}"
+    if found:
+        raise ConfigError(
+            found,
+            expected="a finite number of at least 0 per sample, and one above 0",
+            cure="check how the weights are computed",
+        )
+
+
+def _check_draws(num_samples: int, drawable: int | None) -> None:
+    """``drawable``: how many different samples there are to draw; None where each may come again."""
+    if num_samples < 1:
+        raise ConfigError(f"num_samples is {num_samples}", expected="at least 1", cure="draw some samples per epoch")
+    if drawable is not None and num_samples > drawable:
+        raise ConfigError(
+            f"{num_samples} draws without replacement from {drawable} samples with a weight above 0",
+            expected="no more draws than samples",
+            cure=f"set num_samples to at most {drawable}, or replacement=True",
+        )

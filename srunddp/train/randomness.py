@@ -1,0 +1,81 @@
+"""A rank's random states, as plain bytes that a checkpoint may hold."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from srunddp.train.world import World
+
+
+def gather(world: World) -> list[Tensor]:
+    """Of all ranks, on rank 0: bytes, uint8; nothing on the others. All ranks call this.
+
+    The states are torch's of the CPU and of this rank's GPU, Python's, and numpy's where it is in use.
+    """
+    own = _capture(world.device)
+    if world.world_size == 1:
+        return [own]
+    length = torch.tensor([len(own)], device=world.device)
+    lengths = [torch.empty_like(length) for _ in range(world.world_size)]
+    dist.all_gather(lengths, length)
+    sizes = [int(each) for each in lengths]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=world.device)
+    padded[: len(own)] = own.to(world.device)
+    rows = [torch.empty_like(padded) for _ in range(world.world_size)] if world.rank == 0 else None
+    dist.gather(padded, rows)
+    return [row[:size].cpu() for row, size in zip(rows or (), sizes, strict=False)]
+
+
+def restore(states: Sequence[Tensor], world: World, seed: int) -> None:
+    """Go on with this rank's state; a rank that there was none of begins one of its own."""
+    if world.rank >= len(states):
+        torch.manual_seed(seed + world.rank)
+        random.seed(seed + world.rank)
+        return
+    _restore(states[world.rank], world.device)
+
+
+@contextmanager
+def undisturbed(world: World) -> Iterator[None]:
+    """What is drawn in here, is drawn as if it were not."""
+    state = _capture(world.device)
+    try:
+        yield
+    finally:
+        _restore(state, world.device)
+
+
+def _restore(captured: Tensor, device: torch.device) -> None:
+    state = torch.load(io.BytesIO(captured.numpy().tobytes()), weights_only=True)
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+    if state["numpy"] is not None:
+        import numpy
+
+        name, keys, *rest = state["numpy"]
+        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+
+
+def _capture(device: torch.device) -> Tensor:
+    state = {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "python": random.getstate(),
+        "numpy": None,
+    }
+    if numpy := sys.modules.get("numpy"):
+        name, keys, *rest = numpy.random.get_state()
+        state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), *rest)
+    written = io.BytesIO()
+    torch.save(state, written)
+    return torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)

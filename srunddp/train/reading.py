@@ -1,0 +1,84 @@
+"""The user's data sets as the loader's workers read them: the samples of a request, or a stream's."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from srunddp.train.shares import Deal, Part, Request
+
+
+class Reader(Dataset[Any]):
+    """A data set with indices, read request by request."""
+
+    def __init__(self, data: Dataset[Any]) -> None:
+        self._data = data
+        self._read_many = getattr(data, "__getitems__", None)
+
+    def __getitems__(self, request: Request) -> Part:
+        """Called by the loader instead of ``__getitem__``, with what the sampler gave."""
+        if get_worker_info():
+            seed_worker(request.seed)
+        if self._read_many:
+            samples = self._read_many(list(request.indices))
+        else:
+            samples = [self._data[index] for index in request.indices]
+        return Part(samples, request.own, request.count)
+
+
+class Stream(IterableDataset[Any]):
+    """An iterable data set, dealt as :mod:`srunddp.train.shares` says: each worker reads all of it, and keeps its part.
+
+    Workers take micro-batches in turn. All ranks must see the same samples in the same order; where the data set has a
+    ``set_epoch``, it is called first.
+    """
+
+    def __init__(self, data: IterableDataset[Any], deal: Deal) -> None:
+        self._data = data
+        self._deal = deal
+        # Shared with the workers, which may outlive an epoch.
+        self._place = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def begin(self, epoch: int, start: int) -> None:
+        """The next iteration is of this epoch, from the sample ``start`` on."""
+        self._place.copy_(torch.tensor([epoch, start]))
+
+    def __iter__(self) -> Iterator[Part]:
+        epoch, start = self._place.tolist()
+        if set_epoch := getattr(self._data, "set_epoch", None):
+            set_epoch(epoch)
+        worker = get_worker_info()
+        turn, turns = (worker.id, worker.num_workers) if worker else (0, 1)
+        if worker:
+            seed_worker(self._deal.seed_of(epoch, start) + turn)
+        for number, part in enumerate(self._parts(start)):
+            if number % turns == turn:
+                yield part
+
+    def _parts(self, start: int) -> Iterator[Part]:
+        deal, kept, first, count = self._deal, [], None, 0
+        for index, sample in enumerate(self._data):
+            if index < start:
+                continue
+            first = sample if count == 0 else first
+            if count % deal.world_size == deal.rank:
+                kept.append(sample)
+            count += 1
+            if count == deal.together:
+                yield Part(kept, len(kept), count)
+                kept, count = [], 0
+        if count:
+            yield Part(kept or [first], len(kept), count)
+
+
+def seed_worker(seed: int) -> None:
+    """Make what a worker reads random in the same way whichever worker reads it, and again after a resume."""
+    torch.manual_seed(seed % 2**63)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)

@@ -1,0 +1,265 @@
+"""One call of ``fit()``: what goes on around its steps."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import Dataset
+
+from srunddp.observe.marks import heartbeat
+from srunddp.train import checks, cpus
+from srunddp.train.agreement import Agreement
+from srunddp.train.callbacks import overriding
+from srunddp.train.configure import save_config
+from srunddp.train.data import Batch, feeds
+from srunddp.train.history import History
+from srunddp.train.metrics import Sums
+from srunddp.train.optimizer import make_scheduler
+from srunddp.train.order import Order
+from srunddp.train.preemption import Preemption, Wish
+from srunddp.train.profile import Profile, parse
+from srunddp.train.progress import EpochRecord, Progress, Silent
+from srunddp.train.randomness import undisturbed
+from srunddp.train.requeue import leave
+from srunddp.train.saving import Saving
+
+if TYPE_CHECKING:
+    from srunddp.train.loop import Trainer
+
+
+class Leave(Exception):  # noqa: N818 - it is no error
+    """All ranks have agreed to stop after this step."""
+
+    def __init__(self, wish: Wish, cause: int) -> None:
+        super().__init__(wish, cause)
+        self.wish, self.cause = wish, cause
+
+
+class Run:
+    """What happens before, between and after the steps of a :class:`Trainer`. A context manager."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        train_data: Dataset[Any],
+        test_data: Dataset[Any] | None,
+        order: Order | None,
+        collate: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        """The arguments are those of :meth:`Trainer.fit`."""
+        config, world = trainer.config, trainer.world
+        self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
+        self._progress = Progress() if world.rank == 0 else Silent()
+        checks.check_fit(world, train_data, test_data, config)
+        share = cpus.share(world)
+        cpus.set_threads(share, config.loading.threads)
+        self._feed, self._test_feed = feeds(world, config, train_data, test_data, order, collate, share)
+        self._on_step = overriding(trainer.callbacks, "on_step")
+        self._stack = ExitStack()
+        self._sums: Sums | None = None
+        self._profile: Profile | None = None
+        self._save_due = False
+        self._history: History | None = None
+        self._saving: Saving | None = None
+
+    def __enter__(self) -> Self:
+        """Get all ready, and go on from a checkpoint where there is one."""
+        self._stack.callback(self._progress.close)
+        if self._world.rank == 0:
+            for line in cpus.advice(os.environ, cpus.Cpus.here()):
+                self._progress.say(line)
+        state, steps = self._state, self._feed.steps_left(0)
+        if state.scheduler is None:
+            whole = None if steps is None else steps * self._config.epochs
+            state.scheduler = make_scheduler(self._trainer.optimizer, self._trainer.scheduler, self._config, whole)
+        folder = Path(self._config.output_dir or ".")
+        if self._config.output_dir is not None:
+            self._open(folder)
+        if self._config.profile and self._world.rank in self._config.profile_ranks:
+            trace = folder / f"trace-rank{self._world.rank}.json"
+            self._profile = Profile(parse(self._config.profile), trace, self._progress.say)
+            self._stack.callback(self._profile.close)
+        return self
+
+    def _open(self, folder: Path) -> None:
+        self._saving = Saving(self._config, self._world, self._state, self._progress.say)
+        if found := self._saving.found():
+            # In its first step DistributedDataParallel adds gradients in another order than later. A run that was
+            # not interrupted is past that.
+            if batches := next(self.steps(), None):
+                self._trainer.rehearse(batches)
+            self._saving.restore(found)
+        self._agreement = Agreement(self._world)
+        self._preemption = self._stack.enter_context(Preemption(self._config.preemption, self._world.rank))
+        if self._world.rank == 0:
+            save_config(folder / "config.yaml", self._config)
+            self._history = History(folder, self._config.tensorboard, self._progress.say)
+            self._stack.callback(self._history.close)
+            self._history.rewind(self._state.step)
+
+    @property
+    def is_over(self) -> bool:
+        """The figures have not become better for as long as the configuration allows."""
+        return 0 < self._config.patience <= self._state.waited
+
+    def start_epoch(self) -> Sums:
+        """The figures of the epoch that begins, or goes on from a checkpoint."""
+        state, feed = self._state, self._feed
+        steps, left = feed.steps_left(0), feed.steps_left(state.seen)
+        done = steps - left if steps is not None and left is not None else 0
+        self._progress.start_epoch(state.epoch + 1, self._config.epochs, steps, done)
+        self._sums = Sums(self._trainer.metrics, self._world, state.sums)
+        return self._sums
+
+    def steps(self) -> Iterator[list[Batch]]:
+        """The micro-batches of each step that is left of this epoch."""
+        for batches in self._feed.steps(self._state.epoch + 1, self._state.seen):
+            if self._profile:
+                self._profile.before(self._state.step + 1)
+            yield batches
+            if self.is_over:
+                return
+
+    def test_steps(self) -> Iterator[list[Batch]]:
+        """The batches of the test data, each in a list of its own."""
+        assert self._test_feed is not None
+        with self._progress.paused(), undisturbed(self._world):
+            yield from self._test_feed.steps()
+
+    def after_step(self, batches: Sequence[Batch], loss: float | None) -> None:
+        """Count a step, and tell of it.
+
+        Args:
+            loss: of the micro-batch before this step's last.
+        """
+        state, count = self._state, sum(batch.count for batch in batches)
+        state.step += 1
+        state.seen += count
+        if self._profile:
+            self._profile.after(state.step)
+        self._progress.step(count, loss)
+        for call in self._on_step:
+            call(self._trainer, state.step, loss)
+        if self._history and self._config.log_every and state.step % self._config.log_every == 0:
+            rates = [float(group["lr"]) for group in self._trainer.optimizer.param_groups[:1]]
+            figures = {} if loss is None else {"loss": loss}
+            self._history.add("step", state.step, **figures, lr=rates[0])
+
+    def evaluation_is_due(self) -> bool:
+        """Whether to evaluate after this step."""
+        every = self._config.evaluate_every_steps
+        return bool(every and self._test_feed and self._state.step % every == 0)
+
+    def ends_with_evaluation(self) -> bool:
+        """The same at the end of this epoch."""
+        every = self._config.evaluate_every_epochs
+        return bool(every and self._test_feed and (self._state.epoch + 1) % every == 0)
+
+    def judge(self, figures: Mapping[str, float]) -> None:
+        """Take an evaluation's figures: are they the best so far?"""
+        state, config = self._state, self._config
+        for call in overriding(self._trainer.callbacks, "on_evaluation"):
+            call(self._trainer, figures)
+        if self._history:
+            self._history.add("evaluation", state.step, **figures)
+        state.evaluated = state.step
+        score = figures[config.best] if config.best_mode == "min" else -figures[config.best]
+        if not math.isnan(score):
+            state.scores[state.step] = score
+        if score < (math.inf if state.best is None else state.best):
+            state.best, state.waited = score, 0
+            self._save_due = self._save_due or config.checkpoint.keep_best > 0
+        else:
+            state.waited += 1
+
+    def agree(self) -> None:
+        """Hear what other ranks want, about once a second; all ranks call this equally often.
+
+        Raises:
+            Leave: all stop here.
+        """
+        if self._saving is None or not self._agreement.due():
+            return
+        wish, cause = self._preemption.wish()
+        agreed = self._agreement.reach(wish, cause, save=self._saving.due_by_clock())
+        self._save_due |= agreed.save
+        if agreed.wish:
+            raise Leave(agreed.wish, agreed.cause)
+
+    def keep(self) -> None:
+        """Write a checkpoint if one is due after this step, and leave if that was agreed on."""
+        if self._saving is None:
+            return
+        self._report()
+        if self._save_due or self._saving.due():
+            self._save()
+        self.agree()
+
+    def _report(self) -> None:
+        if self._saving is not None and (written := self._saving.report()):
+            for call in overriding(self._trainer.callbacks, "on_checkpoint"):
+                call(self._trainer, written)
+
+    def _save(self) -> Path | None:
+        if self._saving is None:
+            return None
+        self._save_due = False
+        self._state.sums = self._sums.collected() if self._sums else []
+        return self._saving.save()
+
+    def end_epoch(self, train: Mapping[str, float], test: Mapping[str, float]) -> None:
+        """Record an epoch that is over."""
+        state = self._state
+        speed, world = self._progress.samples_per_second, self._world
+        record = EpochRecord(state.epoch + 1, dict(train), dict(test), speed, world.world_size, world.device.type)
+        self._progress.end_epoch(record)
+        if test or self._test_feed is None:
+            self.judge(test or train)
+        state.epoch, state.seen, self._sums = state.epoch + 1, 0, None
+        state.records.append(record)
+        if isinstance(state.scheduler, ReduceLROnPlateau):
+            state.scheduler.step((test or train)["loss"])
+        if self._history:
+            self._history.add(
+                "epoch", state.step, epoch=record.epoch, **train, **{f"test/{k}": v for k, v in test.items()}
+            )
+        for call in overriding(self._trainer.callbacks, "on_epoch"):
+            call(self._trainer, record)
+        if self._saving and (self._save_due or self._saving.due(epoch=state.epoch)):
+            self._save()
+
+    def finish(self) -> None:
+        """Training is over: the last checkpoint is written when this returns."""
+        self._save()
+        if self._saving:
+            self._saving.finish()
+            self._report()
+        heartbeat(last=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            if isinstance(error, Leave):
+                self._leave(error)
+
+    def _leave(self, agreed: Leave) -> None:
+        path = self._save()
+        assert self._saving is not None
+        self._saving.finish()
+        leave(self._preemption, (agreed.wish, agreed.cause), self._state.step, path, broadcast=self._of_rank_0)
+
+    def _of_rank_0(self, number: int) -> int:
+        told = torch.tensor([number], device=self._world.device)
+        if self._world.world_size > 1:
+            dist.broadcast(told, src=0)
+        return int(told)

@@ -1,0 +1,100 @@
+"""How the samples of an epoch are dealt to the ranks, micro-batch by micro-batch.
+
+The order of an epoch is the same on all ranks. Each micro-batch takes its next ``world_size * batch_size`` samples, and
+each rank every ``world_size``-th of these. So what was seen after any step is a beginning of the order, and another
+number of ranks can go on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from srunddp.train.world import World
+
+
+@dataclass(frozen=True)
+class Request:
+    """One rank's part of a micro-batch, as the loader's workers are asked for it.
+
+    Attributes:
+        indices: of the samples, never none: where none is this rank's, one of another rank's stands in.
+        own: how many count, all or none; count: the same over all ranks.
+        seed: for what is random in reading them.
+    """
+
+    indices: Sequence[int]
+    own: int
+    count: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What came of a request: the samples, or with ``samples`` collated, a batch."""
+
+    samples: Any
+    own: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Who gets what of each micro-batch.
+
+    Attributes:
+        rank, world_size: this rank's.
+        batch_size: samples per rank.
+        seed: of all that is random in reading.
+    """
+
+    rank: int
+    world_size: int
+    batch_size: int
+    seed: int
+
+    @classmethod
+    def of(cls, world: World, batch_size: int, seed: int) -> Deal:
+        """For this rank of a world."""
+        return cls(world.rank, world.world_size, batch_size, seed)
+
+    @property
+    def together(self) -> int:
+        """Samples of all ranks in a full micro-batch."""
+        return self.world_size * self.batch_size
+
+    def seed_of(self, epoch: int, start: int) -> int:
+        """For reading this rank's part of the micro-batch that starts at a place in the epoch's order, 64 bits."""
+        text = f"{self.seed} {epoch} {start} {self.rank}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+class Requests(Sampler[Request]):
+    """A sampler of micro-batches; iterate again for each epoch, after :meth:`begin`."""
+
+    def __init__(self, deal: Deal) -> None:
+        self._deal = deal
+        self._order: Tensor | None = None
+        self._epoch = self._start = 0
+
+    def begin(self, order: Tensor, epoch: int, start: int) -> None:
+        """The next iteration is of this order, int64 of shape (samples,), from the sample ``start`` on."""
+        self._order, self._epoch, self._start = order, epoch, start
+
+    def __iter__(self) -> Iterator[Request]:
+        deal, order = self._deal, self._order
+        assert order is not None
+        for start in range(self._start, len(order), deal.together):
+            chunk = order[start : start + deal.together]
+            mine = chunk[deal.rank :: deal.world_size]
+            indices = mine if len(mine) else chunk[:1]
+            yield Request(indices.tolist(), len(mine), len(chunk), deal.seed_of(self._epoch, start))
+
+    def __len__(self) -> int:
+        left = 0 if self._order is None else len(self._order) - self._start
+        return -(-left // self._deal.together)

@@ -1,0 +1,79 @@
+"""Where training stands: all that a checkpoint holds, but for the random states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from srunddp.train.optimizer import scale_lr
+from srunddp.train.progress import EpochRecord
+
+VERSION = 1
+
+
+@dataclass
+class TrainingState:
+    """What changes while a model is trained.
+
+    Attributes:
+        model, optimizer, scheduler, scaler: each with a ``state_dict``.
+        lr_factor: by which the learning rate was scaled for this world's batch.
+        epoch: epochs that are over; seen: samples of the present one, over all ranks; step: optimizer steps.
+        sums: of the present epoch's figures so far, over all ranks.
+        evaluated: the step of the last evaluation; best: its best figure; waited: evaluations since then.
+        scores: of the evaluated steps; less is better.
+        records: of the epochs that are over.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    scaler: GradScaler
+    lr_factor: float = 1.0
+    scheduler: LRScheduler | None = None
+    epoch: int = 0
+    seen: int = 0
+    step: int = 0
+    sums: list[float] = field(default_factory=list)
+    evaluated: int = 0
+    best: float | None = None
+    waited: int = 0
+    scores: dict[int, float] = field(default_factory=dict)
+    records: list[EpochRecord] = field(default_factory=list)
+
+    _PLAIN = ("lr_factor", "epoch", "seen", "step", "sums", "evaluated", "best", "waited", "scores")
+    _PARTS = ("model", "optimizer", "scaler", "scheduler")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values; the tensors are those that training goes on to change."""
+        parts = {name: getattr(self, name) for name in self._PARTS}
+        return {
+            "version": VERSION,
+            **{name: part.state_dict() if part is not None else None for name, part in parts.items()},
+            **{name: getattr(self, name) for name in self._PLAIN},
+            "records": [asdict(record) for record in self.records],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; the learning rate is scaled again where this world's batch is another."""
+        factor = self.lr_factor
+        for name in self._PARTS:
+            part = getattr(self, name)
+            if part is not None and state[name] is not None:
+                part.load_state_dict(state[name])
+        for name in self._PLAIN:
+            setattr(self, name, state[name])
+        self.records = [EpochRecord(**record) for record in state["records"]]
+        self._rescale(factor)
+
+    def _rescale(self, factor: float) -> None:
+        change = factor / self.lr_factor
+        self.lr_factor = factor
+        scale_lr(self.optimizer, change)
+        if self.scheduler is not None and change != 1.0 and hasattr(self.scheduler, "base_lrs"):
+            self.scheduler.base_lrs = [change * lr for lr in self.scheduler.base_lrs]

@@ -1,0 +1,162 @@
+"""Metrics that keep a state, such as torchmetrics' ones: their states from all ranks, computed once.
+
+torchmetrics' own synchronisation takes it that every rank has samples, and for some metrics that all have as many
+batches: else it fails or hangs. And what each rank computes for itself may differ in the last digit, on which the ranks
+must not decide to stop.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from srunddp.errors import ConfigError
+from srunddp.train.world import World
+
+
+class Stateful(Protocol):
+    """What we ask of such a metric; torchmetrics' ``Metric`` and ``MetricCollection`` have it."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> object: ...
+
+    def compute(self) -> Any: ...
+
+    def reset(self) -> object: ...
+
+
+def is_stateful(metric: object) -> TypeGuard[Stateful]:
+    """Whether it is to be updated and computed, rather than called."""
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
+def fresh(name: str, metric: Stateful, world: World) -> Stateful:
+    """A copy of ``metric`` on this rank's device that has seen nothing, and leaves other ranks alone.
+
+    Raises:
+        ConfigError: on several ranks, where it has no states that can be gathered.
+    """
+    own = copy.deepcopy(metric)
+    own.reset()
+    if isinstance(own, nn.Module):
+        own.to(world.device)
+    if world.world_size > 1 and not any(part._reductions for part in _parts(own)):
+        raise ConfigError(
+            f"metric {name!r} of {type(metric).__name__} has update() and compute(), but no states",
+            expected="states of torchmetrics' add_state(), which can be gathered from all ranks",
+            cure="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
+        )
+    for part in _parts(own):
+        part.distributed_available_fn = _nobody
+    return own
+
+
+def compute(metrics: Mapping[str, Stateful], updated: bool, world: World) -> dict[str, float]:
+    """Each metric over the samples of all ranks; a collective. Rank 0 computes, and all get its figures.
+
+    Args:
+        metrics: from :func:`fresh`; those of rank 0 are of no use afterwards.
+        updated: whether this rank has updated them, which at least one rank has.
+        world: all of its ranks call this.
+
+    Returns:
+        By name, or by ``name/subname`` where a metric has several figures.
+
+    Raises:
+        ConfigError: a figure is no number; on other ranks than 0, also where computing it failed.
+    """
+    if world.world_size == 1:
+        return _figures(metrics)
+    by_rank: list[Any] = [None] * world.world_size
+    states = {name: _states(metric) for name, metric in metrics.items()} if updated else None
+    dist.gather_object(states, by_rank if world.rank == 0 else None)
+    told: list[Any] = [{}, ""]
+    failure = None
+    if world.rank == 0:
+        try:
+            _merge(metrics, [states for states in by_rank if states is not None], world)
+            told[0] = _figures(metrics)
+        except Exception as error:  # the others must hear of it: they wait
+            failure, told[1] = error, f"{type(error).__name__}: {error}"
+    dist.broadcast_object_list(told)
+    if failure is not None:
+        raise failure
+    if told[1]:
+        raise ConfigError(f"the metrics failed on rank 0: {told[1]}")
+    return dict(told[0])
+
+
+def _nobody() -> bool:
+    return False
+
+
+def _parts(metric: Stateful) -> list[Any]:
+    """Those that keep states themselves: it, and metrics within it."""
+    modules = metric.modules() if isinstance(metric, nn.Module) else [metric]
+    return [module for module in modules if isinstance(getattr(module, "_reductions", None), dict)]
+
+
+def _states(metric: Stateful) -> list[dict[str, Any]]:
+    """On the CPU: an unpickled CUDA tensor would go to the GPU number that it came from."""
+    return [{name: _on_cpu(getattr(part, name)) for name in part._reductions} for part in _parts(metric)]
+
+
+def _on_cpu(state: Any) -> Any:
+    if isinstance(state, list):
+        return [_on_cpu(value) for value in state]
+    # A copy in any case: of a view, pickle would take the whole batch along.
+    return state.detach().to("cpu", copy=True) if isinstance(state, Tensor) else state
+
+
+def _merge(metrics: Mapping[str, Stateful], by_rank: Sequence[Mapping[str, Any]], world: World) -> None:
+    for name, metric in metrics.items():
+        of_parts = zip(*(states[name] for states in by_rank), strict=True)
+        for part, states in zip(_parts(metric), of_parts, strict=True):
+            for state, reduction in part._reductions.items():
+                setattr(part, state, _reduced(reduction, [of_rank[state] for of_rank in states]))
+            part._update_count = max(part._update_count, 1)
+        if isinstance(metric, nn.Module):
+            metric.to(world.device)
+
+
+def _reduced(reduction: Callable[[Any], Any] | None, states: list[Any]) -> Any:
+    """As torchmetrics reduces gathered states, but of those ranks only that have been updated."""
+    if len(states) == 1:
+        return states[0]
+    if isinstance(states[0], list):
+        values = [value for state in states for value in state]
+        return reduction(values) if reduction and values else values
+    stacked = torch.stack(states)
+    return reduction(stacked) if reduction else stacked
+
+
+def _figures(metrics: Mapping[str, Stateful]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name, metric in metrics.items():
+        figures |= _flat(name, metric.compute())
+    return figures
+
+
+def _flat(name: str, value: Any) -> dict[str, float]:
+    if isinstance(value, Mapping):
+        flat: dict[str, float] = {}
+        for key, part in value.items():
+            flat |= _flat(f"{name}/{key}", part)
+        return flat
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return {name: float(value.item())}
+    if isinstance(value, int | float):
+        return {name: float(value)}
+    raise ConfigError(
+        f"metric {name!r} computes {_described(value)}",
+        expected="one number, or a dict of numbers",
+        cure="let it average, as by average='macro', or name its parts by torchmetrics' ClasswiseWrapper",
+    )
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -1,0 +1,377 @@
+"""Settings from YAML and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srunddp.errors import ConfigError
+from srunddp.train.config import Config
+from srunddp.train.configure import read_config, save_config, to_dict
+from srunddp.train.keys import keys_of
+from srunddp.train.typed import NULLS, text_of, value_of
+from tests.train.without_torch import run_without_torch
+
+
+@dataclass
+class Settings:
+    """A user's own.
+
+    Attributes:
+        lr: of the optimizer,
+            as it was given.
+        data, cache: folders.
+    """
+
+    lr: float = 1e-3
+    data: Path = Path("data")
+    cache: Path | None = None
+    sizes: tuple[int, float] = (1, 2.0)
+    names: list[str] = field(default_factory=list)
+    limit: int | str = 0
+    pace: float | str = 1.0
+    level: Literal[1, 2, "no"] = 1
+    train: Config = field(default_factory=lambda: Config(epochs=7))
+    here: int = field(init=False, default=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Required:
+    name: str
+    train: Config = field(default_factory=Config)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> typing.Callable[..., str]:
+    def write(text: str, name: str = "settings.yaml") -> str:
+        (tmp_path / name).write_text(text)
+        return f"--config={tmp_path / name}"
+
+    return write
+
+
+def refused(*arguments: str, kind: type = Config) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_config(kind, arguments)
+    message = str(caught.value)
+    assert "; expected " in message
+    assert " -> " in message
+    assert message.isprintable()
+    return message
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert read_config(Config, []) == Config()
+    assert read_config(Settings, []) == Settings()
+    assert read_config(Settings, []).train.epochs == 7
+
+
+def test_without_arguments_the_programs_own_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "--epochs=4"])
+    assert read_config(Config).epochs == 4
+
+
+# Every field, both ways.
+
+
+def strategy(kind: Any, *, cli: bool) -> st.SearchStrategy[Any]:
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        fields = {one.name: hints[one.name] for one in dataclasses.fields(kind) if one.init}
+        return st.builds(kind, **{name: strategy(hint, cli=cli) for name, hint in fields.items()})
+    arguments = get_args(kind)
+    if get_origin(kind) is Literal:
+        return st.sampled_from(arguments)
+    if get_origin(kind) in (UnionType, typing.Union):
+        members = st.one_of(strategy(member, cli=cli) for member in arguments)
+        # On the command line nothing tells a text that is null's name from null.
+        return members.filter(lambda value: not (cli and isinstance(value, str) and value.strip().lower() in NULLS))
+    if get_origin(kind) is tuple and arguments[1:] == (...,):
+        return st.lists(strategy(arguments[0], cli=cli), max_size=3).map(tuple)
+    if get_origin(kind) is tuple:
+        return st.tuples(*(strategy(argument, cli=cli) for argument in arguments))
+    if get_origin(kind) is list:
+        return st.lists(strategy(arguments[0], cli=cli), max_size=3)
+    # Nobody types control characters, and YAML's flow style folds some of them.
+    letters = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"])
+    texts = st.text(letters, max_size=8) | st.sampled_from(
+        ["no", "off", "1e-3", "10:15", "123", "null", "none", "a, b", "[", "~"]
+    )
+    simple = {NoneType: st.none(), bool: st.booleans(), int: st.integers(), str: texts}
+    simple |= {float: st.floats(allow_nan=False) | st.just(1e-3), Path: texts.filter(lambda t: "\0" not in t).map(Path)}
+    return simple[kind]
+
+
+def spelled(config: Any) -> list[str]:
+    """The command line of all its leaves."""
+    arguments = []
+    for name in keys_of(type(config)):
+        value = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        if isinstance(value, tuple):
+            arguments.append(f"--{name}={yaml.safe_dump(list(value), default_flow_style=True, width=10**6)}")
+        else:
+            arguments.append(f"--{name}={text_of(value)}")
+    return arguments
+
+
+@settings(max_examples=60, deadline=None)
+@given(strategy(Config, cli=True))
+def test_the_command_line_gives_what_the_file_gives_for_every_field(
+    tmp_path_factory: pytest.TempPathFactory, config: Config
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    save_config(path, config)
+    assert read_config(Config, [f"--config={path}"]) == read_config(Config, spelled(config)) == config
+
+
+@settings(max_examples=60, deadline=None)
+@given(strategy(Settings, cli=False))
+def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, config: Settings) -> None:
+    path = tmp_path_factory.getbasetemp() / "settings.yaml"
+    save_config(path, config)
+    again = read_config(Settings, [f"--config={path}"])
+    assert again == config
+    assert type(again.limit) is type(config.limit)
+
+
+def test_all_fields_of_config_are_keys() -> None:
+    leaves = {f"{name}.{key}" for name, group in to_dict(Config()).items() if isinstance(group, dict) for key in group}
+    leaves |= {name for name, value in to_dict(Config()).items() if not isinstance(value, dict)}
+    assert set(keys_of(Config)) == leaves
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("resume", "auto", "auto"),
+        ("profile", "10:15", "10:15"),
+        ("output_dir", "123", "123"),
+        ("output_dir", "no", "no"),
+        ("output_dir", "1e-3", "1e-3"),
+        ("output_dir", "2026-11-21", "2026-11-21"),
+        ("output_dir", "null", None),
+        ("output_dir", "none", None),
+        ("output_dir", "", None),
+        ("profile", "", ""),
+        ("scale_lr", "no", "no"),
+        ("ddp.hook", "none", "none"),
+        ("clip_norm", "1e-3", 1e-3),
+        ("clip_norm", ".inf", float("inf")),
+        ("clip_norm", "1", 1.0),
+        ("clip_norm", "null", None),
+        ("seed", "010", 10),
+        ("seed", "-1", -1),
+        ("fused", "off", False),
+        ("fused", "True", True),
+        ("profile_ranks", "0,1", (0, 1)),
+        ("profile_ranks", "[0, 1]", (0, 1)),
+        ("profile_ranks", "3", (3,)),
+        ("profile_ranks", "[]", ()),
+        ("preemption.signals", "USR1, off", ("USR1", "off")),
+    ],
+)
+def test_the_fields_type_alone_says_what_a_text_means(
+    file: typing.Callable[..., str], key: str, text: str, value: Any
+) -> None:
+    def leaf(config: Any) -> Any:
+        for part in key.split("."):
+            config = getattr(config, part)
+        return config
+
+    for arguments in ([f"--{key}={text}"], [f"--{key}", text], [file(f"{key}: {text}\n")]):
+        found = leaf(read_config(Config, arguments))
+        assert found == value
+        assert type(found) is type(value)
+
+
+def test_the_command_line_takes_a_text_with_yamls_marks_as_it_is() -> None:
+    assert read_config(Config, ["--resume=a: [b] # 'c"]).resume == "a: [b] # 'c"
+    assert read_config(Config, ["--resume", "-x=y"]).resume == "-x=y"
+
+
+def test_quotes_in_a_file_make_a_text() -> None:
+    assert value_of(yaml.compose("'null'"), str | None) == "null"
+    assert value_of(yaml.compose("'a,b'"), tuple[str, ...]) == ("a,b",)
+
+
+# Which wins.
+
+
+def test_the_command_line_wins_over_files_and_a_later_file_over_an_earlier(file: typing.Callable[..., str]) -> None:
+    one = file("epochs: 1\nbatch_size: 1\nddp: {hook: fp16, compile: true}\n", "one.yaml")
+    two = file("batch-size: 2\nddp.hook: bf16\n", "two.yaml")
+    config = read_config(Config, ["--epochs=9", one, two])
+    assert (config.epochs, config.batch_size, config.ddp.hook, config.ddp.compile) == (9, 2, "bf16", True)
+
+
+def test_dashes_and_underscores_are_the_same(file: typing.Callable[..., str]) -> None:
+    assert read_config(Config, ["--batch-size=5", "--ddp.bucket-cap-mb=9"]).ddp.bucket_cap_mb == 9
+    assert read_config(Config, [file("ddp:\n  bucket-cap-mb: 7\n")]).ddp.bucket_cap_mb == 7
+
+
+def test_nested_settings_are_reached_by_dots(file: typing.Callable[..., str]) -> None:
+    found = read_config(Settings, [file("lr: 1e-4\ntrain:\n  ddp: {hook: fp16}\n"), "--train.loading.num_workers=2"])
+    assert (found.lr, found.train.ddp.hook, found.train.loading.num_workers) == (1e-4, "fp16", 2)
+    assert found.train.epochs == 7  # the user's default, not Config's
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "ddp:\n"])
+def test_an_empty_file_sets_nothing(file: typing.Callable[..., str], text: str) -> None:
+    assert read_config(Config, [file(text)]) == Config()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("--epoch=3", ["--epoch is an unknown key", "did you mean epochs?"]),
+        ("--hook=fp16", ["did you mean ddp.hook?"]),
+        ("--ddp.num_worker=2", ["did you mean loading.num_workers?"]),
+        ("--conf=x", ["did you mean config?"]),
+        ("--epochs=three", ["--epochs is 'three'; expected an integer -> "]),
+        ("--epochs=10:15", ["'10:15'; expected an integer"]),
+        ("--epochs=3.0", ["expected an integer"]),
+        ("--clip_norm=big", ["expected a number or null"]),
+        ("--fused=1", ["expected true or false"]),
+        ("--fused=ture", ["did you mean true?"]),
+        ("--precision=fp61", ["expected fp32, bf16 or fp16 -> did you mean fp16?"]),
+        ("--profile_ranks=[0, x]", ["--profile_ranks is 'x'; expected a list, each an integer"]),
+        ("--profile_ranks=[0", ["'[0'; expected a list"]),
+        ("--ddp=3", ["--ddp stands for several keys; expected one of them, such as ddp."]),
+        ("--epochs", ["--epochs without a value"]),
+        ("epochs=3", ["the argument 'epochs=3'; expected --key=value"]),
+        ("-e", ["the argument '-e'"]),
+        ("--", ["the argument '--'"]),
+        ("--=3", ["is an unknown key"]),
+        ("--config=/nowhere/x.yaml", ["/nowhere/x.yaml: No such file or directory", "correct --config"]),
+        ("--config=/", ["/: Is a directory"]),
+    ],
+)
+def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]) -> None:
+    message = refused(argument)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "part"),
+    [
+        (
+            "epochs: 3\nddp:\n  hok: fp16\n",
+            3,
+            "ddp.hok is an unknown key; expected a key that --help lists -> did you m",
+        ),
+        ("epochs: 3\nconfig: x\n", 2, "config is an unknown key"),
+        ("\nepochs: x\n", 2, "epochs is 'x'; expected an integer"),
+        ("epochs: '3'\n", 1, "expected an integer"),
+        ("epochs: [3]\n", 1, "epochs is a list; expected an integer"),
+        ("resume: {a: b}\n", 1, "resume is keys with values; expected a text"),
+        ("resume: !!python/name:os.system x\n", 1, "expected a text"),
+        ("profile_ranks:\n  - 0\n  - x\n", 3, "profile_ranks is 'x'"),
+        ("ddp: 3\n", 1, "ddp is '3'; expected keys with values"),
+        ("- epochs\n", 1, "the file is a list; expected keys with values"),
+        ("epochs: 3\nseed: 1\nepochs: 4\n", 3, "epochs twice in one file"),
+        ("ddp: {hook: fp16}\nddp.hook: bf16\n", 2, "ddp.hook twice in one file"),
+        ("ddp: {hook: fp16}\nddp: {compile: true}\n", 2, "ddp twice in one file"),
+        ("batch-size: 3\nbatch_size: 4\n", 2, "batch_size twice in one file"),
+        ("[a]: 3\n", 1, "a list is an unknown key"),
+        ("epochs: 3\nddp: [\n", 3, "this is not YAML"),
+        ("epochs: 3\n---\nepochs: 4\n", 2, "this is not YAML"),
+        ("a: \x01\n", 1, "this is not YAML"),
+        ("ddp: &a\n  ddp: *a\n", 2, "ddp.ddp is an unknown key"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_line(file: typing.Callable[..., str], text: str, line: int, part: str) -> None:
+    argument = file(text)
+    message = refused(argument)
+    assert message.startswith(f"{argument.removeprefix('--config=')}:{line}: ")
+    assert part in message
+
+
+def test_what_must_be_given_and_is_not_is_named() -> None:
+    assert "name is not given; expected a text -> add --name=VALUE" in refused("--train.epochs=3", kind=Required)
+    assert read_config(Required, ["--name=x"]) == Required(name="x")
+
+
+def test_a_class_that_no_text_can_fill_is_refused() -> None:
+    bad = dataclasses.make_dataclass("Bad", [("table", dict[str, int], field(default_factory=dict))])
+    assert "Bad.table is of type dict[str, int]; expected bool" in refused(kind=bad)
+    taken = dataclasses.make_dataclass("Taken", [("config", str, "")])
+    assert "Taken.config: --config has a meaning already" in refused(kind=taken)
+
+    @dataclass
+    class Local:
+        inner: Nowhere = None  # type: ignore[name-defined]  # noqa: F821
+
+    assert "Local: name 'Nowhere' is not defined" in refused(kind=Local)
+
+
+# The help.
+
+
+def test_help_lists_every_key_with_default_and_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        read_config(Settings, ["--lr=2", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name, key in keys_of(Settings).items():
+        assert f"\n  --{name}={text_of(key.default)}  (" in text
+    flat = " ".join(text.split())
+    assert "--lr=0.001 (a number) of the optimizer, as it was given." in flat
+    assert "--cache=null (a path or null) folders." in flat
+    assert "--train.epochs=7 (an integer) passes over the training data." in flat
+
+
+def test_every_key_of_config_has_a_sentence() -> None:
+    assert [name for name, key in keys_of(Config).items() if not key.sentence] == []
+
+
+def test_other_ranks_print_no_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit):
+        read_config(Config, ["-h"])
+    assert capsys.readouterr().out == ""
+
+
+# The file.
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.yaml"
+    save_config(path, Config())
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        save_config(path, Config(epochs=9))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_settings_are_read_where_torch_cannot_be_imported() -> None:
+    done = run_without_torch(
+        "from srunddp.train.config import Config\n"
+        "from srunddp.train.configure import read_config, to_dict\n"
+        "print(to_dict(read_config(Config, ['--epochs=4']))['epochs'])\n"
+    )
+    assert done.stdout == "4\n"

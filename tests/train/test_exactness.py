@@ -1,0 +1,68 @@
+"""Any number of ranks trains as one does, and goes on from what another number has left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import HERE, ROOT
+from exactness import PART
+
+# float32 has 24 bits, and 50 steps of sums in another order: figures of about 1 differ by some thousand times 6e-8.
+BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-5}
+SPLITS = [(4, 16, 1), (1, 16, 4), (4, 4, 4)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("exactness")
+    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "exactness.py"), str(folder)],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "results.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("split", SPLITS)
+def test_four_ranks_and_accumulated_batches_train_as_one_rank_with_the_same_global_batch(
+    results: Any, dtype: torch.dtype, split: tuple[int, int, int]
+) -> None:
+    """Losses and weights after 50 steps."""
+    ((serial, weights, losses, _),) = results["equality"][dtype, 1, 64, 1]
+    assert len(losses) == 50
+    for (record,), state, *_ in results["equality"][(dtype, *split)]:
+        assert record.train["loss"] == pytest.approx(serial[0].train["loss"], rel=0, abs=BOUNDS[dtype])
+        for name, value in weights.items():
+            torch.testing.assert_close(state[name], value, rtol=0, atol=BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_step_s_loss_is_that_of_one_rank(results: Any, dtype: torch.dtype) -> None:
+    ((_, _, alone, _),) = results["equality"][dtype, 1, 64, 1]
+    by_rank = [losses for _, _, losses, _ in results["equality"][dtype, 4, 16, 1]]
+    for step, losses in enumerate(zip(alone, *by_rank, strict=True)):
+        if step > 0:
+            assert sum(losses[1:]) / 4 == pytest.approx(losses[0], rel=0, abs=BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("kind", ["resumed", "streams"])
+@pytest.mark.parametrize("ranks", [2, 6])
+def test_another_number_of_ranks_sees_the_rest_of_the_epoch_once(results: Any, kind: str, ranks: int) -> None:
+    before, after = results[kind][ranks]
+    seen = list(itertools.chain(*(samples[step] for samples in before for step in (1, 2, 3))))
+    rest = list(itertools.chain(*(step for samples in after for step in samples.values())))
+    assert len(seen) == 3 * 4 * 2, "the checkpoint was in the middle of the epoch"
+    assert [min(samples) for samples in after] == [4] * ranks
+    assert sorted(seen + rest) == list(range(PART))

@@ -1,0 +1,229 @@
+"""A signal or the known end of the job is a wish; whatever else is there goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from srunddp.errors import ConfigError
+from srunddp.observe import marks
+from srunddp.train.config import PreemptionConfig
+from srunddp.train.preemption import Preemption, Wish, asked_of_slurm
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LONG = 30.0
+NOTHING = (Wish.NONE, 0)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+def preemption(rank: int = 0, environ: dict[str, str] | None = None, **settings: Any) -> Preemption:
+    return Preemption(PreemptionConfig(**settings), rank, environ or {})
+
+
+# Signals.
+
+
+@pytest.mark.parametrize(
+    ("number", "wish"),
+    [(signal.SIGUSR1, Wish.REQUEUE), (signal.SIGUSR2, Wish.REQUEUE), (signal.SIGTERM, Wish.LEAVE)],
+)
+def test_a_signal_is_a_wish_on_every_rank(number: signal.Signals, wish: Wish) -> None:
+    for rank in (0, 1):
+        with preemption(rank) as it:
+            assert it.wish() == NOTHING
+            os.kill(os.getpid(), number)
+            assert it.wish() == (wish, number)
+            assert it.wish() == (wish, number)
+
+
+def test_sigterm_goes_before_a_requeue_whichever_came_first() -> None:
+    for order in ((signal.SIGUSR2, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR2)):
+        with preemption() as it:
+            for number in order:
+                os.kill(os.getpid(), number)
+            assert it.wish() == (Wish.LEAVE, signal.SIGTERM)
+
+
+def test_thousands_of_signals_are_one_wish() -> None:
+    with preemption() as it:
+        for _ in range(5000):
+            os.kill(os.getpid(), signal.SIGUSR2)
+        assert it.wish() == (Wish.REQUEUE, signal.SIGUSR2)
+
+
+def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+    try:
+        with preemption() as it:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert (it.wish()[0], got) == (Wish.REQUEUE, [])
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert got == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_that_was_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with preemption() as it:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert it.wish() == NOTHING
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_outside_the_main_thread_nothing_is_noted_and_nothing_fails() -> None:
+    found = []
+
+    def elsewhere() -> None:
+        with preemption() as it:
+            found.append((it.wish(), signal.getsignal(signal.SIGUSR2)))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [(NOTHING, signal.SIG_DFL)]
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [("SIGUSR2", "write USR2"), ("usr1", "write USR1"), ("URS2", "write USR2"), ("TERM", "leave it out")],
+)
+def test_an_unknown_signal_is_a_configuration_error_that_names_the_nearest(name: str, cure: str) -> None:
+    with pytest.raises(ConfigError, match=f"preemption.signals has '{name}'; expected .*USR2.* -> {cure}"):
+        preemption(signals=(name,))
+
+
+def test_a_sigterm_upon_a_verdict_is_no_wish_and_ends_the_process_at_once() -> None:
+    shared = marks.Marks()
+    child = os.fork()
+    if child == 0:
+        marks.install(shared)
+        with preemption():
+            shared.condemn()
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
+def test_a_look_costs_less_than_a_third_of_a_microsecond() -> None:
+    with preemption() as it:
+        assert min(timeit.repeat(it.wish, number=100_000, repeat=5)) / 100_000 < 0.3e-6
+
+
+# The known end of the job.
+
+
+def wished_after(**variables: str) -> float:
+    """Seconds until rank 0 wishes to be requeued."""
+    began = time.monotonic()
+    with preemption(environ=variables) as it:
+        until(lambda: it.wish() == (Wish.REQUEUE, 0))
+    return time.monotonic() - began
+
+
+def test_at_the_latest_half_way_to_the_end_of_the_job_a_requeue_is_wished_by_rank_0() -> None:
+    end = str(int(time.time()) + 4)
+    with preemption(1, {"SLURM_JOB_END_TIME": end}) as other:
+        assert 1.3 < wished_after(SLURM_JOB_END_TIME=end) < 2.5
+        assert other.wish() == NOTHING
+
+
+def test_the_lead_counts_where_it_is_less_than_half() -> None:
+    it = preemption(environ={"SLURM_JOB_END_TIME": str(int(time.time()) + 1000)}, lead_seconds=100.0)
+    with it:
+        assert it._leave_at - time.monotonic() == pytest.approx(900, abs=2)
+
+
+def squeue(folder: Path, body: str) -> dict[str, str]:
+    path = folder / "bin" / "squeue"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\necho "$@" >>{folder}/calls\n{body}\n')
+    path.chmod(0o755)
+    return {"SLURM_JOB_ID": "1207", "PATH": f"{path.parent}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize("told", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}])
+def test_where_the_environment_does_not_tell_the_end_slurm_is_asked_once(tmp_path: Path, told: dict[str, str]) -> None:
+    end = int(time.time()) + 2
+    assert wished_after(**squeue(tmp_path, f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {end}'), **told) < 2
+    assert (tmp_path / "calls").read_text() == "--noheader --jobs=1207 --format=%e\n"
+
+
+@pytest.mark.parametrize("said", ["N/A", "Unknown", "UNLIMITED", "NONE", "", "1", "99999999999999999999", "2026-11-21"])
+def test_an_end_that_is_none_is_none(tmp_path: Path, said: str) -> None:
+    asked = threading.active_count()
+    with preemption(environ=squeue(tmp_path, f"echo '{said}'")) as it:
+        until(lambda: threading.active_count() == asked)
+        assert it.wish() == NOTHING
+        assert it._leave_at == float("inf")
+
+
+def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with preemption(environ=squeue(tmp_path, "exec sleep 60")):
+        pass
+    assert time.monotonic() - began < 1.0
+    hangs = {"SLURM_JOB_ID": "1207", "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    assert asked_of_slurm(hangs, 0.3) == ""
+    assert asked_of_slurm(hangs | {"PATH": str(tmp_path)}) == ""
+
+
+def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
+    variables = squeue(tmp_path, "") | {"SLURM_JOB_ID": "1; reboot"}
+    threads = threading.active_count()
+    for settings in ({"environ": variables}, {"environ": {}}, {"environ": variables, "lead_seconds": 0.0}):
+        with preemption(**settings):
+            assert threading.active_count() == threads
+    assert not (tmp_path / "calls").exists()
+
+
+# torch's own processes.
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_the_signals_of_a_step_do_not_reach_loader_workers_which_end_with_their_rank(method: str) -> None:
+    command = [sys.executable, str(HERE / "shielded_workers.py"), method]
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "reading\n"
+        below = psutil.Process(rank.pid).children(recursive=True)
+        assert len(below) == {"fork": 2, "forkserver": 4, "spawn": 3}[method]
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            for process in below:
+                process.send_signal(number)
+        print("go on", file=rank.stdin, flush=True)
+        assert rank.stdout.readline() == "read on; the worker that hung ended with 0\n"
+        still = [process for process in below if process.is_running()]
+        assert len(still) == len(below) - 1
+        rank.kill()
+        until(lambda: not any(running(process) for process in still))
+
+
+def running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -1,0 +1,108 @@
+"""Slurm is asked once to start the job again, and whatever scontrol does, the answer is there within ten seconds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from srunddp.train.requeue import requeue
+
+JOB = {"SLURM_JOB_ID": "1207"}
+
+
+def scontrol(folder: Path, body: str) -> dict[str, str]:
+    """A job's variables, with a scontrol in PATH that notes how it was called."""
+    path = folder / "bin" / "scontrol"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\necho "$@" >>{folder}/calls\n{body}\n')
+    path.chmod(0o755)
+    return JOB | {"PATH": f"{path.parent}:/usr/bin:/bin"}
+
+
+def calls(folder: Path) -> list[str]:
+    path = folder / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_job_is_requeued_by_one_call(tmp_path: Path) -> None:
+    assert requeue(scontrol(tmp_path, ""), 100) == ""
+    assert calls(tmp_path) == ["requeue 1207"]
+
+
+def test_of_an_array_the_one_element_is_requeued(tmp_path: Path) -> None:
+    element = {"SLURM_ARRAY_JOB_ID": "1200", "SLURM_ARRAY_TASK_ID": "7"}
+    assert requeue(scontrol(tmp_path, "") | element, 100) == ""
+    assert calls(tmp_path) == ["requeue 1200_7"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo 'Access denied' >&2; echo ' (1)' >&2; exit 1", "scontrol failed: Access denied (1)"),
+        ("exit 3", "scontrol failed: it ended with 3"),
+        ("kill -9 $$", "scontrol failed: it ended with -9"),
+    ],
+)
+def test_a_scontrol_that_fails_is_quoted_and_not_called_again(tmp_path: Path, body: str, said: str) -> None:
+    assert requeue(scontrol(tmp_path, body), 100) == said
+    assert len(calls(tmp_path)) == 1
+
+
+def test_a_scontrol_that_is_missing_or_cannot_run_is_told(tmp_path: Path) -> None:
+    assert requeue(JOB | {"PATH": str(tmp_path)}, 100) == "no scontrol in PATH"
+    (tmp_path / "scontrol").write_text("no program")
+    (tmp_path / "scontrol").chmod(0o755)
+    assert requeue(JOB | {"PATH": str(tmp_path)}, 100).startswith("scontrol cannot be started: ")
+
+
+HANGS = {
+    "silent": "exec sleep 600",
+    "deaf": "trap '' TERM INT HUP; while :; do sleep 600; done",
+    "closed": "exec 2>&-; exec sleep 600",
+    "talkative": "exec yes >&2",
+    "a child": "sleep 600 & wait",
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a_scontrol_that_hangs_is_killed_with_what_it_started(tmp_path: Path, how: str) -> None:
+    began = time.monotonic()
+    assert requeue(scontrol(tmp_path, HANGS[how]), 100, limit=0.5) == "scontrol did not answer within 0.5 s"
+    assert time.monotonic() - began < 0.5 + 1.5
+    assert len(calls(tmp_path)) == 1
+
+
+def test_what_a_talkative_one_says_does_not_keep_it_from_working_and_is_shortened(tmp_path: Path) -> None:
+    body = "head -c 3000000 /dev/zero | tr '\\0' x >&2"
+    assert requeue(scontrol(tmp_path, body), 100) == ""
+    (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\n{body}\nexit 1\n")
+    assert len(requeue(JOB | {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, 100)) < 600
+
+
+def test_without_further_words_all_is_over_within_ten_seconds(tmp_path: Path) -> None:
+    began = time.monotonic()
+    assert requeue(scontrol(tmp_path, HANGS["deaf"]), 100) == "scontrol did not answer within 8 s"
+    assert time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"SLURM_JOB_ID": ""}, "no job of Slurm"),
+        ({"SLURM_JOB_ID": "1207; reboot"}, "no job of Slurm"),
+        ({"SLURM_JOB_ID": "--help"}, "no job of Slurm"),
+        ({"SLURM_RESTART_COUNT": "3"}, "it was 3 times before, and preemption.max_requeues is 3"),
+        ({"SLURM_RESTART_COUNT": "x"}, "SLURM_RESTART_COUNT is 'x'"),
+    ],
+)
+def test_where_there_is_no_job_or_it_was_often_enough_slurm_is_not_asked(
+    tmp_path: Path, variables: dict[str, str], said: str
+) -> None:
+    assert requeue(scontrol(tmp_path, "") | variables, 3) == said
+    assert calls(tmp_path) == []
+
+
+def test_up_to_the_limit_it_is(tmp_path: Path) -> None:
+    assert requeue(scontrol(tmp_path, "") | {"SLURM_RESTART_COUNT": "2"}, 3) == ""
