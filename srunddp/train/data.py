@@ -74,7 +74,7 @@ class Feed:
         self._accumulation, self._step = accumulation, accumulation * deal.together
         self._drop_last = loading.drop_last
         self._requests = Requests(deal)
-        stream: Any = Stream  # of a class without types
+        stream = cast(Any, Stream)  # its base class has no types
         self._stream = stream(data, deal) if isinstance(data, IterableDataset) else None
         self._device = world.device
         self._format = torch.channels_last if channels_last else torch.preserve_format
