@@ -11,6 +11,8 @@ import torch.distributed as dist
 from srunddp.train.preemption import Wish
 from srunddp.train.world import World
 
+_SIGNALS = 128  # more than there are
+
 
 @dataclass(frozen=True)
 class Agreed:
@@ -51,10 +53,12 @@ class Agreement:
         now = time.perf_counter()
         seconds = (now - self._last) / self._interval
         self._last = now
-        most_wish, most_cause, most_save, seconds = self._most(wish, cause, save, seconds)
+        # In one number, so that the cause is the wish's own.
+        both, most_save, seconds = self._most(_SIGNALS * wish + cause, save, seconds)
         self._interval = max(1, min(2 * self._interval, int(self._every / max(seconds, 1e-6))))
         self._left = self._interval
-        return Agreed(Wish(int(most_wish)), int(most_cause), bool(most_save))
+        most_wish, most_cause = divmod(int(both), _SIGNALS)
+        return Agreed(Wish(most_wish), most_cause, bool(most_save))
 
     def _most(self, *values: float) -> list[float]:
         if self._world.world_size == 1:

@@ -74,11 +74,10 @@ class Feed:
         self._accumulation, self._step = accumulation, accumulation * deal.together
         self._drop_last = loading.drop_last
         self._requests = Requests(deal)
-        stream = cast(Any, Stream)  # its base class has no types
-        self._stream = stream(data, deal) if isinstance(data, IterableDataset) else None
+        self._stream = Stream(data, deal) if isinstance(data, IterableDataset) else None
         self._device = world.device
         self._format = torch.channels_last if channels_last else torch.preserve_format
-        self._side = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
+        self._side = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # With workers only: else what reading draws at random would depend on how far ahead it is.
         self._ahead = self._side is not None and num_workers > 0
         self._loader = self._make_loader(data, loading, num_workers, _Collate(collate or default_collate))

@@ -113,10 +113,10 @@ class Trainer:
     def _epoch(self, run: Run) -> None:
         sums = run.start_epoch()
         self._replica.training.train()
+        self._evaluate_if_due(run)  # the run before this one may have had to leave instead
         for batches in run.steps():
             run.after_step(batches, self._step(batches, sums))
-            if run.evaluation_is_due():
-                run.judge(self._evaluate(run))
+            self._evaluate_if_due(run)
             run.keep()
         train = sums.means()
         run.end_epoch(train, self._evaluate(run) if run.ends_with_evaluation() else {})
@@ -144,19 +144,24 @@ class Trainer:
         heartbeat()
         return late
 
+    def _evaluate_if_due(self, run: Run) -> None:
+        if run.evaluation_is_due():
+            run.judge(self._evaluate(run))
+
     @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
     def _evaluate(self, run: Run) -> dict[str, float]:
         self._replica.share_buffers()
         self.model.eval()
         sums = Sums(self.metrics, self.world)
-        # The model, not the wrap: it has no gradients to share, and its buffers are shared already.
-        for (batch,) in run.test_steps():
-            with self._precision():
-                outputs = self._replica.testing(batch.inputs)
-                loss = self._loss_function(outputs, batch.targets)
-            sums.add(loss, outputs, batch.targets, batch.own)
-            heartbeat()
-            run.agree()
+        with run.evaluation() as steps:
+            for (batch,) in steps:
+                with self._precision():
+                    # The model, not the wrap: it has no gradients to share, and its buffers are shared already.
+                    outputs = self._replica.testing(batch.inputs)
+                    loss = self._loss_function(outputs, batch.targets)
+                sums.add(loss, outputs, batch.targets, batch.own)
+                heartbeat()
+                run.agree()
         self._replica.training.train()
         return sums.means()
 

@@ -42,13 +42,13 @@ class Sums:
     of ranks. A batch's loss comes in as its mean in the loss's own precision.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], world: World, begun: Sequence[float] = ()) -> None:
-        """Start from nothing, or from what :meth:`collected` gave.
+    def __init__(self, metrics: Mapping[str, Metric], world: World, begun: Sequence[Sequence[float]] = ()) -> None:
+        """Start from nothing, or from what :meth:`by_rank` gave.
 
         Args:
             metrics: by name; those with a state are copied, so that other Sums may have the same ones.
             world: the ranks to sum over.
-            begun: sums over all ranks, as of a checkpoint; metrics with a state start anew all the same.
+            begun: as of a checkpoint, of any number of ranks; metrics with a state start anew all the same.
 
         Raises:
             ConfigError: a metric with a state cannot be gathered from several ranks.
@@ -64,8 +64,18 @@ class Sums:
         self._has_metrics = bool(metrics)
         self._loss = LateLoss(world.device)
         self._totals = [self._zero() for _ in self._plain]
-        self._begun = list(begun) if world.rank == 0 and len(begun) == 2 + len(self._totals) else None
         self._updated = False
+        self._begin(begun)
+
+    def _begin(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take this rank's row, so that it goes on to add in the same order; of another world rank 0 takes all."""
+        if len(rows) != self._world.world_size:
+            rows = [[sum(column) for column in zip(*rows, strict=True)]]
+        row = rows[self._world.rank] if self._world.rank < len(rows) else []
+        if len(row) == 2 + len(self._totals):
+            self._loss.total, self._loss.count = row[0], int(row[1])
+            for total, value in zip(self._totals, row[2:], strict=True):
+                total.fill_(value)
 
     def add(self, loss: Tensor, outputs: Any, targets: Any, samples: int) -> float | None:
         """Add a batch; nothing here waits for what the device computes now.
@@ -93,19 +103,23 @@ class Sums:
         for stateful in self._stateful.values():
             stateful.update(outputs, targets)
 
-    def collected(self) -> list[float]:
-        """All sums over all ranks so far; a collective: one all-reduce, one wait."""
+    def by_rank(self) -> list[list[float]]:
+        """The sums of each rank so far, float64; a collective."""
+        own = self._own()
+        rows = [torch.empty_like(own) for _ in range(self._world.world_size)]
+        if self._world.world_size > 1:
+            dist.all_gather(rows, own)
+        else:
+            rows = [own]
+        return [[float(value) for value in row.tolist()] for row in rows]
+
+    def _own(self) -> Tensor:
         self._loss.flush()
         own = torch.tensor([self._loss.total, self._loss.count], dtype=torch.float64)
-        row = torch.cat([own.to(self._world.device), *(total.reshape(1) for total in self._totals)])
-        if self._begun is not None:
-            row += torch.tensor(self._begun, dtype=torch.float64, device=row.device)
-        if self._world.world_size > 1:
-            dist.all_reduce(row)
-        return [float(value) for value in row.tolist()]
+        return torch.cat([own.to(self._world.device), *(total.reshape(1) for total in self._totals)])
 
     def means(self) -> dict[str, float]:
-        """Each total over all ranks by the samples of all ranks; a collective.
+        """Each total over all ranks by the samples of all ranks; a collective: one all-reduce, one wait.
 
         Metrics with a state take a gather and a broadcast besides.
 
@@ -115,7 +129,10 @@ class Sums:
         Raises:
             ConfigError: a metric with a state computes no number.
         """
-        loss, count, *totals = self.collected()
+        row = self._own()
+        if self._world.world_size > 1:
+            dist.all_reduce(row)
+        loss, count, *totals = row.tolist()
         if not count:
             return dict.fromkeys(("loss", *self._plain, *self._stateful), math.nan)
         figures = {name: total / count for name, total in zip(("loss", *self._plain), (loss, *totals), strict=True)}

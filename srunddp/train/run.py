@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -129,11 +129,12 @@ class Run:
             if self.is_over:
                 return
 
-    def test_steps(self) -> Iterator[list[Batch]]:
-        """The batches of the test data, each in a list of its own."""
+    @contextmanager
+    def evaluation(self) -> Iterator[Iterator[list[Batch]]]:
+        """The batches of the test data, each in a list of its own. Training's clock and random states stand still."""
         assert self._test_feed is not None
         with self._progress.paused(), undisturbed(self._world):
-            yield from self._test_feed.steps()
+            yield self._test_feed.steps()
 
     def after_step(self, batches: Sequence[Batch], loss: float | None) -> None:
         """Count a step, and tell of it.
@@ -157,7 +158,8 @@ class Run:
     def evaluation_is_due(self) -> bool:
         """Whether to evaluate after this step."""
         every = self._config.evaluate_every_steps
-        return bool(every and self._test_feed and self._state.step % every == 0)
+        state = self._state
+        return bool(every and self._test_feed and state.step % every == 0 and state.evaluated < state.step)
 
     def ends_with_evaluation(self) -> bool:
         """The same at the end of this epoch."""
@@ -213,7 +215,7 @@ class Run:
         if self._saving is None:
             return None
         self._save_due = False
-        self._state.sums = self._sums.collected() if self._sums else []
+        self._state.sums = self._sums.by_rank() if self._sums else []
         return self._saving.save()
 
     def end_epoch(self, train: Mapping[str, float], test: Mapping[str, float]) -> None:

@@ -25,7 +25,7 @@ class TrainingState:
         model, optimizer, scheduler, scaler: each with a ``state_dict``.
         lr_factor: by which the learning rate was scaled for this world's batch.
         epoch: epochs that are over; seen: samples of the present one, over all ranks; step: optimizer steps.
-        sums: of the present epoch's figures so far, over all ranks.
+        sums: of the present epoch's figures so far, by rank.
         evaluated: the step of the last evaluation; best: its best figure; waited: evaluations since then.
         scores: of the evaluated steps; less is better.
         records: of the epochs that are over.
@@ -39,7 +39,7 @@ class TrainingState:
     epoch: int = 0
     seen: int = 0
     step: int = 0
-    sums: list[float] = field(default_factory=list)
+    sums: list[list[float]] = field(default_factory=list)
     evaluated: int = 0
     best: float | None = None
     waited: int = 0

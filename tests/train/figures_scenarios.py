@@ -137,7 +137,7 @@ def pearson(world: StandIn, folder: Path) -> Any:
 
 
 def collectives(world: StandIn, folder: Path) -> Any:
-    """The sums of all ranks, with those of a checkpoint, and how many all-reduces they take."""
+    """The means, also from the sums of a checkpoint of this world and of another, and how many all-reduces they take."""
     calls, real = [], dist.all_reduce
 
     def counted(*args: Any, **options: Any) -> Any:
@@ -146,10 +146,13 @@ def collectives(world: StandIn, folder: Path) -> Any:
 
     dist.all_reduce = counted
     try:
-        sums = Sums({"accuracy": accuracy, "squared": squared}, world, begun=[100.0, 10.0, 5.0, 50.0])
+        metrics = {"accuracy": accuracy, "squared": squared}
+        sums = Sums(metrics, world)
         for outputs, targets in batches_of(world, 10, 2):
             sums.add(torch.ones(()), outputs, targets, len(targets))
-        return sums.collected(), len(calls)
+        rows = sums.by_rank()
+        means = [sums.means(), Sums(metrics, world, rows).means(), Sums(metrics, world, [*rows, [0.0] * 4]).means()]
+        return means, len(calls)
     finally:
         dist.all_reduce = real
 
