@@ -18,7 +18,7 @@ from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from srunddp.errors import ConfigError, Scope
+from srunddp.errors import ConfigError, Scope, Stopped
 from srunddp.observe import marks
 from srunddp.run.signals import FORWARDED
 from srunddp.train.config import PreemptionConfig
@@ -69,6 +69,8 @@ class Preemption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Stopped):
+            return  # another signal must not kill a rank that is about to say that it has stopped
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}

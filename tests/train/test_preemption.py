@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, Stopped
 from srunddp.observe import marks
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import Preemption, Wish, asked_of_slurm
@@ -81,6 +82,17 @@ def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_rank_that_stops_is_not_killed_by_a_signal_that_comes_once_more() -> None:
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(Stopped), preemption():
+            raise Stopped("", 75)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_signal_that_was_ignored_stays_so() -> None:
