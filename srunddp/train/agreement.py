@@ -12,6 +12,7 @@ from srunddp.train.preemption import Wish
 from srunddp.train.world import World
 
 _SIGNALS = 128  # more than there are
+_MOST_STEPS = 64  # from one all-reduce to the next, as steps may become slower
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Agreement:
         """
         self._world = world
         self._every = every
+        self.begin()
+
+    def begin(self) -> None:
+        """What follows takes another time than before; all ranks call this at the same step."""
         self._interval = self._left = 1
         self._last = time.perf_counter()
 
@@ -55,7 +60,7 @@ class Agreement:
         self._last = now
         # In one number, so that the cause is the wish's own.
         both, most_save, seconds = self._most(_SIGNALS * wish + cause, save, seconds)
-        self._interval = max(1, min(2 * self._interval, int(self._every / max(seconds, 1e-6))))
+        self._interval = max(1, min(2 * self._interval, int(self._every / max(seconds, 1e-6)), _MOST_STEPS))
         self._left = self._interval
         most_wish, most_cause = divmod(int(both), _SIGNALS)
         return Agreed(Wish(most_wish), most_cause, bool(most_save))

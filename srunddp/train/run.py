@@ -68,6 +68,7 @@ class Run:
         self._sums: Sums | None = None
         self._profile: Profile | None = None
         self._save_due = False
+        self._agreement = Agreement(world)
         self._history: History | None = None
         self._saving: Saving | None = None
 
@@ -98,7 +99,6 @@ class Run:
             if batches := next(self.steps(), None):
                 self._trainer.rehearse(batches)
             self._saving.restore(found)
-        self._agreement = Agreement(self._world)
         self._preemption = self._stack.enter_context(Preemption(self._config.preemption, self._world.rank))
         if self._world.rank == 0:
             save_config(folder / "config.yaml", self._config)
@@ -134,7 +134,9 @@ class Run:
         """The batches of the test data, each in a list of its own. Training's clock and random states stand still."""
         assert self._test_feed is not None
         with self._progress.paused(), undisturbed(self._world):
+            self._agreement.begin()
             yield self._test_feed.steps()
+        self._agreement.begin()
 
     def after_step(self, batches: Sequence[Batch], loss: float | None) -> None:
         """Count a step, and tell of it.

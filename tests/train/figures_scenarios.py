@@ -137,7 +137,7 @@ def pearson(world: StandIn, folder: Path) -> Any:
 
 
 def collectives(world: StandIn, folder: Path) -> Any:
-    """The means, also from the sums of a checkpoint of this world and of another, and how many all-reduces they take."""
+    """The means, also from the sums in a checkpoint of this world and of another; how many all-reduces they take."""
     calls, real = [], dist.all_reduce
 
     def counted(*args: Any, **options: Any) -> Any:
