@@ -16,8 +16,8 @@ from srunddp.errors import ConfigError
 from srunddp.train.config import Config, LoadingConfig
 from srunddp.train.order import Order, Sequential, Shuffled
 from srunddp.train.preemption import shield_worker, shielded
-from srunddp.train.reading import Reader, Stream
-from srunddp.train.shares import Deal, Part, Requests
+from srunddp.train.reading import Reader, Rows, Stream
+from srunddp.train.shares import Deal, Requests
 from srunddp.train.workers import default_workers, start_method
 from srunddp.train.world import World
 
@@ -80,17 +80,19 @@ class Feed:
         self._side = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # With workers only: else what reading draws at random would depend on how far ahead it is.
         self._ahead = self._side is not None and num_workers > 0
-        self._loader = self._make_loader(data, loading, num_workers, _Collate(collate or default_collate))
+        self._loader = self._make_loader(data, loading, num_workers, collate)
 
     def _make_loader(
-        self, data: Dataset[Any], loading: LoadingConfig, num_workers: int, collate: Any
+        self, data: Dataset[Any], loading: LoadingConfig, num_workers: int, collate: Callable[[Any], Any] | None
     ) -> DataLoader[Any]:
+        in_rows = type(data) is TensorDataset and collate is None  # a class derived from it may read otherwise
+        indexed = Rows(cast(TensorDataset, data)) if in_rows else Reader(data)
         pin = self._side is not None if loading.pin_memory is None else loading.pin_memory
         return DataLoader(
-            Reader(data) if self._stream is None else self._stream,
+            indexed if self._stream is None else self._stream,
             batch_size=None if self._stream else 1,
             batch_sampler=None if self._stream else cast(Any, self._requests),
-            collate_fn=collate,
+            collate_fn=_Collate(_as_it_is if in_rows else collate or default_collate),
             num_workers=num_workers,
             prefetch_factor=loading.prefetch_factor if num_workers else None,
             persistent_workers=loading.persistent_workers and num_workers > 0,
@@ -167,8 +169,12 @@ class _Collate:
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
 
-    def __call__(self, part: Part) -> tuple[Any, int, int]:
+    def __call__(self, part: Any) -> tuple[Any, int, int]:
         return self._collate(part.samples), part.own, part.count
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _one_ahead(steps: Iterator[_Sent]) -> Iterator[_Sent]:

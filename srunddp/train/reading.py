@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from srunddp.train.shares import Deal, Part, Request
 
@@ -29,6 +29,18 @@ class Reader(Dataset[Any]):
         else:
             samples = [self._data[index] for index in request.indices]
         return Part(samples, request.own, request.count)
+
+
+class Rows(Dataset[Any]):
+    """A data set of tensors in memory: a batch is one indexing of each, and needs no collating."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self._tensors = data.tensors
+
+    def __getitems__(self, request: Request) -> Part:
+        """As :meth:`Reader.__getitems__`, but with the batch for samples."""
+        rows = torch.tensor(request.indices)
+        return Part([tensor[rows] for tensor in self._tensors], request.own, request.count)
 
 
 class Stream(IterableDataset[Any]):
