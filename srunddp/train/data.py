@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -22,26 +22,30 @@ from srunddp.train.workers import default_workers, start_method
 from srunddp.train.world import World
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """One rank's part of a micro-batch, on the device.
 
     Attributes:
         inputs, targets: of this rank's samples.
-        own: samples that count: all, or none where another rank's stands in; count: the same over all ranks.
+        own: samples that count: all, or none where another rank's stands in; total: the same over all ranks.
     """
 
     inputs: Any
     targets: Any
     own: int
-    count: int
+    total: int
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """A step's batches on their way to the device, and when they are there."""
+class Step(NamedTuple):
+    """The micro-batches of one optimizer step.
+
+    Attributes:
+        batches: of this rank; total: their samples over all ranks.
+        copied: when they are on the device; None where they are now.
+    """
 
     batches: list[Batch]
+    total: int
     copied: torch.cuda.Event | None
 
 
@@ -115,47 +119,48 @@ class Feed:
         left = self.samples - start
         return left // self._step if self._drop_last else -(-left // self._step)
 
-    def steps(self, epoch: int = 0, start: int = 0) -> Iterator[list[Batch]]:
-        """The micro-batches of each step of an epoch, from the sample ``start`` of its order on."""
+    def steps(self, epoch: int = 0, start: int = 0) -> Iterator[Step]:
+        """The steps of an epoch, from the sample ``start`` of its order on."""
         if self._stream:
             self._stream.begin(epoch, start)
         elif self._order is not None:
             self._requests.begin(self._order.indices(epoch), epoch, start)
         with shielded(self._signals, self._method):
-            batches = iter(self._loader)
-        sent = map(self._send, self._grouped(batches))
+            parts = iter(self._loader)
+        steps = self._grouped(parts)
+        if self._side is None:
+            return (Step([_batch(*part) for part in parts], total, None) for parts, total in steps)
+        sent = (self._send(self._side, parts, total) for parts, total in steps)
         return map(self._arrived, _one_ahead(sent) if self._ahead else sent)
 
-    def _grouped(self, loader: Iterator[Any]) -> Iterator[list[Any]]:
-        step, count = [], 0
+    def _grouped(self, loader: Iterator[Any]) -> Iterator[tuple[list[Any], int]]:
+        parts, total = [], 0
         for part in loader:
-            step.append(part)
-            count += part[-1]
-            if len(step) == self._accumulation:
-                if count == self._step or not self._drop_last:
-                    yield step
-                step, count = [], 0
-        if step and not self._drop_last:
-            yield step
+            parts.append(part)
+            total += part[-1]
+            if len(parts) == self._accumulation:
+                if total == self._step or not self._drop_last:
+                    yield parts, total
+                parts, total = [], 0
+        if parts and not self._drop_last:
+            yield parts, total
 
-    def _send(self, step: list[tuple[Any, int, int]]) -> _Sent:
-        if self._side is None:
-            return _Sent([_batch(_pair(data), own, count) for data, own, count in step], None)
+    def _send(self, side: torch.cuda.Stream, parts: list[Any], total: int) -> Step:
         # On a stream of its own the copies overlap what the device still computes of the step before.
-        with torch.cuda.stream(self._side):
-            batches = [_batch(self._move(_pair(data)), own, count) for data, own, count in step]
-            return _Sent(batches, self._side.record_event())
+        with torch.cuda.stream(side):
+            batches = [_batch(self._moved(data), own, total) for data, own, total in parts]
+            return Step(batches, total, side.record_event())
 
-    def _arrived(self, sent: _Sent) -> list[Batch]:
-        if sent.copied is not None:
+    def _arrived(self, step: Step) -> Step:
+        if step.copied is not None:
             current = torch.cuda.current_stream(self._device)
-            current.wait_event(sent.copied)
-            for batch in sent.batches:
+            current.wait_event(step.copied)
+            for batch in step.batches:
                 # Else the memory could be given away while this stream still reads it.
                 _each_tensor((batch.inputs, batch.targets), lambda tensor: tensor.record_stream(current))
-        return sent.batches
+        return step
 
-    def _move(self, tree: Any) -> Any:
+    def _moved(self, tree: Any) -> Any:
         def move(tensor: Tensor) -> Tensor:
             layout = self._format if tensor.dim() == 4 else torch.preserve_format
             return tensor.to(self._device, non_blocking=True, memory_format=layout)
@@ -170,14 +175,14 @@ class _Collate:
         self._collate = collate
 
     def __call__(self, part: Any) -> tuple[Any, int, int]:
-        return self._collate(part.samples), part.own, part.count
+        return self._collate(part.samples), part.own, part.total
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _one_ahead(steps: Iterator[_Sent]) -> Iterator[_Sent]:
+def _one_ahead(steps: Iterator[Step]) -> Iterator[Step]:
     """Send the next step to the device before this one is computed."""
     upcoming = next(steps, None)
     while upcoming is not None:
@@ -185,13 +190,9 @@ def _one_ahead(steps: Iterator[_Sent]) -> Iterator[_Sent]:
         yield present
 
 
-def _batch(pair: Sequence[Any], own: int, count: int) -> Batch:
-    return Batch(pair[0], pair[1], own, count)
-
-
-def _pair(data: Any) -> tuple[Any, Any]:
+def _batch(data: Any, own: int, total: int) -> Batch:
     if isinstance(data, list | tuple) and len(data) == 2:
-        return data[0], data[1]
+        return Batch(data[0], data[1], own, total)
     parts = data if isinstance(data, list | tuple) else [data]
     raise ConfigError(
         f"a batch of {[type(part).__name__ for part in parts]}",

@@ -16,7 +16,7 @@ from srunddp.observe.marks import heartbeat
 from srunddp.train.callbacks import Callback
 from srunddp.train.checks import check_parts
 from srunddp.train.config import Config
-from srunddp.train.data import Batch
+from srunddp.train.data import Step
 from srunddp.train.metrics import LossFunction, Metric, Sums
 from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.order import Order
@@ -114,24 +114,24 @@ class Trainer:
         sums = run.start_epoch()
         self._replica.training.train()
         self._evaluate_if_due(run)  # the run before this one may have had to leave instead
-        for batches in run.steps():
-            run.after_step(batches, self._step(batches, sums))
+        for step in run.steps():
+            run.after_step(step, self._step(step, sums))
             self._evaluate_if_due(run)
             run.keep()
         train = sums.means()
         run.end_epoch(train, self._evaluate(run) if run.ends_with_evaluation() else {})
 
-    def _step(self, batches: Sequence[Batch], sums: Sums) -> float | None:
-        """One optimizer step over some micro-batches; returns the loss of the micro-batch before the last."""
-        state, count = self.state, sum(batch.count for batch in batches)
+    def _step(self, step: Step, sums: Sums) -> float | None:
+        """One optimizer step; returns the loss of the micro-batch before its last."""
+        state = self.state
         self.optimizer.zero_grad(set_to_none=True)
-        for batch in batches:
-            with self._synchronising(batch is batches[-1]):
+        for batch in step.batches:
+            with self._synchronising(batch is step.batches[-1]):
                 with self._precision():
                     outputs = self._replica.training(batch.inputs)
                     loss = self._loss_function(outputs, batch.targets)
                 # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.
-                weight = batch.own * self.world.world_size / count
+                weight = batch.own * self.world.world_size / step.total
                 state.scaler.scale(loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
             late = sums.add(loss, outputs, batch.targets, batch.own)
         if self.config.clip_norm is not None:
@@ -154,7 +154,7 @@ class Trainer:
         self.model.eval()
         sums = Sums(self.metrics, self.world)
         with run.evaluation() as steps:
-            for (batch,) in steps:
+            for (batch,), *_ in steps:
                 with self._precision():
                     # The model, not the wrap: it has no gradients to share, and its buffers are shared already.
                     outputs = self._replica.testing(batch.inputs)
@@ -165,9 +165,9 @@ class Trainer:
         self._replica.training.train()
         return sums.means()
 
-    def rehearse(self, batches: Sequence[Batch]) -> None:
+    def rehearse(self, step: Step) -> None:
         """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""
-        batch = batches[0]
+        batch = step.batches[0]
         with self._precision():
             loss = self._loss_function(self._replica.training(batch.inputs), batch.targets)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ class Reader(Dataset[Any]):
     def __getitems__(self, request: Request) -> Part:
         """Called by the loader instead of ``__getitem__``, with what the sampler gave."""
         if get_worker_info():
-            seed_worker(request.seed)
+            seed_worker(*request.source)
         if self._read_many:
-            samples = self._read_many(list(request.indices))
+            samples = self._read_many(request.indices)
         else:
             samples = [self._data[index] for index in request.indices]
-        return Part(samples, request.own, request.count)
+        return Part(samples, request.own, request.total)
 
 
 class Rows(Dataset[Any]):
@@ -40,7 +41,7 @@ class Rows(Dataset[Any]):
     def __getitems__(self, request: Request) -> Part:
         """As :meth:`Reader.__getitems__`, but with the batch for samples."""
         rows = torch.tensor(request.indices)
-        return Part([tensor[rows] for tensor in self._tensors], request.own, request.count)
+        return Part([tensor[rows] for tensor in self._tensors], request.own, request.total)
 
 
 class Stream(IterableDataset[Any]):
@@ -67,7 +68,7 @@ class Stream(IterableDataset[Any]):
         worker = get_worker_info()
         turn, turns = (worker.id, worker.num_workers) if worker else (0, 1)
         if worker:
-            seed_worker(self._deal.seed_of(epoch, start) + turn)
+            seed_worker(self._deal.seed, epoch, start, self._deal.rank, turn)
         for number, part in enumerate(self._parts(start)):
             if number % turns == turn:
                 yield part
@@ -88,9 +89,10 @@ class Stream(IterableDataset[Any]):
             yield Part(kept or [first], len(kept), count)
 
 
-def seed_worker(seed: int) -> None:
+def seed_worker(*source: int) -> None:
     """Make what a worker reads random in the same way whichever worker reads it, and again after a resume."""
-    torch.manual_seed(seed % 2**63)
+    seed = int.from_bytes(hashlib.blake2b(repr(source).encode(), digest_size=7).digest())
+    torch.manual_seed(seed)
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from srunddp.train import checks, cpus
 from srunddp.train.agreement import Agreement
 from srunddp.train.callbacks import overriding
 from srunddp.train.configure import save_config
-from srunddp.train.data import Batch, feeds
+from srunddp.train.data import Step, feeds
 from srunddp.train.history import History
 from srunddp.train.metrics import Sums
 from srunddp.train.optimizer import make_scheduler
@@ -96,8 +96,8 @@ class Run:
         if found := self._saving.found():
             # In its first step DistributedDataParallel adds gradients in another order than later. A run that was
             # not interrupted is past that.
-            if batches := next(self.steps(), None):
-                self._trainer.rehearse(batches)
+            if step := next(self.steps(), None):
+                self._trainer.rehearse(step)
             self._saving.restore(found)
         self._preemption = self._stack.enter_context(Preemption(self._config.preemption, self._world.rank))
         if self._world.rank == 0:
@@ -120,36 +120,36 @@ class Run:
         self._sums = Sums(self._trainer.metrics, self._world, state.sums)
         return self._sums
 
-    def steps(self) -> Iterator[list[Batch]]:
-        """The micro-batches of each step that is left of this epoch."""
-        for batches in self._feed.steps(self._state.epoch + 1, self._state.seen):
+    def steps(self) -> Iterator[Step]:
+        """The steps that are left of this epoch."""
+        for step in self._feed.steps(self._state.epoch + 1, self._state.seen):
             if self._profile:
                 self._profile.before(self._state.step + 1)
-            yield batches
+            yield step
             if self.is_over:
                 return
 
     @contextmanager
-    def evaluation(self) -> Iterator[Iterator[list[Batch]]]:
-        """The batches of the test data, each in a list of its own. Training's clock and random states stand still."""
+    def evaluation(self) -> Iterator[Iterator[Step]]:
+        """The test data, a batch each step. Training's clock and random states stand still."""
         assert self._test_feed is not None
         with self._progress.paused(), undisturbed(self._world):
             self._agreement.begin()
             yield self._test_feed.steps()
         self._agreement.begin()
 
-    def after_step(self, batches: Sequence[Batch], loss: float | None) -> None:
+    def after_step(self, step: Step, loss: float | None) -> None:
         """Count a step, and tell of it.
 
         Args:
             loss: of the micro-batch before this step's last.
         """
-        state, count = self._state, sum(batch.count for batch in batches)
+        state = self._state
         state.step += 1
-        state.seen += count
+        state.seen += step.total
         if self._profile:
             self._profile.after(state.step)
-        self._progress.step(count, loss)
+        self._progress.step(step.total, loss)
         for call in self._on_step:
             call(self._trainer, state.step, loss)
         if self._history and self._config.log_every and state.step % self._config.log_every == 0:

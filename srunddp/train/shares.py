@@ -7,10 +7,9 @@ number of ranks can go on from there.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -18,29 +17,27 @@ from torch.utils.data import Sampler
 from srunddp.train.world import World
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One rank's part of a micro-batch, as the loader's workers are asked for it.
 
     Attributes:
         indices: of the samples, never none: where none is this rank's, one of another rank's stands in.
-        own: how many count, all or none; count: the same over all ranks.
-        seed: for what is random in reading them.
+        own: how many count, all or none; total: the same over all ranks.
+        source: of what is random in reading them.
     """
 
-    indices: Sequence[int]
+    indices: list[int]
     own: int
-    count: int
-    seed: int
+    total: int
+    source: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Part:
-    """What came of a request: the samples, or with ``samples`` collated, a batch."""
+class Part(NamedTuple):
+    """What came of a request: the samples, or a batch of them."""
 
     samples: Any
     own: int
-    count: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,6 @@ class Deal:
         """Samples of all ranks in a full micro-batch."""
         return self.world_size * self.batch_size
 
-    def seed_of(self, epoch: int, start: int) -> int:
-        """For reading this rank's part of the micro-batch that starts at a place in the epoch's order, 64 bits."""
-        text = f"{self.seed} {epoch} {start} {self.rank}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
-
 
 class Requests(Sampler[Request]):
     """A sampler of micro-batches; iterate again for each epoch, after :meth:`begin`."""
@@ -87,13 +79,14 @@ class Requests(Sampler[Request]):
         self._order, self._epoch, self._start = order, epoch, start
 
     def __iter__(self) -> Iterator[Request]:
-        deal, order = self._deal, self._order
-        assert order is not None
+        deal = self._deal
+        assert self._order is not None
+        order = self._order.numpy()  # of which a slice costs a tenth
         for start in range(self._start, len(order), deal.together):
             chunk = order[start : start + deal.together]
-            mine = chunk[deal.rank :: deal.world_size]
-            indices = mine if len(mine) else chunk[:1]
-            yield Request(indices.tolist(), len(mine), len(chunk), deal.seed_of(self._epoch, start))
+            mine = chunk[deal.rank :: deal.world_size].tolist()
+            source = (deal.seed, self._epoch, start, deal.rank)
+            yield Request(mine or chunk[:1].tolist(), len(mine), len(chunk), source)
 
     def __len__(self) -> int:
         left = 0 if self._order is None else len(self._order) - self._start
