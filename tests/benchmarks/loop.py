@@ -30,8 +30,8 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class Alone:
-    """A world of one."""
+class World:
+    """What the loop asks of a world; of one rank unless told otherwise."""
 
     rank: int = 0
     local_rank: int = 0
@@ -82,7 +82,7 @@ def ours(data: Any, width: int) -> Callable[[], None]:
     model = network(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     config = Config(batch_size=BATCH, loading=LoadingConfig(num_workers=0))
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=Alone())
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=World())
 
     def epoch() -> None:
         trainer.config = replace(config, epochs=trainer.state.epoch + 1)

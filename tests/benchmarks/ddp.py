@@ -1,0 +1,88 @@
+"""A step with the loop's DistributedDataParallel settings over one with torch's own, in one run: wall and CPU time.
+
+Two ranks of a model of 20 MB on this machine, Gloo, one thread each; both kinds in turn, in windows of some steps. The
+figure is the median of the ratios of neighbouring windows.
+
+    python -m tests.benchmarks.ddp [WINDOWS [STEPS]]
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from srunddp.train.config import DDPConfig
+from srunddp.train.replica import Replica
+from tests.benchmarks.loop import World
+
+WINDOWS, STEPS = 40, 10
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(704, 704), nn.ReLU())))
+
+
+def window(model: nn.Module, inputs: Tensor, steps: int) -> tuple[float, float]:
+    dist.barrier()
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = None
+        model(inputs).square().mean().backward()
+    dist.barrier()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def measure(world: World, windows: int, steps: int) -> list[tuple[float, float, float, float]]:
+    stock = DistributedDataParallel(network())
+    ours = Replica(network(), world, DDPConfig()).training
+    inputs = torch.randn(16, 704)
+    for model in (stock, ours):
+        window(model, inputs, 3)
+    return [(*window(stock, inputs, steps), *window(ours, inputs, steps)) for _ in range(windows)]
+
+
+def rank(number: int, meeting: str, windows: int, steps: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=number, world_size=2, timeout=timedelta(seconds=60)
+    )
+    rows = measure(World(rank=number, local_rank=number, world_size=2), windows, steps)
+    if number == 0:
+        stock = 1000 * statistics.median(row[0] for row in rows) / steps
+        print(f"step {stock:.1f} ms with torch's settings; ours over that:")
+        for name, column in (("wall", 0), ("CPU", 1)):
+            low, middle, high = statistics.quantiles([row[column + 2] / row[column] for row in rows], n=4)
+            print(f"  {name} median {middle:.4f}, quartiles {low:.4f} to {high:.4f}", flush=True)
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    windows, steps = (int(word) for word in [*sys.argv[1:], *map(str, (WINDOWS, STEPS)[len(sys.argv) - 1 :])])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for number in (0, 1):
+            pid = os.fork()
+            if pid == 0:
+                rank(number, str(Path(folder) / "meeting"), windows, steps)
+            ranks.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+    sys.exit(max(codes))
+
+
+if __name__ == "__main__":
+    main()
