@@ -74,6 +74,14 @@ class Run:
 
     def __enter__(self) -> Self:
         """Get all ready, and go on from a checkpoint where there is one."""
+        try:
+            self._get_ready()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _get_ready(self) -> None:
         self._stack.callback(self._progress.close)
         if self._world.rank == 0:
             for line in cpus.advice(os.environ, cpus.Cpus.here()):
@@ -89,17 +97,17 @@ class Run:
             trace = folder / f"trace-rank{self._world.rank}.json"
             self._profile = Profile(parse(self._config.profile), trace, self._progress.say)
             self._stack.callback(self._profile.close)
-        return self
 
     def _open(self, folder: Path) -> None:
+        # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
+        self._preemption = self._stack.enter_context(Preemption(self._config.preemption, self._world.rank))
         self._saving = Saving(self._config, self._world, self._state, self._progress.say)
-        if found := self._saving.found():
+        if self._state.step == 0 and (found := self._saving.found()):
             # In its first step DistributedDataParallel adds gradients in another order than later. A run that was
             # not interrupted is past that.
             if step := next(self.steps(), None):
                 self._trainer.rehearse(step)
             self._saving.restore(found)
-        self._preemption = self._stack.enter_context(Preemption(self._config.preemption, self._world.rank))
         if self._world.rank == 0:
             save_config(folder / "config.yaml", self._config)
             self._history = History(folder, self._config.tensorboard, self._progress.say)
@@ -228,8 +236,9 @@ class Run:
         self._progress.end_epoch(record)
         if test or self._test_feed is None:
             self.judge(test or train)
-        state.epoch, state.seen, self._sums = state.epoch + 1, 0, None
+        state.epoch, state.seen, state.sums = state.epoch + 1, 0, []
         state.records.append(record)
+        self._sums = None
         if isinstance(state.scheduler, ReduceLROnPlateau):
             state.scheduler.step((test or train)["loss"])
         if self._history:
@@ -243,11 +252,11 @@ class Run:
 
     def finish(self) -> None:
         """Training is over: the last checkpoint is written when this returns."""
+        heartbeat(last=True)
         self._save()
         if self._saving:
             self._saving.finish()
             self._report()
-        heartbeat(last=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
