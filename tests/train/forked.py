@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,9 @@ def _become(rank: int, size: int, folder: Path, action: Callable[..., Any], args
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MEETING_FILE": str(folder / "meeting")}
         with joined() as world:
             torch.save(action(world, *args), folder / f"result{rank}.pt")
+        for thread in threading.enumerate():  # as Python's end does, which we leave out: one may write a checkpoint
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else _FAILED
