@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sized
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config
 from srunddp.train.metrics import LossFunction, Metric
+from srunddp.train.order import Order
+from srunddp.train.settings import check_settings, leaves
+from srunddp.train.shares import length_of
 from srunddp.train.world import World
 
 
@@ -36,7 +38,7 @@ def check_parts(
     check_optimizer(optimizer, model)
     check_loss_function(loss_function)
     check_metrics(metrics, config)
-    check_numbers(config)
+    check_settings(config, world)
 
 
 def check_group(world: World) -> None:
@@ -55,6 +57,10 @@ def check_group(world: World) -> None:
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     """The optimizer steps this model's parameters, and no others."""
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError(
+            "the optimizer LBFGS", expected="one that makes a step of one gradient", cure="take another optimizer"
+        )
     own = {id(parameter) for parameter in model.parameters()}
     foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
     if foreign:
@@ -84,33 +90,39 @@ def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
         raise ConfigError(f"best={config.best}", expected=f"one of {known}", cure="correct it, or pass that metric")
 
 
-def check_numbers(config: Config) -> None:
-    """There is something to do."""
-    for name in ("epochs", "batch_size", "accumulation"):
-        if (number := getattr(config, name)) < 1:
-            raise ConfigError(f"{name} is {number}", expected="at least 1", cure="correct the configuration")
-    if config.precision not in ("fp32", "bf16", "fp16"):
-        raise ConfigError(f"precision is {config.precision}", expected="fp32, bf16 or fp16", cure="correct it")
-
-
-def check_fit(world: World, train_data: Dataset[Any], test_data: Dataset[Any] | None, config: Config) -> None:
+def check_fit(
+    world: World, train_data: Dataset[Any], test_data: Dataset[Any] | None, order: Order | None, config: Config
+) -> None:
     """There is something to read, and all ranks were given the same.
 
     Else one rank would wait in a collective that another never enters.
     """
     sizes = {"len(train_data)": _length(train_data), "len(test_data)": _length(test_data)}
-    _check_agreement(world, {**sizes, **dict(_leaves(config))})
+    _check_agreement(world, {**sizes, "order": _first_epoch(order), **dict(leaves(config))})
     for name, size in sizes.items():
         if size == 0:
             raise ConfigError(f"{name} is 0", expected="at least 1", cure="check what was passed to fit()")
+    if order is not None:
+        _check_order(order, sizes["len(train_data)"], train_data)
 
 
-def _leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for field in fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
-        found += _leaves(value, f"{name}.") if is_dataclass(value) else [(name, value)]
-    return found
+def _first_epoch(order: Order | None) -> Any:
+    return None if order is None else order.indices(1).numpy().tobytes()
+
+
+def _check_order(order: Order, samples: int, data: Dataset[Any]) -> None:
+    if isinstance(data, IterableDataset):
+        raise ConfigError(
+            "an order, and data that is iterable", expected="data with indices", cure="let it yield in that order"
+        )
+    indices = order.indices(1)
+    if len(indices) == 0 or int(indices.min()) < 0 or int(indices.max()) >= samples:
+        found = f"from {int(indices.min())} to {int(indices.max())}" if len(indices) else "none"
+        raise ConfigError(
+            f"the order's indices: {found}",
+            expected=f"some, from 0 to {samples - 1} for {samples} samples",
+            cure="make the order of this data set",
+        )
 
 
 def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
@@ -138,8 +150,9 @@ def _number(value: Any) -> int:
 def _length(data: Dataset[Any] | None) -> int:
     if data is None:
         return -1
-    if isinstance(data, Sized):
-        return len(data)
+    length = length_of(data)
+    if length is not None:
+        return length
     if isinstance(data, IterableDataset):
         return -2
     raise ConfigError(
