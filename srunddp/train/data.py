@@ -17,7 +17,7 @@ from srunddp.train.config import Config, LoadingConfig
 from srunddp.train.order import Order, Sequential, Shuffled
 from srunddp.train.preemption import shield_worker, shielded
 from srunddp.train.reading import Reader, Rows, Stream
-from srunddp.train.shares import Deal, Requests
+from srunddp.train.shares import Deal, Requests, length_of
 from srunddp.train.workers import default_workers, start_method
 from srunddp.train.world import World
 
@@ -75,12 +75,14 @@ class Feed:
         self._signals = signals
         self._method = start_method(loading, dist.get_backend() if dist.is_initialized() else "gloo")
         self._order = order
+        self._length = length_of(data) if order is None else len(order)
         self._accumulation, self._step = accumulation, accumulation * deal.together
         self._drop_last = loading.drop_last
         self._requests = Requests(deal)
         self._stream = Stream(data, deal) if isinstance(data, IterableDataset) else None
         self._device = world.device
         self._format = torch.channels_last if channels_last else torch.preserve_format
+        self._stays = world.device.type == "cpu" and not channels_last
         self._side = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # With workers only: else what reading draws at random would depend on how far ahead it is.
         self._ahead = self._side is not None and num_workers > 0
@@ -110,13 +112,13 @@ class Feed:
     @property
     def samples(self) -> int | None:
         """Of an epoch, over all ranks; None where that is not known."""
-        return None if self._order is None else len(self._order)
+        return self._length
 
     def steps_left(self, start: int) -> int | None:
         """Steps from the sample ``start`` to the end of an epoch; None where that is not known."""
         if self.samples is None:
             return None
-        left = self.samples - start
+        left = max(0, self.samples - start)  # the data may have become less since the checkpoint
         return left // self._step if self._drop_last else -(-left // self._step)
 
     def steps(self, epoch: int = 0, start: int = 0) -> Iterator[Step]:
@@ -129,7 +131,9 @@ class Feed:
             parts = iter(self._loader)
         steps = self._grouped(parts)
         if self._side is None:
-            return (Step([_batch(*part) for part in parts], total, None) for parts, total in steps)
+            return (
+                Step([_batch(self._moved(data), *of) for data, *of in parts], total, None) for parts, total in steps
+            )
         sent = (self._send(self._side, parts, total) for parts, total in steps)
         return map(self._arrived, _one_ahead(sent) if self._ahead else sent)
 
@@ -161,6 +165,9 @@ class Feed:
         return step
 
     def _moved(self, tree: Any) -> Any:
+        if self._stays:
+            return tree
+
         def move(tensor: Tensor) -> Tensor:
             layout = self._format if tensor.dim() == 4 else torch.preserve_format
             return tensor.to(self._device, non_blocking=True, memory_format=layout)
@@ -207,7 +214,8 @@ def _each_tensor(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     if isinstance(tree, Mapping):
         return {name: _each_tensor(value, function) for name, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return [_each_tensor(value, function) for value in tree]
+        parts = [_each_tensor(value, function) for value in tree]
+        return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
     return tree
 
 
@@ -239,7 +247,9 @@ def feeds(
     def default_order(data: Dataset[Any], kind: Callable[[int], Order]) -> Order | None:
         return None if isinstance(data, IterableDataset) else kind(len(cast(Sized, data)))
 
-    shuffled = order or default_order(train_data, lambda length: Shuffled(length, config.seed))
+    shuffled = order
+    if order is None:
+        shuffled = default_order(train_data, lambda length: Shuffled(length, config.seed))
     train = feed(train_data, shuffled, config.accumulation, config.loading)
     if test_data is None:
         return train, None

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,11 +35,11 @@ def gather(world: World) -> list[Tensor]:
     return [row[:size].cpu() for row, size in zip(rows or (), sizes, strict=False)]
 
 
-def restore(states: Sequence[Tensor], world: World, seed: int) -> None:
+def restore(states: Sequence[Tensor], world: World, number: int) -> None:
     """Go on with this rank's state; a rank that there was none of begins one of its own."""
     if world.rank >= len(states):
-        torch.manual_seed(seed + world.rank)
-        random.seed(seed + world.rank)
+        seed(number + world.rank)
+        torch.cuda.manual_seed(number + world.rank)
         return
     _restore(states[world.rank], world.device)
 
@@ -51,6 +52,47 @@ def undisturbed(world: World) -> Iterator[None]:
         yield
     finally:
         _restore(state, world.device)
+
+
+def seed(number: int) -> None:
+    """Begin anew with what is drawn on the CPU."""
+    torch.default_generator.manual_seed(number % 2**63)  # not torch.manual_seed, which thinks of all GPUs as well
+    random.seed(number)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(number % 2**32)
+
+
+class Apart:
+    """What is drawn on the CPU in here, time after time, is one row of its own; the rank's own is undisturbed."""
+
+    def __init__(self, number: int) -> None:
+        """``number``: the row's seed."""
+        self._number = number
+        self._inner: tuple[Any, ...] | None = None
+        self._outer: tuple[Any, ...] = ()
+
+    def __enter__(self) -> None:
+        self._outer = _drawn()
+        if self._inner is None:
+            seed(self._number)
+        else:
+            _go_on(self._inner)
+
+    def __exit__(self, *_: object) -> None:
+        self._inner = _drawn()
+        _go_on(self._outer)
+
+
+def _drawn() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
+
+
+def _go_on(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if states[2] is not None:
+        sys.modules["numpy"].random.set_state(states[2])
 
 
 def _restore(captured: Tensor, device: torch.device) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
-import sys
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data._utils import worker as _worker
 
+from srunddp.train import randomness
+from srunddp.train.randomness import Apart
 from srunddp.train.shares import Deal, Part, Request
 
 
@@ -24,7 +25,7 @@ class Reader(Dataset[Any]):
     def __getitems__(self, request: Request) -> Part:
         """Called by the loader instead of ``__getitem__``, with what the sampler gave."""
         if get_worker_info():
-            seed_worker(*request.source)
+            randomness.seed(request.seed)
         if self._read_many:
             samples = self._read_many(request.indices)
         else:
@@ -48,12 +49,14 @@ class Stream(IterableDataset[Any]):
     """An iterable data set, dealt as :mod:`srunddp.train.shares` says: each worker reads all of it, and keeps its part.
 
     Workers take micro-batches in turn. All ranks must see the same samples in the same order; where the data set has a
-    ``set_epoch``, it is called first.
+    ``set_epoch``, it is called first. What it draws at random is the same for all ranks and workers, and again after a
+    resume; it sees no ``get_worker_info()``.
     """
 
     def __init__(self, data: IterableDataset[Any], deal: Deal) -> None:
         self._data = data
         self._deal = deal
+        self._turn, self._turns = 0, 1
         # Shared with the workers, which may outlive an epoch.
         self._place = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
@@ -65,12 +68,18 @@ class Stream(IterableDataset[Any]):
         epoch, start = self._place.tolist()
         if set_epoch := getattr(self._data, "set_epoch", None):
             set_epoch(epoch)
-        worker = get_worker_info()
-        turn, turns = (worker.id, worker.num_workers) if worker else (0, 1)
-        if worker:
-            seed_worker(self._deal.seed, epoch, start, self._deal.rank, turn)
-        for number, part in enumerate(self._parts(start)):
-            if number % turns == turn:
+        if worker := get_worker_info():
+            self._turn, self._turns = worker.id, worker.num_workers
+            # A data set that shards itself among workers would be sharded twice, and samples lost.
+            _worker._worker_info = None
+        apart = Apart(self._deal.seed_of_all(epoch))
+        parts = self._parts(start)
+        for number in itertools.count():
+            with apart:
+                part = next(parts, None)
+            if part is None:
+                return
+            if number % self._turns == self._turn:
                 yield part
 
     def _parts(self, start: int) -> Iterator[Part]:
@@ -87,12 +96,3 @@ class Stream(IterableDataset[Any]):
                 kept, count = [], 0
         if count:
             yield Part(kept or [first], len(kept), count)
-
-
-def seed_worker(*source: int) -> None:
-    """Make what a worker reads random in the same way whichever worker reads it, and again after a resume."""
-    seed = int.from_bytes(hashlib.blake2b(repr(source).encode(), digest_size=7).digest())
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed % 2**32)

@@ -7,12 +7,13 @@ number of ranks can go on from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from srunddp.train.world import World
 
@@ -30,6 +31,15 @@ class Request(NamedTuple):
     own: int
     total: int
     source: tuple[int, ...]
+
+    @property
+    def seed(self) -> int:
+        """For reading it; made where it is needed, which is in the workers."""
+        return _mixed(self.source)
+
+
+def _mixed(source: tuple[int, ...]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(source).encode(), digest_size=7).digest(), "big")
 
 
 class Part(NamedTuple):
@@ -65,6 +75,18 @@ class Deal:
         """Samples of all ranks in a full micro-batch."""
         return self.world_size * self.batch_size
 
+    def seed_of_all(self, epoch: int) -> int:
+        """The same on all ranks, for an epoch."""
+        return _mixed((self.seed, epoch))
+
+
+def length_of(data: Dataset[Any]) -> int | None:
+    """Samples of a data set; None where it does not tell, as iterable ones need not."""
+    try:
+        return len(cast(Sized, data))
+    except (TypeError, NotImplementedError):  # a ChainDataset has a __len__, whatever it is made of
+        return None
+
 
 class Requests(Sampler[Request]):
     """A sampler of micro-batches; iterate again for each epoch, after :meth:`begin`."""
@@ -89,5 +111,5 @@ class Requests(Sampler[Request]):
             yield Request(mine or chunk[:1].tolist(), len(mine), len(chunk), source)
 
     def __len__(self) -> int:
-        left = 0 if self._order is None else len(self._order) - self._start
+        left = 0 if self._order is None else max(0, len(self._order) - self._start)
         return -(-left // self._deal.together)
