@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LRScheduler, OneCycleLR
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config
@@ -18,6 +18,7 @@ Scheduler: TypeAlias = LRScheduler | Callable[[Optimizer], LRScheduler]
 
 _FUSED = (Adam, AdamW, SGD)
 _FUSED_ON = ("cpu", "cuda")
+_KERNELS = {"fused", "foreach"}
 
 
 def use_fused(optimizer: Optimizer, model: nn.Module) -> None:
@@ -28,7 +29,7 @@ def use_fused(optimizer: Optimizer, model: nn.Module) -> None:
     if type(optimizer) not in _FUSED or optimizer.state or any(getattr(m, "sparse", False) for m in model.modules()):
         return
     for group in optimizer.param_groups:
-        if any(group.get(name) is not None for name in ("fused", "foreach")) or group.get("differentiable"):
+        if any(group.get(name) is not None for name in _KERNELS) or group.get("differentiable"):
             return
         if not all(p.is_floating_point() and p.device.type in _FUSED_ON for p in group["params"]):
             return
@@ -51,10 +52,32 @@ def scale_lr(optimizer: Optimizer, factor: float) -> None:
         return
     for group in optimizer.param_groups:
         for name in {"lr", "initial_lr"} & group.keys():
-            if isinstance(group[name], Tensor):
-                group[name].mul_(factor)
-            else:
-                group[name] *= factor
+            group[name] = group[name] * factor  # a new tensor: groups may share one
+
+
+def rescale(optimizer: Optimizer, scheduler: LRScheduler | None, factor: float) -> None:
+    """Multiply the learning rate amid a run, and what the scheduler computes the next ones from."""
+    scale_lr(optimizer, factor)
+    for each in _nested(scheduler):
+        for name in {"base_lrs", "_last_lr"} & vars(each).keys():
+            setattr(each, name, [factor * lr for lr in getattr(each, name)])
+
+
+def with_kernels_of(optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A saved state with this optimizer's choice of kernels: that of the run before may not suit this device."""
+    groups = state["param_groups"]
+    if len(groups) != len(optimizer.param_groups):
+        return state
+    own = [{name: group[name] for name in _KERNELS & group.keys()} for group in optimizer.param_groups]
+    return {**state, "param_groups": [group | kernels for group, kernels in zip(groups, own, strict=True)]}
+
+
+def _nested(scheduler: LRScheduler | None) -> Iterator[LRScheduler]:
+    """It, and those that it is made of."""
+    if scheduler is not None:
+        yield scheduler
+        for part in getattr(scheduler, "_schedulers", ()):
+            yield from _nested(part)
 
 
 def make_scheduler(
@@ -78,7 +101,15 @@ def make_scheduler(
             )
         return wanted
     if wanted is not None:
-        return wanted(optimizer)
+        made = wanted(optimizer)
+        _check_scalable(made, config)
+        return made
+    if steps is not None and config.warmup_steps > steps:
+        raise ConfigError(
+            f"warmup_steps is {config.warmup_steps}",
+            expected=f"at most the {steps} steps of the run",
+            cure="correct warmup_steps or epochs",
+        )
     if config.schedule == "cosine" and steps is None:
         raise ConfigError(
             "schedule cosine, and data without a length",
@@ -89,6 +120,22 @@ def make_scheduler(
         return None
     end = steps if config.schedule == "cosine" else None
     return LambdaLR(optimizer, lambda step: warmup_then_cosine(step, config.warmup_steps, end))
+
+
+def _check_scalable(scheduler: LRScheduler, config: Config) -> None:
+    if not isinstance(scheduler, LRScheduler):
+        raise ConfigError(
+            f"the function for the scheduler returned a {type(scheduler).__name__}",
+            expected="a scheduler of torch.optim.lr_scheduler",
+            cure="return one",
+        )
+    own = [each for each in _nested(scheduler) if isinstance(each, OneCycleLR | CyclicLR)]
+    if own and config.scale_lr != "no":
+        raise ConfigError(
+            f"{type(own[0]).__name__} and scale_lr={config.scale_lr}",
+            expected="a scheduler that starts from the optimizer's learning rate, this one has rates of its own",
+            cure="use scale_lr=no, and give it rates for this world's batch",
+        )
 
 
 def warmup_then_cosine(step: int, warmup: int, end: int | None) -> float:

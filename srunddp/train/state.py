@@ -11,7 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from srunddp.train.optimizer import scale_lr
+from srunddp.train.optimizer import rescale, with_kernels_of
 from srunddp.train.progress import EpochRecord
 
 VERSION = 1
@@ -62,18 +62,14 @@ class TrainingState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; the learning rate is scaled again where this world's batch is another."""
         factor = self.lr_factor
+        parts = {**state, "optimizer": with_kernels_of(self.optimizer, state["optimizer"])}
         for name in self._PARTS:
             part = getattr(self, name)
-            if part is not None and state[name] is not None:
-                part.load_state_dict(state[name])
+            # A scaler that was not in use has an empty state.
+            if part is not None and (parts[name] or name == "model"):
+                part.load_state_dict(parts[name])
         for name in self._PLAIN:
             setattr(self, name, state[name])
         self.records = [EpochRecord(**record) for record in state["records"]]
-        self._rescale(factor)
-
-    def _rescale(self, factor: float) -> None:
-        change = factor / self.lr_factor
+        rescale(self.optimizer, self.scheduler, factor / self.lr_factor)
         self.lr_factor = factor
-        scale_lr(self.optimizer, change)
-        if self.scheduler is not None and change != 1.0 and hasattr(self.scheduler, "base_lrs"):
-            self.scheduler.base_lrs = [change * lr for lr in self.scheduler.base_lrs]
