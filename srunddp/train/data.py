@@ -149,11 +149,13 @@ class Feed:
         if parts and not self._drop_last:
             yield parts, total
 
-    def _send(self, side: torch.cuda.Stream, parts: list[Any], total: int) -> Step:
+    def _send(self, parts: list[Any], total: int) -> Step:
+        if self._side is None:
+            return Step([_batch(self._moved(data), own, of_all) for data, own, of_all in parts], total, None)
         # On a stream of its own the copies overlap what the device still computes of the step before.
-        with torch.cuda.stream(side):
-            batches = [_batch(self._moved(data), own, total) for data, own, total in parts]
-            return Step(batches, total, side.record_event())
+        with torch.cuda.stream(self._side):
+            batches = [_batch(self._moved(data), own, of_all) for data, own, of_all in parts]
+            return Step(batches, total, self._side.record_event())
 
     def _arrived(self, step: Step) -> Step:
         if step.copied is not None:

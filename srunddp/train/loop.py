@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
 from srunddp.observe.marks import heartbeat
@@ -60,7 +61,8 @@ class Trainer:
             config: all other settings; the same on all ranks.
             world: from :func:`srunddp.init`.
             metrics: by name, ``metric(outputs, targets)``: a value per sample, or their sum; or torchmetrics objects.
-            scheduler: of torch, or what makes one of the optimizer; stepped after each optimizer step.
+            scheduler: of torch, or what makes one of the optimizer; stepped after each optimizer step, but
+                ReduceLROnPlateau after each evaluation, with its loss.
             callbacks: called at their moments, in this order.
 
         Raises:
@@ -118,8 +120,10 @@ class Trainer:
             run.after_step(step, self._step(step, sums))
             self._evaluate_if_due(run)
             run.keep()
-        train = sums.means()
-        run.end_epoch(train, self._evaluate(run) if run.ends_with_evaluation() else {})
+        train, test = sums.means(), run.evaluated
+        if run.ends_with_evaluation() and not test:
+            test = self._evaluate(run)
+        run.end_epoch(train, test)
 
     def _step(self, step: Step, sums: Sums) -> float | None:
         """One optimizer step; returns the loss of the micro-batch before its last."""
@@ -139,7 +143,7 @@ class Trainer:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         state.scaler.step(self.optimizer)
         state.scaler.update()
-        if state.scheduler is not None:
+        if state.scheduler is not None and not isinstance(state.scheduler, ReduceLROnPlateau):
             state.scheduler.step()
         heartbeat()
         return late
@@ -164,6 +168,11 @@ class Trainer:
                 run.agree()
         self._replica.training.train()
         return sums.means()
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether :meth:`rehearse` makes a difference."""
+        return self._replica.rebuilds_buckets
 
     def rehearse(self, step: Step) -> None:
         """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""

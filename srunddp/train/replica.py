@@ -78,11 +78,12 @@ def _prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
 def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
-    found = {type(module).__name__ for module in model.modules()}
+    # Not the model as a whole, which torch leaves out: nothing would be saved.
+    found = {type(module).__name__ for module in model.modules() if module is not model}
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
             f"ddp.activation_checkpointing names {', '.join(missing)}",
-            expected=f"classes of the model's modules: {', '.join(sorted(found))}",
+            expected=f"classes of the modules in the model: {', '.join(sorted(found))}",
             cure="correct the names",
         )
     apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
@@ -112,7 +113,7 @@ def _register_hook(ddp: DistributedDataParallel, config: DDPConfig) -> None:
         if dist.get_backend() != "nccl":
             raise ConfigError(
                 f"ddp.hook bf16 with {dist.get_backend()}",
-                expected="NCCL: no other backend adds bfloat16",
+                expected="NCCL, with which alone torch has this hook",
                 cure="use ddp.hook=fp16",
             )
         ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
+from srunddp.errors import ConfigError
 from srunddp.observe.marks import heartbeat
 from srunddp.train import checks, cpus
 from srunddp.train.agreement import Agreement
@@ -59,13 +60,14 @@ class Run:
         config, world = trainer.config, trainer.world
         self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
         self._progress = Progress() if world.rank == 0 else Silent()
-        checks.check_fit(world, train_data, test_data, config)
+        checks.check_fit(world, train_data, test_data, order, config)
         share = cpus.share(world)
         cpus.set_threads(share, config.loading.threads)
         self._feed, self._test_feed = feeds(world, config, train_data, test_data, order, collate, share)
         self._on_step = overriding(trainer.callbacks, "on_step")
         self._stack = ExitStack()
         self._sums: Sums | None = None
+        self._latest: tuple[int, Mapping[str, float]] = (0, {})  # an evaluation's step, and its figures
         self._profile: Profile | None = None
         self._save_due = False
         self._agreement = Agreement(world)
@@ -102,10 +104,11 @@ class Run:
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
         self._preemption = self._stack.enter_context(Preemption(self._config.preemption, self._world.rank))
         self._saving = Saving(self._config, self._world, self._state, self._progress.say)
+        # A trainer that has made steps goes on from where it is.
         if self._state.step == 0 and (found := self._saving.found()):
             # In its first step DistributedDataParallel adds gradients in another order than later. A run that was
             # not interrupted is past that.
-            if step := next(self.steps(), None):
+            if self._trainer.rehearses and (step := next(self.steps(), None)):
                 self._trainer.rehearse(step)
             self._saving.restore(found)
         if self._world.rank == 0:
@@ -136,6 +139,12 @@ class Run:
             yield step
             if self.is_over:
                 return
+        if not self._state.seen:
+            raise ConfigError(
+                "an epoch without a step",
+                expected="training data for one",
+                cure="check what the data set yields; with loading.drop_last, also batch_size and accumulation",
+            )
 
     @contextmanager
     def evaluation(self) -> Iterator[Iterator[Step]]:
@@ -176,14 +185,32 @@ class Run:
         every = self._config.evaluate_every_epochs
         return bool(every and self._test_feed and (self._state.epoch + 1) % every == 0)
 
+    @property
+    def evaluated(self) -> Mapping[str, float]:
+        """The figures of this very step; empty where it was not evaluated in this run."""
+        step, figures = self._latest
+        return figures if step == self._state.step else {}
+
     def judge(self, figures: Mapping[str, float]) -> None:
-        """Take an evaluation's figures: are they the best so far?"""
-        state, config = self._state, self._config
+        """Take an evaluation's figures; those of a step that was evaluated before are no news."""
+        state = self._state
+        if state.evaluated == state.step:
+            return
+        self._latest = (state.step, figures)
         for call in overriding(self._trainer.callbacks, "on_evaluation"):
             call(self._trainer, figures)
         if self._history:
             self._history.add("evaluation", state.step, **figures)
+        self._compare(figures)
+
+    def _compare(self, figures: Mapping[str, float]) -> None:
+        """Are they the best so far?"""
+        state, config = self._state, self._config
+        if config.best not in figures:
+            raise ConfigError(f"best={config.best}", expected=f"one of {', '.join(figures)}", cure="correct it")
         state.evaluated = state.step
+        if isinstance(state.scheduler, ReduceLROnPlateau):
+            state.scheduler.step(figures["loss"])
         score = figures[config.best] if config.best_mode == "min" else -figures[config.best]
         if not math.isnan(score):
             state.scores[state.step] = score
@@ -234,13 +261,12 @@ class Run:
         speed, world = self._progress.samples_per_second, self._world
         record = EpochRecord(state.epoch + 1, dict(train), dict(test), speed, world.world_size, world.device.type)
         self._progress.end_epoch(record)
-        if test or self._test_feed is None:
-            self.judge(test or train)
-        state.epoch, state.seen, state.sums = state.epoch + 1, 0, []
+        if test:
+            self.judge(test)
+        elif self._test_feed is None:
+            self._compare(train)
+        state.epoch, state.seen, state.sums, self._sums = state.epoch + 1, 0, [], None
         state.records.append(record)
-        self._sums = None
-        if isinstance(state.scheduler, ReduceLROnPlateau):
-            state.scheduler.step((test or train)["loss"])
         if self._history:
             self._history.add(
                 "epoch", state.step, epoch=record.epoch, **train, **{f"test/{k}": v for k, v in test.items()}

@@ -17,7 +17,7 @@ from srunddp.train import randomness
 from srunddp.train.checkpoint import CheckpointError, load_checkpoint
 from srunddp.train.config import Config
 from srunddp.train.shelf import Shelf
-from srunddp.train.state import TrainingState
+from srunddp.train.state import VERSION, TrainingState
 from srunddp.train.world import World
 from srunddp.train.writer import Writer
 
@@ -40,7 +40,7 @@ class Saving:
             # Now, so that a folder which cannot be written is known before the first epoch, not after it.
             _make(self._shelf.folder)
         self._writing: Path | None = None
-        self._saved_step = -1
+        self._saved: tuple[int, ...] = ()
         self._saved_at = time.monotonic()
 
     def due(self, *, epoch: int = 0) -> bool:
@@ -63,9 +63,10 @@ class Saving:
         """
         state, self._saved_at = self._state, time.monotonic()
         path = self._shelf.path(state.step)
-        if self._saved_step == state.step:
+        # An epoch's end, and an evaluation, change what is to be saved after a step.
+        if self._saved == (standing := (state.step, state.epoch, state.evaluated)):
             return path
-        self._saved_step = state.step
+        self._saved = standing
         states = randomness.gather(self._world)
         if self._world.rank == 0:
             self._shelf.scores = dict(state.scores)
@@ -112,6 +113,7 @@ class Saving:
             CheckpointError: it is not of this model.
         """
         try:
+            _check_version(found)
             self._state.load_state_dict(found)
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(
@@ -120,7 +122,7 @@ class Saving:
                 cure="start with another output_dir",
             ) from error
         randomness.restore(found["random"], self._world, self._config.seed + self._state.step)
-        self._saved_step = self._state.step
+        self._saved = (self._state.step, self._state.epoch, self._state.evaluated)
 
     def _chosen(self) -> tuple[Path | None, dict[str, Any] | None]:
         wanted = self._config.resume
@@ -131,6 +133,7 @@ class Saving:
                 return path, state
         if wanted != "no":
             state = load_checkpoint(wanted)
+            _check_version(state, wanted)
             for path in self._shelf.set_aside(after=state["step"]):
                 self._say(f"{path} is from after the checkpoint that was asked for, and was set aside")
             return Path(wanted), state
@@ -141,6 +144,16 @@ class Saving:
                 cure="use resume=auto to go on with that run, or another output_dir",
             )
         return None, None
+
+
+def _check_version(state: Mapping[str, Any], path: str = "") -> None:
+    if state.get("version") != VERSION or "step" not in state or "random" not in state:
+        raise CheckpointError(
+            f"this checkpoint has the version {state.get('version', 'none')}",
+            expected=f"one that a Trainer wrote, of version {VERSION}",
+            cure="load its model in the script by srunddp.train.load_checkpoint() instead",
+            where=path,
+        )
 
 
 def _make(folder: Path) -> None:
