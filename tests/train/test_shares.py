@@ -1,0 +1,119 @@
+"""The deal: every sample once, for any samples, ranks, batch size and start."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ChainDataset, IterableDataset, TensorDataset
+
+from srunddp.train.shares import Deal, Request, Requests, length_of
+
+DEALS = {
+    "samples": st.integers(0, 70),
+    "ranks": st.integers(1, 7),
+    "batch_size": st.integers(1, 9),
+    "seed": st.integers(0, 5),
+}
+
+
+def asked(deal: Deal, order: torch.Tensor, start: int = 0, epoch: int = 1) -> list[Request]:
+    requests = Requests(deal)
+    requests.begin(order, epoch, start)
+    made = list(requests)
+    assert len(made) == len(requests)
+    return made
+
+
+def shuffled(samples: int, seed: int) -> torch.Tensor:
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None)
+@given(**DEALS)
+def test_every_sample_is_dealt_once_and_counted_once(samples: int, ranks: int, batch_size: int, seed: int) -> None:
+    order = shuffled(samples, seed)
+    by_rank = [asked(Deal(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
+    own = [index for requests in by_rank for request in requests for index in request.indices[: request.own]]
+    assert sorted(own) == list(range(samples))
+    for together in zip(*by_rank, strict=True):
+        assert {request.count for request in together} == {sum(request.own for request in together)}
+
+
+@settings(deadline=None)
+@given(**DEALS)
+def test_no_rank_gets_an_empty_or_a_too_large_batch(samples: int, ranks: int, batch_size: int, seed: int) -> None:
+    for rank in range(ranks):
+        for request in asked(Deal(rank, ranks, batch_size, seed), shuffled(samples, seed)):
+            assert 1 <= len(request.indices) <= batch_size
+            assert request.own in (0, len(request.indices))
+
+
+@settings(deadline=None)
+@given(**DEALS)
+def test_what_was_seen_after_any_step_is_a_beginning_of_the_order(
+    samples: int, ranks: int, batch_size: int, seed: int
+) -> None:
+    order = shuffled(samples, seed)
+    seen: list[int] = []
+    by_rank = [asked(Deal(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
+    for together in zip(*by_rank, strict=True):
+        seen += [index for request in together for index in request.indices[: request.own]]
+        assert sorted(seen) == sorted(order[: len(seen)].tolist())
+
+
+@settings(deadline=None)
+@given(**DEALS, others=st.integers(1, 7), cut=st.integers(0, 9))
+def test_another_number_of_ranks_goes_on_with_the_rest(
+    samples: int, ranks: int, batch_size: int, seed: int, others: int, cut: int
+) -> None:
+    order = shuffled(samples, seed)
+    start = min(samples, cut * ranks * batch_size)
+    rest = [asked(Deal(rank, others, batch_size, seed), order, start) for rank in range(others)]
+    own = [index for requests in rest for request in requests for index in request.indices[: request.own]]
+    assert sorted(own) == sorted(order[start:].tolist())
+
+
+def test_the_seed_of_a_request_is_its_place_s_and_its_rank_s() -> None:
+    order = torch.arange(60)
+    whole = asked(Deal(1, 2, 5, seed=3), order)
+    resumed = asked(Deal(1, 2, 5, seed=3), order, start=20)
+    assert [request.seed for request in resumed] == [request.seed for request in whole[2:]]
+    elsewhere = [
+        asked(Deal(0, 2, 5, seed=3), order),
+        asked(Deal(1, 2, 5, seed=4), order),
+        asked(Deal(1, 2, 5, seed=3), order, epoch=2),
+    ]
+    seeds = [request.seed for requests in [whole, *elsewhere] for request in requests]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_a_stream_s_seed_is_the_same_on_all_ranks_and_for_any_number_of_them() -> None:
+    deals = [Deal(rank, ranks, 4, seed=3) for ranks in (1, 2, 5) for rank in range(ranks)]
+    assert len({deal.seed_of_all(1) for deal in deals}) == 1
+    assert deals[0].seed_of_all(1) != deals[0].seed_of_all(2)
+
+
+def test_a_start_beyond_the_end_leaves_nothing() -> None:
+    """As where the data set has become smaller since the checkpoint."""
+    assert asked(Deal(0, 2, 4, seed=0), torch.arange(10), start=16) == []
+
+
+class Unknown(IterableDataset[int]):
+    def __iter__(self) -> itertools.count[int]:
+        return itertools.count()
+
+
+class Known(Unknown):
+    def __len__(self) -> int:
+        return 7
+
+
+def test_a_length_is_known_where_the_data_set_tells_it() -> None:
+    assert length_of(TensorDataset(torch.empty(5))) == 5
+    assert length_of(Known()) == 7
+    assert length_of(Unknown()) is None
+    assert length_of(ChainDataset([Unknown()])) is None
+    assert length_of(ChainDataset([Known(), Known()])) == 14
