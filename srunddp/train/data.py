@@ -134,7 +134,7 @@ class Feed:
             return (
                 Step([_batch(self._moved(data), *of) for data, *of in parts], total, None) for parts, total in steps
             )
-        sent = (self._send(self._side, parts, total) for parts, total in steps)
+        sent = (self._send(parts, total) for parts, total in steps)
         return map(self._arrived, _one_ahead(sent) if self._ahead else sent)
 
     def _grouped(self, loader: Iterator[Any]) -> Iterator[tuple[list[Any], int]]:

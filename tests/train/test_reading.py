@@ -101,8 +101,8 @@ def test_a_stream_is_dealt_as_a_data_set_with_indices_is(
         deal = Deal(rank, ranks, batch_size, 0)
         requests = Requests(deal)
         requests.begin(torch.arange(samples), 1, start)
-        expected = [(request.indices, request.own, request.count) for request in requests]
-        found = [(part.samples, part.own, part.count) for part in by_workers(Plain(samples), deal, workers, 1, start)]
+        expected = [(request.indices, request.own, request.total) for request in requests]
+        found = [(part.samples, part.own, part.total) for part in by_workers(Plain(samples), deal, workers, 1, start)]
         assert found == expected
 
 
@@ -153,14 +153,14 @@ def test_a_stream_is_told_the_epoch() -> None:
         def set_epoch(self, epoch: int) -> None:
             self.samples = 10 * epoch
 
-    assert sum(part.count for part in by_workers(Told(0), Deal(0, 1, 4, 0), 2, epoch=3)) == 30
+    assert sum(part.total for part in by_workers(Told(0), Deal(0, 1, 4, 0), 2, epoch=3)) == 30
 
 
 def test_data_sets_that_read_many_at_once_are_asked_so() -> None:
     data = Subset(TensorDataset(torch.arange(10.0)), [9, 8, 7, 6])
     part = Reader(data).__getitems__(Request([0, 3], 2, 4, 0))
     assert [float(sample[0]) for sample in part.samples] == [9.0, 6.0]
-    assert (part.own, part.count) == (2, 4)
+    assert (part.own, part.total) == (2, 4)
 
 
 def test_tensors_in_memory_are_read_as_their_samples_collated() -> None:
@@ -175,7 +175,7 @@ def feed(data: Dataset[Any], order: Order | None, workers: int, method: Any = "f
 
 
 def rows(steps: Iterator[list[Batch]]) -> list[Any]:
-    return [[batch.inputs.tolist(), batch.own, batch.count] for step in steps for batch in step]
+    return [[batch.inputs.tolist(), batch.own, batch.total] for step in steps for batch in step.batches]
 
 
 def test_augmentation_depends_on_no_number_of_workers_and_is_the_same_after_a_resume() -> None:
@@ -204,7 +204,7 @@ def test_a_step_that_is_not_full_is_left_out_where_asked(drop_last: bool) -> Non
     """18 samples in steps of two batches of 4: the last step has one batch of 2."""
     loading = LoadingConfig(drop_last=drop_last)
     it = Feed(Augmented(18), Sequential(18), StandIn(), loading, deal=Deal(0, 1, 4, 5), num_workers=0, accumulation=2)
-    counts = [[batch.count for batch in step] for step in it.steps(1)]
+    counts = [[batch.total for batch in step.batches] for step in it.steps(1)]
     assert counts == ([[4, 4], [4, 4]] if drop_last else [[4, 4], [4, 4], [2]])
     assert it.steps_left(0) == len(counts)
     assert it.steps_left(8) == len(counts) - 1
