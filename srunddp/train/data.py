@@ -128,13 +128,10 @@ class Feed:
         elif self._order is not None:
             self._requests.begin(self._order.indices(epoch), epoch, start)
         with shielded(self._signals, self._method):
-            parts = iter(self._loader)
-        steps = self._grouped(parts)
+            loader = iter(self._loader)
+        sent = (self._send(parts, total) for parts, total in self._grouped(loader))
         if self._side is None:
-            return (
-                Step([_batch(self._moved(data), *of) for data, *of in parts], total, None) for parts, total in steps
-            )
-        sent = (self._send(parts, total) for parts, total in steps)
+            return sent
         return map(self._arrived, _one_ahead(sent) if self._ahead else sent)
 
     def _grouped(self, loader: Iterator[Any]) -> Iterator[tuple[list[Any], int]]:

@@ -167,6 +167,12 @@ def test_numbers_that_leave_nothing_to_do_are_refused(wrong: dict[str, int]) -> 
         scale_trainer(StandIn(), **wrong)
 
 
+@pytest.mark.parametrize("resume", ["auto", "run/checkpoints/best.pt"])
+def test_a_resume_without_an_output_dir_is_refused_rather_than_passed_over(resume: str) -> None:
+    with pytest.raises(ConfigError, match=rf"resume is {resume}, and there is no output_dir; expected .* -> "):
+        scale_trainer(StandIn(), resume=resume)
+
+
 def test_a_world_of_one_needs_no_process_group() -> None:
     assert not torch.distributed.is_initialized()
     trainer = scale_trainer(StandIn())
