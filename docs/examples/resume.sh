@@ -1,0 +1,28 @@
+#!/bin/bash
+# Trains until it is done, however often Slurm ends the job: each attempt goes on from the last one's checkpoint.
+#
+#     sbatch docs/examples/resume.sh --epochs=200
+#
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --time=04:00:00
+# Slurm may start the job again, under its number; the output of each attempt follows that of the one before.
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# All ranks are warned 120 s before the end. Without this line rank 0 asks Slurm when that is.
+#SBATCH --signal=USR2@120
+
+. .venv/bin/activate
+# Since Slurm 22.05 srun does not take this over from sbatch.
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+
+# The same folder in each attempt, and another one for each job.
+srun --gpu-bind=none srunddp docs/examples/mnist.py --output-dir="runs/$SLURM_JOB_ID" --resume=auto "$@"
+code=$?
+
+# 143: Slurm is about to end the job, by its own decision or since it was asked to start it again. A job that ends by
+# itself before that may be taken for done.
+[ "$code" = 143 ] && sleep 600
+exit "$code"

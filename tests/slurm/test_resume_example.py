@@ -1,0 +1,39 @@
+"""The job script among the examples: warned by Slurm, it is started again and goes on."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.slurm.conftest import Bench
+
+pytestmark = pytest.mark.slurm
+
+EPOCHS = 30
+LONG = 100.0
+
+
+def test_the_example_of_a_job_script_goes_on_where_a_signal_stopped_it(bench: Bench) -> None:
+    out, folder = bench.cluster.shared / "resume.out", bench.cluster.shared / "runs"
+    layout = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--time=10")
+    places = (f"--chdir={ROOT}", f"--output={out}", f"--export=ALL,SRUNDDP_IFACES={bench.ifaces},OMP_NUM_THREADS=1")
+    script = (str(ROOT / "docs" / "examples" / "resume.sh"), f"--epochs={EPOCHS}", f"--output-dir={folder}")
+    job = bench.cluster.run("sbatch", "--parsable", *layout, *places, *script).stdout.strip()
+
+    def wait_for(pattern: str) -> None:
+        end = time.monotonic() + LONG
+        while not (out.exists() and re.search(pattern, out.read_text())):
+            assert time.monotonic() < end, out.exists() and out.read_text()
+            # A requeued job would wait 15 s for its old credentials to expire.
+            bench.cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
+            time.sleep(0.3)
+
+    wait_for("Epoch 3 ")
+    bench.cluster.run("scancel", "--signal=USR2", job)
+    wait_for("test accuracy")
+    text = out.read_text()
+    assert re.search(r"stopped after step \d+ by SIGUSR2; checkpoint \S+; the job is requeued \(exit code 143\)", text)
+    assert [int(epoch) for epoch in re.findall(r"^Epoch (\d+) ", text, re.MULTILINE)] == list(range(1, EPOCHS + 1))
