@@ -167,6 +167,16 @@ def test_numbers_that_leave_nothing_to_do_are_refused(wrong: dict[str, int]) -> 
         scale_trainer(StandIn(), **wrong)
 
 
+def test_a_scheduler_that_waits_for_a_better_loss_is_stepped_once_an_epoch() -> None:
+    """With a learning rate of 0 the loss is the same in each epoch, and none is better than the first."""
+    model = Scale()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=100)
+    config = settings(epochs=3, batch_size=2)
+    Trainer(model, optimizer, distance, config, world=StandIn(), scheduler=plateau).fit(Numbered(10))
+    assert (plateau.last_epoch, plateau.num_bad_epochs) == (3, 2)
+
+
 @pytest.mark.parametrize("resume", ["auto", "run/checkpoints/best.pt"])
 def test_a_resume_without_an_output_dir_is_refused_rather_than_passed_over(resume: str) -> None:
     with pytest.raises(ConfigError, match=rf"resume is {resume}, and there is no output_dir; expected .* -> "):
