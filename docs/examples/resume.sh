@@ -18,7 +18,7 @@
 # Since Slurm 22.05 srun does not take this over from sbatch.
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
-# The same folder in each attempt, and another one for each job.
+# The same folder in each attempt. To go on with another job, add its folder: --output-dir=runs/NUMBER.
 srun --gpu-bind=none srunddp docs/examples/mnist.py --output-dir="runs/$SLURM_JOB_ID" --resume=auto "$@"
 code=$?
 
