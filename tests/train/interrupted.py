@@ -1,0 +1,298 @@
+"""Trainings of ``resumable.py`` that are killed or signalled and go on, in forked worlds.
+
+interrupted.py FOLDER kills|signals|workerless NUMBER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from forked import start
+from worlds import StandIn
+
+from srunddp.errors import Stopped
+from srunddp.train.checkpoint import verify
+from tests.programs import resumable
+
+LONG = 60.0  # a limit that only what is broken reaches
+ENDS_WITHIN = 15.0  # seconds from the last signal to the last rank's end, on a machine that is busy
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+CODES = {0, 75, 143}
+_CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
+_SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.* -> requeue it.*)?")
+
+
+def until(condition: Callable[[], object], limit: float = LONG) -> bool:
+    """Whether it became true within the limit."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def go_on(world: StandIn, folder: Path, arguments: Sequence[str], harmless: bool) -> tuple[int, str]:
+    """In a rank: train to the end, or until it is stopped; the exit code, and what was said.
+
+    Args:
+        harmless: signals that come before or after ``fit()`` end nothing.
+    """
+    if harmless:
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
+    try:
+        resumable.train(world, folder, *arguments)
+    except Stopped as stopped:
+        return stopped.code, str(stopped)
+    return 0, ""
+
+
+@dataclass(frozen=True)
+class Course:
+    """One training of so many ranks, in a folder of its own."""
+
+    folder: Path
+    ranks: int
+    arguments: tuple[str, ...] = ()
+
+    def begin(self, *, harmless: bool = False) -> list[int]:
+        """Fork ranks that go on with it; their process ids."""
+        for path in self.folder.glob("pid*"):
+            path.unlink()
+        return start(self.ranks, self.folder / "world", go_on, self.folder, self.arguments, harmless)
+
+    def end(self, pids: list[int]) -> list[tuple[int, str]]:
+        """Each rank's exit code, and what it said; all must end by themselves."""
+        codes = wait_for(pids, ENDS_WITHIN)
+        assert codes == [0] * self.ranks, codes
+        return [torch.load(self.folder / "world" / f"result{rank}.pt") for rank in range(self.ranks)]
+
+    def outcome(self) -> dict[str, Any]:
+        """What it came to in the end, which must not depend on interruptions."""
+        results = [json.loads((self.folder / f"result{rank}.json").read_text()) for rank in range(self.ranks)]
+        return {"ids": [ids(self.folder / f"ids{rank}") for rank in range(self.ranks)], "results": results}
+
+    def finish(self) -> dict[str, Any]:
+        """Leave it alone until it has ended."""
+        codes = wait_for(self.begin())
+        assert codes == [0] * self.ranks, codes
+        return self.outcome()
+
+    def started(self) -> bool:
+        """All ranks have come to their training since the last :meth:`begin`."""
+        return len(list(self.folder.glob("pid*"))) == self.ranks
+
+    def saving(self) -> bool:
+        return any((self.folder / "checkpoints").glob("step-*.tmp"))
+
+    def tested(self) -> int:
+        """Test batches so far, on rank 0."""
+        path = self.folder / "tested0"
+        return path.stat().st_size if path.exists() else 0
+
+    def step(self) -> int:
+        """The last one of rank 0."""
+        path = self.folder / "ids0"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return int(lines[-1].split(maxsplit=1)[0]) if lines else 0
+
+    def check_files(self) -> None:
+        """Whatever has a checkpoint's name is one."""
+        for path in (self.folder / "checkpoints").glob("step-*.pt"):
+            verify(path)
+
+
+def ids(path: Path) -> dict[int, Any]:
+    """The samples by step."""
+    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
+    return {int(step): json.loads(samples) for step, samples in lines}
+
+
+def wait_for(pids: list[int], limit: float = LONG) -> list[int]:
+    """The exit codes, -n upon signal n. Ranks that do not end within the limit are killed, with -9 as their code."""
+    codes: dict[int, int] = {}
+
+    def all_ended() -> bool:
+        for pid in set(pids) - codes.keys():
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        return len(codes) == len(pids)
+
+    until(all_ended, limit)
+    for pid in set(pids) - codes.keys():
+        os.kill(pid, signal.SIGKILL)
+        codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return [codes[pid] for pid in pids]
+
+
+# Moments: each waits for one, within a limit, and names it.
+
+
+def at_random(course: Course, draw: random.Random) -> str:
+    until(course.started)
+    time.sleep(draw.uniform(0.0, 1.0))
+    return "at random"
+
+
+def amid_a_save(course: Course, draw: random.Random) -> str:
+    return "amid a save" if until(course.saving, 5.0) else "at random"
+
+
+def amid_an_evaluation(course: Course, draw: random.Random) -> str:
+    before = course.tested()
+    return "amid an evaluation" if until(lambda: course.tested() > before, 5.0) else "at random"
+
+
+def at_an_epoch_s_end(course: Course, draw: random.Random) -> str:
+    steps = -(-resumable.SAMPLES // (course.ranks * 16))
+    before = course.step() // steps
+    return "at an epoch's end" if until(lambda: course.step() // steps > before, 5.0) else "at random"
+
+
+MOMENTS = (at_random, amid_a_save, amid_an_evaluation, at_an_epoch_s_end)
+
+
+# Kills.
+
+
+def kill(course: Course, moment: Callable[[Course, random.Random], str], draw: random.Random) -> str:
+    """Kill a rank, and a little later the others, as their supervisors do; the moment."""
+    pids = course.begin()
+    when = moment(course, draw)
+    first = 0 if moment is amid_a_save else draw.randrange(course.ranks)
+    assert os.waitpid(pids[first], os.WNOHANG) == (0, 0), "it had ended before"
+    os.kill(pids[first], signal.SIGKILL)
+    time.sleep(draw.uniform(0.0, 0.05))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(pids)
+    course.check_files()
+    return when
+
+
+def kills(folder: Path, number: int) -> str:
+    """Worlds of three and of two ranks in turn, each killed at every moment, until there were so many kills."""
+    draw, counts = random.Random(number), Counter[str]()
+    arguments = ("--epochs=6",)
+    undisturbed = {ranks: Course(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
+    for course in courses(folder, arguments):
+        for moment in MOMENTS:
+            if counts.total() < number and course.step() < 50:
+                counts[kill(course, moment, draw)] += 1
+        assert course.finish() == undisturbed[course.ranks], course.folder
+        if counts.total() >= number:
+            return f"{counts.total()} kills: {told(counts)}"
+    raise AssertionError
+
+
+# Signals.
+
+
+def signals(folder: Path, number: int, arguments: tuple[str, ...] = ("--epochs=20",)) -> str:
+    """Worlds of three and of two ranks in turn, each signalled until it is at its end."""
+    draw, counts, slowest = random.Random(number), Counter[str](), 0.0
+    undisturbed = {ranks: Course(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
+    steps = {ranks: max(outcome["ids"][0]) for ranks, outcome in undisturbed.items()}
+    for course in courses(folder, arguments):
+        code = -1
+        while code != 0:
+            near = course.step() > steps[course.ranks] - 60
+            pids = course.begin(harmless=near)
+            assert near or until(lambda pids=pids: all(map(catches, pids)))
+            if counts["signals"] < number:
+                shoot(course, pids, draw, counts)
+            began = time.monotonic()
+            code = agreed(course.end(pids))
+            slowest = max(slowest, time.monotonic() - began)
+            counts[f"runs that ended with {code}"] += 1
+            course.check_files()
+            assert not course.saving(), "what was begun to be written is left"
+        assert course.outcome() == undisturbed[course.ranks], course.folder
+        if counts["signals"] >= number:
+            return f"{told(counts)}; the slowest end {slowest:.1f} s after the last signal"
+    raise AssertionError
+
+
+def shoot(course: Course, pids: list[int], draw: random.Random, counts: Counter[str]) -> None:
+    """A few signals, the later ones while the first is being obeyed; each to one rank or to all."""
+    moments = draw.choices(MOMENTS, weights=(3, 2, 2, 1))
+    for shot in range(draw.randint(1, 4)):
+        if shot == 0:
+            when = moments[0](course, draw)
+        else:
+            time.sleep(draw.uniform(0.0, 0.4))
+            when = "after another"
+        number = draw.choice(SIGNALS)
+        for pid in pids if draw.random() < 0.4 else [draw.choice(pids)]:
+            if is_running(pid):
+                os.kill(pid, number)
+                counts.update(("signals", when, number.name))
+
+
+def agreed(ends: list[tuple[int, str]]) -> int:
+    """The exit code that all ranks ended with, after the same step."""
+    (code,) = {code for code, _ in ends}
+    assert code in CODES, ends
+    if code:
+        said = [_SAID.fullmatch(text) for _, text in ends]
+        assert all(said), ends
+        assert len({match and match.group(1, 2, 3) for match in said}) == 1, ends
+        assert all((match and match[4] is not None) == (code == 75) for match in said), ends
+    return code
+
+
+def catches(pid: int) -> bool:
+    """Whether this process handles the signals by now."""
+    found = _CATCHES.search(Path(f"/proc/{pid}/status").read_text())
+    mask = int(found[1], 16) if found else 0
+    return all(mask >> (number - 1) & 1 for number in SIGNALS)
+
+
+def is_running(pid: int) -> bool:
+    """And has not ended without having been waited for."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+
+
+def courses(folder: Path, arguments: tuple[str, ...]) -> Any:
+    """Endless; each is deleted once the next one is asked for."""
+    number = 0
+    while True:
+        for ranks in (3, 2):
+            number += 1
+            yield Course(folder / f"course{number}", ranks, arguments)
+            shutil.rmtree(folder / f"course{number}")
+
+
+def told(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+
+
+def workerless(folder: Path, number: int) -> str:
+    """Signals where the rank itself reads, and draws what is random in that."""
+    return signals(folder, number, ("--epochs=6", "--loading.num_workers=0"))
+
+
+def main(folder: Path, campaign: str, number: int) -> None:
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    figures = {"kills": kills, "signals": signals, "workerless": workerless}[campaign](folder, number)
+    print(f"{figures}; {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
