@@ -115,11 +115,11 @@ class Trainer:
     def _epoch(self, run: Run) -> None:
         sums = run.start_epoch()
         self._replica.training.train()
-        self._evaluate_if_due(run)  # the run before this one may have had to leave instead
+        if run.evaluation_is_due():  # the run before this one left amid it
+            self._evaluate_and_keep(run)
         for step in run.steps():
             run.after_step(step, self._step(step, sums))
-            self._evaluate_if_due(run)
-            run.keep()
+            self._evaluate_and_keep(run)
         train, test = sums.means(), run.evaluated
         if run.ends_with_evaluation() and not test:
             test = self._evaluate(run)
@@ -148,9 +148,10 @@ class Trainer:
         heartbeat()
         return late
 
-    def _evaluate_if_due(self, run: Run) -> None:
+    def _evaluate_and_keep(self, run: Run) -> None:
         if run.evaluation_is_due():
             run.judge(self._evaluate(run))
+        run.keep()
 
     @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
     def _evaluate(self, run: Run) -> dict[str, float]:

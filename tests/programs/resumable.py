@@ -13,6 +13,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,8 @@ class Network(nn.Module):
 
     def __init__(self, tested: int) -> None:
         super().__init__()
-        torch.manual_seed(0)
         sizes = [FEATURES, WIDTH, WIDTH, WIDTH]
-        self.layers = nn.Sequential(
-            *(self._layer(*pair) for pair in zip(sizes, sizes[1:], strict=False)), nn.Linear(WIDTH, CLASSES)
-        )
+        self.layers = nn.Sequential(*(self._layer(*pair) for pair in pairwise(sizes)), nn.Linear(WIDTH, CLASSES))
         self.noted: deque[list[int]] = deque(maxlen=2)
         self._tested = tested
 
@@ -104,7 +102,8 @@ def train(world: World, folder: Path, *arguments: str) -> None:
     config = read_config(Config, [*SETTINGS, f"--output_dir={folder}", *arguments])
     ids, tested = (open_to_append(folder / f"{name}{world.rank}") for name in ("ids", "tested"))
     (folder / f"pid{world.rank}").write_text(str(os.getpid()))
-    torch.manual_seed(world.rank)
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(world.rank)
     model = Network(tested)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     trainer = Trainer(

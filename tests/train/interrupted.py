@@ -5,6 +5,7 @@ interrupted.py FOLDER kills|signals|workerless NUMBER
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -28,8 +29,9 @@ from srunddp.train.checkpoint import verify
 from tests.programs import resumable
 
 LONG = 60.0  # a limit that only what is broken reaches
-ENDS_WITHIN = 15.0  # seconds from the last signal to the last rank's end, on a machine that is busy
+ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a machine that is busy
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+WHERE = signal.SIGHUP  # asks a rank for its stacks
 CODES = {0, 75, 143}
 _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
 _SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.* -> requeue it.*)?")
@@ -41,7 +43,7 @@ def until(condition: Callable[[], object], limit: float = LONG) -> bool:
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(0.001)
+        time.sleep(0.003)
     return True
 
 
@@ -51,6 +53,7 @@ def go_on(world: StandIn, folder: Path, arguments: Sequence[str], harmless: bool
     Args:
         harmless: signals that come before or after ``fit()`` end nothing.
     """
+    faulthandler.register(WHERE)
     if harmless:
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
@@ -123,7 +126,7 @@ def ids(path: Path) -> dict[int, Any]:
 
 
 def wait_for(pids: list[int], limit: float = LONG) -> list[int]:
-    """The exit codes, -n upon signal n. Ranks that do not end within the limit are killed, with -9 as their code."""
+    """The exit codes, -n upon signal n. Ranks that do not end within the limit are asked where they are, and killed."""
     codes: dict[int, int] = {}
 
     def all_ended() -> bool:
@@ -133,7 +136,10 @@ def wait_for(pids: list[int], limit: float = LONG) -> list[int]:
                 codes[pid] = os.waitstatus_to_exitcode(status)
         return len(codes) == len(pids)
 
-    until(all_ended, limit)
+    if not until(all_ended, limit):
+        for pid in set(pids) - codes.keys():
+            os.kill(pid, WHERE)
+        until(all_ended, 1.0)
     for pid in set(pids) - codes.keys():
         os.kill(pid, signal.SIGKILL)
         codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -231,11 +237,11 @@ def signals(folder: Path, number: int, arguments: tuple[str, ...] = ("--epochs=2
 def shoot(course: Course, pids: list[int], draw: random.Random, counts: Counter[str]) -> None:
     """A few signals, the later ones while the first is being obeyed; each to one rank or to all."""
     moments = draw.choices(MOMENTS, weights=(3, 2, 2, 1))
-    for shot in range(draw.randint(1, 4)):
+    for shot in range(draw.randint(2, 6)):
         if shot == 0:
             when = moments[0](course, draw)
         else:
-            time.sleep(draw.uniform(0.0, 0.4))
+            time.sleep(draw.uniform(0.0, 0.3))
             when = "after another"
         number = draw.choice(SIGNALS)
         for pid in pids if draw.random() < 0.4 else [draw.choice(pids)]:
