@@ -6,7 +6,6 @@ interrupted.py FOLDER kills|signals|workerless NUMBER
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import random
 import re
@@ -16,11 +15,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from course import LONG, Course, until
 from forked import start
 from worlds import StandIn
 
@@ -28,23 +27,12 @@ from srunddp.errors import Stopped
 from srunddp.train.checkpoint import verify
 from tests.programs import resumable
 
-LONG = 60.0  # a limit that only what is broken reaches
 ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a machine that is busy
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 WHERE = signal.SIGHUP  # asks a rank for its stacks
 CODES = {0, 75, 143}
 _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
 _SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.* -> requeue it.*)?")
-
-
-def until(condition: Callable[[], object], limit: float = LONG) -> bool:
-    """Whether it became true within the limit."""
-    end = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.003)
-    return True
 
 
 def go_on(world: StandIn, folder: Path, arguments: Sequence[str], harmless: bool) -> tuple[int, str]:
@@ -64,18 +52,12 @@ def go_on(world: StandIn, folder: Path, arguments: Sequence[str], harmless: bool
     return 0, ""
 
 
-@dataclass(frozen=True)
-class Course:
-    """One training of so many ranks, in a folder of its own."""
-
-    folder: Path
-    ranks: int
-    arguments: tuple[str, ...] = ()
+class Forked(Course):
+    """Whose runs are in forked worlds."""
 
     def begin(self, *, harmless: bool = False) -> list[int]:
         """Fork ranks that go on with it; their process ids."""
-        for path in self.folder.glob("pid*"):
-            path.unlink()
+        self.clear()
         return start(self.ranks, self.folder / "world", go_on, self.folder, self.arguments, harmless)
 
     def end(self, pids: list[int]) -> list[tuple[int, str]]:
@@ -84,45 +66,16 @@ class Course:
         assert codes == [0] * self.ranks, codes
         return [torch.load(self.folder / "world" / f"result{rank}.pt") for rank in range(self.ranks)]
 
-    def outcome(self) -> dict[str, Any]:
-        """What it came to in the end, which must not depend on interruptions."""
-        results = [json.loads((self.folder / f"result{rank}.json").read_text()) for rank in range(self.ranks)]
-        return {"ids": [ids(self.folder / f"ids{rank}") for rank in range(self.ranks)], "results": results}
-
     def finish(self) -> dict[str, Any]:
         """Leave it alone until it has ended."""
         codes = wait_for(self.begin())
         assert codes == [0] * self.ranks, codes
         return self.outcome()
 
-    def started(self) -> bool:
-        """All ranks have come to their training since the last :meth:`begin`."""
-        return len(list(self.folder.glob("pid*"))) == self.ranks
-
-    def saving(self) -> bool:
-        return any((self.folder / "checkpoints").glob("step-*.tmp"))
-
-    def tested(self) -> int:
-        """Test batches so far, on rank 0."""
-        path = self.folder / "tested0"
-        return path.stat().st_size if path.exists() else 0
-
-    def step(self) -> int:
-        """The last one of rank 0."""
-        path = self.folder / "ids0"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return int(lines[-1].split(maxsplit=1)[0]) if lines else 0
-
     def check_files(self) -> None:
         """Whatever has a checkpoint's name is one."""
         for path in (self.folder / "checkpoints").glob("step-*.pt"):
             verify(path)
-
-
-def ids(path: Path) -> dict[int, Any]:
-    """The samples by step."""
-    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
-    return {int(step): json.loads(samples) for step, samples in lines}
 
 
 def wait_for(pids: list[int], limit: float = LONG) -> list[int]:
@@ -176,7 +129,7 @@ MOMENTS = (at_random, amid_a_save, amid_an_evaluation, at_an_epoch_s_end)
 # Kills.
 
 
-def kill(course: Course, moment: Callable[[Course, random.Random], str], draw: random.Random) -> str:
+def kill(course: Forked, moment: Callable[[Course, random.Random], str], draw: random.Random) -> str:
     """Kill a rank, and a little later the others, as their supervisors do; the moment."""
     pids = course.begin()
     when = moment(course, draw)
@@ -195,7 +148,7 @@ def kills(folder: Path, number: int) -> str:
     """Worlds of three and of two ranks in turn, each killed at every moment, until there were so many kills."""
     draw, counts = random.Random(number), Counter[str]()
     arguments = ("--epochs=6",)
-    undisturbed = {ranks: Course(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
+    undisturbed = {ranks: Forked(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
     for course in courses(folder, arguments):
         for moment in MOMENTS:
             if counts.total() < number and course.step() < 50:
@@ -209,10 +162,10 @@ def kills(folder: Path, number: int) -> str:
 # Signals.
 
 
-def signals(folder: Path, number: int, arguments: tuple[str, ...] = ("--epochs=20",)) -> str:
+def signals(folder: Path, number: int, arguments: tuple[str, ...] = ("--epochs=12",)) -> str:
     """Worlds of three and of two ranks in turn, each signalled until it is at its end."""
     draw, counts, slowest = random.Random(number), Counter[str](), 0.0
-    undisturbed = {ranks: Course(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
+    undisturbed = {ranks: Forked(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
     steps = {ranks: max(outcome["ids"][0]) for ranks, outcome in undisturbed.items()}
     for course in courses(folder, arguments):
         code = -1
@@ -234,7 +187,7 @@ def signals(folder: Path, number: int, arguments: tuple[str, ...] = ("--epochs=2
     raise AssertionError
 
 
-def shoot(course: Course, pids: list[int], draw: random.Random, counts: Counter[str]) -> None:
+def shoot(course: Forked, pids: list[int], draw: random.Random, counts: Counter[str]) -> None:
     """A few signals, the later ones while the first is being obeyed; each to one rank or to all."""
     moments = draw.choices(MOMENTS, weights=(3, 2, 2, 1))
     for shot in range(draw.randint(2, 6)):
@@ -280,7 +233,7 @@ def courses(folder: Path, arguments: tuple[str, ...]) -> Any:
     while True:
         for ranks in (3, 2):
             number += 1
-            yield Course(folder / f"course{number}", ranks, arguments)
+            yield Forked(folder / f"course{number}", ranks, arguments)
             shutil.rmtree(folder / f"course{number}")
 
 
