@@ -1,0 +1,64 @@
+"""Batch jobs from their submission to their end, over all their starts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.slurm.conftest import Bench
+
+LONG = 100.0
+OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT")
+STOPPED = r"srunddp: stopped after step (\d+) by {}; checkpoint \S+/step-0*\1\.pt{} \(exit code 143\)"
+
+
+@dataclass
+class Job:
+    """A batch job with a folder of its own, and what was last seen of it."""
+
+    bench: Bench
+    folder: Path
+    number: str
+    output: str = ""
+    restarts: int = 0
+    state: str = ""
+    code: int = 0
+
+    def is_over(self) -> bool:
+        """Look how far it is, and spare it the 15 s that a requeued job waits for its old credentials to expire."""
+        shown = self.bench.cluster.run("scontrol", "show", "job", self.number).stdout
+        self.state, self.restarts = found(shown, r"JobState=(\w+)"), int(found(shown, r"Restarts=(\d+)"))
+        self.code = int(found(shown, r" ExitCode=(\d+)"))
+        out = self.folder / "out"
+        self.output = out.read_text() if out.exists() else ""
+        if self.state == "PENDING" and self.restarts:
+            self.bench.cluster.run("scontrol", "update", f"jobid={self.number}", "StartTime=now", check=False)
+        return self.state in OVER
+
+
+def submit(bench: Bench, name: str, body: str, *options: str) -> Job:
+    """A job script; its folder is FOLDER in it."""
+    folder = bench.cluster.shared / name.replace(" ", "-")
+    folder.mkdir()
+    script = f"#!/bin/bash\nexport SRUNDDP_IFACES={bench.ifaces} OMP_NUM_THREADS=1 FOLDER={folder}\n{body}"
+    (folder / "job.sh").write_text(script)
+    layout = ("--parsable", "-N2", f"--chdir={ROOT}", f"--output={folder}/out", "--open-mode=append")
+    words = ("sbatch", *layout, *options, str(folder / "job.sh"))
+    return Job(bench, folder, bench.cluster.run(*words).stdout.strip())
+
+
+def found(text: str, pattern: str) -> str:
+    match = re.search(pattern, text)
+    assert match, text
+    return match[1]
+
+
+def until(condition: Callable[[], object], jobs: Iterable[Job], limit: float = LONG) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, [(job.is_over(), job) for job in jobs]
+        time.sleep(0.1)

@@ -1,0 +1,139 @@
+"""A training that has to leave its nodes ends its epochs in the next start, to the bit as if it had not."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm import GRACE, URGENT
+from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.jobs import STOPPED, Job, found, submit, until
+from tests.trained import PROGRAM, Trained
+
+pytestmark = pytest.mark.slurm
+
+ALL_GPUS = ("--nodelist=node05,node06", "--gpus-per-node=8")
+LIMIT = 240.0
+PACE = 0.1  # seconds a step in the first start: it lasts longer than Slurm lets it
+BY_HAND = (
+    r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no scontrol in PATH -> requeue it, "
+    r"it resumes by itself \(exit code 75\)"
+)
+REQUEUED = "; the job is requeued"
+
+
+def training(bench: Bench, name: str, *options: str, settings: str = "", srun: str = "srun") -> Job:
+    """A job of two ranks on two nodes; it takes its time in its first start alone."""
+    body = (
+        "start=${SLURM_RESTART_COUNT:-0}; [ $start = 0 ] && pace=" + str(PACE) + " || pace=0\n"
+        f"{srun} {SRUNDDP} --quiet {PROGRAM} --output-dir=$FOLDER/run --start=$start --pace=$pace {settings}\n"
+        "code=$?\n"
+        "[ $code = 143 ] && sleep 600\n"
+        "exit $code\n"
+    )
+    return submit(bench, f"training {name}", body, "-n2", *options)
+
+
+def trained(job: Job) -> Trained:
+    return Trained(job.folder / "run")
+
+
+def uninterrupted(bench: Bench) -> Trained:
+    folder = bench.cluster.shared / "uninterrupted"
+    done = bench.srun("-N2", "-n2", SRUNDDP, str(PROGRAM), f"--output-dir={folder}")
+    assert done.code == 0, done.errors
+    return Trained(folder)
+
+
+def without_scontrol(folder: Path) -> str:
+    """srun with a PATH for its step that has what srunddp needs, but no scontrol, as in a container."""
+    folder.mkdir()
+    for name in ("python3", "squeue"):
+        (folder / name).symlink_to(f"/usr/bin/{name}")
+    return f"srun --export=ALL,PATH={folder}"
+
+
+def preempt(bench: Bench) -> float:
+    """By another partition's job; returns when, in seconds since the epoch."""
+    began = time.time()
+    bench.cluster.run("sbatch", f"--partition={URGENT}", "-N2", *ALL_GPUS, "--output=/dev/null", "--wrap=true")
+    return began
+
+
+def wrong(job: Job, cause: str, then: str, whole: Trained) -> list[str]:
+    """What is not as promised of a job that was requeued once."""
+    stopped = re.search(STOPPED.format(cause, then), job.output)
+    if not stopped:
+        return ["the verdict"]
+    checks = {
+        "one requeue": (job.state, job.restarts) == ("COMPLETED", 1),
+        "one line": job.output.count("srunddp: ") == 1 and "Traceback" not in job.output,
+    }
+    return [name for name, holds in checks.items() if not holds] + trained(job).unequal(int(stopped[1]), whole)
+
+
+@pytest.fixture(scope="module")
+def whole(bench: Bench) -> Trained:
+    return uninterrupted(bench)
+
+
+@pytest.fixture(scope="module")
+def jobs(bench: Bench) -> dict[str, Job]:
+    """Each from its start to its end, in the order of what they wait for."""
+    run = bench.cluster.run
+    timed = {
+        "limit": training(bench, "limit", "--time=1", "--signal=USR2@10", settings="--preemption.lead-seconds=0"),
+        "end": training(bench, "end", "--time=1"),
+    }
+    until(lambda: all(trained(job).trains() for job in timed.values()), timed.values())
+    others = {
+        "requeued": training(bench, "requeued"),
+        "preempted": training(bench, "preempted", *ALL_GPUS),
+        "by hand": training(bench, "by hand", srun=without_scontrol(bench.cluster.shared / "path")),
+    }
+    until(lambda: all(trained(job).trains() for job in others.values()), others.values())
+    run("scontrol", "requeue", others["requeued"].number)
+    (others["preempted"].folder / "preempted").write_text(str(preempt(bench)))
+    run("scancel", "--signal=USR2", others["by hand"].number)
+    until(others["by hand"].is_over, others.values())
+    (others["by hand"].folder / "code").write_text(str(others["by hand"].code))
+    run("scontrol", "requeue", others["by hand"].number)
+    every = timed | others
+    until(lambda: all([job.is_over() for job in every.values()]), every.values(), LIMIT)
+    return every
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "then"),
+    [
+        ("limit", "SIGUSR2", REQUEUED),
+        ("end", "the end of the job's time", REQUEUED),
+        ("requeued", "SIGTERM", ""),
+        ("preempted", "SIGTERM", ""),
+    ],
+)
+def test_it_is_requeued_once_and_ends_as_if_it_had_never_stopped(
+    name: str, cause: str, then: str, jobs: dict[str, Job], whole: Trained
+) -> None:
+    """``--signal=USR2@10``; the known end of the job; ``scontrol requeue``; another partition that goes before."""
+    assert wrong(jobs[name], cause, then, whole) == [], jobs[name]
+
+
+def test_a_preempted_training_has_its_checkpoint_within_four_fifths_of_the_grace_time(jobs: dict[str, Job]) -> None:
+    job = jobs["preempted"]
+    step = int(found(job.output, STOPPED.format("SIGTERM", "")))
+    # Its change time is that of the renaming which makes it whole.
+    there = (job.folder / "run" / "checkpoints" / f"step-{step:08d}.pt").stat().st_ctime
+    assert there - float((job.folder / "preempted").read_text()) < 0.8 * GRACE
+
+
+def test_without_scontrol_it_leaves_with_75_and_goes_on_once_requeued_by_hand(
+    jobs: dict[str, Job], whole: Trained
+) -> None:
+    job = jobs["by hand"]
+    assert (job.folder / "code").read_text() == "75", job
+    assert trained(job).unequal(int(found(job.output, BY_HAND)), whole) == [], job
+    assert (job.state, job.restarts) == ("COMPLETED", 1), job
