@@ -11,7 +11,7 @@ from typing import Any
 from tests.conftest import PROGRAMS
 
 PROGRAM = PROGRAMS / "requeued.py"
-SAMPLES = 1600
+SAMPLES = 800
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 import srunddp
 from srunddp.train import Callback, CheckpointConfig, LoadingConfig, Trainer
 
-SAMPLES, FEATURES, CLASSES = 1600, 16, 4
+SAMPLES, FEATURES, CLASSES = 800, 16, 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slurm
 
 ALL_GPUS = ("--nodelist=node05,node06", "--gpus-per-node=8")
 LIMIT = 240.0
-PACE = 0.1  # seconds a step in the first start: it lasts longer than Slurm lets it
+PACE = 0.2  # seconds a step in the first start: it lasts longer than Slurm lets it
 BY_HAND = (
     r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no scontrol in PATH -> requeue it, "
     r"it resumes by itself \(exit code 75\)"
@@ -25,10 +25,10 @@ BY_HAND = (
 REQUEUED = "; the job is requeued"
 
 
-def training(bench: Bench, name: str, *options: str, settings: str = "", srun: str = "srun") -> Job:
+def training(bench: Bench, name: str, *options: str, settings: str = "", srun: str = "srun", pace: float = PACE) -> Job:
     """A job of two ranks on two nodes; it takes its time in its first start alone."""
     body = (
-        "start=${SLURM_RESTART_COUNT:-0}; [ $start = 0 ] && pace=" + str(PACE) + " || pace=0\n"
+        f"start=${{SLURM_RESTART_COUNT:-0}} pace={pace}; [ $start = 0 ] || pace=0\n"
         f"{srun} {SRUNDDP} --quiet {PROGRAM} --output-dir=$FOLDER/run --start=$start --pace=$pace {settings}\n"
         "code=$?\n"
         "[ $code = 143 ] && sleep 600\n"
@@ -41,19 +41,12 @@ def trained(job: Job) -> Trained:
     return Trained(job.folder / "run")
 
 
-def uninterrupted(bench: Bench) -> Trained:
-    folder = bench.cluster.shared / "uninterrupted"
-    done = bench.srun("-N2", "-n2", SRUNDDP, str(PROGRAM), f"--output-dir={folder}")
-    assert done.code == 0, done.errors
-    return Trained(folder)
-
-
 def without_scontrol(folder: Path) -> str:
     """srun with a PATH for its step that has what srunddp needs, but no scontrol, as in a container."""
     folder.mkdir()
     for name in ("python3", "squeue"):
         (folder / name).symlink_to(f"/usr/bin/{name}")
-    return f"srun --export=ALL,PATH={folder}"
+    return f"PATH={folder} /usr/bin/srun"
 
 
 def preempt(bench: Bench) -> float:
@@ -76,11 +69,6 @@ def wrong(job: Job, cause: str, then: str, whole: Trained) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(bench: Bench) -> Trained:
-    return uninterrupted(bench)
-
-
-@pytest.fixture(scope="module")
 def jobs(bench: Bench) -> dict[str, Job]:
     """Each from its start to its end, in the order of what they wait for."""
     run = bench.cluster.run
@@ -89,6 +77,7 @@ def jobs(bench: Bench) -> dict[str, Job]:
         "end": training(bench, "end", "--time=1"),
     }
     until(lambda: all(trained(job).trains() for job in timed.values()), timed.values())
+    whole = training(bench, "whole", pace=0.0)
     others = {
         "requeued": training(bench, "requeued"),
         "preempted": training(bench, "preempted", *ALL_GPUS),
@@ -101,7 +90,7 @@ def jobs(bench: Bench) -> dict[str, Job]:
     until(others["by hand"].is_over, others.values())
     (others["by hand"].folder / "code").write_text(str(others["by hand"].code))
     run("scontrol", "requeue", others["by hand"].number)
-    every = timed | others
+    every = timed | others | {"whole": whole}
     until(lambda: all([job.is_over() for job in every.values()]), every.values(), LIMIT)
     return every
 
@@ -116,10 +105,10 @@ def jobs(bench: Bench) -> dict[str, Job]:
     ],
 )
 def test_it_is_requeued_once_and_ends_as_if_it_had_never_stopped(
-    name: str, cause: str, then: str, jobs: dict[str, Job], whole: Trained
+    name: str, cause: str, then: str, jobs: dict[str, Job]
 ) -> None:
     """``--signal=USR2@10``; the known end of the job; ``scontrol requeue``; another partition that goes before."""
-    assert wrong(jobs[name], cause, then, whole) == [], jobs[name]
+    assert wrong(jobs[name], cause, then, trained(jobs["whole"])) == [], jobs[name]
 
 
 def test_a_preempted_training_has_its_checkpoint_within_four_fifths_of_the_grace_time(jobs: dict[str, Job]) -> None:
@@ -131,9 +120,9 @@ def test_a_preempted_training_has_its_checkpoint_within_four_fifths_of_the_grace
 
 
 def test_without_scontrol_it_leaves_with_75_and_goes_on_once_requeued_by_hand(
-    jobs: dict[str, Job], whole: Trained
+    jobs: dict[str, Job],
 ) -> None:
     job = jobs["by hand"]
     assert (job.folder / "code").read_text() == "75", job
-    assert trained(job).unequal(int(found(job.output, BY_HAND)), whole) == [], job
+    assert trained(job).unequal(int(found(job.output, BY_HAND)), trained(jobs["whole"])) == [], job
     assert (job.state, job.restarts) == ("COMPLETED", 1), job

@@ -1,0 +1,59 @@
+"""Trainings that reach their time limit, again and again: each ends in its next start, to the bit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.slurm.conftest import Bench
+from tests.slurm.jobs import STOPPED, Job, found, until
+from tests.slurm.test_training_requeued import REQUEUED, trained, training, wrong
+from tests.trained import Trained
+
+pytestmark = pytest.mark.soak
+
+ROUNDS, EACH = 5, 2  # ten of each kind, four at once
+ROUND = 300.0
+CAUSES = {"limit": "SIGUSR2", "end": "the end of the job's time"}
+
+
+@pytest.fixture
+def whole(bench: Bench) -> Trained:
+    job = training(bench, "whole", pace=0.0)
+    until(job.is_over, [job])
+    assert job.state == "COMPLETED", job
+    return trained(job)
+
+
+def test_a_time_limit_costs_nothing_at_any_moment(
+    bench: Bench, whole: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By ``--signal=USR2@30``, which Slurm sends up to 60 s before the end, and by the known end of the job."""
+    draw, results = random.Random(0), []
+    for number in range(ROUNDS):
+        jobs = [(kind, started(bench, kind, f"{number}-{each}", draw)) for kind in CAUSES for each in range(EACH)]
+        every = [job for _, job in jobs]
+        until(lambda every=every: all([job.is_over() for job in every]), every, ROUND)  # type: ignore[misc]
+        results += [(kind, wrong(job, CAUSES[kind], REQUEUED, whole), job) for kind, job in jobs]
+    with capsys.disabled():
+        print("\n" + table(results))
+    assert [(kind, broken, job) for kind, broken, job in results if broken] == []
+
+
+def started(bench: Bench, kind: str, name: str, draw: random.Random) -> Job:
+    """With a pace of its own, so that what stops it does so anywhere in a step."""
+    if kind == "limit":
+        options, lead, pace = ("--time=2", "--signal=USR2@30"), 0.0, draw.uniform(0.32, 0.4)
+    else:
+        options, lead, pace = ("--time=1",), draw.uniform(8.0, 28.0), draw.uniform(0.2, 0.25)
+    return training(bench, f"{kind} {name}", *options, settings=f"--preemption.lead-seconds={lead:.2f}", pace=pace)
+
+
+def table(results: list[tuple[str, list[str], Job]]) -> str:
+    lines = []
+    for kind, cause in CAUSES.items():
+        ours = [(broken, job) for of, broken, job in results if of == kind]
+        good = [int(found(job.output, STOPPED.format(cause, REQUEUED))) for broken, job in ours if not broken]
+        lines.append(f"{kind}: {len(good)} of {len(ours)} equal to the bit, stopped after the steps {sorted(good)}")
+    return "\n".join(lines)
