@@ -29,14 +29,18 @@ class Job:
     code: int = 0
 
     def is_over(self) -> bool:
-        """Look how far it is, and spare it the 15 s that a requeued job waits for its old credentials to expire."""
+        """Look how far it is.
+
+        Once requeued it is spared the 15 s that it waits for its old credentials to expire, and gets enough time.
+        """
         shown = self.bench.cluster.run("scontrol", "show", "job", self.number).stdout
         self.state, self.restarts = found(shown, r"JobState=(\w+)"), int(found(shown, r"Restarts=(\d+)"))
         self.code = int(found(shown, r" ExitCode=(\d+)"))
         out = self.folder / "out"
         self.output = out.read_text() if out.exists() else ""
         if self.state == "PENDING" and self.restarts:
-            self.bench.cluster.run("scontrol", "update", f"jobid={self.number}", "StartTime=now", check=False)
+            words = ("scontrol", "update", f"jobid={self.number}", "StartTime=now", "TimeLimit=10")
+            self.bench.cluster.run(*words, check=False)
         return self.state in OVER
 
 
@@ -57,8 +61,13 @@ def found(text: str, pattern: str) -> str:
     return match[1]
 
 
+def look(jobs: Iterable[Job]) -> bool:
+    """At all of them; whether all are over."""
+    return all([job.is_over() for job in jobs])
+
+
 def until(condition: Callable[[], object], jobs: Iterable[Job], limit: float = LONG) -> None:
     end = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < end, [(job.is_over(), job) for job in jobs]
-        time.sleep(0.1)
+        time.sleep(0.2)

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.slurm import URGENT
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Bench
-from tests.slurm.jobs import STOPPED, Job, found, submit, until
+from tests.slurm.jobs import STOPPED, Job, found, look, submit, until
 
 pytestmark = pytest.mark.slurm
 
@@ -53,7 +53,7 @@ def jobs(bench: Bench) -> dict[str, Job]:
     run("scancel", all_jobs["cancelled"].number)
     run("sbatch", f"--partition={URGENT}", "-N2", *ALL_GPUS, "--output=/dev/null", "--wrap=true")
     run("scontrol", "requeue", all_jobs["requeued"].number)
-    until(lambda: all([job.is_over() for job in all_jobs.values()]), all_jobs.values())
+    until(lambda: look(all_jobs.values()), all_jobs.values())
     return all_jobs
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.slurm import GRACE, URGENT
 from tests.slurm.conftest import SRUNDDP, Bench
-from tests.slurm.jobs import STOPPED, Job, found, submit, until
+from tests.slurm.jobs import OVER, STOPPED, Job, found, look, submit, until
 from tests.trained import PROGRAM, Trained
 
 pytestmark = pytest.mark.slurm
@@ -70,28 +70,29 @@ def wrong(job: Job, cause: str, then: str, whole: Trained) -> list[str]:
 
 @pytest.fixture(scope="module")
 def jobs(bench: Bench) -> dict[str, Job]:
-    """Each from its start to its end, in the order of what they wait for."""
-    run = bench.cluster.run
-    timed = {
-        "limit": training(bench, "limit", "--time=1", "--signal=USR2@10", settings="--preemption.lead-seconds=0"),
+    """Each from its start to its end; first those that wait for their time limit."""
+    run, shared = bench.cluster.run, bench.cluster.shared
+    limit = ("--time=1", "--signal=USR2@10")  # as Slurm looks every 30 s, 20 s to 50 s after the start
+    every = {
+        "limit": training(bench, "limit", *limit, settings="--preemption.lead-seconds=0"),
         "end": training(bench, "end", "--time=1"),
     }
-    until(lambda: all(trained(job).trains() for job in timed.values()), timed.values())
-    whole = training(bench, "whole", pace=0.0)
-    others = {
+    until(lambda: all(trained(job).trains() for job in every.values()), every.values())
+    every |= {
+        "whole": training(bench, "whole", pace=0.0),
         "requeued": training(bench, "requeued"),
         "preempted": training(bench, "preempted", *ALL_GPUS),
-        "by hand": training(bench, "by hand", srun=without_scontrol(bench.cluster.shared / "path")),
+        "by hand": training(bench, "by hand", srun=without_scontrol(shared / "path")),
     }
-    until(lambda: all(trained(job).trains() for job in others.values()), others.values())
-    run("scontrol", "requeue", others["requeued"].number)
-    (others["preempted"].folder / "preempted").write_text(str(preempt(bench)))
-    run("scancel", "--signal=USR2", others["by hand"].number)
-    until(others["by hand"].is_over, others.values())
-    (others["by hand"].folder / "code").write_text(str(others["by hand"].code))
-    run("scontrol", "requeue", others["by hand"].number)
-    every = timed | others | {"whole": whole}
-    until(lambda: all([job.is_over() for job in every.values()]), every.values(), LIMIT)
+    asked = [every[name] for name in ("requeued", "preempted", "by hand")]
+    until(lambda: look(every.values()) or all(trained(job).trains() for job in asked), every.values())
+    run("scontrol", "requeue", every["requeued"].number)
+    (shared / "preempted").write_text(str(preempt(bench)))
+    run("scancel", "--signal=USR2", every["by hand"].number)
+    until(lambda: look(every.values()) or every["by hand"].state in OVER, every.values())
+    (shared / "by-hand").write_text(str(every["by hand"].code))
+    run("scontrol", "requeue", every["by hand"].number)
+    until(lambda: look(every.values()), every.values(), LIMIT)
     return every
 
 
@@ -108,7 +109,7 @@ def test_it_is_requeued_once_and_ends_as_if_it_had_never_stopped(
     name: str, cause: str, then: str, jobs: dict[str, Job]
 ) -> None:
     """``--signal=USR2@10``; the known end of the job; ``scontrol requeue``; another partition that goes before."""
-    assert wrong(jobs[name], cause, then, trained(jobs["whole"])) == [], jobs[name]
+    assert wrong(jobs[name], cause, then, trained(jobs["whole"])) == [], jobs[name].output
 
 
 def test_a_preempted_training_has_its_checkpoint_within_four_fifths_of_the_grace_time(jobs: dict[str, Job]) -> None:
@@ -116,13 +117,13 @@ def test_a_preempted_training_has_its_checkpoint_within_four_fifths_of_the_grace
     step = int(found(job.output, STOPPED.format("SIGTERM", "")))
     # Its change time is that of the renaming which makes it whole.
     there = (job.folder / "run" / "checkpoints" / f"step-{step:08d}.pt").stat().st_ctime
-    assert there - float((job.folder / "preempted").read_text()) < 0.8 * GRACE
+    assert there - float((job.bench.cluster.shared / "preempted").read_text()) < 0.8 * GRACE
 
 
 def test_without_scontrol_it_leaves_with_75_and_goes_on_once_requeued_by_hand(
     jobs: dict[str, Job],
 ) -> None:
     job = jobs["by hand"]
-    assert (job.folder / "code").read_text() == "75", job
+    assert (job.bench.cluster.shared / "by-hand").read_text() == "75", job
     assert trained(job).unequal(int(found(job.output, BY_HAND)), trained(jobs["whole"])) == [], job
     assert (job.state, job.restarts) == ("COMPLETED", 1), job

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
 from tests.slurm.conftest import Bench
-from tests.slurm.jobs import STOPPED, Job, found, until
+from tests.slurm.jobs import STOPPED, Job, found, look, until
 from tests.slurm.test_training_requeued import REQUEUED, trained, training, wrong
 from tests.trained import Trained
 
@@ -34,7 +35,7 @@ def test_a_time_limit_costs_nothing_at_any_moment(
     for number in range(ROUNDS):
         jobs = [(kind, started(bench, kind, f"{number}-{each}", draw)) for kind in CAUSES for each in range(EACH)]
         every = [job for _, job in jobs]
-        until(lambda every=every: all([job.is_over() for job in every]), every, ROUND)  # type: ignore[misc]
+        until(partial(look, every), every, ROUND)
         results += [(kind, wrong(job, CAUSES[kind], REQUEUED, whole), job) for kind, job in jobs]
     with capsys.disabled():
         print("\n" + table(results))
