@@ -41,16 +41,23 @@ class Trained:
         lines = map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines())
         return [{name: line[name] for name in line if name != "time"} for line in lines if line["kind"] == "epoch"]
 
-    def unequal(self, stopped: int, whole: Trained) -> list[str]:
-        """What is not as in a training without an interruption; this one stopped after a step and went on."""
+    def wrong(self, stopped: int, epochs: int) -> list[str]:
+        """What is lost or twice there, of a training that stopped after a step and went on."""
         first, second = self.steps(0), self.steps(1)
         seen = Counter(sample for steps in first + second for samples in steps.values() for sample in samples)
         checks = {
             "all ranks stopped after that step": [max(steps, default=0) for steps in first] == [stopped] * len(first),
             "all ranks went on behind it": [min(steps, default=0) for steps in second] == [stopped + 1] * len(first),
-            "every sample once an epoch": seen == dict.fromkeys(range(SAMPLES), len(whole.epochs())),
-            "each step's samples": [a | b for a, b in zip(first, second, strict=False)] == whole.steps(0),
+            "every sample once an epoch": seen == dict.fromkeys(range(SAMPLES), epochs),
+        }
+        return [name for name, holds in checks.items() if not holds]
+
+    def unequal(self, stopped: int, whole: Trained) -> list[str]:
+        """The same, and what is not as in a training without an interruption."""
+        both = [a | b for a, b in zip(self.steps(0), self.steps(1), strict=False)]
+        checks = {
+            "each step's samples": both == whole.steps(0),
             "figures of the epochs": self.epochs() == whole.epochs(),
             "weights to the bit": self.weights() == whole.weights() and len(set(self.weights())) == 1,
         }
-        return [name for name, holds in checks.items() if not holds]
+        return self.wrong(stopped, len(whole.epochs())) + [name for name, holds in checks.items() if not holds]

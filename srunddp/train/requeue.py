@@ -28,6 +28,7 @@ _KILLED_WITHIN = 1.0
 _TERM_WITHIN = 30.0
 _LOOK_EVERY = 0.05
 _LONGEST_ANSWER = 500
+_NO_JOB = "no job of Slurm"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 _log = logging.getLogger("srunddp")
@@ -80,7 +81,8 @@ def _stopped(cause: int, step: int, checkpoint: Path | None, outcome: _Outcome, 
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; {f'checkpoint {checkpoint}' if checkpoint else 'no checkpoint'}"
     if outcome is _Outcome.NOT_REQUEUED:
-        return Stopped(f"{said}; not requeued{why and f': {why}'} -> requeue it, it resumes by itself", AGAIN)
+        cure = "start it again with resume=auto" if why == _NO_JOB else "requeue it, it resumes by itself"
+        return Stopped(f"{said}; not requeued{why and f': {why}'} -> {cure}", AGAIN)
     return Stopped(f"{said}; the job is requeued" if outcome is _Outcome.REQUEUED else said, ENDED)
 
 
@@ -118,7 +120,7 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
     """
     job, restarts = _job(environ), environ.get("SLURM_RESTART_COUNT", "") or "0"
     if not job:
-        return "no job of Slurm"
+        return _NO_JOB
     if not _NUMBER.fullmatch(restarts):
         return f"SLURM_RESTART_COUNT is {restarts!r}"
     if int(restarts) >= max_requeues:
