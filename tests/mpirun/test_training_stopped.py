@@ -20,8 +20,8 @@ pytestmark = pytest.mark.mpirun
 
 LONG = 60.0
 STOPPED = (
-    r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no job of Slurm -> start it again with "
-    r"resume=auto \(exit code 75\)"
+    r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no job of Slurm -> start it again "
+    r"with resume=auto \(exit code 75\)"
 )
 
 
