@@ -39,7 +39,6 @@ def check_parts(
     check_loss_function(loss_function)
     check_metrics(metrics, config)
     check_settings(config, world)
-    check_resume(config)
 
 
 def check_group(world: World) -> None:
@@ -89,16 +88,6 @@ def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
     if config.best.split("/")[0] not in ("loss", *metrics):
         known = ", ".join(("loss", *metrics))
         raise ConfigError(f"best={config.best}", expected=f"one of {known}", cure="correct it, or pass that metric")
-
-
-def check_resume(config: Config) -> None:
-    """What is asked for is not passed over in silence."""
-    if config.resume != "no" and config.output_dir is None:
-        raise ConfigError(
-            f"resume is {config.resume}, and there is no output_dir",
-            expected="the folder of the run's checkpoints",
-            cure="add --output_dir=FOLDER, or leave resume out",
-        )
 
 
 def check_fit(

@@ -57,7 +57,11 @@ def check_settings(config: Config, world: World) -> None:
     numbers(config.preemption.signals)
     _check_profile(config, world)
     if config.resume != "no" and config.output_dir is None:
-        raise ConfigError(f"resume={config.resume}, and no output_dir", expected="both", cure="set output_dir")
+        raise ConfigError(
+            f"resume is {config.resume}, and there is no output_dir",
+            expected="the folder of the run's checkpoints",
+            cure="add --output_dir=FOLDER, or leave resume out",
+        )
 
 
 def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -43,7 +43,7 @@ class Ranks:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.outputs = start(HERE / "scenarios.py", str(folder), ranks=3, folder=folder, timeout=60)
+        self.outputs = start(HERE / "scenarios.py", str(folder), ranks=3, folder=folder, timeout=200)
         self._results = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(3)]
 
     def __getitem__(self, scenario: str) -> list[Any]:

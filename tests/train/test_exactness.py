@@ -28,7 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return torch.load(folder / "results.pt", weights_only=False)

@@ -39,7 +39,7 @@ def test_every_sample_is_dealt_once_and_counted_once(samples: int, ranks: int, b
     own = [index for requests in by_rank for request in requests for index in request.indices[: request.own]]
     assert sorted(own) == list(range(samples))
     for together in zip(*by_rank, strict=True):
-        assert {request.count for request in together} == {sum(request.own for request in together)}
+        assert {request.total for request in together} == {sum(request.own for request in together)}
 
 
 @settings(deadline=None)
