@@ -120,10 +120,8 @@ class Trainer:
         for step in run.steps():
             run.after_step(step, self._step(step, sums))
             self._evaluate_and_keep(run)
-        train, test = sums.means(), run.evaluated
-        if run.ends_with_evaluation() and not test:
-            test = self._evaluate(run)
-        run.end_epoch(train, test)
+        train = sums.means()
+        run.end_epoch(train, (run.evaluated or self._evaluate(run)) if run.ends_with_evaluation() else {})
 
     def _step(self, step: Step, sums: Sums) -> float | None:
         """One optimizer step; returns the loss of the micro-batch before its last."""

@@ -117,7 +117,7 @@ class Saving:
             self._state.load_state_dict(found)
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(
-                f"the checkpoint is not of this model and optimizer: {str(error)[:300]}",
+                f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}",
                 expected="those of the script that wrote it",
                 cure="start with another output_dir",
             ) from error
