@@ -101,7 +101,6 @@ def train(world: World, folder: Path, *arguments: str) -> None:
     """Go on with the training in this folder, to its end."""
     config = read_config(Config, [*SETTINGS, f"--output_dir={folder}", *arguments])
     ids, tested = (open_to_append(folder / f"{name}{world.rank}") for name in ("ids", "tested"))
-    (folder / f"pid{world.rank}").write_text(str(os.getpid()))
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(world.rank)
     model = Network(tested)
@@ -115,6 +114,7 @@ def train(world: World, folder: Path, *arguments: str) -> None:
         metrics={"accuracy": accuracy},
         callbacks=[Journal(ids)],
     )
+    (folder / f"pid{world.rank}").write_text(str(os.getpid()))
     trainer.fit(Samples(SAMPLES), Samples(TESTS))
     (folder / f"result{world.rank}.json").write_text(json.dumps(result(trainer)))
 

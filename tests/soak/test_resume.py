@@ -21,7 +21,7 @@ pytestmark = pytest.mark.soak
 
 KILLS, SIGNALS, WORKERLESS = 100, 1000, 100
 RANKS = 3
-SETTINGS = ("--epochs=40", "--resume=auto")
+SETTINGS = ("--epochs=20", "--resume=auto")
 NEARLY_DONE = 60  # steps before the end, from which on a run is left alone
 KILLED = 128 + signal.SIGKILL
 
@@ -62,7 +62,7 @@ def kill(course: Course, number: int, draw: random.Random) -> list[str]:
     if number % 3 == 0 and until(course.saving, 20.0):
         rank = 0
     else:
-        time.sleep(draw.uniform(0.0, 2.5))
+        time.sleep(draw.uniform(0.0, 3.0))
     assert all(rank.poll() is None for rank in ranks), "it had ended before"
     os.kill(course.pid(rank), signal.SIGKILL)
     codes, errors = end(ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,25 @@ def until(condition: Callable[[], object], limit: float = LONG) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class Course:
-    """One training of so many ranks, in a folder of its own, over all its runs."""
+    """One training of so many ranks, in a folder of its own, over all its runs.
+
+    Attributes:
+        left: the temporary files that killed saves of earlier runs have left.
+    """
 
     folder: Path
     ranks: int
     arguments: tuple[str, ...] = ()
+    left: set[Path] = field(default_factory=set)
 
     def clear(self) -> None:
         """Before a run: no rank has started."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.glob("pid*"):
             path.unlink()
+        self.left = self._temporaries()
 
     def started(self) -> bool:
         """All ranks have come to their training since the last :meth:`clear`."""
@@ -44,7 +50,11 @@ class Course:
         return int((self.folder / f"pid{rank}").read_text())
 
     def saving(self) -> bool:
-        return any((self.folder / "checkpoints").glob("step-*.tmp"))
+        """A save is going on, or was cut off."""
+        return bool(self._temporaries() - self.left)
+
+    def _temporaries(self) -> set[Path]:
+        return set((self.folder / "checkpoints").glob("step-*.tmp"))
 
     def tested(self) -> int:
         """Test batches so far, on rank 0."""
