@@ -25,6 +25,9 @@ preempted.main(Path())
 FOLDER = r"checkpoint step-(\d{8})\.pt"
 LEFT = rf"stopped after step (\d+) by SIGTERM; {FOLDER}"
 NOT_REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; not requeued: %s -> requeue it, it resumes by itself"
+NO_JOB = (NOT_REQUEUED % "no job of Slurm").replace(
+    "requeue it, it resumes by itself", "start it again with resume=auto"
+)
 REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; the job is requeued"
 
 
@@ -173,4 +176,4 @@ def ended_by_itself(folder: Path, process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGUSR2)
     _, errors = process.communicate(timeout=LONG)
     assert process.returncode == 75, errors
-    stopped(errors.replace(f"{folder}/", ""), NOT_REQUEUED % "no job of Slurm", 75)
+    stopped(errors.replace(f"{folder}/", ""), NO_JOB, 75)
