@@ -595,7 +595,7 @@ def test_a_weighted_order_draws_what_it_is_told() -> None:
         ({"profile": "9:3", "output_dir": "/x"}, "profile is '9:3'"),
         ({"profile": "1:3"}, "profile, and no output_dir"),
         ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\)"),
-        ({"resume": "auto"}, "resume=auto, and no output_dir"),
+        ({"resume": "auto"}, "resume is auto, and there is no output_dir"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_anything_begins(changes: dict[str, Any], words: str) -> None:
