@@ -32,6 +32,7 @@ class Replica:
         self._world = world
         model = _prepared(model, world, config)
         self._ddp = _wrapped(model, world, config) if world.world_size > 1 else None
+        self._unknown = config.static_graph
         self.model = model
         self.training: Any = self._ddp or model
         self.testing: Any = model
@@ -46,7 +47,12 @@ class Replica:
 
     def accumulating(self) -> contextlib.AbstractContextManager[None]:
         """Around a forward and backward whose gradients only add to this rank's."""
-        return self._ddp.no_sync() if self._ddp else contextlib.nullcontext()
+        if self._ddp is None or self._unknown:
+            # A static graph is learnt in the first backward, which torch lets share gradients or else fails. One more
+            # mean over ranks changes nothing: what is added to is the same on all of them.
+            self._unknown = False
+            return contextlib.nullcontext()
+        return self._ddp.no_sync()
 
     def share_buffers(self) -> None:
         """Give all ranks rank 0's buffers, such as BatchNorm's running statistics.

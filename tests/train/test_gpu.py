@@ -1,0 +1,250 @@
+"""What needs a GPU: run by ``bin/test -m gpu`` on a machine that has one, skipped elsewhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from problems import classes, settings
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+from worlds import StandIn
+
+from srunddp.train import Callback, CheckpointConfig, DDPConfig, LoadingConfig, Trainer, load_checkpoint, randomness
+from srunddp.train.data import Feed
+from srunddp.train.late import LateLoss
+from srunddp.train.order import Sequential
+from srunddp.train.replica import Replica
+from srunddp.train.shares import Deal
+from srunddp.train.snapshot import Snapshot
+from tests.train.test_preemption import until
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+GPU = torch.device("cuda", 0)
+
+
+def world() -> StandIn:
+    return StandIn(device=GPU)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 4))
+
+
+def trainer_of(model: nn.Module, *callbacks: Callback, **changes: Any) -> Trainer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    config = settings(**({"tensorboard": False, "epochs": 4} | changes))
+    return Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world(), callbacks=callbacks)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_each_precision_learns(precision: str) -> None:
+    model = network()
+    trainer = trainer_of(model, precision=precision, clip_norm=1.0, batch_size=16)
+    records = trainer.fit(classes(256), classes(64))
+    assert records[-1].train["loss"] < 0.9 * records[0].train["loss"]
+    assert all(parameter.is_cuda and parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert trainer.optimizer.param_groups[0]["fused"]
+    assert records[-1].device == "cuda"
+
+
+def test_a_step_in_bf16_is_that_of_a_hand_written_loop() -> None:
+    inputs, targets = (tensor.to(GPU) for tensor in classes(64).tensors)
+    ours, theirs = network(), network().to(GPU)
+    ours[2].p = theirs[2].p = 0.0
+    trainer_of(ours, precision="bf16", batch_size=16, epochs=1).fit(classes(64))
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, fused=True)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    for rows in order.split(16):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = nn.functional.cross_entropy(theirs(inputs[rows]), targets[rows])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_images_and_weights_have_their_channels_innermost() -> None:
+    seen = []
+
+    class Layout(nn.Conv2d):
+        def forward(self, inputs: Tensor) -> Tensor:
+            seen.append((inputs.is_cuda, inputs.is_contiguous(memory_format=torch.channels_last)))
+            return super().forward(inputs)
+
+    model = nn.Sequential(Layout(3, 4, 3), nn.Flatten(), nn.Linear(144, 4))
+    images = TensorDataset(torch.randn(8, 3, 8, 8), torch.arange(8) % 4)
+    trainer_of(model, epochs=1, ddp=DDPConfig(channels_last=True)).fit(images, images)
+    assert seen == [(True, True)] * 4
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
+    losses = []
+    for compile in (False, True):
+        model = network()
+        model[2].p = 0.0
+        options = {"output_dir": str(tmp_path / str(compile)), "ddp": DDPConfig(compile=compile)}
+        losses.append([record.train["loss"] for record in trainer_of(model, **options).fit(classes(64))])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    newest = max((tmp_path / "True" / "checkpoints").glob("step-*.pt"))
+    assert load_checkpoint(newest)["model"].keys() == network().state_dict().keys()
+
+
+class Images(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((3, 64, 64), float(index)), torch.tensor(index)
+
+
+def feed(workers: int) -> Feed:
+    loading = LoadingConfig(multiprocessing_context="fork")
+    return Feed(Images(), Sequential(64), world(), loading, deal=Deal(0, 1, 8, 0), num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_arrive_whole_however_busy_the_device_is(workers: int) -> None:
+    """While it computes, and while the memory of batches before is given away and taken again."""
+    weight = torch.randn(2048, 2048, device=GPU)
+    found = []
+    for (batch,) in feed(workers).steps():
+        for _ in range(20):
+            weight = weight @ weight / weight.norm()
+        found.append((batch.inputs.mean(dim=(1, 2, 3)), batch.targets))
+        del batch
+    means, targets = (torch.cat(parts).tolist() for parts in zip(*found, strict=True))
+    assert targets == list(range(64))
+    assert means == [float(index) for index in range(64)]
+
+
+def test_the_next_batch_is_copied_while_the_device_computes() -> None:
+    """The computation of a step waits for no copy of the step after it, and that copy for no computation."""
+    it = feed(2)
+    steps: Iterator[Any] = it.steps()
+    next(steps)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # about a second of work that nothing depends on
+    computed = torch.cuda.Event()
+    computed.record()
+    next(steps)
+    assert it._side is not None
+    copied = it._side.record_event()
+    copied.synchronize()
+    assert not computed.query(), "the copies of the step after waited for the computation"
+    torch.cuda.synchronize()
+
+
+@pytest.fixture
+def nccl(tmp_path: Path) -> Iterator[None]:
+    """A real group of one."""
+    torch.cuda.set_device(GPU)
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("nccl")
+@pytest.mark.parametrize("hook", ["none", "fp16", "bf16", "powersgd"])
+def test_nccl_with_each_hook(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DistributedDataParallel is there only with several ranks: one rank is told that it is wrapped all the same."""
+    from srunddp.train import replica
+
+    class Wrapped(Replica):
+        def __init__(self, model: nn.Module, world: Any, config: DDPConfig) -> None:
+            super().__init__(model, world, config)
+            self._ddp = self.training = replica._wrapped(self.model, world, config)
+
+    monkeypatch.setattr("srunddp.train.loop.Replica", Wrapped)
+    trainer = trainer_of(network(), ddp=DDPConfig(hook=hook), accumulation=2, precision="bf16", epochs=6)
+    records = trainer.fit(classes(128), classes(32))
+    assert records[-1].train["loss"] < records[0].train["loss"]
+
+
+@pytest.mark.usefixtures("nccl")
+def test_batchnorm_over_all_ranks_on_gpus() -> None:
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(
+        nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+    )
+    trainer_of(model, epochs=1).fit(classes(32))
+    assert int(model[1].num_batches_tracked) == 8
+
+
+def test_a_snapshot_is_of_the_moment_it_was_taken() -> None:
+    snapshot = Snapshot()
+    value = torch.arange(1 << 20, device=GPU, dtype=torch.float32)
+    for round_ in range(3):
+        taken = snapshot.take({"value": value, "alias": value})
+        value += 1
+        assert taken["value"] is taken["alias"]
+        assert taken["value"].is_pinned()
+        assert torch.equal(taken["value"], torch.arange(1 << 20, dtype=torch.float32) + round_)
+
+
+def test_random_numbers_of_the_gpu_go_on_where_they_were() -> None:
+    torch.cuda.manual_seed(5)
+    torch.rand(7, device=GPU)
+    states = randomness.gather(world())
+    expected = torch.rand(9, device=GPU), torch.rand(9), random.random()
+    torch.cuda.manual_seed(6)
+    randomness.restore(states, world(), 0)
+    found = torch.rand(9, device=GPU), torch.rand(9), random.random()
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert found[2] == expected[2]
+
+
+def test_an_evaluation_leaves_the_gpu_s_random_numbers_alone() -> None:
+    with randomness.undisturbed(world()):
+        expected = torch.rand(9, device=GPU)
+    assert torch.equal(torch.rand(9, device=GPU), expected)
+
+
+class Stop(Callback):
+    """After the 21st step, once the checkpoint of the 18th is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "checkpoints" / "step-00000018.pt"
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        if step == 21:
+            until(self.path.exists)
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None:
+    """With dropout on the GPU, whose random numbers are in the checkpoint."""
+    whole = trainer_of(network())
+    whole.fit(classes(64))
+    options = {"output_dir": str(tmp_path), "checkpoint": CheckpointConfig(every_epochs=0, every_steps=18)}
+    interrupted = trainer_of(network(), Stop(tmp_path), **options)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.fit(classes(64))
+    again = trainer_of(network(), **options, resume="auto")
+    again.fit(classes(64))
+    for ours, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_is_read_one_step_late_and_never_waits_for_its_own() -> None:
+    late = LateLoss(GPU)
+    losses = [torch.full((), float(number), device=GPU) for number in range(4)]
+    assert late.push(losses[0], 2) is None
+    torch.cuda._sleep(1_000_000_000)
+    computed = torch.cuda.Event()
+    computed.record()
+    assert late.push(losses[1], 2) == 0.0
+    assert not computed.query(), "it waited for the step that has just begun"
+    assert late.push(losses[2], 2) == 1.0
+    assert late.push(losses[3], 0) == 2.0
+    assert late.flush() == 3.0
+    assert (late.total, late.count) == (2 * (0.0 + 1.0 + 2.0), 6)
