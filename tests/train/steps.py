@@ -146,10 +146,11 @@ def buffers(world: StandIn) -> Any:
 
 def overflow(world: StandIn) -> Any:
     """Whether weights have changed by a step in fp16 whose gradients overflow on rank 1 alone, and the scale."""
-    model = network()
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    inputs = torch.full((8, 8), 1.0)
-    inputs[1::2] = 6e4
+    inputs = torch.full((8, 8), 0.01)
+    inputs[1::2] = 1e3
     trainer = trainer_of(world, model, precision="fp16")
     trainer.fit(TensorDataset(inputs, torch.zeros(8, dtype=torch.int64)), order=InTurn())
     same = all(map(torch.equal, before, model.parameters()))
@@ -230,7 +231,8 @@ def main(folder: Path) -> None:
         state = str(folder / scale / name / "checkpoints" / "step-00000004.pt")
         results[f"{scale} {name}"] = scaled(StandIn(), folder / scale / name, scale, name, state)
     results["alone"] = {"branches": branches(StandIn())}
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    # As TORCH_DISTRIBUTED_DEBUG does. With DETAIL torch 2.13 itself crashes in DistributedDataParallel on Gloo.
+    dist.set_debug_level(dist.DebugLevel.INFO)
     results["debug"] = world_of(2, folder, functools.partial(trained, output_dir=str(folder / "debug")))
     torch.save(results, folder / "results.pt")
 
