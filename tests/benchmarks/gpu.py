@@ -1,7 +1,7 @@
 """The shared loop's time on a GPU over that of a hand-written one, in one run.
 
-One rank, bf16, batches read by workers; rounds of both in turn, each of a few epochs with workers of their own. The figure is the ratio of the smallest
-wall-clock times, which should be at most 1.02.
+One rank, bf16, batches read by workers; rounds of both in turn, each of a few epochs with workers of its own. The
+figure is the ratio of the smallest wall-clock times, which should be at most 1.02.
 
     python -m tests.benchmarks.gpu [ROUNDS]
 """
