@@ -101,7 +101,7 @@ def test_a_thousand_signals_stop_all_ranks_after_one_step_and_change_no_bit(
         env=os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=3600,
+        timeout=7200,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     with capsys.disabled():

@@ -1,11 +1,13 @@
 """Trainings of ``resumable.py`` that are killed or signalled and go on, in forked worlds.
 
-interrupted.py FOLDER kills|signals|workerless NUMBER
+interrupted.py FOLDER signals|workerless NUMBER   a campaign; prints its figures
+interrupted.py FOLDER once                        a few of each, for the tests of test_resume.py
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import random
 import re
@@ -15,15 +17,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from course import LONG, Course, until
-from forked import start
+from forked import start, world_of
+from torch import Tensor
 from worlds import StandIn
 
 from srunddp.errors import Stopped
+from srunddp.train import run
+from srunddp.train.agreement import Agreement
 from srunddp.train.checkpoint import verify
 from tests.programs import resumable
 
@@ -31,6 +37,7 @@ ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 WHERE = signal.SIGHUP  # asks a rank for its stacks
 CODES = {0, 75, 143}
+WORKERLESS = ("--loading.num_workers=0",)
 _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
 _SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.* -> requeue it.*)?")
 
@@ -68,7 +75,7 @@ class Forked(Course):
 
     def finish(self) -> dict[str, Any]:
         """Leave it alone until it has ended."""
-        codes = wait_for(self.begin())
+        codes = wait_for(self.begin(), 5 * LONG)
         assert codes == [0] * self.ranks, codes
         return self.outcome()
 
@@ -104,12 +111,12 @@ def wait_for(pids: list[int], limit: float = LONG) -> list[int]:
 
 def at_random(course: Course, draw: random.Random) -> str:
     until(course.started)
-    time.sleep(draw.uniform(0.0, 1.0))
+    time.sleep(draw.uniform(0.0, 0.4))
     return "at random"
 
 
 def amid_a_save(course: Course, draw: random.Random) -> str:
-    return "amid a save" if until(course.saving, 5.0) else "at random"
+    return "at a save" if until(course.saving, 5.0) else "at random"
 
 
 def amid_an_evaluation(course: Course, draw: random.Random) -> str:
@@ -129,8 +136,8 @@ MOMENTS = (at_random, amid_a_save, amid_an_evaluation, at_an_epoch_s_end)
 # Kills.
 
 
-def kill(course: Forked, moment: Callable[[Course, random.Random], str], draw: random.Random) -> str:
-    """Kill a rank, and a little later the others, as their supervisors do; the moment."""
+def kill(course: Forked, moment: Callable[[Course, random.Random], str], draw: random.Random) -> list[str]:
+    """Kill a rank, and a little later the others, as their supervisors do; what it hit."""
     pids = course.begin()
     when = moment(course, draw)
     first = 0 if moment is amid_a_save else draw.randrange(course.ranks)
@@ -141,22 +148,16 @@ def kill(course: Forked, moment: Callable[[Course, random.Random], str], draw: r
         os.kill(pid, signal.SIGKILL)
     wait_for(pids)
     course.check_files()
-    return when
+    return [when, *["amid a save"] * course.saving()]
 
 
-def kills(folder: Path, number: int) -> str:
-    """Worlds of three and of two ranks in turn, each killed at every moment, until there were so many kills."""
-    draw, counts = random.Random(number), Counter[str]()
-    arguments = ("--epochs=6",)
-    undisturbed = {ranks: Forked(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
-    for course in courses(folder, arguments):
-        for moment in MOMENTS:
-            if counts.total() < number and course.step() < 50:
-                counts[kill(course, moment, draw)] += 1
-        assert course.finish() == undisturbed[course.ranks], course.folder
-        if counts.total() >= number:
-            return f"{counts.total()} kills: {told(counts)}"
-    raise AssertionError
+def kills(folder: Path, arguments: tuple[str, ...]) -> dict[int, Any]:
+    """By the number of ranks: what was hit, and what came of the training."""
+    results = {}
+    for ranks, moments in {3: MOMENTS, 2: (at_random, amid_a_save)}.items():
+        draw, course = random.Random(ranks), Forked(folder / f"killed{ranks}", ranks, arguments)
+        results[ranks] = [kill(course, moment, draw) for moment in moments], course.finish()
+    return results
 
 
 # Signals.
@@ -245,15 +246,70 @@ def told(counts: Counter[str]) -> str:
 
 def workerless(folder: Path, number: int) -> str:
     """Signals where the rank itself reads, and draws what is random in that."""
-    return signals(folder, number, ("--epochs=6", "--loading.num_workers=0"))
+    return signals(folder, number, ("--epochs=6", *WORKERLESS))
 
 
-def main(folder: Path, campaign: str, number: int) -> None:
+# A signal at a moment that is certain.
+
+
+def signalled_amid_evaluation(world: StandIn, folder: Path, arguments: Sequence[str], number: int) -> tuple[int, str]:
+    """In a rank: the second one gets a signal in the third batch of an evaluation; all agree after each batch."""
+
+    class Signalled(resumable.Network):
+        batches = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.batches += not self.training
+            if world.rank == 1 and self.batches == 3:
+                os.kill(os.getpid(), number)
+            return super().forward(inputs)
+
+    resumable.Network = Signalled
+    run.Agreement = partial(Agreement, every=0.0)
+    return go_on(world, folder, arguments, harmless=False)
+
+
+def left_amid_evaluation(course: Forked, number: int) -> tuple[list[tuple[int, str]], int, dict[str, Any]]:
+    """How the ranks ended, how many test batches there were, and what came of the training."""
+    course.clear()
+    ends = world_of(3, course.folder / "world", signalled_amid_evaluation, course.folder, course.arguments, number)
+    return ends, course.tested(), course.finish()
+
+
+def one_signalled(course: Forked, draw: random.Random) -> tuple[list[tuple[int, str]], dict[str, Any]]:
+    """USR2 at a random moment to the last rank alone, and other signals while all obey it."""
+    pids = course.begin()
+    assert until(course.started)
+    time.sleep(draw.uniform(0.0, 0.2))
+    os.kill(pids[-1], signal.SIGUSR2)
+    for pid in pids:
+        time.sleep(draw.uniform(0.0, 0.1))
+        if is_running(pid):
+            os.kill(pid, signal.SIGUSR1)
+    return course.end(pids, ENDS_WITHIN), course.finish()
+
+
+def once(folder: Path) -> None:
+    arguments = ("--epochs=4",)
+    results = {
+        "undisturbed": {ranks: Forked(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)},
+        "killed": kills(folder, arguments),
+        "signalled": one_signalled(Forked(folder / "signalled", 3, arguments), random.Random(0)),
+        "evaluating": left_amid_evaluation(Forked(folder / "evaluating", 3, arguments), signal.SIGTERM),
+        "workerless": left_amid_evaluation(Forked(folder / "workerless", 3, (*arguments, *WORKERLESS)), signal.SIGUSR1),
+        "undisturbed workerless": Forked(folder / "undisturbed", 3, (*arguments, *WORKERLESS)).finish(),
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+def main(folder: Path, campaign: str, number: int = 0) -> None:
     torch.set_num_threads(1)
+    if campaign == "once":
+        return once(folder)
     began = time.monotonic()
-    figures = {"kills": kills, "signals": signals, "workerless": workerless}[campaign](folder, number)
-    print(f"{figures}; {time.monotonic() - began:.0f} s")
+    figures = {"signals": signals, "workerless": workerless}[campaign](folder, number)
+    return print(f"{figures}; {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

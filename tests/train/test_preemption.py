@@ -140,6 +140,19 @@ def test_a_sigterm_upon_a_verdict_is_no_wish_and_ends_the_process_at_once() -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 
 
+def test_once_all_have_agreed_to_stop_no_second_signal_ends_a_rank_with_another_code() -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            with preemption():
+                raise Stopped("stopped", 75)
+        except Stopped as stopped:
+            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+            os._exit(stopped.code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
+
+
 def test_a_look_costs_less_than_a_third_of_a_microsecond() -> None:
     with preemption() as it:
         assert min(timeit.repeat(it.wish, number=100_000, repeat=5)) / 100_000 < 0.3e-6
