@@ -83,26 +83,29 @@ class Journal(Callback):
 
 def main() -> None:
     settings = srunddp.read_config(Settings)
-    assert settings.output_dir is not None
-    folder = Path(settings.output_dir)
-    folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     model = Network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    with (
-        srunddp.init() as world,
-        (folder / f"samples.{settings.start}.{world.rank}").open("w") as file,
-    ):
-        torch.manual_seed(world.rank)
-        (folder / f"process.{settings.start}.{world.rank}").write_text(str(os.getpid()))
+    optimizer, loss = torch.optim.Adam(model.parameters(), lr=1e-3), nn.CrossEntropyLoss()
+    with srunddp.init() as world:
+        file = opened(Path(settings.output_dir or "."), settings.start, world.rank)
+        torch.manual_seed(world.rank)  # each drops other units
         journal = Journal(file, settings.pace)
-        srunddp.Trainer(model, optimizer, nn.CrossEntropyLoss(), settings, world=world, callbacks=[journal]).fit(
-            Noisy()
-        )
-        digest = hashlib.sha256()
-        for name, value in model.state_dict().items():
-            digest.update(name.encode() + value.numpy().tobytes())
-        (folder / f"weights.{world.rank}").write_text(digest.hexdigest())
+        srunddp.Trainer(model, optimizer, loss, settings, world=world, callbacks=[journal]).fit(Noisy())
+        Path(file.name).with_name(f"weights.{world.rank}").write_text(digest(model))
+
+
+def opened(folder: Path, start: int, rank: int) -> TextIO:
+    """For the samples of this start; who this is is written down too."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"process.{start}.{rank}").write_text(str(os.getpid()))
+    return (folder / f"samples.{start}.{rank}").open("w")
+
+
+def digest(model: nn.Module) -> str:
+    weights = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        weights.update(name.encode() + value.numpy().tobytes())
+    return weights.hexdigest()
 
 
 if __name__ == "__main__":

@@ -45,10 +45,12 @@ def test_a_time_limit_costs_nothing_at_any_moment(
 def started(bench: Bench, kind: str, name: str, draw: random.Random) -> Job:
     """With a pace of its own, so that what stops it does so anywhere in a step."""
     if kind == "limit":
-        options, lead, pace = ("--time=2", "--signal=USR2@30"), 0.0, draw.uniform(0.32, 0.4)
+        options, lead, pace = "--time=2 --signal=USR2@30", 0.0, draw.uniform(0.32, 0.4)
     else:
-        options, lead, pace = ("--time=1",), draw.uniform(8.0, 28.0), draw.uniform(0.2, 0.25)
-    return training(bench, f"{kind} {name}", *options, settings=f"--preemption.lead-seconds={lead:.2f}", pace=pace)
+        options, lead, pace = "--time=1", draw.uniform(8.0, 28.0), draw.uniform(0.2, 0.25)
+    return training(
+        bench, f"{kind} {name}", *options.split(), settings=f"--preemption.lead-seconds={lead:.2f}", pace=pace
+    )
 
 
 def table(results: list[tuple[str, list[str], Job]]) -> str:
