@@ -12,7 +12,7 @@ from tests.slurm.conftest import Bench
 
 pytestmark = pytest.mark.slurm
 
-EPOCHS = 30
+EPOCHS = 150
 LONG = 100.0
 
 
