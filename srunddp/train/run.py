@@ -6,43 +6,31 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-import torch.distributed as dist
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
 from srunddp.errors import ConfigError
 from srunddp.observe.marks import heartbeat
 from srunddp.train import checks, cpus
-from srunddp.train.agreement import Agreement
 from srunddp.train.callbacks import overriding
 from srunddp.train.configure import save_config
 from srunddp.train.data import Step, feeds
 from srunddp.train.history import History
+from srunddp.train.keeping import Keeping, Leave
 from srunddp.train.metrics import Sums
 from srunddp.train.optimizer import make_scheduler
 from srunddp.train.order import Order
-from srunddp.train.preemption import Preemption, Wish
 from srunddp.train.profile import Profile, parse
 from srunddp.train.progress import EpochRecord, Progress, Silent
 from srunddp.train.randomness import undisturbed
-from srunddp.train.requeue import leave
-from srunddp.train.saving import Saving
 
 if TYPE_CHECKING:
     from srunddp.train.loop import Trainer
-
-
-class Leave(Exception):  # noqa: N818 - it is no error
-    """All ranks have agreed to stop after this step."""
-
-    def __init__(self, wish: Wish, cause: int) -> None:
-        super().__init__(wish, cause)
-        self.wish, self.cause = wish, cause
 
 
 class Run:
@@ -69,10 +57,8 @@ class Run:
         self._sums: Sums | None = None
         self._latest: tuple[int, Mapping[str, float]] = (0, {})  # an evaluation's step, and its figures
         self._profile: Profile | None = None
-        self._save_due = False
-        self._agreement = Agreement(world)
         self._history: History | None = None
-        self._saving: Saving | None = None
+        self._keeping: Keeping | None = None
 
     def __enter__(self) -> Self:
         """Get all ready, and go on from a checkpoint where there is one."""
@@ -101,21 +87,21 @@ class Run:
             self._stack.callback(self._profile.close)
 
     def _open(self, folder: Path) -> None:
-        # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
-        self._preemption = self._stack.enter_context(Preemption(self._config.preemption, self._world.rank))
-        self._saving = Saving(self._config, self._world, self._state, self._progress.say)
-        # A trainer that has made steps goes on from where it is.
-        if self._state.step == 0 and (found := self._saving.found()):
-            # In its first step DistributedDataParallel adds gradients in another order than later. A run that was
-            # not interrupted is past that.
-            if self._trainer.rehearses and (step := next(self.steps(), None)):
-                self._trainer.rehearse(step)
-            self._saving.restore(found)
+        written = [partial(call, self._trainer) for call in overriding(self._trainer.callbacks, "on_checkpoint")]
+        self._keeping = Keeping(
+            self._config, self._world, self._state, self._stack, say=self._progress.say, written=written
+        )
+        if self._state.step == 0:  # a trainer that has made steps goes on from where it is
+            self._keeping.restore(self._rehearse)
         if self._world.rank == 0:
             save_config(folder / "config.yaml", self._config)
             self._history = History(folder, self._config.tensorboard, self._progress.say)
             self._stack.callback(self._history.close)
             self._history.rewind(self._state.step)
+
+    def _rehearse(self) -> None:
+        if self._trainer.rehearses and (step := next(self.steps(), None)):
+            self._trainer.rehearse(step)
 
     @property
     def is_over(self) -> bool:
@@ -151,9 +137,11 @@ class Run:
         """The test data, a batch each step. Training's clock and random states stand still."""
         assert self._test_feed is not None
         with self._progress.paused(), undisturbed(self._world):
-            self._agreement.begin()
+            if self._keeping:
+                self._keeping.begin()
             yield self._test_feed.steps()
-        self._agreement.begin()
+        if self._keeping:
+            self._keeping.begin()
 
     def after_step(self, step: Step, loss: float | None) -> None:
         """Count a step, and tell of it.
@@ -216,44 +204,20 @@ class Run:
             state.scores[state.step] = score
         if score < (math.inf if state.best is None else state.best):
             state.best, state.waited = score, 0
-            self._save_due = self._save_due or config.checkpoint.keep_best > 0
+            if self._keeping and config.checkpoint.keep_best:
+                self._keeping.due = True
         else:
             state.waited += 1
 
     def agree(self) -> None:
-        """Hear what other ranks want, about once a second; all ranks call this equally often.
-
-        Raises:
-            Leave: all stop here.
-        """
-        if self._saving is None or not self._agreement.due():
-            return
-        wish, cause = self._preemption.wish()
-        agreed = self._agreement.reach(wish, cause, save=self._saving.due_by_clock())
-        self._save_due |= agreed.save
-        if agreed.wish:
-            raise Leave(agreed.wish, agreed.cause)
+        """Within an evaluation: hear whether all are to leave."""
+        if self._keeping:
+            self._keeping.agree()
 
     def keep(self) -> None:
         """Write a checkpoint if one is due after this step, and leave if that was agreed on."""
-        if self._saving is None:
-            return
-        self._report()
-        if self._save_due or self._saving.due():
-            self._save()
-        self.agree()
-
-    def _report(self) -> None:
-        if self._saving is not None and (written := self._saving.report()):
-            for call in overriding(self._trainer.callbacks, "on_checkpoint"):
-                call(self._trainer, written)
-
-    def _save(self) -> Path | None:
-        if self._saving is None:
-            return None
-        self._save_due = False
-        self._state.sums = self._sums.by_rank() if self._sums else []
-        return self._saving.save()
+        if self._keeping:
+            self._keeping.after_step(self._sums)
 
     def end_epoch(self, train: Mapping[str, float], test: Mapping[str, float]) -> None:
         """Record an epoch that is over."""
@@ -273,32 +237,18 @@ class Run:
             )
         for call in overriding(self._trainer.callbacks, "on_epoch"):
             call(self._trainer, record)
-        if self._saving and (self._save_due or self._saving.due(epoch=state.epoch)):
-            self._save()
+        if self._keeping:
+            self._keeping.after_epoch()
 
     def finish(self) -> None:
         """Training is over: the last checkpoint is written when this returns."""
         heartbeat(last=True)
-        self._save()
-        if self._saving:
-            self._saving.finish()
-            self._report()
+        if self._keeping:
+            self._keeping.finish()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._stack:
-            if isinstance(error, Leave):
-                self._leave(error)
-
-    def _leave(self, agreed: Leave) -> None:
-        path = self._save()
-        assert self._saving is not None
-        self._saving.finish()
-        leave(self._preemption, (agreed.wish, agreed.cause), self._state.step, path, broadcast=self._of_rank_0)
-
-    def _of_rank_0(self, number: int) -> int:
-        told = torch.tensor([number], device=self._world.device)
-        if self._world.world_size > 1:
-            dist.broadcast(told, src=0)
-        return int(told)
+            if self._keeping and isinstance(error, Leave):
+                self._keeping.leave(error, self._sums)

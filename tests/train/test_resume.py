@@ -52,7 +52,7 @@ def test_one_signalled_rank_stops_all_after_the_same_step(results: Any) -> None:
         re.findall(r"stopped after step (\d+) by SIGUSR2; checkpoint (\S+);", said)[0] for _, said in ends
     }
     assert path.endswith(f"step-{int(step):08}.pt")
-    assert ends[0][1].endswith("not requeued: no job of Slurm -> requeue it, it resumes by itself")
+    assert ends[0][1].endswith("not requeued: no job of Slurm -> start it again with resume=auto")
     assert outcome == results["undisturbed"]["3"]
 
 
