@@ -117,7 +117,7 @@ def test_batches_arrive_whole_however_busy_the_device_is(workers: int) -> None:
     """While it computes, and while the memory of batches before is given away and taken again."""
     weight = torch.randn(2048, 2048, device=GPU)
     found = []
-    for (batch,) in feed(workers).steps():
+    for (batch,), *_ in feed(workers).steps():
         for _ in range(20):
             weight = weight @ weight / weight.norm()
         found.append((batch.inputs.mean(dim=(1, 2, 3)), batch.targets))
