@@ -34,9 +34,11 @@ from srunddp.train.checkpoint import verify
 from tests.programs import resumable
 
 ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a machine that is busy
+SHOT_WITHIN = 5.0  # seconds, as a run near its end may have no such moment any more
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 WHERE = signal.SIGHUP  # asks a rank for its stacks
 CODES = {0, 75, 143}
+ONCE = ("--epochs=4", "--checkpoint.every_steps=5")
 WORKERLESS = ("--loading.num_workers=0",)
 _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
 _SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.* -> requeue it.*)?")
@@ -109,37 +111,38 @@ def wait_for(pids: list[int], limit: float = LONG) -> list[int]:
 # Moments: each waits for one, within a limit, and names it.
 
 
-def at_random(course: Course, draw: random.Random) -> str:
+def at_random(course: Course, draw: random.Random, limit: float) -> str:
     until(course.started)
     time.sleep(draw.uniform(0.0, 0.4))
     return "at random"
 
 
-def amid_a_save(course: Course, draw: random.Random) -> str:
-    return "at a save" if until(course.saving, 5.0) else "at random"
+def amid_a_save(course: Course, draw: random.Random, limit: float) -> str:
+    return "at a save" if until(course.saving, limit) else "at random"
 
 
-def amid_an_evaluation(course: Course, draw: random.Random) -> str:
+def amid_an_evaluation(course: Course, draw: random.Random, limit: float) -> str:
     before = course.tested()
-    return "amid an evaluation" if until(lambda: course.tested() > before, 5.0) else "at random"
+    return "amid an evaluation" if until(lambda: course.tested() > before, limit) else "at random"
 
 
-def at_an_epoch_s_end(course: Course, draw: random.Random) -> str:
+def at_an_epoch_s_end(course: Course, draw: random.Random, limit: float) -> str:
     steps = -(-resumable.SAMPLES // (course.ranks * 16))
     before = course.step() // steps
-    return "at an epoch's end" if until(lambda: course.step() // steps > before, 5.0) else "at random"
+    return "at an epoch's end" if until(lambda: course.step() // steps > before, limit) else "at random"
 
 
+Moment = Callable[[Course, random.Random, float], str]
 MOMENTS = (at_random, amid_a_save, amid_an_evaluation, at_an_epoch_s_end)
 
 
 # Kills.
 
 
-def kill(course: Forked, moment: Callable[[Course, random.Random], str], draw: random.Random) -> list[str]:
+def kill(course: Forked, moment: Moment, draw: random.Random) -> list[str]:
     """Kill a rank, and a little later the others, as their supervisors do; what it hit."""
     pids = course.begin()
-    when = moment(course, draw)
+    when = moment(course, draw, LONG)
     first = 0 if moment is amid_a_save else draw.randrange(course.ranks)
     assert os.waitpid(pids[first], os.WNOHANG) == (0, 0), "it had ended before"
     os.kill(pids[first], signal.SIGKILL)
@@ -151,13 +154,10 @@ def kill(course: Forked, moment: Callable[[Course, random.Random], str], draw: r
     return [when, *["amid a save"] * course.saving()]
 
 
-def kills(folder: Path, arguments: tuple[str, ...]) -> dict[int, Any]:
-    """By the number of ranks: what was hit, and what came of the training."""
-    results = {}
-    for ranks, moments in {3: MOMENTS, 2: (at_random, amid_a_save)}.items():
-        draw, course = random.Random(ranks), Forked(folder / f"killed{ranks}", ranks, arguments)
-        results[ranks] = [kill(course, moment, draw) for moment in moments], course.finish()
-    return results
+def kills(course: Forked, *moments: Moment) -> tuple[list[list[str]], dict[str, Any]]:
+    """What was hit, and what came of the training."""
+    draw = random.Random(course.ranks)
+    return [kill(course, moment, draw) for moment in moments], course.finish()
 
 
 # Signals.
@@ -195,7 +195,7 @@ def shoot(course: Forked, pids: list[int], draw: random.Random, counts: Counter[
     moments = draw.choices(MOMENTS, weights=(3, 2, 2, 1))
     for shot in range(draw.randint(2, 6)):
         if shot == 0:
-            when = moments[0](course, draw)
+            when = moments[0](course, draw, SHOT_WITHIN)
         else:
             time.sleep(draw.uniform(0.0, 0.3))
             when = "after another"
@@ -290,14 +290,20 @@ def one_signalled(course: Forked, draw: random.Random) -> tuple[list[tuple[int, 
 
 
 def once(folder: Path) -> None:
-    arguments = ("--epochs=4",)
+    three, two, workerless = ONCE, (*ONCE, "--epochs=2"), (*ONCE, *WORKERLESS)
+
+    def course(name: str, ranks: int, arguments: tuple[str, ...]) -> Forked:
+        return Forked(folder / name, ranks, arguments)
+
     results = {
-        "undisturbed": {ranks: Forked(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)},
-        "killed": kills(folder, arguments),
-        "signalled": one_signalled(Forked(folder / "signalled", 3, arguments), random.Random(0)),
-        "evaluating": left_amid_evaluation(Forked(folder / "evaluating", 3, arguments), signal.SIGTERM),
-        "workerless": left_amid_evaluation(Forked(folder / "workerless", 3, (*arguments, *WORKERLESS)), signal.SIGUSR1),
-        "undisturbed workerless": Forked(folder / "undisturbed", 3, (*arguments, *WORKERLESS)).finish(),
+        "three left alone": course("a", 3, three).finish(),
+        "three killed": kills(course("b", 3, three), *MOMENTS),
+        "two left alone": course("c", 2, two).finish(),
+        "two killed": kills(course("d", 2, two), at_random, amid_a_save),
+        "one signalled": one_signalled(course("e", 3, three), random.Random(0)),
+        "amid evaluation": left_amid_evaluation(course("f", 3, three), signal.SIGTERM),
+        "workerless left alone": course("g", 3, workerless).finish(),
+        "workerless amid evaluation": left_amid_evaluation(course("h", 3, workerless), signal.SIGUSR1),
     }
     (folder / "results.json").write_text(json.dumps(results))
 
