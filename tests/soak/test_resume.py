@@ -23,6 +23,7 @@ KILLS, SIGNALS, WORKERLESS = 100, 1000, 100
 RANKS = 3
 SETTINGS = ("--epochs=20", "--resume=auto")
 NEARLY_DONE = 60  # steps before the end, from which on a run is left alone
+LONG = 300.0  # seconds; a limit that only what is broken reaches
 KILLED = 128 + signal.SIGKILL
 
 
@@ -47,7 +48,7 @@ def begin(course: Course, number: int) -> list[subprocess.Popen[str]]:
 def end(ranks: list[subprocess.Popen[str]]) -> tuple[list[int], str]:
     """Their exit codes, and what they said on standard error."""
     try:
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=LONG)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -57,9 +58,9 @@ def end(ranks: list[subprocess.Popen[str]]) -> tuple[list[int], str]:
 def kill(course: Course, number: int, draw: random.Random) -> list[str]:
     """Start the training, and kill a rank at a random moment, every third time amid a save; what it hit."""
     ranks, first = begin(course, number), course.step()
-    assert until(course.started), end(ranks)
+    assert until(course.started, LONG), end(ranks)
     rank = draw.randrange(course.ranks)
-    if number % 3 == 0 and until(course.saving, 20.0):
+    if number % 3 == 0 and until(course.saving, LONG):
         rank = 0
     else:
         time.sleep(draw.uniform(0.0, 3.0))
@@ -83,12 +84,14 @@ def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pyt
         course = Course(tmp_path / f"course{counts['trainings']}", RANKS, SETTINGS)
         while course.step() < steps - NEARLY_DONE and counts["kills"] < KILLS:
             counts.update(kill(course, counts["kills"] + 1, draw))
+            with capsys.disabled():
+                print(f"\r{counts['kills']} kills", end="", flush=True)
         codes, errors = end(begin(course, 0))
         assert codes == [0] * RANKS, errors
         assert course.outcome() == expected, course.folder
     with capsys.disabled():
         told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        print(f"\n{told}; {steps} steps each; {time.monotonic() - began:.0f} s")
+        print(f"\r{told}; {steps} steps each; {time.monotonic() - began:.0f} s")
     assert counts["amid a save"] >= KILLS // 10
 
 
