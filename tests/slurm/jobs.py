@@ -27,19 +27,22 @@ class Job:
     restarts: int = 0
     state: str = ""
     code: int = 0
+    hastened: int = 0
 
     def is_over(self) -> bool:
         """Look how far it is.
 
-        Once requeued it is spared the 15 s that it waits for its old credentials to expire, and gets enough time.
+        Once requeued it waits 15 s for its old credentials to expire: most of that it is spared. It gets enough time.
         """
         shown = self.bench.cluster.run("scontrol", "show", "job", self.number).stdout
         self.state, self.restarts = found(shown, r"JobState=(\w+)"), int(found(shown, r"Restarts=(\d+)"))
         self.code = int(found(shown, r" ExitCode=(\d+)"))
         out = self.folder / "out"
         self.output = out.read_text() if out.exists() else ""
-        if self.state == "PENDING" and self.restarts:
-            words = ("scontrol", "update", f"jobid={self.number}", "StartTime=now", "TimeLimit=10")
+        if self.state == "PENDING" and self.restarts > self.hastened:
+            self.hastened = self.restarts
+            # Not at once: within the second of its end its nodes refuse it, as "Job credential revoked".
+            words = ("scontrol", "update", f"jobid={self.number}", "StartTime=now+3", "TimeLimit=10")
             self.bench.cluster.run(*words, check=False)
         return self.state in OVER
 
