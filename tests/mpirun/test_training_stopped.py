@@ -18,7 +18,7 @@ from tests.trained import PROGRAM, Trained
 
 pytestmark = pytest.mark.mpirun
 
-LONG = 60.0
+LONG = 120.0
 STOPPED = (
     r"srunddp: stopped after step (\d+) by SIGUSR2; checkpoint \S+; not requeued: no job of Slurm -> start it again "
     r"with resume=auto \(exit code 75\)"
