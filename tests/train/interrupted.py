@@ -41,7 +41,7 @@ CODES = {0, 75, 143}
 ONCE = ("--epochs=4", "--checkpoint.every_steps=5")
 WORKERLESS = ("--loading.num_workers=0",)
 _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
-_SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.* -> requeue it.*)?")
+_SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.*)?")
 
 
 def go_on(world: StandIn, folder: Path, arguments: Sequence[str], harmless: bool) -> tuple[int, str]:
