@@ -12,8 +12,8 @@ from tests.slurm.conftest import Bench
 
 pytestmark = pytest.mark.slurm
 
-EPOCHS = 150
-LONG = 100.0
+EPOCHS = 60
+LONG = 180.0
 
 
 def test_the_example_of_a_job_script_goes_on_where_a_signal_stopped_it(bench: Bench) -> None:
@@ -31,9 +31,9 @@ def test_the_example_of_a_job_script_goes_on_where_a_signal_stopped_it(bench: Be
             bench.cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
             time.sleep(0.3)
 
-    wait_for("Epoch 3 ")
+    wait_for("Epoch 1 ")
     bench.cluster.run("scancel", "--signal=USR2", job)
-    wait_for("test accuracy")
+    wait_for("\ntest accuracy")
     text = out.read_text()
     assert re.search(r"stopped after step \d+ by SIGUSR2; checkpoint \S+; the job is requeued \(exit code 143\)", text)
     assert [int(epoch) for epoch in re.findall(r"^Epoch (\d+) ", text, re.MULTILINE)] == list(range(1, EPOCHS + 1))
