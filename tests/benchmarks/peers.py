@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from srunddp.train import import_torchvision
-from tests.benchmarks.loop import BATCH, Samples, hand_written, network, ours
+from tests.benchmarks.loop import BATCH, WIDTH, Samples, hand_written, network, ours
 
 ROUNDS = 15
-WIDTH, STEPS = 128, 150
+STEPS = 150
 
 
 def fabric(data: Any, width: int) -> Callable[[], None]:
