@@ -1,14 +1,18 @@
 """The shared training loop: DistributedDataParallel, with the parts that are easily got wrong done once.
 
-- ``loop``: the order of a step and of an epoch, :class:`Trainer`
-- ``replica``: the model on all ranks, and its DistributedDataParallel wrap
-- ``data``: each rank's shard, and which of its samples count
-- ``metrics``: sums and counts over all ranks, divided once
-- ``checkpoint``: files that are whole or not there
-- ``progress``: what an epoch came to, and the one line that says so
-- ``checks``: a user's errors, found before they hang or mislead
-- ``world``: what the loop needs to know of the ranks
-- ``vision``: torchvision's import
+- the order: ``loop`` (a step, an epoch, :class:`Trainer`), ``run`` (what goes on around the steps), ``state`` (where
+  training stands), ``agreement`` (what all ranks agree on)
+- the model: ``replica`` (its copy on each rank), ``optimizer`` (fused kernels, learning rate)
+- data: ``order`` (of an epoch), ``shares`` (who gets what of it), ``reading`` (in the workers), ``data`` (on the
+  device), ``workers`` and ``cpus`` (how many, and how they start), ``randomness`` (what is drawn)
+- figures: ``metrics``, ``stateful`` (torchmetrics), ``late`` (the loss), ``history``, ``progress``, ``profile``,
+  ``callbacks``
+- checkpoints: ``checkpoint`` (a file), ``shelf`` (a folder of them), ``snapshot`` and ``writer`` (beside training),
+  ``saving`` (a run's), ``keeping`` (when, and when to leave)
+- the end of a job: ``preemption`` (who wishes it), ``requeue`` (how it goes on)
+- settings: ``config``, ``configure`` (from a file and the command line; ``keys``, ``typed``, ``files``), ``settings``
+  and ``checks`` (a user's errors, found before they hang or mislead)
+- ``world``: what the loop needs to know of the ranks; ``vision``: torchvision's import
 """
 
 from srunddp.train.callbacks import Callback

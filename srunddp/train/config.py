@@ -71,9 +71,9 @@ class CheckpointConfig:
     """When checkpoints are written to ``output_dir``, and which are kept.
 
     Attributes:
-        every_epochs, every_steps, every_minutes: each counts for itself; 0 for never.
+        every_epochs, every_steps, every_minutes: epochs, steps or minutes from one to the next; 0 for never.
         keep_last: so many of the newest stay.
-        keep_best: so many of the best stay besides, by ``Config.best``.
+        keep_best: so many of the best stay besides, by ``Config.best``; each evaluation that is better writes one.
     """
 
     every_epochs: int = 1

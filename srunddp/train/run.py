@@ -93,6 +93,10 @@ class Run:
         )
         if self._state.step == 0:  # a trainer that has made steps goes on from where it is
             self._keeping.restore(self._rehearse)
+        if self._state.epoch >= self._config.epochs:
+            self._progress.say(
+                f"nothing to do: {self._state.epoch} epochs are done, and epochs is {self._config.epochs}"
+            )
         if self._world.rank == 0:
             save_config(folder / "config.yaml", self._config)
             self._history = History(folder, self._config.tensorboard, self._progress.say)

@@ -40,6 +40,7 @@ class Saving:
             # Now, so that a folder which cannot be written is known before the first epoch, not after it.
             _make(self._shelf.folder)
         self._writing: Path | None = None
+        self._origin: Path | None = None
         self._saved: tuple[int, ...] = ()
         self._saved_at = time.monotonic()
 
@@ -104,6 +105,7 @@ class Saving:
             CheckpointError: it is not whole.
         """
         path, state = self._chosen() if self._world.rank == 0 else (None, None)
+        self._origin = path
         return _sent(path, state, self._world) if self._world.world_size > 1 else state
 
     def restore(self, found: Mapping[str, Any]) -> None:
@@ -123,6 +125,8 @@ class Saving:
             ) from error
         randomness.restore(found["random"], self._world, self._config.seed + self._state.step)
         self._saved = (self._state.step, self._state.epoch, self._state.evaluated)
+        if self._origin:
+            self._say(f"goes on from {self._origin}, after step {self._state.step} in epoch {self._state.epoch + 1}")
 
     def _chosen(self) -> tuple[Path | None, dict[str, Any] | None]:
         wanted = self._config.resume

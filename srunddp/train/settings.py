@@ -56,6 +56,8 @@ def check_settings(config: Config, world: World) -> None:
     _check_words(config)
     numbers(config.preemption.signals)
     _check_profile(config, world)
+    if config.resume not in ("no", "auto") and config.resume.lower() in ("no", "auto", ""):
+        raise _wrong("resume", repr(config.resume), "no, auto or the path of a checkpoint")
     if config.resume != "no" and config.output_dir is None:
         raise ConfigError(
             f"resume is {config.resume}, and there is no output_dir",

@@ -80,7 +80,7 @@ class Shelf:
                 state = load_checkpoint(self.path(step))
             except CheckpointError as error:
                 if os.path.lexists(self.path(step)):
-                    say(f"passed over {error}")
+                    say(f"passed over {str(error).partition(';')[0]}")
                 continue
             self._whole.add(step)
             return self.path(step), state

@@ -28,7 +28,7 @@ from torch import Tensor
 from worlds import StandIn
 
 from srunddp.errors import Stopped
-from srunddp.train import run
+from srunddp.train import keeping
 from srunddp.train.agreement import Agreement
 from srunddp.train.checkpoint import verify
 from tests.programs import resumable
@@ -265,7 +265,7 @@ def signalled_amid_evaluation(world: StandIn, folder: Path, arguments: Sequence[
             return super().forward(inputs)
 
     resumable.Network = Signalled
-    run.Agreement = partial(Agreement, every=0.0)
+    keeping.Agreement = partial(Agreement, every=0.0)
     return go_on(world, folder, arguments, harmless=False)
 
 

@@ -50,7 +50,7 @@ def test_one_signalled_rank_stops_all_after_the_same_step(results: Any) -> None:
     ends, outcome = results["one signalled"]
     assert [code for code, _ in ends] == [75] * 3
     ((step, path),) = {
-        re.findall(r"stopped after step (\d+) by SIGUSR2; checkpoint (\S+);", said)[0] for _, said in ends
+        re.findall(r"stopped after step (\d+) by SIGUSR[12]; checkpoint (\S+);", said)[0] for _, said in ends
     }
     assert path.endswith(f"step-{int(step):08}.pt")
     assert ends[0][1].endswith("not requeued: no job of Slurm -> start it again with resume=auto")
