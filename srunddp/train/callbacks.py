@@ -26,7 +26,8 @@ class Callback:
         Args:
             trainer: whose step it was.
             step: counted over all epochs.
-            loss: this rank's, of the step before: reading this step's own would wait for the GPU. None if unknown.
+            loss: this rank's, of the micro-batch before the last: reading the last would wait for the GPU. None at
+                first, and after a checkpoint.
         """
 
     def on_evaluation(self, trainer: Trainer, figures: Mapping[str, float]) -> None:

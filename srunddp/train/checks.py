@@ -144,7 +144,8 @@ def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
 def _number(value: Any) -> int:
     if isinstance(value, int):
         return value
-    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
+    data = value if isinstance(value, bytes) else repr(value).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
 def _length(data: Dataset[Any] | None) -> int:

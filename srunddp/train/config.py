@@ -20,7 +20,8 @@ class DDPConfig:
         find_unused_parameters: some parameters get no gradient in some steps. Costs a walk of the graph, so off.
         broadcast_buffers: rank 0's buffers are everybody's before each forward; costs nothing without buffers.
         sync_batchnorm: BatchNorm's statistics over all ranks' samples; GPUs only.
-        hook: gradients on the wire: ``fp16`` or ``bf16`` halves them, ``powersgd`` approximates; each loses digits.
+        hook: gradients on the wire: ``fp16`` or ``bf16`` halves them, ``powersgd`` approximates; each loses
+            digits, and PowerSGD's memory begins anew after a resume.
         powersgd_rank: of PowerSGD's approximation.
         channels_last: images with the channels innermost, which convolutions on GPUs read faster.
         compile: run the model through ``torch.compile``; the first steps take long, so off.

@@ -93,7 +93,11 @@ class Feed:
     ) -> DataLoader[Any]:
         in_rows = type(data) is TensorDataset and collate is None  # a class derived from it may read otherwise
         indexed = Rows(cast(TensorDataset, data)) if in_rows else Reader(data)
-        pin = self._side is not None if loading.pin_memory is None else loading.pin_memory
+        # What is on a GPU already can be neither pinned nor copied beside.
+        there = in_rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
+        if there:
+            self._side = None
+        pin = self._side is not None if loading.pin_memory is None else loading.pin_memory and not there
         return DataLoader(
             indexed if self._stream is None else self._stream,
             batch_size=None if self._stream else 1,
@@ -210,6 +214,12 @@ def _batch(data: Any, own: int, total: int) -> Batch:
 def _each_tensor(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     if isinstance(tree, Tensor):
         return function(tree)
+    if hasattr(tree, "to"):
+        raise ConfigError(
+            f"a {type(tree).__name__} in a batch for a GPU",
+            expected="tensors in tuples, lists and dicts",
+            cure="let collate take it apart, and the model put it together",
+        )
     if isinstance(tree, Mapping):
         return {name: _each_tensor(value, function) for name, value in tree.items()}
     if isinstance(tree, tuple | list):

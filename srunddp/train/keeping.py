@@ -10,7 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from srunddp.errors import PeerError
+from srunddp.observe.marks import heartbeat
 from srunddp.train.agreement import Agreement
+from srunddp.train.checkpoint import CheckpointError
 from srunddp.train.config import Config
 from srunddp.train.metrics import Sums
 from srunddp.train.preemption import Preemption, Wish
@@ -55,6 +58,7 @@ class Keeping:
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
         self._preemption = stack.enter_context(Preemption(config.preemption, world.rank))
         self._saving = Saving(config, world, state, say)
+        stack.callback(self._saving.close)
         self._agreement = Agreement(world)
 
     def restore(self, rehearse: Callable[[], None]) -> None:
@@ -111,8 +115,7 @@ class Keeping:
     def finish(self) -> None:
         """Have the last checkpoint written when this returns."""
         self.save(None)
-        self._saving.finish()
-        self._report()
+        self._wait()
 
     def leave(self, agreed: Leave, sums: Sums | None) -> None:
         """Write a checkpoint, and stop.
@@ -120,12 +123,27 @@ class Keeping:
         Raises:
             Stopped: always.
         """
+        heartbeat(last=True)
         path = self.save(sums)
-        self._saving.finish()
+        self._wait()
         leave(self._preemption, agreed.agreed, self._state.step, path, broadcast=self._of_rank_0)
 
+    def _wait(self) -> None:
+        """Until it is written, on all ranks: what follows may read it, or end this rank and with it rank 0."""
+        failure = None
+        try:
+            self._saving.finish()
+        except CheckpointError as error:
+            failure = error
+        failed = self._of_rank_0(int(failure is not None))
+        self._report()
+        if failure:
+            raise failure
+        if failed:
+            raise PeerError("rank 0 could not write the last checkpoint", code=CheckpointError.exit_code)
+
     def _report(self) -> None:
-        if path := self._saving.report():
+        for path in self._saving.report():
             for call in self._written:
                 call(path)
 

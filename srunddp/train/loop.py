@@ -61,8 +61,8 @@ class Trainer:
             config: all other settings; the same on all ranks.
             world: from :func:`srunddp.init`.
             metrics: by name, ``metric(outputs, targets)``: a value per sample, or their sum; or torchmetrics objects.
-            scheduler: of torch, or what makes one of the optimizer; stepped after each optimizer step, but
-                ReduceLROnPlateau after each evaluation, with its loss.
+            scheduler: of torch, or what makes one of the optimizer; stepped after each step, also one that fp16's
+                overflow left out, but ReduceLROnPlateau after each evaluation, with its loss.
             callbacks: called at their moments, in this order.
 
         Raises:
@@ -72,6 +72,8 @@ class Trainer:
         self.world = world
         self.metrics = dict(metrics or {})
         check_parts(world, model, optimizer, loss_function, self.metrics, config)
+        if world.device.type == "cuda":
+            torch.cuda.set_device(world.device)  # events and random states are the current device's
         if isinstance(loss_function, nn.Module):
             loss_function.to(world.device)
         self._loss_function = loss_function
@@ -93,7 +95,7 @@ class Trainer:
         order: Order | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> list[EpochRecord]:
-        """Train until ``config.epochs`` are done; all ranks call this, and all get the same records.
+        """Train until ``config.epochs`` are done; all ranks call this.
 
         Args:
             train_data: the whole data set on every rank; its samples are pairs, inputs and targets.
@@ -101,13 +103,16 @@ class Trainer:
             order: of the training samples in each epoch; None shuffles them by ``config.seed``.
             collate: makes a batch of a list of samples; None for torch's way.
 
+        Returns:
+            A record of each epoch, the same on all ranks but for the throughput.
+
         Raises:
             ConfigError: a data set is empty, or differs between ranks.
             CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
             Stopped: the job has to leave its nodes; a checkpoint is written.
         """
         with Run(self, train_data, test_data, order, collate) as run:
-            while self.state.epoch < self.config.epochs and not run.is_over:
+            while self.state.epoch < self.config.epochs and (self.state.seen or not run.is_over):
                 self._epoch(run)
             run.finish()
         return self.state.records
@@ -179,6 +184,7 @@ class Trainer:
         with self._precision():
             loss = self._loss_function(self._replica.training(batch.inputs), batch.targets)
         loss.backward()  # type: ignore[no-untyped-call]
+        self._replica.learnt()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _precision(self) -> AbstractContextManager[Any]:

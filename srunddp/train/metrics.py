@@ -30,9 +30,10 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: scores of shape (samples, classes, ...).
-        targets: class indices of shape (samples, ...).
+        targets: class indices of shape (samples, ...); of several per sample the share of right ones counts.
     """
-    return outputs.argmax(dim=1) == targets
+    right = outputs.argmax(dim=1) == targets
+    return right.flatten(1).double().mean(dim=1) if right.dim() > 1 else right
 
 
 class Sums:
@@ -147,7 +148,7 @@ class Sums:
 def _total(name: str, value: Tensor | float, samples: int) -> Tensor | float:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
-    if len(value) != samples:
+    if value.dim() != 1 or len(value) != samples:
         raise ConfigError(
             f"metric {name!r} returned shape {tuple(value.shape)} for {samples} samples",
             expected="one value per sample, or their sum",

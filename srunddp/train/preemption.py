@@ -29,6 +29,9 @@ _LONGEST_JOB = 10 * 366 * 86400.0  # an end that is farther away is none
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
+_unheard: list[tuple[Wish, int]] = []  # what came after a run's last step; the process's next run hears of it
+
+
 class Wish(IntEnum):
     """What is asked of the ranks; the greater goes before the less."""
 
@@ -52,10 +55,11 @@ class Preemption:
         self.config, self.rank, self.environ = config, rank, environ
         self._wishes = dict.fromkeys(numbers(config.signals), Wish.REQUEUE) | {signal.SIGTERM: Wish.LEAVE}
         self._before: dict[signal.Signals, Any] = {}
-        self._up: tuple[Wish, int] = (Wish.NONE, 0)
+        self._noted: list[tuple[Wish, int]] = []
         self._leave_at = math.inf
 
     def __enter__(self) -> Self:
+        self._noted, _unheard[:] = list(_unheard), []
         if threading.current_thread() is threading.main_thread():
             for number in self._wishes:
                 if (before := signal.getsignal(number)) is not signal.SIG_IGN:
@@ -74,20 +78,22 @@ class Preemption:
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
+        if error is None:
+            _unheard.extend(self._noted)
 
     def wish(self) -> tuple[Wish, int]:
         """What is wished, and the number of the signal that said so; 0 for the end of the job's time."""
-        if time.monotonic() >= self._leave_at and not self._up[0]:
-            self._up = (Wish.REQUEUE, 0)
-        return self._up
+        if self._noted:
+            return max(self._noted, key=lambda noted: noted[0])
+        return (Wish.REQUEUE if time.monotonic() >= self._leave_at else Wish.NONE), 0
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM and marks.is_condemned():
             # The supervisor ends this rank: no checkpoint can come of it, as the others end too.
             signal.signal(number, self._before[signal.SIGTERM])
             os.kill(os.getpid(), number)
-        elif (wish := self._wishes[signal.Signals(number)]) > self._up[0]:
-            self._up = (wish, number)
+        else:
+            self._noted.append((self._wishes[signal.Signals(number)], number))  # one call, which nothing interrupts
 
     def _find_end(self) -> None:
         told = self.environ.get("SLURM_JOB_END_TIME", "")

@@ -54,6 +54,10 @@ class Replica:
             return contextlib.nullcontext()
         return self._ddp.no_sync()
 
+    def learnt(self) -> None:
+        """A backward has been made that shared gradients: a static graph is known."""
+        self._unknown = False
+
     def share_buffers(self) -> None:
         """Give all ranks rank 0's buffers, such as BatchNorm's running statistics.
 

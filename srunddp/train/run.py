@@ -123,6 +123,8 @@ class Run:
 
     def steps(self) -> Iterator[Step]:
         """The steps that are left of this epoch."""
+        if self.is_over and self._state.seen:
+            return  # a resume after the evaluation that ended training
         for step in self._feed.steps(self._state.epoch + 1, self._state.seen):
             if self._profile:
                 self._profile.before(self._state.step + 1)
@@ -198,12 +200,14 @@ class Run:
     def _compare(self, figures: Mapping[str, float]) -> None:
         """Are they the best so far?"""
         state, config = self._state, self._config
-        if config.best not in figures:
+        # One figure for all of a metric's is that it is not known: nothing was evaluated.
+        if config.best not in figures and not math.isnan(figures.get(config.best.split("/")[0], 0.0)):
             raise ConfigError(f"best={config.best}", expected=f"one of {', '.join(figures)}", cure="correct it")
         state.evaluated = state.step
         if isinstance(state.scheduler, ReduceLROnPlateau):
             state.scheduler.step(figures["loss"])
-        score = figures[config.best] if config.best_mode == "min" else -figures[config.best]
+        figure = figures.get(config.best, math.nan)
+        score = figure if config.best_mode == "min" else -figure
         if not math.isnan(score):
             state.scores[state.step] = score
         if score < (math.inf if state.best is None else state.best):
@@ -247,6 +251,8 @@ class Run:
     def finish(self) -> None:
         """Training is over: the last checkpoint is written when this returns."""
         heartbeat(last=True)
+        if self.is_over and self._state.epoch < self._config.epochs:
+            self._progress.say(f"no better {self._config.best} in {self._state.waited} evaluations: training is over")
         if self._keeping:
             self._keeping.finish()
 

@@ -39,7 +39,6 @@ class Saving:
         if world.rank == 0:
             # Now, so that a folder which cannot be written is known before the first epoch, not after it.
             _make(self._shelf.folder)
-        self._writing: Path | None = None
         self._origin: Path | None = None
         self._saved: tuple[int, ...] = ()
         self._saved_at = time.monotonic()
@@ -73,22 +72,22 @@ class Saving:
             self._shelf.scores = dict(state.scores)
             whole = {**state.state_dict(), "random": states, "world_size": self._world.world_size}
             self._writer.write(state.step, whole)
-            self._writing = path
         return path
 
-    def report(self) -> Path | None:
-        """Say what went wrong with a checkpoint; training goes on, and tries again when the next one is due.
+    def report(self) -> list[Path]:
+        """Say what went wrong with checkpoints; training goes on, and tries again when the next one is due.
 
         Returns:
-            One that has been written since the last call.
+            Those that have been written since the last call.
         """
-        if self._writing is None or self._writer.busy():
-            return None
-        path, self._writing = self._writing, None
-        if problem := self._writer.problem():
+        problems, steps = self._writer.news()
+        for problem in problems:
             self._say(problem)
-            return None
-        return path
+        return [self._shelf.path(step) for step in steps]
+
+    def close(self) -> None:
+        """Wait for what is being written, whatever comes of it: another run may write to this folder next."""
+        self._writer.close()
 
     def finish(self) -> None:
         """Wait for the last checkpoint.
@@ -126,7 +125,7 @@ class Saving:
         randomness.restore(found["random"], self._world, self._config.seed + self._state.step)
         self._saved = (self._state.step, self._state.epoch, self._state.evaluated)
         if self._origin:
-            self._say(f"goes on from {self._origin}, after step {self._state.step} in epoch {self._state.epoch + 1}")
+            self._say(f"goes on from {self._origin}: {self._state.epoch} epochs and {self._state.step} steps are done")
 
     def _chosen(self) -> tuple[Path | None, dict[str, Any] | None]:
         wanted = self._config.resume

@@ -110,6 +110,8 @@ class Shelf:
                 os.replace(self.path(step), renamed[-1])
                 self._whole.discard(step)
         if renamed:
+            if not (link := self.folder / _BEST).exists():
+                link.unlink(missing_ok=True)
             sync_folder(self.folder)
         self.scores = {step: score for step, score in self.scores.items() if step <= after}
         return renamed

@@ -61,6 +61,8 @@ class TrainingState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; the learning rate is scaled again where this world's batch is another."""
+        if (state["scheduler"] is None) != (self.scheduler is None):
+            raise ValueError("one of the two has a scheduler, the other has none")
         factor = self.lr_factor
         parts = {**state, "optimizer": with_kernels_of(self.optimizer, state["optimizer"])}
         for name in self._PARTS:

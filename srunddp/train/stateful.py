@@ -8,6 +8,7 @@ must not decide to stop.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
@@ -60,7 +61,8 @@ def compute(metrics: Mapping[str, Stateful], updated: bool, world: World) -> dic
 
     Args:
         metrics: from :func:`fresh`; those of rank 0 are of no use afterwards.
-        updated: whether this rank has updated them, which at least one rank has.
+        updated: whether this rank has updated them; where no rank has, as after a resume at an epoch's very end, the
+            figures are not known.
         world: all of its ranks call this.
 
     Returns:
@@ -70,7 +72,7 @@ def compute(metrics: Mapping[str, Stateful], updated: bool, world: World) -> dic
         ConfigError: a figure is no number; on other ranks than 0, also where computing it failed.
     """
     if world.world_size == 1:
-        return _figures(metrics)
+        return _figures(metrics) if updated else _unknown(metrics)
     by_rank: list[Any] = [None] * world.world_size
     states = {name: _states(metric) for name, metric in metrics.items()} if updated else None
     dist.gather_object(states, by_rank if world.rank == 0 else None)
@@ -78,8 +80,7 @@ def compute(metrics: Mapping[str, Stateful], updated: bool, world: World) -> dic
     failure = None
     if world.rank == 0:
         try:
-            _merge(metrics, [states for states in by_rank if states is not None], world)
-            told[0] = _figures(metrics)
+            told[0] = _of_all(metrics, [states for states in by_rank if states is not None], world)
         except Exception as error:  # the others must hear of it: they wait
             failure, told[1] = error, f"{type(error).__name__}: {error}"
     dist.broadcast_object_list(told)
@@ -110,6 +111,17 @@ def _on_cpu(state: Any) -> Any:
         return [_on_cpu(value) for value in state]
     # A copy in any case: of a view, pickle would take the whole batch along.
     return state.detach().to("cpu", copy=True) if isinstance(state, Tensor) else state
+
+
+def _unknown(metrics: Mapping[str, Stateful]) -> dict[str, float]:
+    return dict.fromkeys(metrics, math.nan)
+
+
+def _of_all(metrics: Mapping[str, Stateful], by_rank: Sequence[Mapping[str, Any]], world: World) -> dict[str, float]:
+    if not by_rank:
+        return _unknown(metrics)
+    _merge(metrics, by_rank, world)
+    return _figures(metrics)
 
 
 def _merge(metrics: Mapping[str, Stateful], by_rank: Sequence[Mapping[str, Any]], world: World) -> None:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from srunddp.train.checkpoint import CheckpointError
 from srunddp.train.shelf import Shelf
@@ -21,12 +21,13 @@ _CURES = {
     errno.ENOENT: "make the folder again",
 }
 _OTHER_CURE = "check the file system, and that you may write there"
+T = TypeVar("T")
 
 
 class Writer:
     """Writes the checkpoints of a shelf in a thread of its own, so that training waits for the copy alone.
 
-    What the disk refuses does not end training: see :meth:`problem`. Python's end waits for the thread.
+    What the disk refuses does not end training: see :meth:`news`. Python's end waits for the thread.
     """
 
     def __init__(self, shelf: Shelf) -> None:
@@ -36,6 +37,7 @@ class Writer:
         self._error: BaseException | None = None
         self._failed: CheckpointError | None = None
         self._problems: list[str] = []
+        self._written: list[int] = []
 
     def write(self, step: int, state: Mapping[str, Any]) -> None:
         """Copy the state and begin to write it; first wait for the checkpoint before to be done.
@@ -59,9 +61,14 @@ class Writer:
         if self._failed is not None:
             raise self._failed
 
-    def problem(self) -> str | None:
-        """Why a checkpoint could not be written to the disk, said once; None where nothing is to be said."""
-        return self._problems.pop(0) if self._problems else None
+    def news(self) -> tuple[list[str], list[int]]:
+        """Since the last call: why checkpoints could not be written, and the steps of those that were."""
+        return _taken(self._problems), _taken(self._written)
+
+    def close(self) -> None:
+        """Wait for the thread, whatever comes of it."""
+        if self._thread is not None:
+            self._thread.join()
 
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""
@@ -87,6 +94,7 @@ class Writer:
             self._error = error
         else:
             self._failed = None
+            self._written.append(step)
 
     def _failure(self, step: int, error: OSError) -> CheckpointError:
         last = self._shelf.last_whole()
@@ -95,3 +103,8 @@ class Writer:
             expected=f"a file in {self._shelf.folder}; the last whole one is {last.name if last else 'none'}",
             cure=_CURES.get(error.errno or 0, _OTHER_CURE),
         )
+
+
+def _taken(list_: list[T]) -> list[T]:
+    """All that is in a list to which another thread may add, and no longer then."""
+    return [list_.pop(0) for _ in range(len(list_))]

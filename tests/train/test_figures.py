@@ -152,3 +152,11 @@ def test_a_wrong_shape_is_refused_with_the_cure() -> None:
 def test_torchmetrics_is_not_imported_for_plain_metrics() -> None:
     code = "import sys, srunddp.train; sys.exit('torchmetrics' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_accuracy_of_several_targets_per_sample_is_their_share() -> None:
+    outputs = torch.tensor([[[1.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]]])  # two samples of two places
+    targets = torch.tensor([[0, 1], [1, 0]])
+    sums = Sums({"accuracy": accuracy}, StandIn())
+    sums.add(torch.ones(()), outputs, targets, 2)
+    assert sums.means()["accuracy"] == 0.75

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 
 from srunddp.errors import ConfigError, Stopped
 from srunddp.observe import marks
+from srunddp.train import preemption as module
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import Preemption, Wish, asked_of_slurm
 
@@ -26,6 +27,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LONG = 30.0
 NOTHING = (Wish.NONE, 0)
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """What a test leaves is not for the next one."""
+    yield
+    module._unheard.clear()
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -53,6 +61,7 @@ def test_a_signal_is_a_wish_on_every_rank(number: signal.Signals, wish: Wish) ->
             os.kill(os.getpid(), number)
             assert it.wish() == (wish, number)
             assert it.wish() == (wish, number)
+        module._unheard.clear()
 
 
 def test_sigterm_goes_before_a_requeue_whichever_came_first() -> None:
@@ -252,3 +261,18 @@ def test_the_signals_of_a_step_do_not_reach_loader_workers_which_end_with_their_
 
 def running(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_signal_after_a_run_s_last_step_is_for_the_next_run() -> None:
+    with Preemption(PreemptionConfig(lead_seconds=0), rank=0) as first:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        until(lambda: first.wish() == (Wish.REQUEUE, signal.SIGUSR1))
+    with Preemption(PreemptionConfig(lead_seconds=0), rank=0) as second:
+        assert second.wish() == (Wish.REQUEUE, signal.SIGUSR1)
+
+
+def test_a_lesser_wish_never_hides_sigterm() -> None:
+    it = Preemption(PreemptionConfig(lead_seconds=0), rank=0)
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):
+        it._note(number, None)
+    assert it.wish() == (Wish.LEAVE, signal.SIGTERM)

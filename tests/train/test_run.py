@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics_here  # noqa: F401
 from problems import Numbered, classes, settings
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset, IterableDataset
+from torchmetrics import MeanSquaredError
 from worlds import StandIn
 
 from srunddp.errors import ConfigError
@@ -37,8 +41,10 @@ from srunddp.train import (
 )
 from srunddp.train import saving as saving_module
 from srunddp.train.agreement import Agreement
+from srunddp.train.metrics import Sums
 from srunddp.train.preemption import Wish
 from srunddp.train.run import Run
+from srunddp.train.shelf import Shelf
 from tests.train.test_preemption import until
 from tests.train.test_profile import traced
 
@@ -664,3 +670,27 @@ def test_ranks_agree_at_the_latest_after_64_steps_which_may_be_slower(monkeypatc
 def test_what_a_rank_wishes_is_told_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     agreed = Agreement(StandIn()).reach(Wish.LEAVE, 15, save=True)
     assert (agreed.wish, agreed.cause, agreed.save) == (Wish.LEAVE, 15, True)
+
+
+def test_every_checkpoint_is_told_of_however_slowly_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Shelf.add
+
+    def slow(shelf: Shelf, step: int, state: Any) -> None:
+        time.sleep(0.02)
+        add(shelf, step, state)
+
+    monkeypatch.setattr(Shelf, "add", slow)
+    diary = Diary()
+    often = CheckpointConfig(every_steps=1, keep_last=100, keep_best=0)
+    trainer_of(diary, output_dir=str(tmp_path), checkpoint=often).fit(classes(32))
+    # The last one twice: the epoch's end makes another one of it.
+    assert list(dict.fromkeys(diary.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]
+
+
+def test_a_run_that_has_gone_on_from_an_epoch_s_very_end_does_not_know_a_metric_with_a_state(tmp_path: Path) -> None:
+    sums = Sums({"mse": MeanSquaredError()}, StandIn(), [[6.0, 3.0]])
+    means = sums.means()
+    assert means["loss"] == 2.0
+    assert math.isnan(means["mse"])

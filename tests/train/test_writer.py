@@ -87,12 +87,12 @@ def check_refused(writer: Writer, shelf: Shelf, step: int, found: str, cure: str
     writer.write(step, mebibyte(step))
     with pytest.raises(CheckpointError, match=found) as error:
         writer.wait()
-    said = writer.problem()
+    (said,), _ = writer.news()
     assert said == str(error.value)
     assert f"step {step} " in said
     assert "the last whole one is step-00000001.pt" in said
     assert said.endswith(f"-> {cure}")
-    assert writer.problem() is None
+    assert writer.news()[0] == []
     assert loaded(shelf)["step"] == newest["step"]
     assert [file for file in shelf.folder.iterdir() if file.suffix == ".tmp"] == []
 
@@ -102,14 +102,14 @@ def begun(folder: Path) -> tuple[Writer, Shelf]:
     writer = Writer(shelf)
     writer.write(1, {"step": 1})
     writer.wait()
-    assert writer.problem() is None
+    assert writer.news()[0] == []
     return writer, shelf
 
 
 def goes_on(writer: Writer, shelf: Shelf) -> None:
     writer.write(9, mebibyte(9))
     writer.wait()
-    assert writer.problem() is None
+    assert writer.news()[0] == []
     assert loaded(shelf)["step"] == 9
 
 
@@ -181,7 +181,7 @@ def test_a_folder_that_vanished_is_said_and_training_goes_on(tmp_path: Path) -> 
     writer.write(2, mebibyte(2))
     with pytest.raises(CheckpointError, match=r"No such file or directory.*-> make the folder again"):
         writer.wait()
-    assert writer.problem() is not None
+    assert writer.news()[0]
     (tmp_path / "elsewhere").rename(folder)
     goes_on(writer, shelf)
 
@@ -195,8 +195,10 @@ def test_a_problem_is_said_though_the_next_write_went_well(tmp_path: Path) -> No
     folder.mkdir()
     writer.write(2, {"step": 2})
     writer.wait()
-    assert "step 1 could not be written" in (writer.problem() or "")
-    assert writer.problem() is None
+    (said,), written = writer.news()
+    assert "step 1 could not be written" in said
+    assert written == [2]
+    assert writer.news()[0] == []
 
 
 def test_what_cannot_be_loaded_again_is_raised_where_training_is(tmp_path: Path) -> None:
