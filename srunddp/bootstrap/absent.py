@@ -94,8 +94,8 @@ def seen(found: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _seen(node: str, by: Mapping[str, str]) -> str:
-    answered = [name for name, reason in by.items() if not reason]
-    silent = ", ".join(f"{name} ({reason})" for name, reason in by.items() if reason)
+    answered = [name for name, reason in sorted(by.items()) if not reason]
+    silent = ", ".join(f"{name} ({reason})" for name, reason in sorted(by.items()) if reason)
     if not silent:
         return f"{node} answers {_and(answered)}: see whether srunddp started there"
     if not answered:

@@ -61,7 +61,8 @@ def wrong(job: Job, cause: str, then: str, whole: Trained) -> list[str]:
     stopped = re.search(STOPPED.format(cause, then), job.output)
     if not stopped:
         return ["the verdict"]
-    said = [line for line in job.output.splitlines() if "srunddp: " in line and "samples/s" not in line]
+    ours = (line for line in job.output.splitlines() if "srunddp: " in line)
+    said = [line for line in ours if "samples/s" not in line and "goes on from" not in line]
     checks = {
         "one requeue": (job.state, job.restarts) == ("COMPLETED", 1),
         "one line": len(said) == 1 and "Traceback" not in job.output,
