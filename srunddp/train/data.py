@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from srunddp.bootstrap.world import settle
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, LoadingConfig
 from srunddp.train.order import Order, Sequential, Shuffled
@@ -86,6 +87,7 @@ class Feed:
         self._side = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # With workers only: else what reading draws at random would depend on how far ahead it is.
         self._ahead = self._side is not None and num_workers > 0
+        self._forks = num_workers > 0 and self._method == "fork"
         self._loader = self._make_loader(data, loading, num_workers, collate)
 
     def _make_loader(
@@ -131,6 +133,11 @@ class Feed:
             self._stream.begin(epoch, start)
         elif self._order is not None:
             self._requests.begin(self._order.indices(epoch), epoch, start)
+        if self._forks:
+            # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may leave the child
+            # waiting for ever for a lock of the interpreter's that nobody holds.
+            settle()
+            self._forks = not self._loader.persistent_workers
         with shielded(self._signals, self._method):
             loader = iter(self._loader)
         sent = (self._send(parts, total) for parts, total in self._grouped(loader))
