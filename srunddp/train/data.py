@@ -84,7 +84,12 @@ class Feed:
         self._device = world.device
         self._format = torch.channels_last if channels_last else torch.preserve_format
         self._stays = world.device.type == "cpu" and not channels_last
-        self._side = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._rows = type(data) is TensorDataset and collate is None  # a class derived from it may read otherwise
+        # What is on a GPU already can be neither pinned nor copied beside.
+        there = self._rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
+        beside = world.device.type == "cuda" and not there
+        self._side = torch.cuda.Stream(world.device) if beside else None  # type: ignore[no-untyped-call]
+        self._pin = beside if loading.pin_memory is None else loading.pin_memory and not there
         # With workers only: else what reading draws at random would depend on how far ahead it is.
         self._ahead = self._side is not None and num_workers > 0
         self._forks = num_workers > 0 and self._method == "fork"
@@ -93,22 +98,16 @@ class Feed:
     def _make_loader(
         self, data: Dataset[Any], loading: LoadingConfig, num_workers: int, collate: Callable[[Any], Any] | None
     ) -> DataLoader[Any]:
-        in_rows = type(data) is TensorDataset and collate is None  # a class derived from it may read otherwise
-        indexed = Rows(cast(TensorDataset, data)) if in_rows else Reader(data)
-        # What is on a GPU already can be neither pinned nor copied beside.
-        there = in_rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
-        if there:
-            self._side = None
-        pin = self._side is not None if loading.pin_memory is None else loading.pin_memory and not there
+        indexed = Rows(cast(TensorDataset, data)) if self._rows else Reader(data)
         return DataLoader(
             indexed if self._stream is None else self._stream,
             batch_size=None if self._stream else 1,
             batch_sampler=None if self._stream else cast(Any, self._requests),
-            collate_fn=_Collate(_as_it_is if in_rows else collate or default_collate),
+            collate_fn=_Collate(_as_it_is if self._rows else collate or default_collate),
             num_workers=num_workers,
             prefetch_factor=loading.prefetch_factor if num_workers else None,
             persistent_workers=loading.persistent_workers and num_workers > 0,
-            pin_memory=pin,
+            pin_memory=self._pin,
             multiprocessing_context=self._method if num_workers else None,
             worker_init_fn=partial(shield_worker, signals=self._signals) if num_workers else None,
             # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.

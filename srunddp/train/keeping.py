@@ -58,7 +58,6 @@ class Keeping:
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
         self._preemption = stack.enter_context(Preemption(config.preemption, world.rank))
         self._saving = Saving(config, world, state, say)
-        stack.callback(self._saving.close)
         self._agreement = Agreement(world)
 
     def restore(self, rehearse: Callable[[], None]) -> None:

@@ -85,10 +85,6 @@ class Saving:
             self._say(problem)
         return [self._shelf.path(step) for step in steps]
 
-    def close(self) -> None:
-        """Wait for what is being written, whatever comes of it: another run may write to this folder next."""
-        self._writer.close()
-
     def finish(self) -> None:
         """Wait for the last checkpoint.
 

@@ -21,6 +21,7 @@ _CURES = {
     errno.ENOENT: "make the folder again",
 }
 _OTHER_CURE = "check the file system, and that you may write there"
+_THREAD = "checkpoint"
 T = TypeVar("T")
 
 
@@ -33,6 +34,10 @@ class Writer:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
         self._snapshot = Snapshot()
+        # Of a run in this process that has failed: two at once would remove each other's temporary files.
+        for thread in threading.enumerate():
+            if thread.name == _THREAD:
+                thread.join()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._failed: CheckpointError | None = None
@@ -48,7 +53,7 @@ class Writer:
         self._join()
         copied = self._snapshot.take(dict(state))
         # No daemon: Python would end it amid torch's C++, which aborts the process.
-        self._thread = threading.Thread(target=self._add, args=(step, copied), name="checkpoint", daemon=False)
+        self._thread = threading.Thread(target=self._add, args=(step, copied), name=_THREAD, daemon=False)
         self._thread.start()
 
     def wait(self) -> None:
@@ -64,11 +69,6 @@ class Writer:
     def news(self) -> tuple[list[str], list[int]]:
         """Since the last call: why checkpoints could not be written, and the steps of those that were."""
         return _taken(self._problems), _taken(self._written)
-
-    def close(self) -> None:
-        """Wait for the thread, whatever comes of it."""
-        if self._thread is not None:
-            self._thread.join()
 
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""

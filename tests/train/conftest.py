@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,21 @@ class Ranks:
 @pytest.fixture(scope="session")
 def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     return Ranks(tmp_path_factory.mktemp("three_ranks"))
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing by more, and lose much where the cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def results_of(script: str, folder: Path, timeout: float) -> Any:
+    """What a script that forks its own worlds has saved in ``results.pt``."""
+    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(HERE / script), str(folder)]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "results.pt", weights_only=False)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import HERE, ROOT
+from conftest import results_of
 from exactness import PART
 
 # The figures are about 1: sums in another order differ by some last digits, of 53 and of 24 bits.
@@ -21,17 +17,7 @@ SPLITS = [(4, 16, 1), (1, 16, 4), (4, 4, 4)]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder: Path = tmp_path_factory.mktemp("exactness")
-    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "exactness.py"), str(folder)],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return torch.load(folder / "results.pt", weights_only=False)
+    return results_of("exactness.py", tmp_path_factory.mktemp("exactness"), timeout=300)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

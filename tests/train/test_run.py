@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,14 +50,7 @@ from tests.train.test_profile import traced
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing by more, and lose much where the cores are busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Diary(Callback):

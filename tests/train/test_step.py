@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import HERE, ROOT
+from conftest import results_of
 from problems import classes, settings
 from steps import SCALED, SCHEDULERS, Rates, Recomputed, network
 from torch import Tensor, nn
@@ -24,29 +21,12 @@ from srunddp.errors import ConfigError
 from srunddp.train import Callback, DDPConfig, Trainer, load_checkpoint
 from srunddp.train.optimizer import lr_factor, scale_lr, use_fused, warmup_then_cosine
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing by more, and lose much where the cores are busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder: Path = tmp_path_factory.mktemp("steps")
-    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "steps.py"), str(folder)],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr
-    return torch.load(folder / "results.pt", weights_only=False)
+    return results_of("steps.py", tmp_path_factory.mktemp("steps"), timeout=180)
 
 
 def trainer_of(*callbacks: Callback, model: nn.Module | None = None, **changes: Any) -> Trainer:
