@@ -12,6 +12,8 @@ from tests.conftest import ROOT
 from tests.slurm.conftest import Bench
 
 LONG = 100.0
+SIGNALLED = ("--time=60", "--signal=USR2@280")  # by Slurm, within 30 s of draw_near(): not before the ranks are at work
+NEAR_END = "--time=2"  # a job leaves after half of it, which is long enough to start in
 OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT")
 STOPPED = r"srunddp: stopped after step (\d+) by {}; checkpoint \S+/step-0*\1\.pt{} \(exit code 143\)"
 
@@ -42,7 +44,7 @@ class Job:
         if self.state == "PENDING" and self.restarts > self.hastened:
             self.hastened = self.restarts
             # Not at once: within the second of its end its nodes refuse it, as "Job credential revoked".
-            words = ("scontrol", "update", f"jobid={self.number}", "StartTime=now+3", "TimeLimit=10")
+            words = ("scontrol", "update", f"jobid={self.number}", "StartTime=now+3", "TimeLimit=60")
             self.bench.cluster.run(*words, check=False)
         return self.state in OVER
 
@@ -56,6 +58,11 @@ def submit(bench: Bench, name: str, body: str, *options: str) -> Job:
     layout = ("--parsable", "-N2", f"--chdir={ROOT}", f"--output={folder}/out", "--open-mode=append")
     words = ("sbatch", *layout, *options, str(folder / "job.sh"))
     return Job(bench, folder, bench.cluster.run(*words).stdout.strip())
+
+
+def draw_near(job: Job) -> None:
+    """Bring the end of its time so near that Slurm sends the signal it asked for, with minutes to spare."""
+    job.bench.cluster.run("scontrol", "update", f"jobid={job.number}", "TimeLimit=5")
 
 
 def found(text: str, pattern: str) -> str:

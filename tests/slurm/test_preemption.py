@@ -10,10 +10,11 @@ import pytest
 from tests.cluster.slurm import URGENT
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Bench
-from tests.slurm.jobs import STOPPED, Job, found, look, submit, until
+from tests.slurm.jobs import NEAR_END, SIGNALLED, STOPPED, Job, draw_near, found, look, submit, until
 
 pytestmark = pytest.mark.slurm
 
+LIMIT = 240.0
 RANKS = 4
 ALL_GPUS = ("--nodelist=node05,node06", "--gpus-per-node=8")
 
@@ -42,18 +43,19 @@ def jobs(bench: Bench) -> dict[str, Job]:
     """All at once, as Slurm looks at time limits every 30 s only; each from its start to its end."""
     run = bench.cluster.run
     all_jobs = {
-        "limit": preempted(bench, "limit", "--time=1", "--signal=USR2@10", lead=0),
-        "end": preempted(bench, "end", "--time=1"),
+        "limit": preempted(bench, "limit", *SIGNALLED, lead=0),
+        "end": preempted(bench, "end", NEAR_END),
         "preempted": preempted(bench, "preempted", *ALL_GPUS),
         **{name: preempted(bench, name) for name in ("signal", "one rank", "cancelled", "requeued")},
     }
     until(lambda: all(len(processes(job)) == RANKS for job in all_jobs.values()), all_jobs.values())
+    draw_near(all_jobs["limit"])
     run("scancel", "--signal=USR2", all_jobs["signal"].number)
     os.kill(processes(all_jobs["one rank"])[2], signal.SIGUSR2)
     run("scancel", all_jobs["cancelled"].number)
     run("sbatch", f"--partition={URGENT}", "-N2", *ALL_GPUS, "--output=/dev/null", "--wrap=true")
     run("scontrol", "requeue", all_jobs["requeued"].number)
-    until(lambda: look(all_jobs.values()), all_jobs.values())
+    until(lambda: look(all_jobs.values()), all_jobs.values(), LIMIT)
     return all_jobs
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.slurm import GRACE, URGENT
 from tests.slurm.conftest import SRUNDDP, Bench
-from tests.slurm.jobs import OVER, STOPPED, Job, found, look, submit, until
+from tests.slurm.jobs import NEAR_END, OVER, SIGNALLED, STOPPED, Job, draw_near, found, look, submit, until
 from tests.trained import PROGRAM, Trained
 
 pytestmark = pytest.mark.slurm
@@ -74,12 +74,12 @@ def wrong(job: Job, cause: str, then: str, whole: Trained) -> list[str]:
 def jobs(bench: Bench) -> dict[str, Job]:
     """Each from its start to its end; first those that wait for their time limit."""
     run, shared = bench.cluster.run, bench.cluster.shared
-    limit = ("--time=1", "--signal=USR2@10")  # as Slurm looks every 30 s, 20 s to 50 s after the start
     every = {
-        "limit": training(bench, "limit", *limit, settings="--preemption.lead-seconds=0"),
-        "end": training(bench, "end", "--time=1"),
+        "limit": training(bench, "limit", *SIGNALLED, settings="--preemption.lead-seconds=0"),
+        "end": training(bench, "end", NEAR_END, pace=0.3),
     }
     until(lambda: all(trained(job).trains() for job in every.values()), every.values())
+    draw_near(every["limit"])
     every |= {
         "whole": training(bench, "whole", pace=0.0),
         "requeued": training(bench, "requeued"),
@@ -110,7 +110,7 @@ def jobs(bench: Bench) -> dict[str, Job]:
 def test_it_is_requeued_once_and_ends_as_if_it_had_never_stopped(
     name: str, cause: str, then: str, jobs: dict[str, Job]
 ) -> None:
-    """``--signal=USR2@10``; the known end of the job; ``scontrol requeue``; another partition that goes before."""
+    """``--signal``; the known end of the job; ``scontrol requeue``; another partition that goes before."""
     assert wrong(jobs[name], cause, then, trained(jobs["whole"])) == [], jobs[name].output
 
 
