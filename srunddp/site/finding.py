@@ -1,0 +1,96 @@
+"""What a check before a job finds, and the form that every check has: it collects on each rank and judges on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any, Generic, TypeVar
+
+from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.ifaces import Entry
+from srunddp.bootstrap.interface import Interface
+
+F = TypeVar("F")
+
+
+class Level(IntEnum):
+    """How bad it is; the worst is the lowest."""
+
+    FAIL = 0  # it would stop the job
+    WARN = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, with its cure. Equal ones of several ranks or nodes are shown as one.
+
+    Attributes:
+        check: that found it.
+        found, expected, cure: without the node's name, in the words of an error.
+        nodes: where; ranks: which, where it is not all of these nodes.
+        between: ``node01 -> node02``, where it is about a way between two nodes.
+    """
+
+    level: Level
+    check: str
+    found: str
+    expected: str
+    cure: str
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    between: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The rank that a check looks at from within it.
+
+    Attributes:
+        interface: None where it is wrong; then ``interface_error`` says why.
+        entries: of ifaces.conf.
+        script: the training script, None where none was given; paths: of ``--path``; packages: of ``--package``.
+        variables: the process's environment.
+    """
+
+    environment: Environment
+    entries: tuple[Entry, ...]
+    interface: Interface | None
+    interface_error: str
+    script: str | None
+    paths: tuple[str, ...]
+    packages: tuple[str, ...]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Seen(Generic[F]):
+    """What one check collected on one rank."""
+
+    rank: int
+    local_rank: int
+    node: str
+    facts: F
+
+
+@dataclass(frozen=True)
+class Check(Generic[F]):
+    """One check.
+
+    Attributes:
+        name: one word, for the table.
+        facts: a dataclass of what is collected, of numbers, texts, and lists and dicts of those: it travels as JSON.
+        collect: what this rank sees; quick, and before torch and CUDA are touched.
+        judge: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
+        summary: one line for people on what was seen.
+    """
+
+    name: str
+    facts: Callable[..., F]
+    collect: Callable[[Subject], F]
+    judge: Callable[[Sequence[Seen[F]]], Iterable[Finding]]
+    summary: Callable[[Sequence[Seen[F]]], str]
+
+    def collected(self, subject: Subject) -> dict[str, Any]:
+        """The facts as they travel."""
+        return asdict(self.collect(subject))  # type: ignore[call-overload, no-any-return]
