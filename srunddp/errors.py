@@ -32,7 +32,8 @@ class SrunddpError(Exception):
         self, found: str, *, expected: str = "", cure: str = "", where: str = "", scope: Scope = Scope.RANK
     ) -> None:
         self.scope = scope
-        text = f"{where}: {found}" if where else found
+        self.found, self.expected, self.cure = f"{where}: {found}" if where else found, expected, cure
+        text = self.found
         if expected:
             text += f"; expected {expected}"
         if cure:

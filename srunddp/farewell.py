@@ -87,7 +87,7 @@ def _tell(
     token, secret = channels.token(environment), ""
     if environment.channels[0] == "pmi":
         heard = announcement.read(pmi.broadcast(None, descriptor=_descriptor(), timeout=within))
-        token, secret, candidates = heard.token, heard.secret, [heard.address]
+        token, secret, candidates = heard.token, heard.secret, list(heard.addresses)
     else:
         candidates = _candidates(environment, options, interface)
     hello = Hello(

@@ -10,16 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from srunddp.bootstrap import announcement, channels, ifaces, interface, mpi, pmi, process_group, trust
-from srunddp.bootstrap.absent import saying
+from srunddp.bootstrap import announcement, channels, ifaces, interface, process_group, trust
 from srunddp.bootstrap.announcement import Announcement
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.failure import Interrupt
 from srunddp.bootstrap.line import Address, Company, Held, Hello, Meeting, hold
 from srunddp.bootstrap.rendezvous import find
-from srunddp.bootstrap.roster import SAY_EVERY, Roster
-from srunddp.bootstrap.slurm import whole_number
-from srunddp.errors import ConfigError, Scope
+from srunddp.bootstrap.roster import Roster
+from srunddp.errors import ConfigError
 
 DEFAULT_TIMEOUT = 300.0
 
@@ -78,15 +76,12 @@ def bind(prepared: Prepared) -> Prepared:
         channels.check_reachable(environment, prepared.interface, entry, own)
     line_ports = [0] if alone else channels.line_ports(environment, entry, forced)
     held = hold(prepared.interface.address, line_ports, channels.store_ports(entry, forced))
-    return replace(prepared, held=held, told=announcement.make(channels.token(environment), held.line_address))
-
-
-Broadcast = Callable[[str | None], str]
+    return replace(prepared, held=held, told=announcement.make(channels.token(environment), [held.line_address]))
 
 
 def meet(
     prepared: Prepared,
-    over_mpi: Broadcast,
+    over_mpi: channels.Broadcast,
     say: Callable[[str], None] = lambda _: None,
     interrupt: Interrupt | None = None,
 ) -> Company:
@@ -94,8 +89,7 @@ def meet(
 
     Args:
         prepared: with the sockets that :func:`bind` left.
-        over_mpi: broadcasts rank 0's message over MPI; may raise :class:`mpi.NoWorldError`, upon which the
-            next channel is taken.
+        over_mpi: broadcasts rank 0's message over MPI; see :func:`srunddp.bootstrap.channels.hear`.
         say: takes rank 0's lines on who is waited for and who was refused.
         interrupt: ends the meeting when this rank fails.
 
@@ -114,7 +108,7 @@ def meet(
         alone = Meeting(store.host, store.port, 1, 0, 1, channels.token(environment), "none", node)
         return Company(alone, {}, {0: node})
     deadline = time.monotonic() + prepared.options.timeout
-    channel, told = _hear(prepared, over_mpi, say)
+    channel, told = channels.hear(environment, prepared.told, prepared.options.timeout, over_mpi, say)
     heard = announcement.read(told) if told else None
     hello = _hello(prepared, heard.token if heard else channels.token(environment))
     own = trust.choose(heard.secret if heard else "")
@@ -131,7 +125,7 @@ def meet(
 
 def _candidates(prepared: Prepared, heard: Announcement | None) -> list[Address]:
     if heard:
-        return [heard.address]
+        return list(heard.addresses)
     return channels.locate(prepared.environment, prepared.interface, prepared.entries, prepared.options.ports)
 
 
@@ -151,30 +145,6 @@ def _hello(prepared: Prepared, token: str) -> Hello:
         node=prepared.environment.node,
         address=prepared.interface.address,
         pid=os.getpid(),
-    )
-
-
-def _hear(prepared: Prepared, over_mpi: Broadcast, say: Callable[[str], None]) -> tuple[str, str]:
-    """The channel that works, and what rank 0 said over it; nothing where its address is worked out."""
-    environment = prepared.environment
-    waiting = say if environment.rank == 0 else lambda _: None
-    for channel in environment.channels:
-        if channel not in channels.TELLING:
-            return channel, ""
-        if channel == "pmi":
-            descriptor = whole_number(os.environ, "PMI_FD")
-            with saying(waiting, "waiting for all ranks in PMI's barrier, {} s so far", SAY_EVERY):
-                return channel, pmi.broadcast(prepared.told, descriptor=descriptor, timeout=prepared.options.timeout)
-        try:
-            with saying(waiting, "waiting for all ranks in MPI_Init, {} s so far", SAY_EVERY):
-                return channel, over_mpi(prepared.told)
-        except mpi.NoWorldError as reason:
-            unsuitable = reason
-    raise ConfigError(
-        str(unsuitable),
-        expected="mpi4py built for the MPI of this launcher",
-        cure="install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm",
-        scope=Scope.JOB,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 LOOK_WITHIN = 2.0
+SAY_EVERY = 30.0
 _MOST_NODES = 8
 
 

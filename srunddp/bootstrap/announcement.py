@@ -1,8 +1,9 @@
-"""What rank 0 tells over PMI or MPI: token, address and secret, or that it has failed; without blanks, as PMI wants."""
+"""What rank 0 tells over PMI or MPI: token, addresses, secret, or that it has failed; without blanks, as PMI wants."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from srunddp.bootstrap import trust
@@ -12,6 +13,7 @@ from srunddp.errors import PeerError, RendezvousError
 
 _FAILED = "failed"
 _LONGEST = 700  # PMI-1's lines have at most 1024 bytes
+_MOST_ADDRESSES = 8
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,14 @@ class Announcement:
     """The token of this run, where rank 0's line is, and the secret that the launcher's channel carries."""
 
     token: str
-    address: Address
+    addresses: tuple[Address, ...]
     secret: str = field(repr=False)
 
 
-def make(token: str, address: Address) -> str:
-    """The text that announces rank 0, with a new secret."""
-    return f"{token}@{address}@{os.urandom(trust.SECRET_BYTES).hex()}"
+def make(token: str, addresses: Sequence[Address]) -> str:
+    """The text that announces rank 0 at the first few of these addresses, with a new secret."""
+    where = ",".join(map(str, addresses[:_MOST_ADDRESSES]))
+    return f"{token}@{where}@{os.urandom(trust.SECRET_BYTES).hex()}"
 
 
 def make_failed(failure: Failure) -> str:
@@ -48,11 +51,11 @@ def read(text: str) -> Announcement:
         from urllib.parse import unquote
 
         raise PeerError(unquote(last), code=int(where))
-    host, _, port = where.rpartition(":")
+    parts = [part.rpartition(":") for part in where.split(",")]
     try:
         if len(bytes.fromhex(last)) != trust.SECRET_BYTES:
             raise ValueError
-        return Announcement(first, Address(host.strip("[]"), int(port)), last)
+        return Announcement(first, tuple(Address(host.strip("[]"), int(port)) for host, _, port in parts), last)
     except ValueError:
         raise RendezvousError(
             f"rank 0 told {text[:80]!r}", expected="where its line is", cure="start all ranks with one srunddp"

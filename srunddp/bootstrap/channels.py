@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from srunddp.bootstrap import mpi, pmi
+from srunddp.bootstrap.absent import SAY_EVERY, saying
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for
 from srunddp.bootstrap.interface import Interface, addresses_of, links_here
 from srunddp.bootstrap.line import Address
-from srunddp.bootstrap.slurm import NODE_LIST, SlurmStep
+from srunddp.bootstrap.slurm import NODE_LIST, SlurmStep, whole_number
 from srunddp.errors import ConfigError, Scope
 
 TELLING = ("pmi", "mpi")
@@ -22,6 +24,8 @@ TELLING = ("pmi", "mpi")
 # Below Linux's ephemeral range (32768 and up), where the kernel hands ports out to anyone.
 _DERIVED = range(20480, 32768)
 _CANDIDATES = 24
+
+Broadcast = Callable[[str | None], str]
 
 
 def token(environment: Environment) -> str:
@@ -61,6 +65,41 @@ def _derived(step: SlurmStep, allowed: range) -> list[int]:
 def store_ports(entry: Entry, forced: range | None) -> list[int]:
     """The ports that rank 0 tries for the store: any, unless a firewall leaves only some."""
     return list(forced or entry.ports or [0])
+
+
+def hear(
+    environment: Environment, told: str | None, timeout: float, over_mpi: Broadcast, say: Callable[[str], None]
+) -> tuple[str, str]:
+    """The channel that works, and what rank 0 said over it; nothing where its address is worked out.
+
+    Args:
+        told: what rank 0 says; None on the others.
+        timeout: seconds to wait for the slowest rank over PMI.
+        over_mpi: broadcasts over MPI; may raise :class:`mpi.NoWorldError`, upon which the next channel is taken.
+        say: takes rank 0's lines on what it waits for.
+
+    Raises:
+        SrunddpError: none works.
+    """
+    waiting = say if environment.rank == 0 else lambda _: None
+    for channel in environment.channels:
+        if channel not in TELLING:
+            return channel, ""
+        if channel == "pmi":
+            descriptor = whole_number(os.environ, "PMI_FD")
+            with saying(waiting, "waiting for all ranks in PMI's barrier, {} s so far", SAY_EVERY):
+                return channel, pmi.broadcast(told, descriptor=descriptor, timeout=timeout)
+        try:
+            with saying(waiting, "waiting for all ranks in MPI_Init, {} s so far", SAY_EVERY):
+                return channel, over_mpi(told)
+        except mpi.NoWorldError as reason:
+            unsuitable = reason
+    raise ConfigError(
+        str(unsuitable),
+        expected="mpi4py built for the MPI of this launcher",
+        cure="install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm",
+        scope=Scope.JOB,
+    )
 
 
 def locate(

@@ -71,7 +71,7 @@ class NoWorldError(Exception):
     """This MPI library has no world of its own here, so it must not be initialised."""
 
 
-def broadcast(message: str | None, world_size: int, interface: str) -> str:
+def broadcast(message: str | None, world_size: int, interface: str | None) -> str:
     """Send rank 0's message to all ranks over MPI, initialising MPI where the script has not.
 
     MPI stays initialised, for the script may use it too, and is finalised when Python exits.
@@ -79,17 +79,14 @@ def broadcast(message: str | None, world_size: int, interface: str) -> str:
     Args:
         message: what rank 0 says; ignored on the others.
         world_size: the number of ranks that the launcher told of.
-        interface: the network interface that MPI shall use for TCP.
+        interface: the network interface that MPI shall use for TCP; None for its own choice.
 
     Raises:
         NoWorldError: initialising MPI here would end the process.
         RendezvousError: MPI's world has another size than the launcher's.
     """
-    # Open MPI and MPICH read these when they are initialised; a user's own setting stays.
-    if "OMPI_MCA_btl_tcp_if_exclude" not in os.environ:
-        os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", interface)
-    for name in ("MPICH_NETWORK_IFACE", "FI_TCP_IFACE"):
-        os.environ.setdefault(name, interface)
+    if interface:
+        _take(interface)
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -112,6 +109,14 @@ def broadcast(message: str | None, world_size: int, interface: str) -> str:
             cure="mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm",
         )
     return str(MPI.COMM_WORLD.bcast(message, root=0))
+
+
+def _take(interface: str) -> None:
+    """Open MPI and MPICH read these when they are initialised; a user's own setting stays."""
+    if "OMPI_MCA_btl_tcp_if_exclude" not in os.environ:
+        os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", interface)
+    for name in ("MPICH_NETWORK_IFACE", "FI_TCP_IFACE"):
+        os.environ.setdefault(name, interface)
 
 
 def _require_world(library: str, variables: Mapping[str, str]) -> None:

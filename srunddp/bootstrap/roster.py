@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from srunddp.bootstrap import absent, failure
-from srunddp.bootstrap.absent import named
+from srunddp.bootstrap.absent import SAY_EVERY, named
 from srunddp.bootstrap.door import PATIENCE, UNPROVEN, Door
 from srunddp.bootstrap.failure import Interrupt
 from srunddp.bootstrap.inquiry import inquire
@@ -19,7 +19,6 @@ from srunddp.bootstrap.trust import Trust, Unproven
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 
 MOURN = 5.0
-SAY_EVERY = 30.0
 
 
 def _nothing(_: str) -> None:

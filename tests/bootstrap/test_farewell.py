@@ -38,7 +38,7 @@ def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.Mon
 
 def test_over_pmi_another_ranks_failure_reaches_rank_zero_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     held = hold("127.0.0.1", [0], [0])
-    told = announcement.make("1207.0.0", held.line_address)
+    told = announcement.make("1207.0.0", [held.line_address])
     secret = Secret(bytes.fromhex(announcement.read(told).secret))
     with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[1].fileno()))

@@ -123,8 +123,8 @@ def test_where_munged_does_not_work_nothing_is_proven(where: str, monkeypatch: p
 
 
 def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
-    first, second = (announcement.read(announcement.make("1207.0.0", Address("::1", 4000))) for _ in range(2))
-    assert (first.token, first.address) == ("1207.0.0", Address("::1", 4000))
+    first, second = (announcement.read(announcement.make("1207.0.0", [Address("::1", 4000)])) for _ in range(2))
+    assert (first.token, first.addresses) == ("1207.0.0", (Address("::1", 4000),))
     assert len(bytes.fromhex(first.secret)) == 32
     assert first.secret != second.secret
     assert first.secret not in repr(first)
