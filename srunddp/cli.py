@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -29,13 +30,23 @@ from srunddp.run.script import Script, check
 from srunddp.run.verdict import say
 
 _LAST_WORD = 1.0
+# Each in the module that has it: a rank that starts a training is not to import them.
+_BEFORE = {"check": "srunddp.cli_check"}
 
 
 class _RunByDefault(click.Group):
-    """``srunddp train.py`` means ``srunddp run train.py``."""
+    """``srunddp train.py`` means ``srunddp run train.py``. The tools for before a job are imported when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_BEFORE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _BEFORE:
+            return cast(click.Command, getattr(importlib.import_module(_BEFORE[cmd_name]), cmd_name))
+        return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] != "--version"):
+        if not args or (args[0] not in self.list_commands(ctx) and args[0] != "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -141,8 +141,8 @@ def _nccl_takes(setting: str, links: tuple[Link, ...]) -> str:
 
 
 def _automatic(links: tuple[Link, ...], environment: Environment, source: str) -> tuple[str, str, tuple[str, ...]]:
-    usable = [link for link in links if not _why_not(link)]
-    passed_over = tuple(f"{link.name}: {_why_not(link)}" for link in links if _why_not(link))
+    usable = [link for link in links if not why_not(link)]
+    passed_over = tuple(f"{link.name}: {why_not(link)}" for link in links if why_not(link))
     if not usable:
         raise ConfigError(
             f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}",
@@ -158,7 +158,8 @@ def _automatic(links: tuple[Link, ...], environment: Environment, source: str) -
     return best.name, f"auto, {source}", passed_over + others
 
 
-def _why_not(link: Link) -> str:
+def why_not(link: Link) -> str:
+    """Why an interface of this node is none to choose; empty where it may be one that reaches other nodes."""
     if link.name.startswith(_VIRTUAL) or Path("/sys/class/net", link.name, "bridge").exists():
         return "loopback, a bridge or a container's"
     if not link.up:

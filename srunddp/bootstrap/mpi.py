@@ -98,7 +98,7 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
 
     if not MPI.Is_initialized():
         library = MPI.Get_library_version()
-        _require_world(library, os.environ)
+        require_world(library, os.environ)
         MPI.Init_thread()
         if library.startswith("Open MPI") and "OMPI_COMM_WORLD_RANK" not in os.environ:
             time.sleep(_FENCE)
@@ -119,7 +119,15 @@ def _take(interface: str) -> None:
         os.environ.setdefault(name, interface)
 
 
-def _require_world(library: str, variables: Mapping[str, str]) -> None:
+def require_world(library: str, variables: Mapping[str, str]) -> None:
+    """See to it that initialising MPI here makes one world, and does not end the process.
+
+    Args:
+        library: how it names itself, ``MPI.Get_library_version()``; variables: the process's environment.
+
+    Raises:
+        NoWorldError: the launcher has told this library nothing.
+    """
     for name, proofs in _WORLDS.items():
         if library.startswith(name):
             if any(proof in variables for proof in proofs):

@@ -19,6 +19,7 @@ from srunddp.bootstrap.door import Door
 from srunddp.bootstrap.line import Hello, Meeting, parse, send
 from srunddp.bootstrap.trust import Trust
 from srunddp.errors import RendezvousError
+from srunddp.site.half_open import half_open
 
 Act = Callable[[Mapping[str, Any]], Any]
 _LONGEST = 1 << 24
@@ -32,17 +33,25 @@ class Hub:
     """Rank 0's side, after all have come who will.
 
     Attributes:
-        lines: to each other rank that is here; nodes: the node of each rank that is here, rank 0 included.
-        objections: what is wrong with ranks that came.
+        here: what each rank that is here said of itself, rank 0 included.
         act: what rank 0 itself does for a question.
+        lines: to each other rank that is here.
+        objections: what is wrong with ranks that came.
+        unanswered: addresses from which packets came while ranks were missing, but not the answers to our answers.
     """
 
-    lines: dict[int, socket.socket]
-    nodes: dict[int, str]
-    objections: list[str]
+    here: dict[int, Hello]
     act: Act
+    lines: dict[int, socket.socket] = field(default_factory=dict)
+    objections: list[str] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
     _asked: int = 0
     _text: dict[int, bytearray] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> dict[int, str]:
+        """The node of each rank that is here."""
+        return {rank: hello.node for rank, hello in sorted(self.here.items())}
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
         """Ask ranks something at once, rank 0 perhaps among them.
@@ -75,7 +84,7 @@ class Hub:
 
     def ask_all(self, question: Mapping[str, Any], within: float) -> dict[int, Any]:
         """The same question to every rank that is here."""
-        return self.ask(dict.fromkeys(sorted(self.nodes), question), within)
+        return self.ask(dict.fromkeys(self.here, question), within)
 
     def _read(self, rank: int) -> dict[int, Any] | None:
         """The answer to the last question, empty where the rank is lost; None while there is none."""
@@ -113,22 +122,29 @@ def gather(own: Hello, listening: Sequence[socket.socket], trust: Trust, act: Ac
         act: what rank 0 does itself for a question.
         deadline: of :func:`time.monotonic`.
     """
-    hub, hellos = Hub({}, {0: own.node}, [], act), {0: own}
+    hub = Hub({0: own}, act)
     with Door(listening, own.token, trust, own.world_size, hub.objections.append) as door:
-        while len(hub.nodes) < own.world_size and (left := deadline - time.monotonic()) > 0:
+        while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
             for hello, line, message in door.events(left):
                 if message is None and hub.lines.get(hello.rank) is line:
-                    del hub.lines[hello.rank], hub.nodes[hello.rank], hellos[hello.rank]
-                elif message and "here" in message and (objection := _objection(hello, own, hellos.get(hello.rank))):
-                    hub.objections.append(objection)
+                    del hub.lines[hello.rank], hub.here[hello.rank]
                 elif message and "here" in message:
-                    hub.lines[hello.rank], hub.nodes[hello.rank], hellos[hello.rank] = line, hello.node, hello
+                    _take(hub, hello, line)
+    if len(hub.here) < own.world_size:
+        hub.unanswered = half_open(listening)
     for listener in listening:
         listener.close()
     for line in hub.lines.values():
         line.setblocking(True)
         send(line, {"meeting": asdict(Meeting("", 0, 0, 0, 0, own.token, "", own.node))})
     return hub
+
+
+def _take(hub: Hub, hello: Hello, line: socket.socket) -> None:
+    if objection := _objection(hello, hub.here[0], hub.here.get(hello.rank)):
+        hub.objections.append(objection)
+    else:
+        hub.lines[hello.rank], hub.here[hello.rank] = line, hello
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:

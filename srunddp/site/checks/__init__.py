@@ -1,0 +1,10 @@
+"""The checks that every rank makes by itself, in the order of the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from srunddp.site.checks import interface, launch, limits
+from srunddp.site.finding import Check
+
+CHECKS: tuple[Check[Any], ...] = (launch.CHECK, interface.CHECK, limits.CHECK)

@@ -1,0 +1,111 @@
+"""The command ``srunddp check``: what may print, and what may exit, before a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from srunddp.bootstrap import ifaces, interface
+from srunddp.bootstrap.device import BACKENDS
+from srunddp.bootstrap.environment import CHANNELS, Environment, detect
+from srunddp.errors import SrunddpError
+from srunddp.run.verdict import say
+from srunddp.site import check as checking
+from srunddp.site import joining, table
+from srunddp.site.finding import Subject
+from srunddp.site.rank import Rank
+
+FAILED = 69  # sysexits' EX_UNAVAILABLE
+_TIMEOUT = 30.0
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]})
+@click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
+@click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
+@click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
+@click.option("--backend", type=click.Choice(BACKENDS), default="auto", help="For --collective; auto unless given.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True, max=1e6),
+    default=_TIMEOUT,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long rank 0 waits for the others.",
+)
+@click.option("--path", "paths", metavar="P", multiple=True, help="A file or folder that all nodes must see.")
+@click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
+@click.option("--collective", is_flag=True, help="Measure TCP between the nodes, and an all-reduce over all ranks.")
+@click.option("--output-dir", metavar="DIR", default=".", show_default=True, help="For preflight.JOB.txt and .json.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+def check(**given: Any) -> None:
+    """See on all ranks whether SCRIPT could be trained, and name what is wrong: before the job, without a GPU's time.
+
+    \b
+    srun --ntasks-per-node=8 srunddp check train.py
+    mpirun -n 2 srunddp check train.py
+
+    Exit code 0, or 69 when something is wrong that would stop the job.
+    """
+    environment: Environment | None = None
+    try:
+        environment = detect(os.environ, channel=given["channel"])
+        sys.exit(_lead(given, environment) if environment.rank == 0 else _follow(given, environment))
+    except SrunddpError as error:
+        say(f"srunddp: error: {error}\n")
+        sys.exit(FAILED)
+
+
+def _subject(given: dict[str, Any], environment: Environment) -> Subject:
+    entries: tuple[ifaces.Entry, ...] = (ifaces.DEFAULT,)
+    chosen: interface.Interface | None = None
+    wrong: tuple[str, ...] = ()
+    try:
+        entries = ifaces.load(given["ifaces"], os.environ)
+        chosen = interface.choose(entries, environment, os.environ, interface.links_here())
+    except SrunddpError as error:
+        wrong = (error.found, error.expected, error.cure)
+    return Subject(
+        environment=environment,
+        entries=entries,
+        interface=chosen,
+        interface_error=wrong,
+        script=given["script"],
+        paths=given["paths"],
+        packages=given["packages"],
+        variables=dict(os.environ),
+    )
+
+
+def _lead(given: dict[str, Any], environment: Environment) -> int:
+    own = Rank(_subject(given, environment), given["backend"])
+    hub = joining.lead(own.subject, own.act, given["timeout"], _ports(given))
+    report = checking.examine(hub, own, given["timeout"], with_collective=given["collective"])
+    code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
+    text = table.lines(report, table.verdict(report, environment.world_size, job))
+    click.echo("\n".join(text))
+    try:
+        click.echo("written: " + ", ".join(table.write(report, text, given["output_dir"], job, code)))
+    finally:
+        hub.dismiss(code)
+    return code
+
+
+def _follow(given: dict[str, Any], environment: Environment) -> int:
+    own = Rank(_subject(given, environment), given["backend"])
+    try:
+        return joining.follow(own.subject, own.act, given["timeout"], _ports(given))
+    except SrunddpError as error:
+        if environment.local_rank == 0:
+            for line in [f"error: {error}", *map(table.said, checking.alone(own.subject))]:
+                say(f"srunddp: check on {environment.node}: {line}\n")
+        if "mpi" in environment.channels:
+            os._exit(FAILED)  # MPI's own end would wait for those that are not there
+        return FAILED
+
+
+def _ports(given: dict[str, Any]) -> range | None:
+    return ifaces.port_range(given["port"], where="--port") if given["port"] else None

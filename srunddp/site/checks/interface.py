@@ -1,0 +1,147 @@
+"""Which interface each rank uses, whether it is fit for it, and whether names lead to it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from srunddp.bootstrap import channels, ifaces
+from srunddp.bootstrap.interface import addresses_of, links_here
+from srunddp.errors import SrunddpError
+from srunddp.site import infiniband
+from srunddp.site.finding import Check, Finding, Level, Seen, Subject, odd_ones
+
+NAME = "interface"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one rank.
+
+    Attributes:
+        wrong: what is found, expected and to be done where the interface is wrong; else empty.
+        name, address, source: see :class:`srunddp.bootstrap.interface.Interface`.
+        speed: in Mbit/s, 0 where it is not known; mtu: in bytes; physical: whether a device is behind it.
+        own_name: the addresses that the node's own hostname leads to on it.
+        lookup: the same as ``wrong``, for finding rank 0.
+        devices: active InfiniBand and RoCE devices; rdma_rate: of all of these, in Mbit/s.
+        one_node: whether all ranks are known to share one.
+    """
+
+    wrong: list[str]
+    name: str
+    address: str
+    source: str
+    speed: int
+    mtu: int
+    physical: bool
+    own_name: list[str]
+    lookup: list[str]
+    devices: list[str]
+    rdma_rate: int
+    one_node: bool
+
+
+def collect(subject: Subject) -> Facts:
+    """This rank's."""
+    chosen, active = subject.interface, [device for device in infiniband.devices() if device.active]
+    name, speed, mtu = chosen.name if chosen else "", 0, 0
+    if chosen:
+        import psutil
+
+        state = psutil.net_if_stats().get(name)
+        speed, mtu = (state.speed, state.mtu) if state else (0, 0)
+    return Facts(
+        wrong=list(subject.interface_error),
+        name=name,
+        address=chosen.address if chosen else "",
+        source=chosen.source if chosen else "",
+        speed=speed,
+        mtu=mtu,
+        physical=Path("/sys/class/net", name, "device").exists() if name else False,
+        own_name=sorted(addresses_of(socket.gethostname())),
+        lookup=_lookup(subject),
+        devices=[device.name for device in active],
+        rdma_rate=sum(device.rate for device in active),
+        one_node=subject.environment.one_node,
+    )
+
+
+def _lookup(subject: Subject) -> list[str]:
+    """What would keep this rank from finding rank 0, or rank 0 from being found, where names have to lead to it."""
+    environment, chosen = subject.environment, subject.interface
+    if environment.world_size == 1 or environment.channels[0] in channels.TELLING or not chosen:
+        return []
+    try:
+        if environment.rank:
+            channels.locate(environment, chosen, subject.entries, None)
+        elif not environment.one_node:
+            own = {address: link.name for link in links_here() for address in link.addresses}
+            entry = ifaces.entry_for(subject.entries, environment.node)
+            channels.check_reachable(environment, chosen, entry, own)
+    except SrunddpError as error:
+        return [error.found, error.expected, error.cure]
+    return []
+
+
+def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
+    """A wrong interface or an address that leads elsewhere stops a job; differences between nodes are warned of."""
+    for one in seen:
+        for wrong in (one.facts.wrong, one.facts.lookup):
+            if wrong:
+                found, expected, cure = wrong
+                yield Finding(Level.FAIL, NAME, found, expected, cure, (one.node,))
+        own = one.facts.own_name
+        if own and not one.facts.one_node and all(host.startswith(("127.", "::1")) for host in own):
+            found = f"the node's own name leads to {', '.join(own)}, which is loopback"
+            cure = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
+            yield Finding(Level.WARN, NAME, found, "an address that other nodes reach", cure, (one.node,))
+    yield from _unlike(seen)
+
+
+def _unlike(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
+    fit = {one.node: one.facts for one in reversed(seen) if one.facts.name and not one.facts.one_node}
+    if not fit:
+        return
+    first = next(one.node for one in seen if one.node in fit)
+    usual, odd = odd_ones({node: facts.mtu for node, facts in fit.items()}, first)
+    for node, mtu in odd.items():
+        found = f"{fit[node].name} has MTU {mtu}, the other nodes' interfaces {usual}"
+        cure = f"ip link set {fit[node].name} mtu {usual}: large packets get lost where the MTUs differ"
+        yield Finding(Level.WARN, NAME, found, "one MTU in one network", cure, (node,))
+    fast, slow = odd_ones({node: facts.speed for node, facts in fit.items()}, first)
+    for node, speed in slow.items():
+        found = f"{fit[node].name} runs at {_rate(speed)}, the other nodes' interfaces at {_rate(fast)}"
+        cure = "see its cable and the switch's port: all ranks wait for the slowest"
+        yield Finding(Level.WARN, NAME, found, "one speed", cure, (node,))
+    most, unlike = odd_ones({node: tuple(facts.devices) for node, facts in fit.items()}, first)
+    for node, devices in unlike.items():
+        found = f"active InfiniBand or RoCE devices {_listed(devices)}, on the other nodes {_listed(most)}"
+        cure = "mend the port, or give these nodes the same ones by `env: {NCCL_IB_HCA: …}` in ifaces.conf"
+        yield Finding(Level.WARN, NAME, found, "the same on all nodes", cure, (node,))
+
+
+def _rate(speed: int) -> str:
+    return f"{speed / 1000:g} Gbit/s" if speed else "an unknown speed"
+
+
+def _listed(devices: Sequence[str]) -> str:
+    return ", ".join(devices) or "none"
+
+
+def summary(seen: Sequence[Seen[Facts]]) -> str:
+    """The interfaces, with speed and MTU."""
+    facts = [one.facts for one in seen if one.facts.name]
+    names, rates = sorted({each.name for each in facts}), sorted({each.speed for each in facts})
+    mtus = sorted({each.mtu for each in facts})
+    return f"{', '.join(names)}: {', '.join(map(_rate, rates))}, MTU {', '.join(map(str, mtus))}"
+
+
+def brief(facts: Facts) -> str:
+    """The interface and its address."""
+    return f"{facts.name}={facts.address}" if facts.name else "interface=wrong"
+
+
+CHECK = Check(NAME, Facts, collect, judge, summary, brief)

@@ -1,0 +1,160 @@
+"""How the ranks of a check come together: rank 0 becomes the hub, the others find it by whichever way works."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from srunddp.bootstrap import announcement, channels, mpi, rendezvous, trust
+from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for
+from srunddp.bootstrap.interface import Interface, addresses_of, links_here, why_not
+from srunddp.bootstrap.line import Address, Hello, listen
+from srunddp.errors import ConfigError, RendezvousError, SrunddpError
+from srunddp.site.finding import Subject
+from srunddp.site.hub import Act, Hub, gather, serve
+
+_MPI_WITHIN = 30.0
+
+
+def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None) -> Hub:
+    """On rank 0: become the hub of all ranks that come in time.
+
+    Args:
+        subject: rank 0; act: what it does for a question.
+        timeout: seconds.
+        ports: that a firewall leaves open.
+
+    Raises:
+        SrunddpError: this rank cannot be found by the others.
+    """
+    environment, deadline = subject.environment, time.monotonic() + timeout
+    own = _hello(environment, channels.token(environment))
+    if environment.world_size == 1:
+        return Hub({0: own}, act)
+    entry = entry_of(subject.entries, environment.node)
+    listening = _listen(environment, _own_addresses(environment, subject.interface), entry, ports)
+    told = announcement.make(own.token, [Address(*each.getsockname()[:2]) for each in listening])
+    _, heard = channels.hear(environment, told, timeout, _over_mpi(subject), lambda _: None)
+    secret = announcement.read(heard).secret if heard else ""
+    return gather(own, listening, trust.choose(secret), act, deadline)
+
+
+def follow(subject: Subject, act: Act, timeout: float, ports: range | None = None) -> int:
+    """On another rank: find rank 0, and answer its questions; for the arguments see :func:`lead`.
+
+    Returns:
+        The exit code that rank 0 says.
+
+    Raises:
+        SrunddpError: rank 0 is not found, or lost.
+    """
+    environment, deadline = subject.environment, time.monotonic() + timeout
+    _, heard = channels.hear(environment, None, timeout, _over_mpi(subject), lambda _: None)
+    if heard:
+        told = announcement.read(heard)
+        token, secret, candidates = told.token, told.secret, list(told.addresses)
+    else:
+        token, secret, candidates = channels.token(environment), "", _candidates(environment, subject.entries, ports)
+    line, _ = rendezvous.find(candidates, _hello(environment, token), deadline, trust.choose(secret))
+    return serve(line, act)
+
+
+def _hello(environment: Environment, token: str) -> Hello:
+    """Without an address: this line may go over any interface."""
+    return Hello(
+        token=token,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        local_rank=environment.local_rank,
+        node=environment.node,
+        address="",
+        pid=os.getpid(),
+    )
+
+
+def entry_of(entries: Sequence[Entry], node: str) -> Entry:
+    """The entry of ifaces.conf for a node, or the default where none is."""
+    try:
+        return entry_for(tuple(entries), node)
+    except ConfigError:
+        return DEFAULT
+
+
+def _own_addresses(environment: Environment, interface: Interface | None) -> list[str]:
+    """All by which others may reach this node, that of the training's interface first."""
+    if environment.one_node:
+        return ["127.0.0.1"]
+    others = [address for link in links_here() if not why_not(link) for address in link.addresses]
+    return list(dict.fromkeys([*([interface.address] if interface else []), *others]))
+
+
+def _listen(environment: Environment, hosts: Sequence[str], entry: Entry, ports: range | None) -> list[socket.socket]:
+    candidates, listening = channels.line_ports(environment, entry, ports), []
+    for host in hosts:
+        try:
+            listening.append(listen(host, candidates))
+        except SrunddpError as error:
+            reason = error
+    if not listening:
+        raise (
+            reason
+            if hosts
+            else RendezvousError(
+                f"node {environment.node} has no interface that is up and has an address",
+                expected="one by which other nodes reach it",
+                cure="see `ip addr` there",
+            )
+        )
+    return listening
+
+
+def _candidates(environment: Environment, entries: Sequence[Entry], ports: range | None) -> list[Address]:
+    """Where rank 0 may listen: at each address that its names lead to."""
+    if environment.master:
+        names, entry = [environment.master[0]], DEFAULT
+    else:
+        assert environment.step is not None
+        node = channels.rank_zero_node(environment.step)
+        entry = entry_of(entries, node)
+        names = [channels.known_as(entry, node), node] if node != environment.node else []
+    hosts = [host for name in names for host in sorted(addresses_of(name))] or _own_addresses(environment, None)
+    allowed = [host for host in hosts if environment.one_node or not host.startswith(("127.", "::1"))]
+    if not allowed:
+        raise RendezvousError(
+            f"{' and '.join(dict.fromkeys(names))} lead to {', '.join(hosts) or 'no address'} on {environment.node}",
+            expected="an address of rank 0's node",
+            cure='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
+        )
+    every = channels.line_ports(environment, entry, ports)
+    return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
+
+
+def _over_mpi(subject: Subject) -> channels.Broadcast:
+    """A broadcast that is given up after some time: MPI waits for ever where a rank is missing."""
+    environment, name = subject.environment, subject.interface.name if subject.interface else None
+
+    def broadcast(told: str | None) -> str:
+        said: Future[str] = Future()
+
+        def over_mpi() -> None:
+            try:
+                said.set_result(mpi.broadcast(told, environment.world_size, name))
+            except BaseException as error:  # handed on to the thread that waits
+                said.set_exception(error)
+
+        threading.Thread(target=over_mpi, daemon=True).start()
+        try:
+            return said.result(_MPI_WITHIN)
+        except TimeoutError:
+            raise RendezvousError(
+                f"rank {environment.rank} on {environment.node} is still in MPI_Init after {_MPI_WITHIN:.0f} s",
+                expected="all ranks to reach it, and MPI to reach all nodes",
+                cure="look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI",
+            ) from None
+
+    return broadcast

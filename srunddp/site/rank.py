@@ -1,0 +1,71 @@
+"""What each rank does when rank 0 asks: look at itself, connect, send, receive, and add up with the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from srunddp.bootstrap.line import Meeting
+from srunddp.bootstrap.process_group import Joined
+from srunddp.site import collective, rates
+from srunddp.site.checks import CHECKS
+from srunddp.site.finding import Subject
+from srunddp.site.half_open import half_open
+from srunddp.site.reach import Prober
+
+
+@dataclass
+class Rank:
+    """This rank.
+
+    Attributes:
+        subject: of the checks.
+        backend: for the collective; store_fd: on rank 0 the store's listening socket, once there is one.
+    """
+
+    subject: Subject
+    backend: str = "auto"
+    store_fd: int | None = None
+    prober: Prober = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prober = Prober(self.subject.interface.address if self.subject.interface else "")
+
+    def act(self, question: Mapping[str, Any]) -> Any:
+        """The answer to one of rank 0's questions."""
+        match question.get("do"):
+            case "facts":
+                return facts(self.subject)
+            case "clock":
+                return time.time()
+            case "listen":
+                return self.prober.listen()
+            case "connect":
+                return self.prober.connect(question["targets"])
+            case "half open":
+                return half_open([self.prober.listener] if self.prober.listener else [])
+            case "send":
+                return rates.send(self.prober.address, question["to"])
+            case "receive":
+                return rates.receive(self.prober.listener) if self.prober.listener else 0.0
+            case "collective":
+                return self._collective(Meeting(**question["meeting"]), question["within"])
+        return None
+
+    def _collective(self, meeting: Meeting, within: float) -> dict[str, Any]:
+        assert self.subject.interface is not None
+        place = Joined(self.subject.environment, self.subject.interface, meeting, self.store_fd, within, self.backend)
+        return collective.run(place, within)
+
+
+def facts(subject: Subject) -> dict[str, dict[str, Any]]:
+    """What every check collects; where one fails, why."""
+    found: dict[str, dict[str, Any]] = {}
+    for check in CHECKS:
+        try:
+            found[check.name] = {"facts": check.collected(subject)}
+        except Exception as error:  # one check that fails must not hide what the others see
+            found[check.name] = {"failed": f"{type(error).__name__}: {error}"}
+    return found

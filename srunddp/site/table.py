@@ -1,0 +1,118 @@
+"""A check's report for people and for programs: one table, the worst first, each failing row with its cure."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from srunddp.errors import ConfigError
+from srunddp.site.check import Report
+from srunddp.site.checks import CHECKS
+from srunddp.site.finding import Finding, Level
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Equal findings of several nodes or ranks as one; the worst first, else in their order."""
+    by_text: dict[Finding, list[Finding]] = {}
+    for each in findings:
+        by_text.setdefault(replace(each, nodes=(), ranks=()), []).append(each)
+    rows = [
+        replace(
+            text,
+            nodes=tuple(dict.fromkeys(node for each in same for node in each.nodes)),
+            ranks=tuple(sorted({rank for each in same for rank in each.ranks})),
+        )
+        for text, same in by_text.items()
+    ]
+    return sorted(rows, key=lambda each: each.level)
+
+
+def lines(report: Report, title: str) -> list[str]:
+    """The table: what is wrong, and then what each check saw."""
+    findings = merged(report.findings)
+    rows = [(each.level.name, each.check, where(each), said(each)) for each in findings]
+    bad = {each.check: each.level.name for each in reversed(findings)}
+    rows += [("ok", name, "", summary) for name, summary in report.summaries.items() if name not in bad]
+    rows += [("", name, "", summary) for name, summary in report.summaries.items() if name in bad]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    return [title, *("  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows)]
+
+
+def where(finding: Finding) -> str:
+    """The nodes, folded; the ranks, where it is about them; a way between two nodes."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+    from ClusterShell.RangeSet import RangeSet
+
+    nodes = str(NodeSet.fromlist(list(finding.nodes), resolver=RESOLVER_NOGROUP)) if finding.nodes else ""
+    many = "s" if len(finding.ranks) > 1 else ""
+    ranks = f"rank{many} {RangeSet.fromlist(map(str, finding.ranks))}" if finding.ranks else ""
+    return finding.between or " on ".join(part for part in (ranks, nodes) if part)
+
+
+def said(finding: Finding) -> str:
+    """In the words of an error."""
+    return f"{finding.found}; expected {finding.expected} -> {finding.cure}"
+
+
+def verdict(report: Report, world_size: int, job: str) -> str:
+    """One line: how many ranks and nodes, and how much is wrong."""
+    nodes = len({hello.node for hello in report.here.values()})
+    findings = merged(report.findings)
+    words = {Level.FAIL: "failure", Level.WARN: "warning"}
+    counts = [(sum(each.level is level for each in findings), word) for level, word in words.items()]
+    wrong = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
+    ranks = f"{len(report.here)} of {world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+    return f"check{f' of job {job}' if job else ''}: {ranks}, {wrong or 'all is well'}"
+
+
+def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:
+    """Write ``preflight.JOB.txt`` and ``.json``.
+
+    Returns:
+        Their paths.
+
+    Raises:
+        ConfigError: they cannot be written there.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
+        paths[0].write_text("\n".join([*text, "", *per_node(report)]) + "\n")
+        paths[1].write_text(json.dumps(as_json(report, job, code), indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
+            expected="a folder that rank 0 may write to",
+            cure="name another with --output-dir",
+        ) from None
+    return list(map(str, paths))
+
+
+def per_node(report: Report) -> list[str]:
+    """One line for each node: what its first rank saw, as NAME=VALUE."""
+    first = {hello.node: rank for rank, hello in sorted(report.here.items(), reverse=True)}
+    bad = {node: each.level.name for each in reversed(merged(report.findings)) for node in each.nodes}
+    brief: dict[str, list[str]] = {node: [] for node in first}
+    for check in CHECKS:
+        for one in report.seen(check):
+            if one.rank == first[one.node] and (word := check.brief(one.facts)):
+                brief[one.node].append(word)
+    return [" ".join([node, bad.get(node, "OK"), *brief[node]]) for node in sorted(first)]
+
+
+def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
+    """Everything, for programs."""
+    return {
+        "job": job,
+        "exit_code": code,
+        "findings": [{**asdict(each), "level": each.level.name} for each in merged(report.findings)],
+        "summaries": report.summaries,
+        "ranks": [
+            {"rank": rank, "node": hello.node, "local_rank": hello.local_rank, "checks": report.facts.get(rank, {})}
+            for rank, hello in report.here.items()
+        ],
+    }
