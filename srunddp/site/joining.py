@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ from srunddp.site.finding import Subject
 from srunddp.site.hub import Act, Hub, gather, serve
 
 _MPI_WITHIN = 30.0
+_A_HOST = 3.0
 
 
 def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None) -> Hub:
@@ -55,13 +57,22 @@ def follow(subject: Subject, act: Act, timeout: float, ports: range | None = Non
     """
     environment, deadline = subject.environment, time.monotonic() + timeout
     _, heard = channels.hear(environment, None, timeout, _over_mpi(subject), lambda _: None)
-    if heard:
-        told = announcement.read(heard)
-        token, secret, candidates = told.token, told.secret, list(told.addresses)
-    else:
-        token, secret, candidates = channels.token(environment), "", _candidates(environment, subject.entries, ports)
-    line, _ = rendezvous.find(candidates, _hello(environment, token), deadline, trust.choose(secret))
-    return serve(line, act)
+    told = announcement.read(heard) if heard else None
+    hello = _hello(environment, told.token if told else channels.token(environment))
+    candidates = list(told.addresses) if told else _candidates(environment, subject.entries, ports)
+    return serve(_find(candidates, hello, deadline, trust.choose(told.secret if told else "")), act)
+
+
+def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: trust.Trust) -> socket.socket:
+    """The line to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
+    hosts = itertools.cycle(dict.fromkeys(address.host for address in candidates))
+    while True:
+        host, until = next(hosts), min(deadline, time.monotonic() + _A_HOST)
+        try:
+            return rendezvous.find([each for each in candidates if each.host == host], hello, until, own)[0]
+        except RendezvousError:
+            if time.monotonic() >= deadline:
+                raise
 
 
 def _hello(environment: Environment, token: str) -> Hello:
