@@ -31,7 +31,7 @@ from srunddp.run.verdict import say
 
 _LAST_WORD = 1.0
 # Each in the module that has it: a rank that starts a training is not to import them.
-_BEFORE = {"check": "srunddp.cli_check"}
+_BEFORE = {"check": "srunddp.cli_check", "ifaces": "srunddp.cli_ifaces"}
 
 
 class _RunByDefault(click.Group):

@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -82,9 +82,9 @@ class Hub:
                         selector.unregister(key.fileobj)
         return answers
 
-    def ask_all(self, question: Mapping[str, Any], within: float) -> dict[int, Any]:
-        """The same question to every rank that is here."""
-        return self.ask(dict.fromkeys(self.here, question), within)
+    def ask_all(self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+        """Ask these ranks the same, or every rank that is here."""
+        return self.ask(dict.fromkeys(self.here if ranks is None else ranks, question), within)
 
     def _read(self, rank: int) -> dict[int, Any] | None:
         """The answer to the last question, empty where the rank is lost; None while there is none."""

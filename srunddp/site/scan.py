@@ -1,0 +1,207 @@
+"""Which interfaces of which nodes reach each other, found by trying: every rank's side of ``srunddp ifaces scan``."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from srunddp.bootstrap.interface import addresses_of, links_here, why_not
+from srunddp.bootstrap.line import listen
+from srunddp.errors import SrunddpError
+from srunddp.site import infiniband
+from srunddp.site.hub import Hub
+
+_WITHIN = 2.0
+_AT_ONCE = 64
+_NEIGHBOURS = 16
+
+
+@dataclass(frozen=True)
+class Link:
+    """An interface of a node.
+
+    Attributes:
+        address: its first, IPv4 before IPv6; speed: in Mbit/s, 0 where it is not known.
+        passed_over: why it is none for a training; empty where it may be one.
+        names: other names of the node that lead to the address.
+        named: whether the node's own name leads to it.
+        devices: its active InfiniBand and RoCE devices; layer: ``InfiniBand``, ``Ethernet`` for RoCE, or empty.
+    """
+
+    name: str
+    address: str
+    speed: int
+    passed_over: str
+    names: tuple[str, ...]
+    named: bool
+    devices: tuple[str, ...]
+    layer: str
+
+    @property
+    def end(self) -> str:
+        """What it is called in messages."""
+        return f"{self.name} ({self.address or 'no address'})"
+
+
+def links(node: str) -> list[Link]:
+    """Those of this node."""
+    own = addresses_of(node)
+    devices = [device for device in infiniband.devices() if device.active]
+    found = []
+    for link in links_here():
+        address = link.addresses[0] if link.addresses else ""
+        theirs = [device for device in devices if link.name in device.interfaces]
+        usable = not why_not(link)
+        found.append(
+            Link(
+                name=link.name,
+                address=address,
+                speed=max([link.speed, *(device.rate for device in theirs)]),
+                passed_over=why_not(link),
+                names=_names(address) if usable else (),
+                named=address in own,
+                devices=tuple(device.name for device in theirs),
+                layer=theirs[0].layer if theirs else "",
+            )
+        )
+    return found
+
+
+def _names(address: str) -> tuple[str, ...]:
+    """What the address is called, where the look-up answers in time."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        name, aliases, _ = pool.submit(socket.gethostbyaddr, address).result(_WITHIN)
+        return (name, *aliases)
+    except (OSError, TimeoutError):
+        return ()
+    finally:
+        pool.shutdown(wait=False)
+
+
+@dataclass
+class Scanner:
+    """This rank, answering rank 0's questions."""
+
+    node: str
+    _listeners: dict[str, socket.socket] = field(default_factory=dict)
+
+    def act(self, question: Mapping[str, Any]) -> Any:
+        """The answer to one of them."""
+        match question.get("do"):
+            case "links":
+                return [asdict(link) for link in links(self.node)]
+            case "listen":
+                return {address: self._listen(address) for address in question["addresses"]}
+            case "connect":
+                return self._connect(question["ways"])
+            case "resolve":
+                return {name: sorted(addresses_of(name)) for name in question["names"]}
+        return None
+
+    def _listen(self, address: str) -> int:
+        try:
+            self._listeners[address] = listen(address, [0])
+        except SrunddpError:
+            return 0
+        return int(self._listeners[address].getsockname()[1])
+
+    def _connect(self, ways: Sequence[tuple[str, str, str, int]]) -> list[bool]:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(lambda way: reaches(*way), ways))
+
+
+def reaches(interface: str, source: str, host: str, port: int) -> bool:
+    """Whether TCP goes from an interface of this node to an address.
+
+    Bound to the interface as well as to its address: the kernel would else send from any address over the interface
+    that has the route, and a network that reaches nobody would seem to.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as line:
+        line.settimeout(_WITHIN)
+        with contextlib.suppress(PermissionError):  # kernels before 5.7 let root alone do it
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+        try:
+            line.bind((source, 0))
+            line.connect((host, port))
+        except OSError:
+            return False
+    return True
+
+
+Ends = dict[tuple[str, str], Link]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What was found.
+
+    Attributes:
+        ends: every interface, by node and name.
+        reached: for each two ends that were tried, whether it worked.
+        resolved: for each name, the addresses that each node finds for it.
+    """
+
+    ends: Ends
+    reached: Mapping[tuple[tuple[str, str], tuple[str, str]], bool]
+    resolved: Mapping[str, Sequence[Sequence[str]]]
+
+
+def survey(hub: Hub) -> Scan:
+    """Ask one rank of each node for its interfaces, and have it try those of the others."""
+    leaders = {node: rank for rank, node in sorted(hub.nodes.items(), reverse=True)}
+    nodes = {rank: node for node, rank in leaders.items()}
+    told = hub.ask_all({"do": "links"}, 5 * _WITHIN, nodes)
+    ends = {(nodes[rank], link["name"]): _link(link) for rank, found in sorted(told.items()) for link in found}
+    usable = {end: link for end, link in ends.items() if not link.passed_over}
+    reached = _reached(hub, leaders, usable, _ports(hub, leaders, usable))
+    names = sorted({name for link in usable.values() for name in link.names})
+    resolved = hub.ask_all({"do": "resolve", "names": names}, 10 * _WITHIN, nodes)
+    return Scan(ends, reached, {name: [one[name] for one in resolved.values()] for name in names})
+
+
+def _link(told: Mapping[str, Any]) -> Link:
+    return Link(**{**told, "names": tuple(told["names"]), "devices": tuple(told["devices"])})
+
+
+def _ports(hub: Hub, leaders: Mapping[str, int], usable: Ends) -> dict[str, dict[str, int]]:
+    """For each node, on which port each of its addresses listens."""
+    addresses: dict[str, list[str]] = {node: [] for node in leaders}
+    for (node, _), link in usable.items():
+        addresses[node].append(link.address)
+    asked = {leaders[node]: {"do": "listen", "addresses": theirs} for node, theirs in addresses.items()}
+    told = hub.ask(asked, 2 * _WITHIN)
+    return {node: told[rank] for node, rank in leaders.items() if rank in told}
+
+
+def _reached(
+    hub: Hub, leaders: Mapping[str, int], usable: Ends, ports: Mapping[str, Mapping[str, int]]
+) -> dict[tuple[tuple[str, str], tuple[str, str]], bool]:
+    """Each node tries the next few in a ring of all: every two of up to 17 nodes."""
+    ring = sorted(ports)
+    plan: dict[str, list[tuple[tuple[str, str], tuple[str, str]]]] = {}
+    for index, node in enumerate(ring):
+        peers = {ring[(index + step) % len(ring)] for step in range(1, min(_NEIGHBOURS, len(ring) - 1) + 1)}
+        plan[node] = [
+            (a, b)
+            for a in usable
+            for b in usable
+            if a[0] == node and b[0] in peers and (":" in usable[a].address) == (":" in usable[b].address)
+        ]
+
+    def way(a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str, str, int]:
+        return a[1], usable[a].address, usable[b].address, ports[b[0]].get(usable[b].address, 0)
+
+    asked = {leaders[node]: {"do": "connect", "ways": [way(a, b) for a, b in pairs]} for node, pairs in plan.items()}
+    rounds = 1 + max(map(len, plan.values()), default=0) // _AT_ONCE
+    told = hub.ask(asked, (rounds + 2) * _WITHIN)
+    return {
+        pair: bool(worked)
+        for node, pairs in plan.items()
+        for pair, worked in zip(pairs, told.get(leaders[node]) or [False] * len(pairs), strict=False)
+    }
