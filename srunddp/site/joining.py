@@ -70,9 +70,10 @@ def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: tru
         host, until = next(hosts), min(deadline, time.monotonic() + _A_HOST)
         try:
             return rendezvous.find([each for each in candidates if each.host == host], hello, until, own)[0]
-        except RendezvousError:
+        except RendezvousError as error:
             if time.monotonic() >= deadline:
-                raise
+                cure = "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to the others"
+                raise RendezvousError(error.found, expected=error.expected, cure=cure) from None
 
 
 def _hello(environment: Environment, token: str) -> Hello:

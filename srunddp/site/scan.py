@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,8 @@ class Link:
     """An interface of a node.
 
     Attributes:
-        address: its first, IPv4 before IPv6; speed: in Mbit/s, 0 where it is not known.
+        address: its first, IPv4 before IPv6; network: that address belongs to, ``10.88.0.0/24``.
+        speed: in Mbit/s, 0 where it is not known.
         passed_over: why it is none for a training; empty where it may be one.
         names: other names of the node that lead to the address.
         named: whether the node's own name leads to it.
@@ -34,6 +36,7 @@ class Link:
 
     name: str
     address: str
+    network: str
     speed: int
     passed_over: str
     names: tuple[str, ...]
@@ -60,6 +63,7 @@ def links(node: str) -> list[Link]:
             Link(
                 name=link.name,
                 address=address,
+                network=_network(link.name, address),
                 speed=max([link.speed, *(device.rate for device in theirs)]),
                 passed_over=why_not(link),
                 names=_names(address) if usable else (),
@@ -69,6 +73,17 @@ def links(node: str) -> list[Link]:
             )
         )
     return found
+
+
+def _network(name: str, address: str) -> str:
+    import psutil
+
+    masks = [found.netmask for found in psutil.net_if_addrs().get(name, ()) if found.address == address]
+    if not masks or not masks[0]:
+        return ""
+    # An IPv6 mask comes as an address, of which the module takes no network.
+    length = bin(int(ipaddress.ip_address(masks[0]))).count("1")
+    return str(ipaddress.ip_interface(f"{address}/{length}").network)
 
 
 def _names(address: str) -> tuple[str, ...]:
@@ -110,18 +125,25 @@ class Scanner:
             return 0
         return int(self._listeners[address].getsockname()[1])
 
-    def _connect(self, ways: Sequence[tuple[str, str, str, int]]) -> list[bool]:
+    def _connect(self, ways: Sequence[tuple[str, str, str, int, bool]]) -> list[bool]:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(lambda way: reaches(*way), ways))
 
 
-def reaches(interface: str, source: str, host: str, port: int) -> bool:
+def reaches(interface: str, source: str, host: str, port: int, neighbour: bool) -> bool:
     """Whether TCP goes from an interface of this node to an address.
 
-    Bound to the interface as well as to its address: the kernel would else send from any address over the interface
-    that has the route, and a network that reaches nobody would seem to.
+    It is bound to the interface as well as to its address: the kernel would else send from any address over the
+    interface that has the route. So bound it sends to any address as to a neighbour's, and Linux answers for all
+    addresses on all interfaces; therefore only those count that are in one network, or that the node routes this way.
+
+    Args:
+        interface, source: of this node; host, port: of the other.
+        neighbour: whether both addresses are in one network.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not neighbour and _routed_from(family, host) != source:
+        return False
     with socket.socket(family, socket.SOCK_STREAM) as line:
         line.settimeout(_WITHIN)
         with contextlib.suppress(PermissionError):  # kernels before 5.7 let root alone do it
@@ -132,6 +154,16 @@ def reaches(interface: str, source: str, host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _routed_from(family: socket.AddressFamily, host: str) -> str:
+    """The address that this node would send from; connecting UDP looks up the route, and sends nothing."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
 
 
 Ends = dict[tuple[str, str], Link]
@@ -194,8 +226,9 @@ def _reached(
             if a[0] == node and b[0] in peers and (":" in usable[a].address) == (":" in usable[b].address)
         ]
 
-    def way(a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str, str, int]:
-        return a[1], usable[a].address, usable[b].address, ports[b[0]].get(usable[b].address, 0)
+    def way(a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str, str, int, bool]:
+        neighbour = usable[a].network == usable[b].network
+        return a[1], usable[a].address, usable[b].address, ports[b[0]].get(usable[b].address, 0), neighbour
 
     asked = {leaders[node]: {"do": "connect", "ways": [way(a, b) for a, b in pairs]} for node, pairs in plan.items()}
     rounds = 1 + max(map(len, plan.values()), default=0) // _AT_ONCE
