@@ -64,11 +64,10 @@ def _scan(given: dict[str, Any]) -> int:
         return joining.follow(subject, act, given["timeout"], ports)
     hub, code = joining.lead(subject, act, given["timeout"], ports), _INCOMPLETE
     try:
-        nodes = set(hub.nodes.values())
-        _refuse(given["output"], nodes)
+        nodes, absent = set(hub.nodes.values()), environment.world_size - len(hub.here)
+        _refuse(given["output"], nodes, absent)
         found = draft(survey(hub), datetime.date.today())
         _write(found.text, given["output"])
-        absent = environment.world_size - len(hub.here)
         code = _INCOMPLETE if found.missing or absent else 0
         say(f"srunddp: {_verdict(nodes, found.missing, absent)}\n")
     finally:
@@ -85,12 +84,13 @@ def _unconfigured(environment: Environment) -> Subject:
     return Subject(environment, entries, None, (), None, (), (), os.environ)
 
 
-def _refuse(output: str | None, nodes: set[str]) -> None:
+def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
     if len(nodes) < 2:
+        lost = f", {absent} did not come" if absent else ""
         raise ConfigError(
-            f"all ranks that came are on {', '.join(nodes)}",
+            f"all ranks that came are on {', '.join(nodes)}{lost}",
             expected="ranks on two nodes or more",
-            cure="srun --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
+            cure="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
         )
     if output and os.path.lexists(output):
         raise ConfigError(f"{output} is there", expected="a new file", cure="remove it, or name another with -o")

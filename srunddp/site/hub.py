@@ -166,7 +166,7 @@ def serve(line: socket.socket, act: Act) -> int:
     """
     line.settimeout(_LATEST)
     try:
-        with line.makefile("rb") as reader:
+        with line, line.makefile("rb") as reader:
             for text in reader:
                 message = parse(text)
                 if _OVER in message:
