@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
+from srunddp.bootstrap.cpus import Cpus, advice
 from srunddp.errors import ConfigError
 from srunddp.observe.marks import heartbeat
 from srunddp.train import checks, cpus
@@ -72,7 +73,7 @@ class Run:
     def _get_ready(self) -> None:
         self._stack.callback(self._progress.close)
         if self._world.rank == 0:
-            for line in cpus.advice(os.environ, cpus.Cpus.here()):
+            for line in advice(os.environ, Cpus.here()):
                 self._progress.say(line)
         state, steps = self._state, self._feed.steps_left(0)
         if state.scheduler is None:

@@ -1,0 +1,100 @@
+"""Which CPUs the launcher and the cgroups leave this rank, and what is said where it could have more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Cpus:
+    """CPUs as Linux counts them: each hardware thread of a core is one.
+
+    Attributes:
+        allowed: that this process may run on.
+        machine: that the machine has.
+        core: that one core has.
+    """
+
+    allowed: int
+    machine: int
+    core: int = 1
+
+    @classmethod
+    def here(cls) -> Cpus:
+        """This process's."""
+        allowed = os.sched_getaffinity(0)
+        siblings = Path(f"/sys/devices/system/cpu/cpu{min(allowed)}/topology/thread_siblings")
+        mask = _read(siblings).replace(",", "")
+        return cls(len(allowed), os.cpu_count() or 1, int(mask or "1", 16).bit_count())
+
+
+def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
+    """A line for each sign that the launcher gave this rank fewer CPUs than it could, with the cure."""
+    if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
+        return _of_mpirun(environ, cpus)
+    asked = max(_number(environ, name) for name in ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"))
+    if asked <= cpus.allowed:
+        return []
+    return [
+        f"{asked} CPUs per task were asked for, and this rank may use {cpus.allowed}; expected {asked}, but srun of "
+        "Slurm 22.05 and later does not take over sbatch's --cpus-per-task -> "
+        f"export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun --cpus-per-task={asked}"
+    ]
+
+
+def _of_mpirun(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
+    """Open MPI binds each of up to two ranks to a core unless told otherwise, and its loader workers with it."""
+    there = min(cpus.machine, _number(environ, "SLURM_CPUS_ON_NODE") or cpus.machine)
+    ranks = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    if cpus.allowed > cpus.core or ranks * cpus.allowed >= there:
+        return []
+    return [
+        f"mpirun has bound this rank, and so its loader workers, to {cpus.allowed} of {there} CPUs; expected {there} "
+        f"shared by {ranks} on this node -> mpirun --bind-to none"
+    ]
+
+
+def quota(cgroups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """CPUs that the cgroups above this process leave it, as a container's ``--cpus=2`` does; None for any number."""
+    limits = []
+    for line in _read(cgroups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            limits += [_of_v2(folder) for folder in _upwards(root, path)]
+        elif "cpu" in controllers.split(","):
+            limits += [_of_v1(folder) for folder in _upwards(root / controllers, path)]
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _upwards(root: Path, path: str) -> Iterator[Path]:
+    """A cgroup's folder and those above it. In a container its own is ``root``, whatever ``path`` says."""
+    folder = Path(path.lstrip("/"))
+    for part in (folder, *folder.parents):
+        yield root / part
+
+
+def _of_v2(folder: Path) -> float | None:
+    match _read(folder / "cpu.max").split():
+        case [quota, period] if quota != "max":
+            return int(quota) / int(period)
+    return None
+
+
+def _of_v1(folder: Path) -> float | None:
+    quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    value = environ.get(name, "")
+    return int(value) if value.isdecimal() else 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
