@@ -1,0 +1,54 @@
+"""What most ranks have, and who has something else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from srunddp.site.finding import Finding, Level, Seen
+
+F = TypeVar("F")
+V = TypeVar("V", bound=Hashable)
+
+
+def odd_ones(seen: Sequence[Seen[F]], value: Callable[[Seen[F]], V]) -> tuple[V, dict[V, list[Seen[F]]]]:
+    """What most ranks have, or of equally many the one of the lowest rank; and the others, by what they have.
+
+    Args:
+        seen: of one rank at least.
+    """
+    ranks: dict[V, list[Seen[F]]] = {}
+    for one in sorted(seen, key=lambda one: one.rank):
+        ranks.setdefault(value(one), []).append(one)
+    usual = Counter({known: len(who) for known, who in ranks.items()}).most_common(1)[0][0]
+    del ranks[usual]
+    return usual, ranks
+
+
+def by_node(seen: Iterable[Seen[F]]) -> dict[str, list[Seen[F]]]:
+    """The ranks of each node."""
+    nodes: dict[str, list[Seen[F]]] = {}
+    for one in seen:
+        nodes.setdefault(one.node, []).append(one)
+    return nodes
+
+
+def about(
+    who: Sequence[Seen[F]], level: Level, check: str, message: tuple[str, str, str], *, ranks: bool = True
+) -> Finding:
+    """A finding about these ranks.
+
+    Args:
+        message: what was found, what was expected, the cure.
+        ranks: whether to name them; else their nodes alone.
+    """
+    nodes = tuple(dict.fromkeys(one.node for one in who))
+    return Finding(level, check, *message, nodes, tuple(sorted(one.rank for one in who)) if ranks else ())
+
+
+def parts(message: str) -> tuple[str, str, str]:
+    """What was found, what was expected and the cure, of the one line that an error is."""
+    message, _, cure = message.partition(" -> ")
+    found, _, expected = message.partition("; expected ")
+    return found, expected, cure

@@ -1,0 +1,100 @@
+"""Which version of a package Python would import here, without importing it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+from collections.abc import Iterable
+from importlib.machinery import PathFinder
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from pathlib import Path
+from typing import TypedDict
+
+
+class Package(TypedDict):
+    """One package.
+
+    Attributes:
+        version: empty where nothing tells it; cuda, git: of torch, else empty.
+        place: the folder that it is in; empty where it is not there.
+    """
+
+    version: str
+    cuda: str
+    git: str
+    place: str
+
+
+def find(name: str, first: str = "") -> Package:
+    """What ``import name`` would bring.
+
+    Args:
+        name: of the package, or of the distribution that brings it, such as PyYAML.
+        first: a folder to look in first, the script's.
+    """
+    module = name.partition(".")[0]
+    origin = _origin(module, first)
+    if not origin:
+        try:
+            there = distribution(name)
+        except (PackageNotFoundError, ValueError):
+            return Package(version="", cuda="", git="", place="")
+        return Package(version=there.version, cuda="", git="", place=str(there.locate_file("")))
+    said = _constants(Path(origin).parent / "version.py") if module == "torch" else {}
+    version = (
+        said.get("__version__") or _distributed(module, Path(origin)) or _constants(Path(origin)).get("__version__")
+    )
+    return Package(
+        version=version or "", cuda=said.get("cuda", ""), git=said.get("git_version", ""), place=_place(origin)
+    )
+
+
+def _origin(module: str, first: str) -> str:
+    """The file of a module, or the folder of a package without ``__init__``; empty where there is none."""
+    try:
+        spec = PathFinder.find_spec(module, [first]) if first else None
+        if spec is None or spec.origin is None:  # a plain folder beside the script hides no package
+            spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return ""
+    if spec is None:
+        return ""
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+
+
+def _place(origin: str) -> str:
+    package = os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
+    return os.path.dirname(package)
+
+
+def _distributed(module: str, origin: Path) -> str:
+    """The version of the distribution that lies beside a module, rather than of one further along ``sys.path``."""
+    found = list(distributions(path=[_place(str(origin))]))
+    same = [one for one in found if _normal(one.metadata["Name"] or "") == _normal(module)]
+    return next((one.version for one in same or (one for one in found if module in _modules(one))), "")
+
+
+def _modules(found: Distribution) -> Iterable[str]:
+    named = found.read_text("top_level.txt")
+    return named.split() if named else {file.parts[0].partition(".")[0] for file in found.files or ()}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _constants(path: Path) -> dict[str, str]:
+    """What a file assigns as plain texts; nothing where it cannot be read."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    found: dict[str, str] = {}
+    for line in tree.body:
+        if isinstance(line, ast.Assign | ast.AnnAssign) and isinstance(line.value, ast.Constant):
+            targets = line.targets if isinstance(line, ast.Assign) else [line.target]
+            if isinstance(line.value.value, str):
+                found |= {target.id: line.value.value for target in targets if isinstance(target, ast.Name)}
+    return found

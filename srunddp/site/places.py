@@ -1,0 +1,135 @@
+"""A file or folder as this node sees it; none of it may be asked for without a limit, as its server may be gone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+SMALL, FEW = 1 << 20, 10_000
+MOUNTS, BOOT = Path("/proc/self/mountinfo"), Path("/proc/sys/kernel/random/boot_id")
+# On these a file has one inode number on all nodes.
+_SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "panfs", "wekafs"}
+
+
+class Place(TypedDict):
+    """What is at a path.
+
+    Attributes:
+        role: ``proj``, ``script``, ``env``, or the name of a path that was given.
+        kind: ``file``, ``folder``, ``other``; ``missing``, ``silent`` (no answer), ``broken`` (another error).
+        error: of ``broken``, or why it cannot be read or written.
+        system: the type of its file system; identity: equal for two nodes that see one file or folder.
+        content: a hash, the same for what is the same; empty where it is not compared.
+    """
+
+    role: str
+    path: str
+    kind: str
+    error: str
+    system: str
+    identity: str
+    content: str
+
+
+def look(role: str, path: str, *, write: bool = False) -> Place:
+    """What is there, except for its content.
+
+    Args:
+        write: whether it has to be writable too.
+    """
+    place = Place(role=role, path=path, kind="missing", error="", system="", identity="", content="")
+    try:
+        place["path"] = os.path.abspath(path)
+        found = os.stat(place["path"])
+    except (FileNotFoundError, NotADirectoryError):
+        return place
+    except OSError as error:
+        place["kind"], place["error"] = "broken", error.strerror or str(error)
+        return place
+    mount = mount_of(os.path.realpath(path))
+    place["kind"] = "folder" if stat.S_ISDIR(found.st_mode) else "file" if stat.S_ISREG(found.st_mode) else "other"
+    place["system"] = mount.type
+    machine = mount.source if mount.type in _SHARED else f"{BOOT.read_text().strip()} {found.st_dev}"
+    place["identity"] = f"{mount.type} {machine} {found.st_ino}"
+    if not os.access(path, os.R_OK | (os.X_OK if place["kind"] == "folder" else 0)):
+        place["error"] = "cannot be read"
+    elif write and not os.access(path, os.W_OK | os.X_OK):
+        place["error"] = "cannot be written to"
+    return place
+
+
+def why_not_writable(folder: str) -> str:
+    """Why no file can be written there, by writing one that has no name afterwards; empty where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".srunddp-check-") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())  # a full quota is found here
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def content(path: str, *, whole: bool = False) -> str:
+    """A hash of a file, or of the names and sizes in a folder; empty where there is none to compare.
+
+    Args:
+        whole: of a file of any size; else of a big one its size says enough.
+    """
+    try:
+        return _content(path, whole)
+    except OSError:  # that it cannot be read is found elsewhere
+        return ""
+
+
+def _content(path: str, whole: bool) -> str:
+    if os.path.isdir(path):
+        entries = [line for line, _ in zip(_entries(path), range(FEW + 1), strict=False)]
+        return "" if len(entries) > FEW else hashlib.sha256("\0".join(sorted(entries)).encode()).hexdigest()
+    if not os.path.isfile(path):
+        return ""
+    size = os.path.getsize(path)
+    if size > SMALL and not whole:
+        return f"{size} bytes"
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _entries(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name != "__pycache__":
+                kept = entry.is_file(follow_symlinks=False)
+                yield f"{os.fsencode(entry.name)!r} {entry.stat(follow_symlinks=False).st_size if kept else ''}"
+
+
+class Mount(NamedTuple):
+    """A mounted file system, as /proc/self/mountinfo has it."""
+
+    point: str
+    type: str
+    source: str
+
+
+def mount_of(path: str, mounts: Path = MOUNTS) -> Mount:
+    """The one that a path without links is on."""
+    found = Mount("", "", "")
+    for line in mounts.read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        kind, source, *_ = after.split(" ")
+        mount = Mount(_unescaped(before.split(" ")[4]), kind, _unescaped(source))
+        inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+        if inside and len(mount.point) >= len(found.point):  # of two at one point the later hides the earlier
+            found = mount
+    return found
+
+
+def _unescaped(text: str) -> str:
+    for character in (" ", "\t", "\n", "\\"):
+        text = text.replace(f"\\{ord(character):03o}", character)
+    return text
