@@ -54,13 +54,20 @@ def look(role: str, path: str, *, write: bool = False) -> Place:
     mount = mount_of(os.path.realpath(path))
     place["kind"] = "folder" if stat.S_ISDIR(found.st_mode) else "file" if stat.S_ISREG(found.st_mode) else "other"
     place["system"] = mount.type
-    machine = mount.source if mount.type in _SHARED else f"{BOOT.read_text().strip()} {found.st_dev}"
-    place["identity"] = f"{mount.type} {machine} {found.st_ino}"
+    place["identity"] = identity(mount, found)
     if not os.access(path, os.R_OK | (os.X_OK if place["kind"] == "folder" else 0)):
         place["error"] = "cannot be read"
     elif write and not os.access(path, os.W_OK | os.X_OK):
         place["error"] = "cannot be written to"
     return place
+
+
+def identity(mount: Mount, found: os.stat_result) -> str:
+    """Equal for all nodes that see this one file or folder, and for no others."""
+    if mount.type in _SHARED:
+        export = mount.source.rpartition(":")[2]  # one file system is often mounted from several servers
+        return f"{mount.type} {export} {found.st_ino}"
+    return f"{mount.type} {BOOT.read_text().strip()} {found.st_dev} {found.st_ino}"
 
 
 def why_not_writable(folder: str) -> str:

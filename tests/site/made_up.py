@@ -13,6 +13,14 @@ from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 
 F = TypeVar("F")
 
+LOCAL_RANK_1 = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
 
 def seen(facts: Iterable[F], per_node: int = 2) -> list[Seen[F]]:
     """Of ranks in their order, on node01 and so on."""

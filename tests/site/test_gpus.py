@@ -20,7 +20,7 @@ from srunddp.site.checks.gpus import CHECK, Facts
 from srunddp.site.finding import Level
 from srunddp.site.nvml import Device, look, visible
 from tests.conftest import PROGRAMS, ROOT
-from tests.site.made_up import changed, seen, subject, told, travelled
+from tests.site.made_up import LOCAL_RANK_1, changed, seen, subject, told, travelled
 
 FAKE = PROGRAMS / "nvml"
 GIB = 1 << 30
@@ -175,6 +175,7 @@ M0, M1 = gpu("MIG-0", parent="GPU-m"), gpu("MIG-1", parent="GPU-m")
         (" 0 , 1 ", [[A], [B]], [A, B], ""),
         ("MIG-1", [[M0, M1], [B]], [M1], ""),
         ("MIG-1,MIG-0", [[M0, M1]], [M1], ""),
+        ("MIG-1,MIG-0,9", [[M0, M1]], [M1], "9"),
         ("0", [[M0, M1]], [M0], ""),
         ("GPU-m", [[M0, M1]], [M0], ""),
         ("GPU-m,MIG-0", [[M0, M1]], [], "MIG-0"),
@@ -211,6 +212,18 @@ def test_what_nvml_says_of_a_node_is_collected(fake: Callable[..., None]) -> Non
     assert (first_again["free"], first_again["links"]) == (79 * GIB, 18)
     assert facts.separate == []
     assert look(None).separate == [["GPU-a", "GPU-b", "chipset not supported"]]
+
+
+def test_row_11_a_gpu_that_two_ranks_have_is_found_through_nvml(fake: Callable[..., None]) -> None:
+    """As where a node lists one GPU twice, and where a variable shows both ranks the same one."""
+    fake({"uuid": "GPU-a"}, {"uuid": "GPU-a"})
+    ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
+    assert told(CHECK.judge(ranks)) == [(FAIL, "two ranks with one GPU, GPU-a", ("node01",), (0, 1))]
+    fake({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
+    ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
+    assert told(CHECK.judge(ranks)) == []
+    ranks = seen(travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "GPU-b"})) for _ in range(2))
+    assert told(CHECK.judge(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
 
 
 def test_instances_of_a_gpu_are_collected(fake: Callable[..., None]) -> None:

@@ -14,8 +14,8 @@ from srunddp.site import places
 from srunddp.site.checks import paths
 from srunddp.site.checks.paths import CHECK, Facts, node_lines
 from srunddp.site.finding import Level, Seen
-from srunddp.site.places import Place, content, look, mount_of
-from tests.site.made_up import seen, subject, told, travelled
+from srunddp.site.places import Mount, Place, content, look, mount_of
+from tests.site.made_up import LOCAL_RANK_1, seen, subject, told, travelled
 
 FAIL, WARN = Level.FAIL, Level.WARN
 ROLES = {"proj": "/proj", "script": "/proj/train.py", "env": "/env", "data": "/data"}
@@ -153,8 +153,7 @@ def test_ranks_other_than_0_leave_writing_and_reading_to_it(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paths, "why_not_writable", never)
     monkeypatch.setattr(paths, "content", never)
-    other = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    (proj, env) = CHECK.collect(subject(other)).places
+    (proj, env) = CHECK.collect(subject(LOCAL_RANK_1)).places
     assert (proj["kind"], proj["content"], proj["error"], env["kind"]) == ("folder", "", "", "folder")
 
 
@@ -254,5 +253,22 @@ def test_one_file_has_one_identity_by_whatever_name(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     (tmp_path / "b").write_text("1")
     (tmp_path / "link").symlink_to("a")
+    (tmp_path / "elsewhere").symlink_to("/proc/version")
+    assert look("x", str(tmp_path / "elsewhere"))["system"] == "proc"
     a, b, link = (look("x", str(tmp_path / name))["identity"] for name in ("a", "b", "link"))
     assert a == link != b
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (Mount("/p", "nfs4", "server1:/p"), Mount("/p", "nfs4", "10.0.0.2:/p"), True),
+        (Mount("/p", "nfs4", "server:/p"), Mount("/p", "nfs4", "server:/q"), False),
+        (Mount("/p", "lustre", "10.0.0.1@o2ib:10.0.0.2@o2ib:/p"), Mount("/p", "lustre", "10.0.0.2@o2ib:/p"), True),
+        (Mount("/p", "ext4", "/dev/sda1"), Mount("/p", "xfs", "/dev/sda1"), False),
+    ],
+)
+def test_a_file_system_has_one_identity_on_all_nodes_that_share_it(one: Mount, other: Mount, same: bool) -> None:
+    found = os.stat("/")
+    assert (places.identity(one, found) == places.identity(other, found)) == same
+    assert places.identity(one, found) != places.identity(one, os.stat("/proc"))

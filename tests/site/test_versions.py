@@ -11,7 +11,7 @@ import pytest
 from srunddp.site.checks.versions import CHECK, NOT_ASKED, Facts, Imported, import_torch, node_lines
 from srunddp.site.finding import Level
 from srunddp.site.packages import Package, find
-from tests.site.made_up import changed, subject, told, travelled
+from tests.site.made_up import LOCAL_RANK_1, changed, subject, told, travelled
 
 FAIL, WARN = Level.FAIL, Level.WARN
 SITE = "/shared/env/lib/python3.11/site-packages"
@@ -181,3 +181,19 @@ def test_a_copy_of_a_package_has_no_part_in_the_version_of_the_installed_one(tmp
 def test_an_import_that_fails_says_why(tmp_path: Path, text: str, error: str) -> None:
     patience = 0.5 if "sleep" in text else 60.0
     assert import_torch(str(shadow(tmp_path, text)), patience)["error"] == error
+
+
+def test_the_working_folder_hides_nothing_as_it_does_not_from_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(shadow(tmp_path / "here", "__version__ = '9.9'\n"))
+    monkeypatch.setenv("PYTHONPATH", str(shadow(tmp_path / "there", "__version__ = '8.8'\n")))
+    assert import_torch("")["version"] == "8.8"
+
+
+def test_one_rank_of_a_node_imports_torch_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("srunddp.site.checks.versions.import_torch", lambda _: imported())
+    assert CHECK.collect(subject()).imported == imported()
+    assert CHECK.collect(subject(LOCAL_RANK_1)).imported == NOT_ASKED
