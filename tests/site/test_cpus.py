@@ -23,7 +23,7 @@ NODES = tuple(f"node{number:02d}" for number in range(1, 7))
     [
         ({5: {"advice": [ADVICE]}}, ADVICE.partition(";")[0], ("node03",), (5,)),
         ({5: {"threads": 3}}, "OMP_NUM_THREADS=3 on 2 CPUs", ("node03",), (5,)),
-        ({5: {"threads": 2, "quota": 1.5}}, "OMP_NUM_THREADS=2 on 1 CPUs", ("node03",), (5,)),
+        ({5: {"threads": 2, "quota": 1.5}}, "OMP_NUM_THREADS=2 on 1 CPU", ("node03",), (5,)),
         ({4: {"threads": 2}}, "2 ranks with 3 threads share 2 CPUs", ("node03",), (4, 5)),
         (
             {4: {"mask": [1, 2], "threads": 2}, 5: {"threads": 2}},
@@ -31,8 +31,8 @@ NODES = tuple(f"node{number:02d}" for number in range(1, 7))
             ("node03",),
             (4, 5),
         ),
-        ({5: {"mask": [1]}}, "1 CPUs for a rank", ("node03",), (5,)),
-        ({4: {"mask": [2]}, 5: {"mask": [3]}}, "1 CPUs for a rank", ("node03",), (4, 5)),
+        ({5: {"mask": [1]}}, "1 CPU for a rank", ("node03",), (5,)),
+        ({4: {"mask": [2]}, 5: {"mask": [3]}}, "1 CPU for a rank", ("node03",), (4, 5)),
     ],
 )
 def test_what_makes_a_rank_slow_is_found_where_it_is(
@@ -88,4 +88,4 @@ def test_this_rank_s_cpus_and_threads_are_collected(variables: dict[str, str], e
 def test_the_summary_says_what_is_left_for_loader_workers() -> None:
     apart = {0: {"mask": [0, 1, 2]}, 1: {"mask": [3, 4, 5]}}
     assert CHECK.summary(changed(WELL, apart, 2)) == "3 CPUs for each rank at least: room for 2 loader workers"
-    assert CHECK.summary(changed(WELL, {})) == "1 CPUs for each rank at least: room for 0 loader workers"
+    assert CHECK.summary(changed(WELL, {})) == "1 CPU for each rank at least: room for 0 loader workers"

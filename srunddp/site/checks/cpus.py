@@ -69,12 +69,16 @@ def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
     usual, others = odd_ones(seen, lambda one: len(one.facts.mask))
     for cpus, who in others.items():
         cure = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
-        yield about(who, Level.WARN, NAME, (f"{cpus} CPUs for a rank", f"{usual}, as on most ranks", cure))
+        yield about(who, Level.WARN, NAME, (f"{_cpus(cpus)} for a rank", f"{usual}, as on most ranks", cure))
 
 
 def _too_many(facts: Facts) -> tuple[str, str, str]:
-    found = f"{facts.variable}={facts.threads} on {facts.cpus} CPUs"
-    return found, f"{facts.cpus} threads at most", f"unset {facts.variable}, or set it to {facts.cpus}"
+    found = f"{facts.variable}={facts.threads} on {_cpus(facts.cpus)}"
+    return found, f"no more than {facts.cpus}", f"unset {facts.variable}, or set it to {facts.cpus}"
+
+
+def _cpus(count: int) -> str:
+    return f"{count} CPU" if count == 1 else f"{count} CPUs"
 
 
 def _crowded(ranks: list[Seen[Facts]]) -> Iterator[Finding]:
@@ -84,12 +88,12 @@ def _crowded(ranks: list[Seen[Facts]]) -> Iterator[Finding]:
     for cpus, who in _sharing(ranks):
         threads = sum(one.facts.threads for one in who)
         if threads > len(cpus):
-            found = f"{len(who)} ranks with {threads} threads share {len(cpus)} CPUs"
+            found = f"{len(who)} ranks with {threads} threads share {_cpus(len(cpus))}"
             variable = next(one.facts.variable for one in who if one.facts.threads)
             cure = f"set {variable} to {len(cpus) // len(who)}"
             if len(cpus) < len(who):
                 cure = f"ask for more CPUs (--cpus-per-task={threads // len(who)})"
-            yield about(who, Level.WARN, NAME, (found, f"{len(cpus)} threads at most", cure))
+            yield about(who, Level.WARN, NAME, (found, f"no more than {len(cpus)}", cure))
 
 
 def _sharing(ranks: list[Seen[Facts]]) -> list[tuple[set[int], list[Seen[Facts]]]]:
@@ -110,7 +114,7 @@ def summary(seen: Sequence[Seen[Facts]]) -> str:
     """How many each rank has for itself, and so for loader workers beside it."""
     groups = [group for ranks in by_node(seen).values() for group in _sharing(ranks)]
     least = min(max(1, min(len(cpus) // len(who), *(one.facts.cpus for one in who))) for cpus, who in groups)
-    return f"{least} CPUs for each rank at least: room for {least - 1} loader workers"
+    return f"{_cpus(least)} for each rank at least: room for {least - 1} loader workers"
 
 
 CHECK = Check(NAME, Facts, collect, judge, summary)
