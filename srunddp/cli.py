@@ -17,10 +17,11 @@ from typing import Any, cast
 import click
 
 from srunddp import __version__
-from srunddp.bootstrap import channels, ifaces
+from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
+from srunddp.cli_site import explain, explained
 from srunddp.errors import Scope, SrunddpError
 from srunddp.farewell import tell_failure
 from srunddp.launch import Wishes, check_lines, destination, launch, open_output
@@ -101,6 +102,8 @@ def run(**given: Any) -> None:
     """
     environment: Environment | None = None
     try:
+        if given["explain"]:
+            explained(given)
         environment = detect(os.environ, channel=given["channel"])
         sys.exit(_run(given, environment))
     except SrunddpError as error:
@@ -121,9 +124,6 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     names = ("backend", "ifaces", "timeout")
     ports = ifaces.port_range(given["port"], where="--port") if given["port"] else None
     options = Options(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
-    if given["explain"]:
-        _explain(prepare(options, environment), given)
-        return 0
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     script = Script(given["script"], given["arguments"], given["module"])
@@ -197,40 +197,4 @@ def _placement(prepared: Prepared, meeting: Meeting) -> str:
     )
 
 
-def _explain(prepared: Prepared, given: Mapping[str, Any]) -> None:
-    environment, chosen = prepared.environment, prepared.interface
-    asked = "--channel, " if given["channel"] else ""
-    rows = {
-        "launcher": (environment.launcher, ""),
-        "rank": (environment.rank, environment.sources["rank"]),
-        "local_rank": (environment.local_rank, environment.sources["local_rank"]),
-        "world_size": (environment.world_size, environment.sources["world_size"]),
-        "local_world_size": (environment.local_world_size, environment.sources.get("local_world_size", "")),
-        "node": (environment.node, "SLURMD_NODENAME" if "SLURMD_NODENAME" in os.environ else "hostname"),
-        "channel": (channels.on_channel(environment), asked + channels.because(environment, os.environ)),
-        "interface": (chosen.name, chosen.source),
-        "address": (chosen.address, f"of {chosen.name}"),
-        "backend": (prepared.options.backend, "--backend" if given["backend"] else "the default"),
-    }
-    entry = ifaces.entry_for(prepared.entries, environment.node, alone=environment.world_size == 1)
-    for name, value in chosen.exports.items():
-        decided = entry.where if name in entry.env else chosen.source
-        rows[name] = (value, "exported" if name in chosen.kept else decided)
-    if where := _rank_zero(prepared):
-        rows["rank 0"] = (where, "")
-    text = [f"{name:<20} {value!s:<18} {why}".rstrip() for name, (value, why) in rows.items()]
-    text += [f"note: {note}" for note in environment.notes]
-    text += [f"passed over: {why}" for why in chosen.passed_over]
-    # One write, so that the ranks' tables do not mix.
-    click.echo("".join(f"[rank {environment.rank}] {line}\n" for line in text), nl=False)
-
-
-def _rank_zero(prepared: Prepared) -> str:
-    environment = prepared.environment
-    if environment.world_size == 1 or channels.on_channel(environment) in channels.TELLING:
-        return ""
-    try:
-        found = channels.locate(environment, prepared.interface, prepared.entries, prepared.options.ports)
-    except SrunddpError as error:
-        return f"not found: {error}"
-    return ", ".join(map(str, found[:3])) + (", …" if len(found) > 3 else "")
+main.add_command(explain)

@@ -14,6 +14,7 @@ import pytest
 import srunddp as package
 from srunddp.bootstrap import channels, environment
 from srunddp.bootstrap.ifaces import DEFAULT
+from tests.bootstrap.launchers import step
 from tests.bootstrap.munged import munged
 from tests.run.starting import NODE, SRUNDDP, bare, ended, slurm, srunddp, started, until, write
 
@@ -107,7 +108,6 @@ def test_a_wrong_ifaces_conf_is_one_line_with_file_and_line(script: Path) -> Non
     for done in (
         srunddp("--ifaces", conf, "train.py", folder=script.parent),
         srunddp("train.py", folder=script.parent, SRUNDDP_IFACES=str(conf)),
-        srunddp("--ifaces", conf, "--explain", folder=script.parent),
     ):
         text = one_message(done)
         assert text == (
@@ -141,7 +141,7 @@ def test_a_placement_that_hides_rank_zero_is_refused_with_the_cure(tmp_path: Pat
     assert text.startswith("-m arbitrary: SLURM_* alone does not tell where rank 0 is; expected ")
     assert "--mpi=pmi2" in text
     explained = srunddp("--explain", folder=tmp_path, **variables)
-    assert explained.returncode == 0
+    assert explained.returncode == 78
     assert "not found: -m arbitrary: " in explained.stdout
 
 
@@ -252,7 +252,7 @@ def explained(done: CompletedProcess[str], rank: int) -> dict[str, str]:
 
 def test_explain_says_which_variable_decided_each_value(tmp_path: Path) -> None:
     table = explained(srunddp("--explain", folder=tmp_path, **slurm(1)), 1)
-    assert table["launcher"] == "Slurm"
+    assert table["launcher"] == "Slurm SLURM_STEP_ID=3, a step"
     assert table["rank"] == "1 SLURM_PROCID=1"
     assert table["local_rank"] == "1 SLURM_LOCALID=1"
     assert table["world_size"] == "2 SLURM_STEP_NUM_TASKS=2"
@@ -295,6 +295,41 @@ def test_explain_starts_no_script_and_needs_none(script: Path) -> None:
     assert explained(with_script, 0) == explained(srunddp("--explain", folder=script.parent), 0)
     assert "rank 0 ran" not in with_script.stdout
     assert explained(with_script, 0)["rank"] == "0 no launcher was found"
+
+
+def test_the_command_explain_prints_the_same(tmp_path: Path) -> None:
+    command, option = (srunddp(word, folder=tmp_path, **slurm(1)) for word in ("explain", "--explain"))
+    assert explained(command, 1) == explained(option, 1)
+
+
+def test_explain_says_who_the_rank_is_also_where_its_interface_is_wrong(tmp_path: Path) -> None:
+    conf = write(tmp_path / "ifaces.conf", "- nodes: '*'\n  interface: nosuch0\n")
+    done = srunddp("--ifaces", conf, "--timeout", "7", "--explain", folder=tmp_path, **slurm(1))
+    *rows, error = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (78, "")
+    assert "[rank 1] rank                 1                  SLURM_PROCID=1" in rows
+    assert f"[rank 1] interface            nosuch0            {conf}:1; see the error" in rows
+    assert "[rank 1] timeout              7 s                --timeout" in rows
+    assert error.startswith(f"[rank 1] error: {conf}:1: interface nosuch0 is not there on node {NODE}, which has ")
+    assert error.endswith("-> correct this entry (exit code 78)")
+
+
+def test_explain_reads_the_environments_of_ranks_of_other_nodes_and_not_its_own(tmp_path: Path) -> None:
+    """As after ``srun --label env > FILE``, on a login node."""
+    lines = [f"{rank}: {name}={value}" for rank in (1, 0) for name, value in step(rank).items()]
+    file = write(tmp_path / "env", "\n".join(lines) + "\n")
+    done = srunddp("explain", "--env", file, folder=tmp_path, RANK="7", SLURM_PROCID="9", SRUNDDP_IFACES="/nowhere")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [line for line in done.stdout.splitlines() if " rank   " in line]
+    assert said == [
+        f"[rank {rank}] rank                 {rank}                  SLURM_PROCID={rank}" for rank in (0, 1)
+    ]
+
+
+def test_a_file_without_an_environment_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "env", "nothing here\n")
+    text = one_message(srunddp("explain", "--env", file, folder=tmp_path))
+    assert text.startswith(f"--env: {file}: no line with a variable; expected what env or env -0 printed -> ")
 
 
 def test_explain_says_what_was_ignored(tmp_path: Path) -> None:

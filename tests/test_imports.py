@@ -47,8 +47,10 @@ def test_every_name_of_the_package_is_there(tmp_path: Path) -> None:
         _ = srunddp.no_such
 
 
-def test_explain_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
-    done = python("-X", "importtime", BIN, "--explain", folder=tmp_path)
+@pytest.mark.parametrize("arguments", [("--explain",), ("explain",), ("explain", "--env", "env")], ids=" ".join)
+def test_explain_imports_neither_torch_nor_mpi4py(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    write(tmp_path / "env", "".join(f"{name}={value}\n" for name, value in slurm(1).items()))
+    done = python("-X", "importtime", BIN, *arguments, folder=tmp_path)
     assert done.returncode == 0
     assert {"srunddp", "click"} <= imported(done.stderr)
     assert not imported(done.stderr) & HEAVY

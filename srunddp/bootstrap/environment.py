@@ -65,21 +65,29 @@ def detect(variables: Mapping[str, str], *, channel: str | None = None, pid: int
     Raises:
         ConfigError: launchers that disagree, incomplete or contradicting variables, a channel that is not there.
     """
-    pid = os.getpid() if pid is None else pid
     if channel == "env":
         return _explicit(variables)
+    found = identify(variables, pid=pid)
+    return _forced(found if found.master else _cross_check(found, variables), channel)
+
+
+def identify(variables: Mapping[str, str], *, pid: int | None = None) -> Environment:
+    """Who the innermost launcher says that this process is, unchecked, with all channels that are there.
+
+    Args:
+        variables, pid: as in :func:`detect`.
+
+    Raises:
+        ConfigError: launchers that disagree, incomplete or contradicting variables.
+    """
+    pid = os.getpid() if pid is None else pid
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
-    launchers = mpi.find_launchers(variables)
-    if launchers:
-        found = _from_mpi(variables, launchers, step)
-    elif step and not step.typed:
-        found = _from_slurm(variables, step)
-    else:
-        mpi.refuse_size_less(variables)
-        if any(name in variables for name in EXPLICIT):
-            return _forced(_explicit(variables), channel)
-        return _forced(_single(variables, step), channel)
-    return _forced(_cross_check(found, variables), channel)
+    if launchers := mpi.find_launchers(variables):
+        return _from_mpi(variables, launchers, step)
+    if step and not step.typed:
+        return _from_slurm(variables, step)
+    mpi.refuse_size_less(variables)
+    return _explicit(variables) if any(name in variables for name in EXPLICIT) else _single(variables, step)
 
 
 def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
         RendezvousError: MPI's world has another size than the launcher's.
     """
     if interface:
-        _take(interface)
+        os.environ.update(interface_variables(os.environ, interface))
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -111,12 +111,12 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
     return str(MPI.COMM_WORLD.bcast(message, root=0))
 
 
-def _take(interface: str) -> None:
-    """Open MPI and MPICH read these when they are initialised; a user's own setting stays."""
-    if "OMPI_MCA_btl_tcp_if_exclude" not in os.environ:
-        os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", interface)
-    for name in ("MPICH_NETWORK_IFACE", "FI_TCP_IFACE"):
-        os.environ.setdefault(name, interface)
+def interface_variables(variables: Mapping[str, str], interface: str) -> dict[str, str]:
+    """What Open MPI and MPICH read when they are initialised, as far as the user has not set it."""
+    names = ["MPICH_NETWORK_IFACE", "FI_TCP_IFACE"]
+    if "OMPI_MCA_btl_tcp_if_exclude" not in variables:
+        names.append("OMPI_MCA_btl_tcp_if_include")
+    return {name: interface for name in names if name not in variables}
 
 
 def require_world(library: str, variables: Mapping[str, str]) -> None:
