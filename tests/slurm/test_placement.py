@@ -173,6 +173,18 @@ def test_row_5_auto_passes_over_what_cannot_reach_other_nodes(bench: Bench) -> N
             assert why in line
 
 
+def test_explain_says_of_labelled_environments_what_it_says_on_the_ranks(bench: Bench) -> None:
+    """On the login node, where the ranks' interfaces are not."""
+    file = bench.write_ifaces("environments", bench.srun("-N2", "--label", "env").output)
+    there, later = bench.srun("-N2", SRUNDDP, "explain"), bench.on_login(SRUNDDP, "explain", "--env", str(file))
+    assert (there.code, later.code) == (0, 0), there.errors + later.errors
+    for rank, node in enumerate(("node01", "node02")):
+        for name in ("rank  ", "world_size  ", "node  ", "channel  ", "GLOO_SOCKET_IFNAME  ", "device  "):
+            line = next(line for line in later.output.splitlines() if line.startswith(f"[rank {rank}] {name}"))
+            assert line in there.output
+        assert f"[rank {rank}] node                 {node} " in later.output
+
+
 def test_row_3_a_hostname_that_leads_to_loopback_is_named(bench: Bench) -> None:
     plain = bench.write_ifaces("plain.conf", "- nodes: node[01-02]\n  interface: ens1f1\n  address: localhost\n")
     done = bench.srun("-N2", SRUNDDP, "--timeout", "10", REPORT, ifaces=plain)
