@@ -175,8 +175,10 @@ def test_what_the_user_exported_wins_over_the_entry(conf: str) -> None:
 
 
 def test_where_the_node_is_not_known_no_entry_is_taken_for_it(conf: str) -> None:
+    write(Path(conf), CONF.partition("\n")[2])
     found = elsewhere(hydra(0), ifaces=conf)
     assert said(found, "interface") == ("?", f"the node's name decides which entry of {conf} counts")
+    assert not [row for row in found.rows if row.name == "NCCL_IB_TC"]
 
 
 def test_auto_is_left_to_the_node_itself() -> None:
@@ -308,6 +310,12 @@ def test_partial_explicit_variables_decide_nothing() -> None:
     assert found.exit_code == 78
 
 
+def test_explicit_variables_that_were_asked_for_and_are_partial_decide_nothing() -> None:
+    found = elsewhere(step(1, RANK="1"), channel="env")
+    assert said(found, "rank") == ("?", "see the error")
+    assert found.exit_code == 78
+
+
 def test_a_channel_that_is_not_there_leaves_the_ranks_numbers() -> None:
     found = elsewhere(step(1), channel="pmi")
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
@@ -334,7 +342,7 @@ def test_rank_zero_is_told_that_its_name_leads_to_another_interface(monkeypatch:
 def test_an_interface_that_is_down_leaves_what_was_chosen(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names_lead_to_eth0(monkeypatch)
     down = Link("ib0", False, 0, (), ())
-    found = explain(step(0), Asked(ifaces=conf, channel="slurm"), here(LO, down))
+    found = explain(step(0), Asked(ifaces=conf, channel="slurm"), here(LO, ETH0, down))
     assert said(found, "interface") == ("ib0", f"{conf}:2; see the error")
     assert said(found, "GLOO_SOCKET_IFNAME") == ("ib0", f"{conf}:2")
     (error,) = found.errors
