@@ -124,7 +124,7 @@ def _ports_rule(case: Case, environment: Environment, entry: Entry) -> str:
         return limits or f"the kernel's choice, told over {channels.on_channel(environment)}"
     derived = "derived from job, step and restart count"
     if limits:
-        return f"{limits}; from where, is {derived}"
+        return f"{limits}; the first is {derived}"
     return f"{case.shown(_RESERVED)}, then {derived}" if environment.step.reserved_ports else derived
 
 
