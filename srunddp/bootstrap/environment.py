@@ -152,7 +152,7 @@ def _from_slurm(variables: Mapping[str, str], step: slurm.SlurmStep) -> Environm
     if "PMIX_RANK" in variables and _has_mpi4py():
         # Last where SLURM_* tell enough: a broadcast costs MPI_Init, which can crash where MPI and Slurm do not match.
         channels.insert(0 if step.unordered else 1, "mpi")
-    if "PMI_FD" in variables and "PMI_RANK" in variables:
+    if all(name in variables for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE")):
         srun = mpi.Launcher("Slurm", slurm.RANK, slurm.WORLD_SIZE, slurm.LOCAL_RANK)
         _agree(variables, srun, step.rank, step.world_size, ("PMI_RANK", "PMI_SIZE"))
         channels.insert(0, "pmi")

@@ -452,3 +452,9 @@ def test_row_12_visible_devices_are_never_parsed(devices: str) -> None:
 def test_a_torchrun_around_is_explicit_variables() -> None:
     around = EXPLICIT | {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     assert who(detect(around)) == ("explicit variables", 1, 1, 2)
+
+
+@pytest.mark.parametrize("name", ["PMI_FD", "PMI_RANK", "PMI_SIZE"])
+def test_half_of_srun_s_pmi_is_no_channel(name: str) -> None:
+    half = {key: value for key, value in PMI2.items() if key != name}
+    assert detect(step(3) | half).channels == ("slurm",)

@@ -33,10 +33,9 @@ def _why_not(case: Case, environment: Environment, name: str) -> str:
 
 
 def _no_pmi(case: Case, environment: Environment) -> str:
-    if "PMI_FD" not in case.variables:
-        return "PMI_FD is not set"
-    if environment.step:
-        return "PMI_RANK is not set"
+    needed = ("PMI_FD", "PMI_RANK", "PMI_SIZE") if environment.step else ("PMI_FD",)
+    if missing := [name for name in needed if name not in case.variables]:
+        return f"{missing[0]} is not set"
     return f"{environment.launcher} has no PMI-1; {case.shown('PMI_FD')} is of a process around it"
 
 
