@@ -21,7 +21,6 @@ from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
-from srunddp.cli_site import explain, explained
 from srunddp.errors import Scope, SrunddpError
 from srunddp.farewell import tell_failure
 from srunddp.launch import Wishes, check_lines, destination, launch, open_output
@@ -32,7 +31,7 @@ from srunddp.run.verdict import say
 
 _LAST_WORD = 1.0
 # Each in the module that has it: a rank that starts a training is not to import them.
-_BEFORE = {"check": "srunddp.cli_check", "ifaces": "srunddp.cli_ifaces"}
+_BEFORE = {"check": "srunddp.cli_check", "explain": "srunddp.cli_explain", "ifaces": "srunddp.cli_ifaces"}
 
 
 class _RunByDefault(click.Group):
@@ -103,7 +102,7 @@ def run(**given: Any) -> None:
     environment: Environment | None = None
     try:
         if given["explain"]:
-            explained(given)
+            _explain(given)
         environment = detect(os.environ, channel=given["channel"])
         sys.exit(_run(given, environment))
     except SrunddpError as error:
@@ -197,4 +196,7 @@ def _placement(prepared: Prepared, meeting: Meeting) -> str:
     )
 
 
-main.add_command(explain)
+def _explain(given: Mapping[str, Any]) -> None:
+    from srunddp.cli_explain import explained
+
+    explained(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -13,7 +12,6 @@ from srunddp.bootstrap.ifaces import Entry
 from srunddp.bootstrap.interface import Interface
 
 F = TypeVar("F")
-V = TypeVar("V")
 
 
 class Level(IntEnum):
@@ -84,7 +82,8 @@ class Check(Generic[F]):
         facts: a dataclass of what is collected, of numbers, texts, and lists and dicts of those: it travels as JSON.
         collect: what this rank sees; quick, and before torch and CUDA are touched.
         judge: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
-        summary: one line for people on what was seen; brief: a few words on one rank, for its node's line.
+        summary: one line for people on what was seen.
+        node_lines: one line for each node, of checks that have more to say of it.
     """
 
     name: str
@@ -92,21 +91,8 @@ class Check(Generic[F]):
     collect: Callable[[Subject], F]
     judge: Callable[[Sequence[Seen[F]]], Iterable[Finding]]
     summary: Callable[[Sequence[Seen[F]]], str]
-    brief: Callable[[F], str] = lambda _: ""
+    node_lines: Callable[[Sequence[Seen[F]]], Sequence[str]] = lambda _: ()
 
     def collected(self, subject: Subject) -> dict[str, Any]:
         """The facts as they travel."""
         return asdict(self.collect(subject))  # type: ignore[call-overload, no-any-return]
-
-
-def odd_ones(values: Mapping[str, V], first: str) -> tuple[V, dict[str, V]]:
-    """What most have, and those that have something else.
-
-    Args:
-        values: by node, say.
-        first: whose value is taken for the usual one where no value is the most frequent.
-    """
-    counts = Counter(values.values()).most_common()
-    tie = len(counts) > 1 and counts[0][1] == counts[1][1]
-    usual = values[first] if tie else counts[0][0]
-    return usual, {name: value for name, value in values.items() if value != usual}

@@ -93,15 +93,8 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
 
 
 def per_node(report: Report) -> list[str]:
-    """One line for each node: what its first rank saw, as NAME=VALUE."""
-    first = {hello.node: rank for rank, hello in sorted(report.here.items(), reverse=True)}
-    bad = {node: each.level.name for each in reversed(merged(report.findings)) for node in each.nodes}
-    brief: dict[str, list[str]] = {node: [] for node in first}
-    for check in CHECKS:
-        for one in report.seen(check):
-            if one.rank == first[one.node] and (word := check.brief(one.facts)):
-                brief[one.node].append(word)
-    return [" ".join([node, bad.get(node, "OK"), *brief[node]]) for node in sorted(first)]
+    """One line for each node, by each check that has more to say of it."""
+    return [line for check in CHECKS if (seen := report.seen(check)) for line in check.node_lines(seen)]
 
 
 def as_json(report: Report, job: str, code: int) -> dict[str, Any]:

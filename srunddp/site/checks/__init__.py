@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from srunddp.site.checks import interface, launch, limits
+from srunddp.site.checks import cpus, gpus, interface, launch, limits, paths, versions
 from srunddp.site.finding import Check
 
-CHECKS: tuple[Check[Any], ...] = (launch.CHECK, interface.CHECK, limits.CHECK)
+CHECKS: tuple[Check[Any], ...] = (
+    launch.CHECK,
+    interface.CHECK,
+    paths.CHECK,
+    versions.CHECK,
+    gpus.CHECK,
+    cpus.CHECK,
+    limits.CHECK,
+)

@@ -11,7 +11,8 @@ from srunddp.bootstrap import channels, ifaces
 from srunddp.bootstrap.interface import addresses_of, links_here
 from srunddp.errors import SrunddpError
 from srunddp.site import infiniband
-from srunddp.site.finding import Check, Finding, Level, Seen, Subject, odd_ones
+from srunddp.site.comparison import about, odd_ones
+from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 
 NAME = "interface"
 
@@ -42,6 +43,9 @@ class Facts:
     devices: list[str]
     rdma_rate: int
     one_node: bool
+
+
+Ranks = Sequence[Seen[Facts]]
 
 
 def collect(subject: Subject) -> Facts:
@@ -86,7 +90,7 @@ def _lookup(subject: Subject) -> list[str]:
     return []
 
 
-def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
+def judge(seen: Ranks) -> Iterator[Finding]:
     """A wrong interface or an address that leads elsewhere stops a job; differences between nodes are warned of."""
     for one in seen:
         for wrong in (one.facts.wrong, one.facts.lookup):
@@ -101,26 +105,28 @@ def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
     yield from _unlike(seen)
 
 
-def _unlike(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
-    fit = {one.node: one.facts for one in reversed(seen) if one.facts.name and not one.facts.one_node}
+def _unlike(seen: Ranks) -> Iterator[Finding]:
+    fit = [one for one in seen if one.facts.name and not one.facts.one_node]
     if not fit:
         return
-    first = next(one.node for one in seen if one.node in fit)
-    usual, odd = odd_ones({node: facts.mtu for node, facts in fit.items()}, first)
-    for node, mtu in odd.items():
-        found = f"{fit[node].name} has MTU {mtu}, the other nodes' interfaces {usual}"
-        cure = f"ip link set {fit[node].name} mtu {usual}: large packets get lost where the MTUs differ"
-        yield Finding(Level.WARN, NAME, found, "one MTU in one network", cure, (node,))
-    fast, slow = odd_ones({node: facts.speed for node, facts in fit.items()}, first)
-    for node, speed in slow.items():
-        found = f"{fit[node].name} runs at {_rate(speed)}, the other nodes' interfaces at {_rate(fast)}"
+    usual, others = odd_ones(fit, lambda one: one.facts.mtu)
+    for mtu, who in others.items():
+        name = who[0].facts.name
+        cure = f"ip link set {name} mtu {usual}: large packets get lost where the MTUs differ"
+        yield _other(who, f"{name} has MTU {mtu}", f"{usual}, as on the other nodes", cure)
+    fast, others = odd_ones(fit, lambda one: one.facts.speed)
+    for speed, who in others.items():
         cure = "see its cable and the switch's port: all ranks wait for the slowest"
-        yield Finding(Level.WARN, NAME, found, "one speed", cure, (node,))
-    most, unlike = odd_ones({node: tuple(facts.devices) for node, facts in fit.items()}, first)
-    for node, devices in unlike.items():
-        found = f"active InfiniBand or RoCE devices {_listed(devices)}, on the other nodes {_listed(most)}"
+        yield _other(who, f"{who[0].facts.name} runs at {_rate(speed)}", f"{_rate(fast)}, as on the other nodes", cure)
+    most, unlike = odd_ones(fit, lambda one: tuple(one.facts.devices))
+    for devices, who in unlike.items():
+        found = f"active InfiniBand or RoCE devices: {_listed(devices)}"
         cure = "mend the port, or give these nodes the same ones by `env: {NCCL_IB_HCA: …}` in ifaces.conf"
-        yield Finding(Level.WARN, NAME, found, "the same on all nodes", cure, (node,))
+        yield _other(who, found, f"{_listed(most)}, as on the other nodes", cure)
+
+
+def _other(who: Ranks, found: str, expected: str, cure: str) -> Finding:
+    return about(who, Level.WARN, NAME, (found, expected, cure), ranks=False)
 
 
 def _rate(speed: int) -> str:
@@ -131,7 +137,7 @@ def _listed(devices: Sequence[str]) -> str:
     return ", ".join(devices) or "none"
 
 
-def summary(seen: Sequence[Seen[Facts]]) -> str:
+def summary(seen: Ranks) -> str:
     """The interfaces, with speed and MTU."""
     facts = [one.facts for one in seen if one.facts.name]
     names, rates = sorted({each.name for each in facts}), sorted({each.speed for each in facts})
@@ -139,9 +145,4 @@ def summary(seen: Sequence[Seen[Facts]]) -> str:
     return f"{', '.join(names)}: {', '.join(map(_rate, rates))}, MTU {', '.join(map(str, mtus))}"
 
 
-def brief(facts: Facts) -> str:
-    """The interface and its address."""
-    return f"{facts.name}={facts.address}" if facts.name else "interface=wrong"
-
-
-CHECK = Check(NAME, Facts, collect, judge, summary, brief)
+CHECK = Check(NAME, Facts, collect, judge, summary)

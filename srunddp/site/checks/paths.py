@@ -181,4 +181,4 @@ def summary(seen: Ranks) -> str:
     return ", ".join(f"{place['role']} on {place['system'] or 'nothing'}" for place in first)
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary)
+CHECK = Check(NAME, Facts, collect, judge, summary, node_lines)
