@@ -38,7 +38,8 @@ class SrunddpError(Exception):
             text += f"; expected {expected}"
         if cure:
             text += f" -> {cure}"
-        super().__init__(text)
+        # A file's name may hold a line's end or a terminal's commands.
+        super().__init__("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text))
 
 
 class ConfigError(SrunddpError):

@@ -109,7 +109,7 @@ def _candidates(environment: Environment, options: Options, interface: Interface
 def _entries(options: Options) -> tuple[ifaces.Entry, ...]:
     """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
     try:
-        return ifaces.load(options.ifaces, os.environ)
+        return ifaces.load(options.ifaces, os.environ).entries
     except SrunddpError:
         return (ifaces.DEFAULT,)
 

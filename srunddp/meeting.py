@@ -37,6 +37,7 @@ class Prepared:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
+        notes: lines to be said once, on who else may change ifaces.conf.
         held: rank 0's listening sockets; told: what it tells over PMI or MPI, its token, where its line is and the
             secret. None on the others.
     """
@@ -45,6 +46,7 @@ class Prepared:
     environment: Environment
     entries: tuple[ifaces.Entry, ...]
     interface: interface.Interface
+    notes: tuple[str, ...] = ()
     held: Held | None = None
     told: str | None = field(default=None, repr=False)
 
@@ -55,9 +57,9 @@ def prepare(options: Options, environment: Environment) -> Prepared:
     Raises:
         ConfigError: ifaces.conf or the interface is wrong.
     """
-    entries = ifaces.load(options.ifaces, os.environ)
-    chosen = interface.choose(entries, environment, os.environ, interface.links_here())
-    return Prepared(options, environment, entries, chosen)
+    loaded = ifaces.load(options.ifaces, os.environ)
+    chosen = interface.choose(loaded.entries, environment, os.environ, interface.links_here())
+    return Prepared(options, environment, loaded.entries, chosen, loaded.notes)
 
 
 def bind(prepared: Prepared) -> Prepared:

@@ -103,7 +103,7 @@ def test_a_missing_module_is_named(tmp_path: Path, module: str) -> None:
     assert text.startswith(f"no module {module.split('.')[0]!r}; expected a script to run -> ")
 
 
-def test_a_wrong_ifaces_conf_is_one_line_with_file_and_line(script: Path) -> None:
+def test_a_wrong_ifaces_conf_is_one_line_with_file_line_and_column(script: Path) -> None:
     conf = write(script.parent / "ifaces.conf", "- nodes: '*'\n  interfaces: ib0\n")
     for done in (
         srunddp("--ifaces", conf, "train.py", folder=script.parent),
@@ -111,7 +111,7 @@ def test_a_wrong_ifaces_conf_is_one_line_with_file_and_line(script: Path) -> Non
     ):
         text = one_message(done)
         assert text == (
-            f"{conf}:2: unknown key 'interfaces'; expected one of nodes, interface, address, env, ports -> "
+            f"{conf}:2:3: unknown key 'interfaces'; expected one of nodes, interface, address, env, ports -> "
             "did you mean interface?"
         )
 
@@ -125,7 +125,7 @@ def test_an_interface_that_is_not_there_stops_before_the_script(script: Path) ->
     conf = write(script.parent / "ifaces.conf", "- nodes: '*'\n  interface: nosuch0\n")
     options = ("--timeout", "0.5", "--ifaces", conf)
     text = one_message(srunddp(*options, "train.py", folder=script.parent, **slurm(0)))
-    assert text.startswith(f"{conf}:1: interface nosuch0 is not there on node {NODE}, which has ")
+    assert text.startswith(f"{conf}:1:3: interface nosuch0 is not there on node {NODE}, which has ")
     assert "lo (127.0.0.1" in text
 
 
@@ -269,7 +269,7 @@ def test_explain_names_the_source_of_every_variable_that_is_exported(tmp_path: P
     options = ("--explain", "--backend", "gloo", "--channel", "slurm", "--ifaces", conf)
     table = explained(srunddp(*options, folder=tmp_path, **slurm(0, NCCL_IB_TC="41")), 0)
     assert table["NCCL_IB_TC"] == "41 exported"
-    assert table["X1"] == f"on {conf}:1"
+    assert table["X1"] == f"on {conf}:1:3"
     assert table["GLOO_SOCKET_IFNAME"] == "lo loopback, as all ranks share one node"
     assert table["backend"] == "gloo --backend"
     assert table["channel"] == f"slurm --channel, SLURM_STEP_NODELIST={NODE}"
@@ -285,9 +285,9 @@ def test_explain_says_where_rank_zero_is_looked_for(tmp_path: Path) -> None:
 def test_explain_says_which_line_of_ifaces_conf_decided(tmp_path: Path) -> None:
     conf = write(tmp_path / "ifaces.conf", f"- {{nodes: other, interface: x}}\n- {{nodes: {NODE}, interface: lo}}\n")
     table = explained(srunddp("--explain", "--ifaces", conf, folder=tmp_path, **slurm(0)), 0)
-    assert table["interface"] == f"lo {conf}:2"
-    assert table["GLOO_SOCKET_IFNAME"] == f"lo {conf}:2"
-    assert table["NCCL_SOCKET_IFNAME"] == f"=lo {conf}:2"
+    assert table["interface"] == f"lo {conf}:2:3"
+    assert table["GLOO_SOCKET_IFNAME"] == f"lo {conf}:2:3"
+    assert table["NCCL_SOCKET_IFNAME"] == f"=lo {conf}:2:3"
 
 
 def test_explain_starts_no_script_and_needs_none(script: Path) -> None:
@@ -421,7 +421,7 @@ def test_a_failure_of_one_rank_before_the_meeting_is_said_once_and_ends_both_at_
 def test_a_wrong_interface_of_one_rank_is_said_by_rank_zero(script: Path) -> None:
     conf = write(script.parent / "ifaces.conf", "- {nodes: '*', interface: [lo, nope0]}\n")
     first, second = both("--ifaces", conf, "train.py", folder=script.parent)
-    assert one_message(first).startswith(f"rank 1 on {NODE} failed: {conf}:1: interface nope0 is not there on node ")
+    assert one_message(first).startswith(f"rank 1 on {NODE} failed: {conf}:1:3: interface nope0 is not there on node ")
     assert (second.returncode, second.stdout, second.stderr) == (78, "", "")
 
 

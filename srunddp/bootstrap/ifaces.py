@@ -1,4 +1,4 @@
-"""The site's file: which network interface each node uses. Found, parsed and checked, with file and line.
+"""The site's file: which network interface each node uses. Found, parsed and checked, with file, line and column.
 
 The file is YAML, a list of entries; the first whose ``nodes`` match a node counts for it.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from srunddp.bootstrap.secure_path import Content, read
 from srunddp.bootstrap.slurm import expand
 from srunddp.errors import ConfigError, Scope
 
@@ -27,7 +28,6 @@ AUTO = "auto"
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 OURS = (*_RANKS, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _KEYS = ("nodes", "interface", "address", "env", "ports")
-_LARGEST_FILE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Entry:
         address: how other nodes reach the node, with ``{node}`` for its name; empty for its hostname.
         env: further variables for the ranks of these nodes.
         ports: the ports that a firewall leaves open, inclusive; None for any.
-        where: file and line, for messages.
+        where: file, line and column, for messages.
     """
 
     nodes: str
@@ -78,12 +78,21 @@ def entry_for(entries: tuple[Entry, ...], node: str, *, alone: bool = False) -> 
         f"no entry matches node {node}",
         expected="an entry for every node",
         cure=f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`',
-        where=entries[0].where.rpartition(":")[0],
+        where=entries[0].where.rsplit(":", 2)[0],
         scope=Scope.NODE,
     )
 
 
-def load(named: str | None, variables: Mapping[str, str]) -> tuple[Entry, ...]:
+@dataclass(frozen=True)
+class Loaded:
+    """What counts: the entries, the file that they are from, empty for the default, and lines to be said once."""
+
+    entries: tuple[Entry, ...] = (DEFAULT,)
+    path: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def load(named: str | None, variables: Mapping[str, str]) -> Loaded:
     """The entries of the first file that has any, in the order of :func:`candidates`.
 
     Args:
@@ -91,23 +100,16 @@ def load(named: str | None, variables: Mapping[str, str]) -> tuple[Entry, ...]:
         variables: the environment, read for ``SRUNDDP_IFACES``.
 
     Raises:
-        ConfigError: a file that was asked for is not there, or a file is wrong.
+        ConfigError: a file that was asked for is not there, or a file is wrong or not to be trusted.
     """
     asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, "--ifaces")) if path}
     for path in candidates(named, variables):
-        origin = asked.get(path)
         # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
-        if origin and not os.path.isfile(path):
-            raise ConfigError(
-                f"{path} is {'not a file' if os.path.exists(path) else 'not there'}",
-                expected="a file of interface entries",
-                cure=f"correct {origin}",
-                where=origin,
-                scope=Scope.NODE,
-            )
-        if os.path.isfile(path) and (entries := parse(_read(path), str(path))):
-            return entries
-    return (DEFAULT,)
+        if path in asked or os.path.lexists(path):
+            content = _read(path, asked.get(path, ""))
+            if entries := parse(content.data, str(path)):
+                return Loaded(entries, str(path), content.notes)
+    return Loaded()
 
 
 def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
@@ -126,11 +128,17 @@ def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
     return [*asked, *(folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp")))]
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, origin: str) -> Content:
+    if not os.path.isfile(path):
+        missing = "a link that leads nowhere" if os.path.islink(path) else "not there"
+        raise _wrong(
+            origin or str(path),
+            f"{path} is {'not a file' if os.path.exists(path) else missing}",
+            "a file of interface entries",
+            f"correct {origin}" if origin else "remove it",
+        )
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise _wrong(str(path), "more than 1 MiB", "a few entries", "is this the right file?")
-        return path.read_bytes()
+        return read(path)
     except OSError as error:
         cause = os.strerror(error.errno or 0)
         raise _wrong(str(path), f"cannot be read: {cause}", "a readable file", "correct its permissions") from None
@@ -140,7 +148,7 @@ def parse(text: bytes, path: str) -> tuple[Entry, ...]:
     """Parse the text of an ifaces.conf.
 
     Raises:
-        ConfigError: with file and line, what was found, what was expected and the cure.
+        ConfigError: with file, line and column, what was found, what was expected and the cure.
     """
     import yaml
 
@@ -155,33 +163,31 @@ def parse(text: bytes, path: str) -> tuple[Entry, ...]:
     if root is None or root.value == "":
         return ()
     if not isinstance(root, yaml.SequenceNode):
-        raise _wrong(_at(path, root), "not a list", "a list of entries", "begin each entry with `- nodes:`")
+        raise _wrong(at(path, root), "not a list", "a list of entries", "begin each entry with `- nodes:`")
     return tuple(_entry(node, path) for node in root.value)
 
 
 def where_not_yaml(error: Exception, text: bytes, path: str) -> str:
-    """File and line of what PyYAML raised; the file alone where it does not say."""
+    """File, line and column of what PyYAML raised; the file's first where it does not say."""
     if mark := getattr(error, "problem_mark", None):
-        return f"{path}:{mark.line + 1}"
-    position = getattr(error, "position", None)
-    if position is None:
-        return path
+        return f"{path}:{mark.line + 1}:{mark.column + 1}"
+    position = getattr(error, "position", None) or 0
     # In characters where one of them is not allowed, in bytes where they do not decode.
-    before = text.decode(errors="replace")[:position].encode() if "special" in str(error) else text[:position]
-    line = before.count(b"\n") + 1
-    return f"{path}:{line}"
+    whole = text.decode(errors="replace") if "special" in str(error) else text[:position].decode(errors="replace")
+    before = whole[:position]
+    return f"{path}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
 
 
 def _entry(node: yaml.Node, path: str) -> Entry:
     values = _mapping(node, path)
     for name, (key, _) in values.items():
         if name not in _KEYS:
-            raise _unknown_key(name, _at(path, key))
+            raise _unknown_key(name, at(path, key))
     if "nodes" not in values or "interface" not in values:
         missing = "nodes" if "nodes" not in values else "interface"
-        raise _wrong(_at(path, node), f"an entry without {missing}", "nodes and interface", f"add `{missing}: …`")
-    nodes, where = _scalar(values["nodes"][1], path), _at(path, node)
-    if not expand(nodes, where=_at(path, values["nodes"][1])):
+        raise _wrong(at(path, node), f"an entry without {missing}", "nodes and interface", f"add `{missing}: …`")
+    nodes, where = _scalar(values["nodes"][1], path), at(path, node)
+    if not expand(nodes, where=at(path, values["nodes"][1])):
         raise _wrong(where, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
     return Entry(
         nodes=nodes,
@@ -206,9 +212,9 @@ def _interfaces(node: yaml.Node, path: str) -> tuple[str, ...]:
     names = tuple(_scalar(child, path) for child in children)
     for name in names:
         if not re.fullmatch(r"[^\s/:,]{1,15}", name) or not name.isprintable():
-            raise _wrong(_at(path, node), f"interface {name!r}", "a name as `ip link` shows it", "correct the name")
+            raise _wrong(at(path, node), f"interface {name!r}", "a name as `ip link` shows it", "correct the name")
     if not names or (AUTO in names and len(names) > 1):
-        raise _wrong(_at(path, node), f"interface {list(names)}", "one name, a list of names, or auto", "correct it")
+        raise _wrong(at(path, node), f"interface {list(names)}", "one name, a list of names, or auto", "correct it")
     return names
 
 
@@ -221,23 +227,24 @@ def _address(node: yaml.Node, path: str) -> str:
     except ValueError:
         fields = {"?"}
     if fields - {"node"} or not address.isprintable():
-        raise _wrong(_at(path, node), f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"')
+        raise _wrong(at(path, node), f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"')
     return address
 
 
 def _env(node: yaml.Node, path: str) -> dict[str, str]:
-    variables = {name: _scalar(value, path) for name, (_, value) in _mapping(node, path).items()}
-    for name, value in variables.items():
+    variables = {}
+    for name, (key, given) in _mapping(node, path).items():
+        variables[name] = value = _scalar(given, path)
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
             found = f"env {name!r}: {value!r}"
-            raise _wrong(_at(path, node), found, "a variable's name and its text", "correct it")
+            raise _wrong(at(path, key), found, "a variable's name and its text", "correct it")
         if name in OURS:
-            raise _wrong(_at(path, node), f"env {name}", "variables that srunddp does not set itself", "remove it")
+            raise _wrong(at(path, key), f"env {name}", "variables that srunddp does not set itself", "remove it")
     return variables
 
 
 def _ports(node: yaml.Node, path: str) -> range:
-    return port_range(_scalar(node, path), where=_at(path, node))
+    return port_range(_scalar(node, path), where=at(path, node))
 
 
 def port_range(text: str, *, where: str) -> range:
@@ -258,19 +265,19 @@ def port_range(text: str, *, where: str) -> range:
 
 def _mapping(node: yaml.Node, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
     if not _is_mapping(node):
-        raise _wrong(_at(path, node), f"{_shown(node)}", "keys with values", "write `- nodes: …` and `interface: …`")
+        raise _wrong(at(path, node), f"{_shown(node)}", "keys with values", "write `- nodes: …` and `interface: …`")
     pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
         name = _scalar(key, path)
         if name in pairs:
-            raise _wrong(_at(path, key), f"{name} twice in one entry", "each key once", "remove one of the two")
+            raise _wrong(at(path, key), f"{name} twice in one entry", "each key once", "remove one of the two")
         pairs[name] = (key, value)
     return pairs
 
 
 def _scalar(node: yaml.Node, path: str) -> str:
     if not isinstance(node.value, str) or not node.value.strip():
-        raise _wrong(_at(path, node), f"{_shown(node)}", "a single value", "write one value, quoted if it has [ or *")
+        raise _wrong(at(path, node), f"{_shown(node)}", "a single value", "write one value, quoted if it has [ or *")
     return node.value
 
 
@@ -286,8 +293,9 @@ def _is_mapping(node: yaml.Node) -> bool:
     return isinstance(node, yaml.MappingNode)
 
 
-def _at(path: str, node: yaml.Node) -> str:
-    return f"{path}:{node.start_mark.line + 1}"
+def at(path: str, node: yaml.Node) -> str:
+    """File, line and column of a node."""
+    return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
 def _wrong(where: str, found: str, expected: str, cure: str) -> ConfigError:

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from srunddp.bootstrap.ifaces import where_not_yaml
+from srunddp.bootstrap import secure_path
+from srunddp.bootstrap.ifaces import at, where_not_yaml
 from srunddp.errors import ConfigError, Scope
 from srunddp.train.files import replace_file
 from srunddp.train.keys import RESERVED, Key, build, keys_of, usage
@@ -36,7 +38,7 @@ class _Given:
     path: str = ""
 
     def wrong(self, found: str, expected: str, cure: str, node: yaml.Node | None = None) -> ConfigError:
-        where = _at(self.path, node or self.node) if self.path else ""
+        where = at(self.path, node or self.node) if self.path else ""
         return ConfigError(f"{self.name} {found}", expected=expected, cure=cure, where=where, scope=Scope.JOB)
 
 
@@ -133,20 +135,22 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _from_file(path: str, keys: Mapping[str, Key]) -> dict[str, _Given]:
     try:
-        content = Path(path).read_bytes()
+        read = secure_path.read(path)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         cure = "correct --config; every node must see the file"
         raise ConfigError(f"{path}: {reason}", expected="a file of settings", cure=cure, scope=Scope.NODE) from None
+    if read.notes and os.environ.get("RANK", "0") == "0":
+        warnings.warn("; ".join(read.notes), stacklevel=3)
     try:
-        root = yaml.compose(content, Loader=yaml.SafeLoader)
+        root = yaml.compose(read.data, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "nested too deeply"
         raise ConfigError(
             f"this is not YAML: {problem}",
             expected="lines such as `epochs: 3`",
             cure="correct it",
-            where=where_not_yaml(error, content, path),
+            where=where_not_yaml(error, read.data, path),
             scope=Scope.JOB,
         ) from None
     if root is None or is_null(root):
@@ -236,7 +240,3 @@ def _shown(node: yaml.Node) -> str:
         text = node.value if len(node.value) <= 80 else node.value[:79] + "…"
         return repr(text)
     return "a list" if isinstance(node, yaml.SequenceNode) else "keys with values"
-
-
-def _at(path: str, node: yaml.Node) -> str:
-    return f"{path}:{node.start_mark.line + 1}"

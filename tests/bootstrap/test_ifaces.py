@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import string
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.environment import detect
-from srunddp.bootstrap.ifaces import DEFAULT, OURS, Entry, entry_for, load, parse
+from srunddp.bootstrap.ifaces import DEFAULT, OURS, Entry, Loaded, entry_for, load, parse
 from srunddp.bootstrap.interface import Interface
 from srunddp.bootstrap.line import Meeting
 from srunddp.bootstrap.process_group import Joined
@@ -61,16 +62,16 @@ def test_an_entry_has_all_that_the_format_knows() -> None:
         '- nodes: "*"\n'
         "  interface: auto\n"
     )
-    assert first == Entry("master-node,node[01,03]", ("ens1f1",), where="ifaces.conf:2")
+    assert first == Entry("master-node,node[01,03]", ("ens1f1",), where="ifaces.conf:2:3")
     assert second == Entry(
         nodes="gpu[001-128]",
         interfaces=("ib0", "ib1"),
         address="{node}-ib0",
         env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "106"},
         ports=range(40000, 40101),
-        where="ifaces.conf:4",
+        where="ifaces.conf:4:3",
     )
-    assert last == Entry("*", ("auto",), where="ifaces.conf:9")
+    assert last == Entry("*", ("auto",), where="ifaces.conf:9:3")
 
 
 def test_values_are_text_as_they_are_written() -> None:
@@ -164,8 +165,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write(tmp_path / "checkout" / "etc" / "ifaces.conf", "# comments\n")
 
 
-def interface_of(found: tuple[Entry, ...]) -> str:
-    return found[0].interfaces[0]
+def interface_of(found: Loaded) -> str:
+    return found.entries[0].interfaces[0]
 
 
 def test_the_files_are_looked_at_in_the_documented_order(tmp_path: Path, own: Path) -> None:
@@ -205,8 +206,8 @@ def test_the_first_file_with_entries_counts_whole(tmp_path: Path, own: Path) -> 
     """No entry of a later file is mixed in, not even for a node that the first file leaves out."""
     named = write(tmp_path / "named.conf", NODE + "ib0")
     write(own, '- nodes: "*"\n  interface: eth0\n')
-    found = load(str(named), {})
-    assert [entry.where for entry in found] == [f"{named}:1"]
+    found = load(str(named), {}).entries
+    assert [entry.where for entry in found] == [f"{named}:1:3"]
     with pytest.raises(ConfigError, match="no entry matches node node2"):
         entry_for(found, "node2")
 
@@ -218,10 +219,10 @@ def test_a_later_file_may_be_wrong_when_an_earlier_one_counts(tmp_path: Path, ow
 
 @pytest.mark.skipif(Path("/etc/srunddp/ifaces.conf").exists(), reason="this machine has a site's file")
 def test_where_no_file_has_entries_every_node_chooses_by_itself(own: Path) -> None:
-    assert load(None, {}) == (DEFAULT,)
+    assert load(None, {}) == Loaded((DEFAULT,))
     assert (DEFAULT.nodes, DEFAULT.interfaces) == ("*", ("auto",))
     own.unlink()
-    assert load(None, {}) == (DEFAULT,)
+    assert load(None, {}) == Loaded((DEFAULT,))
 
 
 @pytest.mark.parametrize(
@@ -297,108 +298,137 @@ def test_a_large_file_is_refused_unread(own: Path) -> None:
     assert interface_of(load(None, {})) == "ib0"
 
 
-# What is wrong with a file: each message has the file, the line, what was found, what was expected, the cure.
+# What is wrong with a file: each message has the file, line and column, what was found, what was expected, the cure.
 
 WRONG = {
-    "not-yaml": ("# 1\n# 2\n- nodes: [a\n  interface: b\n", 4, "this is not YAML", "YAML"),
-    "unclosed-quote": ('- nodes: "a\n', 2, "this is not YAML", "YAML"),
-    "tabs": ("- nodes: a\n\tinterface: b\n", 2, r"this is not YAML: found character '\t'", "YAML"),
-    "two-documents": ("- {nodes: a, interface: b}\n---\n- {nodes: c, interface: d}\n", 2, "another document", "YAML"),
-    "unquoted-star": ("- nodes: *\n  interface: b\n", 1, "this is not YAML", "YAML"),
-    "escape-beyond-unicode": ('- nodes: a\n  interface: "\\UFFFFFFFF"\n', None, "this is not YAML", "YAML"),
-    "nested-too-deep": ("# 1\n" + "[" * 5000, None, "this is not YAML", "YAML"),
-    "no-list": ("nodes: a\ninterface: b\n", 1, "not a list", "a list of entries"),
-    "plain-text": ("# 1\neth0\n", 2, "not a list", "a list of entries"),
-    "entry-is-text": ("- {nodes: a, interface: b}\n- eth0\n", 2, "'eth0'", "keys with values"),
-    "entry-is-list": ("- [a, b]\n", 1, "a list", "keys with values"),
-    "entry-is-empty": ("-\n", 1, "''", "keys with values"),
-    "unknown-key": ("- nodes: a\n  interfaces: b\n", 2, "unknown key 'interfaces'", "one of nodes, interface, "),
-    "far-unknown-key": ("- nodes: a\n  interface: b\n  zzzzzzzz: c\n", 3, "unknown key 'zzzzzzzz'", "one of nodes"),
-    "key-twice": ("- nodes: a\n  interface: b\n  nodes: c\n", 3, "nodes twice in one entry", "each key once"),
-    "key-is-list": ("- nodes: a\n  [b]: c\n", 2, "a list", "a single value"),
-    "no-nodes": ("\n- interface: b\n", 2, "an entry without nodes", "nodes and interface"),
-    "no-interface": ("\n- nodes: b\n", 2, "an entry without interface", "nodes and interface"),
-    "empty-entry": ("- {}\n", 1, "an entry without nodes", "nodes and interface"),
-    "nodes-empty": ("- nodes:\n  interface: b\n", 1, "''", "a single value"),
-    "nodes-blank": ('- nodes: " "\n  interface: b\n', 1, "' '", "a single value"),
-    "nodes-list": ("- nodes: [a, b]\n  interface: b\n", 1, "a list", "a single value"),
-    "nodes-keys": ("- nodes: {a: b}\n  interface: b\n", 1, "keys with values", "a single value"),
-    "bad-host-list": ("- interface: b\n  nodes: node[1-\n", 2, "host list 'node[1-' has", "names and ranges like"),
-    "backward-range": ("- nodes: 'node[3-1]'\n  interface: b\n", 1, "the range 3-1", "names and ranges like"),
-    "interface-empty": ("- nodes: a\n  interface:\n", 2, "''", "a single value"),
-    "interface-no-names": ("- nodes: a\n  interface: []\n", 2, "interface []", "one name, a list of names, or auto"),
-    "auto-among-names": ("- nodes: a\n  interface: [ib0, auto]\n", 2, "interface ['ib0', 'auto']", "one name, a list"),
-    "interface-keys": ("- nodes: a\n  interface: {b: c}\n", 2, "keys with values", "a single value"),
-    "interface-lists": ("- nodes: a\n  interface: [[b]]\n", 2, "a list", "a single value"),
-    "interface-text": ("- nodes: a\n  interface: ib0 ib1\n", 2, "interface 'ib0 ib1'", "a name as `ip link` shows it"),
-    "interface-comma": ("- nodes: a\n  interface: ib0,ib1\n", 2, "interface 'ib0,ib1'", "a name as `ip link` shows it"),
-    "interface-address": ("- nodes: a\n  interface: fd00::1\n", 2, "interface 'fd00::1'", "a name as `ip link`"),
-    "interface-long": ("- nodes: a\n  interface: x123456789012345\n", 2, "interface 'x123", "a name as `ip link`"),
-    "interface-nul": ('- nodes: a\n  interface: "a\\0"\n', 2, r"interface 'a\x00'", "a name as `ip link` shows it"),
-    "address-field": (NODE + 'b\n  address: "{host}-ib0"\n', 3, "address '{host}-ib0'", "a name with {node}"),
-    "address-brace": (NODE + 'b\n  address: "{node-ib0"\n', 3, "address '{node-ib0'", "a name with {node}"),
-    "address-empty-field": (NODE + 'b\n  address: "{}-ib0"\n', 3, "address '{}-ib0'", "a name with {node}"),
-    "address-attribute": (NODE + 'b\n  address: "{node.x}"\n', 3, "address '{node.x}'", "a name with {node}"),
-    "address-index": (NODE + 'b\n  address: "{node[9]}"\n', 3, "address '{node[9]}'", "a name with {node}"),
-    "address-format": (NODE + 'b\n  address: "{node:d}"\n', 3, "address '{node:d}'", "a name with {node}"),
-    "address-width": (NODE + 'b\n  address: "{node:999999999}"\n', 3, "address '{node:9", "a name with {node}"),
-    "address-conversion": (NODE + 'b\n  address: "{node!x}"\n', 3, "address '{node!x}'", "a name with {node}"),
-    "address-list": (NODE + "b\n  address: [a]\n", 3, "a list", "a single value"),
-    "env-list": (NODE + "b\n  env: [A=1]\n", 3, "a list", "keys with values"),
-    "env-text": (NODE + "b\n  env: A=1\n", 3, "'A=1'", "keys with values"),
-    "env-nested": (NODE + "b\n  env:\n    A: {B: c}\n", 4, "keys with values", "a single value"),
-    "env-ours": (NODE + "b\n  env: {RANK: 7}\n", 3, "env RANK", "variables that srunddp does not set itself"),
-    "env-twice": (NODE + "b\n  env:\n    A: 1\n    A: 2\n", 5, "A twice in one entry", "each key once"),
-    "ports-text": (NODE + "b\n  ports: any\n", 3, "ports 'any'", "two ports or more, from 1024 to 65535"),
-    "ports-low": (NODE + "b\n  ports: 80-90\n", 3, "ports '80-90'", "two ports or more, from 1024 to 65535"),
+    "not-yaml": ("# 1\n# 2\n- nodes: [a\n  interface: b\n", "4:12", "this is not YAML", "YAML"),
+    "unclosed-quote": ('- nodes: "a\n', "2:1", "this is not YAML", "YAML"),
+    "tabs": ("- nodes: a\n\tinterface: b\n", "2:1", r"this is not YAML: found character '\t'", "YAML"),
+    "two-documents": (
+        "- {nodes: a, interface: b}\n---\n- {nodes: c, interface: d}\n",
+        "2:1",
+        "another document",
+        "YAML",
+    ),
+    "unquoted-star": ("- nodes: *\n  interface: b\n", "1:11", "this is not YAML", "YAML"),
+    "escape-beyond-unicode": ('- nodes: a\n  interface: "\\UFFFFFFFF"\n', "1:1", "this is not YAML", "YAML"),
+    "nested-too-deep": ("# 1\n" + "[" * 5000, "1:1", "this is not YAML", "YAML"),
+    "no-list": ("nodes: a\ninterface: b\n", "1:1", "not a list", "a list of entries"),
+    "plain-text": ("# 1\neth0\n", "2:1", "not a list", "a list of entries"),
+    "entry-is-text": ("- {nodes: a, interface: b}\n- eth0\n", "2:3", "'eth0'", "keys with values"),
+    "entry-is-list": ("- [a, b]\n", "1:3", "a list", "keys with values"),
+    "entry-is-empty": ("-\n", "1:2", "''", "keys with values"),
+    "unknown-key": ("- nodes: a\n  interfaces: b\n", "2:3", "unknown key 'interfaces'", "one of nodes, interface, "),
+    "far-unknown-key": ("- nodes: a\n  interface: b\n  zzzzzzzz: c\n", "3:3", "unknown key 'zzzzzzzz'", "one of nodes"),
+    "key-twice": ("- nodes: a\n  interface: b\n  nodes: c\n", "3:3", "nodes twice in one entry", "each key once"),
+    "key-is-list": ("- nodes: a\n  [b]: c\n", "2:3", "a list", "a single value"),
+    "no-nodes": ("\n- interface: b\n", "2:3", "an entry without nodes", "nodes and interface"),
+    "no-interface": ("\n- nodes: b\n", "2:3", "an entry without interface", "nodes and interface"),
+    "empty-entry": ("- {}\n", "1:3", "an entry without nodes", "nodes and interface"),
+    "nodes-empty": ("- nodes:\n  interface: b\n", "1:9", "''", "a single value"),
+    "nodes-blank": ('- nodes: " "\n  interface: b\n', "1:10", "' '", "a single value"),
+    "nodes-list": ("- nodes: [a, b]\n  interface: b\n", "1:10", "a list", "a single value"),
+    "nodes-keys": ("- nodes: {a: b}\n  interface: b\n", "1:10", "keys with values", "a single value"),
+    "bad-host-list": ("- interface: b\n  nodes: node[1-\n", "2:10", "host list 'node[1-' has", "names and ranges like"),
+    "backward-range": ("- nodes: 'node[3-1]'\n  interface: b\n", "1:10", "the range 3-1", "names and ranges like"),
+    "interface-empty": ("- nodes: a\n  interface:\n", "2:13", "''", "a single value"),
+    "interface-no-names": (
+        "- nodes: a\n  interface: []\n",
+        "2:14",
+        "interface []",
+        "one name, a list of names, or auto",
+    ),
+    "auto-among-names": (
+        "- nodes: a\n  interface: [ib0, auto]\n",
+        "2:14",
+        "interface ['ib0', 'auto']",
+        "one name, a list",
+    ),
+    "interface-keys": ("- nodes: a\n  interface: {b: c}\n", "2:14", "keys with values", "a single value"),
+    "interface-lists": ("- nodes: a\n  interface: [[b]]\n", "2:15", "a list", "a single value"),
+    "interface-text": (
+        "- nodes: a\n  interface: ib0 ib1\n",
+        "2:14",
+        "interface 'ib0 ib1'",
+        "a name as `ip link` shows it",
+    ),
+    "interface-comma": (
+        "- nodes: a\n  interface: ib0,ib1\n",
+        "2:14",
+        "interface 'ib0,ib1'",
+        "a name as `ip link` shows it",
+    ),
+    "interface-address": ("- nodes: a\n  interface: fd00::1\n", "2:14", "interface 'fd00::1'", "a name as `ip link`"),
+    "interface-long": ("- nodes: a\n  interface: x123456789012345\n", "2:14", "interface 'x123", "a name as `ip link`"),
+    "interface-nul": (
+        '- nodes: a\n  interface: "a\\0"\n',
+        "2:14",
+        r"interface 'a\x00'",
+        "a name as `ip link` shows it",
+    ),
+    "address-field": (NODE + 'b\n  address: "{host}-ib0"\n', "3:12", "address '{host}-ib0'", "a name with {node}"),
+    "address-brace": (NODE + 'b\n  address: "{node-ib0"\n', "3:12", "address '{node-ib0'", "a name with {node}"),
+    "address-empty-field": (NODE + 'b\n  address: "{}-ib0"\n', "3:12", "address '{}-ib0'", "a name with {node}"),
+    "address-attribute": (NODE + 'b\n  address: "{node.x}"\n', "3:12", "address '{node.x}'", "a name with {node}"),
+    "address-index": (NODE + 'b\n  address: "{node[9]}"\n', "3:12", "address '{node[9]}'", "a name with {node}"),
+    "address-format": (NODE + 'b\n  address: "{node:d}"\n', "3:12", "address '{node:d}'", "a name with {node}"),
+    "address-width": (NODE + 'b\n  address: "{node:999999999}"\n', "3:12", "address '{node:9", "a name with {node}"),
+    "address-conversion": (NODE + 'b\n  address: "{node!x}"\n', "3:12", "address '{node!x}'", "a name with {node}"),
+    "address-list": (NODE + "b\n  address: [a]\n", "3:12", "a list", "a single value"),
+    "env-list": (NODE + "b\n  env: [A=1]\n", "3:8", "a list", "keys with values"),
+    "env-text": (NODE + "b\n  env: A=1\n", "3:8", "'A=1'", "keys with values"),
+    "env-nested": (NODE + "b\n  env:\n    A: {B: c}\n", "4:8", "keys with values", "a single value"),
+    "env-ours": (NODE + "b\n  env: {RANK: 7}\n", "3:9", "env RANK", "variables that srunddp does not set itself"),
+    "env-twice": (NODE + "b\n  env:\n    A: 1\n    A: 2\n", "5:5", "A twice in one entry", "each key once"),
+    "ports-text": (NODE + "b\n  ports: any\n", "3:10", "ports 'any'", "two ports or more, from 1024 to 65535"),
+    "ports-low": (NODE + "b\n  ports: 80-90\n", "3:10", "ports '80-90'", "two ports or more, from 1024 to 65535"),
     "ports-high": (
         NODE + "b\n  ports: 60000-70000\n",
-        3,
+        "3:10",
         "ports '60000-70000'",
         "two ports or more, from 1024 to 65535",
     ),
     "ports-backward": (
         NODE + "b\n  ports: 40100-40000\n",
-        3,
+        "3:10",
         "ports '40100-40000'",
         "two ports or more, from 1024 to 65535",
     ),
-    "ports-open": (NODE + "b\n  ports: 40000-\n", 3, "ports '40000-'", "two ports or more, from 1024 to 65535"),
-    "ports-list": (NODE + "b\n  ports: [40000, 40100]\n", 3, "a list", "a single value"),
-    "nul": ("- nodes: a\n  interface: b\0\n", 2, "this is not YAML", "YAML"),
-    "control-character": ("# 1\n# 2\n# \x1b[31m\n", 3, "this is not YAML", "YAML"),
-    "after-umlauts": ("# äöüäöüäöü\n# 2\n- nodes: \x07\n", 3, "this is not YAML", "YAML"),
+    "ports-open": (NODE + "b\n  ports: 40000-\n", "3:10", "ports '40000-'", "two ports or more, from 1024 to 65535"),
+    "ports-list": (NODE + "b\n  ports: [40000, 40100]\n", "3:10", "a list", "a single value"),
+    "nul": ("- nodes: a\n  interface: b\0\n", "2:15", "this is not YAML", "YAML"),
+    "control-character": ("# 1\n# 2\n# \x1b[31m\n", "3:3", "this is not YAML", "YAML"),
+    "after-umlauts": ("# äöüäöüäöü\n# 2\n- nodes: \x07\n", "3:10", "this is not YAML", "YAML"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_file_is_told_of_with_line_found_expected_and_cure(case: str) -> None:
-    text, line, found, expected = WRONG[case]
+def test_a_wrong_file_is_told_of_with_place_found_expected_and_cure(case: str) -> None:
+    text, place, found, expected = WRONG[case]
     message = refused(text)
-    assert message.startswith(f"ifaces.conf:{line}: " if line else "ifaces.conf")
+    assert message.startswith(f"ifaces.conf:{place}: ")
     assert found in message.partition("; expected ")[0]
     assert message.partition("; expected ")[2].startswith(expected)
 
 
-def test_a_binary_file_is_told_of_with_its_line() -> None:
-    assert refused(b"# 1\n# 2\n\xff\xfe\x80").startswith("ifaces.conf:3: this is not YAML")
-    assert refused(b"\x7fELF\x02\x01\x01\0\0").startswith("ifaces.conf:1: this is not YAML")
-    assert refused(b"\x89PNG\r\n\x1a\n").startswith("ifaces.conf:1: this is not YAML")
+def test_a_binary_file_is_told_of_with_its_place() -> None:
+    assert refused(b"# 1\n# 2\n\xff\xfe\x80").startswith("ifaces.conf:3:1: this is not YAML")
+    assert refused(b"\x7fELF\x02\x01\x01\0\0").startswith("ifaces.conf:1:1: this is not YAML")
+    assert refused(b"\x89PNG\r\n\x1a\n").startswith("ifaces.conf:1:1: this is not YAML")
 
 
 @pytest.mark.parametrize("name", ["A=B", "", "A B", "1A", "A-B", "A\\0"])
 def test_a_name_that_no_variable_can_have_is_refused(name: str) -> None:
-    assert refused(NODE + f'b\n  env: {{"{name}": "1"}}\n').startswith("ifaces.conf:3: ")
+    assert refused(NODE + f'b\n  env: {{"{name}": "1"}}\n').startswith("ifaces.conf:3:9: ")
 
 
 @pytest.mark.parametrize("value", ["\\0", "a\\0b", "\\uD800"])
 def test_a_value_that_no_variable_can_have_is_refused(value: str) -> None:
-    assert refused(NODE + f'b\n  env: {{A: "{value}"}}\n').startswith("ifaces.conf:3: ")
+    assert refused(NODE + f'b\n  env: {{A: "{value}"}}\n').startswith("ifaces.conf:3:9: ")
 
 
-def one_edit(word: str) -> set[str]:
-    """All that one slip of a finger makes of a word: a letter lost, doubled or wrong, two letters swapped."""
-    letters = string.ascii_lowercase + "_-"
+def one_edit(word: str, letters: str) -> set[str]:
+    """All that one slip of a finger makes of a word: a letter lost, added or wrong, two letters swapped."""
     cuts = [(word[:at], word[at:]) for at in range(len(word) + 1)]
     lost = {left + right[1:] for left, right in cuts if right}
     swapped = {left + right[1] + right[0] + right[2:] for left, right in cuts if len(right) > 1}
@@ -407,11 +437,53 @@ def one_edit(word: str) -> set[str]:
     return (lost | swapped | wrong | added) - set(KEYS)
 
 
-def test_nearly_every_typo_of_a_key_is_told_the_right_one() -> None:
-    typos = [(key, typo) for key in KEYS for typo in one_edit(key) if not typo.startswith("-")]
-    helped = [f"did you mean {key}?" in refused(f"- {typo}: x\n") for key, typo in typos]
-    assert len(helped) > 1000
-    assert sum(helped) >= 0.95 * len(helped)
+WHOLE = {
+    "nodes": "gpu[1-8]",
+    "interface": "ib0",
+    "address": '"{node}-ib0"',
+    "env": "{NCCL_IB_TC: 106}",
+    "ports": "40000-40100",
+}
+NAMED = string.ascii_letters + string.digits + "_-"
+
+
+def with_typo(key: str, typo: str) -> str:
+    """A file whose second entry is whole but for the typo."""
+    lines = [f"{typo if name == key else name}: {value}\n" for name, value in WHOLE.items()]
+    return NODE + "a\n- " + "  ".join(lines)
+
+
+def helped(key: str, typo: str) -> bool:
+    """Whether the message has the typo's own line and column and tells the right key."""
+    line, column = 3 + KEYS.index(key), 3
+    message = refused(with_typo(key, typo))
+    return message.startswith(f"ifaces.conf:{line}:{column}: ") and f"did you mean {key}?" in message
+
+
+def test_every_typo_of_letters_in_a_key_is_told_its_place_and_nearly_every_one_the_right_key() -> None:
+    typos = [(key, typo) for key in KEYS for typo in sorted(one_edit(key, NAMED))]
+    assert len(typos) > 4000
+    assert sum(helped(key, typo) for key, typo in typos) >= 0.95 * len(typos)
+    for key, typo in typos:
+        assert f"unknown key {typo!r}" in refused(with_typo(key, typo))
+
+
+def test_so_is_nearly_every_slip_to_any_other_character() -> None:
+    """Some of which mean something to YAML: of these the place is told. A comment or a blank is no typo to it."""
+    others = string.punctuation.translate(str.maketrans("", "", "_-#"))
+    typos = [(key, typo) for key in KEYS for typo in sorted(one_edit(key, others) - one_edit(key, ""))]
+    assert len(typos) > 1700
+    assert sum(helped(key, typo) for key, typo in typos) >= 0.9 * len(typos)
+    for key, typo in typos:
+        assert re.match("ifaces.conf:[0-9]+:[0-9]+: ", refused(with_typo(key, typo)))
+
+
+@pytest.mark.parametrize("key", ["nodes", "interface"])
+def test_a_typo_of_a_key_that_must_be_there_is_named_before_the_missing_key(key: str) -> None:
+    for typo in one_edit(key, string.ascii_lowercase):
+        message = refused(f"- {typo}: x\n")
+        assert message.startswith(f"ifaces.conf:1:3: unknown key {typo!r}")
+        assert f"did you mean {key}?" in message
 
 
 @pytest.mark.parametrize("typo", ["Nodes", "NODE", "ifaces", "Interfaces", "iface", "addr", "port"])

@@ -32,7 +32,7 @@ def rank(local_rank: int = 0, world_size: int = 8, local_world_size: int | None 
 
 
 def entry(*interfaces: str, env: dict[str, str] | None = None) -> Entry:
-    return Entry("*", interfaces, env=env or {}, where="ifaces.conf:4")
+    return Entry("*", interfaces, env=env or {}, where="ifaces.conf:4:3")
 
 
 def chosen(
@@ -65,7 +65,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 def test_the_entrys_interface_is_taken_with_its_address_and_line() -> None:
     found = chosen(entry("ib0"))
-    assert (found.name, found.address, found.source) == ("ib0", "10.0.0.7", "ifaces.conf:4")
+    assert (found.name, found.address, found.source) == ("ib0", "10.0.0.7", "ifaces.conf:4:3")
 
 
 def test_gloo_and_nccl_get_the_same_interface_in_their_own_spellings() -> None:
@@ -107,7 +107,7 @@ def test_the_entrys_variables_are_exported_unless_the_user_has_set_them() -> Non
 )
 def test_an_unusable_interface_is_refused_with_those_there_are(of: str, links: tuple[Link, ...], wrong: str) -> None:
     text = refused(entry(of), links=links)
-    assert text.startswith(f"ifaces.conf:4: {wrong}, which has ")
+    assert text.startswith(f"ifaces.conf:4:3: {wrong}, which has ")
     for there in ("lo (127.0.0.1 ::1)", "eth0 (192.168.1.7)", "ib0 (10.0.0.7)", "ib1 (10.0.1.7)"):
         assert there in text
     assert "correct this entry" in text
@@ -162,7 +162,7 @@ def test_glooss_variable_wins_over_nccls_and_both_stay() -> None:
 
 def test_an_exclusion_leaves_the_choice_to_the_file() -> None:
     found = chosen(entry("ib0"), {"NCCL_SOCKET_IFNAME": "^docker0,lo"})
-    assert (found.name, found.source) == ("ib0", "ifaces.conf:4")
+    assert (found.name, found.source) == ("ib0", "ifaces.conf:4:3")
     assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "^docker0,lo"}
 
 
@@ -200,7 +200,7 @@ def test_a_users_interface_that_is_not_there_is_refused_with_the_variable(name: 
 def test_auto_takes_the_interface_that_the_nodes_name_leads_to(names: dict[str, set[str]]) -> None:
     names["node07"] = {"192.168.1.7"}
     found = chosen(entry("auto"))
-    assert (found.name, found.source) == ("eth0", "auto, ifaces.conf:4")
+    assert (found.name, found.source) == ("eth0", "auto, ifaces.conf:4:3")
 
 
 def test_auto_takes_infiniband_and_then_the_fastest_where_no_name_helps() -> None:
@@ -243,7 +243,7 @@ def test_auto_never_takes_a_bridge_whatever_its_name(monkeypatch: pytest.MonkeyP
 
 def test_auto_with_nothing_to_take_lists_what_there_is() -> None:
     text = refused(entry("auto"), links=(LO, link("eth5", "10.5.0.1", up=False), link("eth6")))
-    assert text.startswith("ifaces.conf:4: node node07 has no interface that reaches other nodes: ")
+    assert text.startswith("ifaces.conf:4:3: node node07 has no interface that reaches other nodes: ")
     for there in ("lo (127.0.0.1 ::1)", "eth5 (down, 10.5.0.1)", "eth6 (no address)"):
         assert there in text
     assert "name the right one in ifaces.conf" in text

@@ -81,9 +81,9 @@ def test_row_16_a_host_list_gives_all_names_in_slurms_order(host_list: str, name
 )
 def test_a_wrong_host_list_raises_one_error_that_shows_it(host_list: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        slurm.expand(host_list, where="ifaces.conf:3")
+        slurm.expand(host_list, where="ifaces.conf:3:10")
     text = str(caught.value)
-    assert text.startswith("ifaces.conf:3: host list ")
+    assert text.startswith("ifaces.conf:3:10: host list ")
     assert (host_list if len(host_list) <= 80 else host_list[:70]) in text
     assert "expected names and ranges like node[01-04,7],login" in text
     assert "->" in text

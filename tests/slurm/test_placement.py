@@ -246,6 +246,6 @@ def test_row_4_an_interface_that_cannot_be_used_is_named_with_those_there_are(
     assert done.code == 78
     for node in ("node01", "node02"):
         line = next(line for line in done.errors.splitlines() if f"on node {node}" in line)
-        assert line.startswith(f"srunddp: error: {conf}:2: interface {name} {wrong}")
+        assert line.startswith(f"srunddp: error: {conf}:2:3: interface {name} {wrong}")
         assert "ens1f1 (10.88.0.1" in line
     assert "Traceback" not in done.errors

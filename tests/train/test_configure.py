@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import typing
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
@@ -258,7 +260,7 @@ def test_an_empty_file_sets_nothing(file: typing.Callable[..., str], text: str) 
         ("--", ["the argument '--'"]),
         ("--=3", ["is an unknown key"]),
         ("--config=/nowhere/x.yaml", ["/nowhere/x.yaml: No such file or directory", "correct --config"]),
-        ("--config=/", ["/: Is a directory"]),
+        ("--config=/", ["/: is not a regular file"]),
     ],
 )
 def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]) -> None:
@@ -295,11 +297,39 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
         ("ddp: &a\n  ddp: *a\n", 2, "ddp.ddp is an unknown key"),
     ],
 )
-def test_a_wrong_file_is_named_with_its_line(file: typing.Callable[..., str], text: str, line: int, part: str) -> None:
+def test_a_wrong_file_is_named_with_line_and_column(
+    file: typing.Callable[..., str], text: str, line: int, part: str
+) -> None:
     argument = file(text)
     message = refused(argument)
-    assert message.startswith(f"{argument.removeprefix('--config=')}:{line}: ")
+    name = argument.removeprefix("--config=")
+    assert re.match(rf"{re.escape(name)}:{line}:[1-9][0-9]*: ", message)
     assert part in message
+
+
+def test_a_file_that_others_may_have_changed_is_refused(file: typing.Callable[..., str]) -> None:
+    """As ifaces.conf is; tests/bootstrap/test_secure_path.py has the ways."""
+    argument = file("epochs: 3\n")
+    path = Path(argument.removeprefix("--config="))
+    path.chmod(0o646)
+    assert refused(argument).endswith(f" -> chmod o-w {path}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to a group")
+def test_of_a_file_that_a_group_may_change_rank_zero_warns(
+    file: typing.Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argument = file("epochs: 3\n")
+    path = Path(argument.removeprefix("--config="))
+    os.chown(path, -1, 61234)
+    path.chmod(0o664)
+    with pytest.warns(UserWarning, match=f"^{path} may be changed by all of group id 61234; ") as caught:
+        assert read_config(Config, [argument]).epochs == 3
+    assert [warning.filename for warning in caught] == [__file__]
+    monkeypatch.setenv("RANK", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_config(Config, [argument])
 
 
 def test_what_must_be_given_and_is_not_is_named() -> None:
