@@ -21,7 +21,7 @@ from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
-from srunddp.errors import Scope, SrunddpError
+from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.farewell import tell_failure
 from srunddp.launch import Wishes, check_lines, destination, launch, open_output
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
@@ -169,7 +169,7 @@ def _prints(error: SrunddpError, environment: Environment | None) -> bool:
 
 
 def _say(line: str) -> None:
-    _print(f"srunddp: {line}")
+    _print(f"srunddp: {one_line(line)}")
 
 
 def _print(line: str) -> None:

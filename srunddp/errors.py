@@ -22,6 +22,13 @@ class Scope(Enum):
     RANK = "rank"  # this rank alone
 
 
+def one_line(text: str) -> str:
+    """The text with what a terminal would obey escaped: a variable or a file's name may hold line ends and commands."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 class SrunddpError(Exception):
     """One message: what was found, what was expected, what to do."""
 
@@ -38,8 +45,7 @@ class SrunddpError(Exception):
             text += f"; expected {expected}"
         if cure:
             text += f" -> {cure}"
-        # A file's name may hold a line's end or a terminal's commands.
-        super().__init__("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text))
+        super().__init__(one_line(text))
 
 
 class ConfigError(SrunddpError):

@@ -78,6 +78,8 @@ class SlurmStep:
         """Which node each rank runs on, as far as the distribution tells; else empty."""
         if self.heterogeneous or len(self.tasks_per_node) != len(self.nodes):
             return {}
+        if sum(self.tasks_per_node) != self.world_size:
+            return {}
         slots = [[node] * count for node, count in zip(self.nodes, self.tasks_per_node, strict=True)]
         if self.distribution.startswith("cyclic"):
             turns = itertools.zip_longest(*slots)
@@ -113,9 +115,9 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         ConfigError: a variable does not parse, or two of them contradict each other.
     """
     step = SlurmStep(
-        job=variables.get("SLURM_JOB_ID", "0"),
-        step=variables[STEP_ID],
-        restarts=variables.get("SLURM_RESTART_COUNT", "0"),
+        job=_digits(variables, "SLURM_JOB_ID", 20),
+        step=_digits(variables, STEP_ID, 20),
+        restarts=_digits(variables, "SLURM_RESTART_COUNT", 20),
         rank=whole_number(variables, RANK),
         local_rank=whole_number(variables, LOCAL_RANK),
         world_size=whole_number(variables, WORLD_SIZE),
@@ -172,12 +174,22 @@ def whole_number(variables: Mapping[str, str], name: str) -> int:
     Raises:
         ConfigError: it holds something else.
     """
-    value = variables[name]
-    if not re.fullmatch(r"[0-9]{1,9}", value):
+    return int(_digits(variables, name, 9))
+
+
+def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
+    value = variables.get(name, "0")
+    if not re.fullmatch(f"[0-9]{{1,{most}}}", value):
         raise ConfigError(
-            f"{name}={value!r}", expected="a whole number", cure=f"correct {name} or remove it from the environment"
+            f"{name}={_shown(value)!r}",
+            expected="a whole number",
+            cure=f"correct {name} or remove it from the environment",
         )
-    return int(value)
+    return value
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def expand(host_list: str, *, where: str = "") -> list[str]:
@@ -241,9 +253,8 @@ def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
 
 
 def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
-    shown = host_list if len(host_list) <= 80 else host_list[:77] + "..."
     return ConfigError(
-        f"host list {shown!r} has {what}",
+        f"host list {_shown(host_list)!r} has {what}",
         expected="names and ranges like node[01-04,7],login",
         cure="write it as `scontrol show hostlist` does",
         where=where,
@@ -260,14 +271,15 @@ def task_counts(counts: str) -> list[int]:
     expanded: list[int] = []
     for part in counts.split(",") if counts else ():
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
-        if not match:
+        repeated = int(match[2] or 1) if match else 0
+        if not match or len(expanded) + repeated > _LONGEST_LIST:
             raise ConfigError(
-                f"{TASKS_PER_NODE}={counts!r}",
+                f"{TASKS_PER_NODE}={_shown(counts)!r}",
                 expected="counts like 4(x2),3",
                 cure="something rewrote Slurm's variables; start srunddp directly with srun",
                 scope=Scope.JOB,
             )
-        expanded.extend([int(match[1])] * int(match[2] or 1))
+        expanded.extend([int(match[1])] * repeated)
     return expanded
 
 

@@ -84,6 +84,7 @@ FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "1", 
 LAUNCHERS = {
     "srun": (step(3), ("Slurm", 3, 1, 4), 2, ("slurm",)),
     "srun-pmi2": (step(3) | PMI2, ("Slurm", 3, 1, 4), 2, ("pmi", "slurm")),
+    "srun-pmi2-without-a-size": (step(3, PMI_FD="9", PMI_RANK="3"), ("Slurm", 3, 1, 4), 2, ("slurm",)),
     "srun-pmix": (step(3) | PMIX, ("Slurm", 3, 1, 4), 2, ("slurm", "mpi")),
     "srun-pmix-arbitrary": (
         step(3, SLURM_DISTRIBUTION="arbitrary") | PMIX,

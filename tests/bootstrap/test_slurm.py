@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import itertools
+import random
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap import slurm
 from srunddp.errors import ConfigError
+from tests.bootstrap.host_lists import by_scontrol, host_lists
 from tests.bootstrap.launchers import JOB, PID, batch_body, interactive_step, nested_in_pty_shell, pty_shell, step
 from tests.conftest import ROOT, missing
 
@@ -140,6 +144,26 @@ def test_the_table_is_what_scontrol_says(scontrol: dict[str, str]) -> None:
 def test_row_16_any_host_list_expands_as_scontrol_expands_it(scontrol: dict[str, str], items: list[str]) -> None:
     host_list = ",".join(items)
     assert slurm.expand(host_list) == _by_scontrol(host_list, scontrol)
+
+
+def test_seeded_host_lists_expand_as_scontrol_expands_them(scontrol: dict[str, str]) -> None:
+    assert different_of(host_lists(random.Random(1), 2000), scontrol) == []
+
+
+@pytest.mark.soak
+def test_row_23_a_hundred_thousand_host_lists_expand_as_scontrol_expands_them(scontrol: dict[str, str]) -> None:
+    assert different_of(host_lists(random.Random(23), 100_000), scontrol) == []
+
+
+def different_of(lists: Iterator[str], scontrol: dict[str, str]) -> list[str]:
+    """Those that we expand to something else; ten thousand at a time."""
+    different = []
+    while some := list(itertools.islice(lists, 10_000)):
+        for text, names in zip(some, by_scontrol(some, scontrol), strict=True):
+            assert names
+            if slurm.expand(text) != names:
+                different.append(text)
+    return different
 
 
 @given(st.one_of(st.text(), st.text(alphabet="ab01[]-,*?. \n")))
@@ -274,6 +298,10 @@ def test_reserved_ports_and_the_restart_count_are_read() -> None:
         ("SLURM_STEP_TASKS_PER_NODE", "2(x2"),
         ("SLURM_GTIDS", "0,x"),
         ("SLURM_STEP_RESV_PORTS", "12021-"),
+        ("SLURM_JOB_ID", "1207;ls"),
+        ("SLURM_JOB_ID", "$(ls)"),
+        ("SLURM_RESTART_COUNT", "x"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1(x65537)"),
         ("SLURM_PROCID", "4"),  # of 4
         ("SLURM_GTIDS", "2,3"),  # without rank 0
     ],
@@ -298,6 +326,15 @@ LAYOUTS = [
     ("block", "2", "a[1-2]", []),
     ("block", "", "a[1-2]", []),
 ]
+
+
+def test_counts_that_are_not_the_steps_give_no_layout() -> None:
+    """And no list of a thousand million ranks."""
+    assert slurm.read_step(step(SLURM_STEP_TASKS_PER_NODE="999999999(x2)"), PID).layout() == {}
+
+
+def test_a_job_of_a_federation_is_a_number_too() -> None:
+    assert slurm.read_step(step(SLURM_JOB_ID="4294967295"), PID).job == "4294967295"
 
 
 @pytest.mark.parametrize(("distribution", "counts", "nodes", "by_rank"), LAYOUTS)

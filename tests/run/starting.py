@@ -31,18 +31,21 @@ def bare(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ} | dict(variables or {})
 
 
-def python(*arguments: object, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: object, folder: Path, limit: float = LONG, **variables: str) -> subprocess.CompletedProcess[str]:
     """Plain Python, to compare with."""
-    return _run((sys.executable, *map(str, arguments)), folder, variables)
+    return _run((sys.executable, *map(str, arguments)), folder, variables, limit)
 
 
 def srunddp(*arguments: object, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return _run((*SRUNDDP, *map(str, arguments)), folder, variables)
 
 
-def _run(command: tuple[str, ...], folder: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: tuple[str, ...], folder: Path, variables: Mapping[str, str], limit: float = LONG
+) -> subprocess.CompletedProcess[str]:
+    null = subprocess.DEVNULL
     return subprocess.run(
-        command, cwd=folder, env=bare(variables), capture_output=True, text=True, timeout=LONG, stdin=subprocess.DEVNULL
+        command, cwd=folder, env=bare(variables), capture_output=True, text=True, timeout=limit, stdin=null
     )
 
 

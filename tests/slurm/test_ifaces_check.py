@@ -1,0 +1,36 @@
+"""The check of ifaces.conf asks the real Slurm for its nodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.cluster.nodes import NODES
+from tests.conftest import ROOT
+from tests.slurm.conftest import Bench
+
+pytestmark = pytest.mark.slurm
+
+CHECK = f"""
+import json, os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from srunddp.site.ifaces_check import check_file
+report = check_file(sys.argv[1], os.environ)
+found = [(finding.found, finding.nodes) for finding in report.findings]
+print(json.dumps([report.cluster, report.notes, found]))
+"""
+
+
+def test_the_nodes_of_the_real_cluster_are_known_on_its_login_node(bench: Bench) -> None:
+    short = bench.write_ifaces("short.conf", f"- nodes: {NODES[0].name},nosuch\n  interface: auto\n")
+    answers = [bench.cluster.run(sys.executable, "-c", CHECK, str(path)).stdout for path in (bench.ifaces, short)]
+    every = [node.name for node in NODES]
+    assert json.loads(answers[0]) == [every, [], []]
+    cluster, notes, found = json.loads(answers[1])
+    assert (cluster, notes) == (every, [])
+    assert found == [
+        [f"{short}:1:3: names that are not nodes of the cluster", ["nosuch"]],
+        [f"{short} has no entry", every[1:]],
+    ]
