@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from srunddp.bootstrap import ifaces, interface
+from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect
 from srunddp.errors import SrunddpError
 from srunddp.run.verdict import say
 from srunddp.site import check as checking
 from srunddp.site import joining, table
-from srunddp.site.finding import Subject
+from srunddp.site.finding import Subject, subject_of
 from srunddp.site.rank import Rank
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE
@@ -60,24 +60,8 @@ def check(**given: Any) -> None:
 
 
 def _subject(given: dict[str, Any], environment: Environment) -> Subject:
-    entries: tuple[ifaces.Entry, ...] = (ifaces.DEFAULT,)
-    chosen: interface.Interface | None = None
-    wrong: tuple[str, ...] = ()
-    try:
-        entries = ifaces.load(given["ifaces"], os.environ)
-        chosen = interface.choose(entries, environment, os.environ, interface.links_here())
-    except SrunddpError as error:
-        wrong = (error.found, error.expected, error.cure)
-    return Subject(
-        environment=environment,
-        entries=entries,
-        interface=chosen,
-        interface_error=wrong,
-        script=given["script"],
-        paths=given["paths"],
-        packages=given["packages"],
-        variables=dict(os.environ),
-    )
+    wanted = (given["script"], given["paths"], given["packages"])
+    return subject_of(environment, given["ifaces"], os.environ, *wanted)
 
 
 def _lead(given: dict[str, Any], environment: Environment) -> int:
@@ -85,7 +69,8 @@ def _lead(given: dict[str, Any], environment: Environment) -> int:
     hub = joining.lead(own.subject, own.act, given["timeout"], _ports(given))
     report = checking.examine(hub, own, given["timeout"], with_collective=given["collective"])
     code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
-    text = table.lines(report, table.verdict(report, environment.world_size, job))
+    title = table.verdict(report, environment.world_size, job)
+    text = [title, *table.lines(table.merged(report.findings), report.summaries)]
     click.echo("\n".join(text))
     try:
         click.echo("written: " + ", ".join(table.write(report, text, given["output_dir"], job, code)))

@@ -11,16 +11,27 @@ from typing import Any
 import click
 
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect
-from srunddp.bootstrap.ifaces import DEFAULT, load, port_range
+from srunddp.bootstrap.ifaces import Loaded, load, port_range
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.run.verdict import say
-from srunddp.site import joining
+from srunddp.site import check as checking
+from srunddp.site import joining, table
+from srunddp.site.checks import interface
 from srunddp.site.draft import draft
-from srunddp.site.finding import Subject
+from srunddp.site.finding import Level, Subject, subject_of
+from srunddp.site.ifaces_check import check_file
+from srunddp.site.rank import Rank
 from srunddp.site.scan import Scanner, survey
 
-_INCOMPLETE = 69
-_TIMEOUT = 30.0
+_INCOMPLETE, _WRONG = 69, 78
+_TIMEOUT = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True, max=1e6),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long rank 0 waits for the others.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,14 +43,7 @@ def ifaces() -> None:
 @click.option("-o", "--output", metavar="FILE", help="Write the draft there instead of standard output.")
 @click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True, max=1e6),
-    default=_TIMEOUT,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long rank 0 waits for the others.",
-)
+@_TIMEOUT
 def scan(**given: Any) -> None:
     """Find out which interfaces of the nodes reach each other, and draft an ifaces.conf from it.
 
@@ -78,10 +82,10 @@ def _scan(given: dict[str, Any]) -> int:
 def _unconfigured(environment: Environment) -> Subject:
     """A rank whose interface is still to be chosen; an ifaces.conf that is there may lead it to rank 0."""
     try:
-        entries = load(None, os.environ)
+        loaded = load(None, os.environ)
     except SrunddpError:
-        entries = (DEFAULT,)
-    return Subject(environment, entries, None, (), None, (), (), os.environ)
+        loaded = Loaded()
+    return Subject(environment, loaded, None, (), None, (), (), os.environ)
 
 
 def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
@@ -115,3 +119,48 @@ def _verdict(nodes: set[str], missing: tuple[str, ...], absent: int) -> str:
         *([f"{', '.join(missing)} without an interface that reaches the others"] if missing else []),
     ]
     return f"scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}"
+
+
+@ifaces.command()
+@click.argument("file", required=False)
+@_TIMEOUT
+def check(file: str | None, timeout: float) -> None:
+    """Judge FILE, or the ifaces.conf that counts here: on a login node the file itself, under srun on every node too.
+
+    \b
+    srunddp ifaces check etc/ifaces.conf
+    srun --ntasks-per-node=1 srunddp ifaces check etc/ifaces.conf
+
+    Exit code 0, or 78 when it is wrong.
+    """
+    try:
+        environment = detect(os.environ)
+        sys.exit(_on_every_node(file, environment, timeout) if environment.world_size > 1 else _here(file))
+    except SrunddpError as error:
+        say(f"srunddp: error: {error}\n")
+        sys.exit(error.exit_code)
+
+
+def _here(file: str | None) -> int:
+    report = check_file(file, os.environ)
+    findings = table.merged(report.findings)
+    text = table.lines(findings, {"ifaces": report.summary()})
+    click.echo("\n".join([*text, *(f"note: {note}" for note in report.notes)]))
+    return _WRONG if any(each.level is Level.FAIL for each in findings) else 0
+
+
+def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
+    own = Rank(subject_of(environment, file, os.environ))
+    if environment.rank:
+        return joining.follow(own.subject, own.act, timeout)
+    hub, code = joining.lead(own.subject, own.act, timeout), _WRONG
+    try:
+        report = checking.look(hub, own, timeout, [interface.CHECK])
+        checking.reached(hub, report)
+        if own.subject.loaded.path:
+            report.findings += check_file(file, os.environ).findings
+        click.echo("\n".join(table.lines(table.merged(report.findings), report.summaries)))
+        code = _WRONG if report.failed else 0
+    finally:
+        hub.dismiss(code)
+    return code

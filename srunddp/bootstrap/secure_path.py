@@ -4,8 +4,8 @@ What it says is exported to every rank, and a variable such as ``LD_PRELOAD`` is
 and the owners of srunddp's own code are trusted: the latter can change what runs anyway. A software folder of a service
 account stays usable so, and one in a user namespace, where root appears as the overflow uid: the root folder counts.
 
-Who else may write makes a file refused; where it is a group, it is a note alone, for a site may mean it so. Neither
-root's group nor the user's primary one is worth a note: on many distributions the latter has no other member, and
+Who else may write makes a file refused; where it is a group, it is a note alone, for a site may mean it so. Root's
+group is worth no note, nor is the user's primary one for a folder: on many distributions it has no other member, and
 umask 002. Whether it has one is not looked up, for each rank of a large job would ask the site's name service.
 """
 
@@ -110,8 +110,10 @@ def _judged(asked: str, step: str, status: os.stat_result, trusted: set[int]) ->
     if mode & stat.S_IWOTH:
         found, cure = f"{what} may be changed by every user", f"chmod o-w {named}"
         raise _wrong(asked, found, "a file, folders and links that others cannot change", cure)
-    if mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid()):
-        return [f"{step} may be changed by all of group id {status.st_gid}; to end that: chmod g-w {named}"]
+    harmless = (0, os.getegid()) if stat.S_ISDIR(mode) else (0,)
+    if mode & stat.S_IWGRP and status.st_gid not in harmless:
+        found = f"{step} may be changed by all of group id {status.st_gid}"
+        return [f"{found}; expected that its owner alone may -> chmod g-w {named}"]
     return []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -62,23 +62,33 @@ def examine(hub: Hub, own: Rank, timeout: float, *, with_collective: bool) -> Re
         timeout: seconds that the ranks had to come, for the message.
         with_collective: measure rates and an all-reduce as well.
     """
-    report = Report(dict(sorted(hub.here.items())))
-    report.findings += absent(hub, own.subject, timeout)
-    report.facts = hub.ask_all({"do": "facts"}, FACTS_WITHIN)
-    report.findings += silent(report)
-    for check in CHECKS:
-        if seen := report.seen(check):
-            report.add(check.name, check.judge(seen), check.summary(seen))
+    report = look(hub, own, timeout, CHECKS)
     offsets = clocks.survey(hub)
     report.add(clocks.NAME, clocks.judge(offsets), clocks.summary(offsets))
-    addresses = {
-        one.rank: (one.facts.name, one.facts.address) for one in report.seen(interface.CHECK) if one.facts.name
-    }
-    ways = reach.survey(hub, addresses)
-    report.add(reach.NAME, reach.judge(ways), reach.summary(ways))
+    ways = reached(hub, report)
     if with_collective:
         _measure(hub, own, report, ways)
     return report
+
+
+def look(hub: Hub, own: Rank, timeout: float, checks: Sequence[Check[Any]]) -> Report:
+    """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
+    report = Report(dict(sorted(hub.here.items())))
+    report.findings += absent(hub, own.subject, timeout)
+    report.facts = hub.ask_all({"do": "facts", "checks": [check.name for check in checks]}, FACTS_WITHIN)
+    report.findings += silent(report)
+    for check in checks:
+        if seen := report.seen(check):
+            report.add(check.name, check.judge(seen), check.summary(seen))
+    return report
+
+
+def reached(hub: Hub, report: Report) -> Ways:
+    """Have the nodes whose interface is fit try to reach each other."""
+    fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
+    ways = reach.survey(hub, {one.rank: (one.facts.name, one.facts.address) for one in fit})
+    report.add(reach.NAME, reach.judge(ways), reach.summary(ways))
+    return ways
 
 
 def absent(hub: Hub, subject: Subject, timeout: float) -> list[Finding]:
@@ -91,7 +101,7 @@ def absent(hub: Hub, subject: Subject, timeout: float) -> list[Finding]:
     cure = "see its own lines, and whether srun started srunddp there"
     findings = []
     for node, ranks in missing.items():
-        known = addresses_of(channels.known_as(joining.entry_of(subject.entries, node), node)) if node else set()
+        known = addresses_of(channels.known_as(joining.entry_of(subject.loaded.entries, node), node)) if node else set()
         came = "; its packets come here, our answers do not reach it" if known & set(hub.unanswered) else ""
         found, nodes = f"no word within {timeout:.0f} s{came}", (node,) if node else ()
         findings.append(Finding(Level.FAIL, "launch", found, "all ranks", cure, nodes, tuple(ranks)))
@@ -117,7 +127,7 @@ def silent(report: Report) -> list[Finding]:
 
 def alone(subject: Subject) -> list[Finding]:
     """What this rank sees by itself, where it cannot reach rank 0."""
-    told = facts(subject)
+    told = facts(subject, [check.name for check in CHECKS])
     environment = subject.environment
     found: list[Finding] = []
     for check in CHECKS:

@@ -8,8 +8,9 @@ from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 from srunddp.bootstrap.environment import Environment
-from srunddp.bootstrap.ifaces import Entry
-from srunddp.bootstrap.interface import Interface
+from srunddp.bootstrap.ifaces import Loaded, load
+from srunddp.bootstrap.interface import Interface, choose, links_here
+from srunddp.errors import SrunddpError
 
 F = TypeVar("F")
 
@@ -48,19 +49,42 @@ class Subject:
 
     Attributes:
         interface: None where it is wrong; then ``interface_error`` is what was found, expected and is to be done.
-        entries: of ifaces.conf.
+        loaded: ifaces.conf.
         script: the training script, None where none was given; paths: of ``--path``; packages: of ``--package``.
         variables: the process's environment.
     """
 
     environment: Environment
-    entries: tuple[Entry, ...]
+    loaded: Loaded
     interface: Interface | None
     interface_error: tuple[str, ...]
     script: str | None
     paths: tuple[str, ...]
     packages: tuple[str, ...]
     variables: Mapping[str, str]
+
+
+def subject_of(
+    environment: Environment,
+    named: str | None,
+    variables: Mapping[str, str],
+    script: str | None = None,
+    paths: tuple[str, ...] = (),
+    packages: tuple[str, ...] = (),
+) -> Subject:
+    """This rank, with the interface that it would use in a run.
+
+    Args:
+        named: the file given with ``--ifaces``; for the others see :class:`Subject`.
+    """
+    loaded, chosen = Loaded(), None
+    wrong: tuple[str, ...] = ()
+    try:
+        loaded = load(named, variables)
+        chosen = choose(loaded.entries, environment, variables, links_here())
+    except SrunddpError as error:
+        wrong = (error.found, error.expected, error.cure)
+    return Subject(environment, loaded, chosen, wrong, script, paths, packages, dict(variables))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None)
     own = _hello(environment, channels.token(environment))
     if environment.world_size == 1:
         return Hub({0: own}, act)
-    entry = entry_of(subject.entries, environment.node)
+    entry = entry_of(subject.loaded.entries, environment.node)
     listening = _listen(environment, _own_addresses(environment, subject.interface), entry, ports)
     told = announcement.make(own.token, [Address(*each.getsockname()[:2]) for each in listening])
     _, heard = channels.hear(environment, told, timeout, _over_mpi(subject), lambda _: None)
@@ -59,7 +59,7 @@ def follow(subject: Subject, act: Act, timeout: float, ports: range | None = Non
     _, heard = channels.hear(environment, None, timeout, _over_mpi(subject), lambda _: None)
     told = announcement.read(heard) if heard else None
     hello = _hello(environment, told.token if told else channels.token(environment))
-    candidates = list(told.addresses) if told else _candidates(environment, subject.entries, ports)
+    candidates = list(told.addresses) if told else _candidates(environment, subject.loaded.entries, ports)
     return serve(_find(candidates, hello, deadline, trust.choose(told.secret if told else "")), act)
 
 

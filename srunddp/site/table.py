@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,14 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(rows, key=lambda each: each.level)
 
 
-def lines(report: Report, title: str) -> list[str]:
-    """The table: what is wrong, and then what each check saw."""
-    findings = merged(report.findings)
+def lines(findings: Sequence[Finding], summaries: Mapping[str, str]) -> list[str]:
+    """The table: what is wrong, as :func:`merged` has it, and then what each check saw."""
     rows = [(each.level.name, each.check, where(each), said(each)) for each in findings]
     bad = {each.check: each.level.name for each in reversed(findings)}
-    rows += [("ok", name, "", summary) for name, summary in report.summaries.items() if name not in bad]
-    rows += [("", name, "", summary) for name, summary in report.summaries.items() if name in bad]
+    rows += [("ok", name, "", summary) for name, summary in summaries.items() if name not in bad]
+    rows += [("", name, "", summary) for name, summary in summaries.items() if name in bad]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    return [title, *("  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows)]
+    return ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
 
 
 def where(finding: Finding) -> str:

@@ -176,17 +176,17 @@ def test_what_a_group_may_write_is_noted_once_and_read(conf: Path) -> None:
         os.chown(path, -1, 61234)
         path.chmod(0o775)
     told = notes(conf)
-    assert [note.partition(" may be changed by all of group id 61234; ")[0] for note in told] == [
+    assert [note.partition(" may be changed by all of group id 61234; expected ")[0] for note in told] == [
         str(conf.parent),
         str(conf),
     ]
     assert told[1].endswith(f"chmod g-w {conf}")
 
 
-def test_the_users_own_group_may_write_without_a_word(conf: Path) -> None:
+def test_the_users_own_group_may_write_to_a_folder_without_a_word(conf: Path) -> None:
     """umask 002, as many distributions have it, where nobody else is in that group."""
-    os.chown(conf, -1, os.getegid())
-    conf.chmod(0o664)
+    os.chown(conf.parent, -1, os.getegid())
+    conf.parent.chmod(0o775)
     assert notes(conf) == ()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.ifaces import Loaded
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 
 F = TypeVar("F")
@@ -49,9 +50,9 @@ def subject(variables: dict[str, str] | None = None, script: Path | None = None,
     known = dict(variables or {})
     return Subject(
         environment=detect(known),
-        entries=(),
+        loaded=Loaded(),
         interface=None,
-        interface_error="",
+        interface_error=(),
         script=None if script is None else str(script),
         paths=tuple(named.get("paths", ())),
         packages=tuple(named.get("packages", ())),

@@ -315,9 +315,10 @@ def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from srunddp.bootstrap.environment import detect\n"
+        "from srunddp.bootstrap.ifaces import Loaded\n"
         "from srunddp.site.checks import cpus, gpus, paths, versions\n"
         "from srunddp.site.finding import Subject\n"
-        "me = Subject(detect({}), (), None, '', None, (), (), {})\n"
+        "me = Subject(detect({}), Loaded(), None, (), None, (), (), {})\n"
         "for check in (cpus, gpus, paths): check.collect(me)\n"
         "print(open('/proc/self/maps').read().count('libcuda'), {'torch'} & {*sys.modules})\n"
     )

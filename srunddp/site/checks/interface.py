@@ -11,7 +11,7 @@ from srunddp.bootstrap import channels, ifaces
 from srunddp.bootstrap.interface import addresses_of, links_here
 from srunddp.errors import SrunddpError
 from srunddp.site import infiniband
-from srunddp.site.comparison import about, odd_ones
+from srunddp.site.comparison import about, odd_ones, parts
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 
 NAME = "interface"
@@ -28,6 +28,7 @@ class Facts:
         own_name: the addresses that the node's own hostname leads to on it.
         lookup: the same as ``wrong``, for finding rank 0.
         devices: active InfiniBand and RoCE devices; rdma_rate: of all of these, in Mbit/s.
+        notes: lines on ifaces.conf itself.
         one_node: whether all ranks are known to share one.
     """
 
@@ -42,6 +43,7 @@ class Facts:
     lookup: list[str]
     devices: list[str]
     rdma_rate: int
+    notes: list[str]
     one_node: bool
 
 
@@ -69,6 +71,7 @@ def collect(subject: Subject) -> Facts:
         lookup=_lookup(subject),
         devices=[device.name for device in active],
         rdma_rate=sum(device.rate for device in active),
+        notes=list(subject.loaded.notes),
         one_node=subject.environment.one_node,
     )
 
@@ -80,10 +83,10 @@ def _lookup(subject: Subject) -> list[str]:
         return []
     try:
         if environment.rank:
-            channels.locate(environment, chosen, subject.entries, None)
+            channels.locate(environment, chosen, subject.loaded.entries, None)
         elif not environment.one_node:
             own = {address: link.name for link in links_here() for address in link.addresses}
-            entry = ifaces.entry_for(subject.entries, environment.node)
+            entry = ifaces.entry_for(subject.loaded.entries, environment.node)
             channels.check_reachable(environment, chosen, entry, own)
     except SrunddpError as error:
         return [error.found, error.expected, error.cure]
@@ -97,6 +100,8 @@ def judge(seen: Ranks) -> Iterator[Finding]:
             if wrong:
                 found, expected, cure = wrong
                 yield Finding(Level.FAIL, NAME, found, expected, cure, (one.node,))
+        for note in one.facts.notes:
+            yield Finding(Level.WARN, NAME, *parts(note), (one.node,))
         own = one.facts.own_name
         if own and not one.facts.one_node and all(host.startswith(("127.", "::1")) for host in own):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
