@@ -114,7 +114,7 @@ def test_root_and_the_user_are_trusted_by_the_user(conf: Path, monkeypatch: pyte
 # Who may write.
 
 
-@pytest.mark.parametrize("mode", [0o646, 0o602, 0o666])
+@pytest.mark.parametrize("mode", [0o646, 0o602, 0o666, 0o1666])
 def test_a_file_that_every_user_may_write_is_refused(conf: Path, mode: int) -> None:
     conf.chmod(mode)
     assert refused(conf).startswith(f"{conf}: it may be changed by every user; ")
