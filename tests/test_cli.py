@@ -308,9 +308,9 @@ def test_explain_says_who_the_rank_is_also_where_its_interface_is_wrong(tmp_path
     *rows, error = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (78, "")
     assert "[rank 1] rank                 1                  SLURM_PROCID=1" in rows
-    assert f"[rank 1] interface            nosuch0            {conf}:1; see the error" in rows
+    assert f"[rank 1] interface            nosuch0            {conf}:1:3; see the error" in rows
     assert "[rank 1] timeout              7 s                --timeout" in rows
-    assert error.startswith(f"[rank 1] error: {conf}:1: interface nosuch0 is not there on node {NODE}, which has ")
+    assert error.startswith(f"[rank 1] error: {conf}:1:3: interface nosuch0 is not there on node {NODE}, which has ")
     assert error.endswith("-> correct this entry (exit code 78)")
 
 

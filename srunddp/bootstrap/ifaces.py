@@ -50,6 +50,11 @@ class Entry:
     ports: range | None = None
     where: str = "the default, as no ifaces.conf has entries"
 
+    @property
+    def file(self) -> str:
+        """Where the entry is, without line and column."""
+        return self.where.rsplit(":", 2)[0]
+
     def matches(self, node: str) -> bool:
         """Whether the entry is for this node, by its whole name or the part before the first dot."""
         names = {node, node.split(".")[0]}
@@ -78,7 +83,7 @@ def entry_for(entries: tuple[Entry, ...], node: str, *, alone: bool = False) -> 
         f"no entry matches node {node}",
         expected="an entry for every node",
         cure=f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`',
-        where=entries[0].where.rsplit(":", 2)[0],
+        where=entries[0].file,
         scope=Scope.NODE,
     )
 

@@ -187,7 +187,7 @@ def _unknown(named: Sequence[_Named], cluster: set[str], here: str) -> Iterator[
 
 def _without(named: Sequence[_Named], cluster: Sequence[str]) -> Iterator[Finding]:
     if left := tuple(node for node in cluster if not _first(named, node)):
-        path = named[0].entry.where.rsplit(":", 2)[0]
+        path = named[0].entry.file
         cure = 'add one for each, or a last entry `- nodes: "*"` with `interface: auto`'
         yield Finding(Level.FAIL, NAME, f"{path} has no entry", "an entry for every node", cure, left)
 

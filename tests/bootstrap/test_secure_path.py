@@ -300,22 +300,22 @@ def test_nul_and_what_is_not_utf_8_are_refused_with_their_place(conf: Path, data
 
 @as_root
 def test_the_command_refuses_with_78_and_one_line_and_notes_a_group_once(conf: Path) -> None:
-    def said() -> list[str]:
-        done = srunddp("--explain", "--ifaces", conf, folder=conf.parent)
-        return [str(done.returncode), done.stderr, done.stdout]
+    def said(*options: str) -> tuple[int, str, str]:
+        done = srunddp("--quiet", *options, "--ifaces", conf, write(conf.parent / "train.py", ""), folder=conf.parent)
+        return done.returncode, done.stderr, done.stdout
 
     conf.chmod(0o646)
     code, errors, _ = said()
-    assert (code, errors.count("\n")) == ("78", 1)
+    assert (code, errors.count("\n")) == (78, 1)
     assert errors.startswith(f"srunddp: error: {conf}: it may be changed by every user; ")
     conf.chmod(0o664)
     os.chown(conf, -1, 61234)
-    code, errors, table = said()
-    assert (code, errors) == ("0", "")
-    assert table.count(f"note: {conf} may be changed by all of group id 61234") == 1
-    done = srunddp("--quiet", "--ifaces", conf, write(conf.parent / "train.py", ""), folder=conf.parent)
-    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
-    assert done.stderr.startswith(f"srunddp: {conf} may be changed by all of group id 61234; ")
+    code, errors, table = said("--explain")
+    assert (code, errors) == (0, "")
+    assert table.count(f"note: {conf} may be changed by all of group id 61234; ") == 1
+    code, errors, _ = said()
+    assert (code, errors.count("\n")) == (0, 1)
+    assert errors.startswith(f"srunddp: {conf} may be changed by all of group id 61234; ")
     os.chown(conf, stranger(), -1)
     code, errors, _ = said()
-    assert (code, errors.count("\n")) == ("78", 1)
+    assert (code, errors.count("\n")) == (78, 1)

@@ -154,11 +154,11 @@ def test_a_channel_that_was_asked_for_passes_the_better_one_over() -> None:
 def test_an_entry_of_another_node_is_chosen_and_not_checked(conf: str) -> None:
     found = elsewhere(step(1), ifaces=conf)
     assert said(found, "ifaces.conf") == (conf, "--ifaces")
-    assert said(found, "interface") == ("ib1", f"{conf}:2; not checked, as this is not that node")
+    assert said(found, "interface") == ("ib1", f"{conf}:2:3; not checked, as this is not that node")
     assert said(found, "address") == ("?", "not checked, as this is not that node")
     assert row(found, "interface").passed_over == (
-        f"{conf}:2, interface ib0 ib1: by local rank, in turn",
-        f"{conf}:8, nodes *: matches too, but {conf}:2 comes first",
+        f"{conf}:2:3, interface ib0 ib1: by local rank, in turn",
+        f"{conf}:8:3, nodes *: matches too, but {conf}:2:3 comes first",
     )
     assert found.exit_code == 0
 
@@ -166,12 +166,12 @@ def test_an_entry_of_another_node_is_chosen_and_not_checked(conf: str) -> None:
 def test_what_the_user_exported_wins_over_the_entry(conf: str) -> None:
     found = elsewhere(step(1, GLOO_SOCKET_IFNAME="eth7", NCCL_IB_TC="41"), ifaces=conf)
     assert said(found, "interface")[0] == "eth7"
-    assert f"{conf}:2, interface ib0 ib1: exported variables come first" in row(found, "interface").passed_over
+    assert f"{conf}:2:3, interface ib0 ib1: exported variables come first" in row(found, "interface").passed_over
     assert said(found, "GLOO_SOCKET_IFNAME") == ("eth7", "exported")
     assert said(found, "NCCL_SOCKET_IFNAME") == ("=eth7", "GLOO_SOCKET_IFNAME=eth7")
     assert said(found, "NCCL_IB_TC") == ("41", "exported")
-    assert row(found, "NCCL_IB_TC").passed_over == (f"NCCL_IB_TC=106 of {conf}:2: what is exported stays",)
-    assert said(found, "NCCL_DEBUG") == ("WARN", f"{conf}:2")
+    assert row(found, "NCCL_IB_TC").passed_over == (f"NCCL_IB_TC=106 of {conf}:2:3: what is exported stays",)
+    assert said(found, "NCCL_DEBUG") == ("WARN", f"{conf}:2:3")
 
 
 def test_where_the_node_is_not_known_no_entry_is_taken_for_it(conf: str) -> None:
@@ -218,7 +218,7 @@ def test_rank_zeros_line_follows_from_its_nodes_entry(conf: str) -> None:
     who = environment.detect(step(1))
     first = channels.line_ports(who, ifaces.Entry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
     assert value.startswith(f"node02-data:{first}, ")
-    assert why.startswith(f"the first node of SLURM_STEP_NODELIST=node[02-03], as address: of {conf}:2")
+    assert why.startswith(f"the first node of SLURM_STEP_NODELIST=node[02-03], as address: of {conf}:2:3")
 
 
 def test_the_rule_of_the_ports_is_named(conf: str) -> None:
@@ -228,11 +228,11 @@ def test_the_rule_of_the_ports_is_named(conf: str) -> None:
     assert why == "SLURM_STEP_RESV_PORTS=12000-12001, then derived from job, step and restart count"
     assert said(elsewhere(step(1)), "ports")[1] == "derived from job, step and restart count"
     of_entry = elsewhere(reserved, ifaces=conf)
-    assert said(of_entry, "ports")[1].startswith(f"ports: 40000-40009 of {conf}:2; ")
+    assert said(of_entry, "ports")[1].startswith(f"ports: 40000-40009 of {conf}:2:3; ")
     assert row(of_entry, "ports").passed_over == ("SLURM_STEP_RESV_PORTS=12000-12001: ports: rules",)
     asked = elsewhere(reserved, ifaces=conf, ports=range(30000, 30011))
     assert said(asked, "ports")[1].startswith("--port 30000-30010; ")
-    assert f"ports: 40000-40009 of {conf}:2: --port rules" in row(asked, "ports").passed_over
+    assert f"ports: 40000-40009 of {conf}:2:3: --port rules" in row(asked, "ports").passed_over
     assert said(elsewhere(hydra(0)), "ports") == ("any", "the kernel's choice, told over pmi")
     assert said(elsewhere(step(1)), "store port") == ("any", "the kernel's choice")
 
@@ -329,13 +329,13 @@ def test_a_wrong_file_leaves_the_ranks_numbers(tmp_path: Path) -> None:
     found = elsewhere(step(1), ifaces=conf)
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
     assert said(found, "ifaces.conf") == ("?", "see the error")
-    assert found.text.splitlines()[-1].startswith(f"[rank 1] error: {conf}:2: unknown key 'interfaces'; ")
+    assert found.text.splitlines()[-1].startswith(f"[rank 1] error: {conf}:2:3: unknown key 'interfaces'; ")
 
 
 def test_rank_zero_is_told_that_its_name_leads_to_another_interface(monkeypatch: pytest.MonkeyPatch, conf: str) -> None:
     names_lead_to_eth0(monkeypatch)
     found = explain(step(0), Asked(ifaces=conf), here(ETH0, Link("ib0", True, 0, ("10.1.0.2",), ())))
-    assert said(found, "interface") == ("ib0", f"{conf}:2")
+    assert said(found, "interface") == ("ib0", f"{conf}:2:3")
     assert "the others look for rank 0 at node02-data, which is 10.0.0.2 on eth0" in str(found.errors[0])
 
 
@@ -343,8 +343,8 @@ def test_an_interface_that_is_down_leaves_what_was_chosen(conf: str, monkeypatch
     names_lead_to_eth0(monkeypatch)
     down = Link("ib0", False, 0, (), ())
     found = explain(step(0), Asked(ifaces=conf, channel="slurm"), here(LO, ETH0, down))
-    assert said(found, "interface") == ("ib0", f"{conf}:2; see the error")
-    assert said(found, "GLOO_SOCKET_IFNAME") == ("ib0", f"{conf}:2")
+    assert said(found, "interface") == ("ib0", f"{conf}:2:3; see the error")
+    assert said(found, "GLOO_SOCKET_IFNAME") == ("ib0", f"{conf}:2:3")
     (error,) = found.errors
     assert "interface ib0 is down on node node02" in str(error)
     assert found.exit_code == 78

@@ -116,7 +116,7 @@ def test_many_nodes_meet_a_few_others_each() -> None:
     ("offsets", "wrong"),
     [
         ({"a": 0.0, "b": 0.1, "c": -0.1}, []),
-        ({"a": 0.0, "b": 30.0, "c": 0.1}, [("b", "30.0 s ahead of", Level.WARN)]),
+        ({"a": 0.0, "b": 30.0, "c": 0.0}, [("b", "30.0 s ahead of", Level.WARN)]),
         ({"a": 0.0, "b": -30.0, "c": -30.1}, [("a", "30.0 s ahead of", Level.WARN)]),  # rank 0's own
         ({"a": 0.0, "b": 0.0, "c": -400.0}, [("c", "400.0 s behind", Level.FAIL)]),
         ({"a": 0.0}, []),

@@ -24,7 +24,7 @@ def _file(case: Case) -> Row:
     if case.entries is None:
         missing = tuple(f"{path}: not there" for path in files if not os.path.isfile(path))
         return Row("ifaces.conf", UNKNOWN, "see the error", missing)
-    taken = Path(case.entries[0].where.rpartition(":")[0]) if case.entries != (ifaces.DEFAULT,) else None
+    taken = Path(case.entries[0].file) if case.entries != (ifaces.DEFAULT,) else None
     passed_over, state = [], ""
     for path in files:
         if path == taken:
@@ -68,7 +68,7 @@ def _undecided(case: Case) -> tuple[str, str]:
 
 
 def _path(case: Case) -> str:
-    return case.entries[0].where.rpartition(":")[0] if case.entries else ""
+    return case.entries[0].file if case.entries else ""
 
 
 def _not_chosen(case: Case) -> Iterator[str]:
