@@ -20,7 +20,7 @@ from srunddp.site.finding import Subject
 from srunddp.site.hub import Act, Hub, gather, serve
 
 _MPI_WITHIN = 30.0
-_A_HOST = 3.0
+_A_HOST = 1.0
 
 
 def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None) -> Hub:
@@ -65,9 +65,11 @@ def follow(subject: Subject, act: Act, timeout: float, ports: range | None = Non
 
 def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: trust.Trust) -> socket.socket:
     """The line to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
-    hosts = itertools.cycle(dict.fromkeys(address.host for address in candidates))
+    hosts = dict.fromkeys(address.host for address in candidates)
+    turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
     while True:
-        host, until = next(hosts), min(deadline, time.monotonic() + _A_HOST)
+        turn, host = next(turns)
+        until = min(deadline, time.monotonic() + turn * _A_HOST)
         try:
             return rendezvous.find([each for each in candidates if each.host == host], hello, until, own)[0]
         except RendezvousError as error:

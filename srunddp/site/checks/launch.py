@@ -123,7 +123,7 @@ def _judged(facts: Facts, node: str) -> Iterator[Finding]:
 def summary(seen: Sequence[Seen[Facts]]) -> str:
     """Launcher and channel."""
     facts = seen[0].facts
-    return f"{facts.world_size} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
+    return f"{len(seen)} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
 
 
 CHECK = Check(NAME, Facts, collect, judge, summary)

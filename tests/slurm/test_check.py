@@ -1,0 +1,180 @@
+"""A check before a job names each planted fault, with node, cause and cure, and blames nobody else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.chaos.network import link_down, packets_dropped
+from tests.cluster.nodes import node
+from tests.conftest import PROGRAMS, ROOT
+from tests.run.starting import write
+from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.planted import (
+    checked,
+    full_tmp,
+    hidden,
+    mtu,
+    one_way_dropped,
+    own_name_on_loopback,
+    slowed,
+    with_clock_off,
+    with_gpus,
+    with_other_torch,
+)
+
+pytestmark = pytest.mark.slurm
+
+REPORT = str(PROGRAMS / "report.py")
+OVER = {
+    "SLURM_* alone": (),
+    "PMI": ("--mpi=pmi2",),
+    "MPI": ("--mpi=pmix",),
+}
+TWO_EACH = ("-N6", "--ntasks-per-node=2")
+
+
+@pytest.mark.parametrize("channel", list(OVER))
+def test_a_healthy_cluster_passes_clean(channel: str, bench: Bench) -> None:
+    forced = ("--channel=mpi",) if channel == "MPI" else ()
+    done = checked(bench, *forced, REPORT, srun=(*TWO_EACH, *OVER[channel]))
+    assert (done.code, done.findings) == (0, []), done
+    assert done.text.startswith("check of job ")
+    assert "12 of 12 ranks on 6 nodes, all is well\n" in done.text
+
+
+def test_the_report_has_a_line_for_each_node_on_what_it_sees_and_has(bench: Bench) -> None:
+    done = checked(bench, REPORT, f"--path={ROOT / 'etc'}", srun=("-N2", "--ntasks-per-node=1"))
+    (text,) = [path.read_text().splitlines() for path in done.folder.glob("preflight.*.txt")]
+    assert "node02 proj=ok script=ok env=ok etc=ok" in text
+    assert any(line.startswith("node02 ok: Python 3.") and ", torch 2." in line for line in text), text
+
+
+def test_faults_that_leave_the_network_alone_are_all_named_at_once_each_on_its_node(bench: Bench) -> None:
+    """Another torch, a full /tmp, a clock that is off, another MTU, a name on loopback: five nodes have one each."""
+    faults = {"node02": with_other_torch(), "node03": full_tmp(), "node04": with_clock_off()}
+    with mtu(node("node05"), 1400), own_name_on_loopback(node("node06")):
+        done = checked(bench, REPORT, faults=faults)
+    assert done.named() == {
+        ("FAIL", "versions", "node02"),
+        ("FAIL", "limits", "node03"),
+        ("WARN", "clock", "node04"),
+        ("WARN", "interface", "node05"),
+        ("WARN", "interface", "node06"),
+    }, done.text
+    assert done.code == 69
+    assert done.about("versions") == "torch 2.12.1"
+    assert done.about("limits") == "0 MiB free in /tmp"
+    assert done.about("clock") == "the clock is 30.0 s ahead of the other nodes'"
+    assert "ens1f0 has MTU 1400; expected 1500, as on the other nodes -> ip link set ens1f0 mtu 1500" in done.text
+    assert "the node's own name leads to 127.0.1.1, which is loopback" in done.text
+
+
+def test_a_project_folder_that_a_node_lacks_is_named(bench: Bench) -> None:
+    project = bench.cluster.shared / "lab" / "project"
+    project.mkdir(parents=True)
+    script = write(project / "train.py", "print('trained')\n")
+    done = checked(bench, str(script), f"--path={project}", faults={"node04": hidden(project.parent)})
+    assert done.named() == {("FAIL", "paths", "node04")}, done.text
+    assert done.code == 69
+    assert f"the script {script} is not there; expected on every rank -> " in done.text
+    assert f"{project} is not there" in done.text
+
+
+def test_one_gpu_that_two_ranks_have_is_named_with_them(bench: Bench) -> None:
+    """By a simulated NVML; every node has two GPUs, and one of them the same twice."""
+    folder = bench.cluster.shared
+    faults = {f"node0{number}": with_gpus(folder, f"GPU-{number}a", f"GPU-{number}b") for number in range(1, 7)}
+    faults["node05"] = with_gpus(folder, "GPU-5a", "GPU-5a")
+    done = checked(bench, REPORT, faults=faults)
+    assert done.named() == {("FAIL", "gpus", "node05")}, done.text
+    assert [each["ranks"] for each in done.findings] == [[8, 9]]
+    assert done.code == 69
+
+
+@pytest.mark.parametrize("channel", ["SLURM_* alone", "PMI"])
+def test_a_data_interface_that_is_down_is_named(channel: str, bench: Bench) -> None:
+    """Where no other network leads to rank 0, the node says so itself, and rank 0 that it is missing."""
+    with link_down(node("node03")):
+        done = checked(bench, REPORT, srun=(*TWO_EACH, *OVER[channel]))
+    assert done.code == 69
+    words = "interface ens1f0np0 is down on node node03, which has "
+    if channel == "PMI":
+        assert done.named() == {("FAIL", "interface", "node03")}, done.text
+        assert words in done.about("interface")
+    else:
+        assert done.named() == {("FAIL", "launch", "node03")}, done.text
+        assert [each["ranks"] for each in done.findings] == [[4, 5]]
+        own = [line for line in done.errors.splitlines() if line.startswith("srunddp: check on node03: ")]
+        assert any(words in line for line in own), done.errors
+
+
+def test_a_wrong_name_in_ifaces_conf_is_named_with_its_line(bench: Bench) -> None:
+    text = bench.ifaces.read_text().replace("interface: ens1f0\n", "interface: ens1f9\n")
+    wrong = bench.write_ifaces("wrong-name.conf", text)
+    done = checked(bench, REPORT, ifaces=wrong, srun=(*TWO_EACH, "--mpi=pmi2"))
+    assert done.named() == {("FAIL", "interface", "node05")}, done.text
+    assert done.about("interface").startswith(f"{wrong}:13:3: interface ens1f9 is not there on node node05")
+
+
+def test_packets_lost_one_way_between_two_nodes_name_the_pair_and_the_direction(bench: Bench) -> None:
+    with one_way_dropped(node("node03"), node("node05")):
+        done = checked(bench, REPORT)
+    assert done.named() == {("FAIL", "reach", "node03 -> node05")}, done.text
+    assert "random" in done.findings[0]["expected"]
+
+
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        ("output", "nothing that it sends from 10.88.0.14 reaches another node"),
+        ("input", "nothing that others send to 10.88.0.14 reaches it"),
+    ],
+)
+def test_a_node_that_is_heard_by_none_or_hears_none_is_named_alone(hook: str, words: str, bench: Bench) -> None:
+    with packets_dropped(node("node04"), hook):
+        done = checked(bench, REPORT, srun=(*TWO_EACH, "--mpi=pmi2"))
+    assert done.named() == {("FAIL", "reach", "node04")}, done.text
+    assert done.about("reach").startswith(words)
+
+
+def test_one_slow_link_alone_is_named(bench: Bench) -> None:
+    with slowed(node("node02"), "50mbit"):
+        done = checked(bench, "--collective", srun=("-N6", "--ntasks-per-node=1"))
+    assert done.named() == {("WARN", "rate", "node02")}, done.text
+    assert done.about("rate").startswith("it sends at most ")
+    assert done.code == 0
+    assert "gloo all-reduce, busbw in GB/s: 32 KiB " in done.text
+
+
+def test_a_check_without_srun_in_an_allocation_says_so(bench: Bench) -> None:
+    done = bench.batch(f"{SRUNDDP} check --output-dir=$SLURM_SUBMIT_DIR/..; echo code $?", "-N2", "--ntasks-per-node=2")
+    assert "code 69" in done.output
+    assert "one process, in an allocation of Slurm for 4 tasks: it was started without srun; " in done.output
+
+
+def test_one_rank_that_lost_what_srun_told_it_is_named(bench: Bench) -> None:
+    """Such as below a wrapper that cleans its environment: it is a world of one, and rank 0 misses it."""
+    cleaned = 'if [ "$SLURM_LOCALID" = 1 ]; then exec env -i PATH="$PATH" VIRTUAL_ENV="$VIRTUAL_ENV" "$@"; fi'
+    done = checked(bench, REPORT, faults={"node02": cleaned}, srun=("-N3", "--ntasks-per-node=2"))
+    assert done.code == 69
+    assert ("FAIL", "launch", "node02") in done.named(), done.text
+    (missing,) = [each for each in done.findings if each["check"] == "launch"]
+    assert missing["ranks"] == [3]
+
+
+def test_mpi_without_its_world_is_named_where_the_script_uses_it(bench: Bench) -> None:
+    script = write(bench.cluster.shared / "uses_mpi.py", "from mpi4py import MPI\n")
+    done = checked(bench, str(script), srun=("-N2", "--ntasks-per-node=1", "--mpi=none"))
+    assert done.named() == {("FAIL", "launch", "node01,node02")}, done.text
+    assert done.about("launch").startswith("the script imports mpi4py, and mpi4py uses Open MPI, and none of ")
+    assert checked(bench, str(script), srun=("-N2", "--ntasks-per-node=1", "--mpi=pmix")).findings == []
+
+
+def test_the_report_is_there_for_programs(bench: Bench) -> None:
+    done = checked(bench, srun=("-N2", "--ntasks-per-node=1"))
+    (path,) = done.folder.glob("preflight.*.json")
+    report = json.loads(path.read_text())
+    assert (report["exit_code"], [rank["node"] for rank in report["ranks"]]) == (0, ["node01", "node02"])
+    assert report["ranks"][1]["checks"]["interface"]["facts"]["address"] == "10.88.0.12"
