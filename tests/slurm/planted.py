@@ -16,7 +16,8 @@ from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Bench
 
 NODES = 6
-TIMEOUT = 6.0
+TIMEOUT = 30  # seconds, for ranks that come; two cores start them all
+SHORT = 10  # where some never come, and are waited for
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ def checked(
     faults: Mapping[str, str] = {},
     srun: tuple[str, ...] = (f"-N{NODES}", "--ntasks-per-node=2"),
     ifaces: Path | None = None,
-    env: dict[str, str] | None = None,
+    timeout: int = TIMEOUT,
 ) -> Checked:
     """Run it on two ranks of each node.
 
     Args:
         words: its own, after ``srunddp check``.
         faults: for each node, shell commands before it starts there.
-        srun: its options.
+        srun: its options; timeout: seconds for all ranks to come.
     """
     folder = bench.cluster.shared / f"checked-{len(list(bench.cluster.shared.glob('checked-*')))}"
     folder.mkdir()
@@ -62,8 +63,8 @@ def checked(
     starter = folder / "start.sh"
     starter.write_text("\n".join(["#!/bin/bash", *lines, 'exec "$@"\n']))
     starter.chmod(0o755)
-    command = (*srun, str(starter), SRUNDDP, "check", f"--output-dir={folder}", f"--timeout={TIMEOUT}", *words)
-    done = bench.srun(*command, ifaces=ifaces, env=env)
+    command = (*srun, str(starter), SRUNDDP, "check", f"--output-dir={folder}", f"--timeout={timeout}", *words)
+    done = bench.srun(*command, ifaces=ifaces)
     reports = list(folder.glob("preflight.[0-9]*.json"))
     findings = json.loads(reports[0].read_text())["findings"] if reports else []
     return Checked(done.code, done.output, done.errors, findings, folder)

@@ -12,6 +12,7 @@ from tests.conftest import PROGRAMS, ROOT
 from tests.run.starting import write
 from tests.slurm.conftest import SRUNDDP, Bench
 from tests.slurm.planted import (
+    SHORT,
     checked,
     full_tmp,
     hidden,
@@ -97,7 +98,7 @@ def test_one_gpu_that_two_ranks_have_is_named_with_them(bench: Bench) -> None:
 def test_a_data_interface_that_is_down_is_named(channel: str, bench: Bench) -> None:
     """Where no other network leads to rank 0, the node says so itself, and rank 0 that it is missing."""
     with link_down(node("node03")):
-        done = checked(bench, REPORT, srun=(*TWO_EACH, *OVER[channel]))
+        done = checked(bench, REPORT, srun=(*TWO_EACH, *OVER[channel]), timeout=SHORT)
     assert done.code == 69
     words = "interface ens1f0np0 is down on node node03, which has "
     if channel == "PMI":
@@ -157,7 +158,7 @@ def test_a_check_without_srun_in_an_allocation_says_so(bench: Bench) -> None:
 def test_one_rank_that_lost_what_srun_told_it_is_named(bench: Bench) -> None:
     """Such as below a wrapper that cleans its environment: it is a world of one, and rank 0 misses it."""
     cleaned = 'if [ "$SLURM_LOCALID" = 1 ]; then exec env -i PATH="$PATH" VIRTUAL_ENV="$VIRTUAL_ENV" "$@"; fi'
-    done = checked(bench, REPORT, faults={"node02": cleaned}, srun=("-N3", "--ntasks-per-node=2"))
+    done = checked(bench, REPORT, faults={"node02": cleaned}, srun=("-N3", "--ntasks-per-node=2"), timeout=SHORT)
     assert done.code == 69
     assert ("FAIL", "launch", "node02") in done.named(), done.text
     (missing,) = [each for each in done.findings if each["check"] == "launch"]
