@@ -95,7 +95,7 @@ def with_other_torch() -> str:
 
 def with_gpus(folder: Path, *uuids: str) -> str:
     """Commands after which the node has these GPUs, by a simulated NVML."""
-    gpus = folder / f"gpus-{len(uuids)}-{len(set(uuids))}.json"
+    gpus = folder / f"gpus-{'-'.join(uuids)}.json"
     known = {"driver": "580.95.05", "cuda": 13000, "gpus": [{"uuid": uuid} for uuid in uuids]}
     gpus.write_text(json.dumps(known))
     return f"export PYTHONPATH={PROGRAMS / 'nvml'} FAKE_NVML={gpus}"

@@ -1,4 +1,4 @@
-"""Faults on nodes drawn at random: a check names each, and blames no other; a healthy cluster passes clean every time."""
+"""Faults on random nodes: a check names each and blames no other; a healthy cluster passes clean every time."""
 
 from __future__ import annotations
 
@@ -47,12 +47,8 @@ def test_faults_on_random_nodes_are_named_and_nobody_else_is_blamed(
             ("FAIL", "reach", f"{lost[0].name} -> {lost[1].name}"),
         }
         with mtu(at[3], 1400), own_name_on_loopback(at[4]), one_way_dropped(*lost):
-            done = checked(
-                bench,
-                f"--path={project}",
-                faults={**shell, at[5].name: hidden(project.parent)},
-                srun=("-N6", "-n6", "--mpi=pmi2"),
-            )
+            faults = {**shell, at[5].name: hidden(project.parent)}
+            done = checked(bench, f"--path={project}", faults=faults, srun=("-N6", "-n6", "--mpi=pmi2"))
         planted += len(expected)
         if done.named() != expected or done.code != 69:
             wrong.append((number, done.named() ^ expected, done.text))
@@ -67,9 +63,7 @@ def test_a_slow_link_or_a_gpu_that_is_there_twice_at_random_is_named_alone(
     draw, wrong = random.Random(1), []
     for number in range(ROUNDS):
         slow, shared = draw.sample(NODES, 2)
-        gpus = {
-            each.name: with_gpus(bench.cluster.shared, f"GPU-{each.number}a", f"GPU-{each.number}b") for each in NODES
-        }
+        gpus = {each.name: with_gpus(bench.cluster.shared, "GPU-a", "GPU-b") for each in NODES}
         gpus[shared.name] = with_gpus(bench.cluster.shared, "GPU-a", "GPU-a")
         with ExitStack() as stack:
             if number % 2:
