@@ -22,7 +22,7 @@ FAILED = 69  # sysexits' EX_UNAVAILABLE
 _TIMEOUT = 30.0
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]})
+@click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
 @click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
 @click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")

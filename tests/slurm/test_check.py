@@ -46,7 +46,7 @@ def test_a_healthy_cluster_passes_clean(channel: str, bench: Bench) -> None:
 
 
 def test_the_report_has_a_line_for_each_node_on_what_it_sees_and_has(bench: Bench) -> None:
-    done = checked(bench, REPORT, f"--path={ROOT / 'etc'}", srun=("-N2", "--ntasks-per-node=1"))
+    done = checked(bench, f"--path={ROOT / 'etc'}", REPORT, srun=("-N2", "--ntasks-per-node=1"))
     (text,) = [path.read_text().splitlines() for path in done.folder.glob("preflight.*.txt")]
     assert "node02 proj=ok script=ok env=ok etc=ok" in text
     assert any(line.startswith("node02 ok: Python 3.") and ", torch 2." in line for line in text), text
@@ -76,7 +76,7 @@ def test_a_project_folder_that_a_node_lacks_is_named(bench: Bench) -> None:
     project = bench.cluster.shared / "lab" / "project"
     project.mkdir(parents=True)
     script = write(project / "train.py", "print('trained')\n")
-    done = checked(bench, str(script), f"--path={project}", faults={"node04": hidden(project.parent)})
+    done = checked(bench, f"--path={project}", str(script), faults={"node04": hidden(project.parent)})
     assert done.named() == {("FAIL", "paths", "node04")}, done.text
     assert done.code == 69
     assert f"the script {script} is not there; expected on every rank -> " in done.text
