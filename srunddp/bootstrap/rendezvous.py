@@ -261,8 +261,9 @@ def _other_family(candidates: list[Address], hello: Hello) -> RendezvousError:
 
 def _not_found(candidates: list[Address], hello: Hello, last: str) -> RendezvousError:
     tried = str(candidates[0]) if len(candidates) == 1 else f"{candidates[0]} and {len(candidates) - 1} more"
+    own = f" ({hello.address})" if hello.address else ""
     return RendezvousError(
-        f"rank {hello.rank} on {hello.node} ({hello.address}) did not reach rank 0 at {tried}: {last}",
+        f"rank {hello.rank} on {hello.node}{own} did not reach rank 0 at {tried}: {last}",
         expected="rank 0 to answer there",
         cure="see whether rank 0 started, and whether both nodes' interfaces are on one network",
     )
