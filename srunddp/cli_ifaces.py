@@ -19,7 +19,7 @@ from srunddp.site import joining, table
 from srunddp.site.checks import interface
 from srunddp.site.draft import draft
 from srunddp.site.finding import Level, Subject, subject_of
-from srunddp.site.ifaces_check import check_file
+from srunddp.site.ifaces_check import NAME, check_file
 from srunddp.site.rank import Rank
 from srunddp.site.scan import Scanner, survey
 
@@ -158,7 +158,8 @@ def _on_every_node(file: str | None, environment: Environment, timeout: float) -
         report = checking.look(hub, own, timeout, [interface.CHECK])
         checking.reached(hub, report)
         if own.subject.loaded.path:
-            report.findings += check_file(file, os.environ).findings
+            judged = check_file(file, os.environ)
+            report.add(NAME, judged.findings, judged.summary())
         click.echo("\n".join(table.lines(table.merged(report.findings), report.summaries)))
         code = _WRONG if report.failed else 0
     finally:

@@ -148,7 +148,7 @@ def _measure(hub: Hub, own: Rank, report: Report, ways: Ways) -> None:
     measured = rates.survey(hub, {name: (ways.ranks[name], at) for name, at in open_at.items()})
     report.add(rates.NAME, rates.judge(measured), rates.summary(measured))
     told = {rank: collective.Facts(**answer) for rank, answer in _all_reduce(hub, own).items()}
-    link = _link(report)
+    link = slowest_link(report)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
     report.add(collective.NAME, collective.judge(told, nodes, link), collective.summary(told, link))
 
@@ -177,10 +177,10 @@ def _all_reduce(hub: Hub, own: Rank) -> dict[int, Any]:
         return hub.ask(questions, _COLLECTIVE_WITHIN + 10.0)
 
 
-def _link(report: Report) -> float:
-    """Bytes per second that the slowest node's network can carry: its InfiniBand devices, or else its interface."""
-    slowest = 0.0
-    for one in report.seen(interface.CHECK):
-        rate = (one.facts.rdma_rate or (one.facts.speed if one.facts.physical else 0)) * 1e6 / 8
-        slowest = min(slowest or rate, rate)
-    return slowest
+def slowest_link(report: Report) -> float:
+    """Bytes per second that the slowest node's network can carry: its InfiniBand devices, or else its interface.
+
+    0 where that of some node is not known.
+    """
+    facts = [one.facts for one in report.seen(interface.CHECK)]
+    return min(each.rdma_rate or (each.speed if each.physical else 0) for each in facts) * 1e6 / 8

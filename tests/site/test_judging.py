@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.line import Address
+from srunddp.bootstrap.line import Address, Hello
+from srunddp.site import check as checking
 from srunddp.site import clocks, collective, rates, reach
-from srunddp.site.finding import Finding, Level
+from srunddp.site.checks import interface
+from srunddp.site.finding import Finding, Level, Seen
 from srunddp.site.rates import Rates, rounds
 from srunddp.site.reach import Ways
 
@@ -153,6 +156,31 @@ def test_a_bandwidth_above_its_threshold_or_without_a_known_link_is_not_judged_b
     assert list(collective.judge(summed((1 << 23, 0.7e9)), NAMES, link=1.25e9)) == []
     assert list(collective.judge(summed((1 << 23, 0.001e9)), NAMES, link=0.0)) == []
     assert list(collective.judge(summed((1 << 23, 1.0e9), backend="nccl"), NAMES, link=1.25e9)) != []
+
+
+FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "source": "", "speed": 10_000, "mtu": 1500, "physical": True}
+LINK = FIT | {"own_name": [], "lookup": [], "devices": [], "rdma_rate": 0, "notes": [], "one_node": False}
+
+
+@pytest.mark.parametrize(
+    ("links", "gigabytes"),
+    [
+        ([LINK, LINK | {"speed": 100_000}], 1.25),
+        ([LINK | {"rdma_rate": 400_000}, LINK | {"rdma_rate": 200_000}], 25.0),
+        ([LINK, LINK | {"physical": False}, LINK | {"speed": 100_000}], 0.0),
+    ],
+)
+def test_the_slowest_link_is_expected_to_carry_all_and_nothing_is_where_one_is_not_known(
+    links: list[dict[str, Any]], gigabytes: float
+) -> None:
+    here = {rank: Hello("", rank, len(links), 0, f"node0{rank}", "", 1) for rank in range(len(links))}
+    report = checking.Report(here, {rank: {"interface": {"facts": facts}} for rank, facts in enumerate(links)})
+    assert checking.slowest_link(report) == gigabytes * 1e9
+
+
+def test_without_an_interface_that_is_fit_the_report_says_so() -> None:
+    bad = interface.Facts(**LINK | {"name": "", "address": "", "speed": 0, "mtu": 0, "wrong": ["down", "up", "see it"]})
+    assert interface.summary([Seen(0, 0, "node01", bad)]) == "none that is fit"
 
 
 def test_a_wrong_sum_and_an_error_stop_a_job() -> None:

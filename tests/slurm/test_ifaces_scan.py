@@ -79,6 +79,7 @@ def test_a_check_of_the_file_on_every_node_names_the_one_that_it_is_wrong_for(be
     words = (*ONE_EACH, SRUNDDP, "ifaces", "check")
     done = bench.srun(*words, str(bench.ifaces))
     assert done.code == 0, done
+    assert f"6 entries in {bench.ifaces}, 6 nodes in the cluster\n" in done.output
     wrong = bench.write_ifaces("wrong.conf", bench.ifaces.read_text().replace("ens1f0\n", "ens1f9\n"))
     done = bench.srun(*words, str(wrong))
     assert done.code == 78

@@ -145,6 +145,8 @@ def _listed(devices: Sequence[str]) -> str:
 def summary(seen: Ranks) -> str:
     """The interfaces, with speed and MTU."""
     facts = [one.facts for one in seen if one.facts.name]
+    if not facts:
+        return "none that is fit"
     names, rates = sorted({each.name for each in facts}), sorted({each.speed for each in facts})
     mtus = sorted({each.mtu for each in facts})
     return f"{', '.join(names)}: {', '.join(map(_rate, rates))}, MTU {', '.join(map(str, mtus))}"
