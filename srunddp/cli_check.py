@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect
-from srunddp.errors import SrunddpError
+from srunddp.errors import ConfigError, SrunddpError
 from srunddp.run.verdict import say
 from srunddp.site import check as checking
 from srunddp.site import joining, table
 from srunddp.site.finding import Subject, subject_of
+from srunddp.site.hub import Hub
 from srunddp.site.rank import Rank
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE
@@ -50,13 +51,19 @@ def check(**given: Any) -> None:
 
     Exit code 0, or 69 when something is wrong that would stop the job.
     """
-    environment: Environment | None = None
     try:
         environment = detect(os.environ, channel=given["channel"])
-        sys.exit(_lead(given, environment) if environment.rank == 0 else _follow(given, environment))
+        ports = ifaces.port_range(given["port"], where="--port") if given["port"] else None
     except SrunddpError as error:
         say(f"srunddp: error: {error}\n")
         sys.exit(FAILED)
+    own = Rank(_subject(given, environment), given["backend"])
+    try:
+        if environment.rank:
+            sys.exit(joining.follow(own.subject, own.act, given["timeout"], ports))
+        sys.exit(_led(given, own, joining.lead(own.subject, own.act, given["timeout"], ports)))
+    except SrunddpError as error:
+        _leave(own.subject, error)
 
 
 def _subject(given: dict[str, Any], environment: Environment) -> Subject:
@@ -64,33 +71,30 @@ def _subject(given: dict[str, Any], environment: Environment) -> Subject:
     return subject_of(environment, given["ifaces"], os.environ, *wanted)
 
 
-def _lead(given: dict[str, Any], environment: Environment) -> int:
-    own = Rank(_subject(given, environment), given["backend"])
-    hub = joining.lead(own.subject, own.act, given["timeout"], _ports(given))
-    report = checking.examine(hub, own, given["timeout"], with_collective=given["collective"])
-    code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
-    title = table.verdict(report, environment.world_size, job)
-    text = [title, *table.lines(table.merged(report.findings), report.summaries)]
-    click.echo("\n".join(text))
+def _led(given: dict[str, Any], own: Rank, hub: Hub) -> int:
+    """On rank 0: the check, its report, and the exit code, which all others are told."""
+    code, job = FAILED, os.environ.get("SLURM_JOB_ID", "")
     try:
+        report = checking.examine(hub, own, given["timeout"], with_collective=given["collective"])
+        title = table.verdict(report, own.subject.environment.world_size, job)
+        text = [title, *table.lines(table.merged(report.findings), report.summaries, report.skipped)]
+        click.echo("\n".join(text))
+        code = FAILED if report.failed else 0
         click.echo("written: " + ", ".join(table.write(report, text, given["output_dir"], job, code)))
+    except ConfigError as error:  # the report cannot be written; it has been printed
+        say(f"srunddp: error: {error}\n")
+        code = FAILED
     finally:
         hub.dismiss(code)
     return code
 
 
-def _follow(given: dict[str, Any], environment: Environment) -> int:
-    own = Rank(_subject(given, environment), given["backend"])
-    try:
-        return joining.follow(own.subject, own.act, given["timeout"], _ports(given))
-    except SrunddpError as error:
-        if environment.local_rank == 0:
-            for line in [f"error: {error}", *map(table.said, checking.alone(own.subject))]:
-                say(f"srunddp: check on {environment.node}: {line}\n")
-        if "mpi" in environment.channels:
-            os._exit(FAILED)  # MPI's own end would wait for those that are not there
-        return FAILED
-
-
-def _ports(given: dict[str, Any]) -> range | None:
-    return ifaces.port_range(given["port"], where="--port") if given["port"] else None
+def _leave(subject: Subject, error: SrunddpError) -> NoReturn:
+    """Without the others: say what this rank sees by itself, once on each node."""
+    environment = subject.environment
+    if environment.local_rank == 0:
+        for line in [f"error: {error}", *map(table.said, checking.alone(subject))]:
+            say(f"srunddp: check on {environment.node}: {line}\n")
+    if "mpi" in environment.channels:
+        os._exit(FAILED)  # MPI's own end would wait for those that are not there
+    sys.exit(FAILED)

@@ -28,12 +28,14 @@ class Report:
     Attributes:
         here: what each rank that came said of itself; facts: what it collected, by check.
         findings: what is wrong; summaries: for each check one line on what was seen; both in the checks' order.
+        skipped: why a check was not made.
     """
 
     here: Mapping[int, Hello]
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     summaries: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -142,12 +144,13 @@ def alone(subject: Subject) -> list[Finding]:
 def _measure(hub: Hub, own: Rank, report: Report, ways: Ways) -> None:
     """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
     if report.failed:
-        report.summaries[collective.NAME] = "not run, as something is wrong"
+        report.skipped[collective.NAME] = "not run, as something is wrong"
         return
     open_at = reach.listening(hub, ways.ranks, {name: at.host for name, at in ways.endpoints.items()})
     measured = rates.survey(hub, {name: (ways.ranks[name], at) for name, at in open_at.items()})
     report.add(rates.NAME, rates.judge(measured), rates.summary(measured))
-    told = {rank: collective.Facts(**answer) for rank, answer in _all_reduce(hub, own).items()}
+    told = dict.fromkeys(report.here, collective.Facts("no answer"))
+    told |= {rank: collective.Facts(**answer) for rank, answer in _all_reduce(hub, own).items()}
     link = slowest_link(report)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
     report.add(collective.NAME, collective.judge(told, nodes, link), collective.summary(told, link))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from srunddp.errors import ConfigError
@@ -31,12 +32,15 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(rows, key=lambda each: each.level)
 
 
-def lines(findings: Sequence[Finding], summaries: Mapping[str, str]) -> list[str]:
-    """The table: what is wrong, as :func:`merged` has it, and then what each check saw."""
+def lines(
+    findings: Sequence[Finding], summaries: Mapping[str, str], skipped: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """The table: what is wrong, as :func:`merged` has it, then what each check saw, and those that were not made."""
     rows = [(each.level.name, each.check, where(each), said(each)) for each in findings]
     bad = {each.check: each.level.name for each in reversed(findings)}
     rows += [("ok", name, "", summary) for name, summary in summaries.items() if name not in bad]
     rows += [("", name, "", summary) for name, summary in summaries.items() if name in bad]
+    rows += [("--", name, "", why) for name, why in skipped.items()]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
 

@@ -24,7 +24,7 @@ NAME = "paths"
 _PATIENCE = 5.0  # seconds, for all of them together
 PROJECT, SCRIPT, ENVIRONMENT = "proj", "script", "env"
 _TITLES = {PROJECT: "the working directory ", SCRIPT: "the script ", ENVIRONMENT: "the environment "}
-_SHARE = "put it where all nodes see it, copy it there with srunddp stage, or name another"
+_SHARE = "put it where all nodes see it, copy it there, or name another"
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _imports(seen: Ranks) -> Iterator[Finding]:
     for one in seen:
         error, seconds = one.facts.imported["error"], one.facts.imported["seconds"]
         if error and seconds:
-            cure = "see how fast its file system is; stage the environment on the nodes"
+            cure = "see how fast its file system is; copy the environment to the nodes"
             yield _on_node(one, Level.WARN, f"import torch: {error}", "seconds", cure)
         elif error:
             cure = f"see {one.facts.executable} -c 'import torch' on that node"
@@ -154,7 +154,7 @@ def _imports(seen: Ranks) -> Iterator[Finding]:
     for one in done:
         seconds = one.facts.imported["seconds"]
         if seconds > max(_SLOW, _SLOWER * usual):
-            cure = "stage the environment on the nodes, or have the node's file system looked at"
+            cure = "copy the environment to the nodes, or have the node's file system looked at"
             yield _on_node(one, Level.WARN, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", cure)
 
 
