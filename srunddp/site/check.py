@@ -143,8 +143,8 @@ def alone(subject: Subject) -> list[Finding]:
 
 def _measure(hub: Hub, own: Rank, report: Report, ways: Ways) -> None:
     """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
-    if report.failed:
-        report.skipped[collective.NAME] = "not run, as something is wrong"
+    if why := "something is wrong" if report.failed else "there is one rank" if len(hub.here) == 1 else "":
+        report.skipped[collective.NAME] = f"not run, as {why}"
         return
     open_at = reach.listening(hub, ways.ranks, {name: at.host for name, at in ways.endpoints.items()})
     measured = rates.survey(hub, {name: (ways.ranks[name], at) for name, at in open_at.items()})

@@ -114,7 +114,8 @@ def summary(seen: Sequence[Seen[Facts]]) -> str:
     """How many each rank has for itself, and so for loader workers beside it."""
     groups = [group for ranks in by_node(seen).values() for group in _sharing(ranks)]
     least = min(max(1, min(len(cpus) // len(who), *(one.facts.cpus for one in who))) for cpus, who in groups)
-    return f"{_cpus(least)} for each rank at least: room for {least - 1} loader workers"
+    room = f"{least - 1} loader worker{'' if least == 2 else 's'}"
+    return f"{_cpus(least)} for each rank at least: room for {room}"
 
 
 CHECK = Check(NAME, Facts, collect, judge, summary)

@@ -123,6 +123,8 @@ def _judged(facts: Facts, node: str) -> Iterator[Finding]:
 def summary(seen: Sequence[Seen[Facts]]) -> str:
     """Launcher and channel."""
     facts = seen[0].facts
+    if facts.launcher == "none":
+        return "a world of one, as no launcher was found"
     return f"{len(seen)} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
 
 
