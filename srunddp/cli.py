@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import sys
 import time
@@ -21,6 +20,7 @@ from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
+from srunddp.cli_options import Seconds
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.farewell import tell_failure
 from srunddp.launch import Wishes, check_lines, destination, launch, open_output
@@ -65,7 +65,7 @@ def main() -> None:
 @click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True, max=1e6),
+    type=Seconds(),
     default=DEFAULT_TIMEOUT,
     show_default=True,
     metavar="SECONDS",
@@ -75,7 +75,7 @@ def main() -> None:
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @click.option(
     "--stall-timeout",
-    type=click.FloatRange(min=0, max=1e6),
+    type=Seconds(positive=False),
     default=Wishes.stall_timeout,
     show_default=True,
     metavar="SECONDS",
@@ -116,9 +116,6 @@ def run(**given: Any) -> None:
 
 
 def _run(given: Mapping[str, Any], environment: Environment) -> int:
-    for name in ("timeout", "stall_timeout"):
-        if math.isnan(given[name]):
-            raise click.BadParameter("a number of seconds is expected", param_hint=f"--{name.replace('_', '-')}")
     wishes = Wishes(**{field.name: given[field.name] for field in fields(Wishes)})
     where = destination(wishes, environment)  # all ranks see the same error here, and nobody has to be told
     names = ("backend", "ifaces", "timeout")

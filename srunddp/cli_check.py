@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect
+from srunddp.cli_ranks import come_within, followed
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.run.verdict import say
 from srunddp.site import check as checking
-from srunddp.site import joining, table
+from srunddp.site import joining, presence, table
 from srunddp.site.finding import Subject, subject_of
-from srunddp.site.hub import Hub
+from srunddp.site.hub import LostError
 from srunddp.site.rank import Rank
+from srunddp.site.report import Report
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE
-_TIMEOUT = 30.0
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
@@ -28,14 +29,7 @@ _TIMEOUT = 30.0
 @click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @click.option("--backend", type=click.Choice(BACKENDS), default="auto", help="For --collective; auto unless given.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True, max=1e6),
-    default=_TIMEOUT,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long rank 0 waits for the others.",
-)
+@come_within
 @click.option("--path", "paths", metavar="P", multiple=True, help="A file or folder that all nodes must see.")
 @click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
 @click.option("--collective", is_flag=True, help="Measure TCP between the nodes, and an all-reduce over all ranks.")
@@ -59,11 +53,10 @@ def check(**given: Any) -> None:
         sys.exit(FAILED)
     own = Rank(_subject(given, environment), given["backend"])
     try:
-        if environment.rank:
-            sys.exit(joining.follow(own.subject, own.act, given["timeout"], ports))
-        sys.exit(_led(given, own, joining.lead(own.subject, own.act, given["timeout"], ports)))
-    except SrunddpError as error:
-        _leave(own.subject, error)
+        sys.exit(_follow(given, own, ports) if environment.rank else _lead(given, own, ports))
+    except LostError as error:
+        say(f"srunddp: check on {environment.node}: error: {error}\n")
+        sys.exit(FAILED)
 
 
 def _subject(given: dict[str, Any], environment: Environment) -> Subject:
@@ -71,30 +64,51 @@ def _subject(given: dict[str, Any], environment: Environment) -> Subject:
     return subject_of(environment, given["ifaces"], os.environ, *wanted)
 
 
-def _led(given: dict[str, Any], own: Rank, hub: Hub) -> int:
+def _lead(given: dict[str, Any], own: Rank, ports: range | None) -> int:
     """On rank 0: the check, its report, and the exit code, which all others are told."""
-    code, job = FAILED, os.environ.get("SLURM_JOB_ID", "")
+    environment = own.subject.environment
+    try:
+        hub = joining.lead(own.subject, own.act, given["timeout"], ports)
+    except SrunddpError as error:
+        report = checking.alone(own.subject)
+        report.findings[:0] = presence.apart(environment, error)
+        return _ended(environment, _tell(report, given, environment))
+    code = FAILED
     try:
         report = checking.examine(hub, own, given["timeout"], with_collective=given["collective"])
-        title = table.verdict(report, own.subject.environment.world_size, job)
-        text = [title, *table.lines(table.merged(report.findings), report.summaries, report.skipped)]
-        click.echo("\n".join(text))
-        code = FAILED if report.failed else 0
-        click.echo("written: " + ", ".join(table.write(report, text, given["output_dir"], job, code)))
-    except ConfigError as error:  # the report cannot be written; it has been printed
-        say(f"srunddp: error: {error}\n")
-        code = FAILED
+        code = _tell(report, given, environment)
     finally:
         hub.dismiss(code)
+    return _ended(environment, code)
+
+
+def _ended(environment: Environment, code: int) -> int:
+    """The exit code; where ranks may be missing, MPI's own end would wait for them."""
+    if code and "mpi" in environment.channels:
+        sys.stdout.flush()
+        os._exit(code)
     return code
 
 
-def _leave(subject: Subject, error: SrunddpError) -> NoReturn:
-    """Without the others: say what this rank sees by itself, once on each node."""
-    environment = subject.environment
-    if environment.local_rank == 0:
-        for line in [f"error: {error}", *map(table.said, checking.alone(subject))]:
-            say(f"srunddp: check on {environment.node}: {line}\n")
-    if "mpi" in environment.channels:
-        os._exit(FAILED)  # MPI's own end would wait for those that are not there
-    sys.exit(FAILED)
+def _tell(report: Report, given: dict[str, Any], environment: Environment) -> int:
+    """Print the report, and write it; its exit code."""
+    code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
+    title = table.verdict(report, environment.world_size, job)
+    text = [title, *table.lines(table.merged(report.findings), report.summaries, report.skipped)]
+    click.echo("\n".join(text))
+    try:
+        click.echo("written: " + ", ".join(table.write(report, text, given["output_dir"], job, code)))
+    except ConfigError as error:
+        say(f"srunddp: error: {error}\n")
+        return FAILED
+    return code
+
+
+def _follow(given: dict[str, Any], own: Rank, ports: range | None) -> int:
+    """On another rank: answer rank 0. Where it is not found, one rank of the node says what it sees."""
+    environment = own.subject.environment
+    code, found = followed("check", own.subject, own.act, given["timeout"], ports)
+    if not found and environment.local_rank == 0:
+        for finding in checking.alone(own.subject).findings:
+            say(f"srunddp: check on {environment.node}: {table.said(finding)}\n")
+    return code

@@ -12,10 +12,11 @@ import click
 
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect
 from srunddp.bootstrap.ifaces import Loaded, load, port_range
+from srunddp.cli_ranks import come_within, followed
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.run.verdict import say
 from srunddp.site import check as checking
-from srunddp.site import joining, table
+from srunddp.site import joining, presence, table
 from srunddp.site.checks import interface
 from srunddp.site.draft import draft
 from srunddp.site.finding import Level, Subject, subject_of
@@ -24,14 +25,6 @@ from srunddp.site.rank import Rank
 from srunddp.site.scan import Scanner, survey
 
 _INCOMPLETE, _WRONG = 69, 78
-_TIMEOUT = click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True, max=1e6),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long rank 0 waits for the others.",
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -43,7 +36,7 @@ def ifaces() -> None:
 @click.option("-o", "--output", metavar="FILE", help="Write the draft there instead of standard output.")
 @click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
-@_TIMEOUT
+@come_within
 def scan(**given: Any) -> None:
     """Find out which interfaces of the nodes reach each other, and draft an ifaces.conf from it.
 
@@ -65,7 +58,7 @@ def _scan(given: dict[str, Any]) -> int:
     ports = port_range(given["port"], where="--port") if given["port"] else None
     subject, act = _unconfigured(environment), Scanner(environment.node).act
     if environment.rank:
-        return joining.follow(subject, act, given["timeout"], ports)
+        return followed("scan", subject, act, given["timeout"], ports)[0]
     hub, code = joining.lead(subject, act, given["timeout"], ports), _INCOMPLETE
     try:
         nodes, absent = set(hub.nodes.values()), environment.world_size - len(hub.here)
@@ -123,7 +116,7 @@ def _verdict(nodes: set[str], missing: tuple[str, ...], absent: int) -> str:
 
 @ifaces.command()
 @click.argument("file", required=False)
-@_TIMEOUT
+@come_within
 def check(file: str | None, timeout: float) -> None:
     """Judge FILE, or the ifaces.conf that counts here: on a login node the file itself, under srun on every node too.
 
@@ -150,9 +143,9 @@ def _here(file: str | None) -> int:
 
 
 def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
-    own = Rank(subject_of(environment, file, os.environ))
+    own, notes = Rank(subject_of(environment, file, os.environ)), []
     if environment.rank:
-        return joining.follow(own.subject, own.act, timeout)
+        return followed("ifaces check", own.subject, own.act, timeout)[0]
     hub, code = joining.lead(own.subject, own.act, timeout), _WRONG
     try:
         report = checking.look(hub, own, timeout, [interface.CHECK])
@@ -160,7 +153,9 @@ def _on_every_node(file: str | None, environment: Environment, timeout: float) -
         if own.subject.loaded.path:
             judged = check_file(file, os.environ)
             report.add(NAME, judged.findings, judged.summary())
-        click.echo("\n".join(table.lines(table.merged(report.findings), report.summaries)))
+            notes = [f"note: {note}" for note in judged.notes]
+        report.findings += presence.lost(hub)
+        click.echo("\n".join([*table.lines(table.merged(report.findings), report.summaries), *notes]))
         code = _WRONG if report.failed else 0
     finally:
         hub.dismiss(code)

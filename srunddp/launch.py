@@ -16,7 +16,7 @@ from functools import partial
 from srunddp.bootstrap import interface, mpi
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.failure import Interrupt
-from srunddp.bootstrap.line import Company, Meeting
+from srunddp.bootstrap.line import Company, Meeting, allow_many
 from srunddp.errors import ConfigError, RendezvousError, Scope
 from srunddp.meeting import Prepared, meet
 from srunddp.observe.marks import Marks
@@ -119,7 +119,7 @@ def launch(
     output.start()
     if prepared.held:
         prepared.held.store.close()
-        _allow_lines()
+        allow_many()  # in the supervisor alone: the script keeps its own limit
     return _supervise(prepared, wishes, told, say, _Worker(worker, ours, output, dump, marks))
 
 
@@ -203,12 +203,6 @@ def check_lines(environment: Environment) -> None:
             cure="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
             scope=Scope.JOB,
         )
-
-
-def _allow_lines() -> None:
-    # In the supervisor alone: the script keeps its own limit.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _launcher(environment: Environment) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import Iterable
@@ -135,6 +136,12 @@ def listen(host: str, ports: list[int]) -> socket.socket:
         expected="a free port",
         cure="name other ports with --port or `ports:` in ifaces.conf; with --channel env, another MASTER_PORT",
     )
+
+
+def allow_many() -> None:
+    """Let this process have as many connections as its hard limit of open files allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def send(line: socket.socket, message: dict[str, Any]) -> None:

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from srunddp.bootstrap import channels
-from srunddp.bootstrap.interface import addresses_of
-from srunddp.bootstrap.line import Hello, Meeting, listen
-from srunddp.site import clocks, collective, joining, rates, reach
+from srunddp.bootstrap.line import Meeting, listen
+from srunddp.site import clocks, collective, joining, presence, rates, reach
 from srunddp.site.checks import CHECKS, interface
-from srunddp.site.finding import Check, F, Finding, Level, Seen, Subject
+from srunddp.site.finding import Check, Subject
 from srunddp.site.hub import Hub
 from srunddp.site.rank import Rank, facts
 from srunddp.site.reach import Ways
+from srunddp.site.report import Report
 
-FACTS_WITHIN = 300.0  # torch may be imported from a file system that is cold
-_COLLECTIVE_WITHIN = 120.0
-
-
-@dataclass
-class Report:
-    """What a check has found.
-
-    Attributes:
-        here: what each rank that came said of itself; facts: what it collected, by check.
-        findings: what is wrong; summaries: for each check one line on what was seen; both in the checks' order.
-        skipped: why a check was not made.
-    """
-
-    here: Mapping[int, Hello]
-    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    summaries: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def failed(self) -> bool:
-        """Whether something would stop the job."""
-        return any(finding.level is Level.FAIL for finding in self.findings)
-
-    def add(self, name: str, findings: Iterable[Finding], summary: str) -> None:
-        """Take in what one check has found."""
-        self.findings += findings
-        self.summaries[name] = summary
-
-    def seen(self, check: Check[F]) -> list[Seen[F]]:
-        """What a check collected on each rank, where it did."""
-        return [
-            Seen(rank, self.here[rank].local_rank, self.here[rank].node, check.facts(**told[check.name]["facts"]))
-            for rank, told in sorted(self.facts.items())
-            if "facts" in told.get(check.name, {})
-        ]
+_FACTS_WITHIN = 30.0  # beside what the slowest check may take
+_COLLECTIVE_WITHIN = 60.0
 
 
 def examine(hub: Hub, own: Rank, timeout: float, *, with_collective: bool) -> Report:
@@ -70,18 +34,17 @@ def examine(hub: Hub, own: Rank, timeout: float, *, with_collective: bool) -> Re
     ways = reached(hub, report)
     if with_collective:
         _measure(hub, own, report, ways)
+    report.findings += presence.lost(hub)
     return report
 
 
 def look(hub: Hub, own: Rank, timeout: float, checks: Sequence[Check[Any]]) -> Report:
     """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
     report = Report(dict(sorted(hub.here.items())))
-    report.findings += absent(hub, own.subject, timeout)
-    report.facts = hub.ask_all({"do": "facts", "checks": [check.name for check in checks]}, FACTS_WITHIN)
-    report.findings += silent(report)
-    for check in checks:
-        if seen := report.seen(check):
-            report.add(check.name, check.judge(seen), check.summary(seen))
+    report.findings += presence.absent(hub, own.subject, timeout)
+    question = {"do": "facts", "checks": [check.name for check in checks]}
+    report.take(hub.ask_all(question, max(check.within for check in checks) + _FACTS_WITHIN))
+    report.judge(checks)
     return report
 
 
@@ -93,52 +56,14 @@ def reached(hub: Hub, report: Report) -> Ways:
     return ways
 
 
-def absent(hub: Hub, subject: Subject, timeout: float) -> list[Finding]:
-    """The ranks that did not come, and what is wrong with those that did."""
+def alone(subject: Subject) -> Report:
+    """What this rank sees by itself, where it did not come together with the others."""
     environment = subject.environment
-    layout = environment.step.layout() if environment.step else {}
-    missing: dict[str, list[int]] = {}
-    for rank in sorted(set(range(environment.world_size)) - hub.here.keys()):
-        missing.setdefault(layout.get(rank, ""), []).append(rank)
-    cure = "see its own lines, and whether srun started srunddp there"
-    findings = []
-    for node, ranks in missing.items():
-        known = addresses_of(channels.known_as(joining.entry_of(subject.loaded.entries, node), node)) if node else set()
-        came = "; its packets come here, our answers do not reach it" if known & set(hub.unanswered) else ""
-        found, nodes = f"no word within {timeout:.0f} s{came}", (node,) if node else ()
-        findings.append(Finding(Level.FAIL, "launch", found, "all ranks", cure, nodes, tuple(ranks)))
-    cure = "start all ranks with one srun, and one srunddp per task"
-    return findings + [Finding(Level.FAIL, "launch", each, "each rank once", cure) for each in hub.objections]
-
-
-def silent(report: Report) -> list[Finding]:
-    """Ranks that came and did not answer, and checks that failed themselves."""
-    cure = "see that node's load and its file systems"
-    lost = [
-        Finding(Level.FAIL, "launch", "no answer to what it sees", "an answer", cure, (hello.node,), (rank,))
-        for rank, hello in report.here.items()
-        if rank not in report.facts
-    ]
-    return lost + [
-        Finding(Level.FAIL, name, told["failed"], "facts", cure, (report.here[rank].node,), (rank,))
-        for rank, checks in report.facts.items()
-        for name, told in checks.items()
-        if "failed" in told
-    ]
-
-
-def alone(subject: Subject) -> list[Finding]:
-    """What this rank sees by itself, where it cannot reach rank 0."""
-    told = facts(subject, [check.name for check in CHECKS])
-    environment = subject.environment
-    found: list[Finding] = []
-    for check in CHECKS:
-        if "facts" in told[check.name]:
-            seen = Seen(
-                environment.rank, environment.local_rank, environment.node, check.facts(**told[check.name]["facts"])
-            )
-            found += check.judge([seen])
-    return found
+    own = joining.hello_of(environment, "")
+    report = Report({own.rank: own})
+    report.take({own.rank: facts(subject, [check.name for check in CHECKS])})
+    report.judge(CHECKS)
+    return report
 
 
 def _measure(hub: Hub, own: Rank, report: Report, ways: Ways) -> None:

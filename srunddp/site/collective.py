@@ -6,6 +6,7 @@ Gloo's connecting can ignore every time limit, and the process that asks is not 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from srunddp.bootstrap import process_group
 from srunddp.bootstrap.process_group import Joined
 from srunddp.bootstrap.world import World, open_world
+from srunddp.run import signals
 from srunddp.site.finding import Finding, Level
 
 NAME = "collective"
@@ -72,6 +74,7 @@ def run(place: Joined, within: float) -> dict[str, Any]:
 
 
 def _child(place: Joined, within: float, answer: Connection) -> None:
+    signals.die_with_parent(os.getppid())  # it may be in NCCL, and hold a GPU
     try:
         facts = _measured(place, within)
     except Exception as error:  # whatever torch, Gloo or NCCL raise: it is what the user has to know

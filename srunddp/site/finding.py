@@ -108,6 +108,7 @@ class Check(Generic[F]):
         judge: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
         summary: one line for people on what was seen.
         node_lines: one line for each node, of checks that have more to say of it.
+        within: seconds that collecting may take.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Check(Generic[F]):
     judge: Callable[[Sequence[Seen[F]]], Iterable[Finding]]
     summary: Callable[[Sequence[Seen[F]]], str]
     node_lines: Callable[[Sequence[Seen[F]]], Sequence[str]] = lambda _: ()
+    within: float = 15.0
 
     def collected(self, subject: Subject) -> dict[str, Any]:
         """The facts as they travel."""

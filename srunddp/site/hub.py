@@ -13,19 +13,26 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from srunddp.bootstrap.door import Door
 from srunddp.bootstrap.line import Hello, Meeting, parse, send
 from srunddp.bootstrap.trust import Trust
 from srunddp.errors import RendezvousError
+from srunddp.site.answer import ask
 from srunddp.site.half_open import half_open
 
 Act = Callable[[Mapping[str, Any]], Any]
 _LONGEST = 1 << 24
 _PIECE = 1 << 16
 _LATEST = 600.0
-_OVER = "over"
+_SEND_WITHIN = 5.0
+_OVER, _ANSWER, _FAILED, _LOST = "over", "answer", "failed", "lost"
+
+
+class LostError(RendezvousError):
+    """Rank 0 had been found, and is gone."""
 
 
 @dataclass
@@ -33,25 +40,33 @@ class Hub:
     """Rank 0's side, after all have come who will.
 
     Attributes:
-        here: what each rank that is here said of itself, rank 0 included.
+        here: what each rank that came said of itself, rank 0 included.
         act: what rank 0 itself does for a question.
-        lines: to each other rank that is here.
-        objections: what is wrong with ranks that came.
+        lines: to each other rank that still answers.
+        objections: what is wrong with ranks that came; refused: connections that proved nothing.
         unanswered: addresses from which packets came while ranks were missing, but not the answers to our answers.
+        trouble: why a rank is not asked any more, or could not answer.
     """
 
     here: dict[int, Hello]
     act: Act
     lines: dict[int, socket.socket] = field(default_factory=dict)
     objections: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
-    _asked: int = 0
+    trouble: dict[int, str] = field(default_factory=dict)
     _text: dict[int, bytearray] = field(default_factory=dict)
 
     @property
     def nodes(self) -> dict[int, str]:
-        """The node of each rank that is here."""
+        """The node of each rank that came."""
         return {rank: hello.node for rank, hello in sorted(self.here.items())}
+
+    @property
+    def leaders(self) -> dict[str, int]:
+        """The first rank of each node that still answers."""
+        first = {self.here[rank].node: rank for rank in sorted([0, *self.lines], reverse=True)}
+        return dict(sorted(first.items(), key=lambda each: each[1]))
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
         """Ask ranks something at once, rank 0 perhaps among them.
@@ -61,33 +76,46 @@ class Hub:
             within: seconds for all of them.
 
         Returns:
-            The answers by rank; those that did not answer in time, or are lost, are left out.
+            The answers by rank. One that does not answer in time, or is lost, is left out, and is asked no more.
         """
-        self._asked += 1
         deadline = time.monotonic() + within
-        for rank, question in questions.items():
-            if rank in self.lines:
-                self.lines[rank].settimeout(within)
-                send(self.lines[rank], {"asked": self._asked, **question})
-        answers = {0: self.act(questions[0])} if 0 in questions else {}
-        waiting = {rank for rank in questions if rank in self.lines}
-        with selectors.DefaultSelector() as selector:
-            for rank in waiting:
-                selector.register(self.lines[rank], selectors.EVENT_READ, rank)
-            while waiting and (left := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(left):
-                    if (done := self._read(key.data)) is not None:
-                        answers |= done
-                        waiting.discard(key.data)
-                        selector.unregister(key.fileobj)
+        waiting = [rank for rank in questions if rank in self.lines]
+        for rank in waiting:
+            self.lines[rank].settimeout(_SEND_WITHIN)
+            send(self.lines[rank], dict(questions[rank]))
+        # In a thread, for it may hang here as it may there.
+        own = ask(partial(self.act, questions[0])) if 0 in questions else None
+        answers = self._collect(set(waiting), deadline)
+        for rank in waiting:
+            if rank in self.lines and rank not in answers and rank not in self.trouble:
+                self._drop(rank, f"no answer within {within:g} s")
+        try:
+            return ({0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}) | answers
+        except TimeoutError:
+            self.trouble.setdefault(0, f"no answer within {within:g} s")
+        except Exception as error:  # what one rank cannot do must not hide what the others can
+            self.trouble.setdefault(0, f"{type(error).__name__}: {error}")
         return answers
 
     def ask_all(self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None) -> dict[int, Any]:
-        """Ask these ranks the same, or every rank that is here."""
+        """Ask these ranks the same, or every rank that came."""
         return self.ask(dict.fromkeys(self.here if ranks is None else ranks, question), within)
 
-    def _read(self, rank: int) -> dict[int, Any] | None:
-        """The answer to the last question, empty where the rank is lost; None while there is none."""
+    def _collect(self, waiting: set[int], deadline: float) -> dict[int, Any]:
+        answers: dict[int, Any] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank in waiting:
+                selector.register(self.lines[rank], selectors.EVENT_READ, rank)
+            while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
+                for key, _ in ready:
+                    if told := self._read(key.data):
+                        selector.unregister(key.fileobj)
+                        waiting.discard(key.data)
+                        self._take(key.data, told, answers)
+        return answers
+
+    def _read(self, rank: int) -> Mapping[str, Any]:
+        """The rank's answer; empty while there is none."""
         text = self._text.setdefault(rank, bytearray())
         try:
             piece = self.lines[rank].recv(_PIECE)
@@ -95,15 +123,24 @@ class Hub:
             piece = b""
         text += piece
         if not piece or len(text) > _LONGEST:
-            self.lines.pop(rank).close()
+            return {_LOST: "its process ended"}
+        if not text.endswith(b"\n"):
             return {}
-        while b"\n" in text:
-            line, _, rest = bytes(text).partition(b"\n")
-            text[:] = rest
-            message = parse(line)
-            if message.get("asked") == self._asked:  # an earlier question's answer came too late
-                return {rank: message.get("answer")}
-        return None
+        message = parse(bytes(text))
+        text.clear()
+        return message or {_LOST: "it sent what is no answer"}
+
+    def _take(self, rank: int, told: Mapping[str, Any], answers: dict[int, Any]) -> None:
+        if _LOST in told:
+            self._drop(rank, str(told[_LOST]))
+        elif _FAILED in told:
+            self.trouble.setdefault(rank, str(told[_FAILED]))
+        else:
+            answers[rank] = told.get(_ANSWER)
+
+    def _drop(self, rank: int, why: str) -> None:
+        self.trouble.setdefault(rank, why)
+        self.lines.pop(rank).close()
 
     def dismiss(self, code: int) -> None:
         """All others end with this exit code."""
@@ -123,7 +160,7 @@ def gather(own: Hello, listening: Sequence[socket.socket], trust: Trust, act: Ac
         deadline: of :func:`time.monotonic`.
     """
     hub = Hub({0: own}, act)
-    with Door(listening, own.token, trust, own.world_size, hub.objections.append) as door:
+    with Door(listening, own.token, trust, own.world_size, hub.refused.append) as door:
         while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
             for hello, line, message in door.events(left):
                 if message is None and hub.lines.get(hello.rank) is line:
@@ -162,7 +199,7 @@ def serve(line: socket.socket, act: Act) -> int:
         The exit code that rank 0 said.
 
     Raises:
-        RendezvousError: rank 0 was lost.
+        LostError: rank 0 is gone.
     """
     line.settimeout(_LATEST)
     try:
@@ -171,10 +208,16 @@ def serve(line: socket.socket, act: Act) -> int:
                 message = parse(text)
                 if _OVER in message:
                     return int(message[_OVER])
-                answer = {"asked": message.get("asked"), "answer": act(message)}
-                line.sendall(json.dumps(answer).encode() + b"\n")
+                line.sendall(json.dumps(_answered(act, message)).encode() + b"\n")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no word from it"
     else:
         why = "its process ended"
-    raise RendezvousError(f"rank 0 was lost: {why}", expected="rank 0 to stay", cure="see rank 0's own message")
+    raise LostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", cure="see rank 0's own message")
+
+
+def _answered(act: Act, question: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {_ANSWER: act(question)}
+    except Exception as error:  # what one rank cannot do must not hide what the others can
+        return {_FAILED: f"{type(error).__name__}: {error}"}

@@ -5,21 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from functools import partial
 
 from srunddp.bootstrap import announcement, channels, mpi, rendezvous, trust
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for
 from srunddp.bootstrap.interface import Interface, addresses_of, links_here, why_not
-from srunddp.bootstrap.line import Address, Hello, listen
+from srunddp.bootstrap.line import Address, Hello, allow_many, listen
 from srunddp.errors import ConfigError, RendezvousError, SrunddpError
+from srunddp.site.answer import ask
 from srunddp.site.finding import Subject
 from srunddp.site.hub import Act, Hub, gather, serve
 
-_MPI_WITHIN = 30.0
 _A_HOST = 1.0
 
 
@@ -35,13 +34,14 @@ def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None)
         SrunddpError: this rank cannot be found by the others.
     """
     environment, deadline = subject.environment, time.monotonic() + timeout
-    own = _hello(environment, channels.token(environment))
+    own = hello_of(environment, channels.token(environment))
     if environment.world_size == 1:
         return Hub({0: own}, act)
+    allow_many()
     entry = entry_of(subject.loaded.entries, environment.node)
     listening = _listen(environment, _own_addresses(environment, subject.interface), entry, ports)
     told = announcement.make(own.token, [Address(*each.getsockname()[:2]) for each in listening])
-    _, heard = channels.hear(environment, told, timeout, _over_mpi(subject), lambda _: None)
+    _, heard = channels.hear(environment, told, timeout, _over_mpi(subject, timeout), lambda _: None)
     secret = announcement.read(heard).secret if heard else ""
     return gather(own, listening, trust.choose(secret), act, deadline)
 
@@ -56,10 +56,10 @@ def follow(subject: Subject, act: Act, timeout: float, ports: range | None = Non
         SrunddpError: rank 0 is not found, or lost.
     """
     environment, deadline = subject.environment, time.monotonic() + timeout
-    _, heard = channels.hear(environment, None, timeout, _over_mpi(subject), lambda _: None)
+    _, heard = channels.hear(environment, None, timeout, _over_mpi(subject, timeout), lambda _: None)
     told = announcement.read(heard) if heard else None
-    hello = _hello(environment, told.token if told else channels.token(environment))
-    candidates = list(told.addresses) if told else _candidates(environment, subject.loaded.entries, ports)
+    hello = hello_of(environment, told.token if told else channels.token(environment))
+    candidates = list(told.addresses) if told else _candidates(subject, ports)
     return serve(_find(candidates, hello, deadline, trust.choose(told.secret if told else "")), act)
 
 
@@ -73,13 +73,15 @@ def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: tru
         try:
             return rendezvous.find([each for each in candidates if each.host == host], hello, until, own)[0]
         except RendezvousError as error:
-            if time.monotonic() >= deadline:
+            if time.monotonic() < until:
+                raise  # rank 0 itself refuses this rank
+            if until == deadline:
                 cure = "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to the others"
                 raise RendezvousError(error.found, expected=error.expected, cure=cure) from None
 
 
-def _hello(environment: Environment, token: str) -> Hello:
-    """Without an address: this line may go over any interface."""
+def hello_of(environment: Environment, token: str) -> Hello:
+    """What this rank says of itself, without an address: this line may go over any interface."""
     return Hello(
         token=token,
         rank=environment.rank,
@@ -127,16 +129,19 @@ def _listen(environment: Environment, hosts: Sequence[str], entry: Entry, ports:
     return listening
 
 
-def _candidates(environment: Environment, entries: Sequence[Entry], ports: range | None) -> list[Address]:
+def _candidates(subject: Subject, ports: range | None) -> list[Address]:
     """Where rank 0 may listen: at each address that its names lead to."""
+    environment, names = subject.environment, []
+    entry = DEFAULT
     if environment.master:
-        names, entry = [environment.master[0]], DEFAULT
+        names = [environment.master[0]]
     else:
         assert environment.step is not None
         node = channels.rank_zero_node(environment.step)
-        entry = entry_of(entries, node)
+        entry = entry_of(subject.loaded.entries, node)
         names = [channels.known_as(entry, node), node] if node != environment.node else []
-    hosts = [host for name in names for host in sorted(addresses_of(name))] or _own_addresses(environment, None)
+    hosts = [host for name in names for host in sorted(addresses_of(name))]
+    hosts += [] if names else _own_addresses(environment, subject.interface)
     allowed = [host for host in hosts if environment.one_node or not host.startswith(("127.", "::1"))]
     if not allowed:
         raise RendezvousError(
@@ -148,25 +153,16 @@ def _candidates(environment: Environment, entries: Sequence[Entry], ports: range
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 
 
-def _over_mpi(subject: Subject) -> channels.Broadcast:
+def _over_mpi(subject: Subject, timeout: float) -> channels.Broadcast:
     """A broadcast that is given up after some time: MPI waits for ever where a rank is missing."""
     environment, name = subject.environment, subject.interface.name if subject.interface else None
 
     def broadcast(told: str | None) -> str:
-        said: Future[str] = Future()
-
-        def over_mpi() -> None:
-            try:
-                said.set_result(mpi.broadcast(told, environment.world_size, name))
-            except BaseException as error:  # handed on to the thread that waits
-                said.set_exception(error)
-
-        threading.Thread(target=over_mpi, daemon=True).start()
         try:
-            return said.result(_MPI_WITHIN)
+            return ask(partial(mpi.broadcast, told, environment.world_size, name)).result(timeout)
         except TimeoutError:
             raise RendezvousError(
-                f"rank {environment.rank} on {environment.node} is still in MPI_Init after {_MPI_WITHIN:.0f} s",
+                f"rank {environment.rank} on {environment.node} is still in MPI_Init after {timeout:g} s",
                 expected="all ranks to reach it, and MPI to reach all nodes",
                 cure="look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI",
             ) from None

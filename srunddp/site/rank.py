@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from srunddp import __version__
 from srunddp.bootstrap.line import Meeting
 from srunddp.bootstrap.process_group import Joined
 from srunddp.site import collective, rates
+from srunddp.site.answer import ask
 from srunddp.site.checks import CHECKS
 from srunddp.site.finding import Subject
 from srunddp.site.half_open import half_open
@@ -60,12 +63,19 @@ class Rank:
         return collective.run(place, within)
 
 
-def facts(subject: Subject, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the checks of these names collect; where one fails, why."""
+def facts(subject: Subject, names: Sequence[str]) -> dict[str, Any]:
+    """What the checks of these names collect, all at once and each within its time; where one fails, why.
+
+    Each in a thread of its own: a file system or a driver that hangs must not hide what the others see.
+    """
+    asked = {check.name: (check, ask(partial(check.collected, subject))) for check in CHECKS if check.name in names}
+    began = time.monotonic()
     found: dict[str, dict[str, Any]] = {}
-    for check in (check for check in CHECKS if check.name in names):
+    for name, (check, answer) in asked.items():
         try:
-            found[check.name] = {"facts": check.collected(subject)}
+            found[name] = {"facts": answer.result(max(0.0, began + check.within - time.monotonic()))}
+        except TimeoutError:
+            found[name] = {"failed": f"no answer within {check.within:g} s: a file system, a look-up or a driver hangs"}
         except Exception as error:  # one check that fails must not hide what the others see
-            found[check.name] = {"failed": f"{type(error).__name__}: {error}"}
-    return found
+            found[name] = {"failed": f"{type(error).__name__}: {error}"}
+    return {"version": __version__, "checks": found}

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from srunddp.errors import ConfigError
-from srunddp.site.check import Report
 from srunddp.site.checks import CHECKS
 from srunddp.site.finding import Finding, Level
+from srunddp.site.report import Report
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
@@ -84,8 +84,8 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     try:
         os.makedirs(folder, exist_ok=True)
         paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
-        paths[0].write_text("\n".join([*text, "", *per_node(report)]) + "\n")
-        paths[1].write_text(json.dumps(as_json(report, job, code), indent=1) + "\n")
+        _write(paths[0], "\n".join([*text, "", *per_node(report)]) + "\n")
+        _write(paths[1], json.dumps(as_json(report, job, code), indent=1) + "\n")
     except OSError as error:
         raise ConfigError(
             f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
@@ -93,6 +93,12 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
             cure="name another with --output-dir",
         ) from None
     return list(map(str, paths))
+
+
+def _write(path: Path, text: str) -> None:
+    # Slurm starts in /tmp where the folder is missing, and there anyone may have left a link of that name.
+    with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644)) as file:
+        file.write(text)
 
 
 def per_node(report: Report) -> list[str]:

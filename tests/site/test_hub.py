@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from srunddp.bootstrap.line import Address, Hello, listen
 from srunddp.bootstrap.rendezvous import find
 from srunddp.bootstrap.trust import Secret, Unproven
 from srunddp.errors import RendezvousError
-from srunddp.site.hub import Hub, gather, serve
+from srunddp.site.hub import Hub, LostError, gather, serve
 
 WORLD = 3
 
@@ -65,21 +66,27 @@ def test_a_rank_that_does_not_come_is_done_without() -> None:
         assert hub.ask_all({"word": "?"}, 5.0) == {0: [0, "?"], 2: [2, "?"]}
 
 
-def test_an_answer_that_comes_too_late_is_not_taken_for_that_to_the_next_question() -> None:
+def test_a_rank_that_does_not_answer_in_time_is_named_and_asked_no_more() -> None:
     go = threading.Event()
-
-    def late(question: Mapping[str, Any]) -> str:
-        if question["word"] == "slow":
-            go.wait(5.0)
-        return str(question["word"])
-
-    with gathered(1, 2, acts={1: late}) as (hub, _):
+    with gathered(1, 2, acts={1: lambda _: go.wait(5.0)}) as (hub, spokes):
         assert hub.ask_all({"word": "slow"}, 0.3) == {0: [0, "slow"], 2: [2, "slow"]}
+        assert hub.trouble == {1: "no answer within 0.3 s"}
         go.set()
-        assert hub.ask({1: {"word": "next"}}, 5.0) == {1: "next"}
+        assert hub.ask_all({"word": "next"}, 5.0) == {0: [0, "next"], 2: [2, "next"]}
+        assert hub.leaders == {"node01": 0, "node03": 2}
+        assert isinstance(spokes[0].exception(5.0), LostError)
 
 
-def test_a_rank_that_ends_is_not_waited_for() -> None:
+def test_rank_0_itself_that_hangs_is_named_and_does_not_cost_the_others_their_answers() -> None:
+    go = threading.Event()
+    with gathered(1, 2) as (hub, _):
+        hub.act = lambda _: go.wait(5.0)
+        assert hub.ask_all({"word": "?"}, 0.3) == {1: [1, "?"], 2: [2, "?"]}
+        assert hub.trouble == {0: "no answer within 0.3 s"}
+        go.set()
+
+
+def test_a_rank_that_ends_is_named_and_not_waited_for() -> None:
     def ends(_: Mapping[str, Any]) -> None:
         raise SystemExit(1)
 
@@ -87,6 +94,32 @@ def test_a_rank_that_ends_is_not_waited_for() -> None:
         began = time.monotonic()
         assert hub.ask_all({"word": "?"}, 30.0) == {0: [0, "?"], 2: [2, "?"]}
         assert time.monotonic() - began < 10.0
+        assert hub.trouble == {1: "its process ended"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_rank_cannot_do_is_named_with_it_and_it_answers_the_next_question(rank: int) -> None:
+    def fails(question: Mapping[str, Any]) -> str:
+        if question["word"] == "first":
+            raise OSError("no more forks")
+        return "again"
+
+    with gathered(1, 2, acts={1: fails}) as (hub, _):
+        hub.act = fails if rank == 0 else hub.act
+        assert rank not in hub.ask({rank: {"word": "first"}}, 5.0)
+        assert hub.trouble == {rank: "OSError: no more forks"}
+        assert hub.ask({rank: {"word": "second"}}, 5.0) == {rank: "again"}
+
+
+def test_garbage_instead_of_an_answer_is_named() -> None:
+    with gathered(1, 2) as (hub, _):
+        ours, theirs = socket.socketpair()
+        hub.lines[1].close()
+        hub.lines[1] = ours
+        theirs.sendall(b"garbage\n")
+        assert hub.ask({1: {"word": "?"}}, 5.0) == {}
+        assert hub.trouble == {1: "it sent what is no answer"}
+        theirs.close()
 
 
 def test_a_large_answer_arrives_whole() -> None:
@@ -123,6 +156,19 @@ def test_a_stranger_is_not_asked() -> None:
     assert hub.nodes == {0: "node01"}
 
 
+def test_what_knocks_by_chance_is_no_objection() -> None:
+    """As a site's port scanner does."""
+    listener = listen("127.0.0.1", [0])
+    where = Address(*listener.getsockname())
+    with ThreadPoolExecutor() as pool, socket.create_connection((where.host, where.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\n\n")
+        spoke = pool.submit(lambda: serve(find([where], hello(1, 2), soon())[0], answering(1)))
+        hub = gather(hello(0, 2), [listener], Unproven(), answering(0), soon())
+        hub.dismiss(0)
+        assert spoke.result(5.0) == 0
+    assert hub.objections == []
+
+
 def test_a_rank_says_that_rank_0_was_lost() -> None:
     listener = listen("127.0.0.1", [0])
     where = Address(*listener.getsockname())
@@ -130,5 +176,5 @@ def test_a_rank_says_that_rank_0_was_lost() -> None:
         spoke = pool.submit(lambda: serve(find([where], hello(1, 2), soon())[0], answering(1)))
         hub = gather(hello(0, 2), [listener], Unproven(), answering(0), soon())
         hub.lines[1].close()
-        with pytest.raises(RendezvousError, match="rank 0 was lost: its process ended"):
+        with pytest.raises(LostError, match="rank 0 was lost: its process ended"):
             spoke.result(5.0)

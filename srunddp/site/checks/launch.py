@@ -128,4 +128,4 @@ def summary(seen: Sequence[Seen[Facts]]) -> str:
     return f"{len(seen)} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary)
+CHECK = Check(NAME, Facts, collect, judge, summary, within=_LIBRARY_WITHIN + 15.0)

@@ -216,4 +216,4 @@ def summary(seen: Ranks) -> str:
     return f"Python {facts.python}, {', '.join(_packages(facts))}, torch imported in {slowest:.1f} s at most"
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary, node_lines)
+CHECK = Check(NAME, Facts, collect, judge, summary, node_lines, within=_PATIENCE + 15.0)

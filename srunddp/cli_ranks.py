@@ -1,0 +1,43 @@
+"""What the commands have in common that run on many ranks before a job: rank 0 leads, the others follow."""
+
+from __future__ import annotations
+
+import click
+
+from srunddp.cli_options import Seconds
+from srunddp.errors import SrunddpError
+from srunddp.run.verdict import say
+from srunddp.site import joining
+from srunddp.site.finding import Subject
+from srunddp.site.hub import Act, LostError
+
+come_within = click.option(
+    "--timeout",
+    type=Seconds(),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long rank 0 waits for the others.",
+)
+
+
+def followed(command: str, subject: Subject, act: Act, timeout: float, ports: range | None = None) -> tuple[int, bool]:
+    """On another rank than 0: answer rank 0, or say why it is not found.
+
+    Args:
+        command: for the message; for the others see :func:`srunddp.site.joining.follow`.
+
+    Returns:
+        This rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank, and
+        its exit code is the job's, whereas another one here would have the launcher end rank 0 before it has reported.
+
+    Raises:
+        LostError: rank 0 was found, and is gone.
+    """
+    try:
+        return joining.follow(subject, act, timeout, ports), True
+    except LostError:
+        raise
+    except SrunddpError as error:
+        say(f"srunddp: {command} on {subject.environment.node}: error: {error}\n")
+        return 0, False
