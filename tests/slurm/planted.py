@@ -17,7 +17,7 @@ from tests.slurm.conftest import SRUNDDP, Bench
 
 NODES = 6
 TIMEOUT = 30  # seconds, for ranks that come; two cores start them all
-SHORT = 10  # where some never come, and are waited for
+SHORT = 8  # where some never come, and are waited for
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ OVER = {
     "MPI": ("--mpi=pmix",),
 }
 TWO_EACH = ("-N6", "--ntasks-per-node=2")
+ONE_EACH = ("-N3", "--ntasks-per-node=1")  # where three nodes show it as well as six
 
 
 @pytest.mark.parametrize("channel", list(OVER))
@@ -76,8 +77,8 @@ def test_a_project_folder_that_a_node_lacks_is_named(bench: Bench) -> None:
     project = bench.cluster.shared / "lab" / "project"
     project.mkdir(parents=True)
     script = write(project / "train.py", "print('trained')\n")
-    done = checked(bench, f"--path={project}", str(script), faults={"node04": hidden(project.parent)})
-    assert done.named() == {("FAIL", "paths", "node04")}, done.text
+    done = checked(bench, f"--path={project}", str(script), faults={"node02": hidden(project.parent)}, srun=ONE_EACH)
+    assert done.named() == {("FAIL", "paths", "node02")}, done.text
     assert done.code == 69
     assert f"the script {script} is not there; expected on every rank -> " in done.text
     assert f"{project} is not there" in done.text
@@ -86,11 +87,11 @@ def test_a_project_folder_that_a_node_lacks_is_named(bench: Bench) -> None:
 def test_one_gpu_that_two_ranks_have_is_named_with_them(bench: Bench) -> None:
     """By a simulated NVML; every node has two GPUs, and one of them the same twice."""
     folder = bench.cluster.shared
-    faults = {f"node0{number}": with_gpus(folder, f"GPU-{number}a", f"GPU-{number}b") for number in range(1, 7)}
-    faults["node05"] = with_gpus(folder, "GPU-5a", "GPU-5a")
-    done = checked(bench, REPORT, faults=faults)
-    assert done.named() == {("FAIL", "gpus", "node05")}, done.text
-    assert [each["ranks"] for each in done.findings] == [[8, 9]]
+    faults = {f"node0{number}": with_gpus(folder, f"GPU-{number}a", f"GPU-{number}b") for number in range(1, 4)}
+    faults["node02"] = with_gpus(folder, "GPU-2a", "GPU-2a")
+    done = checked(bench, REPORT, faults=faults, srun=("-N3", "--ntasks-per-node=2"))
+    assert done.named() == {("FAIL", "gpus", "node02")}, done.text
+    assert [each["ranks"] for each in done.findings] == [[2, 3]]
     assert done.code == 69
 
 
@@ -98,7 +99,7 @@ def test_one_gpu_that_two_ranks_have_is_named_with_them(bench: Bench) -> None:
 def test_a_data_interface_that_is_down_is_named(channel: str, bench: Bench) -> None:
     """Where no other network leads to rank 0, the node says so itself, and rank 0 that it is missing."""
     with link_down(node("node03")):
-        done = checked(bench, REPORT, srun=(*TWO_EACH, *OVER[channel]), timeout=SHORT)
+        done = checked(bench, REPORT, srun=("-N3", "--ntasks-per-node=2", *OVER[channel]), timeout=SHORT)
     assert done.code == 69
     words = "interface ens1f0np0 is down on node node03, which has "
     if channel == "PMI":
@@ -114,14 +115,14 @@ def test_a_data_interface_that_is_down_is_named(channel: str, bench: Bench) -> N
 def test_a_wrong_name_in_ifaces_conf_is_named_with_its_line(bench: Bench) -> None:
     text = bench.ifaces.read_text().replace("interface: ens1f0\n", "interface: ens1f9\n")
     wrong = bench.write_ifaces("wrong-name.conf", text)
-    done = checked(bench, REPORT, ifaces=wrong, srun=(*TWO_EACH, "--mpi=pmi2"))
+    done = checked(bench, REPORT, ifaces=wrong, srun=("-N2", "-wnode01,node05", "--ntasks-per-node=1", "--mpi=pmi2"))
     assert done.named() == {("FAIL", "interface", "node05")}, done.text
     assert done.about("interface").startswith(f"{wrong}:13:3: interface ens1f9 is not there on node node05")
 
 
 def test_packets_lost_one_way_between_two_nodes_name_the_pair_and_the_direction(bench: Bench) -> None:
     with one_way_dropped(node("node03"), node("node05")):
-        done = checked(bench, REPORT)
+        done = checked(bench, srun=("-N3", "-wnode01,node03,node05", "--ntasks-per-node=1"))
     assert done.named() == {("FAIL", "reach", "node03 -> node05")}, done.text
     assert "random" in done.findings[0]["expected"]
 
@@ -135,14 +136,14 @@ def test_packets_lost_one_way_between_two_nodes_name_the_pair_and_the_direction(
 )
 def test_a_node_that_is_heard_by_none_or_hears_none_is_named_alone(hook: str, words: str, bench: Bench) -> None:
     with packets_dropped(node("node04"), hook):
-        done = checked(bench, REPORT, srun=(*TWO_EACH, "--mpi=pmi2"))
+        done = checked(bench, srun=("-N4", "--ntasks-per-node=1", "--mpi=pmi2"))
     assert done.named() == {("FAIL", "reach", "node04")}, done.text
     assert done.about("reach").startswith(words)
 
 
 def test_one_slow_link_alone_is_named(bench: Bench) -> None:
     with slowed(node("node02"), "50mbit"):
-        done = checked(bench, "--collective", srun=("-N6", "--ntasks-per-node=1"))
+        done = checked(bench, "--collective", srun=("-N4", "--ntasks-per-node=1"))
     assert done.named() == {("WARN", "rate", "node02")}, done.text
     assert done.about("rate").startswith("it sends at most ")
     assert done.code == 0
