@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from srunddp.site.scan import Link, Scan
@@ -42,7 +43,7 @@ def networks(scan: Scan) -> list[Network]:
     """The groups of interfaces that reach each other, the best first; an interface that reaches none is no group."""
     group: dict[End, set[End]] = {}
     for (a, b), worked in scan.reached.items():
-        if worked:
+        if worked and b not in group.get(a, ()):
             both = group.get(a, {a}) | group.get(b, {b})
             group |= dict.fromkeys(both, both)
     distinct = {id(ends): ends for ends in group.values()}.values()
@@ -110,10 +111,15 @@ class _Entry:
 
 def _entries(scan: Scan, best: Network) -> list[tuple[_Entry, list[str]]]:
     by_entry: dict[_Entry, list[str]] = {}
+
+    @functools.cache  # one template for a thousand nodes
+    def leads(template: str) -> bool:
+        return all(_leads(scan, best, template, node) for node in best.links)
+
     for node, links in sorted(best.links.items()):
         entry = _Entry(
             interfaces=tuple(link.name for link in links),
-            address=_address(scan, best, node),
+            address=_address(links[0], node, leads),
             devices=tuple(sorted(device for link in links for device in link.devices)),
             speeds=tuple(sorted({link.speed for link in links})),
         )
@@ -121,14 +127,13 @@ def _entries(scan: Scan, best: Network) -> list[tuple[_Entry, list[str]]]:
     return list(by_entry.items())
 
 
-def _address(scan: Scan, best: Network, node: str) -> str:
+def _address(link: Link, node: str, leads: Callable[[str], bool]) -> str:
     """How others find the node: by its own name, a name with it inside that all nodes know, or the bare address."""
-    link = best.links[node][0]
     if link.named:
         return ""
     for name in link.names:
         template = name.replace(node, "{node}")
-        if "{node}" in template and all(_leads(scan, best, template, other) for other in best.links):
+        if "{node}" in template and leads(template):
             return template
     return link.address
 
@@ -144,7 +149,9 @@ def _written(entry: _Entry, nodes: Sequence[str], count: int) -> list[str]:
     names = entry.interfaces[0] if len(entry.interfaces) == 1 else f"[{', '.join(entry.interfaces)}]"
     rates = " and ".join(map(_rate, entry.speeds))
     reached = "reaches the other node" if count == 2 else f"reaches all {count - 1} other nodes"
-    lines = [f"- nodes: {_folded(nodes)}", f"  interface: {names}  # up, {rates}, {reached}"]
+    folded = _folded(nodes)
+    folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
+    lines = [f"- nodes: {folded}", f"  interface: {names}  # up, {rates}, {reached}"]
     if entry.address:
         why = "a name of this address" if "{node}" in entry.address else "no name leads to it"
         lines.append(f'  address: "{entry.address}"  # {why}; the plain hostname leads elsewhere')

@@ -146,9 +146,9 @@ def reaches(interface: str, source: str, host: str, port: int, neighbour: bool) 
         return False
     with socket.socket(family, socket.SOCK_STREAM) as line:
         line.settimeout(_WITHIN)
-        with contextlib.suppress(PermissionError):  # kernels before 5.7 let root alone do it
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
         try:
+            with contextlib.suppress(PermissionError):  # kernels before 5.7 let root alone do it
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
             line.bind((source, 0))
             line.connect((host, port))
         except OSError:

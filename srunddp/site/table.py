@@ -97,7 +97,10 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
 
 def _write(path: Path, text: str) -> None:
     # Slurm starts in /tmp where the folder is missing, and there anyone may have left a link of that name.
-    with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644)) as file:
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o644)
+
+    with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=opened) as file:  # a path need not be text
         file.write(text)
 
 

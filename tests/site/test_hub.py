@@ -178,3 +178,36 @@ def test_a_rank_says_that_rank_0_was_lost() -> None:
         hub.lines[1].close()
         with pytest.raises(LostError, match="rank 0 was lost: its process ended"):
             spoke.result(5.0)
+
+
+def test_answers_that_came_while_rank_0_was_still_at_its_own_are_heard() -> None:
+    def slow(_: Mapping[str, Any]) -> str:
+        time.sleep(0.3)
+        return "late"
+
+    with gathered(1, 2) as (hub, _):
+        hub.act = slow
+        assert hub.ask_all({"word": "?"}, 0.1) == {0: "late", 1: [1, "?"], 2: [2, "?"]}
+
+
+def test_two_hundred_ranks_come_and_answer() -> None:
+    ranks = range(1, 201)
+    listener = listen("127.0.0.1", [0])
+    where = Address(*listener.getsockname())
+    text = "x" * 20_000
+
+    def spoke(rank: int) -> int:
+        line, _ = find([where], hello(rank, 201), soon(20.0))
+        return serve(line, lambda question: [rank, question["word"] + text])
+
+    with ThreadPoolExecutor(200) as pool:
+        began = time.monotonic()
+        spokes = [pool.submit(spoke, rank) for rank in ranks]
+        hub = gather(hello(0, 201), [listener], Unproven(), answering(0), soon(20.0))
+        assert len(hub.here) == 201
+        for word in "ab":
+            answers = hub.ask_all({"word": word}, 10.0, ranks)
+            assert answers == {rank: [rank, word + text] for rank in ranks}
+        hub.dismiss(3)
+        assert {spoke.result(10.0) for spoke in spokes} == {3}
+    assert time.monotonic() - began < 20.0

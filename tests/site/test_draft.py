@@ -1,0 +1,309 @@
+"""A draft names for every node the interface that reaches the others, in a file that srunddp reads as it was meant."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from srunddp.bootstrap.ifaces import Entry, entry_for, parse
+from srunddp.errors import ConfigError
+from srunddp.site.draft import Draft, draft, networks
+from srunddp.site.scan import Link, Scan
+
+TODAY = datetime.date(2026, 1, 2)
+NODES = tuple(f"n{number:02d}" for number in range(1, 5))
+IB = {"layer": "InfiniBand", "devices": ("mlx5_0",)}
+
+
+def link(name: str, network: str, number: int, **changes: Any) -> Link:
+    """An interface of the node of this number, in the network ``10.1`` or ``fd00:1:`` say."""
+    address = f"{network}:{number:x}" if ":" in network else f"{network}.0.{number}"
+    known: dict[str, Any] = {"speed": 10_000, "passed_over": "", "names": (), "named": False, "devices": ()}
+    return Link(**{"name": name, "address": address, "network": network, "layer": ""} | known | changes)
+
+
+def rail(name: str, network: str, nodes: Sequence[str] = NODES, **changes: Any) -> dict[tuple[str, str], Link]:
+    """An interface of each of these nodes."""
+    return {(node, name): link(name, network, NODES.index(node) + 1, **changes) for node in nodes}
+
+
+def scan(*rails: Mapping[tuple[str, str], Link], lost: Sequence[str] = (), resolved: Any = ()) -> Scan:
+    """What is found where all in one network reach each other, but not those of ``lost``: nodes or networks."""
+    ends = {end: link for each in rails for end, link in each.items()}
+    reached = {
+        (a, b): ends[a].network == ends[b].network and not {a[0], b[0], ends[a].network} & set(lost)
+        for a, b in itertools.permutations(ends, 2)
+        if a[0] != b[0] and not ends[a].passed_over and not ends[b].passed_over
+    }
+    return Scan(ends, reached, dict(resolved))
+
+
+def drafted(found: Scan) -> tuple[Draft, dict[str, Entry]]:
+    """The draft, and the entry that it has for each node that it covers."""
+    made = draft(found, TODAY)
+    entries = parse(made.text.encode(), "ifaces.conf")
+    assert made.text.startswith("# By `srunddp ifaces scan` on 2026-01-02: ")
+    nodes = {node for node, _ in found.ends} - set(made.missing)
+    return made, {node: entry_for(entries, node) for node in nodes}
+
+
+def interfaces(found: Scan) -> dict[str, tuple[str, ...]]:
+    return {node: entry.interfaces for node, entry in drafted(found)[1].items()}
+
+
+# Which network.
+
+
+def test_nodes_with_one_name_are_one_entry_and_those_with_another_theirs() -> None:
+    names = dict(zip(NODES, ("ens1f0", "ens1f0", "eno1", "ens1f0"), strict=True))
+    ends = {(node, name): link(name, "10.1", number) for number, (node, name) in enumerate(names.items())}
+    named = {end: link(end[1], "10.1", number, named=True) for number, end in enumerate(ends)}
+    assert interfaces(scan(named)) == {node: (name,) for node, name in names.items()}
+    text = draft(scan(named), TODAY).text
+    assert [line for line in text.splitlines() if line.startswith("- nodes")] == [
+        "- nodes: n[01-02,04]",
+        "- nodes: n03",
+    ]
+    assert "  interface: ens1f0  # up, 10 Gbit/s, reaches all 3 other nodes" in text.splitlines()
+
+
+@pytest.mark.parametrize("ethernet", [10_000, 400_000])
+def test_infiniband_is_taken_over_ethernet_however_fast(ethernet: int) -> None:
+    found = scan(rail("ib0", "10.1", speed=100_000, **IB), rail("eno1", "10.2", speed=ethernet, named=True))
+    assert set(interfaces(found).values()) == {("ib0",)}
+    not_taken = f"# Not taken: eno1 on n[01-04], which reach each other ({ethernet // 1000} Gbit/s)."
+    assert not_taken in drafted(found)[0].text.splitlines()
+
+
+def test_the_faster_of_two_networks_is_taken_whatever_the_names_lead_to() -> None:
+    found = scan(rail("eno1", "10.1", speed=1000, named=True), rail("ens2", "10.2", speed=25_000))
+    assert set(interfaces(found).values()) == {("ens2",)}
+
+
+def test_of_two_equal_networks_the_one_is_taken_that_the_nodes_names_lead_to() -> None:
+    assert set(interfaces(scan(rail("eno1", "10.1"), rail("eno2", "10.2", named=True))).values()) == {("eno2",)}
+
+
+def test_a_network_of_more_nodes_is_taken_over_a_faster_one() -> None:
+    found = scan(rail("ib0", "10.1", NODES[:3], speed=200_000, **IB), rail("eno1", "10.2", speed=1000))
+    assert interfaces(found) == dict.fromkeys(NODES, ("eno1",))
+
+
+def test_at_equal_speed_ipv4_is_taken() -> None:
+    found = scan(rail("eno1", "fd00:1:", named=True), rail("eno2", "10.2"))
+    assert set(interfaces(found).values()) == {("eno2",)}
+    assert "(10 Gbit/s, IPv6)" in drafted(found)[0].text
+
+
+def test_ipv6_is_taken_where_it_is_faster_and_its_address_is_read_back_whole() -> None:
+    entries = drafted(scan(rail("eno1", "fd00:1:", speed=25_000), rail("eno2", "10.2")))[1]
+    assert (entries["n03"].interfaces, entries["n03"].address) == (("eno1",), "fd00:1::3")
+
+
+def test_several_rails_in_one_network_are_a_list() -> None:
+    second = {(node, "ib1"): link("ib1", "10.1", 100 + number) for number, node in enumerate(NODES)}
+    assert interfaces(scan(rail("ib0", "10.1"), second)) == dict.fromkeys(NODES, ("ib0", "ib1"))
+
+
+def test_of_rails_in_one_network_the_slow_ones_are_left_out() -> None:
+    slow = {(node, "eno1"): link("eno1", "10.1", 100 + number, speed=1000) for number, node in enumerate(NODES)}
+    assert interfaces(scan(rail("ib0", "10.1"), slow)) == dict.fromkeys(NODES, ("ib0",))
+
+
+def test_of_rails_that_do_not_reach_each_other_one_is_taken() -> None:
+    found = scan(rail("ib0", "10.1", **IB), rail("ib1", "10.2", **IB))
+    assert interfaces(found) == dict.fromkeys(NODES, ("ib0",))
+    assert "# Not taken: ib1 on n[01-04]" in drafted(found)[0].text
+
+
+# What does not reach the others.
+
+
+def test_a_network_that_reaches_nobody_is_passed_over_and_said() -> None:
+    found = scan(rail("eno1", "10.1", speed=1000), rail("eno2", "10.2", speed=25_000, named=True), lost=["10.2"])
+    assert interfaces(found) == dict.fromkeys(NODES, ("eno1",))
+    assert "# Passed over: eno2 on n[01-04], reaches no other node." in drafted(found)[0].text.splitlines()
+
+
+def test_what_is_down_is_passed_over_with_its_reason() -> None:
+    made, _ = drafted(scan(rail("eno1", "10.1"), rail("ib0", "10.2", NODES[1:3], passed_over="down")))
+    assert "# Passed over: ib0 on n[02-03], down." in made.text.splitlines()
+
+
+def test_a_node_that_reaches_none_has_no_entry_and_is_said() -> None:
+    made, entries = drafted(scan(rail("eno1", "10.1"), lost=["n03"]))
+    assert made.missing == ("n03",)
+    assert "# n03: no interface reaches the others; there is no entry for it." in made.text.splitlines()
+    assert "reaches all 2 other nodes" in made.text
+    assert sorted(entries) == ["n01", "n02", "n04"]
+    with pytest.raises(ConfigError, match="no entry matches node n03"):
+        entry_for(parse(made.text.encode(), "x"), "n03")
+
+
+def test_where_nobody_reaches_anybody_there_is_no_entry() -> None:
+    made, _ = drafted(scan(rail("eno1", "10.1"), lost=["10.1"]))
+    assert made.missing == NODES
+    assert parse(made.text.encode(), "x") == ()
+
+
+def test_a_way_that_is_broken_within_the_network_is_said_and_an_equal_whole_one_taken() -> None:
+    found = scan(rail("eno1", "10.1"))
+    one_lost = {**found.reached, (("n01", "eno1"), ("n02", "eno1")): False}
+    assert "# 1 ways within this network did not work" in draft(Scan(found.ends, one_lost, {}), TODAY).text
+    both = scan(rail("eno1", "10.1", speed=25_000), rail("eno2", "10.2"))
+    reached = {**both.reached, (("n01", "eno1"), ("n02", "eno1")): False}
+    assert set(interfaces(Scan(both.ends, reached, {})).values()) == {("eno2",)}
+
+
+# By which address.
+
+
+def named(template: str) -> tuple[dict[tuple[str, str], Link], dict[str, list[list[str]]]]:
+    """A network whose addresses have names, and what all nodes find for them."""
+    ends = {
+        (node, "ib0"): link("ib0", "10.1", number, names=(template.format(node=node),))
+        for number, node in enumerate(NODES, 1)
+    }
+    found = {each.names[0]: [[each.address]] * len(NODES) for each in ends.values()}
+    return ends, found
+
+
+def test_where_the_plain_name_leads_there_no_address_is_written() -> None:
+    assert "address" not in drafted(scan(rail("eno1", "10.1", named=True)))[0].text
+
+
+def test_a_name_of_every_node_that_all_know_is_one_template() -> None:
+    ends, resolved = named("{node}-ib0.cluster")
+    made, entries = drafted(scan(ends, resolved=resolved))
+    assert {entry.address for entry in entries.values()} == {"{node}-ib0.cluster"}
+    assert made.text.count("- nodes:") == 1
+
+
+def test_a_name_that_one_node_does_not_know_is_no_template() -> None:
+    ends, resolved = named("{node}-ib0")
+    resolved["n02-ib0"] = [["10.1.0.2"], ["10.1.0.2"], [], ["10.1.0.2"]]
+    _, entries = drafted(scan(ends, resolved=resolved))
+    assert {node: entry.address for node, entry in entries.items()} == {
+        node: f"10.1.0.{number}" for number, node in enumerate(NODES, 1)
+    }
+
+
+def test_a_name_that_leads_one_node_elsewhere_is_no_template() -> None:
+    ends, resolved = named("{node}-ib0")
+    resolved["n02-ib0"] = [["10.1.0.2"], ["10.9.0.2"], ["10.1.0.2"], ["10.1.0.2"]]
+    assert drafted(scan(ends, resolved=resolved))[1]["n02"].address == "10.1.0.2"
+
+
+def test_a_node_whose_name_is_a_part_of_anothers_gets_its_own_interface() -> None:
+    nodes = ("n1", "n11", "n111")
+    ends = {
+        (node, name): link(name, "10.1", number, names=(f"{node}-ib",))
+        for number, (node, name) in enumerate(zip(nodes, ("a0", "b0", "c0"), strict=True), 1)
+    }
+    resolved = {f"{node}-ib": [[f"10.1.0.{number}"]] * 3 for number, node in enumerate(nodes, 1)}
+    _, entries = drafted(scan(ends, resolved=resolved))
+    assert [entries[node].interfaces for node in nodes] == [("a0",), ("b0",), ("c0",)]
+    assert {entry.address for entry in entries.values()} == {"{node}-ib"}
+
+
+# NCCL's devices.
+
+
+def test_active_devices_are_named_exactly_for_nccl() -> None:
+    second = {
+        (node, "ib1"): link("ib1", "10.1", 100 + number, layer="InfiniBand", devices=("mlx5_10",))
+        for number, node in enumerate(NODES)
+    }
+    entries = drafted(scan(rail("ib0", "10.1", **IB), second))[1]
+    assert {entry.env["NCCL_IB_HCA"] for entry in entries.values()} == {"=mlx5_0,mlx5_10"}
+
+
+def test_nodes_with_other_devices_have_an_entry_of_their_own() -> None:
+    other = rail("ib0", "10.1", NODES[:1], **IB | {"devices": ("mlx5_3",)})
+    entries = drafted(scan(rail("ib0", "10.1", NODES[1:], **IB), other))[1]
+    assert {node: entry.env["NCCL_IB_HCA"] for node, entry in entries.items()} == {
+        "n01": "=mlx5_3",
+        **dict.fromkeys(NODES[1:], "=mlx5_0"),
+    }
+
+
+# Whatever is found.
+
+
+def test_nodes_whose_names_are_numbers_are_read_back() -> None:
+    ends = {(node, "ib0"): link("ib0", "10.1", int(node), named=True) for node in ("1", "2", "3")}
+    assert interfaces(scan(ends)) == dict.fromkeys(("1", "2", "3"), ("ib0",))
+
+
+NAMES = ("n1", "n10", "n01", "gpu-a", "gpu-a1", "rack1-n2", "rack2-n2", "rack2-n3", "1", "2", "03", "x")
+
+
+@st.composite
+def any_scan(pick: st.DrawFn) -> Scan:
+    nodes = pick(st.lists(st.sampled_from(NAMES), min_size=2, unique=True))
+    some = st.sampled_from
+    ends: dict[tuple[str, str], Link] = {}
+    for number, node in enumerate(nodes, 1):
+        for name in pick(st.lists(some(["eno1", "ib0", "ib1", "enp1s0f0np0", "p1p1.100"]), unique=True)):
+            changes = {
+                "speed": pick(some([0, 1000, 100_000])),
+                "passed_over": pick(some(["", "", "", "down"])),
+                "named": pick(st.booleans()),
+                "names": pick(some([(), (f"{node}-ib",), (f"data-{node}.lab",)])),
+                "devices": pick(some([(), ("mlx5_0",), ("mlx5_1", "mlx5_10")])),
+            }
+            network = pick(some(["10.1", "10.2", "fd00:1:"]))
+            ends[node, name] = link(name, network, len(ends) + 16 * number, **changes)
+    resolved = {
+        name: [pick(some([[each.address], [each.address], [], ["10.9.9.9"]]))] * 2
+        for each in ends.values()
+        for name in each.names
+    }
+    return scan(ends, lost=pick(st.lists(some([*nodes, "10.1"]), max_size=2)), resolved=resolved)
+
+
+@settings(max_examples=150, deadline=None)
+@given(any_scan())
+def test_every_draft_is_read_back_and_gives_each_node_what_was_meant(found: Scan) -> None:
+    made, entries = drafted(found)
+    (best, *_) = networks(found) or [None]
+    assert set(entries) == (set(best.links) if best else set())
+    for node, entry in entries.items():
+        assert best is not None
+        links = best.links[node]
+        assert entry.interfaces == tuple(each.name for each in links)
+        devices = sorted(device for each in links for device in each.devices)
+        assert entry.env == ({"NCCL_IB_HCA": "=" + ",".join(devices)} if devices else {})
+        address = entry.address.format(node=node)
+        leads = found.resolved.get(address, [[address]])
+        if links[0].named:
+            assert address == ""
+        else:
+            assert all({each.address for each in links} & set(seen) for seen in leads)
+    for node in made.missing:
+        with pytest.raises(ConfigError):
+            entry_for(parse(made.text.encode(), "x") or (Entry("", ()),), node)
+
+
+def test_a_thousand_nodes_are_drafted_within_seconds() -> None:
+    """As a scan of them has it: each tried the 16 after it, and all know all names."""
+    nodes = [f"n{number:04d}" for number in range(1000)]
+    ends = {
+        (node, "ib0"): link("ib0", f"10.{number >> 8}", number & 255, names=(f"{node}-ib",))
+        for number, node in enumerate(nodes)
+    }
+    ring = list(ends)
+    reached = {(ring[one], ring[(one + step) % 1000]): True for one in range(1000) for step in range(1, 17)}
+    resolved = {each.names[0]: [[each.address]] * 1000 for each in ends.values()}
+    began = time.monotonic()
+    made, entries = drafted(Scan(ends, reached, resolved))
+    assert time.monotonic() - began < 20.0
+    assert "- nodes: n[0000-0999]" in made.text
+    assert entries["n0007"].address == "{node}-ib"

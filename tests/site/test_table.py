@@ -1,0 +1,160 @@
+"""A report tells the worst first, each thing once, with where it is and its cure; and programs find it all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srunddp.bootstrap.line import Hello
+from srunddp.errors import ConfigError
+from srunddp.site import table
+from srunddp.site.check import Report
+from srunddp.site.checks import limits
+from srunddp.site.finding import Finding, Level
+
+
+def finding(found: str = "full", *nodes: str, level: Level = Level.FAIL, **changes: Any) -> Finding:
+    words = {"check": "limits", "expected": "room", "cure": "clear it"}
+    return Finding(level=level, found=found, nodes=nodes, **words | changes)
+
+
+def report(*findings: Finding, ranks: int = 2) -> Report:
+    """Two ranks to a node."""
+    here = {rank: Hello("1207.0.0", rank, ranks, rank % 2, f"node{rank // 2 + 1:02d}", "", 1) for rank in range(ranks)}
+    facts = {"limits": {"facts": {"files": 1024, "memlock": -1, "rdma": False, "free": {"/tmp": 1 << 30}}}}
+    return Report(here, dict.fromkeys(here, facts), list(findings), {"launch": "by srun", "limits": "/tmp 1.0 GiB"})
+
+
+# One table.
+
+
+def test_equal_findings_are_one_row_of_all_their_nodes_and_ranks() -> None:
+    every = [finding("full", "node03", ranks=(5,)), finding("other", "node01"), finding("full", "node01", ranks=(4, 1))]
+    assert table.merged(every) == [finding("full", "node03", "node01", ranks=(1, 4, 5)), finding("other", "node01")]
+
+
+@pytest.mark.parametrize("change", [{"level": Level.WARN}, {"check": "x"}, {"expected": "x"}, {"cure": "x"}])
+def test_findings_that_differ_in_a_word_are_not_one(change: dict[str, Any]) -> None:
+    assert len(table.merged([finding(), finding(**change)])) == 2
+
+
+def test_ways_between_other_nodes_are_not_one() -> None:
+    assert len(table.merged([finding(between="a -> b"), finding(between="b -> a")])) == 2
+
+
+def test_the_worst_comes_first_else_the_order_stays() -> None:
+    words = [("a", Level.WARN), ("b", Level.FAIL), ("c", Level.WARN), ("d", Level.FAIL)]
+    rows = table.merged(finding(found, level=level) for found, level in words)
+    assert [row.found for row in rows] == ["b", "d", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (finding("", "node01", "node02", "node04"), "node[01-02,04]"),
+        (finding("", "node01", ranks=(3,)), "rank 3 on node01"),
+        (finding("", "node02", "node01", ranks=(0, 1, 2, 5)), "ranks 0-2,5 on node[01-02]"),
+        (finding("", ranks=(7,)), "rank 7"),
+        (finding("", between="node03 -> node05"), "node03 -> node05"),
+        (finding("", "node01:ib0"), "node01:ib0"),
+        (finding(""), ""),
+    ],
+)
+def test_where_it_is_is_said_in_folded_names(given: Finding, shown: str) -> None:
+    assert table.where(given) == shown
+
+
+def test_the_table_is_aligned_what_is_wrong_comes_first_and_a_check_that_failed_is_not_called_ok() -> None:
+    findings = [finding("full", "node01"), finding("odd", "node02", level=Level.WARN, check="versions")]
+    assert table.lines(findings, {"launch": "by srun", "limits": "/tmp 1 GiB"}) == [
+        "FAIL  limits    node01  full; expected room -> clear it",
+        "WARN  versions  node02  odd; expected room -> clear it",
+        "ok    launch            by srun",
+        "      limits            /tmp 1 GiB",
+    ]
+    assert table.lines([], {}) == []
+
+
+@pytest.mark.parametrize(
+    ("findings", "ranks", "job", "said"),
+    [
+        ((), 4, "1207", "check of job 1207: 4 of 4 ranks on 2 nodes, all is well"),
+        ((), 1, "", "check: 1 of 4 ranks on 1 node, all is well"),
+        ((finding("x", "a"), finding("x", "b")), 2, "", "check: 2 of 4 ranks on 1 node, 1 failure"),
+        (
+            (finding("x"), finding("y"), finding("z", level=Level.WARN)),
+            3,
+            "",
+            "check: 3 of 4 ranks on 2 nodes, 2 failures and 1 warning",
+        ),
+    ],
+)
+def test_the_first_line_counts(findings: tuple[Finding, ...], ranks: int, job: str, said: str) -> None:
+    assert table.verdict(report(*findings, ranks=ranks), 4, job) == said
+
+
+def test_a_warning_alone_stops_no_job() -> None:
+    assert not report(finding(level=Level.WARN)).failed
+    assert report(finding(level=Level.WARN), finding()).failed
+
+
+# What is written.
+
+
+def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> None:
+    found = report(finding("full – ü", "node01", ranks=(1,)), finding("full – ü", "node01", ranks=(0,)))
+    folder = tmp_path / "new" / "folder"
+    paths = table.write(found, ["the table"], str(folder), "1207", 69)
+    assert paths == [str(folder / "preflight.1207.txt"), str(folder / "preflight.1207.json")]
+    assert Path(paths[0]).read_text().startswith("the table\n\n")
+    told = json.loads(Path(paths[1]).read_text())
+    assert (told["job"], told["exit_code"], told["summaries"]) == ("1207", 69, found.summaries)
+    (one,) = told["findings"]
+    assert one == {
+        "level": "FAIL",
+        "check": "limits",
+        "found": "full – ü",
+        "expected": "room",
+        "cure": "clear it",
+        "nodes": ["node01"],
+        "ranks": [0, 1],
+        "between": "",
+    }
+    assert [(rank["rank"], rank["node"], rank["local_rank"]) for rank in told["ranks"]] == [
+        (0, "node01", 0),
+        (1, "node01", 1),
+    ]
+    assert told["ranks"][1]["checks"]["limits"]["facts"]["files"] == 1024
+
+
+def test_what_a_rank_that_did_not_answer_saw_is_left_empty(tmp_path: Path) -> None:
+    found = report()
+    del found.facts[1]
+    told = table.as_json(found, "", 69)
+    assert [bool(rank["checks"]) for rank in told["ranks"]] == [True, False]
+    assert table.write(found, [], str(tmp_path), "", 0)[0] == str(tmp_path / "preflight.local.txt")
+
+
+def test_whatever_a_path_is_called_it_can_be_written(tmp_path: Path) -> None:
+    text, _ = table.write(report(finding("/data/\udcff")), ["… /data/\udcff"], str(tmp_path), "", 0)
+    assert Path(text).read_bytes().startswith("… /data/\\udcff\n".encode())
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file", "no room for a folder"])
+def test_a_folder_that_cannot_be_written_is_one_error_with_a_cure(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("")
+    folder = {"a file": f"{tmp_path}/file", "below a file": f"{tmp_path}/file/x"}.get(kind, "/proc/nowhere")
+    with pytest.raises(ConfigError) as error:
+        table.write(report(), [], folder, "", 0)
+    assert error.value.found.startswith(f"the report cannot be written to {folder}: ")
+    assert error.value.cure == "name another with --output-dir"
+
+
+def test_facts_come_back_as_the_check_knows_them() -> None:
+    found = report(ranks=3)
+    del found.facts[1]
+    found.facts[2] = {"limits": {"failed": "OSError: stale"}}
+    assert [(one.rank, one.node, one.facts.files) for one in found.seen(limits.CHECK)] == [(0, "node01", 1024)]
