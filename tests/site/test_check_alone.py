@@ -141,12 +141,13 @@ def test_a_wrong_command_line_ends_with_2_before_anything_is_done(words: tuple[s
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [("check",), ("ifaces",), ("ifaces", "scan"), ("ifaces", "check")])
-@pytest.mark.parametrize("option", ["--help", "-h"])
-def test_each_command_has_its_help(words: tuple[str, ...], option: str, tmp_path: Path) -> None:
-    done = srunddp(*words, option, folder=tmp_path)
+@pytest.mark.parametrize(
+    "words", [("check", "--help"), ("ifaces", "-h"), ("ifaces", "scan", "--help"), ("ifaces", "check", "-h")]
+)
+def test_each_command_has_its_help(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = srunddp(*words, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"Usage: srunddp {' '.join(words)} ")
+    assert done.stdout.startswith(f"Usage: srunddp {' '.join(words[:-1])} ")
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def any_scan(pick: st.DrawFn) -> Scan:
     return scan(ends, lost=pick(st.lists(some([*nodes, "10.1"]), max_size=2)), resolved=resolved)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(any_scan())
 def test_every_draft_is_read_back_and_gives_each_node_what_was_meant(found: Scan) -> None:
     made, entries = drafted(found)

@@ -32,7 +32,11 @@ def report(*findings: Finding, ranks: int = 2) -> Report:
 
 
 def test_equal_findings_are_one_row_of_all_their_nodes_and_ranks() -> None:
-    every = [finding("full", "node03", ranks=(64,)), finding("other", "node01"), finding("full", "node01", ranks=(4, 1))]
+    every = [
+        finding("full", "node03", ranks=(64,)),
+        finding("other", "node01"),
+        finding("full", "node01", ranks=(4, 1)),
+    ]
     assert table.merged(every) == [finding("full", "node03", "node01", ranks=(1, 4, 64)), finding("other", "node01")]
 
 
