@@ -180,16 +180,6 @@ def test_a_rank_says_that_rank_0_was_lost() -> None:
             spoke.result(5.0)
 
 
-def test_answers_that_came_while_rank_0_was_still_at_its_own_are_heard() -> None:
-    def slow(_: Mapping[str, Any]) -> str:
-        time.sleep(0.3)
-        return "late"
-
-    with gathered(1, 2) as (hub, _):
-        hub.act = slow
-        assert hub.ask_all({"word": "?"}, 0.1) == {0: "late", 1: [1, "?"], 2: [2, "?"]}
-
-
 def test_two_hundred_ranks_come_and_answer() -> None:
     ranks = range(1, 201)
     listener = listen("127.0.0.1", [0])

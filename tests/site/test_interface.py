@@ -11,7 +11,7 @@ import pytest
 from srunddp.bootstrap.ifaces import Loaded, parse
 from srunddp.bootstrap.interface import Interface, Link
 from srunddp.site import infiniband
-from srunddp.site.check import Report, _link
+from srunddp.site.check import Report, slowest_link
 from srunddp.site.checks import interface
 from srunddp.site.checks.interface import CHECK, Facts, judge, summary
 from srunddp.site.finding import Finding, Level, Subject, subject_of
@@ -188,7 +188,7 @@ def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
 def carried(*facts: Facts) -> float:
     told = {one.rank: {"interface": {"facts": vars(one.facts)}} for one in seen(facts, per_node=1)}
     here = {one.rank: one for one in seen(facts, per_node=1)}
-    return _link(Report(here, told))  # type: ignore[arg-type]
+    return slowest_link(Report(here, told))  # type: ignore[arg-type]
 
 
 def test_the_slowest_nodes_link_counts_and_of_a_node_its_infiniband() -> None:
