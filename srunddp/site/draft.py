@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from srunddp.site.scan import Link, Scan
-
-End = tuple[str, str]
+from srunddp.site.scan import End, Link, Scan
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,26 @@ class Network:
 
 def networks(scan: Scan) -> list[Network]:
     """The groups of interfaces that reach each other, the best first; an interface that reaches none is no group."""
-    group: dict[End, set[End]] = {}
+    near: dict[End, list[End]] = {}
     for (a, b), worked in scan.reached.items():
-        if worked and b not in group.get(a, ()):
-            both = group.get(a, {a}) | group.get(b, {b})
-            group |= dict.fromkeys(both, both)
-    distinct = {id(ends): ends for ends in group.values()}.values()
-    return sorted((_network(scan, ends) for ends in distinct), key=lambda network: network.rank)
+        if worked:
+            near.setdefault(a, []).append(b)
+            near.setdefault(b, []).append(a)
+    return sorted((_network(scan, ends) for ends in _groups(near)), key=lambda network: network.rank)
+
+
+def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
+    """The ends that are connected, if only by way of others."""
+    groups, seen = [], set[End]()
+    for start in near:
+        group = [] if start in seen else [start]
+        seen.add(start)
+        for end in group:  # which grows
+            new = [other for other in dict.fromkeys(near[end]) if other not in seen]
+            seen.update(new)
+            group += new
+        groups += [group] if group else []
+    return groups
 
 
 def _network(scan: Scan, ends: Iterable[End]) -> Network:
@@ -111,11 +122,7 @@ class _Entry:
 
 def _entries(scan: Scan, best: Network) -> list[tuple[_Entry, list[str]]]:
     by_entry: dict[_Entry, list[str]] = {}
-
-    @functools.cache  # one template for a thousand nodes
-    def leads(template: str) -> bool:
-        return all(_leads(scan, best, template, node) for node in best.links)
-
+    leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
     for node, links in sorted(best.links.items()):
         entry = _Entry(
             interfaces=tuple(link.name for link in links),

@@ -14,6 +14,7 @@ from srunddp.bootstrap.interface import addresses_of, links_here, why_not
 from srunddp.bootstrap.line import listen
 from srunddp.errors import SrunddpError
 from srunddp.site import infiniband
+from srunddp.site.answer import ask
 from srunddp.site.hub import Hub
 
 _WITHIN = 2.0
@@ -88,14 +89,11 @@ def _network(name: str, address: str) -> str:
 
 def _names(address: str) -> tuple[str, ...]:
     """What the address is called, where the look-up answers in time."""
-    pool = ThreadPoolExecutor(1)
     try:
-        name, aliases, _ = pool.submit(socket.gethostbyaddr, address).result(_WITHIN)
-        return (name, *aliases)
+        name, aliases, _ = ask(lambda: socket.gethostbyaddr(address)).result(_WITHIN)
     except (OSError, TimeoutError):
         return ()
-    finally:
-        pool.shutdown(wait=False)
+    return (name, *aliases)
 
 
 @dataclass
@@ -166,7 +164,8 @@ def _routed_from(family: socket.AddressFamily, host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-Ends = dict[tuple[str, str], Link]
+End = tuple[str, str]
+Ends = dict[End, Link]
 
 
 @dataclass(frozen=True)
@@ -180,13 +179,13 @@ class Scan:
     """
 
     ends: Ends
-    reached: Mapping[tuple[tuple[str, str], tuple[str, str]], bool]
+    reached: Mapping[tuple[End, End], bool]
     resolved: Mapping[str, Sequence[Sequence[str]]]
 
 
 def survey(hub: Hub) -> Scan:
     """Ask one rank of each node for its interfaces, and have it try those of the others."""
-    leaders = {node: rank for rank, node in sorted(hub.nodes.items(), reverse=True)}
+    leaders = hub.leaders
     nodes = {rank: node for node, rank in leaders.items()}
     told = hub.ask_all({"do": "links"}, 5 * _WITHIN, nodes)
     ends = {(nodes[rank], link["name"]): _link(link) for rank, found in sorted(told.items()) for link in found}
@@ -213,20 +212,24 @@ def _ports(hub: Hub, leaders: Mapping[str, int], usable: Ends) -> dict[str, dict
 
 def _reached(
     hub: Hub, leaders: Mapping[str, int], usable: Ends, ports: Mapping[str, Mapping[str, int]]
-) -> dict[tuple[tuple[str, str], tuple[str, str]], bool]:
+) -> dict[tuple[End, End], bool]:
     """Each node tries the next few in a ring of all: every two of up to 17 nodes."""
     ring = sorted(ports)
-    plan: dict[str, list[tuple[tuple[str, str], tuple[str, str]]]] = {}
+    ends: dict[str, list[End]] = {node: [] for node in ring}
+    for end in usable:
+        ends.setdefault(end[0], []).append(end)
+    plan: dict[str, list[tuple[End, End]]] = {}
     for index, node in enumerate(ring):
-        peers = {ring[(index + step) % len(ring)] for step in range(1, min(_NEIGHBOURS, len(ring) - 1) + 1)}
+        peers = [ring[(index + step) % len(ring)] for step in range(1, min(_NEIGHBOURS, len(ring) - 1) + 1)]
         plan[node] = [
             (a, b)
-            for a in usable
-            for b in usable
-            if a[0] == node and b[0] in peers and (":" in usable[a].address) == (":" in usable[b].address)
+            for a in ends[node]
+            for peer in peers
+            for b in ends[peer]
+            if (":" in usable[a].address) == (":" in usable[b].address)
         ]
 
-    def way(a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str, str, int, bool]:
+    def way(a: End, b: End) -> tuple[str, str, str, int, bool]:
         neighbour = usable[a].network == usable[b].network
         return a[1], usable[a].address, usable[b].address, ports[b[0]].get(usable[b].address, 0), neighbour
 
