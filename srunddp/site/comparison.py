@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from srunddp.site.finding import Finding, Level, Seen
@@ -45,6 +46,21 @@ def about(
     """
     nodes = tuple(dict.fromkeys(one.node for one in who))
     return Finding(level, check, *message, nodes, tuple(sorted(one.rank for one in who)) if ranks else ())
+
+
+def on_node(one: Seen[F], level: Level, check: str, found: str, expected: str, cure: str) -> Finding:
+    """A finding about a rank's node."""
+    return about([one], level, check, (found, expected, cure), ranks=False)
+
+
+def shortened(ways: Sequence[Finding], most: int) -> list[Finding]:
+    """Findings about ways between nodes, those beyond so many as one."""
+    rest = ways[most:]
+    if len(rest) < 2:
+        return list(ways)
+    ends = (end.partition(":")[0] for each in rest for end in each.between.split(" -> "))
+    found = f"… and {len(rest)} more ways"
+    return [*ways[:most], replace(rest[0], found=found, between="", nodes=tuple(sorted(set(ends))))]
 
 
 def parts(message: str) -> tuple[str, str, str]:

@@ -9,9 +9,11 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from srunddp.bootstrap.line import Address
+from srunddp.site.comparison import shortened
 from srunddp.site.finding import Finding, Level
 from srunddp.site.hub import Hub
 
@@ -20,6 +22,8 @@ _SECONDS = 0.2
 _WITHIN = 3.0
 _MOST_ROUNDS = 8
 _TRIES = 3
+_AGAIN = 64
+_ROWS = 20
 _SLOW = 0.5
 _PIECE = 1 << 20
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: what is still to be sent is dropped upon close()
@@ -58,14 +62,15 @@ class Rates:
 
     ways: Mapping[tuple[str, str], float]
 
-    @property
+    @cached_property
     def usual(self) -> float:
         """The median."""
         return statistics.median(self.ways.values()) if self.ways else 0.0
 
     def slow(self) -> dict[tuple[str, str], float]:
         """The ways below half of the median."""
-        return {way: rate for way, rate in self.ways.items() if rate < _SLOW * self.usual}
+        limit = _SLOW * self.usual
+        return {way: rate for way, rate in self.ways.items() if rate < limit}
 
 
 def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
@@ -81,7 +86,7 @@ def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def survey(hub: Hub, at: Mapping[str, tuple[int, Address]]) -> Rates:
-    """Measure each pair of the plan in both directions; what seems slow again, with nothing else going on.
+    """Measure each pair of the plan in both directions; the slowest again, with nothing else going on.
 
     Args:
         at: for each endpoint its rank, and where that listens.
@@ -91,7 +96,8 @@ def survey(hub: Hub, at: Mapping[str, tuple[int, Address]]) -> Rates:
         for way in (pairs, [(b, a) for a, b in pairs]):
             ways |= _measure(hub, at, way)
     for _ in range(_TRIES):
-        ways |= {way: max(rate, _measure(hub, at, [way])[way]) for way, rate in Rates(ways).slow().items()}
+        slow = sorted(Rates(ways).slow().items(), key=lambda item: item[1])[:_AGAIN]
+        ways |= {way: max(rate, _measure(hub, at, [way])[way]) for way, rate in slow}
     return Rates(ways)
 
 
@@ -110,17 +116,20 @@ def _measure(
 def judge(rates: Rates) -> Iterator[Finding]:
     """A node of which most ways out or in are slow is named alone; else each slow way."""
     left = rates.slow()
-    for name in sorted({end for way in rates.ways for end in way}):
-        for side, verb, other in ((0, "sends", "to"), (1, "receives", "from")):
-            own = [way for way in rates.ways if way[side] == name]
+    met: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {}
+    for way in rates.ways:
+        for side, name in enumerate(way):
+            met.setdefault(name, ([], []))[side].append(way)
+    for name in sorted(met):
+        for own, verb, other in zip(met[name], ("sends", "receives"), ("to", "from"), strict=True):
             slow = [way for way in own if way in left]
             if len(own) > 1 and 2 * len(slow) > len(own):
                 fastest = max(left[way] for way in slow)
                 found = f"it {verb} at most {_shown(fastest)} {other} {len(slow)} of {len(own)} nodes"
                 yield _finding(found, rates, nodes=(name,))
-                left = {way: rate for way, rate in left.items() if way not in slow}
-    for (a, b), rate in left.items():
-        yield _finding(_shown(rate), rates, between=f"{a} -> {b}")
+                for way in slow:
+                    del left[way]
+    yield from shortened([_finding(_shown(rate), rates, between=f"{a} -> {b}") for (a, b), rate in left.items()], _ROWS)
 
 
 def _finding(found: str, rates: Rates, nodes: tuple[str, ...] = (), between: str = "") -> Finding:

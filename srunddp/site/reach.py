@@ -1,4 +1,4 @@
-"""Which node reaches which, over the interfaces of the training: TCP between every two of them, on ports of no rule.
+"""Which node reaches which, over the interfaces of the training: TCP between them, on ports of no rule.
 
 NCCL and Gloo connect all ranks on ports that the kernel chooses, so that an open MASTER_PORT alone is not enough. Where
 a connection is not answered, the listener's kernel knows more: one that it has half open came through, and its answer
@@ -7,21 +7,28 @@ got lost; of one that it does not know, the first packet did.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from srunddp.bootstrap.line import Address, listen
 from srunddp.errors import SrunddpError
+from srunddp.site.comparison import shortened
 from srunddp.site.finding import Finding, Level
 from srunddp.site.hub import Hub
 
 NAME = "reach"
 _WITHIN = 2.0
 _AT_ONCE = 64
+_ALL_PAIRS = 64
+_NEIGHBOURS = 32
+_ROWS = 20
 _SILENT = "no answer"
 
 
@@ -31,6 +38,7 @@ class Prober:
 
     address: str
     listener: socket.socket | None = None
+    _taking: threading.Thread | None = None
 
     def listen(self) -> int:
         """Listen anew; the port that the kernel chose, 0 where the address cannot be bound."""
@@ -42,7 +50,13 @@ class Prober:
         return int(self.listener.getsockname()[1])
 
     def connect(self, targets: Mapping[str, Sequence[Any]]) -> dict[str, str]:
-        """Connect to each host and port; why it is not reached, empty where it is."""
+        """Connect to each host and port; why it is not reached, empty where it is.
+
+        From then on all who connect here are taken in: a kernel refuses to hold many (128, before Linux 5.4).
+        """
+        if self.listener and not self._taking:
+            self._taking = threading.Thread(target=_take_in, args=(self.listener,), daemon=True)
+            self._taking.start()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return dict(zip(targets, pool.map(self._try, targets.values()), strict=True))
 
@@ -58,7 +72,23 @@ class Prober:
     def close(self) -> None:
         """Listen no longer."""
         if self.listener:
+            with contextlib.suppress(OSError):
+                self.listener.shutdown(socket.SHUT_RDWR)  # what wakes accept()
+            if self._taking:
+                self._taking.join()
             self.listener.close()
+        self.listener = self._taking = None
+
+
+def _take_in(listener: socket.socket) -> None:
+    """Accept and hang up, until the listener is shut down."""
+    while True:
+        try:
+            listener.accept()[0].close()
+        except ConnectionError:  # it has gone already
+            continue
+        except OSError:
+            return
 
 
 @dataclass(frozen=True)
@@ -66,28 +96,47 @@ class Ways:
     """Between endpoints, each named by its node and, where a node has several, its interface.
 
     Attributes:
-        endpoints: the address of each; ranks: its rank; tried: how many ways.
+        endpoints: the address of each; ranks: its rank; tried: the ways.
         broken: the ways on which packets get lost, and how that shows.
+        interfaces: their names.
     """
 
     endpoints: Mapping[str, Address]
     ranks: Mapping[str, int]
-    tried: int
+    tried: Collection[tuple[str, str]]
     broken: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    interfaces: tuple[str, ...] = ()
 
 
 def survey(hub: Hub, addresses: Mapping[int, tuple[str, str]]) -> Ways:
-    """Try every way between two nodes, and those that fail once more.
+    """Try the ways between nodes, and those that fail once more.
 
     Args:
         addresses: the interface's name and address of each rank that has one.
     """
-    ranks = endpoints(hub, addresses)
+    nodes = hub.nodes
+    ranks = endpoints(nodes, addresses)
     open_at = listening(hub, ranks, {name: addresses[rank][1] for name, rank in ranks.items()})
-    pairs = [(a, b) for a in open_at for b in open_at if hub.nodes[ranks[a]] != hub.nodes[ranks[b]]]
+    pairs = plan({name: nodes[ranks[name]] for name in open_at})
     failing = _try(hub, ranks, open_at, pairs)
     again = _try(hub, ranks, open_at, list(failing))
-    return Ways(open_at, ranks, len(pairs), _directed(hub, ranks, open_at, again))
+    interfaces = tuple(sorted({addresses[ranks[name]][0] for name in open_at}))
+    return Ways(open_at, ranks, pairs, _directed(hub, ranks, open_at, again), interfaces)
+
+
+def plan(nodes: Mapping[str, str]) -> list[tuple[str, str]]:
+    """All ways between two nodes; of more than 64 endpoints, from each to the next 32 of other nodes in a ring.
+
+    Args:
+        nodes: of each endpoint.
+    """
+    names = list(nodes)
+    most = len(names) if len(names) <= _ALL_PAIRS else _NEIGHBOURS
+    pairs = []
+    for index, a in enumerate(names):
+        ring = (names[(index + step) % len(names)] for step in range(1, len(names)))
+        pairs += [(a, b) for b, _ in zip((b for b in ring if nodes[b] != nodes[a]), range(most), strict=False)]
+    return pairs
 
 
 def listening(hub: Hub, ranks: Mapping[str, int], hosts: Mapping[str, str]) -> dict[str, Address]:
@@ -96,13 +145,13 @@ def listening(hub: Hub, ranks: Mapping[str, int], hosts: Mapping[str, str]) -> d
     return {name: Address(hosts[name], ports[rank]) for name, rank in ranks.items() if ports.get(rank)}
 
 
-def endpoints(hub: Hub, addresses: Mapping[int, tuple[str, str]]) -> dict[str, int]:
+def endpoints(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]) -> dict[str, int]:
     """The first rank of each address, by the endpoint's name."""
     first: dict[tuple[str, str], int] = {}
     for rank, (interface, _) in sorted(addresses.items()):
-        first.setdefault((hub.nodes[rank], interface), rank)
-    several = {node for node, _ in first if sum(node == other for other, _ in first) > 1}
-    return {f"{node}:{name}" if node in several else node: rank for (node, name), rank in first.items()}
+        first.setdefault((nodes[rank], interface), rank)
+    count = Counter(node for node, _ in first)
+    return {f"{node}:{name}" if count[node] > 1 else node: rank for (node, name), rank in first.items()}
 
 
 def _try(
@@ -124,10 +173,11 @@ def _directed(
 ) -> dict[tuple[str, str], str]:
     """On which way the packets get lost, by what the listeners' kernels hold half open."""
     listeners = {ranks[b] for _, b in failing}
-    waiting = hub.ask({rank: {"do": "half open"} for rank in listeners}, 2 * _WITHIN)
+    told = hub.ask({rank: {"do": "half open"} for rank in listeners}, 2 * _WITHIN)
+    waiting = {rank: set(hosts or ()) for rank, hosts in told.items()}
     broken: dict[tuple[str, str], str] = {}
     for (a, b), why in failing.items():
-        answer_lost = why == _SILENT and open_at[a].host in (waiting.get(ranks[b]) or ())
+        answer_lost = why == _SILENT and open_at[a].host in waiting.get(ranks[b], ())
         broken.setdefault((b, a) if answer_lost else (a, b), why)
     return broken
 
@@ -135,26 +185,54 @@ def _directed(
 def judge(ways: Ways) -> Iterator[Finding]:
     """A node that reaches no other, or none of them it, is named alone; else each way that is broken."""
     left = dict(ways.broken)
-    for name in sorted(ways.endpoints, key=lambda name: -sum(name in pair for pair in left)):
-        others = [other for other in ways.endpoints if other.partition(":")[0] != name.partition(":")[0]]
-        sends = len(others) > 1 and all((name, other) in left for other in others)
-        hears = len(others) > 1 and all((other, name) in left for other in others)
-        if sends or hears:
-            why = next(why for pair, why in left.items() if name in pair)
-            yield _alone(name, ways.endpoints[name], why, sends=sends, hears=hears)
-            left = {pair: why for pair, why in left.items() if name not in pair}
-    for (a, b), why in left.items():
-        found = f"no TCP from {ways.endpoints[a].host} to {ways.endpoints[b].host}: {why}"
-        yield _finding(found, between=f"{a} -> {b}")
+    if len(ways.endpoints) > 2 and left and all({(a, b), (b, a)} & left.keys() for a, b in ways.tried):
+        over = f" over {', '.join(ways.interfaces)}" if ways.interfaces else ""
+        found = f"no TCP between any two nodes{over}: {next(iter(left.values()))}"
+        yield _finding(found, nodes=tuple(dict.fromkeys(name.partition(":")[0] for name in ways.endpoints)))
+        return
+    alone = list(_cut_off(ways, left))
+    for name, words, why in alone:
+        # In a multitude of addresses the nodes would be rows of their own.
+        at = ways.endpoints[name].host if len(alone) <= _ROWS else "its address"
+        yield _finding(f"{words.format(at)}: {why}", nodes=(name,))
+    yield from shortened([_broken(ways, pair, why) for pair, why in left.items()], _ROWS)
 
 
-def _alone(name: str, at: Address, why: str, *, sends: bool, hears: bool) -> Finding:
-    found = {
-        (True, True): f"no TCP between {at.host} and any other node: {why}",
-        (True, False): f"nothing that it sends from {at.host} reaches another node: {why}",
-        (False, True): f"nothing that others send to {at.host} reaches it: {why}",
-    }[sends, hears]
-    return _finding(found, nodes=(name,))
+def _cut_off(ways: Ways, left: dict[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
+    """The endpoints all of whose ways are broken, how and why; their ways are taken out of ``left``."""
+    tried: dict[str, list[tuple[str, str]]] = {name: [] for name in ways.endpoints}
+    for pair in ways.tried:
+        for name in pair:
+            tried[name].append(pair)
+    count = Counter(name for pair in left for name in pair)
+    named: set[str] = set()
+    for name in sorted((name for name in ways.endpoints if count[name]), key=lambda name: -count[name]):
+        own = [pair for pair in tried[name] if named.isdisjoint(pair)]
+        words = _how(name, own, left)
+        if words and len({end for pair in own for end in pair}) > 2:
+            named.add(name)
+            both = [way for a, b in tried[name] for way in ((a, b), (b, a)) if way in left]
+            yield name, words, next(left[way] for way in both)
+            for way in both:
+                left.pop(way, None)
+
+
+def _how(name: str, own: Sequence[tuple[str, str]], left: Mapping[tuple[str, str], str]) -> str:
+    """In which direction all ways of an endpoint are broken; empty where one is whole."""
+    out, back = [pair for pair in own if pair[0] == name], [pair for pair in own if pair[1] == name]
+    sends = bool(out) and all(pair in left for pair in out)
+    hears = bool(back) and all(pair in left for pair in back)
+    if sends and not hears:
+        return "nothing that it sends from {} reaches another node"
+    if hears and not sends:
+        return "nothing that others send to {} reaches it"
+    return "no TCP between {} and any other node" if all({(a, b), (b, a)} & left.keys() for a, b in own) else ""
+
+
+def _broken(ways: Ways, pair: tuple[str, str], why: str) -> Finding:
+    a, b = pair
+    found = f"no TCP from {ways.endpoints[a].host} to {ways.endpoints[b].host}: {why}"
+    return _finding(found, between=f"{a} -> {b}")
 
 
 def _finding(found: str, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
@@ -168,4 +246,5 @@ def summary(ways: Ways) -> str:
     if not ways.tried:
         return "all ranks share one node"
     lost = f", {len(ways.broken)} broken" if ways.broken else ""
-    return f"TCP between {len(ways.endpoints)} endpoints, {ways.tried} ways, on random ports{lost}"
+    ring = f" (each to the next {_NEIGHBOURS})" if len(ways.endpoints) > _ALL_PAIRS else ""
+    return f"TCP between {len(ways.endpoints)} endpoints, {len(ways.tried)} ways{ring}, on random ports{lost}"

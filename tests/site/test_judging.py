@@ -22,7 +22,8 @@ PAIRS = list(itertools.permutations(NODES, 2))
 
 def ways(*broken: tuple[str, str], nodes: Sequence[str] = NODES) -> Ways:
     ends = {node: Address(f"10.88.0.1{node[-1]}", 4000) for node in nodes}
-    return Ways(ends, dict.fromkeys(nodes, 0), len(PAIRS), dict.fromkeys(broken, "no answer"))
+    pairs = list(itertools.permutations(nodes, 2))
+    return Ways(ends, dict.fromkeys(nodes, 0), pairs, dict.fromkeys(broken, "no answer"))
 
 
 def named(findings: Sequence[Finding]) -> list[str]:

@@ -128,7 +128,7 @@ def _package(seen: Ranks, name: str) -> Iterator[Finding]:
             "install it there, or use an environment that all nodes see",
         )
         yield about(lacking, Level.FAIL, NAME, message)
-    seen = [one for one in seen if one not in lacking]
+    seen = [one for one in seen if known(one)["place"]]
     cure = f"use one environment; see PYTHONPATH and the script's folder for another {name}"
     bad = Level.FAIL if name == "torch" else Level.WARN
     seen = yield from _differing(seen, lambda one: known(one)["version"], bad, f"{name} {{}}", cure)
