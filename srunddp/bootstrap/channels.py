@@ -14,7 +14,7 @@ from srunddp.bootstrap import mpi, pmi
 from srunddp.bootstrap.absent import SAY_EVERY, saying
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for
-from srunddp.bootstrap.interface import Interface, addresses_of, links_here
+from srunddp.bootstrap.interface import Interface, addresses_of, is_loopback, links_here
 from srunddp.bootstrap.line import Address
 from srunddp.bootstrap.slurm import NODE_LIST, SlurmStep, whole_number
 from srunddp.errors import ConfigError, Scope
@@ -129,7 +129,7 @@ def _own(environment: Environment, interface: Interface | None) -> list[str]:
     if interface:
         return [interface.address]
     addresses = [address for link in links_here() for address in link.addresses]
-    return ["127.0.0.1"] if environment.one_node else [host for host in addresses if not _is_loopback(host)]
+    return ["127.0.0.1"] if environment.one_node else [host for host in addresses if not is_loopback(host)]
 
 
 def looked_up(environment: Environment, interface: Interface | None, entries: tuple[Entry, ...]) -> list[str]:
@@ -170,16 +170,12 @@ def _resolve(name: str, environment: Environment) -> list[str]:
     found = addresses_of(name)
     if not found:
         raise _unresolved(f"{name} does not resolve on node {environment.node}")
-    reachable = sorted(host for host in found if environment.one_node or not _is_loopback(host))
+    reachable = sorted(host for host in found if environment.one_node or not is_loopback(host))
     if not reachable:
         raise _unresolved(
             f"{name} resolves to {', '.join(sorted(found))} on node {environment.node}, which is loopback"
         )
     return reachable
-
-
-def _is_loopback(host: str) -> bool:
-    return host.startswith(("127.", "::1"))
 
 
 def _unresolved(found: str) -> ConfigError:

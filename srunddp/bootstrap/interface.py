@@ -116,7 +116,7 @@ def _address(link: Link, entry: Entry, environment: Environment) -> str:
         return link.addresses[0]
     name = environment.master[0] if environment.master else entry.address.format(node=environment.node)
     known = addresses_of(name or environment.node)
-    families = {":" in host for host in known if not host.startswith(("127.", "::1"))}
+    families = {":" in host for host in known if not is_loopback(host)}
     return min(link.addresses, key=lambda host: (host not in known, (":" in host) not in families))
 
 
@@ -169,6 +169,16 @@ def why_not(link: Link) -> str:
     return "a link-local address only" if all(host.startswith("169.254.") for host in link.addresses) else ""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether no other node reaches this address."""
+    return host.startswith(("127.", "::1"))
+
+
+def shown_speed(speed: int) -> str:
+    """A link's speed in Mbit/s, for people."""
+    return f"{speed / 1000:g} Gbit/s" if speed > 0 else "an unknown speed"
+
+
 def addresses_of(name: str) -> set[str]:
     """The addresses that a name leads to, as text; none where it does not resolve."""
     try:
@@ -192,7 +202,7 @@ def _checked(
         wrong = "is down"
     elif link and not link.addresses:
         wrong = "has no address"
-    elif link and link.addresses[0].startswith(("127.", "::1")) and not environment.one_node:
+    elif link and is_loopback(link.addresses[0]) and not environment.one_node:
         wrong = "is loopback, which other nodes cannot reach"
     if link and not wrong:
         return link

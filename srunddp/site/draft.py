@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from srunddp.bootstrap.interface import shown_speed
 from srunddp.site.scan import End, Link, Scan
 
 
@@ -117,6 +118,7 @@ class _Entry:
     interfaces: tuple[str, ...]
     address: str
     devices: tuple[str, ...]
+    others: tuple[str, ...]
     speeds: tuple[int, ...]
 
 
@@ -124,10 +126,12 @@ def _entries(scan: Scan, best: Network) -> list[tuple[_Entry, list[str]]]:
     by_entry: dict[_Entry, list[str]] = {}
     leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
     for node, links in sorted(best.links.items()):
+        devices = {device for link in links for device in link.devices}
         entry = _Entry(
             interfaces=tuple(link.name for link in links),
             address=_address(links[0], node, leads),
-            devices=tuple(sorted(device for link in links for device in link.devices)),
+            devices=tuple(sorted(devices)),
+            others=tuple(sorted({device for link in links for device in link.others} - devices)),
             speeds=tuple(sorted({link.speed for link in links})),
         )
         by_entry.setdefault(entry, []).append(node)
@@ -154,7 +158,7 @@ def _leads(scan: Scan, best: Network, template: str, node: str) -> bool:
 
 def _written(entry: _Entry, nodes: Sequence[str], count: int) -> list[str]:
     names = entry.interfaces[0] if len(entry.interfaces) == 1 else f"[{', '.join(entry.interfaces)}]"
-    rates = " and ".join(map(_rate, entry.speeds))
+    rates = " and ".join(map(shown_speed, entry.speeds))
     reached = "reaches the other node" if count == 2 else f"reaches all {count - 1} other nodes"
     folded = _folded(nodes)
     folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
@@ -163,7 +167,10 @@ def _written(entry: _Entry, nodes: Sequence[str], count: int) -> list[str]:
         why = "a name of this address" if "{node}" in entry.address else "no name leads to it"
         lines.append(f'  address: "{entry.address}"  # {why}; the plain hostname leads elsewhere')
     if entry.devices:
-        lines.append(f'  env: {{NCCL_IB_HCA: "={",".join(entry.devices)}"}}  # active InfiniBand or RoCE')
+        doubt, why = "# " if entry.others else "", "active InfiniBand or RoCE"
+        if entry.others:
+            why = f"without it NCCL uses {', '.join(entry.others)} as well: which of them are this network's?"
+        lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(entry.devices)}"}}  # {why}')
     return lines
 
 
@@ -171,7 +178,7 @@ def _described(network: Network) -> str:
     names = sorted({link.name for links in network.links.values() for link in links})
     every = [link for links in network.links.values() for link in links]
     family = ", IPv6" if any(":" in link.address for link in every) else ""
-    rate = _rate(min(link.speed for link in every))
+    rate = shown_speed(min(link.speed for link in every))
     return f"{', '.join(names)} on {_folded(network.links)}, which reach each other ({rate}{family})"
 
 
@@ -182,10 +189,6 @@ def _passed_over(scan: Scan) -> list[str]:
         if (node, name) not in reaching:
             why.setdefault((name, link.passed_over or "reaches no other node"), []).append(node)
     return [f"{name} on {_folded(nodes)}, {reason}" for (name, reason), nodes in why.items()]
-
-
-def _rate(speed: int) -> str:
-    return f"{speed / 1000:g} Gbit/s" if speed > 0 else "of unknown speed"
 
 
 def _folded(nodes: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from srunddp.bootstrap.channels import known_as
 from srunddp.bootstrap.ifaces import Entry, Loaded, load
-from srunddp.bootstrap.interface import addresses_of
+from srunddp.bootstrap.interface import addresses_of, is_loopback
 from srunddp.bootstrap.slurm import expand
 from srunddp.site.finding import Finding, Level
 
@@ -201,7 +201,7 @@ def _unresolved(entries: Sequence[Entry], cluster: Sequence[str]) -> Iterator[Fi
             continue
         name = known_as(one.entry, node)
         found = addresses_of(name)
-        if found and not all(host.startswith(("127.", "::1")) for host in found):
+        if found and not all(map(is_loopback, found)):
             continue
         where = f"to {', '.join(sorted(found))}, which is loopback" if found else "nowhere"
         yield Finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,9 @@ class Device:
 
     Attributes:
         name: ``mlx5_0``, as NCCL_IB_HCA takes it.
-        layer: ``InfiniBand``, or ``Ethernet`` for RoCE.
-        active: whether its first port is; rate: of that port, in Mbit/s, 0 where it is not known.
+        active: whether a port is.
+        layer: ``InfiniBand``, or ``Ethernet`` for RoCE, and rate in Mbit/s, 0 where it is not known: of its fastest
+            port, if any is active of its active ones.
         interfaces: its network interfaces.
     """
 
@@ -32,16 +34,38 @@ def devices(root: Path = _ROOT) -> list[Device]:
     return [_device(folder) for folder in sorted(root.glob("*"))]
 
 
+def with_interface(own: Sequence[Device], every: Sequence[Device]) -> tuple[list[Device], list[Device]]:
+    """The devices that NCCL is to use where an interface is chosen, and those of which that is not known.
+
+    InfiniBand carries NCCL without an address, and often one device alone has one: all of the best rate are used.
+    RoCE takes addresses, so that a fast device without this interface may belong to another network.
+
+    Args:
+        own: those of the interface; every: active one of the node.
+    """
+    alike = [device for device in every if own and device.layer == own[0].layer]
+    best = [device for device in alike if device.rate == max(each.rate for each in alike)]
+    if own and own[0].layer == "InfiniBand":
+        return best, []
+    return list(own), [device for device in best if device not in own]
+
+
 def _device(folder: Path) -> Device:
-    port = folder / "ports" / "1"
-    rate = re.match(r"([0-9.]+) Gb/sec", _read(port / "rate"))
+    ports = sorted((folder / "ports").glob("*"))
+    active = [port for port in ports if "ACTIVE" in _read(port / "state")]
+    port = max(active or ports, key=_rate, default=folder)
     return Device(
         name=folder.name,
         layer=_read(port / "link_layer"),
-        active="ACTIVE" in _read(port / "state"),
-        rate=int(float(rate[1]) * 1000) if rate else 0,
+        active=bool(active),
+        rate=_rate(port),
         interfaces=tuple(sorted(path.name for path in (folder / "device" / "net").glob("*"))),
     )
+
+
+def _rate(port: Path) -> int:
+    rate = re.match(r"([0-9.]+) Gb/sec", _read(port / "rate"))
+    return int(float(rate[1]) * 1000) if rate else 0
 
 
 def _read(path: Path) -> str:

@@ -32,7 +32,8 @@ class Link:
         passed_over: why it is none for a training; empty where it may be one.
         names: other names of the node that lead to the address.
         named: whether the node's own name leads to it.
-        devices: its active InfiniBand and RoCE devices; layer: ``InfiniBand``, ``Ethernet`` for RoCE, or empty.
+        devices: the active InfiniBand and RoCE devices that NCCL is to use with it; layer: of its own ones,
+            ``InfiniBand``, ``Ethernet`` for RoCE, or empty; others: devices that may belong to these.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Link:
     named: bool
     devices: tuple[str, ...]
     layer: str
+    others: tuple[str, ...] = ()
 
     @property
     def end(self) -> str:
@@ -59,6 +61,7 @@ def links(node: str) -> list[Link]:
     for link in links_here():
         address = link.addresses[0] if link.addresses else ""
         theirs = [device for device in devices if link.name in device.interfaces]
+        used, others = infiniband.with_interface(theirs, devices)
         usable = not why_not(link)
         found.append(
             Link(
@@ -69,8 +72,9 @@ def links(node: str) -> list[Link]:
                 passed_over=why_not(link),
                 names=_names(address) if usable else (),
                 named=address in own,
-                devices=tuple(device.name for device in theirs),
+                devices=tuple(device.name for device in used),
                 layer=theirs[0].layer if theirs else "",
+                others=tuple(device.name for device in others),
             )
         )
     return found
@@ -197,7 +201,7 @@ def survey(hub: Hub) -> Scan:
 
 
 def _link(told: Mapping[str, Any]) -> Link:
-    return Link(**{**told, "names": tuple(told["names"]), "devices": tuple(told["devices"])})
+    return Link(**{**told, **{name: tuple(told[name]) for name in ("names", "devices", "others")}})
 
 
 def _ports(hub: Hub, leaders: Mapping[str, int], usable: Ends) -> dict[str, dict[str, int]]:

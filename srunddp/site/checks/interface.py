@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap import channels, ifaces
-from srunddp.bootstrap.interface import addresses_of, links_here
+from srunddp.bootstrap.interface import addresses_of, is_loopback, links_here, shown_speed
 from srunddp.errors import SrunddpError
 from srunddp.site import infiniband
 from srunddp.site.comparison import about, odd_ones, parts
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 
 NAME = "interface"
+_SYSFS = Path("/sys/class/net")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def collect(subject: Subject) -> Facts:
         source=chosen.source if chosen else "",
         speed=speed,
         mtu=mtu,
-        physical=Path("/sys/class/net", name, "device").exists() if name else False,
+        physical=bool(name) and physical(name),
         own_name=sorted(addresses_of(socket.gethostname())),
         lookup=_lookup(subject),
         devices=[device.name for device in active],
@@ -74,6 +75,15 @@ def collect(subject: Subject) -> Facts:
         notes=list(subject.loaded.notes),
         one_node=subject.environment.one_node,
     )
+
+
+def physical(name: str, sysfs: Path = _SYSFS) -> bool:
+    """Whether a device is behind an interface, if only behind a bond or a VLAN; a bridge's speed is made up."""
+    folder = sysfs / name
+    if (folder / "bridge").exists():
+        return False
+    below = (link.name.removeprefix("lower_") for link in folder.glob("lower_*"))
+    return any((folder / kind).exists() for kind in ("device", "bonding")) or any(physical(one, sysfs) for one in below)
 
 
 def _lookup(subject: Subject) -> list[str]:
@@ -103,7 +113,7 @@ def judge(seen: Ranks) -> Iterator[Finding]:
         for note in one.facts.notes:
             yield Finding(Level.WARN, NAME, *parts(note), (one.node,))
         own = one.facts.own_name
-        if own and not one.facts.one_node and all(host.startswith(("127.", "::1")) for host in own):
+        if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
             cure = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
             yield Finding(Level.WARN, NAME, found, "an address that other nodes reach", cure, (one.node,))
@@ -122,7 +132,12 @@ def _unlike(seen: Ranks) -> Iterator[Finding]:
     fast, others = odd_ones(fit, lambda one: one.facts.speed)
     for speed, who in others.items():
         cure = "see its cable and the switch's port: all ranks wait for the slowest"
-        yield _other(who, f"{who[0].facts.name} runs at {_rate(speed)}", f"{_rate(fast)}, as on the other nodes", cure)
+        yield _other(
+            who,
+            f"{who[0].facts.name} runs at {shown_speed(speed)}",
+            f"{shown_speed(fast)}, as on the other nodes",
+            cure,
+        )
     most, unlike = odd_ones(fit, lambda one: tuple(one.facts.devices))
     for devices, who in unlike.items():
         found = f"active InfiniBand or RoCE devices: {_listed(devices)}"
@@ -132,10 +147,6 @@ def _unlike(seen: Ranks) -> Iterator[Finding]:
 
 def _other(who: Ranks, found: str, expected: str, cure: str) -> Finding:
     return about(who, Level.WARN, NAME, (found, expected, cure), ranks=False)
-
-
-def _rate(speed: int) -> str:
-    return f"{speed / 1000:g} Gbit/s" if speed else "an unknown speed"
 
 
 def _listed(devices: Sequence[str]) -> str:
@@ -149,7 +160,7 @@ def summary(seen: Ranks) -> str:
         return "none that is fit"
     names, rates = sorted({each.name for each in facts}), sorted({each.speed for each in facts})
     mtus = sorted({each.mtu for each in facts})
-    return f"{', '.join(names)}: {', '.join(map(_rate, rates))}, MTU {', '.join(map(str, mtus))}"
+    return f"{', '.join(names)}: {', '.join(map(shown_speed, rates))}, MTU {', '.join(map(str, mtus))}"
 
 
 CHECK = Check(NAME, Facts, collect, judge, summary)
