@@ -76,7 +76,7 @@ def _measure(hub: Hub, own: Rank, report: Report, ways: Ways) -> None:
     report.add(rates.NAME, rates.judge(measured), rates.summary(measured))
     told = dict.fromkeys(report.here, collective.Facts("no answer"))
     told |= {rank: collective.Facts(**answer) for rank, answer in _all_reduce(hub, own).items()}
-    link = slowest_link(report)
+    link = slowest_link(report, told[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
     report.add(collective.NAME, collective.judge(told, nodes, link), collective.summary(told, link))
 
@@ -105,10 +105,18 @@ def _all_reduce(hub: Hub, own: Rank) -> dict[int, Any]:
         return hub.ask(questions, _COLLECTIVE_WITHIN + 10.0)
 
 
-def slowest_link(report: Report) -> float:
-    """Bytes per second that the slowest node's network can carry: its InfiniBand devices, or else its interface.
+def slowest_link(report: Report, backend: str) -> float:
+    """Bytes per second that the slowest node's network can carry.
 
-    0 where that of some node is not known.
+    With NCCL it is that of its InfiniBand and RoCE devices, of as many as the node has ranks; else its interface's.
+    0 where that of some node is not known, and on one node.
     """
-    facts = [one.facts for one in report.seen(interface.CHECK)]
-    return min(each.rdma_rate or (each.speed if each.physical else 0) for each in facts) * 1e6 / 8
+    ranks = Counter(hello.node for hello in report.here.values())
+    seen = report.seen(interface.CHECK) if len(ranks) > 1 else []
+    return min((_carried(one.facts, ranks[one.node], backend) for one in seen), default=0.0) * 1e6 / 8
+
+
+def _carried(facts: interface.Facts, ranks: int, backend: str) -> float:
+    if backend == "nccl" and facts.devices:
+        return facts.rdma_rate / len(facts.devices) * min(len(facts.devices), ranks)
+    return facts.speed if facts.physical else 0

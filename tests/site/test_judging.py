@@ -163,20 +163,38 @@ FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "source": "", "speed"
 LINK = FIT | {"own_name": [], "lookup": [], "devices": [], "rdma_rate": 0, "notes": [], "one_node": False}
 
 
+def carried(links: Sequence[dict[str, Any]], backend: str, per_node: int = 1) -> float:
+    """GB/s that the slowest of these nodes' networks is expected to carry."""
+    ranks = list(enumerate(facts for facts in links for _ in range(per_node)))
+    here = {rank: Hello("", rank, len(ranks), 0, f"node0{rank // per_node}", "", 1) for rank, _ in ranks}
+    report = checking.Report(here, {rank: {"interface": {"facts": facts}} for rank, facts in ranks})
+    return checking.slowest_link(report, backend) / 1e9
+
+
+def hcas(count: int, rate: int = 400_000) -> dict[str, Any]:
+    return LINK | {"devices": [f"mlx5_{number}" for number in range(count)], "rdma_rate": count * rate}
+
+
 @pytest.mark.parametrize(
-    ("links", "gigabytes"),
+    ("links", "backend", "gigabytes"),
     [
-        ([LINK, LINK | {"speed": 100_000}], 1.25),
-        ([LINK | {"rdma_rate": 400_000}, LINK | {"rdma_rate": 200_000}], 25.0),
-        ([LINK, LINK | {"physical": False}, LINK | {"speed": 100_000}], 0.0),
+        ([LINK, LINK | {"speed": 100_000}], "nccl", 1.25),
+        ([hcas(1), hcas(1, 200_000)], "nccl", 25.0),
+        ([hcas(1), hcas(1, 200_000)], "gloo", 1.25),
+        ([LINK, LINK | {"physical": False}, LINK | {"speed": 100_000}], "gloo", 0.0),
+        ([hcas(1), LINK | {"physical": False}], "nccl", 0.0),
+        ([LINK], "gloo", 0.0),  # on one node no link is in use
     ],
 )
 def test_the_slowest_link_is_expected_to_carry_all_and_nothing_is_where_one_is_not_known(
-    links: list[dict[str, Any]], gigabytes: float
+    links: list[dict[str, Any]], backend: str, gigabytes: float
 ) -> None:
-    here = {rank: Hello("", rank, len(links), 0, f"node0{rank}", "", 1) for rank in range(len(links))}
-    report = checking.Report(here, {rank: {"interface": {"facts": facts}} for rank, facts in enumerate(links)})
-    assert checking.slowest_link(report) == gigabytes * 1e9
+    assert carried(links, backend, per_node=2) == gigabytes
+
+
+def test_no_more_devices_are_expected_to_carry_than_the_node_has_ranks() -> None:
+    links = [hcas(8), hcas(8)]
+    assert [carried(links, "nccl", per_node) for per_node in (1, 4, 8, 16)] == [50.0, 200.0, 400.0, 400.0]
 
 
 def test_without_an_interface_that_is_fit_the_report_says_so() -> None:
