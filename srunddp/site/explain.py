@@ -13,7 +13,7 @@ from srunddp.bootstrap import ifaces, interface, slurm, trust
 from srunddp.bootstrap.environment import Environment, detect, identify, likely_ranks
 from srunddp.bootstrap.ifaces import AUTO, Entry
 from srunddp.bootstrap.interface import GLOO, NCCL, Interface, Link
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, one_line
 from srunddp.site.explaining import channel, network, rank_zero, ranks, settings
 from srunddp.site.explaining.case import UNKNOWN, Asked, Case, Here, Row
 
@@ -50,7 +50,7 @@ class Explanation:
             lines += [f"{'':<20} passed over: {over}" for over in row.passed_over]
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"error: {error} (exit code {error.exit_code})" for error in self.errors]
-        return "".join(f"[rank {self.rank}] {line}\n" for line in lines)
+        return "".join(f"[rank {self.rank}] {one_line(line)}\n" for line in lines)
 
 
 def this_node() -> Here:

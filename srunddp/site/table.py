@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, one_line
 from srunddp.site.checks import CHECKS
 from srunddp.site.finding import Finding, Level
 from srunddp.site.report import Report
@@ -35,11 +35,14 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 def lines(
     findings: Sequence[Finding], summaries: Mapping[str, str], skipped: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """The table: what is wrong, as :func:`merged` has it, then what each check saw, and those that were not made."""
+    """The table: what is wrong, as :func:`merged` has it, then what each check saw, and those that were not made.
+
+    What a terminal would obey is escaped, here as in all text of this module: paths and variables may hold it.
+    """
     rows = [(each.level.name, each.check, where(each), said(each)) for each in findings]
     bad = {each.check: each.level.name for each in reversed(findings)}
-    rows += [("ok", name, "", summary) for name, summary in summaries.items() if name not in bad]
-    rows += [("", name, "", summary) for name, summary in summaries.items() if name in bad]
+    rows += [("ok", name, "", one_line(summary)) for name, summary in summaries.items() if name not in bad]
+    rows += [("", name, "", one_line(summary)) for name, summary in summaries.items() if name in bad]
     rows += [("--", name, "", why) for name, why in skipped.items()]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
@@ -53,12 +56,12 @@ def where(finding: Finding) -> str:
     nodes = str(NodeSet.fromlist(list(finding.nodes), resolver=RESOLVER_NOGROUP)) if finding.nodes else ""
     many = "s" if len(finding.ranks) > 1 else ""
     ranks = f"rank{many} {RangeSet.fromlist(map(str, finding.ranks))}" if finding.ranks else ""
-    return finding.between or " on ".join(part for part in (ranks, nodes) if part)
+    return one_line(finding.between or " on ".join(part for part in (ranks, nodes) if part))
 
 
 def said(finding: Finding) -> str:
     """In the words of an error."""
-    return f"{finding.found}; expected {finding.expected} -> {finding.cure}"
+    return one_line(f"{finding.found}; expected {finding.expected} -> {finding.cure}")
 
 
 def verdict(report: Report, world_size: int, job: str) -> str:
@@ -106,7 +109,7 @@ def _write(path: Path, text: str) -> None:
 
 def per_node(report: Report) -> list[str]:
     """One line for each node, by each check that has more to say of it."""
-    return [line for check in CHECKS if (seen := report.seen(check)) for line in check.node_lines(seen)]
+    return [one_line(line) for check in CHECKS if (seen := report.seen(check)) for line in check.node_lines(seen)]
 
 
 def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
