@@ -5,8 +5,9 @@ and the owners of srunddp's own code are trusted: the latter can change what run
 account stays usable so, and one in a user namespace, where root appears as the overflow uid: the root folder counts.
 
 Who else may write makes a file refused; where it is a group, it is a note alone, for a site may mean it so. Root's
-group is worth no note, nor is the user's primary one for a folder: on many distributions it has no other member, and
-umask 002. Whether it has one is not looked up, for each rank of a large job would ask the site's name service.
+group is worth no note, nor is a folder's that is the user's primary one and has the user's own number: so distributions
+number a group of one user, and then have umask 002. Who is in it is not looked up, for each rank of a large job would
+ask the site's name service; a primary group of another number is one of many users, such as ``users`` or a department.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def _judged(asked: str, step: str, status: os.stat_result, trusted: set[int]) ->
     if mode & stat.S_IWOTH:
         found, cure = f"{what} may be changed by every user", f"chmod o-w {named}"
         raise _wrong(asked, found, "a file, folders and links that others cannot change", cure)
-    harmless = (0, os.getegid()) if stat.S_ISDIR(mode) else (0,)
-    if mode & stat.S_IWGRP and status.st_gid not in harmless:
+    users_own = stat.S_ISDIR(mode) and status.st_gid == os.getegid() == os.geteuid()
+    if mode & stat.S_IWGRP and status.st_gid and not users_own:
         found = f"{step} may be changed by all of group id {status.st_gid}"
         return [f"{found}; expected that its owner alone may -> chmod g-w {named}"]
     return []

@@ -183,10 +183,29 @@ def test_what_a_group_may_write_is_noted_once_and_read(conf: Path) -> None:
     assert told[1].endswith(f"chmod g-w {conf}")
 
 
-def test_the_users_own_group_may_write_to_a_folder_without_a_word(conf: Path) -> None:
-    """umask 002, as many distributions have it, where nobody else is in that group."""
-    os.chown(conf.parent, -1, os.getegid())
+@as_root
+def test_the_users_own_group_may_write_to_a_folder_without_a_word_and_a_group_of_many_may_not(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """umask 002, as many distributions have it, where nobody else is in a group: it has the user's number."""
+    user = stranger()
+    for number, group in ((user, user), (user, 100)):
+        os.chown(conf.parent, number, group)
+        os.chown(conf, number, group)
+        conf.parent.chmod(0o775)
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+        monkeypatch.setattr(os, "getegid", lambda group=group: group)
+        noted = [f"{conf.parent} may be changed by all of group id 100"] if group == 100 else []
+        assert [note.partition("; ")[0] for note in notes(conf)] == noted
+
+
+@as_root
+def test_roots_group_may_write_without_a_word(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = stranger()
+    conf.chmod(0o664)
     conf.parent.chmod(0o775)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(os, "getegid", lambda: 100)
     assert notes(conf) == ()
 
 
