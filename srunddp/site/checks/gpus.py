@@ -14,7 +14,7 @@ from srunddp.bootstrap.device import device_index, unused_devices
 from srunddp.errors import ConfigError
 from srunddp.site import numa
 from srunddp.site.answer import ask
-from srunddp.site.comparison import about, by_node, odd_ones, parts
+from srunddp.site.comparison import about, by_node, odd_ones, on_node
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 from srunddp.site.nvml import NO_GPU, Device, View, look
 
@@ -91,25 +91,21 @@ def _driver(one: Seen[Facts]) -> Iterator[Finding]:
     facts, named = one.facts, f"CUDA_VISIBLE_DEVICES={one.facts.wanted}"
     if facts.error:
         cure = "see nvidia-smi on the node, and have it repaired or leave it out"
-        yield _on_node(one, Level.FAIL, f"NVML: {facts.error}", "an answer", cure)
+        yield on_node(one, Level.FAIL, NAME, f"NVML: {facts.error}", "an answer", cure)
     elif facts.missing and facts.present:
         cure = "install nvidia-ml-py and the driver's libnvidia-ml.so.1; start a container with --nv"
         found = f"/dev/nvidia0 is there, and NVML is not: {facts.missing}"
-        yield _on_node(one, Level.FAIL, found, "NVML, which NCCL needs too", cure)
+        yield on_node(one, Level.FAIL, NAME, found, "NVML, which NCCL needs too", cure)
     elif facts.missing and facts.wanted not in (None, *NO_GPU):
-        yield _on_node(one, Level.WARN, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
+        yield on_node(one, Level.WARN, NAME, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
     elif facts.unknown:
         found = f"{facts.unknown} in {named}: CUDA heeds nothing from there on"
         cure = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
-        yield _on_node(one, Level.WARN, found, f"each of the {facts.count} GPUs, once", cure)
+        yield on_node(one, Level.WARN, NAME, found, f"each of the {facts.count} GPUs, once", cure)
     if len(facts.models) > 1 and facts.order != "PCI_BUS_ID":
         found = f"GPUs of different models on a node ({', '.join(facts.models)}): CUDA numbers them by their speed"
         cure = "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        yield _on_node(one, Level.WARN, found, "the order of Slurm and nvidia-smi", cure)
-
-
-def _on_node(one: Seen[Facts], level: Level, found: str, expected: str, cure: str) -> Finding:
-    return about([one], level, NAME, (found, expected, cure), ranks=False)
+        yield on_node(one, Level.WARN, NAME, found, "the order of Slurm and nvidia-smi", cure)
 
 
 def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
@@ -120,7 +116,7 @@ def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
         try:
             used.append((one, devices[device_index(one.local_rank, len(ranks), len(devices))]))
         except ConfigError as error:
-            yield about([one], Level.FAIL, NAME, parts(str(error)))
+            yield about([one], Level.FAIL, NAME, (error.found, error.expected, error.cure))
     return used
 
 

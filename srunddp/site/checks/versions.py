@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypedDict
 
-from srunddp.site.comparison import about, by_node, odd_ones
+from srunddp.site.comparison import about, by_node, odd_ones, on_node
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 from srunddp.site.packages import Package, find
 
@@ -142,10 +142,10 @@ def _imports(seen: Ranks) -> Iterator[Finding]:
         error, seconds = one.facts.imported["error"], one.facts.imported["seconds"]
         if error and seconds:
             cure = "see how fast its file system is; copy the environment to the nodes"
-            yield _on_node(one, Level.WARN, f"import torch: {error}", "seconds", cure)
+            yield on_node(one, Level.WARN, NAME, f"import torch: {error}", "seconds", cure)
         elif error:
             cure = f"see {one.facts.executable} -c 'import torch' on that node"
-            yield _on_node(one, Level.FAIL, f"import torch: {error}", "an import", cure)
+            yield on_node(one, Level.FAIL, NAME, f"import torch: {error}", "an import", cure)
     done: Ranks = [one for one in seen if one.facts.imported["version"]]
     cure = "install the same nvidia-nccl; see LD_LIBRARY_PATH and LD_PRELOAD for another libnccl.so"
     done = yield from _differing(done, lambda one: one.facts.imported["version"], None, "", "")
@@ -155,11 +155,9 @@ def _imports(seen: Ranks) -> Iterator[Finding]:
         seconds = one.facts.imported["seconds"]
         if seconds > max(_SLOW, _SLOWER * usual):
             cure = "copy the environment to the nodes, or have the node's file system looked at"
-            yield _on_node(one, Level.WARN, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", cure)
-
-
-def _on_node(one: Seen[Facts], level: Level, found: str, expected: str, cure: str) -> Finding:
-    return about([one], level, NAME, (found, expected, cure), ranks=False)
+            yield on_node(
+                one, Level.WARN, NAME, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", cure
+            )
 
 
 def _differing(
