@@ -18,7 +18,7 @@ import pytest
 
 from srunddp.bootstrap.line import Address
 from srunddp.site import rates, reach, scan, table
-from srunddp.site.checks import gpus, versions
+from srunddp.site.checks import versions
 from srunddp.site.draft import draft
 from srunddp.site.finding import Finding, Level, Seen
 from srunddp.site.rates import Rates
@@ -27,7 +27,7 @@ from srunddp.site.scan import Link
 from tests.conftest import ROOT
 
 NODES, PER_NODE, INTERFACES = 1000, 8, 4
-QUICK = 5.0  # seconds of CPU
+QUICK = 1.5  # seconds of CPU; here it takes less than half of it
 
 
 class Told:
@@ -54,10 +54,10 @@ class Told:
 
 
 @contextmanager
-def quick() -> Iterator[None]:
+def quick(seconds: float = QUICK) -> Iterator[None]:
     began = time.process_time()
     yield
-    assert time.process_time() - began < QUICK
+    assert time.process_time() - began < seconds
 
 
 def host(rank: int) -> str:
@@ -202,6 +202,8 @@ def test_rates_of_a_thousand_nodes() -> None:
         (finding,) = rates.judge(Rates(slow))
         assert rates.summary(Rates(slow))
     assert finding.nodes == ("node0500:ib2",)
+    with quick():
+        assert list(rates.judge(Rates({way: 1e9 if number % 3 else 1e6 for number, way in enumerate(ways)})))
 
 
 def test_slow_ways_without_a_slow_node_are_a_screenful() -> None:
@@ -244,7 +246,7 @@ def test_an_ifaces_conf_of_a_thousand_nodes() -> None:
                 return [True] * len(question["ways"])
         return {name: [host(int(name[4:8]) * PER_NODE)] for name in question["names"]}
 
-    with quick():
+    with quick(5.0):  # of which the fake hub takes most
         found = draft(scan.survey(Told(answer)), datetime.date(2026, 1, 2))  # type: ignore[arg-type]
     assert found.missing == ()
     assert "- nodes: node[0000-0999]\n  interface: [ib0, ib1]" in found.text
@@ -282,10 +284,3 @@ def test_versions_of_thousands_of_ranks_of_which_half_lack_torch() -> None:
 
     with quick():
         assert said(versions.judge(told(NODES * PER_NODE, facts))) == [(Level.FAIL, "no package torch", NODES)]
-
-
-def test_gpus_of_thousands_of_ranks_of_which_half_see_none() -> None:
-    device = {"uuid": "GPU-1", "parent": "", "name": "H100", "total": 0, "free": 0, "numa": -1}
-    with quick():
-        found = gpus.judge(told(NODES * PER_NODE, lambda rank: gpus.Facts(devices=[device] if rank // 8 % 2 else [])))  # type: ignore[arg-type]
-        assert (Level.FAIL, "no GPU is visible, and on other nodes there are", NODES // 2) in said(found)

@@ -69,7 +69,7 @@ def judge(seen: Ranks) -> Iterator[Finding]:
         yield from _driver(one)
     whole = [ranks for ranks in by_node(seen).values() if not any(one.facts.error for one in ranks)]
     nodes = [ranks for ranks in whole if any(one.facts.devices for one in ranks)]
-    bare = [one for ranks in whole if not any(one.facts.devices for one in ranks) for one in ranks]
+    bare = [one for ranks in whole if ranks not in nodes for one in ranks]
     if nodes and bare:
         found = "no GPU is visible, and on other nodes there are"
         message = (found, "GPUs on all nodes or on none", "ask for GPUs on each node (--gpus-per-node)")
