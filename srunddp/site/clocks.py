@@ -18,8 +18,7 @@ _REFUSED = 300.0  # munge's credentials expire then, and with them all that Slur
 
 def survey(hub: Hub) -> dict[str, float]:
     """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round trip."""
-    first = {node: rank for rank, node in sorted(hub.nodes.items(), reverse=True)}
-    offsets = {node: _offset(hub, rank) for node, rank in first.items() if rank}
+    offsets = {node: _offset(hub, rank) for node, rank in hub.leaders.items() if rank}
     return {hub.nodes[0]: 0.0} | {node: offset for node, offset in offsets.items() if offset is not None}
 
 

@@ -65,8 +65,11 @@ class Hub:
     @property
     def leaders(self) -> dict[str, int]:
         """The first rank of each node that still answers."""
-        first = {self.here[rank].node: rank for rank in sorted([0, *self.lines], reverse=True)}
-        return dict(sorted(first.items(), key=lambda each: each[1]))
+        first: dict[str, int] = {}
+        for rank, node in self.nodes.items():
+            if rank == 0 or rank in self.lines:
+                first.setdefault(node, rank)
+        return first
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
         """Ask ranks something at once, rank 0 perhaps among them.

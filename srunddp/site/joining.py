@@ -12,7 +12,7 @@ from functools import partial
 from srunddp.bootstrap import announcement, channels, mpi, rendezvous, trust
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for
-from srunddp.bootstrap.interface import Interface, addresses_of, links_here, why_not
+from srunddp.bootstrap.interface import Interface, addresses_of, is_loopback, links_here, why_not
 from srunddp.bootstrap.line import Address, Hello, allow_many, listen
 from srunddp.errors import ConfigError, RendezvousError, SrunddpError
 from srunddp.site.answer import ask
@@ -142,7 +142,7 @@ def _candidates(subject: Subject, ports: range | None) -> list[Address]:
         names = [channels.known_as(entry, node), node] if node != environment.node else []
     hosts = [host for name in names for host in sorted(addresses_of(name))]
     hosts += [] if names else _own_addresses(environment, subject.interface)
-    allowed = [host for host in hosts if environment.one_node or not host.startswith(("127.", "::1"))]
+    allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
     if not allowed:
         raise RendezvousError(
             f"{' and '.join(dict.fromkeys(names))} lead to {', '.join(hosts) or 'no address'} on {environment.node}",

@@ -279,7 +279,7 @@ def test_every_draft_is_read_back_and_gives_each_node_what_was_meant(found: Scan
         assert best is not None
         links = best.links[node]
         assert entry.interfaces == tuple(each.name for each in links)
-        devices = sorted(device for each in links for device in each.devices)
+        devices = sorted({device for each in links for device in each.devices})
         assert entry.env == ({"NCCL_IB_HCA": "=" + ",".join(devices)} if devices else {})
         address = entry.address.format(node=node)
         leads = found.resolved.get(address, [[address]])

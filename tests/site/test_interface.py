@@ -188,17 +188,17 @@ def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
 def carried(*facts: Facts) -> float:
     told = {one.rank: {"interface": {"facts": vars(one.facts)}} for one in seen(facts, per_node=1)}
     here = {one.rank: one for one in seen(facts, per_node=1)}
-    return slowest_link(Report(here, told))  # type: ignore[arg-type]
+    return slowest_link(Report(here, told), "nccl")  # type: ignore[arg-type]
 
 
 def test_the_slowest_nodes_link_counts_and_of_a_node_its_infiniband() -> None:
-    ethernet = replace(WELL, speed=10_000, rdma_rate=0)
-    assert carried(WELL, WELL) == 25e9
+    ethernet = replace(WELL, speed=10_000, devices=[], rdma_rate=0)
+    assert carried(WELL, WELL) == 12.5e9  # one of its two devices for its one rank
     assert carried(WELL, ethernet) == carried(ethernet, WELL) == 1.25e9
 
 
 def test_where_one_link_is_not_known_none_is_judged_by() -> None:
-    unknown = replace(WELL, physical=False, rdma_rate=0)
+    unknown = replace(WELL, physical=False, devices=[], rdma_rate=0)
     assert carried(WELL, unknown) == carried(unknown, WELL) == 0.0
 
 

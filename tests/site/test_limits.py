@@ -37,7 +37,7 @@ def test_where_all_is_well_nothing_is_said() -> None:
     ("change", "level", "found"),
     [
         ({"free": {"/tmp": 0}}, Level.FAIL, "0 MiB free in /tmp"),
-        ({"free": {"/tmp": (64 << 20) - 1}}, Level.FAIL, "63 MiB free in /tmp"),
+        ({"free": {"/tmp": (8 << 20) - 1}}, Level.FAIL, "7 MiB free in /tmp"),
         ({"free": {"/dev/shm": 64 << 20}}, Level.WARN, "64 MiB free in /dev/shm"),
         ({"free": {"/dev/shm": GIB - 1}}, Level.WARN, "1023 MiB free in /dev/shm"),
         ({"free": {"/scratch/x": -1}}, Level.FAIL, "/scratch/x is not there"),

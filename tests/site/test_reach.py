@@ -48,7 +48,7 @@ def surveyed(hub: Hub) -> Ways:
 
 def test_nodes_that_reach_each_other_are_found_to(hub: Hub) -> None:
     ways = surveyed(hub)
-    assert (ways.tried, ways.broken) == (2, {})
+    assert (len(ways.tried), ways.broken) == (2, {})
     assert {name: at.host for name, at in ways.endpoints.items()} == {"west": WEST, "east": EAST}
     assert list(reach.judge(ways)) == []
 
