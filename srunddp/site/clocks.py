@@ -11,7 +11,7 @@ from srunddp.site.hub import Hub
 
 NAME = "clock"
 _TRIES = 3
-_WITHIN = 2.0
+_WITHIN = 15.0
 _OFF = 2.0
 _REFUSED = 300.0  # munge's credentials expire then, and with them all that Slurm says between nodes
 

@@ -20,6 +20,7 @@ from srunddp.site.hub import Hub
 NAME = "rate"
 _SECONDS = 0.2
 _WITHIN = 3.0
+_SLACK = 15.0
 _MOST_ROUNDS = 8
 _TRIES = 3
 _AGAIN = 64
@@ -109,7 +110,7 @@ def _measure(
         (sender, _), (receiver, where) = at[a], at[b]
         questions[sender] = {"do": "send", "to": [where.host, where.port]}
         questions[receiver] = {"do": "receive"}
-    answers = hub.ask(questions, 3 * _WITHIN)
+    answers = hub.ask(questions, _SLACK)
     return {(a, b): float(answers.get(at[b][0]) or 0.0) for a, b in ways}
 
 

@@ -25,6 +25,7 @@ from srunddp.site.hub import Hub
 
 NAME = "reach"
 _WITHIN = 2.0
+_SLACK = 15.0  # for a node that is busy; a rank that answers later is taken for lost
 _AT_ONCE = 64
 _ALL_PAIRS = 64
 _NEIGHBOURS = 32
@@ -98,7 +99,7 @@ class Ways:
     Attributes:
         endpoints: the address of each; ranks: its rank; tried: the ways.
         broken: the ways on which packets get lost, and how that shows.
-        interfaces: their names.
+        interfaces: their names; mute: endpoints that could not listen.
     """
 
     endpoints: Mapping[str, Address]
@@ -106,6 +107,7 @@ class Ways:
     tried: Collection[tuple[str, str]]
     broken: Mapping[tuple[str, str], str] = field(default_factory=dict)
     interfaces: tuple[str, ...] = ()
+    mute: tuple[str, ...] = ()
 
 
 def survey(hub: Hub, addresses: Mapping[int, tuple[str, str]]) -> Ways:
@@ -121,7 +123,8 @@ def survey(hub: Hub, addresses: Mapping[int, tuple[str, str]]) -> Ways:
     failing = _try(hub, ranks, open_at, pairs)
     again = _try(hub, ranks, open_at, list(failing))
     interfaces = tuple(sorted({addresses[ranks[name]][0] for name in open_at}))
-    return Ways(open_at, ranks, pairs, _directed(hub, ranks, open_at, again), interfaces)
+    mute = tuple(name for name, rank in ranks.items() if name not in open_at and rank not in hub.trouble)
+    return Ways(open_at, ranks, pairs, _directed(hub, ranks, open_at, again), interfaces, mute)
 
 
 def plan(nodes: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -141,7 +144,7 @@ def plan(nodes: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def listening(hub: Hub, ranks: Mapping[str, int], hosts: Mapping[str, str]) -> dict[str, Address]:
     """Have the endpoints listen, on ports that their kernels choose; those that cannot are left out."""
-    ports = hub.ask({rank: {"do": "listen"} for rank in ranks.values()}, 2 * _WITHIN)
+    ports = hub.ask({rank: {"do": "listen"} for rank in ranks.values()}, _SLACK)
     return {name: Address(hosts[name], ports[rank]) for name, rank in ranks.items() if ports.get(rank)}
 
 
@@ -163,8 +166,10 @@ def _try(
         targets.setdefault(ranks[a], {})[b] = [open_at[b].host, open_at[b].port]
     rounds = 1 + max(map(len, targets.values()), default=0) // _AT_ONCE
     asked = {rank: {"do": "connect", "targets": theirs} for rank, theirs in targets.items()}
-    answers = hub.ask(asked, rounds * _WITHIN + _WITHIN)
-    found = {(a, b): (answers.get(ranks[a]) or {}).get(b, "it did not say") for a, b in pairs}
+    answers = hub.ask(asked, rounds * _WITHIN + _SLACK)
+    # A rank that is lost meanwhile is named as such, and says nothing of the network.
+    known = ((a, b) for a, b in pairs if ranks[a] in answers and ranks[b] not in hub.trouble)
+    found = {(a, b): answers[ranks[a]].get(b, "") for a, b in known}
     return {pair: why for pair, why in found.items() if why}
 
 
@@ -173,7 +178,7 @@ def _directed(
 ) -> dict[tuple[str, str], str]:
     """On which way the packets get lost, by what the listeners' kernels hold half open."""
     listeners = {ranks[b] for _, b in failing}
-    told = hub.ask({rank: {"do": "half open"} for rank in listeners}, 2 * _WITHIN)
+    told = hub.ask({rank: {"do": "half open"} for rank in listeners}, _SLACK)
     waiting = {rank: set(hosts or ()) for rank, hosts in told.items()}
     broken: dict[tuple[str, str], str] = {}
     for (a, b), why in failing.items():
@@ -184,6 +189,8 @@ def _directed(
 
 def judge(ways: Ways) -> Iterator[Finding]:
     """A node that reaches no other, or none of them it, is named alone; else each way that is broken."""
+    for name in ways.mute:
+        yield _finding("no port on the interface's address can be listened on", nodes=(name.partition(":")[0],))
     left = dict(ways.broken)
     if len(ways.endpoints) > 2 and left and all({(a, b), (b, a)} & left.keys() for a, b in ways.tried):
         over = f" over {', '.join(ways.interfaces)}" if ways.interfaces else ""

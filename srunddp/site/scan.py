@@ -18,6 +18,7 @@ from srunddp.site.answer import ask
 from srunddp.site.hub import Hub
 
 _WITHIN = 2.0
+_SLACK = 15.0  # for a node that is busy
 _AT_ONCE = 64
 _NEIGHBOURS = 16
 
@@ -191,12 +192,12 @@ def survey(hub: Hub) -> Scan:
     """Ask one rank of each node for its interfaces, and have it try those of the others."""
     leaders = hub.leaders
     nodes = {rank: node for node, rank in leaders.items()}
-    told = hub.ask_all({"do": "links"}, 5 * _WITHIN, nodes)
+    told = hub.ask_all({"do": "links"}, _SLACK, nodes)
     ends = {(nodes[rank], link["name"]): _link(link) for rank, found in sorted(told.items()) for link in found}
     usable = {end: link for end, link in ends.items() if not link.passed_over}
     reached = _reached(hub, leaders, usable, _ports(hub, leaders, usable))
     names = sorted({name for link in usable.values() for name in link.names})
-    resolved = hub.ask_all({"do": "resolve", "names": names}, 10 * _WITHIN, nodes)
+    resolved = hub.ask_all({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
     return Scan(ends, reached, {name: [one[name] for one in resolved.values()] for name in names})
 
 
@@ -210,7 +211,7 @@ def _ports(hub: Hub, leaders: Mapping[str, int], usable: Ends) -> dict[str, dict
     for (node, _), link in usable.items():
         addresses[node].append(link.address)
     asked = {leaders[node]: {"do": "listen", "addresses": theirs} for node, theirs in addresses.items()}
-    told = hub.ask(asked, 2 * _WITHIN)
+    told = hub.ask(asked, _SLACK)
     return {node: told[rank] for node, rank in leaders.items() if rank in told}
 
 
@@ -239,7 +240,7 @@ def _reached(
 
     asked = {leaders[node]: {"do": "connect", "ways": [way(a, b) for a, b in pairs]} for node, pairs in plan.items()}
     rounds = 1 + max(map(len, plan.values()), default=0) // _AT_ONCE
-    told = hub.ask(asked, (rounds + 2) * _WITHIN)
+    told = hub.ask(asked, rounds * _WITHIN + _SLACK)
     return {
         pair: bool(worked)
         for node, pairs in plan.items()

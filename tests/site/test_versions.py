@@ -128,6 +128,7 @@ def test_there_is_a_line_for_each_node() -> None:
 
 
 def test_torch_is_imported_in_a_process_of_its_own(tmp_path: Path) -> None:
+    before = "torch" in sys.modules  # by another test
     facts = travelled(CHECK, subject(script=tmp_path / "train.py", packages=["pytest", "PyYAML", "no.such"]))
     assert facts.imported["error"] == ""
     assert facts.imported["version"] == facts.packages["torch"]["version"]
@@ -135,7 +136,7 @@ def test_torch_is_imported_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert len(facts.packages["torch"]["git"]) == 40
     assert facts.packages["pytest"]["version"] == pytest.__version__
     assert (facts.packages["PyYAML"]["version"] != "", facts.packages["no.such"]["place"]) == (True, "")
-    assert "torch" not in sys.modules
+    assert ("torch" in sys.modules) == before
     assert "no.such missing" in CHECK.summary(changed(facts, {}, 1))
     assert CHECK.summary(changed(facts, {}, 1)).startswith(
         f"Python {facts.python}, torch {facts.imported['version']}, "
@@ -150,6 +151,7 @@ def shadow(folder: Path, text: str) -> Path:
 
 def test_a_folder_that_hides_torch_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On PYTHONPATH or beside the script, and both by its text and by the import."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # another test's
     shadow(tmp_path, "__version__ = '9.9'\n")
     assert find("torch", str(tmp_path)) == Package(version="9.9", cuda="", git="", place=str(tmp_path))
     assert import_torch(str(tmp_path))["version"] == "9.9"
