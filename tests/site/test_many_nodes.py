@@ -34,6 +34,7 @@ class Told:
     """A hub whose ranks all say what ``answer`` makes of a question."""
 
     def __init__(self, answer: Callable[[int, Mapping[str, Any]], Any], nodes: int = NODES) -> None:
+        self.trouble: dict[int, str] = {}
         self._answer = answer
         self._nodes = {rank: f"node{rank // PER_NODE:04d}" for rank in range(nodes * PER_NODE)}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from srunddp.bootstrap.line import listen
+from srunddp.bootstrap.line import Address, listen
 from srunddp.site import reach
 from srunddp.site.half_open import half_open
 from srunddp.site.hub import Act, Hub
@@ -44,6 +44,20 @@ def probing(node: str) -> Act:
 
 def surveyed(hub: Hub) -> Ways:
     return survey(hub, {1: ("data0", WEST), 2: ("data0", EAST)})
+
+
+def test_a_rank_that_is_lost_says_nothing_of_the_network(hub: Hub) -> None:
+    """It is named as lost; that nobody reaches it is no firewall's doing."""
+    ways = surveyed(hub)
+    hub.trouble[2] = "its process ended"
+    assert reach._try(hub, ways.ranks, {**ways.endpoints, "east": Address(EAST, 1)}, list(ways.tried)) == {}
+    del hub.trouble[2]
+    assert reach._try(hub, ways.ranks, {**ways.endpoints, "east": Address(EAST, 1)}, list(ways.tried)) != {}
+
+
+def test_an_address_that_cannot_be_listened_on_is_named() -> None:
+    (finding,) = reach.judge(Ways({}, {}, [], mute=("node03:ib1",)))
+    assert (finding.nodes, finding.found) == (("node03",), "no port on the interface's address can be listened on")
 
 
 def test_nodes_that_reach_each_other_are_found_to(hub: Hub) -> None:
