@@ -65,8 +65,9 @@ def _scan(given: dict[str, Any]) -> int:
         _refuse(given["output"], nodes, absent)
         found = draft(survey(hub), datetime.date.today())
         _write(found.text, given["output"])
-        code = _INCOMPLETE if found.missing or absent else 0
-        say(f"srunddp: {_verdict(nodes, found.missing, absent)}\n")
+        lost = [f"rank {rank} on {hub.nodes[rank]}: {why}" for rank, why in hub.trouble.items()]
+        code = _INCOMPLETE if found.missing or absent or lost else 0
+        say(f"srunddp: {_verdict(nodes, found.missing, absent, lost)}\n")
     finally:
         hub.dismiss(code)
     return code
@@ -106,9 +107,10 @@ def _write(text: str, output: str | None) -> None:
         ) from None
 
 
-def _verdict(nodes: set[str], missing: tuple[str, ...], absent: int) -> str:
+def _verdict(nodes: set[str], missing: tuple[str, ...], absent: int, lost: list[str]) -> str:
     wrong = [
         *([f"{absent} ranks did not come"] if absent else []),
+        *lost,
         *([f"{', '.join(missing)} without an interface that reaches the others"] if missing else []),
     ]
     return f"scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}"

@@ -119,6 +119,7 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
         "exit_code": code,
         "findings": [{**asdict(each), "level": each.level.name} for each in merged(report.findings)],
         "summaries": report.summaries,
+        "skipped": report.skipped,
         "ranks": [
             {"rank": rank, "node": hello.node, "local_rank": hello.local_rank, "checks": report.facts.get(rank, {})}
             for rank, hello in report.here.items()
