@@ -73,7 +73,7 @@ def test_the_command_itself_starts_nothing_whatever_slurms_variables_hold(tmp_pa
     for names in HOSTILE:
         done = srunddp("--explain", folder=tmp_path, **slurm(0) | dict.fromkeys(names, value) | watched)
         assert done.returncode in (0, 78)
-        assert done.stderr.count("\n") == (done.returncode == 78), done.stderr
+        assert done.stderr == ""
         assert all(line.startswith("[rank 0] ") for line in done.stdout.splitlines()), done.stdout
         assert not list(tmp_path.rglob(f"*{CANARY}*"))
         assert not (tmp_path / "starts").exists(), (tmp_path / "starts").read_text()

@@ -167,6 +167,7 @@ def test_a_supervisor_that_is_killed_while_others_are_still_to_come_ends_all(sit
     with started(Plan(kill=True), site, late(4, 600)) as run:
         run.until(lambda: len(supervisors(run)) == 5, 30)
         victim = next(pid for pid in supervisors(run) if b"SLURM_PROCID=3\0" in environment(pid))
+        run.until(lambda: has_met(site, "node02", victim), 30)
         run.failing()
         os.kill(victim, signal.SIGKILL)
         result = run.finish(30)
@@ -210,6 +211,13 @@ def test_with_munge_the_ranks_prove_who_they_are(site: Site, bench: Bench) -> No
 
 def environment(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def has_met(site: Site, node: str, supervisor: int) -> bool:
+    """Whether it has connected to rank 0."""
+    assert site.cluster
+    sockets = (socket for socket in site.cluster.sockets(node) if socket.state == "established")
+    return any(owner.pid == supervisor for socket in sockets for owner in socket.owners)
 
 
 def supervisors(run: Run) -> list[int]:
