@@ -11,7 +11,7 @@ from srunddp.bootstrap.door import Door
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.failure import Failure
 from srunddp.bootstrap.interface import Interface
-from srunddp.bootstrap.line import Address, Hello, listen
+from srunddp.bootstrap.line import Address, listen
 from srunddp.bootstrap.roster import MOURN, tell_all
 from srunddp.bootstrap.slurm import whole_number
 from srunddp.errors import SrunddpError
@@ -90,15 +90,7 @@ def _tell(
         token, secret, candidates = heard.token, heard.secret, list(heard.addresses)
     else:
         candidates = _candidates(environment, options, interface)
-    hello = Hello(
-        token=token,
-        rank=environment.rank,
-        world_size=environment.world_size,
-        local_rank=environment.local_rank,
-        node=environment.node,
-        address="",
-        pid=os.getpid(),
-    )
+    hello = channels.hello(environment, token)
     return rendezvous.tell(candidates, hello, trust.choose(secret), failure, deadline)
 
 

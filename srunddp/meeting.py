@@ -14,7 +14,7 @@ from srunddp.bootstrap import announcement, channels, ifaces, interface, process
 from srunddp.bootstrap.announcement import Announcement
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.failure import Interrupt
-from srunddp.bootstrap.line import Address, Company, Held, Hello, Meeting, hold
+from srunddp.bootstrap.line import Address, Company, Held, Meeting, hold
 from srunddp.bootstrap.rendezvous import find
 from srunddp.bootstrap.roster import Roster
 from srunddp.errors import ConfigError
@@ -112,7 +112,8 @@ def meet(
     deadline = time.monotonic() + prepared.options.timeout
     channel, told = channels.hear(environment, prepared.told, prepared.options.timeout, over_mpi, say)
     heard = announcement.read(told) if told else None
-    hello = _hello(prepared, heard.token if heard else channels.token(environment))
+    token = heard.token if heard else channels.token(environment)
+    hello = channels.hello(environment, token, prepared.interface.address)
     own = trust.choose(heard.secret if heard else "")
     if not heard and environment.step:
         channels.rank_zero_node(environment.step)
@@ -136,18 +137,6 @@ def _known_as(prepared: Prepared, node: str) -> str:
         return channels.known_as(ifaces.entry_for(prepared.entries, node), node)
     except ConfigError:
         return node
-
-
-def _hello(prepared: Prepared, token: str) -> Hello:
-    return Hello(
-        token=token,
-        rank=prepared.environment.rank,
-        world_size=prepared.environment.world_size,
-        local_rank=prepared.environment.local_rank,
-        node=prepared.environment.node,
-        address=prepared.interface.address,
-        pid=os.getpid(),
-    )
 
 
 def joined(prepared: Prepared, meeting: Meeting) -> process_group.Joined:

@@ -15,7 +15,7 @@ from srunddp.bootstrap.absent import SAY_EVERY, saying
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for
 from srunddp.bootstrap.interface import Interface, addresses_of, is_loopback, links_here
-from srunddp.bootstrap.line import Address
+from srunddp.bootstrap.line import Address, Hello
 from srunddp.bootstrap.slurm import NODE_LIST, SlurmStep, whole_number
 from srunddp.errors import ConfigError, Scope
 
@@ -38,6 +38,24 @@ def token(environment: Environment) -> str:
     if environment.master:
         return f"{environment.master[0]}:{environment.master[1]}"
     return os.urandom(8).hex()
+
+
+def hello(environment: Environment, token: str, address: str = "") -> Hello:
+    """What this rank says of itself.
+
+    Args:
+        token: of the run.
+        address: of its interface, from which the line is to go; empty for any.
+    """
+    return Hello(
+        token=token,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        local_rank=environment.local_rank,
+        node=environment.node,
+        address=address,
+        pid=os.getpid(),
+    )
 
 
 def line_ports(environment: Environment, entry: Entry, forced: range | None) -> list[int]:

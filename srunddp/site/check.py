@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from srunddp.bootstrap import channels
 from srunddp.bootstrap.line import Meeting, listen
-from srunddp.site import clocks, collective, joining, presence, rates, reach
+from srunddp.site import clocks, collective, presence, rates, reach
 from srunddp.site.checks import CHECKS, interface
 from srunddp.site.finding import Check, Subject
 from srunddp.site.hub import Hub
@@ -59,7 +60,7 @@ def reached(hub: Hub, report: Report) -> Ways:
 def alone(subject: Subject) -> Report:
     """What this rank sees by itself, where it did not come together with the others."""
     environment = subject.environment
-    own = joining.hello_of(environment, "")
+    own = channels.hello(environment, "")
     report = Report({own.rank: own})
     report.take({own.rank: facts(subject, [check.name for check in CHECKS])})
     report.judge(CHECKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None)
         SrunddpError: this rank cannot be found by the others.
     """
     environment, deadline = subject.environment, time.monotonic() + timeout
-    own = hello_of(environment, channels.token(environment))
+    own = channels.hello(environment, channels.token(environment))
     if environment.world_size == 1:
         return Hub({0: own}, act)
     allow_many()
@@ -58,7 +57,7 @@ def follow(subject: Subject, act: Act, timeout: float, ports: range | None = Non
     environment, deadline = subject.environment, time.monotonic() + timeout
     _, heard = channels.hear(environment, None, timeout, _over_mpi(subject, timeout), lambda _: None)
     told = announcement.read(heard) if heard else None
-    hello = hello_of(environment, told.token if told else channels.token(environment))
+    hello = channels.hello(environment, told.token if told else channels.token(environment))
     candidates = list(told.addresses) if told else _candidates(subject, ports)
     return serve(_find(candidates, hello, deadline, trust.choose(told.secret if told else "")), act)
 
@@ -78,19 +77,6 @@ def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: tru
             if until == deadline:
                 cure = "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to the others"
                 raise RendezvousError(error.found, expected=error.expected, cure=cure) from None
-
-
-def hello_of(environment: Environment, token: str) -> Hello:
-    """What this rank says of itself, without an address: this line may go over any interface."""
-    return Hello(
-        token=token,
-        rank=environment.rank,
-        world_size=environment.world_size,
-        local_rank=environment.local_rank,
-        node=environment.node,
-        address="",
-        pid=os.getpid(),
-    )
 
 
 def entry_of(entries: Sequence[Entry], node: str) -> Entry:
