@@ -66,10 +66,7 @@ def _answer(
 def _listen(
     environment: Environment, options: Options, interface: Interface | None, entries: tuple[ifaces.Entry, ...]
 ) -> list[socket.socket]:
-    try:
-        entry = ifaces.entry_for(entries, environment.node)
-    except SrunddpError:
-        entry = ifaces.DEFAULT
+    entry = ifaces.entry_or_default(entries, environment.node)
     ports, listening = channels.line_ports(environment, entry, options.ports), []
     for host in channels.looked_up(environment, interface, entries):
         try:

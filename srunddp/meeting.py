@@ -17,7 +17,6 @@ from srunddp.bootstrap.failure import Interrupt
 from srunddp.bootstrap.line import Address, Company, Held, Meeting, hold
 from srunddp.bootstrap.rendezvous import find
 from srunddp.bootstrap.roster import Roster
-from srunddp.errors import ConfigError
 
 DEFAULT_TIMEOUT = 300.0
 
@@ -133,10 +132,7 @@ def _candidates(prepared: Prepared, heard: Announcement | None) -> list[Address]
 
 
 def _known_as(prepared: Prepared, node: str) -> str:
-    try:
-        return channels.known_as(ifaces.entry_for(prepared.entries, node), node)
-    except ConfigError:
-        return node
+    return channels.known_as(ifaces.entry_or_default(prepared.entries, node), node)
 
 
 def joined(prepared: Prepared, meeting: Meeting) -> process_group.Joined:

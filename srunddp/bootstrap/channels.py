@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from srunddp.bootstrap import mpi, pmi
 from srunddp.bootstrap.absent import SAY_EVERY, saying
 from srunddp.bootstrap.environment import Environment
-from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for
+from srunddp.bootstrap.ifaces import Entry, entry_for, entry_or_default
 from srunddp.bootstrap.interface import Interface, addresses_of, is_loopback, links_here
 from srunddp.bootstrap.line import Address, Hello
 from srunddp.bootstrap.slurm import NODE_LIST, SlurmStep, whole_number
@@ -155,10 +155,7 @@ def looked_up(environment: Environment, interface: Interface | None, entries: tu
     beside = [interface.address] if interface else []
     if environment.one_node:
         return beside or _own(environment, None)
-    try:
-        entry = entry_for(entries, environment.node)
-    except ConfigError:
-        entry = DEFAULT
+    entry = entry_or_default(entries, environment.node)
     found = addresses_of(environment.master[0] if environment.master else known_as(entry, environment.node))
     return list(dict.fromkeys([*beside, *(host for host in _own(environment, None) if host in found)]))
 

@@ -88,6 +88,14 @@ def entry_for(entries: tuple[Entry, ...], node: str, *, alone: bool = False) -> 
     )
 
 
+def entry_or_default(entries: tuple[Entry, ...], node: str) -> Entry:
+    """The same, where that none matches is somebody else's to say."""
+    try:
+        return entry_for(entries, node)
+    except ConfigError:
+        return DEFAULT
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What counts: the entries, the file that they are from, empty for the default, and lines to be said once."""

@@ -10,10 +10,10 @@ from functools import partial
 
 from srunddp.bootstrap import announcement, channels, mpi, rendezvous, trust
 from srunddp.bootstrap.environment import Environment
-from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_for
+from srunddp.bootstrap.ifaces import DEFAULT, Entry, entry_or_default
 from srunddp.bootstrap.interface import Interface, addresses_of, is_loopback, links_here, why_not
 from srunddp.bootstrap.line import Address, Hello, allow_many, listen
-from srunddp.errors import ConfigError, RendezvousError, SrunddpError
+from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.site.answer import ask
 from srunddp.site.finding import Subject
 from srunddp.site.hub import Act, Hub, gather, serve
@@ -37,7 +37,7 @@ def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None)
     if environment.world_size == 1:
         return Hub({0: own}, act)
     allow_many()
-    entry = entry_of(subject.loaded.entries, environment.node)
+    entry = entry_or_default(subject.loaded.entries, environment.node)
     listening = _listen(environment, _own_addresses(environment, subject.interface), entry, ports)
     told = announcement.make(own.token, [Address(*each.getsockname()[:2]) for each in listening])
     _, heard = channels.hear(environment, told, timeout, _over_mpi(subject, timeout), lambda _: None)
@@ -79,14 +79,6 @@ def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: tru
                 raise RendezvousError(error.found, expected=error.expected, cure=cure) from None
 
 
-def entry_of(entries: Sequence[Entry], node: str) -> Entry:
-    """The entry of ifaces.conf for a node, or the default where none is."""
-    try:
-        return entry_for(tuple(entries), node)
-    except ConfigError:
-        return DEFAULT
-
-
 def _own_addresses(environment: Environment, interface: Interface | None) -> list[str]:
     """All by which others may reach this node, that of the training's interface first."""
     if environment.one_node:
@@ -96,6 +88,12 @@ def _own_addresses(environment: Environment, interface: Interface | None) -> lis
 
 
 def _listen(environment: Environment, hosts: Sequence[str], entry: Entry, ports: range | None) -> list[socket.socket]:
+    if not hosts:
+        raise RendezvousError(
+            f"node {environment.node} has no interface that is up and has an address",
+            expected="one by which other nodes reach it",
+            cure="see `ip addr` there",
+        )
     candidates, listening = channels.line_ports(environment, entry, ports), []
     for host in hosts:
         try:
@@ -103,15 +101,7 @@ def _listen(environment: Environment, hosts: Sequence[str], entry: Entry, ports:
         except SrunddpError as error:
             reason = error
     if not listening:
-        raise (
-            reason
-            if hosts
-            else RendezvousError(
-                f"node {environment.node} has no interface that is up and has an address",
-                expected="one by which other nodes reach it",
-                cure="see `ip addr` there",
-            )
-        )
+        raise reason
     return listening
 
 
@@ -124,7 +114,7 @@ def _candidates(subject: Subject, ports: range | None) -> list[Address]:
     else:
         assert environment.step is not None
         node = channels.rank_zero_node(environment.step)
-        entry = entry_of(subject.loaded.entries, node)
+        entry = entry_or_default(subject.loaded.entries, node)
         names = [channels.known_as(entry, node), node] if node != environment.node else []
     hosts = [host for name in names for host in sorted(addresses_of(name))]
     hosts += [] if names else _own_addresses(environment, subject.interface)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from srunddp.bootstrap import channels
 from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.ifaces import entry_or_default
 from srunddp.bootstrap.interface import addresses_of
 from srunddp.errors import SrunddpError
-from srunddp.site import joining
 from srunddp.site.checks.launch import NAME
 from srunddp.site.comparison import parts
 from srunddp.site.finding import Finding, Level, Subject
@@ -23,7 +23,7 @@ def absent(hub: Hub, subject: Subject, timeout: float) -> list[Finding]:
     cure = "see its own lines, and whether srun started srunddp there"
     findings = []
     for node, ranks in missing.items():
-        name = channels.known_as(joining.entry_of(entries, node), node)
+        name = channels.known_as(entry_or_default(entries, node), node)
         known = addresses_of(name) & set(hub.unanswered) if node and hub.unanswered else set()
         came = "; its packets come here, our answers do not reach it" if known else ""
         found, nodes = f"no word within {timeout:g} s{came}", (node,) if node else ()
