@@ -28,9 +28,9 @@ def test_every_link_of_a_page_leads_somewhere(page) -> None:
 
 
 def test_every_setting_of_the_loop_is_in_the_reference_with_its_default() -> None:
+    from srunddp.settings.keys import keys_of
+    from srunddp.settings.typed import text_of
     from srunddp.train.config import Config
-    from srunddp.train.keys import keys_of
-    from srunddp.train.typed import text_of
 
     section = (ROOT / "docs" / "reference.md").read_text().split("\n### Settings\n")[1].split("\n### ")[0]
     named = dict(re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \|", section, re.MULTILINE))

@@ -15,10 +15,10 @@
 - ``world``: what the loop needs to know of the ranks; ``vision``: torchvision's import
 """
 
+from srunddp.settings.configure import read_config
 from srunddp.train.callbacks import Callback
 from srunddp.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from srunddp.train.config import CheckpointConfig, Config, DDPConfig, LoadingConfig, PreemptionConfig
-from srunddp.train.configure import read_config
 from srunddp.train.loop import Trainer
 from srunddp.train.metrics import Metric, accuracy
 from srunddp.train.order import Order, Weighted

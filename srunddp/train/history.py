@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError
-from srunddp.train.files import replace_file
+from srunddp.settings.files import replace_file
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -17,9 +17,9 @@ from torch.utils.data import Dataset
 from srunddp.bootstrap.cpus import Cpus, advice
 from srunddp.errors import ConfigError
 from srunddp.observe.marks import heartbeat
+from srunddp.settings.configure import save_config
 from srunddp.train import checks, cpus
 from srunddp.train.callbacks import overriding
-from srunddp.train.configure import save_config
 from srunddp.train.data import Step, feeds
 from srunddp.train.history import History
 from srunddp.train.keeping import Keeping, Leave

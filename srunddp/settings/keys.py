@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Any, get_type_hints
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.train.typed import expected, text_of
+from srunddp.settings.typed import expected, text_of
 
 # What the command line takes besides.
 RESERVED = ("config", "help")

@@ -17,9 +17,9 @@ import yaml
 from srunddp.bootstrap import secure_path
 from srunddp.bootstrap.ifaces import at, where_not_yaml
 from srunddp.errors import ConfigError, Scope
-from srunddp.train.files import replace_file
-from srunddp.train.keys import RESERVED, Key, build, keys_of, usage
-from srunddp.train.typed import MismatchError, expected, is_ambiguous, is_null, plain, value_of
+from srunddp.settings.files import replace_file
+from srunddp.settings.keys import RESERVED, Key, build, keys_of, usage
+from srunddp.settings.typed import MismatchError, expected, is_ambiguous, is_null, plain, value_of
 
 T = TypeVar("T")
 
