@@ -31,7 +31,12 @@ from srunddp.run.verdict import say
 
 _LAST_WORD = 1.0
 # Each in the module that has it: a rank that starts a training is not to import them.
-_BEFORE = {"check": "srunddp.cli_check", "explain": "srunddp.cli_explain", "ifaces": "srunddp.cli_ifaces"}
+_BEFORE = {
+    "check": "srunddp.cli_check",
+    "explain": "srunddp.cli_explain",
+    "ifaces": "srunddp.cli_ifaces",
+    "stage": "srunddp.cli_stage",
+}
 
 
 class _RunByDefault(click.Group):

@@ -1,0 +1,84 @@
+"""The command ``srunddp stage``: what may print, and what may exit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from srunddp.cli_options import Seconds
+from srunddp.errors import SrunddpError
+from srunddp.run.verdict import say
+from srunddp.site.staging import cleaning, items, pushing
+from srunddp.site.staging.jobs import Job
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def stage() -> None:
+    """Bring an environment, the project and data to nodes without internet or a shared file system."""
+
+
+_base = click.option(
+    "--dir",
+    "base",
+    metavar="DIR",
+    default="/tmp",
+    show_default=True,
+    help="A folder that each node has on a disk of its own.",
+)
+_timeout = click.option(
+    "--timeout",
+    type=Seconds(),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a node may take for each step.",
+)
+
+
+@stage.command()
+@click.option("--env", metavar="ENV", help="An environment with srunddp in it, as srunddp stage build makes it.")
+@click.option("--project", metavar="DIR", help="The folder with the script.")
+@click.option("--data", metavar="DIR", multiple=True, help="A folder that the script reads, such as a cache.")
+@click.option("--exclude", metavar="NAME", multiple=True, help="What is not packed with the project; with wildcards.")
+@click.option("--all-nodes", is_flag=True, help="Stage environment and data also where they are seen.")
+@click.option("--keep", is_flag=True, help="Leave the copies for later jobs, which find them by their content.")
+@_base
+@_timeout
+def push(**given: Any) -> None:
+    """In a job: bring folders to those of its nodes that do not see them, and print the program for srun to start.
+
+    \b
+    staged=$(srunddp stage push --env ENV --project "$PWD")
+    srun "$staged" run --staged train.py
+    srunddp stage clean
+    """
+    try:
+        job = Job.of(os.environ, given["base"], keep=given["keep"])
+        wanted = items.collect(given["env"], given["project"], given["data"], given["exclude"])
+        program = pushing.push(job, wanted, sys.argv[0], given["timeout"], _say, everywhere=given["all_nodes"])
+    except SrunddpError as error:
+        _fail(error)
+    click.echo(program)
+
+
+@stage.command()
+@_base
+@_timeout
+def clean(base: str, timeout: float) -> None:
+    """In a job: remove what was staged for it, as its end does."""
+    try:
+        cleaning.clean(Job.of(os.environ, base), timeout, _say)
+    except SrunddpError as error:
+        _fail(error)
+
+
+def _say(line: str) -> None:
+    say(f"srunddp: {line}\n")
+
+
+def _fail(error: SrunddpError) -> NoReturn:
+    say(f"srunddp: error: {error}\n")
+    sys.exit(error.exit_code)

@@ -1,0 +1,67 @@
+"""What is staged: the environment, the project, folders of data."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from srunddp.errors import ConfigError
+from srunddp.site.staging.node import mark
+
+
+@dataclass(frozen=True)
+class Item:
+    """A folder that ranks need.
+
+    Attributes:
+        role: ``env``, ``project`` or ``data``.
+        path: absolute, as users write it: links on the way to it are kept.
+        mark: see :func:`srunddp.site.staging.node.mark`.
+        apart: relative names in it that are not packed.
+    """
+
+    role: str
+    path: str
+    mark: str
+    apart: tuple[str, ...]
+
+
+def collect(env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]) -> list[Item]:
+    """The folders; what lies in one of them and is another of them is packed once.
+
+    Args:
+        exclude: names, with wildcards, that are not packed with the project.
+
+    Raises:
+        ConfigError: one is no folder, or given twice; the environment cannot run srunddp.
+    """
+    named = [("env", env), ("project", project), *(("data", folder) for folder in data)]
+    places = [(role, os.path.abspath(path)) for role, path in named if path]
+    paths = [path for _, path in places]
+    for path in paths:
+        if not os.path.isdir(path):
+            raise ConfigError(f"{path}: no folder", expected="a folder that this node sees", cure="correct the path")
+        if paths.count(path) > 1:
+            raise ConfigError(f"{path} is named twice", expected="each folder once", cure="remove one of the two")
+    if env:
+        _check_environment(os.path.abspath(env))
+    return [
+        Item(role, path, mark(path), (*_inside(path, paths), *(exclude if role == "project" else ())))
+        for role, path in places
+    ]
+
+
+def _inside(path: str, paths: Iterable[str]) -> list[str]:
+    return [glob.escape(os.path.relpath(other, path)) for other in paths if other.startswith(path + "/")]
+
+
+def _check_environment(env: str) -> None:
+    for name in ("bin/python", "bin/srunddp"):
+        if not os.path.exists(os.path.join(env, name)):
+            raise ConfigError(
+                f"{env} has no {name}",
+                expected="an environment with srunddp in it",
+                cure="make one with srunddp stage build",
+            )

@@ -1,0 +1,161 @@
+"""Brings folders to the nodes of a job that do not see them, once a node, and says where they are there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from srunddp.site.staging.items import Item
+from srunddp.site.staging.jobs import Job, alive
+from srunddp.site.staging.node import LAUNCHER
+from srunddp.site.staging.pack import Packed, fingerprint, pack
+from srunddp.site.staging.sending import send
+from srunddp.site.staging.slurm import StagingError
+from srunddp.site.staging.step import Step
+
+Say = Callable[[str], None]
+Answers = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """One item, and where copies of it are.
+
+    Attributes:
+        name: of a copy in a node's folder; empty where no node takes one.
+        nodes: that take a copy; lacking: those of them that have none yet.
+    """
+
+    item: Item
+    name: str
+    nodes: tuple[str, ...]
+    lacking: tuple[str, ...] = ()
+
+
+def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say, *, everywhere: bool = False) -> str:
+    """Stage items on all nodes of the job that do not see them.
+
+    Args:
+        program: srunddp's, for the case that no environment is among the items.
+        timeout: seconds that a node may take for each step.
+        say: takes lines for the user.
+        everywhere: also where they are seen, but for the project: what ranks write in it is to be in one place.
+
+    Returns:
+        The path of the program that starts srunddp on each node, for srun.
+
+    Raises:
+        StagingError: a node cannot take the copies, or one of Slurm's commands fails.
+        ConfigError: an item cannot be packed.
+    """
+    start = _Start.of(items, program)
+    with Step(job, start.interpreter, timeout) as step:
+        copies = _copies(step, items, start.interpreter, everywhere)
+        for copy in copies:
+            _tell(copy, job, say)
+            if copy.lacking:
+                _stage(step, job, copy, say)
+        step.ask(do="finish", places=[_place(copy) for copy in copies], **start.words)
+    return os.path.join(job.folder, LAUNCHER)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What starts srunddp where all is in its place.
+
+    Attributes:
+        interpreter: without links; words: for :meth:`srunddp.site.staging.node._Node.finish`.
+    """
+
+    interpreter: str
+    words: dict[str, str]
+
+    @classmethod
+    def of(cls, items: Sequence[Item], program: str) -> _Start:
+        env = next((item.path for item in items if item.role == "env"), None)
+        python = os.path.join(env, "bin", "python") if env else sys.executable
+        made_by_venv = env and os.path.exists(os.path.join(env, "pyvenv.cfg"))
+        words = {
+            "python": python,
+            "srunddp": os.path.join(env, "bin", "srunddp") if env else os.path.abspath(program),
+            "variable": "VIRTUAL_ENV" if made_by_venv else "CONDA_PREFIX",
+        }
+        return cls(os.path.realpath(python), words)
+
+
+def _copies(step: Step, items: Sequence[Item], interpreter: str, everywhere: bool) -> list[_Copy]:
+    places = [{"path": item.path, "mark": item.mark} for item in items]
+    found = step.ask(do="look", places=places, alive=alive(), python=interpreter)
+    _check_interpreter(items, found, interpreter)
+    copies = []
+    for index, item in enumerate(items):
+        anyway = everywhere and item.role != "project"
+        nodes = tuple(sorted(node for node in found if anyway or not found[node]["sees"][index]))
+        name = f"{item.role}-{fingerprint(item.path, leave_out=item.apart)[:12]}" if nodes else ""
+        copies.append(_Copy(item, name, nodes))
+    there = step.ask(do="has", names=[copy.name for copy in copies])
+    return [
+        _Copy(copy.item, copy.name, copy.nodes, tuple(node for node in copy.nodes if not there[node]["has"][index]))
+        for index, copy in enumerate(copies)
+    ]
+
+
+def _check_interpreter(items: Sequence[Item], found: Answers, interpreter: str) -> None:
+    """An environment of venv's has no Python of its own, and one of conda's has."""
+    without = sorted(node for node in found if not found[node]["python"])
+    if without and not any(interpreter.startswith(item.path + "/") for item in items):
+        raise StagingError(
+            f"{', '.join(without)}: no {interpreter}",
+            expected="the Python that the environment was made with",
+            cure="install it there, or make the environment with one that all nodes have",
+        )
+
+
+def _stage(step: Step, job: Job, copy: _Copy, say: Say) -> None:
+    with tempfile.TemporaryDirectory(prefix="sdd-pack-") as folder:
+        archive, times = os.path.join(folder, copy.name + ".tar"), [time.monotonic()]
+        packed = pack(copy.item.path, archive, leave_out=copy.item.apart)
+        times.append(time.monotonic())
+        _check_room(step, copy, packed)
+        send(job, archive, copy.lacking)
+        times.append(time.monotonic())
+    wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
+    done = step.ask(do="unpack", name=copy.name, packed=wanted)
+    for node in copy.lacking:
+        say(f"{node} staged -> {os.path.join(job.store, copy.name)}")
+    unpacking = max(done[node]["seconds"] for node in copy.lacking)
+    say(
+        f"{copy.item.role}: {packed.files} files, {packed.size >> 20} MiB, packed in {times[1] - times[0]:.1f} s, "
+        f"sent in {times[2] - times[1]:.1f} s, unpacked in {unpacking:.1f} s"
+    )
+
+
+def _check_room(step: Step, copy: _Copy, packed: Packed) -> None:
+    """Before anything is sent, the archive and its content have to fit."""
+    needed = packed.archive_size + packed.size
+    free = {node: answer["free"] for node, answer in step.ask(do="room").items() if node in copy.lacking}
+    if short := sorted(node for node in free if free[node] < needed):
+        raise StagingError(
+            f"{', '.join(f'{node} has {free[node] >> 20} MiB free' for node in short)} in {step.job.base}",
+            expected=f"{needed >> 20} MiB for {copy.item.path} and its archive",
+            cure="clear it, name another folder with --dir, or leave files out with --exclude",
+        )
+
+
+def _tell(copy: _Copy, job: Job, say: Say) -> None:
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    if there := [node for node in copy.nodes if node not in copy.lacking]:
+        folded = NodeSet.fromlist(there, resolver=RESOLVER_NOGROUP)
+        say(f"{folded} staged before -> {os.path.join(job.store, copy.name)}")
+    if not copy.nodes:
+        say(f"all nodes see {copy.item.path}")
+
+
+def _place(copy: _Copy) -> dict[str, Any]:
+    return {"role": copy.item.role, "path": copy.item.path, "name": copy.name, "nodes": copy.nodes}

@@ -1,0 +1,128 @@
+"""A job step with one task on each node, which answers requests: srun's side of :mod:`srunddp.site.staging.node`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import IO, Any, Self
+
+from srunddp import errors
+from srunddp.site.staging import node, removal, unpack
+from srunddp.site.staging.jobs import Job
+from srunddp.site.staging.slurm import StagingError, srun, start
+
+_SENT = (errors, removal, unpack, node)
+_READ = """
+import json, sys, types
+for name, source in json.loads(sys.stdin.buffer.readline()):
+    sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), sys.modules[name].__dict__)
+node.main()
+""".replace("node.main", f"sys.modules[{node.__name__!r}].main")
+_START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
+
+
+class Step:
+    """One task on each node of the job.
+
+    Args:
+        job: on all of whose nodes it is.
+        python: the interpreter for the nodes; where a node has none there, its ``python3`` is taken.
+        timeout: seconds that a node may take for an answer.
+
+    Raises:
+        StagingError: srun cannot be started.
+    """
+
+    def __init__(self, job: Job, python: str, timeout: float) -> None:
+        self.job = job
+        self._timeout = timeout
+        self._nodes: set[str] = set()
+        self._unread = b""
+        words = [*srun(job.number, job.nnodes), "/bin/sh", "-c", _START, "sh", python, _READ]
+        self._process = start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._send([(module.__name__, inspect.getsource(module)) for module in _SENT])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let the step be, which lives until the job ends or a clean; after an error the nodes remove all they have."""
+        if error is not None:
+            self._process.terminate()
+        self._close()
+        if error is not None:
+            self._process.wait()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def wait(self) -> None:
+        """Until all tasks have ended: after a clean nothing keeps them."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def ask(self, **request: Any) -> dict[str, dict[str, Any]]:
+        """What each node answers, by its name.
+
+        Raises:
+            StagingError: a node answers with an error, or not in time; srun has ended.
+        """
+        self._send({"folder": self.job.folder, "store": self.job.store, **request})
+        answers: dict[str, dict[str, Any]] = {}
+        end = time.monotonic() + self._timeout
+        while len(answers) < self.job.nnodes:
+            answer = json.loads(self._line(end, answers))
+            answers[answer["node"]] = answer
+        self._nodes = set(answers)
+        for name in sorted(answers):
+            if "error" in answers[name]:
+                found, expected, cure = answers[name]["error"]
+                raise StagingError(f"{name}: {found}", expected=expected, cure=cure)
+        return answers
+
+    def _send(self, message: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def _line(self, end: float, answers: Mapping[str, Any]) -> bytes:
+        """The next line that is an answer; a node's own messages, such as a login script's, are none."""
+        output: IO[bytes] | None = self._process.stdout
+        assert output is not None
+        while True:
+            line, newline, rest = self._unread.partition(b"\n")
+            if newline:
+                self._unread = rest
+                if line.startswith(b"{"):
+                    return line
+                continue
+            if not select.select([output], [], [], max(0.0, end - time.monotonic()))[0]:
+                silent = ", ".join(sorted(self._nodes - {*answers})) or "some nodes"
+                cure = "look at these nodes; raise --timeout"
+                raise StagingError(f"no answer from {silent} within {self._timeout:g} s", expected="one", cure=cure)
+            read = os.read(output.fileno(), 1 << 16)
+            if not read:
+                raise self._ended()
+            self._unread += read
+
+    def _ended(self) -> StagingError:
+        return StagingError(
+            f"srun has ended with {self._process.wait()} before all nodes had answered",
+            expected=f"a task on each of {self.job.nnodes} nodes",
+            cure="see its message; each node needs /bin/sh and Python 3.11",
+        )
