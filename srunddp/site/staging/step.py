@@ -18,7 +18,7 @@ from srunddp.site.staging.jobs import Job
 from srunddp.site.staging.slurm import StagingError, srun, start
 
 _SENT = (errors, removal, unpack, node)
-_READ = """
+READ = """
 import json, sys, types
 for name, source in json.loads(sys.stdin.buffer.readline()):
     sys.modules[name] = types.ModuleType(name)
@@ -45,9 +45,9 @@ class Step:
         self._timeout = timeout
         self._nodes: set[str] = set()
         self._unread = b""
-        words = [*srun(job.number, job.nnodes), "/bin/sh", "-c", _START, "sh", python, _READ]
+        words = [*srun(job.number, job.nnodes), "/bin/sh", "-c", _START, "sh", python, READ]
         self._process = start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._send([(module.__name__, inspect.getsource(module)) for module in _SENT])
+        self._send(sources())
 
     def __enter__(self) -> Self:
         return self
@@ -126,3 +126,8 @@ class Step:
             expected=f"a task on each of {self.job.nnodes} nodes",
             cure="see its message; each node needs /bin/sh and Python 3.11",
         )
+
+
+def sources() -> list[tuple[str, str]]:
+    """The modules that a node gets, by name, in the order in which they need each other."""
+    return [(module.__name__, inspect.getsource(module)) for module in _SENT]

@@ -1,0 +1,66 @@
+"""The program that staging runs on a node, started without Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from srunddp.site.staging import step
+
+NODE = "node09"
+
+
+class Node:
+    """One task of a staging step, with this folder for the job."""
+
+    def __init__(self, folder: Path, store: Path | None = None) -> None:
+        self.folder, self._store = folder, store or folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", step.READ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"], "SLURMD_NODENAME": NODE},
+        )
+        self._send(step.sources())
+
+    def _send(self, message: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        """What it answers."""
+        self._send({"do": do, "folder": str(self.folder), "store": str(self._store), **request})
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert len(line) < 1024
+        return dict(json.loads(line))
+
+    def look(self, *places: Path, alive: list[str] | None = None) -> dict[str, Any]:
+        """Ask for these places as they are here."""
+        from srunddp.site.staging.node import mark
+
+        named = [{"path": str(place), "mark": mark(str(place))} for place in places]
+        return self.ask("look", places=named, alive=alive, python=sys.executable)
+
+    def leave_alone(self) -> None:
+        """No more requests: it keeps the folder."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+@contextlib.contextmanager
+def node(folder: Path, store: Path | None = None) -> Iterator[Node]:
+    """One that is ended at the end."""
+    started = Node(folder, store)
+    with started.process:
+        try:
+            yield started
+        finally:
+            started.process.kill()

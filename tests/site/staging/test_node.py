@@ -1,0 +1,214 @@
+"""What happens on a node while folders are staged, and until the job ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from srunddp.site.staging.node import mark
+from srunddp.site.staging.pack import pack
+from tests.site.staging.nodes import NODE, Node, node
+
+LIMIT = 20.0
+OTHER = 65534
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "shared" / "project"
+    (folder / "data").mkdir(parents=True)
+    (folder / "train.py").write_text("print('trained')\n")
+    (folder / "data" / "one").write_text("1")
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return tmp_path / "sdd-0-17"
+
+
+def stage(on: Node, project: Path, name: str = "project-1") -> Path:
+    """Send a folder as the job's first copy; where it is then."""
+    packed = pack(project, on.folder / f"{name}.tar")
+    wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
+    assert "error" not in on.ask("unpack", name=name, packed=wanted)
+    place = {"role": "project", "path": str(project), "name": name, "nodes": [NODE]}
+    on.ask("finish", places=[place], python="/bin/echo", srunddp=str(project / "train.py"), variable="")
+    return on.folder / name
+
+
+def test_a_folder_is_seen_by_what_is_in_it(tmp_path: Path, project: Path, job: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with node(job) as here:
+        places = [{"path": str(path), "mark": mark(str(project))} for path in (project, other, tmp_path / "none")]
+        answer = here.ask("look", places=places, alive=None, python="/no/python")
+    assert (answer["sees"], answer["python"]) == ([True, False, False], False)
+
+
+def test_a_log_that_grows_does_not_make_a_folder_another_one(project: Path) -> None:
+    log = project / "slurm-17.out"
+    log.write_text("a line\n")
+    before = mark(str(project))
+    log.write_text("a line\nanother one\n")
+    assert mark(str(project)) == before
+    os.utime(project / "train.py", (0, 0))
+    still = mark(str(project))
+    (project / "train.py").write_text("print('edited long ago')\n")
+    os.utime(project / "train.py", (0, 0))
+    assert mark(str(project)) != still
+
+
+def test_the_copy_and_what_leads_to_it_are_for_its_user_alone(project: Path, job: Path) -> None:
+    with node(job) as here:
+        here.look(project)
+        copy = stage(here, project)
+        assert (copy / "train.py").read_text() == (project / "train.py").read_text()
+        places = json.loads((job / "places.json").read_text())["places"]
+        assert [(place["path"], place["here"]) for place in places] == [(str(project), str(copy))]
+        shown = subprocess.run([job / "srunddp", "--version"], capture_output=True, text=True)
+        assert shown.stdout == f"{copy}/train.py --version\n"
+        open_to_others = [path for path in (job, *job.rglob("*")) if stat.S_IMODE(path.lstat().st_mode) & 0o077]
+    assert not open_to_others
+    assert not (job / "project-1.tar").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "mode", "file"])
+def test_a_folder_that_another_user_has_planted_is_refused(tmp_path: Path, project: Path, job: Path, kind: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    if kind == "link":
+        job.symlink_to(victim)
+    elif kind == "file":
+        job.touch()
+    else:
+        job.mkdir(mode=0o777)
+        job.chmod(0o777 if kind == "mode" else 0o700)
+    if kind == "folder":
+        if os.geteuid():
+            pytest.skip("only root can give a folder away")
+        os.chown(job, OTHER, OTHER)
+    with node(job) as here:
+        error = here.look(project)["error"]
+    assert str(job) in error[0]
+    assert "--dir" in error[2]
+    assert not list(victim.iterdir())
+
+
+def test_a_broken_archive_leaves_neither_itself_nor_a_copy(project: Path, job: Path) -> None:
+    with node(job) as here:
+        here.look(project)
+        packed = pack(project, job / "project-1.tar")
+        with (job / "project-1.tar").open("r+b") as archive:
+            archive.seek(600)
+            archive.write(b"X")
+        wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
+        assert "project-1.tar" in here.ask("unpack", name="project-1", packed=wanted)["error"][0]
+        assert here.ask("has", names=["project-1"])["has"] == [False]
+    assert sorted(path.name for path in job.iterdir()) == ["keeper", "lock"]
+
+
+def test_the_end_of_the_job_removes_the_folder(project: Path, job: Path) -> None:
+    with node(job) as here:
+        here.look(project)
+        stage(here, project)
+        here.leave_alone()
+        with pytest.raises(subprocess.TimeoutExpired):
+            here.process.wait(0.5)
+        assert job.exists()
+        here.process.terminate()
+        assert here.process.wait(LIMIT) == 0
+    assert not job.exists()
+
+
+def test_a_copy_in_use_is_removed_once_no_rank_uses_it(project: Path, job: Path) -> None:
+    with node(job) as here:
+        here.look(project)
+        stage(here, project)
+        here.leave_alone()
+        with (job / "lock").open() as rank:
+            fcntl.flock(rank, fcntl.LOCK_SH)
+            here.process.terminate()
+            with pytest.raises(subprocess.TimeoutExpired):
+                here.process.wait(0.5)
+            assert (job / "project-1" / "train.py").exists()
+        assert here.process.wait(LIMIT) == 0
+    assert not job.exists()
+
+
+def test_what_a_rank_wrote_in_a_copy_stays_and_is_counted(project: Path, job: Path) -> None:
+    with node(job) as here:
+        here.look(project)
+        copy = stage(here, project)
+        (copy / "runs" / "first").mkdir(parents=True)
+        (copy / "runs" / "first" / "loss.txt").write_text("0.5")
+        (copy / "data" / "one").write_text("2")
+        (copy / "train.pyc").write_text("compiled")
+        assert here.ask("clean")["kept"] == 2
+    left = {str(path.relative_to(job)) for path in job.rglob("*") if path.is_file()}
+    assert left == {"project-1/runs/first/loss.txt", "project-1/data/one"}
+
+
+def test_a_clean_ends_the_one_that_keeps(project: Path, job: Path) -> None:
+    with node(job) as keeper, node(job) as cleaner:
+        keeper.look(project)
+        stage(keeper, project)
+        keeper.leave_alone()
+        assert cleaner.ask("clean")["kept"] == 0
+        assert keeper.process.wait(LIMIT) == 0
+        cleaner.leave_alone()
+        assert cleaner.process.wait(LIMIT) == 0
+    assert not job.exists()
+
+
+def test_a_second_push_uses_what_is_there_and_leaves_it_to_the_first(project: Path, job: Path) -> None:
+    with node(job) as first, node(job) as second:
+        first.look(project)
+        stage(first, project)
+        first.leave_alone()
+        second.look(project)
+        assert second.ask("has", names=["project-1", "project-2"])["has"] == [True, False]
+        second.leave_alone()
+        assert second.process.wait(LIMIT) == 0
+        assert (job / "project-1" / "train.py").exists()
+
+
+def test_copies_that_are_kept_outlive_the_job(tmp_path: Path, project: Path, job: Path) -> None:
+    store = tmp_path / "sdd-0"
+    with node(job, store) as here:
+        here.look(project)
+        packed = pack(project, job / "project-1.tar")
+        wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
+        here.ask("unpack", name="project-1", packed=wanted)
+        here.leave_alone()
+        here.process.terminate()
+        assert here.process.wait(LIMIT) == 0
+    assert not job.exists()
+    with node(tmp_path / "sdd-0-18", store) as later:
+        later.look(project)
+        assert later.ask("has", names=["project-1"])["has"] == [True]
+
+
+def test_folders_of_jobs_that_are_over_are_removed_and_no_others(tmp_path: Path, project: Path, job: Path) -> None:
+    for name in ("sdd-0-3", "sdd-0-4", "sdd-0-5", "sdd-1-3", "sdd-0-x", "sdd-0"):
+        (tmp_path / name).mkdir(mode=0o700)
+    with (tmp_path / "sdd-0-5" / "lock").open("w") as rank:
+        fcntl.flock(rank, fcntl.LOCK_SH)
+        with node(job) as here:
+            here.look(project, alive=["4", "17"])
+    there = {path.name for path in tmp_path.iterdir()}
+    assert there == {"sdd-0-4", "sdd-0-5", "sdd-1-3", "sdd-0-x", "sdd-0", "sdd-0-17", "shared"}
+
+
+def test_a_push_that_is_broken_off_leaves_nothing(project: Path, job: Path) -> None:
+    with node(job) as here:
+        here.look(project)
+        here.process.terminate()
+        assert here.process.wait(LIMIT) == 0
+    assert not job.exists()
