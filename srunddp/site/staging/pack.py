@@ -125,6 +125,9 @@ class _Hashing:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._digest, self.size = file, hashlib.sha256(), 0
+        self.room = memoryview(
+            bytearray(_CHUNK)
+        )  # for what is read: new memory for each piece costs more than the copy
 
     def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
@@ -177,7 +180,7 @@ def _add(entry: _Entry, out: _Hashing) -> None:
         out.write(_header(entry, tarfile.REGTYPE))
         left = entry.status.st_size
         while left:
-            data = _read(entry, file, min(left, _CHUNK))
+            data = _read(entry, file, out.room[:left])
             out.write(data)
             left -= len(data)
         _require_same(entry, os.fstat(file))
@@ -186,14 +189,14 @@ def _add(entry: _Entry, out: _Hashing) -> None:
     out.write(bytes(-entry.status.st_size % _BLOCK))
 
 
-def _read(entry: _Entry, file: int, size: int) -> bytes:
+def _read(entry: _Entry, file: int, room: memoryview) -> memoryview:
     try:
-        data = os.read(file, size)
+        length = os.readv(file, [room])
     except OSError as error:
         raise _unreadable(entry.path, error) from None
-    if not data:
+    if not length:
         raise _changed(entry.path)
-    return data
+    return room[:length]
 
 
 def _require_same(entry: _Entry, found: os.stat_result) -> None:

@@ -101,10 +101,10 @@ def _opened(archive: str) -> int:
 
 def _checked(archive: str, source: int, sha256: str) -> int:
     """The archive's length in bytes, once its hash is known to be right."""
-    digest, length = hashlib.sha256(), 0
-    while data := os.pread(source, _CHUNK, length):
-        digest.update(data)
-        length += len(data)
+    digest, length, room = hashlib.sha256(), 0, memoryview(bytearray(_CHUNK))
+    while read := os.preadv(source, [room], length):
+        digest.update(room[:read])
+        length += read
     if digest.hexdigest() != sha256:
         _refuse(archive, f"has the SHA-256 {digest.hexdigest()[:16]}…", f"{sha256[:16]}…")
     return length
@@ -312,14 +312,14 @@ def _into_new(source: int, parent: int, name: str, folder: str, members: list[_M
 
 
 def _write(source: int, root: int, members: list[_Member], links: list[_Member]) -> None:
-    here = _Here(root)
+    here, room = _Here(root), memoryview(bytearray(_CHUNK))
     try:
         for member in members:
             if member.kind == _FOLDER:
                 os.mkdir(member.parts[-1], 0o700, dir_fd=here.at(member.parts[:-1]))
                 os.fchmod(here.at(member.parts), 0o700)
             elif member.kind == _FILE:
-                _write_file(source, here.at(member.parts[:-1]), member)
+                _write_file(source, here.at(member.parts[:-1]), member, room)
         for member in links:
             os.symlink(member.target, member.parts[-1], dir_fd=here.at(member.parts[:-1]))
     finally:
@@ -353,16 +353,16 @@ class _Here:
         os.close(self._open)
 
 
-def _write_file(source: int, folder: int, member: _Member) -> None:
+def _write_file(source: int, folder: int, member: _Member, room: memoryview) -> None:
     mode = 0o700 if member.executable else 0o600
     new = os.open(member.parts[-1], _NEW, mode, dir_fd=folder)
     try:
         offset, end = member.offset, member.offset + member.size
         while offset < end:
-            data = os.pread(source, min(_CHUNK, end - offset), offset)
-            if not data:
+            read = os.preadv(source, [room[: end - offset]], offset)
+            if not read:
                 raise OSError(errno.EIO, "the archive has become shorter")
-            offset += os.write(new, data)
+            offset += os.write(new, room[:read])
         os.fchmod(new, mode)
         os.utime(new, (member.mtime, member.mtime))
     finally:
