@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import click
@@ -26,7 +26,9 @@ from srunddp.farewell import tell_failure
 from srunddp.launch import Wishes, check_lines, destination, launch, open_output
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
 from srunddp.run.logs import Destination, Output
+from srunddp.run.offline import contradictions
 from srunddp.run.script import Script, check
+from srunddp.run.staged import enter, hold, outside, read
 from srunddp.run.verdict import say
 
 _LAST_WORD = 1.0
@@ -89,6 +91,8 @@ def main() -> None:
 @click.option("--log-dir", metavar="DIR", help="A file for each rank's output, in a folder for each run.")
 @click.option("--tee", metavar="RANKS", help="With --log-dir: the ranks shown on the terminal too; 0 unless given.")
 @click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
+@click.option("--offline", is_flag=True, help="Have Hugging Face's libraries ask no server; caches, threads.")
+@click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
 @click.option("--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script.")
 @click.option("--explain", is_flag=True, help="Print what decided each value, per rank, and exit.")
 @click.option("--quiet", is_flag=True, help="No placement line.")
@@ -129,9 +133,10 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     script = Script(given["script"], given["arguments"], given["module"])
-    prepared, output = _ready(script, options, where, environment)
+    ready = _ready(_Start(script, options, where), wishes, environment)
+    prepared = ready.prepared
     if environment.rank == 0:
-        for note in _notes(prepared):
+        for note in [*_notes(prepared), *ready.notes, *(contradictions(os.environ) if wishes.offline else ())]:
             _say(note)
 
     def told(meeting: Meeting) -> None:
@@ -140,27 +145,60 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         if given["verbose"]:
             _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
 
-    return launch(prepared, script, wishes, output, told, _say)
+    return launch(prepared, ready.script, wishes, ready.output, told, _say)
 
 
-def _ready(script: Script, options: Options, where: Destination, environment: Environment) -> tuple[Prepared, Output]:
+@dataclass(frozen=True)
+class _Start:
+    """What the command line says of a start, as it is on this node."""
+
+    script: Script
+    options: Options
+    where: Destination
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a rank has before it meets the others, and what rank 0 is to say of it."""
+
+    prepared: Prepared
+    script: Script
+    output: Output
+    notes: tuple[str, ...]
+
+
+def _ready(start: _Start, wishes: Wishes, environment: Environment) -> _Ready:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
     prepared: Prepared | None = None
+    notes: tuple[str, ...] = ()
     try:
-        check(script)
+        if wishes.staged:
+            start, notes = _in_copies(start)
+        check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
-        output = open_output(where, environment)
-        prepared = prepare(options, environment)
+        output = open_output(start.where, environment)
+        prepared = prepare(start.options, environment)
         check_lines(environment)
-        return bind(prepared), output
+        return _Ready(bind(prepared), start.script, output, notes)
     except SrunddpError as error:
         if environment.rank == 0:
             _say(f"error: {error}")
-            tell_failure(environment, options, error, prepared.interface if prepared else None)
+            tell_failure(environment, start.options, error, prepared.interface if prepared else None)
             sys.exit(error.exit_code)
-        if error.scope is not Scope.JOB and tell_failure(environment, options, error):
+        if error.scope is not Scope.JOB and tell_failure(environment, start.options, error):
             error.scope = Scope.JOB  # rank 0 prints it
         raise
+
+
+def _in_copies(start: _Start) -> tuple[_Start, tuple[str, ...]]:
+    """The start where this node has copies, and what is to be said of it."""
+    staged = read(os.environ)
+    hold(staged.folder)  # open until this process has ended, and all that it forks
+    folder = enter(staged)
+    ifaces_file = start.options.ifaces and staged.here(start.options.ifaces)
+    where = replace(start.where, file=outside(staged, folder, start.where.file)) if start.where.file else start.where
+    start = _Start(staged.script(start.script), replace(start.options, ifaces=ifaces_file), where)
+    return start, (staged.note,) if staged.note else ()
 
 
 def _prints(error: SrunddpError, environment: Environment | None) -> bool:

@@ -15,6 +15,7 @@ from srunddp.bootstrap.environment import CHANNELS
 from srunddp.errors import SrunddpError
 from srunddp.launch import Wishes
 from srunddp.meeting import DEFAULT_TIMEOUT
+from srunddp.run.staged import enter, read
 from srunddp.run.verdict import say
 
 _LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": Wishes.stall_timeout}
@@ -26,6 +27,8 @@ _LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": Wishes.stall_timeout}
 @click.option("--channel", type=click.Choice(CHANNELS), help="As for run.")
 @click.option("--port", metavar="N-M", help="As for run.")
 @click.option("--backend", type=click.Choice(BACKENDS), help="As for run.")
+@click.option("--offline", is_flag=True, help="As for run.")
+@click.option("--staged", is_flag=True, help="As for run.")
 def explain(env_file: str | None, **given: Any) -> None:
     """Print every value, what decided it, and what was passed over.
 
@@ -55,12 +58,18 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     from srunddp.site import environment_file
     from srunddp.site.explain import Asked, explain, this_node
 
+    staged = None
+    if given["staged"] and env_file is None:
+        staged = read(os.environ)
+        enter(staged)
     asked = Asked(
         backend=given["backend"],
-        ifaces=given["ifaces"],
+        ifaces=staged.here(given["ifaces"]) if staged and given["ifaces"] else given["ifaces"],
         channel=given["channel"],
         ports=ifaces.port_range(given["port"], where="--port") if given["port"] else None,
         limits=_limits(given),
+        offline=given["offline"],
+        staged=staged,
     )
     if env_file is None:
         found = [explain(os.environ, asked, this_node())]

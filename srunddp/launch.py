@@ -40,6 +40,8 @@ class Wishes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
         log_dir, prefix, tee: where output goes, see :func:`srunddp.run.logs.plan`.
         fast_exit: end without taking Python's objects down.
+        offline: export what :mod:`srunddp.run.offline` says.
+        staged: run in the copies that :mod:`srunddp.run.staged` reads of.
     """
 
     stall_timeout: float = 300.0
@@ -47,6 +49,8 @@ class Wishes:
     prefix: bool = False
     tee: str | None = None
     fast_exit: bool = False
+    offline: bool = False
+    staged: bool = False
 
 
 def destination(wishes: Wishes, environment: Environment) -> logs.Destination:
@@ -114,7 +118,7 @@ def launch(
     if worker == 0:
         signals.die_with_parent(supervisor)
         ours.end.close()
-        return work(prepared, script, Bench(theirs, mask, output, dump, marks, wishes.fast_exit))
+        return work(prepared, script, Bench(theirs, mask, output, dump, marks, wishes.fast_exit, wishes.offline))
     theirs.end.close()
     output.start()
     if prepared.held:

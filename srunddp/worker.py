@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from srunddp.bootstrap import mpi, process_group, world
+from srunddp.bootstrap import cpus, mpi, process_group, world
 from srunddp.bootstrap.line import Meeting
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.meeting import Prepared, joined
@@ -20,6 +20,7 @@ from srunddp.observe import marks
 from srunddp.run import children, failure
 from srunddp.run import script as user_script
 from srunddp.run.logs import Output
+from srunddp.run.offline import offline
 from srunddp.run.pipe import Pipe
 from srunddp.run.stacks import Dump
 
@@ -33,7 +34,7 @@ class Bench:
     Attributes:
         supervisor: the pipe to it; mask: the signal mask from before the fork.
         output: where descriptors 1 and 2 are to go; dump: for stacks; marks: for steps.
-        fast_exit: end without taking Python's objects down.
+        fast_exit: end without taking Python's objects down; offline: export what :mod:`srunddp.run.offline` says.
     """
 
     supervisor: Pipe
@@ -42,6 +43,7 @@ class Bench:
     dump: Dump
     marks: marks.Marks
     fast_exit: bool = False
+    offline: bool = False
 
 
 def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
@@ -64,7 +66,7 @@ def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
     answer = supervisor.receive()
     if answer is None:
         os._exit(RendezvousError.exit_code)
-    process_group.install(joined(prepared, Meeting(**answer)))
+    _take_place(prepared, Meeting(**answer), bench)
     signal.signal(signal.SIGINT, interrupt)
     worker, ending = os.getpid(), user_script.run(script)
     if os.getpid() != worker:  # a fork of the script's own that has run to the script's end
@@ -83,6 +85,12 @@ def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
     if ending.code and mpi.is_running():
         _end_without_teardown(ending.code)  # MPI_Finalize waits for all ranks, and this one has failed
     return ending.code
+
+
+def _take_place(prepared: Prepared, meeting: Meeting, bench: Bench) -> None:
+    process_group.install(joined(prepared, meeting))
+    if bench.offline:
+        os.environ.update(offline(os.environ, cpus.usable(), meeting.sharers))
 
 
 def _set_up(bench: Bench) -> None:

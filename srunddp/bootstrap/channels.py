@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from srunddp.bootstrap import mpi, pmi
 from srunddp.bootstrap.absent import SAY_EVERY, saying
+from srunddp.bootstrap.cpus import mask
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import Entry, entry_for, entry_or_default
 from srunddp.bootstrap.interface import Interface, addresses_of, is_loopback, links_here
@@ -55,6 +56,7 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
         node=environment.node,
         address=address,
         pid=os.getpid(),
+        cpus=mask(),
     )
 
 

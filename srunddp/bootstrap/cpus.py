@@ -1,7 +1,8 @@
-"""Which CPUs the launcher and the cgroups leave this rank, and what is said where it could have more."""
+"""Which CPUs the launcher and the cgroups leave this rank, its share of them, and what is said where they are few."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,17 +32,48 @@ class Cpus:
         return cls(len(allowed), os.cpu_count() or 1, int(mask or "1", 16).bit_count())
 
 
+def usable() -> int:
+    """CPUs of this process's affinity mask, or of its cgroups' quota where that is less; 0 for less than one."""
+    allowed = len(os.sched_getaffinity(0))
+    return int(min(allowed, quota() or allowed))
+
+
+def mask() -> str:
+    """What two processes have in common if they have the same affinity mask; a mask's own digits may be too many."""
+    return hashlib.blake2b(str(sorted(os.sched_getaffinity(0))).encode(), digest_size=8).hexdigest()
+
+
+def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
+    """How many CPUs a rank may use for itself, at least 1.
+
+    mpirun without binding gives all ranks of a node one mask, and Slurm each task its own; Slurm without a plugin for
+    affinity binds nothing, and what was asked for is in the environment alone.
+
+    Args:
+        cpus: that it may use together with others, as :func:`usable` says.
+        sharers: ranks of its node that have the same mask, itself included.
+        environ: of the rank, with what was asked for each task.
+    """
+    own = cpus // sharers
+    return max(1, min(own, asked(environ) or own))
+
+
+def asked(environ: Mapping[str, str]) -> int:
+    """CPUs that Slurm was asked for, for each task; 0 where nothing says so."""
+    return max(_number(environ, name) for name in ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"))
+
+
 def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
     """A line for each sign that the launcher gave this rank fewer CPUs than it could, with the cure."""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
         return _of_mpirun(environ, cpus)
-    asked = max(_number(environ, name) for name in ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"))
-    if asked <= cpus.allowed:
+    wanted = asked(environ)
+    if wanted <= cpus.allowed:
         return []
     return [
-        f"{asked} CPUs per task were asked for, and this rank may use {cpus.allowed}; expected {asked}, but srun of "
+        f"{wanted} CPUs per task were asked for, and this rank may use {cpus.allowed}; expected {wanted}, but srun of "
         "Slurm 22.05 and later does not take over sbatch's --cpus-per-task -> "
-        f"export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun --cpus-per-task={asked}"
+        f"export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun --cpus-per-task={wanted}"
     ]
 
 

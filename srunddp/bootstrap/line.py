@@ -49,7 +49,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank says of itself: who it is, where, and which process."""
+    """What a rank says of itself: who it is, where, which process, and on which CPUs it may run."""
 
     token: str
     rank: int
@@ -58,6 +58,7 @@ class Hello:
     node: str
     address: str
     pid: int
+    cpus: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Meeting:
         nnodes, node_rank, local_world_size: torch's terms, counted from the hellos.
         run: the job and step, for ``TORCHELASTIC_RUN_ID``; channel: over which the ranks met.
         master_node: rank 0's.
+        sharers: ranks of this node with this rank's affinity mask, itself included.
     """
 
     master_addr: str
@@ -79,6 +81,7 @@ class Meeting:
     run: str
     channel: str
     master_node: str
+    sharers: int = 1
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,7 @@ class Roster:
     def _tell(self) -> Meeting:
         hellos = [self._here[rank] for rank in range(self.own.world_size)]
         sizes = Counter(hello.node for hello in hellos)
+        masks = Counter((hello.node, hello.cpus) for hello in hellos)
         node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
         store = self.held.store_address
         meetings = [
@@ -187,6 +188,7 @@ class Roster:
                 run=self.own.token,
                 channel=self.channel,
                 master_node=self.own.node,
+                sharers=masks[hello.node, hello.cpus],
             )
             for hello in hellos
         ]

@@ -14,6 +14,7 @@ from srunddp.bootstrap.environment import Environment, detect, identify, likely_
 from srunddp.bootstrap.ifaces import AUTO, Entry
 from srunddp.bootstrap.interface import GLOO, NCCL, Interface, Link
 from srunddp.errors import ConfigError, one_line
+from srunddp.run.offline import contradictions
 from srunddp.site.explaining import channel, network, rank_zero, ranks, settings
 from srunddp.site.explaining.case import UNKNOWN, Asked, Case, Here, Row
 
@@ -76,6 +77,7 @@ def explain(variables: Mapping[str, str], asked: Asked, here: Here | None) -> Ex
         *rank_zero.rows(case, errors),
         *settings.rows(case),
     ]
+    notes += contradictions(variables) if asked.offline else []
     rank = case.environment.rank if case.environment else likely_ranks(variables)[0]
     return Explanation(rank, tuple(rows), tuple(notes), tuple(errors))
 

@@ -6,19 +6,17 @@ import hashlib
 import os
 import socket
 
-from srunddp.bootstrap.cpus import quota
+from srunddp.bootstrap import cpus as of_rank
 from srunddp.train.world import World
 
 
 def share(world: World) -> int:
     """How many CPUs this rank may use for itself, at least 1; a collective.
 
-    Those of its affinity mask, or of its cgroup's quota where that is less, divided among the ranks of its node that
-    have the same mask: mpirun without binding gives all ranks one, Slurm each task its own.
+    Those of its affinity mask, divided among the ranks of its node that have the same; see
+    :func:`srunddp.bootstrap.cpus.share`.
     """
-    allowed = os.sched_getaffinity(0)
-    cpus = min(len(allowed), quota() or len(allowed))
-    return max(1, int(cpus) // _sharers(world, allowed))
+    return of_rank.share(of_rank.usable(), _sharers(world, of_rank.mask()), os.environ)
 
 
 def set_threads(cpus: int, wanted: int | None) -> None:
@@ -31,14 +29,14 @@ def set_threads(cpus: int, wanted: int | None) -> None:
         torch.set_num_threads(cpus)
 
 
-def _sharers(world: World, allowed: set[int]) -> int:
+def _sharers(world: World, mask: str) -> int:
     """Ranks of this node with this mask, this one included."""
     if world.world_size == 1:
         return 1
     import torch
     import torch.distributed as dist
 
-    own = torch.tensor([_hashed(socket.gethostname()), _hashed(str(sorted(allowed)))], device=world.device)
+    own = torch.tensor([_hashed(socket.gethostname()), _hashed(mask)], device=world.device)
     by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
     dist.all_gather(by_rank, own)
     return [row.tolist() for row in by_rank].count(own.tolist())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.cpus import Cpus, advice, quota
+from srunddp.bootstrap.cpus import Cpus, advice, quota, share
 
 V2 = "0::/job/step\n"
 V1 = "4:memory:/job\n3:cpu,cpuacct:/job/step\n2:cpuset:/\n0::/init\n"
@@ -38,6 +38,26 @@ def test_a_container_s_quota_is_found_in_either_cgroup_version(
     if cgroups is not None:
         (tmp_path / "self").write_text(cgroups)
     assert quota(tmp_path / "self", tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("cpus", "sharers", "asked", "expected"),
+    [
+        (8, 1, {}, 8),
+        (8, 2, {}, 4),
+        (9, 2, {}, 4),
+        (2, 4, {}, 1),
+        (0, 1, {}, 1),
+        (64, 4, {"SLURM_CPUS_PER_TASK": "4"}, 4),
+        (64, 4, {"SLURM_CPUS_PER_TASK": "4", "SRUN_CPUS_PER_TASK": "8"}, 8),
+        (1, 1, {"SLURM_CPUS_PER_TASK": "4"}, 1),
+        (8, 2, {"SLURM_CPUS_PER_TASK": "x"}, 4),
+    ],
+)
+def test_row_25_a_rank_s_share_is_what_it_has_by_itself_and_no_more_than_was_asked_for(
+    cpus: int, sharers: int, asked: dict[str, str], expected: int
+) -> None:
+    assert share(cpus, sharers, asked) == expected
 
 
 ADVICE = """

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -166,8 +166,14 @@ def test_all_ranks_are_told_the_stores_address() -> None:
     with rank_zero(3) as server:
         meetings = meet(server, hello(1, 3), hello(2, 3))
         store = server.held.store_address
-        assert meetings == [Meeting("127.0.0.1", store.port, 1, 0, 3, TOKEN, "slurm", "node01")] * 3
+        assert meetings == [Meeting("127.0.0.1", store.port, 1, 0, 3, TOKEN, "slurm", "node01", 3)] * 3
         assert store.port != server.address.port
+
+
+def test_each_rank_is_told_how_many_of_its_node_share_its_cpus() -> None:
+    others = [hello(1, 4), replace(hello(2, 4), cpus="its own"), hello(3, 4, "node02")]
+    with rank_zero(4) as server:
+        assert [meeting.sharers for meeting in meet(server, *others)] == [2, 2, 1, 1]
 
 
 def test_the_ranks_may_come_in_any_order_and_late() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from worlds import StandIn
 
+from srunddp.bootstrap import cpus
 from srunddp.bootstrap.cpus import Cpus
-from srunddp.train import cpus
 from srunddp.train.cpus import set_threads, share
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import Entry
 from srunddp.bootstrap.interface import Interface, Link
+from srunddp.run.places import Staged
 
 UNKNOWN = "?"
 LATER = "told when the ranks meet"
@@ -36,6 +37,7 @@ class Asked:
 
     Attributes:
         limits: seconds of each time limit, and whether that is the default.
+        offline: whether ``--offline`` was given; staged: what this node has copies of.
     """
 
     backend: str | None = None
@@ -43,6 +45,8 @@ class Asked:
     channel: str | None = None
     ports: range | None = None
     limits: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    offline: bool = False
+    staged: Staged | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Backend, device, threads, and what the ranks have in common: their run's name, their proof, and the time limits."""
+"""Backend, device, threads, copies, and what the ranks have in common: their run's name, proof, and time limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from srunddp.bootstrap import channels
 from srunddp.bootstrap.device import device_index
 from srunddp.bootstrap.trust import MUNGE_SOCKET
 from srunddp.errors import ConfigError
+from srunddp.run.offline import THREADS, offline
+from srunddp.run.staged import VARIABLE
 from srunddp.site.explaining.case import UNKNOWN, Case, Row
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -19,12 +21,12 @@ _NOT_CUDAS = {
     "SLURM_GPUS_ON_NODE": _SLURMS,
     "NVIDIA_VISIBLE_DEVICES": "what a container is given",
 }
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def rows(case: Case) -> list[Row]:
     """All of them."""
-    return [_backend(case), _device(case), _token(case), _proof(case), *_limits(case), _threads(case)]
+    common = [_backend(case), _device(case), _token(case), _proof(case), *_limits(case)]
+    return [*common, _threads(case), *_offline(case), *_staged(case)]
 
 
 def _backend(case: Case) -> Row:
@@ -105,9 +107,33 @@ def _time(text: str) -> str:
 
 def _threads(case: Case) -> Row:
     """Of torch in a script without ``Trainer``'s setting."""
-    first, *others = [*case.there(*_THREADS), ""]
+    first, *others = [*case.there(*THREADS), ""]
     if first:
         return Row(
             "threads", first.partition("=")[2], first, tuple(f"{one}: torch reads both" for one in others if one)
         )
+    if case.asked.offline:
+        return Row("threads", UNKNOWN, "--offline: this rank's CPUs by the ranks that share them, known when they meet")
     return Row("threads", UNKNOWN, "torch's choice; with Trainer at most this rank's CPUs")
+
+
+def _offline(case: Case) -> list[Row]:
+    if not case.asked.offline:
+        return []
+    ours = offline({}, 0, 1)
+    exported = offline({**case.variables, THREADS[0]: ""}, 0, 1)
+    return [
+        Row(name, exported[name], "--offline") if name in exported else Row(name, case.variables[name], "exported")
+        for name in ours
+        if name not in THREADS
+    ]
+
+
+def _staged(case: Case) -> list[Row]:
+    if case.asked.staged is None:
+        return []
+    why = {True: "seen here", False: "a copy, as this node does not see it"}
+    return [Row("staged", case.asked.staged.folder, case.shown(VARIABLE))] + [
+        Row(f"staged {place.role}", place.here, f"{place.path}: {why[place.here == place.path]}")
+        for place in case.asked.staged.places
+    ]
