@@ -38,10 +38,12 @@ class Staged:
 
     Attributes:
         folder: that has the copies.
+        cwd: the working directory that ranks are expected to start in.
     """
 
     folder: str
     places: tuple[Place, ...]
+    cwd: str = ""
 
     def here(self, path: str) -> str:
         """Where an absolute path is on this node; what is in no place, or is seen here, stays as it is written."""
@@ -77,13 +79,13 @@ class Staged:
         """The working directory that the step was to have.
 
         Args:
-            environ: of the rank; srun leaves its own folder in it.
+            environ: of the rank; srun leaves its own folder in it, which a shell before this process may have replaced.
             folder: that this process is in; what the launcher could enter stays.
         """
         if self.here(folder) == folder and folder in (_LEFT_BY_THE_LAUNCHER, environ.get("HOME")):
-            for name in ("PWD", "SLURM_SUBMIT_DIR"):
-                if self.here(environ.get(name, "")) != environ.get(name, ""):
-                    return environ[name]
+            for wish in (environ.get("PWD", ""), self.cwd, environ.get("SLURM_SUBMIT_DIR", "")):
+                if self.here(wish) != wish:
+                    return wish
         return folder
 
     def search_path(self, entries: Sequence[str], environ: Mapping[str, str], before: str, now: str) -> list[str]:

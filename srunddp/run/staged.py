@@ -33,7 +33,7 @@ def read(environ: Mapping[str, str]) -> Staged:
         raise ConfigError(found, expected="ranks that a staged srunddp started", cure=cure, scope=Scope.NODE)
     with _entered(folder) as inside:
         text = _content(folder, inside)
-    return Staged(os.path.normpath(folder), _places(folder, text))
+    return _staged(folder, text)
 
 
 def hold(folder: str) -> int:
@@ -143,21 +143,23 @@ def _errors(path: str) -> Iterator[None]:
         raise _wrong(path, found, "what `srunddp stage push` left on this node") from None
 
 
-def _places(folder: str, text: bytes) -> tuple[Place, ...]:
+def _staged(folder: str, text: bytes) -> Staged:
     try:
-        places = tuple(Place(**each) for each in json.loads(text)["places"])
-        right = all(place.role in ROLES and _is_path(place.path) and _is_path(place.here) for place in places)
+        written = json.loads(text)
+        places, cwd = tuple(Place(**each) for each in written["places"]), written["cwd"]
+        paths = [cwd, *(path for place in places for path in (place.path, place.here))]
+        right = all(map(_is_path, paths)) and all(place.role in ROLES and place.path != "/" for place in places)
     except (ValueError, TypeError, KeyError, RecursionError):
         right = False
     if not right:
         path = os.path.join(folder, _PLACES)
         raise _wrong(path, "is broken", "the places that `srunddp stage push` wrote")
-    return places
+    return Staged(os.path.normpath(folder), places, cwd)
 
 
 def _is_path(path: object) -> bool:
-    """Whether it is an absolute path as it is compared here, and not the root itself."""
-    return isinstance(path, str) and path.startswith("/") and path != "/" and path == os.path.normpath(path)
+    """Whether it is an absolute path as it is compared here."""
+    return isinstance(path, str) and path.startswith("/") and path == os.path.normpath(path)
 
 
 def _wrong(path: str, found: str, expected: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from collections.abc import Iterable, Sequence
@@ -38,19 +39,28 @@ def collect(env: str | None, project: str | None, data: Sequence[str], exclude: 
         ConfigError: one is no folder, or given twice; the environment cannot run srunddp.
     """
     named = [("env", env), ("project", project), *(("data", folder) for folder in data)]
-    places = [(role, os.path.abspath(path)) for role, path in named if path]
+    places = [(role, absolute(path)) for role, path in named if path]
     paths = [path for _, path in places]
     for path in paths:
-        if not os.path.isdir(path):
+        if not os.path.isdir(path) or path == "/":
             raise ConfigError(f"{path}: no folder", expected="a folder that this node sees", cure="correct the path")
         if paths.count(path) > 1:
             raise ConfigError(f"{path} is named twice", expected="each folder once", cure="remove one of the two")
     if env:
-        _check_environment(os.path.abspath(env))
+        _check_environment(absolute(env))
     return [
         Item(role, path, mark(path), (*_inside(path, paths), *(exclude if role == "project" else ())))
         for role, path in places
     ]
+
+
+def absolute(path: str) -> str:
+    """The path as users write it: a link on the way to the working directory is kept, as the shell keeps it."""
+    logical = os.environ.get("PWD", "")
+    with contextlib.suppress(OSError):
+        if logical == os.path.normpath(logical) and os.path.samefile(logical, "."):
+            return os.path.normpath(os.path.join(logical, path))
+    return os.path.abspath(path)
 
 
 def _inside(path: str, paths: Iterable[str]) -> list[str]:

@@ -119,15 +119,14 @@ class _Node:
     def finish(self, request: dict[str, Any]) -> dict[str, Any]:
         """Say where everything is on this node, to the ranks that are to start."""
         places = [
-            {**place, "here": self._here(place) if NODE in place["nodes"] else place["path"], "nodes": None}
-            for place in request["places"]
+            {"role": place["role"], "path": place["path"], "here": self._here(place)} for place in request["places"]
         ]
-        _write(os.path.join(self._folder, PLACES), json.dumps({"places": places}), 0o600)
+        _write(os.path.join(self._folder, PLACES), json.dumps({"places": places, "cwd": request["cwd"]}), 0o600)
         _write(os.path.join(self._folder, LAUNCHER), self._launcher(places, request), 0o700)
         return {}
 
     def _here(self, place: dict[str, Any]) -> str:
-        return os.path.join(self._store, place["name"])
+        return os.path.join(self._store, place["name"]) if NODE in place["nodes"] else str(place["path"])
 
     def _launcher(self, places: list[dict[str, Any]], request: dict[str, Any]) -> str:
         python, program = (_moved(request[name], places) for name in ("python", "srunddp"))

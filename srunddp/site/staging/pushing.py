@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from srunddp.site.staging.items import Item
+from srunddp.site.staging.items import Item, absolute
 from srunddp.site.staging.jobs import Job, alive
 from srunddp.site.staging.node import LAUNCHER
 from srunddp.site.staging.pack import Packed, fingerprint, pack
@@ -60,7 +60,7 @@ def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say
             _tell(copy, job, say)
             if copy.lacking:
                 _stage(step, job, copy, say)
-        step.ask(do="finish", places=[_place(copy) for copy in copies], **start.words)
+        step.ask(do="finish", places=[_place(copy) for copy in copies], cwd=absolute("."), **start.words)
     return os.path.join(job.folder, LAUNCHER)
 
 

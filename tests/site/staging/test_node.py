@@ -39,7 +39,7 @@ def stage(on: Node, project: Path, name: str = "project-1") -> Path:
     wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
     assert "error" not in on.ask("unpack", name=name, packed=wanted)
     place = {"role": "project", "path": str(project), "name": name, "nodes": [NODE]}
-    on.ask("finish", places=[place], python="/bin/echo", srunddp=str(project / "train.py"), variable="")
+    on.ask("finish", places=[place], cwd="/", python="/bin/echo", srunddp=str(project / "train.py"), variable="")
     return on.folder / name
 
 
