@@ -57,14 +57,15 @@ def end_forks_with(worker: int) -> None:
     Such are the DataLoader's workers. Only those of the main thread: the kernel's signal comes at the end of the
     *thread* that forked. And only our own children: one that leaves its parent on purpose would be killed by it.
     """
-    of_main = True
+    ours = True
 
     def before() -> None:
-        nonlocal of_main
-        of_main = threading.current_thread() is threading.main_thread()
+        # Not asked in the child, whose parent may have ended by then: it is to end as well.
+        nonlocal ours
+        ours = os.getpid() == worker and threading.current_thread() is threading.main_thread()
 
     def in_child() -> None:
-        if of_main and os.getppid() == worker:
+        if ours:
             signals.die_with_parent(worker)
 
     os.register_at_fork(before=before, after_in_child=in_child)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.starting import until
+from tests.conftest import ROOT
+from tests.run.starting import python, until
 from tests.run.worlds import is_gone, named, run, world
 
 FAMILY = """
@@ -80,6 +81,28 @@ def test_what_python_forked_ends_also_where_the_supervisor_was_killed(tmp_path: 
             for pid in family.values():
                 if not is_gone(pid):
                     it.send(signal.SIGKILL, pid)
+
+
+LATE = """
+import os, signal, sys, time
+from srunddp.run.children import end_forks_with
+
+def wait():  # the child gets no processor before its parent has ended
+    while os.getppid() == parent: time.sleep(0.001)
+
+parent = os.getpid()
+os.register_at_fork(after_in_child=wait)
+end_forks_with(parent)
+if os.fork() == 0:
+    print("alive", flush=True)
+    os._exit(0)
+os._exit(0)
+"""
+
+
+def test_what_python_forked_ends_also_where_its_parent_was_gone_before_it_came_to_run(tmp_path: Path) -> None:
+    done = python("-c", LATE, folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_only_what_the_main_thread_forks_has_a_signal_for_its_parent_s_death(tmp_path: Path) -> None:
