@@ -133,8 +133,10 @@ def test_a_folder_that_was_removed_while_its_lock_was_opened_is_refused(
         hold(str(copies.folder))
 
 
-def test_what_holds_a_folder_never_takes_the_place_of_a_closed_standard_output(copies: Copies) -> None:
-    code = f"import os\nos.close(1)\nfrom srunddp.run.staged import hold\nexit(hold({str(copies.folder)!r}))"
+def test_what_holds_a_folder_never_takes_the_place_of_a_closed_standard_stream(copies: Copies) -> None:
+    code = (
+        f"import os\nos.closerange(0, 3)\nfrom srunddp.run.staged import hold\nos._exit(hold({str(copies.folder)!r}))"
+    )
     done = python("-c", code, folder=ROOT)
     assert done.returncode > 2, done.stderr
 

@@ -1,0 +1,11 @@
+"""Print what --offline has exported to this rank."""
+
+import json
+import os
+import sys
+
+from srunddp.run.offline import offline
+
+report = {"rank": int(os.environ["RANK"]), "node": os.environ["SLURMD_NODENAME"]}
+report |= {name: os.environ.get(name) for name in offline({}, 1, 1)}
+sys.stdout.write(json.dumps(report) + "\n")
