@@ -1,23 +1,62 @@
-"""The command ``srunddp stage``: what may print, and what may exit."""
+"""The command ``srunddp stage``: what may print, and what may exit, when folders are brought to nodes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from srunddp.cli_options import Seconds
-from srunddp.errors import SrunddpError
+from srunddp.errors import SrunddpError, one_line
 from srunddp.run.verdict import say
 from srunddp.site.staging import cleaning, items, pushing
+from srunddp.site.staging.build import Built, build
 from srunddp.site.staging.jobs import Job
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def stage() -> None:
-    """Bring an environment, the project and data to nodes without internet or a shared file system."""
+    """Bring an environment, the project and data to nodes without internet or without a shared file system."""
+
+
+@stage.command("build")
+@click.option("-r", "--requirement", required=True, metavar="FILE", help="What to install, as for pip; or a lock file.")
+@click.option(
+    "-o", "--output", default="staged-env", show_default=True, metavar="ENV", help="The environment's folder."
+)
+@click.option("--wheels", metavar="DIR", help="The folder with the wheels; ENV.wheels unless given.")
+@click.option("--online", is_flag=True, help="Fetch the wheels first, by your settings for pip.")
+@click.option("--force", is_flag=True, help="Replace an ENV that was built before.")
+def build_command(**given: Any) -> None:
+    """Build an environment from wheels, with srunddp in it, that runs wherever it is copied to.
+
+    \b
+    srunddp stage build -r requirements.txt --online    # with internet: fetches the wheels, then builds
+    srunddp stage build -r requirements.txt             # without: from the wheels in staged-env.wheels
+    srunddp stage build -r staged-env/srunddp-lock.txt -o again
+
+    The file srunddp-lock.txt in it names each version and its hash.
+    """
+    try:
+        _print_built(_build(given))
+    except SrunddpError as error:
+        _fail(error)
+
+
+def _build(given: dict[str, Any]) -> Built:
+    output = Path(given["output"])
+    wheels = Path(given["wheels"] or f"{output.absolute()}.wheels")
+    return build(Path(given["requirement"]), output, wheels, online=given["online"], force=given["force"], say=_say)
+
+
+def _print_built(built: Built) -> None:
+    for note in built.notes:
+        _say(f"note: {note}")
+    torch = next((f"torch {wheel.version}, " for wheel in built.wheels if wheel.name.lower() == "torch"), "")
+    click.echo(f"{built.folder}: {len(built.wheels)} packages, {torch}Python {built.mark.python}")
 
 
 _base = click.option(
@@ -76,9 +115,9 @@ def clean(base: str, timeout: float) -> None:
 
 
 def _say(line: str) -> None:
-    say(f"srunddp: {line}\n")
+    say(f"srunddp: {one_line(line)}\n")
 
 
 def _fail(error: SrunddpError) -> NoReturn:
-    say(f"srunddp: error: {error}\n")
+    _say(f"error: {error}")
     sys.exit(error.exit_code)
