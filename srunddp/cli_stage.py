@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,6 +95,7 @@ def push(**given: Any) -> None:
     srun "$staged" run --staged train.py
     srunddp stage clean
     """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too
     try:
         job = Job.of(os.environ, given["base"], keep=given["keep"])
         wanted = items.collect(given["env"], given["project"], given["data"], given["exclude"])

@@ -23,5 +23,5 @@ def clean(job: Job, timeout: float, say: Callable[[str], None]) -> None:
         for node in sorted(answers):
             if kept := answers[node]["kept"]:
                 files = "1 file" if kept == 1 else f"{kept} files"
-                say(f"{node} keeps {files} that were written in a copy: {job.folder}")
+                say(f"{node} keeps {files} written in a copy: {job.folder}")
         step.wait()

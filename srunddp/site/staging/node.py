@@ -34,7 +34,7 @@ NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 class _Ended(BaseException):
-    """SIGTERM: the job ends, or the push that staged was broken off."""
+    """The job ends, with SIGTERM, or the push that staged has failed."""
 
 
 def main() -> None:
@@ -45,6 +45,8 @@ def main() -> None:
         for line in sys.stdin.buffer:
             request = json.loads(line)
             node = node or _Node(request["folder"], request["store"])
+            if request["do"] == "leave":
+                raise _Ended
             print(json.dumps({"node": NODE, **_answer(node, request)}), flush=True)
         if node:
             node.keep()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -47,7 +48,7 @@ class Step:
         self._unread = b""
         words = [*srun(job.number, job.nnodes), "/bin/sh", "-c", _START, "sh", python, READ]
         self._process = start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._send(sources())
+        self._write(sources())
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +58,8 @@ class Step:
     ) -> None:
         """Let the step be, which lives until the job ends or a clean; after an error the nodes remove all they have."""
         if error is not None:
-            self._process.terminate()
+            with contextlib.suppress(StagingError):
+                self._send({"do": "leave"})
         self._close()
         if error is not None:
             self._process.wait()
@@ -79,7 +81,7 @@ class Step:
         Raises:
             StagingError: a node answers with an error, or not in time; srun has ended.
         """
-        self._send({"folder": self.job.folder, "store": self.job.store, **request})
+        self._send(request)
         answers: dict[str, dict[str, Any]] = {}
         end = time.monotonic() + self._timeout
         while len(answers) < self.job.nnodes:
@@ -92,7 +94,10 @@ class Step:
                 raise StagingError(f"{name}: {found}", expected=expected, cure=cure)
         return answers
 
-    def _send(self, message: Any) -> None:
+    def _send(self, request: dict[str, Any]) -> None:
+        self._write({"folder": self.job.folder, "store": self.job.store, **request})
+
+    def _write(self, message: Any) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,219 @@
+"""Staging on the real cluster, where two of six nodes see neither the environment nor the project."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.nodes import NODES
+from tests.conftest import PROGRAMS, ROOT
+from tests.slurm.conftest import SRUNDDP, Bench, Outcome, outcome
+
+pytestmark = pytest.mark.slurm
+
+BLIND = ("node02", "node05")
+SEEING = tuple(node.name for node in NODES if node.name not in BLIND)
+LIMIT = 60.0
+# Each rank says which copy of everything it works with, and whether its own data is there.
+WHERE = """
+import json, os, pathlib, sys, settings
+print(json.dumps({
+    "rank": int(os.environ["RANK"]), "node": os.environ["SLURMD_NODENAME"], "python": sys.executable,
+    "folder": os.getcwd(), "script": str(pathlib.Path(__file__).resolve()), "settings": settings.__file__,
+    "argument": sys.argv[1], "data": pathlib.Path(sys.argv[1], "sample").read_text(), "home": os.environ["HF_HOME"],
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Folders that all nodes but two see."""
+
+    bench: Bench
+    folder: Path
+
+    @property
+    def env(self) -> Path:
+        return self.folder / "env"
+
+    @property
+    def project(self) -> Path:
+        return self.folder / "project"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def push(self) -> str:
+        words = ["srunddp", "stage", "push", f"--env={self.env}", f"--project={self.project}", f"--data={self.data}"]
+        return shlex.join(words)
+
+    def job(self, body: str, timeout: float = 100) -> Outcome:
+        """A batch job in the project's folder on all six nodes, from its start to its end."""
+        number, out = self.submit(body), self.folder / "job.out"
+        until(lambda: not self.bench.cluster.run("squeue", "--noheader").stdout.strip(), timeout)
+        shown = self.bench.cluster.run("scontrol", "show", "job", number).stdout
+        code = re.search(r" ExitCode=(\d+)", shown)
+        assert code, shown
+        return outcome(subprocess.CompletedProcess((), int(code[1]), out.read_text(), ""))
+
+    def submit(self, body: str, *options: str) -> str:
+        """Submit a job, which writes to job.out, and return its number."""
+        (self.folder / "job.out").write_text("")
+        start = f"cd {self.project}\n. {self.env}/bin/activate\nexport HF_HOME={self.data}/cache"
+        variables = f"export SRUNDDP_IFACES={self.bench.ifaces} OMP_NUM_THREADS=1"
+        (self.folder / "job.sh").write_text(f"#!/bin/bash\n{start}\n{variables}\n{body}\n")
+        words = ("--nodes=6", "--ntasks-per-node=1", "--open-mode=append", f"--output={self.folder}/job.out", *options)
+        return self.bench.cluster.run("sbatch", "--parsable", *words, f"{self.folder}/job.sh").stdout.strip()
+
+
+def build(requirements: str, env: Path) -> None:
+    """An environment as users make it."""
+    wanted = env.with_name("requirements.txt")
+    wanted.write_text(requirements)
+    words = (SRUNDDP, "stage", "build", "-r", str(wanted), "-o", str(env), "--online", f"--wheels={env}.wheels")
+    subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def site(bench: Bench) -> Iterator[Site]:
+    here = Site(bench, bench.cluster.shared / "site")
+    here.folder.mkdir()
+    build("", here.env)
+    here.project.mkdir()
+    (here.project / "where.py").write_text(WHERE)
+    (here.project / "settings.py").write_text("")
+    here.data.mkdir()
+    (here.data / "sample").write_text("a sample")
+    for node in BLIND:
+        bench.cluster.on(node, "mount", "-t", "tmpfs", "tmpfs", str(here.folder))
+    yield here
+    for node in BLIND:
+        bench.cluster.on(node, "umount", str(here.folder))
+
+
+def left(bench: Bench) -> dict[str, list[str]]:
+    """What staging has left in the nodes' /tmp."""
+    names = {node.name: bench.cluster.on(node.name, "ls", "-A", "/tmp").stdout.split() for node in NODES}
+    return {node: found for node, found in names.items() if found}
+
+
+def until(condition: Callable[[], object], limit: float = LIMIT) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_nodes_that_see_nothing_work_in_copies_and_the_others_in_what_is_shared(site: Site) -> None:
+    run = f'srun "$staged" run --staged where.py {site.data}'
+    done = site.job(f"staged=$({site.push})\n{run}\necho again\nstaged=$({site.push})\n{run}\nsrunddp stage clean")
+    assert done.code == 0, done.output
+    first, again = done.output.split("again\n", 1)
+    for role in ("env", "project", "data"):
+        assert re.findall(rf"(node\d\d) staged -> /tmp/sdd-\d+-\d+/{role}-\w+$", first, re.MULTILINE) == [*BLIND]
+        assert re.search(rf"node\[02,05\] staged before -> \S+/{role}-", again)
+    assert " staged -> " not in again
+    assert len(done.reports) == 12
+    for report in done.reports:
+        copied = report["node"] in BLIND
+        assert report["data"] == "a sample"
+        for name in ("python", "folder", "script", "settings", "argument", "home"):
+            assert report[name].startswith("/tmp/sdd-" if copied else f"{site.folder}/"), (name, report)
+    assert left(site.bench) == {}
+
+
+@pytest.mark.parametrize("end", ["end", "failure", "scancel", "scancel while staging"])
+def test_the_end_of_a_job_of_any_kind_leaves_no_copy(site: Site, end: str) -> None:
+    last = {"end": "true", "failure": "exit 3"}.get(end, "sleep 1000")
+    number = site.submit(f"{site.push}\n{last}")
+    if end.startswith("scancel"):
+        role = "env" if end.endswith("staging") else "data"
+        until(lambda: f" {role}: " in (site.folder / "job.out").read_text())
+        site.bench.cluster.run("scancel", number)
+    until(lambda: not site.bench.cluster.run("squeue", "--noheader").stdout.strip())
+    until(lambda: left(site.bench) == {})
+
+
+def test_what_a_rank_wrote_in_a_copy_stays_and_is_named(site: Site) -> None:
+    (site.project / "write.py").write_text("import os\nopen(f'result-{os.environ[\"RANK\"]}', 'w').write('done')\n")
+    done = site.job(f'staged=$({site.push})\nsrun "$staged" run --staged write.py\nsrunddp stage clean')
+    try:
+        assert done.code == 0, done.output
+        assert sorted(path.name for path in site.project.glob("result-*")) == [f"result-{n}" for n in (0, 2, 3, 5)]
+        for node in BLIND:
+            kept = re.search(rf"{node} keeps 1 file written in a copy: (\S+)", done.output)
+            assert kept, done.output
+            found = site.bench.cluster.on(node, "find", kept[1], "-type", "f").stdout.split()
+            assert [Path(path).name for path in found] == [f"result-{BLIND.index(node) * 3 + 1}"]
+    finally:
+        for node in BLIND:
+            site.bench.cluster.on(node, "sh", "-c", "rm -rf /tmp/sdd-*")
+        for path in [*site.project.glob("result-*"), site.project / "write.py"]:
+            path.unlink()
+
+
+def test_copies_that_are_kept_are_used_by_the_next_job(site: Site) -> None:
+    run = f'staged=$({site.push} --keep)\nsrun "$staged" run --staged where.py {site.data}'
+    try:
+        first, second = site.job(run), site.job(run)
+        assert (first.code, second.code) == (0, 0), second.output
+        assert first.output.count(" staged -> ") == 6
+        assert second.output.count(" staged -> ") == 0
+        assert {report["python"].split("/")[2] for report in second.reports if report["node"] in BLIND} == {"sdd-0"}
+        until(lambda: left(site.bench) == {node: ["sdd-0"] for node in BLIND} | {node: ["sdd-0"] for node in SEEING})
+    finally:
+        for node in NODES:
+            site.bench.cluster.on(node.name, "sh", "-c", "rm -rf /tmp/sdd-*")
+
+
+def test_a_node_with_a_full_disk_is_named_before_anything_is_sent(site: Site) -> None:
+    site.bench.cluster.on("node05", "mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", "/tmp")
+    try:
+        done = site.job(f"{site.push} || exit $?")
+    finally:
+        site.bench.cluster.on("node05", "umount", "/tmp")
+    assert done.code == 69
+    assert re.search(
+        r"error: node05 has \d MiB free in /tmp; expected \d+ MiB for \S+/env and its archive", done.output
+    )
+    until(lambda: left(site.bench) == {})
+
+
+def test_a_folder_that_another_user_planted_on_a_node_is_refused(site: Site) -> None:
+    cluster = site.bench.cluster
+    job = site.submit(site.push, "--hold")
+    planted = f"/tmp/sdd-0-{job}"
+    cluster.on("node02", "sh", "-c", f"mkdir -m 700 {planted} && chown nobody {planted}")
+    try:
+        cluster.run("scontrol", "release", job)
+        until(lambda: not cluster.run("squeue", "--noheader").stdout.strip())
+        said = (site.folder / "job.out").read_text()
+        assert f"error: node02: {planted} is there, of user 65534 and mode drwx------; expected" in said
+        assert cluster.on("node02", "ls", "-A", planted).stdout == ""
+        until(lambda: [*left(site.bench)] == ["node02"])
+    finally:
+        cluster.on("node02", "rm", "-r", planted)
+
+
+def test_a_training_runs_on_staged_and_shared_nodes_together(site: Site) -> None:
+    """With an environment that has torch, of which each node but two uses what it sees."""
+    env = site.folder / "torch"
+    build("torch==2.13.0\nnumpy\n", env)
+    (site.project / "train.py").write_text((PROGRAMS / "report.py").read_text())
+    push = shlex.join(["srunddp", "stage", "push", f"--env={env}", f"--project={site.project}"])
+    body = f'staged=$({push})\nsrun "$staged" run --staged train.py\nsrunddp stage clean'
+    done = site.job(f". {env}/bin/activate\n{body}", timeout=300)
+    assert done.code == 0, done.output
+    assert set(done.by_rank()) == set(range(6))
+    print(json.dumps(re.findall(r"^srunddp: (\w+: \d+ files.*)$", done.output, re.MULTILINE)))
+    assert left(site.bench) == {}
