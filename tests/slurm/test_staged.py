@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import PYTHON, SRUNDDP, Bench
 
 UNSEEN = "/shared-that-no-node-sees/project"
 pytestmark = pytest.mark.slurm
@@ -25,7 +25,9 @@ def test_every_rank_runs_the_copy_of_a_project_that_slurm_could_not_enter(bench:
     for file in ("places.json", "lock"):
         (folder / file).chmod(0o600)
     env = {"SRUNDDP_STAGED": str(folder), "PWD": UNSEEN}
-    done = bench.srun(f"--chdir={UNSEEN}", "-N2", "-n2", SRUNDDP, "--staged", "train.py", f"--data={UNSEEN}/x", env=env)
+    # By Python itself: a `python3` in PATH that is a shell's script, such as pyenv's, would correct PWD to /tmp.
+    options = ("--staged", "train.py", f"--data={UNSEEN}/x")
+    done = bench.srun(f"--chdir={UNSEEN}", "-N2", "-n2", PYTHON, SRUNDDP, *options, env=env)
     assert done.code == 0, done.errors
     assert "going to /tmp instead" in done.errors
     assert done.errors.count(f"srunddp: this node does not see {UNSEEN}: ") == 1
