@@ -215,6 +215,25 @@ def test_a_node_that_sees_the_project_uses_it(copies: Copies, tmp_path: Path) ->
     assert (shown["argv"], shown["cwd"], shown["file"]) == (["train.py"], str(project), str(project / "train.py"))
 
 
+def test_each_node_chooses_for_itself_and_rank_0_says_nothing_where_it_sees_the_project(
+    copies: Copies, tmp_path: Path
+) -> None:
+    seen, copy = tmp_path / "project", copies.of(PROJECT)
+    for folder in (seen, copy):
+        write(folder / "train.py", "import os; print(os.getcwd())")
+    other = Copies(tmp_path / "other")
+    for where, here in ((copies, copy), (other, seen)):
+        places = [{"role": "project", "path": str(seen), "here": str(here)}]
+        write(where.folder / "places.json", json.dumps({"places": places})).chmod(0o600)
+        write(where.folder / "lock", "")
+        where.folder.chmod(0o700)
+    ranks = [
+        start(other, "train.py", size=2, folder=str(seen), PWD=str(seen)),
+        start(copies, "train.py", rank=1, size=2, PWD=str(seen)),
+    ]
+    assert [rank.communicate(timeout=LONG) for rank in ranks] == [(f"{seen}\n", ""), (f"{copy}\n", "")]
+
+
 def test_a_file_of_interfaces_is_found_in_its_copy(copies: Copies) -> None:
     write(copies.of(PROJECT) / "train.py", "")
     ifaces = write(copies.of(DATA) / "ifaces.conf", "- {nodes: '*', interface: lo, env: {X: 1}")
