@@ -97,7 +97,7 @@ def build(
         _add_srunddp(place)
         make_relocatable(place, output, MARK)
         say("compiling to bytecode")
-        _compile(place, log)
+        _compile(place, output, log)
         mark = _mark()
         (place / MARK).write_text(json.dumps(asdict(mark), indent=2) + "\n")
         _rename(place, output)
@@ -197,10 +197,10 @@ def _packages(place: Path) -> Path:
     return Path(sysconfig.get_path("purelib", "venv", {"base": str(place), "platbase": str(place)}))
 
 
-def _compile(place: Path, log: Path) -> None:
+def _compile(place: Path, output: Path, log: Path) -> None:
     """For good: such bytecode is neither compared with its source nor written again. Some packages hold no Python 3."""
-    workers = str(len(os.sched_getaffinity(0)))
-    words = ["-m", "compileall", "-q", "-j", workers, "--invalidation-mode", "unchecked-hash", str(_packages(place))]
+    words = ["-m", "compileall", "-q", "-j", str(len(os.sched_getaffinity(0)))]
+    words += ["--invalidation-mode", "unchecked-hash", "-s", str(place), "-p", str(output), str(_packages(place))]
     _python(str(place / "bin" / "python"), words, log)
 
 

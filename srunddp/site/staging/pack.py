@@ -105,6 +105,9 @@ def _entries(folder: str, leave_out: Sequence[str], below: str = "") -> Iterator
     try:
         with os.scandir(here) as entries:
             found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+    except OSError as error:
+        raise (_unreadable if below else _denied)(here, error) from None
+    try:
         for each in found:
             name = f"{below}/{each.name}" if below else each.name
             if any(
@@ -117,7 +120,7 @@ def _entries(folder: str, leave_out: Sequence[str], below: str = "") -> Iterator
             if entry.kind == stat.S_IFDIR:
                 yield from _entries(folder, leave_out, name)
     except OSError as error:
-        raise (_unreadable if below else _denied)(error.filename or here, error) from None
+        raise _unreadable(error.filename or here, error) from None
 
 
 class _Hashing:

@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn
 from srunddp.errors import ConfigError, SrunddpError
 
 _BLOCK, _CHUNK = 512, 1 << 20
-_LONGEST_NAME, _LONGEST_PAX = 4095, 1 << 15
+_LONGEST_NAME, _LONGEST_PAX, _SHOWN = 4095, 1 << 15, 200
 _LAST_RECORD = 10240  # other packers fill the archive up to a multiple of it
 _FILE, _LINK, _FOLDER, _PAX = b"0", b"2", b"5", b"x"
 _KINDS = {b"1": "a hard link", b"3": "a device", b"4": "a device", b"6": "a FIFO", b"S": "a sparse file"}
@@ -203,7 +203,8 @@ class _Reader:
         return data
 
     def _refuse(self, parts: tuple[bytes, ...], wrong: str) -> NoReturn:
-        member = f"member {os.fsdecode(b'/'.join(parts))!r} " if parts else ""
+        name = os.fsdecode(b"/".join(parts))
+        member = f"member {name if len(name) <= _SHOWN else name[:_SHOWN] + '…'!r} " if parts else ""
         _refuse(self._archive, f"{member}{wrong}", "what srunddp packs")
 
 
