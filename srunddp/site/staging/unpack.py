@@ -302,12 +302,11 @@ def _into_new(source: int, parent: int, name: str, folder: str, members: list[_M
             os.close(root)
         os.rename(new, name, src_dir_fd=parent, dst_dir_fd=parent)
     except BaseException as error:
-        room = os.fstatvfs(parent)
         shutil.rmtree(new, ignore_errors=True, dir_fd=parent)
         if not isinstance(error, OSError):
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            needed = sum(member.size for member in members)
+            room, needed = os.fstatvfs(parent), sum(member.size for member in members)
             raise _full(os.path.dirname(folder), room.f_bavail * room.f_frsize, needed) from None
         raise ConfigError(f"{folder} cannot be written: {_cause(error)}", expected="room and leave to write") from None
 

@@ -84,7 +84,6 @@ def test_a_folder_comes_out_as_it_went_in(scene: Scene, project: Path) -> None:
 def test_gnu_tar_reads_what_is_packed(scene: Scene, project: Path) -> None:
     pack(project, scene.own / "a.tar")
     listed = subprocess.run(["tar", "-tf", scene.own / "a.tar"], capture_output=True, check=True)
-    assert listed.stderr == b""
     assert listed.stdout.count(b"\n") == len(contents(project))
 
 
