@@ -122,8 +122,10 @@ class Pip:
                 cure=f"remove it and fetch it again with --online (all that pip says: {self._log})",
             )
         errors = _ERROR.findall(said)
-        conflict = _CONFLICT.search(said)
-        line = conflict[1] if conflict else errors[-1] if errors else f"pip ended with exit code {code}"
+        if conflict := _CONFLICT.search(said):
+            cure = f"change the requirements, or put a wheel that fits into {self._wheels}"
+            return ConfigError(f"pip: {conflict[1].rstrip(' .')}", cure=f"{cure} (all that pip says: {self._log})")
+        line = errors[-1] if errors else f"ended with exit code {code}"
         return ConfigError(f"pip: {line.strip()}", cure=f"see {self._log}")
 
 

@@ -122,9 +122,10 @@ def test_the_long_names_of_gnu_are_not_read(scene: Scene) -> None:
         unpacked(archive, scene.place)
 
 
-def test_what_is_packed_well_comes_out_with_modes_of_its_own(scene: Scene) -> None:
+@pytest.mark.parametrize("mask", [0, 0o077, 0o277])
+def test_what_is_packed_well_comes_out_with_modes_of_its_own(scene: Scene, mask: int) -> None:
     archive = written(scene.own / "a.tar", good())
-    old = os.umask(0)
+    old = os.umask(mask)
     try:
         unpacked(archive, scene.place, size=1210, files=7)
     finally:
