@@ -38,6 +38,8 @@ _BEFORE = {
     "explain": "srunddp.cli_explain",
     "ifaces": "srunddp.cli_ifaces",
     "stage": "srunddp.cli_stage",
+    "mpirun": "srunddp.cli_sbatch",
+    "sbatch": "srunddp.cli_sbatch",
 }
 
 
@@ -66,7 +68,8 @@ def main() -> None:
 
 @main.command(
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
-    epilog="Before a job: srunddp check, srunddp explain, srunddp ifaces scan, srunddp ifaces check.",
+    epilog="Before a job: srunddp check, srunddp explain, srunddp ifaces scan, srunddp ifaces check. "
+    "Job scripts: srunddp sbatch, srunddp mpirun.",
 )
 @click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init(); auto unless given.")
 @click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")

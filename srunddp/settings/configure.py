@@ -57,20 +57,29 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
         ConfigError: a key is unknown, given twice in a file, or missing; a value is of another type; a file is wrong.
         SystemExit: with 0, after ``--help``.
     """
-    keys = keys_of(kind)
     options = list(_options(sys.argv[1:] if arguments is None else arguments))
     if any(name == "help" for name, _ in options):
         # srunddp has told the rank before the script began; every rank would print it.
         if os.environ.get("RANK", "0") == "0":
-            print(usage(keys, Path(sys.argv[0]).name))
+            print(usage(keys_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
+    return fill(kind, [(name, plain(text)) for name, text in options])
+
+
+def fill(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
+    """As :func:`read_config`, from options that somebody else has parsed.
+
+    Args:
+        options: names without dashes in front, ``config`` among them, and values.
+    """
+    keys = keys_of(kind)
     given: dict[str, _Given] = {}
-    for name, text in options:
+    for name, node in options:
         if name == "config":
-            given |= _from_file(text, keys)
-    for name, text in options:
+            given |= _from_file(str(node.value), keys)
+    for name, node in options:
         if name != "config":
-            given[_known(name, keys, _Given(f"--{name}", plain(text)))] = _Given(f"--{name}", plain(text))
+            given[_known(name, keys, _Given(f"--{name}", node))] = _Given(f"--{name}", node)
     values = {name: _value(one, keys[name]) for name, one in given.items()}
     _check_complete(keys, values)
     filled: T = build(kind, values)

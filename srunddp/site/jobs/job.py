@@ -1,0 +1,176 @@
+"""What a job script is made from: for Slurm a :class:`Job`, for mpirun an :class:`MpiJob`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal
+
+WARNING = "USR2@120"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What is started, on which resources, and in which environment.
+
+    Attributes:
+        script: the training script; also the first argument.
+        arguments: the script's; also all that follows it.
+        nodes: how many.
+        gpus_per_node: as Slurm has it, 4 or a100:4.
+        ntasks_per_node: ranks on each node; one for each GPU unless given, or 1 without GPUs.
+        modules: environment modules to load, in this order.
+        module_purge: unload all modules first.
+        venv: folder of a virtual environment; the active one unless another environment is named.
+        conda: name or folder of a conda environment.
+        env: NAME=VALUE to export, NCCL's settings among them.
+        backend: for srunddp.init().
+        ifaces: which interface each node uses; see etc/ifaces.conf.
+        log_dir: folder for all output.
+        rank_logs: a file for each rank's output besides, in log_dir.
+        preflight: run srunddp check before the training, which is not started where that finds a failure.
+        offline: nothing is downloaded: srunddp run --offline.
+        srunddp: the command on the nodes; the environment's own, or else the one that is running.
+        run_options: further options of srunddp run.
+    """
+
+    script: str | None = None
+    arguments: tuple[str, ...] = ()
+    nodes: int = 1
+    gpus_per_node: str | None = None
+    ntasks_per_node: int | None = None
+    modules: tuple[str, ...] = ()
+    module_purge: bool = False
+    venv: str | None = None
+    conda: str | None = None
+    env: tuple[str, ...] = ()
+    backend: Literal["nccl", "gloo", "auto"] | None = None
+    ifaces: str | None = None
+    log_dir: str = "logs"
+    rank_logs: bool = False
+    preflight: bool = False
+    offline: bool = False
+    srunddp: str = "srunddp"
+    run_options: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """On each node; 0 for none, or where the text is wrong."""
+        return sum(gpu_types(self.gpus_per_node).values())
+
+    @property
+    def tasks(self) -> int:
+        """Ranks on each node."""
+        return self.ntasks_per_node or self.gpus or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Start):
+    """A job of Slurm.
+
+    Attributes:
+        job_name: the script's name without its ending unless given.
+        gres: such as gpu:4 or gpu:a100:4, instead of gpus_per_node.
+        cpus_per_task: for each rank, its loader workers included.
+        mem: for each node, such as 64G; 0 for all of it.
+        time: limit, such as 04:00:00 or 1-12:00:00.
+        partition, account, qos, constraint, reservation, nodelist, exclude, array, dependency: as sbatch has it.
+        exclusive: no other job on the nodes.
+        requeue: a job that is warned of its end, or preempted, is started again; the script has to resume.
+        signal: with which the ranks are warned, and how many seconds before the end; auto is USR2@120 with requeue.
+        mpi: srun's --mpi, such as pmi2; empty for the site's default.
+        container: an Apptainer image; the whole of srunddp is in it.
+        container_image, container_mounts: of pyxis, srun's --container-image and --container-mounts.
+        monitor: seconds between the lines of top and, with GPUs, nvidia-smi dmon on each node.
+        stage: bring the environment and this folder to nodes that do not see them, by srunddp stage push.
+        data: further folders to bring along.
+    """
+
+    job_name: str | None = None
+    gres: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    exclusive: bool = False
+    nodelist: str | None = None
+    exclude: str | None = None
+    array: str | None = None
+    dependency: str | None = None
+    requeue: bool = False
+    signal: str = "auto"
+    mpi: str = ""
+    container: str | None = None
+    container_image: str | None = None
+    container_mounts: tuple[str, ...] = ()
+    monitor: int | None = None
+    stage: bool = False
+    data: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """On each node; 0 for none, or where the text is wrong."""
+        return sum(gpu_types(self.gpus_per_node, self.gres).values())
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.job_name or PurePath(self.script or "").stem
+
+    @property
+    def warning(self) -> str:
+        """What ``--signal`` gets; empty for no such option."""
+        if self.signal == "auto":
+            return WARNING if self.requeue else ""
+        return "" if self.signal == "none" else self.signal
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiJob(Start):
+    """A start by mpirun, without Slurm.
+
+    Attributes:
+        hosts: such as a:2,b:2; without a number, as many ranks as ntasks_per_node says.
+        hostfile: as mpirun reads it, of as many hosts as nodes says.
+        mpi: whose mpirun it is.
+        mpirun: the command.
+    """
+
+    hosts: str | None = None
+    hostfile: str | None = None
+    mpi: Literal["openmpi", "mpich"] = "openmpi"
+    mpirun: str = "mpirun"
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Ranks by host; of one that stands there twice the sum."""
+        found: dict[str, int] = {}
+        for host in self.hosts.split(",") if self.hosts else ():
+            name, _, count = host.partition(":")
+            found[name] = found.get(name, 0) + (int(count) if count else self.tasks)
+        return found
+
+    @property
+    def ranks(self) -> int:
+        """Of the whole world."""
+        return sum(self.slots.values()) if self.hosts else self.nodes * self.tasks
+
+
+def gpu_types(gpus_per_node: str | None, gres: str | None = None) -> dict[str, int]:
+    """How many by type, ``""`` for any; a gres that is no GPU counts for nothing."""
+    found: dict[str, int] = {}
+    of_gres = (part.removeprefix("gpu").removeprefix(":") or "1" for part in (gres or "").split(",") if _is_gpu(part))
+    for part in (*(gpus_per_node or "").split(","), *of_gres):
+        if match := re.fullmatch(r"(?:([A-Za-z_][\w.-]*)(?::|$))?(\d{1,4})?", part, re.ASCII):
+            count = int(match[2] or 1) if part else 0
+            found[match[1] or ""] = found.get(match[1] or "", 0) + count
+    return found
+
+
+def _is_gpu(gres: str) -> bool:
+    return gres.partition(":")[0] == "gpu"

@@ -1,0 +1,96 @@
+"""A start by mpirun as a script, in Open MPI's words or MPICH's."""
+
+from __future__ import annotations
+
+import shlex
+
+from srunddp.site.jobs import parts
+from srunddp.site.jobs.job import MpiJob
+from srunddp.site.jobs.parts import Written
+from srunddp.site.jobs.quoting import continued, word
+
+_PATHS = ("PATH", "LD_LIBRARY_PATH")
+
+
+def render(job: MpiJob, written: Written) -> str:
+    """The script.
+
+    Args:
+        job: one that :func:`srunddp.site.jobs.checking.check` has passed.
+    """
+    start = [*_mpirun(job), *parts.run(job, word(job.srunddp))]
+    sections = [
+        _head(job, written),
+        ["set -euo pipefail"],
+        parts.modules(job),
+        parts.environment(job, written),
+        parts.exports(job),
+        _paths(),
+        _preflight(job),
+        [f"# {_why(job)}", *continued(start)],
+    ]
+    return parts.joined(sections)
+
+
+def _head(job: MpiJob, written: Written) -> list[str]:
+    ranks = f"{job.ranks} {'rank' if job.ranks == 1 else 'ranks'}"
+    return [
+        "#!/bin/bash",
+        f"# {job.script} on {ranks}; written by",
+        f"#     {shlex.join(written.command)}",
+        "# To be started in the folder that its paths are relative to:",
+        "#     bash THIS_FILE",
+    ]
+
+
+def _paths() -> list[str]:
+    return [
+        "# For the other hosts, where mpirun starts the ranks by ssh. It complains of one that is not set.",
+        'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}"',
+    ]
+
+
+def _why(job: MpiJob) -> str:
+    if job.mpi == "openmpi":
+        return "--bind-to none: a rank needs CPUs for its loader workers, and Open MPI would give it one."
+    return "-bind-to none: a rank needs CPUs for its loader workers."
+
+
+def _names(job: MpiJob) -> list[str]:
+    """Of the variables that the ranks need."""
+    own = [each.partition("=")[0] for each in job.env]
+    return list(dict.fromkeys([*_PATHS, *(["VIRTUAL_ENV"] if job.venv else []), *own]))
+
+
+def _mpirun(job: MpiJob) -> list[str]:
+    return _openmpi(job) if job.mpi == "openmpi" else _mpich(job)
+
+
+def _openmpi(job: MpiJob) -> list[str]:
+    slots = set(job.slots.values()) or {job.tasks}
+    # So many on each host; where they differ, as many as each has slots for.
+    mapping = f"ppr:{slots.pop()}:node" if len(slots) == 1 else "slot"
+    hosts = ",".join(f"{host}:{count}" for host, count in job.slots.items())
+    where = [f"--host {word(hosts)}"] if hosts else _hostfile(job, "--hostfile")
+    first = [f"{word(job.mpirun)} -np {job.ranks}", *where, f"--map-by {mapping} --bind-to none"]
+    return [" ".join(first), " ".join(f"-x {name}" for name in _names(job))]
+
+
+def _mpich(job: MpiJob) -> list[str]:
+    slots = set(job.slots.values()) or {job.tasks}
+    each = [f"-ppn {slots.pop()}"] if len(slots) == 1 else []
+    hosts = ",".join(f"{host}:{count}" for host, count in job.slots.items())
+    where = [f"-hosts {word(hosts)}"] if hosts else _hostfile(job, "-f")
+    first = [f"{word(job.mpirun)} -n {job.ranks}", *where, *each, "-bind-to none"]
+    return [" ".join(first), " ".join(f'-genv {name} "${name}"' for name in _names(job))]
+
+
+def _hostfile(job: MpiJob, option: str) -> list[str]:
+    return [f"{option} {word(parts.as_path(job.hostfile))}"] if job.hostfile else []
+
+
+def _preflight(job: MpiJob) -> list[str]:
+    if not job.preflight:
+        return []
+    why = "# Where a host, a network or the environment is not fit, this ends here with 69."
+    return [why, *continued([*_mpirun(job), *parts.check(job, word(job.srunddp))])]

@@ -1,0 +1,248 @@
+"""A job of Slurm as a script: for sbatch, or for salloc, under which it starts itself once more."""
+
+from __future__ import annotations
+
+import shlex
+
+from srunddp.site.jobs import parts
+from srunddp.site.jobs.job import Job
+from srunddp.site.jobs.parts import Written
+from srunddp.site.jobs.quoting import continued, directive, pattern, word
+
+_SLEEP = 600  # longer than Slurm takes to end a job
+
+
+def render(job: Job, written: Written, *, interactive: bool = False) -> str:
+    """The script.
+
+    Args:
+        job: one that :func:`srunddp.site.jobs.checking.check` has passed.
+        interactive: for salloc, not sbatch.
+    """
+    sections = [
+        _head(job, written, interactive),
+        [] if interactive else _directives(job),
+        ["set -euo pipefail"],
+        _allocation(job) if interactive else [],
+        parts.modules(job),
+        parts.environment(job, written),
+        parts.exports(job),
+        _cpus(job),
+        _log_folder(job) if interactive else [],
+        _clean_up(job),
+        _patience(job),
+        _monitors(job),
+        _stage(job),
+        _preflight(job),
+        *_training(job),
+    ]
+    return parts.joined(sections)
+
+
+def options(job: Job) -> list[tuple[str, object]]:
+    """What sbatch and salloc are both asked for, without dashes; None for an option without a value."""
+    wished = {
+        "job-name": job.name,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "constraint": job.constraint,
+        "reservation": job.reservation,
+        "nodelist": job.nodelist,
+        "exclude": job.exclude,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.tasks,
+        "gpus-per-node": job.gpus_per_node,
+        "gres": job.gres,
+        "cpus-per-task": job.cpus_per_task,
+        "mem": job.mem,
+        "time": job.time,
+        "array": job.array,
+        "dependency": job.dependency,
+        "signal": job.warning,
+    }
+    found: list[tuple[str, object]] = [(name, value) for name, value in wished.items() if value not in (None, "")]
+    return [*found, *([("exclusive", None)] if job.exclusive else [])]
+
+
+def allocation(job: Job) -> list[str]:
+    """``salloc`` with its options."""
+    return ["salloc", *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options(job))]
+
+
+def output(job: Job) -> str:
+    """Where sbatch writes, with Slurm's patterns."""
+    number = "%A_%a" if job.array else "%j"
+    return f"{pattern(job.log_dir)}/%x-{number}.out"
+
+
+def _head(job: Job, written: Written, interactive: bool) -> list[str]:
+    size = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes'}"
+    ranks = "one rank" if job.tasks == 1 else f"{job.tasks} ranks"
+    start = "bash THIS_FILE" if interactive else f"mkdir -p -- {word(job.log_dir)} && sbatch THIS_FILE"
+    return [
+        "#!/bin/bash",
+        f"# {job.script} on {size}, {ranks} on each; written by",
+        f"#     {shlex.join(written.command)}",
+        "# To be started in the folder that its paths are relative to:",
+        f"#     {start}",
+    ]
+
+
+_WHY = {
+    "gpus-per-node": "All GPUs of a node for all its ranks: bound to one each, they could not use NVLink.",
+    "signal": "The ranks are warned so many seconds before the end, and write a checkpoint.",
+}
+
+
+def _directives(job: Job) -> list[str]:
+    lines: list[str] = []
+    for name, value in options(job):
+        lines += [f"# {_WHY[name]}"] if name in _WHY else []
+        lines.append(directive(name, value))
+    lines += ["# Slurm does not make this folder; where it is missing the job ends at once, without a word."]
+    lines += [directive("output", output(job))]
+    if job.requeue:
+        lines += ["# Slurm may start the job again, under its number.", directive("requeue")]
+    return [*lines, "# Each start writes behind the one before.", directive("open-mode", "append")]
+
+
+def _allocation(job: Job) -> list[str]:
+    again = continued([f"exec {each}" if not number else each for number, each in enumerate(_wrapped(job))])
+    return ["# Outside a job: once more, under salloc.", 'if [ -z "${SLURM_JOB_ID:-}" ]; then', *_indented(again), "fi"]
+
+
+def _wrapped(job: Job) -> list[str]:
+    first, *rest = map(word, allocation(job))
+    return [first, *rest, 'bash "$0"']
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _cpus(job: Job) -> list[str]:
+    if not job.cpus_per_task:
+        return []
+    return [
+        "# Since Slurm 22.05 srun does not take this over from the job.",
+        'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+    ]
+
+
+def _log_folder(job: Job) -> list[str]:
+    return [f"mkdir -p -- {word(job.log_dir)}"] if job.monitor or job.preflight else []
+
+
+def _clean_up(job: Job) -> list[str]:
+    """What ends with the script, however that ends; empty where nothing has to."""
+    if not _cleans_up(job):
+        return []
+    end = ['  [ ${#monitors[@]} = 0 ] || kill "${monitors[@]}" 2>/dev/null || true'] if job.monitor else []
+    return [
+        *(["monitors=()"] if job.monitor else []),
+        "clean_up() {",
+        "  trap - EXIT",
+        *end,
+        *([f"  {word(job.srunddp)} stage clean || true"] if job.stage else []),
+        "}",
+        "trap clean_up EXIT",
+    ]
+
+
+def _patience(job: Job) -> list[str]:
+    """Where something follows upon the training."""
+    if not (_cleans_up(job) or job.requeue):
+        return []
+    note = "ended=yes" if job.requeue else ":"
+    return [
+        "# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.",
+        *(["ended="] if job.requeue else []),
+        f"trap {note} TERM",
+    ]
+
+
+def _cleans_up(job: Job) -> bool:
+    return bool(job.monitor or job.stage)
+
+
+def _monitors(job: Job) -> list[str]:
+    if not job.monitor:
+        return []
+    logs, user = word(job.log_dir), '"$(id -un)"'
+    lines = [
+        "# One on each node, beside the ranks; the signals that Slurm sends to all steps do not end it.",
+        "monitor() {",
+        '  srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task=1 \\',
+        '    bash -c \'trap "" USR1 USR2; folder=$1; shift; command -v "$1" >/dev/null || exit 0',
+        '      exec "$@" >>"$folder/$1-$SLURM_JOB_ID-$SLURMD_NODENAME.log" 2>&1\' \\',
+        f'    monitor {logs} "$@" </dev/null >/dev/null 2>&1 &',
+        '  monitors+=("$!")',
+        "}",
+        f"monitor top -b -d {job.monitor} -u {user}",
+    ]
+    return [*lines, *([f"monitor nvidia-smi dmon -s pucvmet -d {job.monitor}"] if job.gpus else [])]
+
+
+def _stage(job: Job) -> list[str]:
+    if not job.stage:
+        return []
+    data = "".join(f" --data {word(each)}" for each in job.data)
+    return [
+        "# To nodes that do not see them; prints the srunddp that every node has.",
+        f'srunddp=$({word(job.srunddp)} stage push --env "$VIRTUAL_ENV" --project "$PWD"{data})',
+    ]
+
+
+def _command(job: Job) -> str:
+    return '"$srunddp"' if job.stage else word(job.srunddp)
+
+
+def _srun(job: Job) -> list[str]:
+    """srun with its options, up to the command on each node, in lines."""
+    step = [
+        "srun --kill-on-bad-exit=1",
+        *(["--gpu-bind=none"] if job.gpus else []),
+        *([f"--mpi={word(job.mpi)}"] if job.mpi else []),
+    ]
+    return [" ".join(step), *_container(job)]
+
+
+def _container(job: Job) -> list[str]:
+    if job.container:
+        gpus = "--nv " if job.gpus else ""
+        return [f'apptainer exec {gpus}--bind "$PWD" --pwd "$PWD" {word(job.container)}']
+    if job.container_image:
+        mounts = "".join(f",{word(each)}" for each in job.container_mounts)
+        image = f"--container-image={word(job.container_image)}"
+        return [f'{image} --container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"']
+    return []
+
+
+def _preflight(job: Job) -> list[str]:
+    if not job.preflight:
+        return []
+    why = "# Where a node, a network or the environment is not fit, the job ends here with 69."
+    return [why, *continued([*_srun(job), *parts.check(job, _command(job))])]
+
+
+def _training(job: Job) -> list[list[str]]:
+    gpus = " With --gpu-bind=none each rank sees all GPUs of its node, and takes its own." if job.gpus else ""
+    why = [f"# The first rank that fails ends the others.{gpus}"]
+    step = [*_srun(job), *parts.run(job, _command(job), staged=job.stage)]
+    if not job.requeue:
+        return [[*why, *continued(step)]]
+    step[-1] += " || code=$?"
+    return [[*why, "code=0", *continued(step)], _leave(job)]
+
+
+def _leave(job: Job) -> list[str]:
+    return [
+        "# 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself",
+        "# before that, would be taken for done.",
+        'if [ "$code" = 143 ] && [ -z "$ended" ]; then',
+        *(["  clean_up"] if _cleans_up(job) else []),
+        f"  sleep {_SLEEP} || true",
+        "fi",
+        'exit "$code"',
+    ]
