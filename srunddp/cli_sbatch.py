@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, Generic, TypeVar, get_args, get_origin
@@ -173,7 +174,9 @@ def mpirun(context: click.Context, /, **given: Any) -> None:
 
 def _carried_out(act: Callable[[], None]) -> None:
     try:
-        act()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: _note([str(message)])
+            act()
     except SrunddpError as error:
         say(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)

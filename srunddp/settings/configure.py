@@ -63,7 +63,7 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
         if os.environ.get("RANK", "0") == "0":
             print(usage(keys_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
-    return fill(kind, [(name, plain(text)) for name, text in options])
+    return _fill(kind, [(name, plain(text)) for name, text in options])
 
 
 def fill(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
@@ -72,6 +72,10 @@ def fill(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     Args:
         options: names without dashes in front, ``config`` among them, and values.
     """
+    return _fill(kind, options)
+
+
+def _fill(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     keys = keys_of(kind)
     given: dict[str, _Given] = {}
     for name, node in options:
@@ -150,7 +154,7 @@ def _from_file(path: str, keys: Mapping[str, Key]) -> dict[str, _Given]:
         cure = "correct --config; every node must see the file"
         raise ConfigError(f"{path}: {reason}", expected="a file of settings", cure=cure, scope=Scope.NODE) from None
     if read.notes and os.environ.get("RANK", "0") == "0":
-        warnings.warn("; ".join(read.notes), stacklevel=3)
+        warnings.warn("; ".join(read.notes), stacklevel=4)
     try:
         root = yaml.compose(read.data, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:

@@ -35,9 +35,10 @@ def check(start: Start, *, interactive: bool = False) -> None:
     _check_numbers(start)
     _check_lists(start)
     _check_environment(start)
+    _check_formats(start)
     _check_ranks(start)
     if isinstance(start, Job):
-        _check_formats(start)
+        _check_name(start)
         _check_nodelist(start)
         _check_signal(start)
         _check_together(start, interactive)
@@ -133,11 +134,14 @@ def _check_ranks(start: Start) -> None:
         raise ConfigError(found, expected="at most one rank for each GPU, as NCCL has it", cure=cure)
 
 
-def _check_formats(job: Job) -> None:
+def _check_formats(start: Start) -> None:
     for key, (_, words, example) in FORMATS.items():
-        text = getattr(job, key)
+        text = getattr(start, key, "")
         if text and not fits(key, text):
             raise ConfigError(f"{option(key)} {text!r}", expected=words, cure=f"write such as {example}")
+
+
+def _check_name(job: Job) -> None:
     if "/" in job.name or not job.name:
         cure = "choose another --job-name"
         raise ConfigError(f"--job-name {job.name!r}", expected="no slash: it is in the output's name", cure=cure)

@@ -81,6 +81,8 @@ def run(start: Start, command: str, *, staged: bool = False) -> list[str]:
         *([f"--log-dir={start.log_dir}"] if start.rank_logs else []),
         *start.run_options,
     ]
+    if not options:
+        return [f"{command} run {words_of_script(start)}"]
     return [" ".join([command, "run", *map(word, options)]), words_of_script(start)]
 
 

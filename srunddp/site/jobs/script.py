@@ -77,20 +77,22 @@ def output(job: Job) -> str:
 
 
 def _head(job: Job, written: Written, interactive: bool) -> list[str]:
-    size = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes'}"
-    ranks = "one rank" if job.tasks == 1 else f"{job.tasks} ranks"
+    ranks = f"{job.tasks} {'rank' if job.tasks == 1 else 'ranks'}"
+    size = f"1 node, {ranks}" if job.nodes == 1 else f"{job.nodes} nodes, {ranks} on each"
     start = "bash THIS_FILE" if interactive else f"mkdir -p -- {word(job.log_dir)} && sbatch THIS_FILE"
     return [
         "#!/bin/bash",
-        f"# {job.script} on {size}, {ranks} on each; written by",
+        f"# {job.script} on {size}; written by",
         f"#     {shlex.join(written.command)}",
         "# To be started in the folder that its paths are relative to:",
         f"#     {start}",
     ]
 
 
+_GPUS = "Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink."
 _WHY = {
-    "gpus-per-node": "All GPUs of a node for all its ranks: bound to one each, they could not use NVLink.",
+    "gpus-per-node": _GPUS,
+    "gres": _GPUS,
     "signal": "The ranks are warned so many seconds before the end, and write a checkpoint.",
 }
 
@@ -169,17 +171,17 @@ def _cleans_up(job: Job) -> bool:
 def _monitors(job: Job) -> list[str]:
     if not job.monitor:
         return []
-    logs, user = word(job.log_dir), '"$(id -un)"'
+    output = f'--output={word(pattern(job.log_dir))}/"$1-%j-%N.log"'
     lines = [
         "# One on each node, beside the ranks; the signals that Slurm sends to all steps do not end it.",
         "monitor() {",
         '  srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task=1 \\',
-        '    bash -c \'trap "" USR1 USR2; folder=$1; shift; command -v "$1" >/dev/null || exit 0',
-        '      exec "$@" >>"$folder/$1-$SLURM_JOB_ID-$SLURMD_NODENAME.log" 2>&1\' \\',
-        f'    monitor {logs} "$@" </dev/null >/dev/null 2>&1 &',
+        f"    --open-mode=append {output} \\",
+        '    bash -c "trap \'\' USR1 USR2; ! command -v \\"\\$1\\" >/dev/null || exec \\"\\$@\\"" \\',
+        '    monitor "$@" </dev/null >/dev/null 2>&1 &',
         '  monitors+=("$!")',
         "}",
-        f"monitor top -b -d {job.monitor} -u {user}",
+        f'monitor top -b -d {job.monitor} -u "$(id -un)"',
     ]
     return [*lines, *([f"monitor nvidia-smi dmon -s pucvmet -d {job.monitor}"] if job.gpus else [])]
 
@@ -215,7 +217,7 @@ def _container(job: Job) -> list[str]:
     if job.container_image:
         mounts = "".join(f",{word(each)}" for each in job.container_mounts)
         image = f"--container-image={word(job.container_image)}"
-        return [f'{image} --container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"']
+        return [image, f'--container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"']
     return []
 
 
@@ -227,8 +229,7 @@ def _preflight(job: Job) -> list[str]:
 
 
 def _training(job: Job) -> list[list[str]]:
-    gpus = " With --gpu-bind=none each rank sees all GPUs of its node, and takes its own." if job.gpus else ""
-    why = [f"# The first rank that fails ends the others.{gpus}"]
+    why = ["# The first rank that fails ends the others."]
     step = [*_srun(job), *parts.run(job, _command(job), staged=job.stage)]
     if not job.requeue:
         return [[*why, *continued(step)]]

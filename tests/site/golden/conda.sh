@@ -1,0 +1,33 @@
+#!/bin/bash
+# sweep.py on 1 node, 1 rank; written by
+#     srunddp sbatch --cpus-per-task=4 --mem=16G --time=01:00:00 --array=0-7%2 --conda=train --backend=gloo sweep.py
+# To be started in the folder that its paths are relative to:
+#     mkdir -p -- logs && sbatch THIS_FILE
+
+#SBATCH --job-name=sweep
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=16G
+#SBATCH --time=01:00:00
+#SBATCH --array=0-7%2
+# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+#SBATCH --output=logs/%x-%A_%a.out
+# Each start writes behind the one before.
+#SBATCH --open-mode=append
+
+set -euo pipefail
+
+# conda's functions read variables that are not set.
+set +u
+eval "$("${CONDA_EXE:-conda}" shell.bash hook)"
+conda activate train
+set -u
+
+# Since Slurm 22.05 srun does not take this over from the job.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+# The first rank that fails ends the others.
+srun --kill-on-bad-exit=1 \
+  srunddp run --backend=gloo \
+  sweep.py

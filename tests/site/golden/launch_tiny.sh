@@ -1,0 +1,53 @@
+#!/bin/bash
+# train_tiny.py on 10 nodes, 2 ranks on each; written by
+#     srunddp sbatch --salloc --job-name=tiny --partition=torch --nodes=10 --exclude=hpc42 --ntasks-per-node=2 --cpus-per-task=2 --time=00:30:00 --venv=offline_repo_py311 --stage --offline --preflight --log-dir=slurm_logs --rank-logs --backend=gloo --env=OMP_NUM_THREADS=2 --run-options=--verbose train_tiny.py --subset 2000 --epochs 3
+# To be started in the folder that its paths are relative to:
+#     bash THIS_FILE
+
+set -euo pipefail
+
+# Outside a job: once more, under salloc.
+if [ -z "${SLURM_JOB_ID:-}" ]; then
+  exec salloc \
+    --job-name=tiny \
+    --partition=torch \
+    --exclude=hpc42 \
+    --nodes=10 \
+    --ntasks-per-node=2 \
+    --cpus-per-task=2 \
+    --time=00:30:00 \
+    bash "$0"
+fi
+
+# What its bin/activate does.
+export VIRTUAL_ENV="$PWD"/offline_repo_py311
+export PATH="$VIRTUAL_ENV/bin:$PATH"
+unset PYTHONHOME
+
+export OMP_NUM_THREADS=2
+
+# Since Slurm 22.05 srun does not take this over from the job.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+mkdir -p -- slurm_logs
+
+clean_up() {
+  trap - EXIT
+  srunddp stage clean || true
+}
+trap clean_up EXIT
+
+# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
+trap : TERM
+
+# To nodes that do not see them; prints the srunddp that every node has.
+srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD")
+
+# Where a node, a network or the environment is not fit, the job ends here with 69.
+srun --kill-on-bad-exit=1 \
+  "$srunddp" check --backend=gloo --output-dir=slurm_logs train_tiny.py
+
+# The first rank that fails ends the others.
+srun --kill-on-bad-exit=1 \
+  "$srunddp" run --staged --offline --backend=gloo --log-dir=slurm_logs --verbose \
+  train_tiny.py --subset 2000 --epochs 3

@@ -1,0 +1,31 @@
+#!/bin/bash
+# train.py on 4 nodes, 1 rank on each; written by
+#     srunddp sbatch --job-name=pytorch_distributed --nodes=4 --gres=gpu:1 --cpus-per-task=16 --time=0-04:00:00 --modules=cuda/11.6 --modules=gcc/10.3 --modules=python/3.9 train.py
+# To be started in the folder that its paths are relative to:
+#     mkdir -p -- logs && sbatch THIS_FILE
+
+#SBATCH --job-name=pytorch_distributed
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=16
+#SBATCH --time=0-04:00:00
+# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+#SBATCH --output=logs/%x-%j.out
+# Each start writes behind the one before.
+#SBATCH --open-mode=append
+
+set -euo pipefail
+
+# Modules read variables that are not set.
+set +u
+module load cuda/11.6 gcc/10.3 python/3.9
+set -u
+
+# Since Slurm 22.05 srun does not take this over from the job.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+# The first rank that fails ends the others.
+srun --kill-on-bad-exit=1 --gpu-bind=none \
+  srunddp run train.py

@@ -1,0 +1,28 @@
+#!/bin/bash
+# train.py on 2 nodes, 4 ranks on each; written by
+#     srunddp sbatch --nodes=2 --gpus-per-node=4 --cpus-per-task=8 --time=04:00:00 '--container-image=registry.example.org#team/train:1' --container-mounts=/scratch/data:/data:ro train.py --data-dir /data
+# To be started in the folder that its paths are relative to:
+#     mkdir -p -- logs && sbatch THIS_FILE
+
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --time=04:00:00
+# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+#SBATCH --output=logs/%x-%j.out
+# Each start writes behind the one before.
+#SBATCH --open-mode=append
+
+set -euo pipefail
+
+# Since Slurm 22.05 srun does not take this over from the job.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+# The first rank that fails ends the others.
+srun --kill-on-bad-exit=1 --gpu-bind=none \
+  --container-image='registry.example.org#team/train:1' \
+  --container-mounts="$PWD:$PWD",/scratch/data:/data:ro --container-workdir="$PWD" \
+  srunddp run train.py --data-dir /data

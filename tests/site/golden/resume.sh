@@ -1,0 +1,42 @@
+#!/bin/bash
+# docs/examples/mnist.py on 2 nodes, 8 ranks on each; written by
+#     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=04:00:00 --requeue docs/examples/mnist.py --epochs=200 --output-dir=runs/first --resume=auto
+# To be started in the folder that its paths are relative to:
+#     mkdir -p -- logs && sbatch THIS_FILE
+
+#SBATCH --job-name=mnist
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --time=04:00:00
+# The ranks are warned so many seconds before the end, and write a checkpoint.
+#SBATCH --signal=USR2@120
+# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+#SBATCH --output=logs/%x-%j.out
+# Slurm may start the job again, under its number.
+#SBATCH --requeue
+# Each start writes behind the one before.
+#SBATCH --open-mode=append
+
+set -euo pipefail
+
+# Since Slurm 22.05 srun does not take this over from the job.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
+ended=
+trap ended=yes TERM
+
+# The first rank that fails ends the others.
+code=0
+srun --kill-on-bad-exit=1 --gpu-bind=none \
+  srunddp run docs/examples/mnist.py --epochs=200 --output-dir=runs/first --resume=auto || code=$?
+
+# 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself
+# before that, would be taken for done.
+if [ "$code" = 143 ] && [ -z "$ended" ]; then
+  sleep 600 || true
+fi
+exit "$code"

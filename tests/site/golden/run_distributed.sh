@@ -1,0 +1,31 @@
+#!/bin/bash
+# train_distributed.py on 4 nodes, 8 ranks on each; written by
+#     srunddp sbatch --nodes=4 --gpus-per-node=8 --cpus-per-task=4 --time=02:00:00 --venv=venv train_distributed.py --epochs=10 --batch-size=64 --lr=0.01 --data-dir=./data --checkpoint-dir=./checkpoints
+# To be started in the folder that its paths are relative to:
+#     mkdir -p -- logs && sbatch THIS_FILE
+
+#SBATCH --job-name=train_distributed
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=8
+# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=4
+#SBATCH --time=02:00:00
+# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+#SBATCH --output=logs/%x-%j.out
+# Each start writes behind the one before.
+#SBATCH --open-mode=append
+
+set -euo pipefail
+
+# What its bin/activate does.
+export VIRTUAL_ENV="$PWD"/venv
+export PATH="$VIRTUAL_ENV/bin:$PATH"
+unset PYTHONHOME
+
+# Since Slurm 22.05 srun does not take this over from the job.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+# The first rank that fails ends the others.
+srun --kill-on-bad-exit=1 --gpu-bind=none \
+  srunddp run train_distributed.py --epochs=10 --batch-size=64 --lr=0.01 --data-dir=./data --checkpoint-dir=./checkpoints

@@ -1,0 +1,26 @@
+#!/bin/bash
+# py_exe.py on 6 nodes, 1 rank on each; written by
+#     srunddp sbatch --job-name=nccl --nodes=6 --gpus-per-node=1 '--nodelist=master-node,node[01-05]' --backend=nccl --ifaces=etc/ifaces.conf --env=NCCL_IB_DISABLE=1 --env=NCCL_DEBUG=INFO py_exe.py
+# To be started in the folder that its paths are relative to:
+#     mkdir -p -- logs && sbatch THIS_FILE
+
+#SBATCH --job-name=nccl
+#SBATCH --nodelist=master-node,node[01-05]
+#SBATCH --nodes=6
+#SBATCH --ntasks-per-node=1
+# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
+#SBATCH --gpus-per-node=1
+# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+#SBATCH --output=logs/%x-%j.out
+# Each start writes behind the one before.
+#SBATCH --open-mode=append
+
+set -euo pipefail
+
+export NCCL_IB_DISABLE=1
+export NCCL_DEBUG=INFO
+
+# The first rank that fails ends the others.
+srun --kill-on-bad-exit=1 --gpu-bind=none \
+  srunddp run --backend=nccl --ifaces=etc/ifaces.conf \
+  py_exe.py

@@ -1,0 +1,63 @@
+#!/bin/bash
+# training_script_name.py on 2 nodes, 4 ranks on each; written by
+#     srunddp sbatch --job-name=2_node_training --partition=gpu --nodes=2 --gres=gpu:4 --cpus-per-task=8 --time=24:00:00 --module-purge --modules=Python/3.10 --modules=CUDA/11.7 --modules=NCCL --venv=.venv --env=NCCL_NET=IB --env=NCCL_DEBUG=INFO --env=NCCL_NET_GDR_LEVEL=5 --monitor=5 training_script_name.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8
+# To be started in the folder that its paths are relative to:
+#     mkdir -p -- logs && sbatch THIS_FILE
+
+#SBATCH --job-name=2_node_training
+#SBATCH --partition=gpu
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
+#SBATCH --gres=gpu:4
+#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+#SBATCH --output=logs/%x-%j.out
+# Each start writes behind the one before.
+#SBATCH --open-mode=append
+
+set -euo pipefail
+
+# Modules read variables that are not set.
+set +u
+module purge
+module load Python/3.10 CUDA/11.7 NCCL
+set -u
+
+# What its bin/activate does.
+export VIRTUAL_ENV="$PWD"/.venv
+export PATH="$VIRTUAL_ENV/bin:$PATH"
+unset PYTHONHOME
+
+export NCCL_NET=IB
+export NCCL_DEBUG=INFO
+export NCCL_NET_GDR_LEVEL=5
+
+# Since Slurm 22.05 srun does not take this over from the job.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+monitors=()
+clean_up() {
+  trap - EXIT
+  [ ${#monitors[@]} = 0 ] || kill "${monitors[@]}" 2>/dev/null || true
+}
+trap clean_up EXIT
+
+# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
+trap : TERM
+
+# One on each node, beside the ranks; the signals that Slurm sends to all steps do not end it.
+monitor() {
+  srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task=1 \
+    --open-mode=append --output=logs/"$1-%j-%N.log" \
+    bash -c "trap '' USR1 USR2; ! command -v \"\$1\" >/dev/null || exec \"\$@\"" \
+    monitor "$@" </dev/null >/dev/null 2>&1 &
+  monitors+=("$!")
+}
+monitor top -b -d 5 -u "$(id -un)"
+monitor nvidia-smi dmon -s pucvmet -d 5
+
+# The first rank that fails ends the others.
+srun --kill-on-bad-exit=1 --gpu-bind=none \
+  srunddp run training_script_name.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8

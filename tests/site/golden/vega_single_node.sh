@@ -1,0 +1,30 @@
+#!/bin/bash
+# train.py on 1 node, 4 ranks; written by
+#     srunddp sbatch --nodes=1 --gres=gpu:4 --cpus-per-task=8 --venv=.venv train.py
+# To be started in the folder that its paths are relative to:
+#     mkdir -p -- logs && sbatch THIS_FILE
+
+#SBATCH --job-name=train
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
+#SBATCH --gres=gpu:4
+#SBATCH --cpus-per-task=8
+# Slurm does not make this folder; where it is missing the job ends at once, without a word.
+#SBATCH --output=logs/%x-%j.out
+# Each start writes behind the one before.
+#SBATCH --open-mode=append
+
+set -euo pipefail
+
+# What its bin/activate does.
+export VIRTUAL_ENV="$PWD"/.venv
+export PATH="$VIRTUAL_ENV/bin:$PATH"
+unset PYTHONHOME
+
+# Since Slurm 22.05 srun does not take this over from the job.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+
+# The first rank that fails ends the others.
+srun --kill-on-bad-exit=1 --gpu-bind=none \
+  srunddp run train.py

@@ -1,0 +1,44 @@
+"""The commands of docs/recipes.md, and the scripts that they write: as on any machine, without its defaults."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from srunddp import cli_sbatch
+from srunddp.cli_sbatch import Wish
+from srunddp.site.jobs import checking, mpirun, script
+from srunddp.site.jobs.job import Job, MpiJob, Start
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "recipes.md"
+GOLDEN = ROOT / "tests" / "site" / "golden"
+
+
+def commands() -> dict[str, list[str]]:
+    """By heading, in words."""
+    found = re.findall(r"^## (\w+)\n.*?^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return {heading: shlex.split(command.replace("\\\n", "")) for heading, command in found}
+
+
+def wished(words: Sequence[str]) -> Wish[Any]:
+    """What ``srunddp sbatch …`` or ``srunddp mpirun …`` asks for."""
+    command, kind = {"sbatch": (cli_sbatch.sbatch, Job), "mpirun": (cli_sbatch.mpirun, MpiJob)}[words[1]]
+    context = command.make_context(words[1], list(words[2:]))
+    return cli_sbatch.wish(kind, context.params, words)
+
+
+def rendered(start: Start, wish: Wish[Any]) -> str:
+    interactive = bool(wish.given.get("salloc"))
+    checking.check(start, interactive=interactive)
+    if isinstance(start, MpiJob):
+        return mpirun.render(start, wish.written)
+    assert isinstance(start, Job)
+    return script.render(start, wish.written, interactive=interactive)
+
+
+def written(words: Sequence[str]) -> str:
+    wish = wished(words)
+    return rendered(wish.job, wish)
