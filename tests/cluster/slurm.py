@@ -15,6 +15,7 @@ from .nodes import LOGIN, NODES, Machine
 FOLDERS = ("etc", "spool", "log", "run", "dev", "state", "shared")
 PARTITION = "gpu"
 URGENT = "urgent"
+TORCH = "torch"
 GRACE = 10  # seconds between the SIGTERM of a preempted job and its end
 
 # Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and shared
@@ -39,7 +40,7 @@ class Settings:
     """How many jobs may share a core; FORCE:4 lets several large jobs run at once, NO makes them queue."""
     open_management: bool = False
     """Whether the management network carries everything instead of Slurm only."""
-    cpus: int = 16
+    cpus: int = 32
     gpus: int = 8
 
 
@@ -222,16 +223,18 @@ def _scheduler_lines() -> list[str]:
 def _node_lines(settings: Settings) -> list[str]:
     gres = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""
     cpus = f"CPUs={settings.cpus} Sockets=1 CoresPerSocket={settings.cpus} ThreadsPerCore=1"
-    partition = f"Default=YES MaxTime=60 State=UP OverSubscribe={settings.oversubscribe}"
+    partition = f"DefaultTime=60 MaxTime=1-0 State=UP OverSubscribe={settings.oversubscribe}"
     return [
         "GresTypes=gpu",
         # Believe this file about CPUs and memory instead of the machine, which has fewer.
         "SlurmdParameters=config_overrides",
         f"NodeName=DEFAULT {cpus} RealMemory=20000{gres} State=UNKNOWN",
         *(f"NodeName={node.name} NodeAddr={node.management} NodeHostname={node.name}" for node in NODES),
-        f"PartitionName={PARTITION} Nodes={_node_range()} PriorityTier=1 GraceTime={GRACE} {partition}",
+        f"PartitionName={PARTITION} Nodes={_node_range()} PriorityTier=1 GraceTime={GRACE} Default=YES {partition}",
         # Its jobs take nodes from those of the other, which are then requeued; not counted when nodes are listed.
         f"PartitionName={URGENT} Nodes={_node_range()} PriorityTier=2 Hidden=YES MaxTime=60 State=UP",
+        # Another name for the first, hidden as well.
+        f"PartitionName={TORCH} Nodes={_node_range()} PriorityTier=1 Hidden=YES {partition}",
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
     ]

@@ -1,0 +1,260 @@
+"""The scripts of ``srunddp sbatch`` on a real cluster: in place of what people wrote by hand, and upon a job's end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAMS, ROOT
+from tests.site.jobs.recipes import commands
+from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.jobs import SIGNALLED, STOPPED, Job, draw_near, found, look, until
+
+pytestmark = pytest.mark.slurm
+
+COMMANDS = commands()
+# What this cluster does not have: those nodes, ten of them, and the name of one to avoid.
+OVERRIDES = {
+    "run_nccl": ("--nodelist=node[01-06]",),
+    "run_gloo": ("--nodelist=node[01-06]",),
+    "launch_tiny": ("--nodes=3", "--exclude=node06", "--stage=false", "--offline=false"),
+}
+RANKS = {
+    "run_gloo": 6,
+    "run_distributed": 32,
+    "vega_single_node": 4,
+    "vega_multi_node": 8,
+    "pytorch_distributed": 4,
+    "launch_tiny": 6,
+}
+# As Lmod and Environment Modules export theirs.
+MODULE = '() {  echo "$*" >>"$FOLDER/modules"\n}'
+HOSTILE_NAME = 'it\'s "a" $(touch canary) `touch canary` \\ # ;%j [x] ü'
+HOSTILE_ARGUMENTS = [
+    "a b",
+    "it's",
+    '"',
+    "$(touch canary)",
+    "`touch canary`",
+    "\\",
+    "#",
+    ";touch canary",
+    "",
+    "--x=*",
+    "ü",
+]
+LIMIT = 240.0
+
+
+@dataclass
+class Site:
+    """A folder in which a user works: scripts, environments, and the jobs that were submitted from it."""
+
+    bench: Bench
+    folder: Path
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir()
+        (self.folder / "etc").mkdir()
+        shutil.copy(self.bench.ifaces, self.folder / "etc" / "ifaces.conf")
+        for environment in ("venv", ".venv", "offline_repo_py311"):
+            (self.folder / environment).symlink_to(ROOT / ".venv")
+        for script in {word for words in COMMANDS.values() for word in words if re.fullmatch(r"\w+\.py", word)}:
+            program = "torchrun_style.py" if script == "train_gloo.py" else "report.py"
+            (self.folder / script).symlink_to(PROGRAMS / program)
+
+    def run(self, *words: str, check: bool = True, **variables: str) -> Any:
+        env = {
+            "SRUNDDP_IFACES": str(self.bench.ifaces),
+            "OMP_NUM_THREADS": "1",
+            "BASH_FUNC_module%%": MODULE,
+            "FOLDER": str(self.folder),
+            **variables,
+        }
+        command = ("env", "-C", str(self.folder), *words)
+        return self.bench.cluster.run(*command, env=env, check=check, timeout=100)
+
+    def srunddp(self, *words: str, check: bool = True, **variables: str) -> Any:
+        """``srunddp sbatch``, which is on the nodes' file system but in nobody's PATH."""
+        return self.run(SRUNDDP, "sbatch", f"--srunddp={SRUNDDP}", *words, check=check, **variables)
+
+    def submit(self, name: str, *words: str) -> Job:
+        """By ``--submit``, with a log folder of its own."""
+        done = self.srunddp("--submit", f"--log-dir=logs/{name}", f"--job-name={name}", *words)
+        return self._noted(name, done.stdout.strip(), f"logs/{name}/{name}-%.out")
+
+    def _noted(self, name: str, number: str, output: str) -> Job:
+        assert number.isdecimal()
+        folder = self.folder / f"job-{name}"
+        folder.mkdir()
+        (folder / "out").symlink_to(self.folder / output.replace("%", number))
+        self.jobs[name] = Job(self.bench, folder, number)
+        return self.jobs[name]
+
+    def recipe(self, name: str) -> None:
+        """The page's command; its script is a file that sbatch accepts, and is given to it."""
+        options = COMMANDS[name][2:]
+        script = next(number for number, word in enumerate(options) if word.endswith(".py"))
+        options[script:script] = OVERRIDES.get(name, ())
+        self.srunddp(f"--output={name}.sh", *options)
+        if name == "launch_tiny":
+            return
+        tested = self.run("sbatch", "--test-only", f"{name}.sh")
+        (self.folder / f"{name}.accepted").write_text(tested.stderr)
+        if name in RANKS:
+            number = self.run("sbatch", "--parsable", f"{name}.sh").stdout.strip()
+            self._noted(
+                name,
+                number,
+                f"logs/{found((self.folder / f'{name}.sh').read_text(), r'#SBATCH --job-name=(.*)')}-%.out",
+            )
+
+
+@pytest.fixture(scope="module")
+def site(bench: Bench) -> Site:
+    """All jobs at once, each from its submission to its end."""
+    site = Site(bench, bench.cluster.shared / "user's folder")
+    words = (*SIGNALLED, "--nodes=2", "--requeue", "--monitor=1", "--env=LEAD=0", str(PROGRAMS / "preempted.py"))
+    (site.folder / "steps").mkdir()
+    limit = site.submit("limit", *words, "steps")
+    watched = ("--nodes=2", "--monitor=1")
+    site.submit("ended", *watched, "train.py")
+    failing = "import os, sys, time\ntime.sleep(2)\nsys.exit(7 * (os.environ['RANK'] == '1'))\n"
+    (site.folder / "failing.py").write_text(failing)
+    site.submit("failed", *watched, "failing.py")
+    (site.folder / "waiting.py").write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
+    waiting = site.submit("cancelled", *watched, "--requeue", "waiting.py")
+    until(lambda: look([limit]) or len(list((site.folder / "steps").glob("at.0.?"))) == 2, [limit])
+    draw_near(limit)
+    until(lambda: look([waiting]) or waiting.output.count("waits") == 2, [waiting])
+    bench.cluster.run("scancel", waiting.number)
+    for name in COMMANDS:
+        if name in RANKS or name == "run_nccl":
+            site.recipe(name)
+    until(lambda: look(site.jobs.values()), site.jobs.values(), LIMIT)
+    return site
+
+
+def reports(text: str) -> dict[int, dict[str, Any]]:
+    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert len({each["rank"] for each in found}) == len(found)
+    return {each["rank"]: each for each in found}
+
+
+@pytest.mark.parametrize("name", [*RANKS, "run_nccl"])
+def test_slurm_accepts_the_script_that_replaces_one_written_by_hand(name: str, site: Site) -> None:
+    if name != "launch_tiny":
+        assert re.search(r"sbatch: Job \d+ to start at ", (site.folder / f"{name}.accepted").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in RANKS if name != "launch_tiny"])
+def test_it_runs_to_the_end_with_a_rank_for_each_gpu(name: str, site: Site) -> None:
+    job = site.jobs[name]
+    assert (job.state, job.code) == ("COMPLETED", 0), job
+    ranks = reports(job.output)
+    assert sorted(ranks) == list(range(RANKS[name])), job
+    assert {each["world_size"] for each in ranks.values()} == {RANKS[name]}
+    if name == "run_gloo":
+        assert {each["sum"] for each in ranks.values()} == {21.0}
+    else:
+        script = next(number for number, word in enumerate(COMMANDS[name]) if word.endswith(".py"))
+        assert {tuple(each["arguments"]) for each in ranks.values()} == {tuple(COMMANDS[name][script + 1 :])}
+        assert {each["python"] for each in ranks.values()} == {ranks[0]["python"]}
+
+
+def test_modules_are_loaded_by_the_sites_own_function(site: Site) -> None:
+    lines = (site.folder / "modules").read_text().splitlines()
+    assert sorted(lines) == ["load Python/3.10 CUDA/11.7 NCCL", "load cuda/11.6 gcc/10.3 python/3.9", "purge"]
+
+
+def test_the_interactive_script_allocates_by_itself_looks_at_the_nodes_and_trains(site: Site) -> None:
+    done = site.run("bash", "launch_tiny.sh")
+    assert sorted(reports(done.stdout)) == [0], done
+    assert "check of job" in done.stdout
+    assert "salloc: Granted job allocation" in done.stderr
+    assert "[RANK 0] WORLD_SIZE=6" in done.stderr
+    assert len(list((site.folder / "slurm_logs").glob("preflight.*.txt"))) == 1
+    logs = "".join(log.read_text() for log in (site.folder / "slurm_logs").rglob("*.rank*.log"))
+    assert sorted(reports(logs)) == list(range(RANKS["launch_tiny"]))
+
+
+def test_salloc_is_started_at_once_where_that_is_asked_for(site: Site) -> None:
+    done = site.srunddp("--salloc", "--submit", "--nodes=2", "--job-name=at once", "train.py", "$(touch canary)")
+    assert sorted(reports(done.stdout)) == [0, 1], done
+    assert {tuple(each["arguments"]) for each in reports(done.stdout).values()} == {("$(touch canary)",)}
+
+
+def test_a_job_that_is_warned_of_its_time_limit_is_requeued_and_finishes(site: Site) -> None:
+    job = site.jobs["limit"]
+    step = found(job.output, STOPPED.format("SIGUSR2", "; the job is requeued"))
+    assert f"done from step {step} to {int(step) + 5}\n" in job.output, job
+    assert (job.state, job.restarts) == ("COMPLETED", 1), job
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "code"), [("ended", "COMPLETED", 0), ("failed", "FAILED", 7), ("cancelled", "CANCELLED", 143)]
+)
+def test_the_state_and_the_code_are_those_of_the_training(name: str, state: str, code: int, site: Site) -> None:
+    job = site.jobs[name]
+    assert (job.state, job.code) == (state, code), job
+
+
+@pytest.mark.parametrize("name", ["ended", "failed", "cancelled", "limit"])
+def test_the_monitors_write_on_every_node_and_end_with_the_job(name: str, site: Site) -> None:
+    logs = sorted((site.folder / "logs" / name).glob(f"top-{site.jobs[name].number}-node0?.log"))
+    assert len(logs) == 2, list((site.folder / "logs" / name).iterdir())
+    assert all("load average" in log.read_text() for log in logs)
+    assert not processes(site.jobs[name].number)
+
+
+def processes(job: str) -> list[str]:
+    """Of a job on all nodes, which share this machine."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"SLURM_JOB_ID={job}\0".encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+def test_slurm_reads_back_a_name_of_any_letters_and_the_ranks_get_any_arguments(site: Site) -> None:
+    job = site.srunddp(
+        "--submit", f"--job-name={HOSTILE_NAME}", "--log-dir=logs/it's 100%", "train.py", *HOSTILE_ARGUMENTS
+    )
+    number = job.stdout.strip()
+    shown = site.bench.cluster.run("scontrol", "show", "job", number).stdout
+    assert found(shown, r"JobName=(.*)\n") == HOSTILE_NAME
+    mine = site._noted("hostile", number, f"logs/it's 100%/{HOSTILE_NAME}-{number}.out")
+    until(lambda: look([mine]), [mine])
+    assert mine.state == "COMPLETED", mine
+    (output,) = (site.folder / "logs" / "it's 100%").iterdir()
+    assert reports(output.read_text())[0]["arguments"] == HOSTILE_ARGUMENTS
+    assert not list(site.folder.rglob("canary*"))
+
+
+def test_what_slurm_or_the_partition_refuses_is_one_line(site: Site) -> None:
+    done = site.srunddp("--submit", "--account=no such", "--qos=none at all", "--time=2-0", "train.py", check=False)
+    assert done.returncode == 78
+    assert "--time 2-0; expected at most 1-00:00:00 in partition gpu -> say --time=1-00:00:00, " in done.stderr
+    done = site.srunddp("--partition=gpus", "train.py", check=False)
+    assert "--partition 'gpus'; expected one of gpu, torch, urgent -> did you mean gpu?" in done.stderr
+    done = site.srunddp("--submit", "--reservation=no such", "train.py", check=False)
+    assert done.returncode == 78
+    assert re.search(r"srunddp: error: sbatch: .*; expected a job that Slurm accepts -> ", done.stderr), done.stderr
+    done = site.srunddp("--nodes=2", "--gpus-per-node=9", "train.py", check=False)
+    assert "--gpus-per-node 9; expected what a node of partition gpu has: 8 -> " in done.stderr
+
+
+def test_what_the_site_decides_is_said(site: Site) -> None:
+    done = site.srunddp("train.py")
+    assert "note: no --partition: the site's default, gpu\n" in done.stderr
+    assert "note: no --time: the partition's default, 01:00:00\n" in done.stderr
