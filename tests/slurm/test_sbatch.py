@@ -110,11 +110,8 @@ class Site:
         (self.folder / f"{name}.accepted").write_text(tested.stderr)
         if name in RANKS:
             number = self.run("sbatch", "--parsable", f"{name}.sh").stdout.strip()
-            self._noted(
-                name,
-                number,
-                f"logs/{found((self.folder / f'{name}.sh').read_text(), r'#SBATCH --job-name=(.*)')}-%.out",
-            )
+            job_name = found((self.folder / f"{name}.sh").read_text(), "#SBATCH --job-name=(.*)")
+            self._noted(name, number, f"logs/{job_name}-%.out")
 
 
 @pytest.fixture(scope="module")

@@ -165,10 +165,9 @@ def gpu_types(gpus_per_node: str | None, gres: str | None = None) -> dict[str, i
     """How many by type, ``""`` for any; a gres that is no GPU counts for nothing."""
     found: dict[str, int] = {}
     of_gres = (part.removeprefix("gpu").removeprefix(":") or "1" for part in (gres or "").split(",") if _is_gpu(part))
-    for part in (*(gpus_per_node or "").split(","), *of_gres):
+    for part in filter(None, (*(gpus_per_node or "").split(","), *of_gres)):
         if match := re.fullmatch(r"(?:([A-Za-z_][\w.-]*)(?::|$))?(\d{1,4})?", part, re.ASCII):
-            count = int(match[2] or 1) if part else 0
-            found[match[1] or ""] = found.get(match[1] or "", 0) + count
+            found[match[1] or ""] = found.get(match[1] or "", 0) + int(match[2] or 1)
     return found
 
 

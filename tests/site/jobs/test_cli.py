@@ -1,0 +1,165 @@
+"""``srunddp sbatch`` and ``srunddp mpirun`` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.run.starting import srunddp, write
+from tests.test_cli import one_message
+
+
+def stub(folder: Path, name: str, text: str) -> str:
+    """A program in PATH; returns that PATH."""
+    path = write(folder / "bin" / name, f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return f"{path.parent}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("command", ["sbatch", "mpirun"])
+def test_an_unknown_option_names_the_nearest(command: str, tmp_path: Path) -> None:
+    done = srunddp(command, "--ndoes=2", "train.py", folder=tmp_path)
+    assert done.returncode == 2
+    assert "No such option '--ndoes'" in done.stderr
+    assert "--nodes" in done.stderr
+
+
+def test_an_unknown_key_of_a_file_names_the_nearest_with_line_and_column(tmp_path: Path) -> None:
+    write(tmp_path / "job.yaml", "script: train.py\ngpus-per-nod: 4\n")
+    text = one_message(srunddp("sbatch", "--config=job.yaml", folder=tmp_path))
+    assert "job.yaml:2:1: gpus-per-nod is an unknown key; " in text
+    assert text.endswith("-> did you mean gpus_per_node?")
+
+
+@pytest.mark.parametrize(("option", "line"), [("--nodes=two", "nodes: two"), ("--requeue=maybe", "requeue: maybe")])
+def test_the_command_line_and_a_file_have_the_same_types(option: str, line: str, tmp_path: Path) -> None:
+    write(tmp_path / "job.yaml", f"{line}\n")
+    by_option = one_message(srunddp("sbatch", option, "train.py", folder=tmp_path))
+    by_file = one_message(srunddp("sbatch", "--config=job.yaml", "train.py", folder=tmp_path))
+    assert by_option.removeprefix("--") == by_file.partition("job.yaml:1:")[2].partition(": ")[2]
+
+
+def test_a_file_may_say_everything_and_the_command_line_wins(tmp_path: Path) -> None:
+    text = "script: train.py\narguments: [--lr, 1e-3, 'a b']\nnodes: 2\nrequeue: true\ntime: 10:15\nmodules: [A/1, B]\n"
+    write(tmp_path / "job.yaml", text)
+    script = srunddp("sbatch", "--config=job.yaml", folder=tmp_path).stdout
+    for line in ("#SBATCH --nodes=2", "#SBATCH --requeue", "#SBATCH --time=10:15", "module load A/1 B"):
+        assert f"\n{line}\n" in script
+    assert "run train.py --lr 1e-3 'a b' ||" in script
+    options = ("--nodes=3", "--requeue=false", "--time=none", "other.py", "--epochs=1")
+    script = srunddp("sbatch", "--config=job.yaml", *options, folder=tmp_path).stdout
+    assert "#SBATCH --nodes=3\n" in script
+    assert "#SBATCH --requeue" not in script
+    assert "#SBATCH --time" not in script
+    assert script.endswith("run other.py --epochs=1\n")
+
+
+def test_a_flag_takes_nothing_that_follows_it_and_the_scripts_options_are_its_own(tmp_path: Path) -> None:
+    script = srunddp("sbatch", "--requeue", "train.py", "--requeue", "--nodes=7", "--help", folder=tmp_path).stdout
+    assert "#SBATCH --requeue\n" in script
+    assert "#SBATCH --nodes=1\n" in script
+    assert "train.py --requeue --nodes=7 --help ||" in script
+
+
+def test_the_help_names_every_option_with_its_sentence(tmp_path: Path) -> None:
+    done = srunddp("sbatch", "--help", folder=tmp_path)
+    assert done.returncode == 0
+    for option in ("--gpus-per-node", "--container-image", "--requeue", "--submit", "--salloc", "--config FILE"):
+        assert option in done.stdout
+
+
+def test_the_active_environment_is_taken_and_said(tmp_path: Path) -> None:
+    venv = tmp_path / "active"
+    for name in ("python", "srunddp"):
+        write(venv / "bin" / name, "").chmod(0o755)
+    # bin/srunddp would go on in that environment's Python.
+    done = srunddp(
+        "sbatch", "train.py", folder=tmp_path, VIRTUAL_ENV=str(venv), SRUNDDP_PYTHON=str(venv / "bin/python")
+    )
+    assert f"srunddp: note: no environment is named: {venv}, which is active here\n" in done.stderr
+    assert f"export VIRTUAL_ENV={venv}\n" in done.stdout
+    assert "No environment was named" in done.stdout
+    assert done.stdout.endswith("  srunddp run train.py\n")
+
+
+def test_without_an_environment_the_nodes_start_this_very_srunddp(tmp_path: Path) -> None:
+    command = srunddp("sbatch", "train.py", folder=tmp_path).stdout.splitlines()[-1].split()[0]
+    assert os.access(command, os.X_OK)
+    assert command.endswith("/bin/srunddp")
+
+
+def test_what_is_not_there_is_said_and_what_is_wrong_is_refused(tmp_path: Path) -> None:
+    done = srunddp("sbatch", "--venv=gone", "--ifaces=none.conf", "train.py", folder=tmp_path)
+    for line in ("train.py is not seen here", "--ifaces none.conf is not seen here", "--venv gone is not seen here"):
+        assert f"srunddp: note: {line}\n" in done.stderr
+    (tmp_path / "venv").mkdir()
+    text = one_message(srunddp("sbatch", "--venv=venv", "train.py", folder=tmp_path))
+    assert text.startswith("--venv venv has no bin/python; expected a virtual environment")
+
+
+def test_what_is_exported_for_sbatch_is_said_as_it_wins(tmp_path: Path) -> None:
+    done = srunddp("sbatch", "train.py", folder=tmp_path, SBATCH_PARTITION="debug")
+    assert "SBATCH_PARTITION=debug is exported, which wins over the script's own line at sbatch\n" in done.stderr
+
+
+def test_submit_makes_the_log_folder_gives_sbatch_the_script_and_prints_the_number(tmp_path: Path) -> None:
+    path = stub(tmp_path, "sbatch", 'cat >given; echo "$*" >words; ls -d logs >folder; echo "4711;cluster"')
+    done = srunddp("sbatch", "--submit", "train.py", folder=tmp_path, PATH=path)
+    assert (done.returncode, done.stdout) == (0, "4711\n")
+    assert (tmp_path / "words").read_text() == "--parsable\n"
+    assert (tmp_path / "folder").read_text() == "logs\n"
+    printed = srunddp("sbatch", "train.py", folder=tmp_path, PATH=path).stdout
+    assert (tmp_path / "given").read_text() == printed.replace("sbatch train.py", "sbatch --submit train.py")
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid account", 78),
+        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", 69),
+    ],
+)
+def test_a_refusal_of_slurm_is_one_line_with_its_words(said: str, code: int, tmp_path: Path) -> None:
+    path = stub(tmp_path, "sbatch", f'echo "{said}" >&2; exit 1')
+    done = srunddp("sbatch", "--submit", "train.py", folder=tmp_path, PATH=path)
+    assert done.returncode == code
+    (line,) = [line for line in done.stderr.splitlines() if "note: " not in line]
+    assert line.startswith(f"srunddp: error: sbatch: {said.removeprefix('sbatch: error: ')}; expected ")
+
+
+def test_without_slurm_submit_says_so(tmp_path: Path) -> None:
+    done = srunddp("sbatch", "--submit", "train.py", folder=tmp_path, PATH="/nowhere")
+    assert done.returncode == 69
+    assert "srunddp: error: no sbatch in PATH; expected Slurm -> submit it on a login node\n" in done.stderr
+
+
+def test_salloc_is_given_the_options_and_the_script(tmp_path: Path) -> None:
+    program = "import json, sys; json.dump(sys.argv[1:], open('given', 'w'))"
+    path = stub(tmp_path, "salloc", f'exec /usr/bin/env python3 -c "{program}" "$@"')
+    options = ("--salloc", "--nodes=2", "--job-name=a $(b)", "train.py")
+    assert srunddp("sbatch", "--submit", *options, folder=tmp_path, PATH=path).returncode == 0
+    given = json.loads((tmp_path / "given").read_text())
+    assert given[:5] == ["--job-name=a $(b)", "--nodes=2", "--ntasks-per-node=1", "bash", "-c"]
+    text = given[5].replace("sbatch --submit", "sbatch")
+    assert text == srunddp("sbatch", *options, folder=tmp_path, PATH=path).stdout
+
+
+def test_a_file_that_a_group_may_change_is_noted_in_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "job.yaml", "script: train.py\n")
+    if os.geteuid():
+        pytest.skip("only root may give a file to a group")
+    os.chown(path, -1, 61234)
+    path.chmod(0o664)
+    done = srunddp("sbatch", "--config=job.yaml", folder=tmp_path)
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if "61234" in line]
+    assert line.startswith("srunddp: note: ")
+
+
+def test_the_script_is_one_that_bash_reads(tmp_path: Path) -> None:
+    done = srunddp("sbatch", "--monitor=5", "--requeue", "--preflight", "train.py", folder=tmp_path)
+    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True).returncode == 0
