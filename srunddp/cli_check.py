@@ -13,6 +13,8 @@ from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect
 from srunddp.cli_ranks import come_within, followed
 from srunddp.errors import ConfigError, SrunddpError
+from srunddp.run.places import Staged
+from srunddp.run.staged import enter, read
 from srunddp.run.verdict import say
 from srunddp.site import check as checking
 from srunddp.site import joining, presence, table
@@ -32,6 +34,7 @@ FAILED = 69  # sysexits' EX_UNAVAILABLE
 @come_within
 @click.option("--path", "paths", metavar="P", multiple=True, help="A file or folder that all nodes must see.")
 @click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
+@click.option("--staged", is_flag=True, help="Look at the copies of `srunddp stage push`, where a node has them.")
 @click.option("--collective", is_flag=True, help="Measure TCP between the nodes, and an all-reduce over all ranks.")
 @click.option("--output-dir", metavar="DIR", default=".", show_default=True, help="For preflight.JOB.txt and .json.")
 @click.argument("script", required=False)
@@ -46,12 +49,13 @@ def check(**given: Any) -> None:
     Exit code 0, or 69 when something is wrong that would stop the job.
     """
     try:
+        staged = _in_copies() if given["staged"] else None
         environment = detect(os.environ, channel=given["channel"])
         ports = ifaces.port_range(given["port"], where="--port") if given["port"] else None
     except SrunddpError as error:
         say(f"srunddp: error: {error}\n")
         sys.exit(FAILED)
-    own = Rank(_subject(given, environment), given["backend"])
+    own = Rank(_subject(given, environment, staged), given["backend"])
     try:
         sys.exit(_follow(given, own, ports) if environment.rank else _lead(given, own, ports))
     except LostError as error:
@@ -59,9 +63,18 @@ def check(**given: Any) -> None:
         sys.exit(FAILED)
 
 
-def _subject(given: dict[str, Any], environment: Environment) -> Subject:
-    wanted = (given["script"], given["paths"], given["packages"])
-    return subject_of(environment, given["ifaces"], os.environ, *wanted)
+def _in_copies() -> Staged:
+    staged = read(os.environ)
+    enter(staged)
+    return staged
+
+
+def _subject(given: dict[str, Any], environment: Environment, staged: Staged | None) -> Subject:
+    here = staged.here if staged else str
+    named, script = (here(given[name]) if given[name] else given[name] for name in ("ifaces", "script"))
+    return subject_of(
+        environment, named, os.environ, script, tuple(map(here, given["paths"])), given["packages"], staged
+    )
 
 
 def _lead(given: dict[str, Any], own: Rank, ports: range | None) -> int:

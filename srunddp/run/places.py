@@ -56,6 +56,13 @@ class Staged:
             return path
         return place.here + whole.removeprefix(place.path) + "/" * path.endswith("/")
 
+    def shared(self, path: str) -> str:
+        """What an absolute path on this node is a copy of; itself, where it is none."""
+        for place in self.places:
+            if place.here != place.path and f"{path}/".startswith(f"{place.here}/"):
+                return place.path + path.removeprefix(place.here)
+        return path
+
     def argument(self, word: str) -> str:
         """An argument of the script: a path, or one after its first ``=``."""
         name, equals, value = word.partition("=")

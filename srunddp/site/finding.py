@@ -11,6 +11,7 @@ from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import Loaded, load
 from srunddp.bootstrap.interface import Interface, choose, links_here
 from srunddp.errors import SrunddpError
+from srunddp.run.places import Staged
 
 F = TypeVar("F")
 
@@ -52,6 +53,7 @@ class Subject:
         loaded: ifaces.conf.
         script: the training script, None where none was given; paths: of ``--path``; packages: of ``--package``.
         variables: the process's environment.
+        staged: the copies that this node has of what it does not see; None without ``--staged``.
     """
 
     environment: Environment
@@ -62,6 +64,7 @@ class Subject:
     paths: tuple[str, ...]
     packages: tuple[str, ...]
     variables: Mapping[str, str]
+    staged: Staged | None = None
 
 
 def subject_of(
@@ -71,6 +74,7 @@ def subject_of(
     script: str | None = None,
     paths: tuple[str, ...] = (),
     packages: tuple[str, ...] = (),
+    staged: Staged | None = None,
 ) -> Subject:
     """This rank, with the interface that it would use in a run.
 
@@ -84,7 +88,7 @@ def subject_of(
         chosen = choose(loaded.entries, environment, variables, links_here())
     except SrunddpError as error:
         wrong = (error.found, error.expected, error.cure)
-    return Subject(environment, loaded, chosen, wrong, script, paths, packages, dict(variables))
+    return Subject(environment, loaded, chosen, wrong, script, paths, packages, dict(variables), staged)
 
 
 @dataclass(frozen=True)

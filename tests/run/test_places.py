@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,9 @@ def test_the_working_directory_is_the_wished_one_where_the_launcher_could_not_en
     folder: str, environ: dict[str, str], expected: str
 ) -> None:
     assert SEEN.wished(environ, folder) == expected
+
+
+def test_the_folder_from_which_was_staged_counts_where_a_shell_has_corrected_the_wished_one() -> None:
+    staged = replace(SEEN, cwd="/d/y")
+    assert staged.wished({"PWD": "/tmp", "SLURM_SUBMIT_DIR": "/d"}, "/tmp") == "/d/y"
+    assert staged.wished({"PWD": "/d/x"}, "/tmp") == "/d/x"

@@ -51,12 +51,16 @@ def copies(tmp_path: Path) -> Copies:
     made = Copies(tmp_path / "staged")
     roles = {PROJECT: "project", DATA: "data", HOME: "data"}
     places = [{"role": role, "path": path, "here": str(made.of(path))} for path, role in roles.items()]
-    write(made.folder / "places.json", json.dumps({"places": places})).chmod(0o600)
+    write_places(made.folder, places)
     write(made.folder / "lock", "").chmod(0o600)
     for path in roles:
         made.of(path).mkdir()
     made.folder.chmod(0o700)
     return made
+
+
+def write_places(folder: Path, places: list[dict[str, str]], cwd: str = "/") -> None:
+    write(folder / "places.json", json.dumps({"places": places, "cwd": cwd})).chmod(0o600)
 
 
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -69,11 +73,11 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         "places.json is broken",
     ),
     "a relative path": (
-        lambda folder: (folder / "places.json").write_text('{"places": [{"role": "env", "path": "a", "here": "/b"}]}'),
+        lambda folder: write_places(folder, [{"role": "env", "path": "a", "here": "/b"}]),
         "places.json is broken",
     ),
     "the root": (
-        lambda folder: (folder / "places.json").write_text('{"places": [{"role": "env", "path": "/", "here": "/b"}]}'),
+        lambda folder: write_places(folder, [{"role": "env", "path": "/", "here": "/b"}]),
         "places.json is broken",
     ),
     "others' file": (lambda folder: (folder / "places.json").chmod(0o620), "places.json may be changed by others"),
@@ -206,7 +210,7 @@ def test_a_module_is_found_in_the_copy_of_the_project_and_its_libraries_by_relat
 def test_a_node_that_sees_the_project_uses_it(copies: Copies, tmp_path: Path) -> None:
     project = tmp_path / "project"
     places = [{"role": "project", "path": str(project), "here": str(project)}]
-    write(copies.folder / "places.json", json.dumps({"places": places}))
+    write_places(copies.folder, places)
     write(project / "train.py", SHOW)
     write(project / "neighbour.py", "")
     code, out, errors = run(copies, "train.py", folder=str(project), PWD=str(project))
@@ -224,7 +228,7 @@ def test_each_node_chooses_for_itself_and_rank_0_says_nothing_where_it_sees_the_
     other = Copies(tmp_path / "other")
     for where, here in ((copies, copy), (other, seen)):
         places = [{"role": "project", "path": str(seen), "here": str(here)}]
-        write(where.folder / "places.json", json.dumps({"places": places})).chmod(0o600)
+        write_places(where.folder, places)
         write(where.folder / "lock", "")
         where.folder.chmod(0o700)
     ranks = [

@@ -41,13 +41,17 @@ def collect(subject: Subject) -> Facts:
     """This rank's. Contents are read by one rank of each node, and rank 0 alone writes a file."""
     reads, writes = subject.environment.local_rank == 0, subject.environment.rank == 0
     written = ask(partial(why_not_writable, ".")) if writes else None
-    asked = [_ask(role, path, reads) for role, path in _roles(subject)]
+    # A copy of the project is without what was left out, and what was written in the folder since.
+    unread = {ENVIRONMENT, PROJECT} if subject.staged else {ENVIRONMENT}
+    asked = [_ask(role, path, reads and role not in unread) for role, path in _roles(subject)]
     end = time.monotonic() + _PATIENCE
     places = []
     for silent, looked, held in asked:
         place = _answer(looked, end, silent)
         if held and place["kind"] != "silent":
             place["content"] = _answer(held, end, "")
+        if subject.staged:
+            place["path"] = subject.staged.shared(place["path"])
         places.append(place)
     if written and places[0]["kind"] == "folder" and not places[0]["error"]:
         why = _answer(written, end, "no answer")
@@ -67,8 +71,7 @@ def _roles(subject: Subject) -> list[tuple[str, str]]:
 def _ask(role: str, path: str, reads: bool) -> tuple[Place, Future[Place], Future[str] | None]:
     """What to say where nothing answers, what is there, and what is in it."""
     silent = Place(role=role, path=path, kind="silent", error="", system="", identity="", content="")
-    compared = reads and role != ENVIRONMENT
-    held = ask(partial(content, path, whole=role == SCRIPT)) if compared else None
+    held = ask(partial(content, path, whole=role == SCRIPT)) if reads else None
     return silent, ask(partial(look, role, path, write=role == PROJECT)), held
 
 

@@ -60,6 +60,9 @@ def notes(start: Start) -> Iterator[str]:
     if isinstance(start, Job) and start.requeue and not any("resume" in each for each in start.arguments):
         yield "--requeue, but no argument such as --resume=auto: a script that does not resume by itself begins anew"
 
+    if isinstance(start, Job) and start.stage and start.monitor:
+        yield "--monitor with --stage: a node that does not see the log folder has no file there"
+
 
 def _texts(start: Start) -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(start):
@@ -176,8 +179,12 @@ def _check_together(job: Job, interactive: bool) -> None:
     if job.stage and not job.venv:
         cure = "name one with --venv; srunddp stage build makes one"
         raise ConfigError("--stage without a virtual environment", expected="one to bring along", cure=cure)
-    if job.data and not job.stage:
-        raise ConfigError("--data without --stage", expected="both", cure="add --stage")
+    for name in ("data", "stage_exclude"):
+        if getattr(job, name) and not job.stage:
+            raise ConfigError(f"{option(name)} without --stage", expected="both", cure="add --stage")
+    if job.stage and job.rank_logs:
+        cure = "leave --rank-logs away, and add --run-options=--prefix: node and rank before each line of the job's log"
+        raise ConfigError("--rank-logs with --stage", expected="a log folder that all nodes see", cure=cure)
     if job.container_mounts and not job.container_image:
         raise ConfigError("--container-mounts without --container-image", expected="both", cure="name the image")
     for each in job.container_mounts:

@@ -85,6 +85,7 @@ class Job(Start):
         monitor: seconds between the lines of top and, with GPUs, nvidia-smi dmon on each node.
         stage: bring the environment and this folder to nodes that do not see them, by srunddp stage push.
         data: further folders to bring along.
+        stage_exclude: names in this folder that are not brought along, with wildcards; nor is the log folder.
     """
 
     job_name: str | None = None
@@ -111,6 +112,7 @@ class Job(Start):
     monitor: int | None = None
     stage: bool = False
     data: tuple[str, ...] = ()
+    stage_exclude: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:

@@ -86,9 +86,10 @@ def run(start: Start, command: str, *, staged: bool = False) -> list[str]:
     return [" ".join([command, "run", *map(word, options)]), words_of_script(start)]
 
 
-def check(start: Start, command: str) -> list[str]:
+def check(start: Start, command: str, *, staged: bool = False) -> list[str]:
     """``srunddp check`` in its lines."""
     options = [
+        *(["--staged"] if staged else []),
         *([f"--backend={start.backend}"] if start.backend else []),
         *([f"--ifaces={start.ifaces}"] if start.ifaces else []),
         f"--output-dir={start.log_dir}",

@@ -189,10 +189,11 @@ def _monitors(job: Job) -> list[str]:
 def _stage(job: Job) -> list[str]:
     if not job.stage:
         return []
-    data = "".join(f" --data {word(each)}" for each in job.data)
+    without = [each for each in (job.log_dir, *job.stage_exclude) if not each.startswith("/")]
+    options = [*(f"--data {word(each)}" for each in job.data), *(f"--exclude {word(each)}" for each in without)]
     return [
         "# To nodes that do not see them; prints the srunddp that every node has.",
-        f'srunddp=$({word(job.srunddp)} stage push --env "$VIRTUAL_ENV" --project "$PWD"{data})',
+        " ".join([f'srunddp=$({word(job.srunddp)} stage push --env "$VIRTUAL_ENV" --project "$PWD"', *options]) + ")",
     ]
 
 
@@ -225,7 +226,7 @@ def _preflight(job: Job) -> list[str]:
     if not job.preflight:
         return []
     why = "# Where a node, a network or the environment is not fit, the job ends here with 69."
-    return [why, *continued([*_srun(job), *parts.check(job, _command(job))])]
+    return [why, *continued([*_srun(job), *parts.check(job, _command(job), staged=job.stage)])]
 
 
 def _training(job: Job) -> list[list[str]]:

@@ -1,6 +1,6 @@
 #!/bin/bash
 # train_tiny.py on 10 nodes, 2 ranks on each; written by
-#     srunddp sbatch --salloc --job-name=tiny --partition=torch --nodes=10 --exclude=hpc42 --ntasks-per-node=2 --cpus-per-task=2 --time=00:30:00 --venv=offline_repo_py311 --stage --offline --preflight --log-dir=slurm_logs --rank-logs --backend=gloo --env=OMP_NUM_THREADS=2 --run-options=--verbose train_tiny.py --subset 2000 --epochs 3
+#     srunddp sbatch --salloc --job-name=tiny --partition=torch --nodes=10 --exclude=hpc42 --ntasks-per-node=2 --cpus-per-task=2 --time=00:30:00 --venv=offline_repo_py311 --stage --offline --preflight --log-dir=slurm_logs --backend=gloo --env=OMP_NUM_THREADS=2 --run-options=--verbose --run-options=--prefix train_tiny.py --subset 2000 --epochs 3
 # To be started in the folder that its paths are relative to:
 #     bash THIS_FILE
 
@@ -41,13 +41,13 @@ trap clean_up EXIT
 trap : TERM
 
 # To nodes that do not see them; prints the srunddp that every node has.
-srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD")
+srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --exclude slurm_logs)
 
 # Where a node, a network or the environment is not fit, the job ends here with 69.
 srun --kill-on-bad-exit=1 \
-  "$srunddp" check --backend=gloo --output-dir=slurm_logs train_tiny.py
+  "$srunddp" check --staged --backend=gloo --output-dir=slurm_logs train_tiny.py
 
 # The first rank that fails ends the others.
 srun --kill-on-bad-exit=1 \
-  "$srunddp" run --staged --offline --backend=gloo --log-dir=slurm_logs --verbose \
+  "$srunddp" run --staged --offline --backend=gloo --verbose --prefix \
   train_tiny.py --subset 2000 --epochs 3

@@ -1,6 +1,6 @@
 #!/bin/bash
 # docs/examples/mnist.py on 2 nodes, 8 ranks on each; written by
-#     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=04:00:00 --requeue --venv=.venv --stage --data=data/mnist --offline --preflight --monitor=10 docs/examples/mnist.py --output-dir=runs/first --resume=auto
+#     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=04:00:00 --requeue --venv=.venv --stage --data=data/mnist --stage-exclude=runs --offline --preflight docs/examples/mnist.py --output-dir=runs/first --resume=auto
 # To be started in the folder that its paths are relative to:
 #     mkdir -p -- logs && sbatch THIS_FILE
 
@@ -30,10 +30,8 @@ unset PYTHONHOME
 # Since Slurm 22.05 srun does not take this over from the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
-monitors=()
 clean_up() {
   trap - EXIT
-  [ ${#monitors[@]} = 0 ] || kill "${monitors[@]}" 2>/dev/null || true
   srunddp stage clean || true
 }
 trap clean_up EXIT
@@ -42,23 +40,12 @@ trap clean_up EXIT
 ended=
 trap ended=yes TERM
 
-# One on each node, beside the ranks; the signals that Slurm sends to all steps do not end it.
-monitor() {
-  srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task=1 \
-    --open-mode=append --output=logs/"$1-%j-%N.log" \
-    bash -c "trap '' USR1 USR2; ! command -v \"\$1\" >/dev/null || exec \"\$@\"" \
-    monitor "$@" </dev/null >/dev/null 2>&1 &
-  monitors+=("$!")
-}
-monitor top -b -d 10 -u "$(id -un)"
-monitor nvidia-smi dmon -s pucvmet -d 10
-
 # To nodes that do not see them; prints the srunddp that every node has.
-srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --data data/mnist)
+srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --data data/mnist --exclude logs --exclude runs)
 
 # Where a node, a network or the environment is not fit, the job ends here with 69.
 srun --kill-on-bad-exit=1 --gpu-bind=none \
-  "$srunddp" check --output-dir=logs docs/examples/mnist.py
+  "$srunddp" check --staged --output-dir=logs docs/examples/mnist.py
 
 # The first rank that fails ends the others.
 code=0
