@@ -203,9 +203,15 @@ def _read(entry: _Entry, file: int, room: memoryview) -> memoryview:
 
 
 def _require_same(entry: _Entry, found: os.stat_result) -> None:
-    facts = [(each.st_dev, each.st_ino, each.st_mode, each.st_size, each.st_mtime_ns) for each in (entry.status, found)]
-    if facts[0] != facts[1]:
+    """A file that has grown is whole as far as it was found: the job's own log is such a one."""
+    facts = [(each.st_dev, each.st_ino, each.st_mode) for each in (entry.status, found)]
+    grown = found.st_size > entry.status.st_size
+    if facts[0] != facts[1] or not (grown or _unwritten(entry.status, found)):
         raise _changed(entry.path)
+
+
+def _unwritten(before: os.stat_result, after: os.stat_result) -> bool:
+    return (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
 
 
 def _target(folder: str, entry: _Entry) -> str:
