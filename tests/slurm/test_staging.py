@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,10 @@ class Site:
         return self.folder / "data"
 
     @property
+    def variables(self) -> dict[str, str]:
+        return {"SRUNDDP_IFACES": str(self.bench.ifaces), "OMP_NUM_THREADS": "1"}
+
+    @property
     def push(self) -> str:
         words = ["srunddp", "stage", "push", f"--env={self.env}", f"--project={self.project}", f"--data={self.data}"]
         return shlex.join(words)
@@ -70,7 +75,7 @@ class Site:
         """Submit a job, which writes to job.out, and return its number."""
         (self.folder / "job.out").write_text("")
         start = f"cd {self.project}\n. {self.env}/bin/activate\nexport HF_HOME={self.data}/cache"
-        variables = f"export SRUNDDP_IFACES={self.bench.ifaces} OMP_NUM_THREADS=1"
+        variables = f"export {shlex.join(f'{name}={value}' for name, value in self.variables.items())}"
         (self.folder / "job.sh").write_text(f"#!/bin/bash\n{start}\n{variables}\n{body}\n")
         words = ("--nodes=6", "--ntasks-per-node=1", "--open-mode=append", f"--output={self.folder}/job.out", *options)
         return self.bench.cluster.run("sbatch", "--parsable", *words, f"{self.folder}/job.sh").stdout.strip()
@@ -205,15 +210,18 @@ def test_a_folder_that_another_user_planted_on_a_node_is_refused(site: Site) -> 
         cluster.on("node02", "rm", "-r", planted)
 
 
-def test_a_training_runs_on_staged_and_shared_nodes_together(site: Site) -> None:
+def test_the_script_that_srunddp_writes_checks_and_trains_on_staged_and_shared_nodes_together(site: Site) -> None:
     """With an environment that has torch, of which each node but two uses what it sees."""
-    env = site.folder / "torch"
-    build("torch==2.13.0\nnumpy\n", env)
-    (site.project / "train.py").write_text((PROGRAMS / "report.py").read_text())
-    push = shlex.join(["srunddp", "stage", "push", f"--env={env}", f"--project={site.project}"])
-    body = f'staged=$({push})\nsrun "$staged" run --staged train.py\nsrunddp stage clean'
-    done = site.job(f". {env}/bin/activate\n{body}", timeout=300)
-    assert done.code == 0, done.output
-    assert set(done.by_rank()) == set(range(6))
-    print(json.dumps(re.findall(r"^srunddp: (\w+: \d+ files.*)$", done.output, re.MULTILINE)))
+    build("torch==2.13.0\nnumpy\n", site.folder / "torch")
+    shutil.copy(PROGRAMS / "torchrun_style.py", site.project / "train.py")
+    layout = ("--nodes=6", "--ntasks-per-node=1", f"--venv={site.folder}/torch", "--log-dir=logs", "--backend=gloo")
+    words = (SRUNDDP, "sbatch", *layout, "--stage", "--preflight", "--offline", "--submit", "train.py")
+    site.bench.cluster.run("env", f"--chdir={site.project}", *words, env=site.variables)
+    until(lambda: not site.bench.cluster.run("squeue", "--noheader").stdout.strip(), 200)
+    (log,) = (site.project / "logs").glob("train-*.out")
+    said = log.read_text()
+    reports = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert sorted(report["rank"] for report in reports) == list(range(6)), said
+    assert "6 of 6 ranks on 6 nodes, no failure, no warning" in said, said
+    print(re.findall(r"^srunddp: (\w+: \d+ files.*)$", said, re.MULTILINE))
     assert left(site.bench) == {}
