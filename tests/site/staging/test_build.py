@@ -194,18 +194,20 @@ def test_wheels_are_fetched_and_built_by_the_users_settings_online_alone(
 ) -> None:
     wheel(tmp_path / "index", "dep")
     wheel(tmp_path / "wheels", "dep")
+    wheel(tmp_path / "index", "extra")
     source(tmp_path / "index")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    with pytest.raises(ConfigError, match="no wheel for source"):
-        quick("source")
-    built = quick("source", online=True)
-    assert [each.pin for each in built.wheels] == ["dep==1.0", "source==2.0"]
-    assert sorted(os.listdir(tmp_path / "wheels")) == ["dep-1.0-py3-none-any.whl", "source-2.0-py3-none-any.whl"]
+    with pytest.raises(ConfigError, match="no wheel for extra"):
+        quick("extra")
+    built = quick("source\nextra", online=True)
+    assert [each.pin for each in built.wheels] == ["dep==1.0", "extra==1.0", "source==2.0"]
+    fetched = {f"{name}-py3-none-any.whl" for name in ("dep-1.0", "extra-1.0", "source-2.0")}
+    assert {*os.listdir(tmp_path / "wheels")} == fetched
     shutil.rmtree(tmp_path / "index")
     lock = lock_of(tmp_path / "env")
-    quick("source", force=True)
+    quick("source\nextra", force=True)
     assert lock_of(tmp_path / "env") == lock
 
 
