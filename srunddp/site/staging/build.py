@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -207,7 +208,7 @@ def _compile(place: Path, output: Path, log: Path) -> None:
 
 def _python(interpreter: str, words: list[str], log: Path) -> int:
     with log.open("ab") as file:
-        file.write(f"$ {interpreter} {' '.join(words)}\n".encode(errors="surrogateescape"))
+        file.write(os.fsencode(f"$ {shlex.join([interpreter, *words])}\n"))
         file.flush()
         return subprocess.run(
             [interpreter, "-I", *words], stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False

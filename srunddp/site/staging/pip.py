@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +68,10 @@ class Pip:
 
     def choose(self, wanted: Sequence[str]) -> list[Wheel]:
         """The wheels of the folder that fit together."""
-        options = ("--dry-run", "--ignore-installed", "--quiet", "--report", "-", *self._from_folder())
-        report = self._run(["install", *options, *wanted], _isolated())
-        return [_wheel(each) for each in json.loads(report)["install"]]
+        with tempfile.NamedTemporaryFile(prefix="srunddp-", suffix=".json") as report:
+            options = ("--dry-run", "--ignore-installed", "--quiet", "--report", report.name, *self._from_folder())
+            self._run(["install", *options, *wanted], _isolated())
+            return [_wheel(each) for each in json.load(report)["install"]]
 
     def install(self, python: Path, lock: Path) -> None:
         """Install what a lock file names, and nothing else, for another interpreter."""
@@ -91,21 +94,17 @@ class Pip:
                 cure=f"{sys.executable} -m ensurepip --upgrade, or python -m pip install --upgrade pip",
             )
 
-    def _run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    def _run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", "pip", *_QUIET, *arguments]
-        with open(self._log, "a", encoding="utf-8") as log:
-            log.write(f"$ {' '.join(command)}\n")
+        with open(self._log, "ab") as log:
+            log.write(os.fsencode(f"$ {shlex.join(command)}\n"))
             log.flush()
             start = log.tell()
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment, check=False
-            )
-            output = done.stdout.decode(errors="replace")
-            log.write(output)
-        if done.returncode:
-            said = self._log.read_bytes()[start:].decode(errors="replace")
-            raise self._failed(said, done.returncode)
-        return output
+            code = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False
+            ).returncode
+        if code:
+            raise self._failed(self._log.read_bytes()[start:].decode(errors="replace"), code)
 
     def _failed(self, said: str, code: int) -> ConfigError:
         if missing := _MISSING.search(said):
