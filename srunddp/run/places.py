@@ -38,7 +38,7 @@ class Staged:
 
     Attributes:
         folder: that has the copies.
-        cwd: the working directory that ranks are expected to start in.
+        cwd: the working directory for ranks that start in the root, or where Slurm could not enter theirs.
     """
 
     folder: str
@@ -87,8 +87,10 @@ class Staged:
 
         Args:
             environ: of the rank; srun leaves its own folder in it, which a shell before this process may have replaced.
-            folder: that this process is in; what the launcher could enter stays.
+            folder: that this process is in; what the launcher could enter stays, but for the root.
         """
+        if folder == "/":
+            return self.cwd or folder
         if self.here(folder) == folder and folder in (_LEFT_BY_THE_LAUNCHER, environ.get("HOME")):
             for wish in (environ.get("PWD", ""), self.cwd, environ.get("SLURM_SUBMIT_DIR", "")):
                 if self.here(wish) != wish:

@@ -111,3 +111,4 @@ def test_the_folder_from_which_was_staged_counts_where_a_shell_has_corrected_the
     staged = replace(SEEN, cwd="/d/y")
     assert staged.wished({"PWD": "/tmp", "SLURM_SUBMIT_DIR": "/d"}, "/tmp") == "/d/y"
     assert staged.wished({"PWD": "/d/x"}, "/tmp") == "/d/x"
+    assert staged.wished({"PWD": "/d/x"}, "/") == "/d/y"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import SRUNDDP, Bench, Outcome, outcome
+from tests.slurm.conftest import PYTHON, SRUNDDP, Bench, Outcome, outcome
 
 pytestmark = pytest.mark.slurm
 
@@ -62,9 +62,9 @@ class Site:
         words = ["srunddp", "stage", "push", f"--env={self.env}", f"--project={self.project}", f"--data={self.data}"]
         return shlex.join(words)
 
-    def job(self, body: str, timeout: float = 100) -> Outcome:
-        """A batch job in the project's folder on all six nodes, from its start to its end."""
-        number, out = self.submit(body), self.folder / "job.out"
+    def job(self, body: str, *options: str, timeout: float = 100) -> Outcome:
+        """A batch job in the project's folder, on all six nodes unless told otherwise, from its start to its end."""
+        number, out = self.submit(body, *options), self.folder / "job.out"
         until(lambda: not self.bench.cluster.run("squeue", "--noheader").stdout.strip(), timeout)
         shown = self.bench.cluster.run("scontrol", "show", "job", number).stdout
         code = re.search(r" ExitCode=(\d+)", shown)
@@ -104,6 +104,13 @@ def site(bench: Bench) -> Iterator[Site]:
     yield here
     for node in BLIND:
         bench.cluster.on(node, "umount", str(here.folder))
+
+
+@pytest.fixture(scope="module")
+def with_torch(site: Site) -> Path:
+    """An environment that can train, beside the light one."""
+    build("torch==2.13.0\nnumpy\n", site.folder / "torch")
+    return site.folder / "torch"
 
 
 def left(bench: Bench) -> dict[str, list[str]]:
@@ -210,11 +217,9 @@ def test_a_folder_that_another_user_planted_on_a_node_is_refused(site: Site) -> 
         cluster.on("node02", "rm", "-r", planted)
 
 
-def test_the_script_that_srunddp_writes_checks_and_trains_on_staged_and_shared_nodes_together(site: Site) -> None:
-    """With an environment that has torch, of which each node but two uses what it sees."""
-    build("torch==2.13.0\nnumpy\n", site.folder / "torch")
+def test_the_script_that_srunddp_writes_checks_and_trains_on_nodes_of_both_kinds(site: Site, with_torch: Path) -> None:
     shutil.copy(PROGRAMS / "torchrun_style.py", site.project / "train.py")
-    layout = ("--nodes=6", "--ntasks-per-node=1", f"--venv={site.folder}/torch", "--log-dir=logs", "--backend=gloo")
+    layout = ("--nodes=6", "--ntasks-per-node=1", f"--venv={with_torch}", "--log-dir=logs", "--backend=gloo")
     words = (SRUNDDP, "sbatch", *layout, "--stage", "--preflight", "--offline", "--submit", "train.py")
     site.bench.cluster.run("env", f"--chdir={site.project}", *words, env=site.variables)
     until(lambda: not site.bench.cluster.run("squeue", "--noheader").stdout.strip(), 200)
@@ -222,6 +227,16 @@ def test_the_script_that_srunddp_writes_checks_and_trains_on_staged_and_shared_n
     said = log.read_text()
     reports = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert sorted(report["rank"] for report in reports) == list(range(6)), said
-    assert "6 of 6 ranks on 6 nodes, no failure, no warning" in said, said
+    assert "6 of 6 ranks on 6 nodes, all is well" in said, said
     print(re.findall(r"^srunddp: (\w+: \d+ files.*)$", said, re.MULTILINE))
     assert left(site.bench) == {}
+
+
+def test_importing_torch_from_a_copy_makes_no_call_on_the_shared_environment(site: Site, with_torch: Path) -> None:
+    count = f"PYTHONPATH={ROOT} {PYTHON} -m tests.benchmarks.staging {with_torch} ${{staged%/*}}/env-????????????"
+    push = f"srunddp stage push --env={with_torch} --all-nodes"
+    done = site.job(f"staged=$({push})\n{count}\nsrunddp stage clean", "--nodes=1")
+    found = re.search(r"import torch: (\d+) in place, (\d+) with \S+, ratio", done.output)
+    assert found, done.output
+    assert int(found[1]) > 10_000
+    assert int(found[2]) == 0

@@ -69,12 +69,15 @@ NOT_ASKED = Imported(version="", cuda="", nccl="", seconds=0.0, error="")
 def collect(subject: Subject) -> Facts:
     """This rank's. torch is imported in a process of its own, so that this one stays without it."""
     folder = os.path.dirname(os.path.realpath(subject.script)) if subject.script else ""
+    shared: Callable[[str], str] = subject.staged.shared if subject.staged else str
     packages = {name: find(name, folder) for name in ("torch", *subject.packages)}
+    for package in packages.values():
+        package["place"] = shared(package["place"])
     ask = subject.environment.local_rank == 0 and packages["torch"]["place"]
     return Facts(
         python=platform.python_version(),
-        executable=sys.executable,
-        prefix=sys.prefix,
+        executable=shared(sys.executable),
+        prefix=shared(sys.prefix),
         packages=packages,
         imported=import_torch(folder) if ask else NOT_ASKED,
     )

@@ -192,7 +192,8 @@ def _stage(job: Job) -> list[str]:
     without = [each for each in (job.log_dir, *job.stage_exclude) if not each.startswith("/")]
     options = [*(f"--data {word(each)}" for each in job.data), *(f"--exclude {word(each)}" for each in without)]
     return [
-        "# To nodes that do not see them; prints the srunddp that every node has.",
+        "# To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,",
+        "# since not all nodes could start here: so --chdir=/ below.",
         " ".join([f'srunddp=$({word(job.srunddp)} stage push --env "$VIRTUAL_ENV" --project "$PWD"', *options]) + ")",
     ]
 
@@ -205,6 +206,7 @@ def _srun(job: Job) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
     step = [
         "srun --kill-on-bad-exit=1",
+        *(["--chdir=/"] if job.stage else []),
         *(["--gpu-bind=none"] if job.gpus else []),
         *([f"--mpi={word(job.mpi)}"] if job.mpi else []),
     ]

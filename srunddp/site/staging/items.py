@@ -49,9 +49,20 @@ def collect(env: str | None, project: str | None, data: Sequence[str], exclude: 
     if env:
         _check_environment(absolute(env))
     return [
-        Item(role, path, mark(path), (*_inside(path, paths), *(exclude if role == "project" else ())))
+        Item(role, path, mark(path), (*_inside(path, paths), *(_aside(path, exclude) if role == "project" else ())))
         for role, path in places
     ]
+
+
+def _aside(project: str, exclude: Sequence[str]) -> list[str]:
+    """What is not packed with a project: what the user names, its history, other environments and their wheels."""
+    environments = [
+        entry.name
+        for entry in os.scandir(project)
+        if entry.is_dir(follow_symlinks=False) and os.path.exists(os.path.join(entry, "pyvenv.cfg"))
+    ]
+    names = [*environments, *(f"{name}.{made}" for name in environments for made in ("wheels", "log"))]
+    return [*exclude, ".git", *map(glob.escape, names)]
 
 
 def absolute(path: str) -> str:

@@ -7,7 +7,6 @@ below 1 KiB, since srun cuts longer ones in pieces and mixes them with those of 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -21,7 +20,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from srunddp.errors import ConfigError, SrunddpError
-from srunddp.site.staging.removal import LOCK, UNPACKED, left, remove, remove_if_over, touch
+from srunddp.site.staging.removal import LOCK, UNPACKED, left, lock, remove, remove_if_over, touch
 from srunddp.site.staging.unpack import unpack
 
 PLACES, LAUNCHER = "places.json", "srunddp"
@@ -140,18 +139,21 @@ class _Node:
         return "\n".join([*lines, f'exec {_quoted(python)} {_quoted(program)} "$@"', ""])
 
     def clean(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Remove the job's folder, but for what was written in its copies."""
-        return {"kept": remove(self._folder, _WAIT)} if os.path.isdir(self._folder) else {"kept": 0}
+        """Remove the job's folder, but for what was written in its copies, and see the end of the one that keeps it."""
+        if not os.path.isdir(self._folder):
+            return {"kept": 0}
+        keeper = touch(os.path.join(self._folder, _KEEPER))
+        kept = remove(self._folder, _WAIT)
+        lock(keeper, _WAIT)
+        return {"kept": kept}
 
     def _take_keeper(self) -> None:
         """An earlier push of this job may keep the folder already."""
         descriptor = touch(os.path.join(self._folder, _KEEPER))
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-        else:
+        if lock(descriptor, 0.0):
             self._keeper = descriptor
+        else:
+            os.close(descriptor)
 
     def keep(self) -> None:
         """Wait for a `stage clean`, or for SIGTERM: steps get it at the end of a job, before all is killed."""

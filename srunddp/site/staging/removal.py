@@ -31,32 +31,39 @@ def remove(folder: str, wait: float) -> int:
     Raises:
         ConfigError: it is still in use.
     """
-    lock = touch(os.path.join(folder, LOCK))
+    held = touch(os.path.join(folder, LOCK))
     try:
-        _take(lock, folder, wait)
-        copies = [name.removesuffix(UNPACKED) for name in os.listdir(folder) if name.endswith(UNPACKED)]
-        kept = sum(_remove_copy(os.path.join(folder, name)) for name in copies)
-        if not kept:
-            shutil.rmtree(folder)
-            return 0
-        for entry in list(os.scandir(folder)):
-            if entry.is_file(follow_symlinks=False):
-                os.unlink(entry)
-        return kept
+        if not lock(held, wait):
+            cure = "end them; else it is removed when the job ends"
+            raise ConfigError(f"{folder} is in use", expected="ranks that have ended", cure=cure)
+        return _remove(folder)
     finally:
-        os.close(lock)
+        os.close(held)
 
 
-def _take(lock: int, folder: str, wait: float) -> None:
+def lock(descriptor: int, wait: float) -> bool:
+    """Lock a file for this process alone; whether that was possible within so many seconds."""
     end = time.monotonic() + wait
     while True:
         try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
         except BlockingIOError:
-            if time.monotonic() > end:
-                cure = "end them; else it is removed when the job ends"
-                raise ConfigError(f"{folder} is in use", expected="ranks that have ended", cure=cure) from None
+            if time.monotonic() >= end:
+                return False
             time.sleep(0.1)
+
+
+def _remove(folder: str) -> int:
+    copies = [name.removesuffix(UNPACKED) for name in os.listdir(folder) if name.endswith(UNPACKED)]
+    kept = sum(_remove_copy(os.path.join(folder, name)) for name in copies)
+    if not kept:
+        shutil.rmtree(folder)
+        return 0
+    for entry in list(os.scandir(folder)):
+        if entry.is_file(follow_symlinks=False):
+            os.unlink(entry)
+    return kept
 
 
 def _remove_copy(folder: str) -> int:

@@ -40,14 +40,15 @@ trap clean_up EXIT
 # Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
 trap : TERM
 
-# To nodes that do not see them; prints the srunddp that every node has.
+# To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,
+# since not all nodes could start here: so --chdir=/ below.
 srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --exclude slurm_logs)
 
 # Where a node, a network or the environment is not fit, the job ends here with 69.
-srun --kill-on-bad-exit=1 \
+srun --kill-on-bad-exit=1 --chdir=/ \
   "$srunddp" check --staged --backend=gloo --output-dir=slurm_logs train_tiny.py
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 \
+srun --kill-on-bad-exit=1 --chdir=/ \
   "$srunddp" run --staged --offline --backend=gloo --verbose --prefix \
   train_tiny.py --subset 2000 --epochs 3

@@ -40,16 +40,17 @@ trap clean_up EXIT
 ended=
 trap ended=yes TERM
 
-# To nodes that do not see them; prints the srunddp that every node has.
+# To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,
+# since not all nodes could start here: so --chdir=/ below.
 srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --data data/mnist --exclude logs --exclude runs)
 
 # Where a node, a network or the environment is not fit, the job ends here with 69.
-srun --kill-on-bad-exit=1 --gpu-bind=none \
+srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   "$srunddp" check --staged --output-dir=logs docs/examples/mnist.py
 
 # The first rank that fails ends the others.
 code=0
-srun --kill-on-bad-exit=1 --gpu-bind=none \
+srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   "$srunddp" run --staged --offline \
   docs/examples/mnist.py --output-dir=runs/first --resume=auto || code=$?
 
