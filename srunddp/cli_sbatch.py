@@ -43,12 +43,16 @@ class Wish(Generic[T]):
     written: Written
 
 
+class _Flag(click.Option):
+    """Of type bool: ``--requeue``, or ``--requeue=false``."""
+
+
 class _Options(click.Command):
-    """Takes ``--requeue`` for ``--requeue=true``: a flag with a value that may be left away."""
+    """Takes a flag without a value for true; click would give it the word that follows."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_SAID] = ["srunddp", str(ctx.info_name), *args]
-        flags = {name for each in self.params if each.metavar == "BOOL" for name in each.opts}
+        flags = {name for each in self.params if isinstance(each, _Flag) for name in each.opts}
         left, found = list(args), []
         while left and left[0].startswith("-") and left[0] != "--":
             option = left.pop(0)
@@ -80,6 +84,7 @@ def _option(name: str, key: Key) -> Callable[[Any], Any]:
     return click.option(
         checking.option(name),
         name,
+        cls=_Flag if key.kind is bool else click.Option,
         metavar=_metavar(key.kind),
         multiple=_is_list(key.kind),
         help=key.sentence[:1].upper() + key.sentence[1:].removesuffix(".") + "." + default,
@@ -92,7 +97,7 @@ def _is_list(kind: Any) -> bool:
 
 def _metavar(kind: Any) -> str:
     if kind is bool:
-        return "BOOL"
+        return "[BOOL]"
     if _is_list(kind):
         return "TEXT..."
     return "N" if int in (kind, *get_args(kind)) else "TEXT"

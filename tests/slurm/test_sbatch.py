@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from srunddp.site.jobs.quoting import directive
 from tests.conftest import PROGRAMS, ROOT
 from tests.site.jobs.recipes import commands
+from tests.site.jobs.test_hostile import HOSTILE
 from tests.slurm.conftest import SRUNDDP, Bench
 from tests.slurm.jobs import SIGNALLED, STOPPED, Job, draw_near, found, look, until
 
@@ -221,6 +223,21 @@ def processes(job: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Site) -> None:
+    """In a field of its own: what is not given is seen there as well."""
+    texts = [text for text in HOSTILE if text and text.isprintable()] + [" a ", "a\\ ", '"', "''", "##", "a" * 200]
+    for text in (f'"{text}"' if quoted else text for text in texts):
+        lines = ("#!/bin/bash", directive("job-name", text), directive("comment", text), directive("nodes", 2), "true")
+        (site.folder / "line.sh").write_text("\n".join(lines))
+        number = site.run("sbatch", "--parsable", "--hold", "line.sh").stdout.strip()
+        shown = site.bench.cluster.run("scontrol", "show", "job", number).stdout
+        assert found(shown, r"JobName=(.*)\n") == text
+        assert found(shown, r" Comment=(.*) \n") == text
+        assert found(shown, r"NumNodes=(\d+)") == "2"
+        site.run("scancel", number)
 
 
 def test_slurm_reads_back_a_name_of_any_letters_and_the_ranks_get_any_arguments(site: Site) -> None:

@@ -51,7 +51,7 @@ class Start:
     rank_logs: bool = False
     preflight: bool = False
     offline: bool = False
-    srunddp: str = "srunddp"
+    srunddp: str | None = None
     run_options: tuple[str, ...] = ()
 
     @property
@@ -63,6 +63,11 @@ class Start:
     def tasks(self) -> int:
         """Ranks on each node."""
         return self.ntasks_per_node or self.gpus or 1
+
+    @property
+    def command(self) -> str:
+        """srunddp's name on the nodes."""
+        return self.srunddp or "srunddp"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ def render(job: MpiJob, written: Written) -> str:
     Args:
         job: one that :func:`srunddp.site.jobs.checking.check` has passed.
     """
-    start = [*_mpirun(job), *parts.run(job, word(job.srunddp))]
+    start = [*_mpirun(job), *parts.run(job, word(job.command))]
     sections = [
         _head(job, written),
         ["set -euo pipefail"],
@@ -93,4 +93,4 @@ def _preflight(job: MpiJob) -> list[str]:
     if not job.preflight:
         return []
     why = "# Where a host, a network or the environment is not fit, this ends here with 69."
-    return [why, *continued([*_mpirun(job), *parts.check(job, word(job.srunddp))])]
+    return [why, *continued([*_mpirun(job), *parts.check(job, word(job.command))])]

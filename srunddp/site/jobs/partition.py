@@ -158,7 +158,7 @@ def _unfit(job: Job, partition: Partition) -> Iterator[ConfigError]:
     kinds, name = partition.kinds, f"partition {partition.name}"
     cpus, most = job.tasks * (job.cpus_per_task or 1), max(kind.cpus for kind in kinds)
     if cpus > most:
-        found = f"{job.tasks} ranks with {job.cpus_per_task or 1} CPUs on each node are {cpus} CPUs"
+        found = f"--cpus-per-task {job.cpus_per_task or 1} for {job.tasks} on each node is {cpus} CPUs"
         cure = f"say --cpus-per-task={max(1, most // job.tasks)}"
         yield ConfigError(found, expected=f"at most {most} on a node of {name}", cure=cure)
     if not any(_has_gpus(job, kind) for kind in kinds):

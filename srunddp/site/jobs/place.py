@@ -22,7 +22,7 @@ def with_defaults(start: T, environ: Mapping[str, str], running: str) -> T:
     """
     if not _has_environment(start) and (active := environ.get("VIRTUAL_ENV")):
         start = replace(start, venv=active)
-    if start.srunddp != Start.srunddp or _brings_srunddp(start, environ):
+    if start.srunddp or _brings_srunddp(start, environ):
         return start
     return replace(start, srunddp=os.path.abspath(running))
 

@@ -146,7 +146,7 @@ def _clean_up(job: Job) -> list[str]:
         "clean_up() {",
         "  trap - EXIT",
         *end,
-        *([f"  {word(job.srunddp)} stage clean || true"] if job.stage else []),
+        *([f"  {word(job.command)} stage clean || true"] if job.stage else []),
         "}",
         "trap clean_up EXIT",
     ]
@@ -194,12 +194,12 @@ def _stage(job: Job) -> list[str]:
     return [
         "# To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,",
         "# since not all nodes could start here: so --chdir=/ below.",
-        " ".join([f'srunddp=$({word(job.srunddp)} stage push --env "$VIRTUAL_ENV" --project "$PWD"', *options]) + ")",
+        " ".join([f'srunddp=$({word(job.command)} stage push --env "$VIRTUAL_ENV" --project "$PWD"', *options]) + ")",
     ]
 
 
 def _command(job: Job) -> str:
-    return '"$srunddp"' if job.stage else word(job.srunddp)
+    return '"$srunddp"' if job.stage else word(job.command)
 
 
 def _srun(job: Job) -> list[str]:

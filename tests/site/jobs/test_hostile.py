@@ -68,8 +68,8 @@ FULL: dict[str, Any] = {
     "offline": True,
     "ifaces": "ifaces.conf",
 }
-TEXTS = [field.name for field in dataclasses.fields(Job) if field.type.startswith(("str", "tuple"))]
-MPI_TEXTS = [field.name for field in dataclasses.fields(MpiJob) if field.type.startswith(("str", "tuple"))]
+TEXTS = [field.name for field in dataclasses.fields(Job) if str(field.type).startswith(("str", "tuple"))]
+MPI_TEXTS = [field.name for field in dataclasses.fields(MpiJob) if str(field.type).startswith(("str", "tuple"))]
 SALLOC = ("job_name", "partition", "account", "nodelist", "constraint", "reservation", "log_dir", "script")
 
 

@@ -84,7 +84,7 @@ def test_what_is_within_the_limits_passes(fields: dict[str, Any]) -> None:
         ({"time": "2-00:00:01"}, "--time 2-00:00:01; expected at most 2-00:00:00 in partition gpu -> say --time=2-00"),
         ({"time": "UNLIMITED"}, "--time UNLIMITED; expected at most 2-00:00:00"),
         ({"nodes": 9}, "--nodes 9; expected at most 8 for a job in partition gpu"),
-        ({"cpus_per_task": 129}, "1 ranks with 129 CPUs on each node are 129 CPUs; expected at most 128"),
+        ({"cpus_per_task": 129}, "--cpus-per-task 129 for 1 on each node is 129 CPUs; expected at most 128"),
         ({"gpus_per_node": "9"}, "--gpus-per-node 9; expected what a node of partition gpu has: 4 a100, 8 h100"),
         ({"gpus_per_node": "a100:8"}, "--gpus-per-node a100:8; expected what a node"),
         ({"gres": "gpu:v100:1"}, "--gres gpu:v100:1; expected what a node"),
