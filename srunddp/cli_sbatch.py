@@ -123,8 +123,7 @@ def _node(value: str | tuple[str, ...]) -> yaml.Node:
     """As YAML has it; each of several values is a text as it stands."""
     if isinstance(value, str):
         return plain(value)
-    items = [yaml.ScalarNode("tag:yaml.org,2002:str", each, style="'") for each in value]
-    return yaml.SequenceNode("tag:yaml.org,2002:seq", items)
+    return yaml.SequenceNode("tag:yaml.org,2002:seq", [plain(each) for each in value])
 
 
 def _note(lines: Iterable[str]) -> None:

@@ -242,15 +242,15 @@ def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Sit
 
 def test_slurm_reads_back_a_name_of_any_letters_and_the_ranks_get_any_arguments(site: Site) -> None:
     job = site.srunddp(
-        "--submit", f"--job-name={HOSTILE_NAME}", "--log-dir=logs/it's 100%", "train.py", *HOSTILE_ARGUMENTS
+        "--submit", f"--job-name={HOSTILE_NAME}", "--log-dir=logs/it's 100%j", "train.py", *HOSTILE_ARGUMENTS
     )
     number = job.stdout.strip()
     shown = site.bench.cluster.run("scontrol", "show", "job", number).stdout
     assert found(shown, r"JobName=(.*)\n") == HOSTILE_NAME
-    mine = site._noted("hostile", number, f"logs/it's 100%/{HOSTILE_NAME}-{number}.out")
+    mine = site._noted("hostile", number, f"logs/it's 100%j/{HOSTILE_NAME}-{number}.out")
     until(lambda: look([mine]), [mine])
     assert mine.state == "COMPLETED", mine
-    (output,) = (site.folder / "logs" / "it's 100%").iterdir()
+    (output,) = (site.folder / "logs" / "it's 100%j").iterdir()
     assert reports(output.read_text())[0]["arguments"] == HOSTILE_ARGUMENTS
     assert not list(site.folder.rglob("canary*"))
 

@@ -19,7 +19,10 @@ from tests.site.jobs.carried_out import carry_out
 # srun of a monitor lasts for ever; that of the training until it is told to end, with a code.
 SRUN = """#!/bin/bash
 case "$*" in
-*--overlap*) echo $$ >>"$FOLDER/monitors"; exec sleep 1000 ;;
+*--overlap*)
+  until [ "$1" = bash ]; do shift; done
+  echo $$ >>"$FOLDER/monitors"
+  exec "$@" ;;
 *" check "*) exit "${CHECK:-0}" ;;
 esac
 echo $$ >"$FOLDER/training"
@@ -28,13 +31,15 @@ until [ -e "$FOLDER/end" ]; do sleep 0.02; done
 exit "$(cat "$FOLDER/end")"
 """
 SRUNDDP = '#!/bin/bash\necho "$*" >>"$FOLDER/events"\necho /staged/srunddp\n'
+MONITOR = "#!/bin/bash\nexec /bin/sleep 1000\n"
 SLEEP = '#!/bin/bash\n[ "$1" != 600 ] || { echo "sleep $1" >>"$FOLDER/events"; exit 0; }\nexec /bin/sleep "$1"\n'
 
 
 def started(folder: Path, **fields: object) -> subprocess.Popen[bytes]:
     job = Job(script="train.py", monitor=1, stage=True, venv="venv", gres="gpu:1", **fields)  # type: ignore[arg-type]
     (folder / "job.sh").write_text(script.render(job, Written(("srunddp", "sbatch"))))
-    for name, text in (("srun", SRUN), ("srunddp", SRUNDDP), ("sleep", SLEEP)):
+    programs = {"srun": SRUN, "srunddp": SRUNDDP, "sleep": SLEEP, "top": MONITOR, "nvidia-smi": MONITOR}
+    for name, text in programs.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     environ = {
@@ -76,6 +81,21 @@ def left(folder: Path) -> list[int]:
 
 def events(folder: Path) -> list[str]:
     return (folder / "events").read_text().splitlines()[1:]
+
+
+def test_the_warning_of_all_steps_does_not_end_the_monitors(tmp_path: Path) -> None:
+    """Slurm sends the signal of --signal to theirs as well."""
+    with started(tmp_path, requeue=True) as process:
+        at_work(tmp_path)
+        until(lambda: all(b"/bin/sleep" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in monitors(tmp_path)))
+        for pid in monitors(tmp_path):
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR2)
+        time.sleep(0.1)
+        assert all(map(is_alive, monitors(tmp_path)))
+        (tmp_path / "end").write_text("0")
+        assert process.wait(30) == 0
+    assert left(tmp_path) == []
 
 
 @pytest.mark.parametrize("requeue", [False, True])

@@ -154,10 +154,8 @@ def test_no_text_in_a_field_of_a_job_is_carried_out(name: str, tmp_path: Path) -
         folder = tmp_path / str(number)
         folder.mkdir()
         if name in _DIRECTIVES:
-            # What Slurm reads of it is tested on the cluster.
-            option = directive(name.replace("_", "-"), text)
-            assert option in made.splitlines()
-            assert called_well(made, folder).code == 0
+            # For the shell a comment; what Slurm reads of it is tested on the cluster.
+            assert directive(name.replace("_", "-"), text) in made.splitlines()
         elif name != "srunddp":
             called = called_well(made, folder)
             assert shown(name, start, called) == []
@@ -205,7 +203,7 @@ def test_no_text_is_carried_out_on_the_way_into_salloc(name: str, tmp_path: Path
         assert unharmed(tmp_path)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_texts_in_all_fields_at_once_are_passed_on_or_refused(data: st.DataObject) -> None:
     text = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=12).filter(
@@ -252,6 +250,14 @@ def test_a_control_character_in_a_file_is_refused_by_one_line(name: str, text: s
     with pytest.raises(ConfigError, match="expected letters that can be printed -> ") as error:
         rendered(wish.job, wish)
     assert str(error.value).isprintable()
+
+
+def test_a_folder_is_no_pattern_of_slurms() -> None:
+    job = Job(script="train.py", log_dir="100%j", monitor=1, rank_logs=True)
+    text = text_of(job) or ""
+    assert "\n#SBATCH --output=100%%j/%x-%j.out\n" in text
+    assert ' --output=100%%j/"$1-%j-%N.log" ' in text
+    assert " --log-dir=100%j " in text
 
 
 def test_the_comment_that_quotes_the_command_cannot_end(tmp_path: Path) -> None:
