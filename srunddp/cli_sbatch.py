@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from typing import Any, Generic, TypeVar, get_args, get_origin
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import click
 import yaml
@@ -100,6 +100,8 @@ def _metavar(kind: Any) -> str:
         return "[BOOL]"
     if _is_list(kind):
         return "TEXT..."
+    if choices := [text for each in (kind, *get_args(kind)) if get_origin(each) is Literal for text in get_args(each)]:
+        return "|".join(choices)
     return "N" if int in (kind, *get_args(kind)) else "TEXT"
 
 

@@ -199,6 +199,10 @@ def _check_hosts(job: MpiJob) -> None:
     for host in job.hosts.split(",") if job.hosts else ():
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(?::[1-9]\d{0,5})?", host, re.ASCII):
             raise ConfigError(f"--hosts {host!r}", expected="HOST or HOST:RANKS", cure="write such as --hosts=a:2,b:2")
+    many = [f"{host} has {count}" for host, count in job.slots.items() if count > job.gpus]
+    if job.backend == "nccl" and many:
+        expected = f"at most {job.gpus} ranks on a host, one for each GPU"
+        raise ConfigError(f"--hosts: {many[0]} ranks", expected=expected, cure="correct --hosts or --gpus-per-node")
     if job.nodes > 1 and not job.hosts and not job.hostfile:
         raise ConfigError(
             f"--nodes {job.nodes} without hosts", expected="their names", cure="add --hosts or --hostfile"

@@ -84,9 +84,10 @@ class Job(Start):
         exclusive: no other job on the nodes.
         requeue: a job that is warned of its end, or preempted, is started again; the script has to resume.
         signal: with which the ranks are warned, and how many seconds before the end; auto is USR2@120 with requeue.
-        mpi: srun's --mpi, such as pmi2; empty for the site's default.
-        container: an Apptainer image; the whole of srunddp is in it.
-        container_image, container_mounts: of pyxis, srun's --container-image and --container-mounts.
+        mpi: for srun's --mpi, such as pmi2; empty for the site's default.
+        container: an Apptainer image, which has srunddp.
+        container_image: for pyxis; an image that has srunddp.
+        container_mounts: for pyxis, SOURCE:TARGET; this folder is mounted in any case.
         monitor: seconds between the lines of top and, with GPUs, nvidia-smi dmon on each node.
         stage: bring the environment and this folder to nodes that do not see them, by srunddp stage push.
         data: further folders to bring along.

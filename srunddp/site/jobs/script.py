@@ -89,10 +89,8 @@ def _head(job: Job, written: Written, interactive: bool) -> list[str]:
     ]
 
 
-_GPUS = "Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink."
 _WHY = {
-    "gpus-per-node": _GPUS,
-    "gres": _GPUS,
+    "ntasks-per-node": "One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.",
     "signal": "The ranks are warned so many seconds before the end, and write a checkpoint.",
 }
 
@@ -100,7 +98,8 @@ _WHY = {
 def _directives(job: Job) -> list[str]:
     lines: list[str] = []
     for name, value in options(job):
-        lines += [f"# {_WHY[name]}"] if name in _WHY else []
+        explained = name in _WHY and (job.gpus or name != "ntasks-per-node")
+        lines += [f"# {_WHY[name]}"] if explained else []
         lines.append(directive(name, value))
     lines += ["# Slurm does not make this folder; where it is missing the job ends at once, without a word."]
     lines += [directive("output", output(job))]

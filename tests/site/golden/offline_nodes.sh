@@ -6,8 +6,8 @@
 
 #SBATCH --job-name=mnist
 #SBATCH --nodes=2
+# One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=8
-# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --time=04:00:00

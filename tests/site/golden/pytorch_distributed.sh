@@ -6,8 +6,8 @@
 
 #SBATCH --job-name=pytorch_distributed
 #SBATCH --nodes=4
+# One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=1
-# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
 #SBATCH --gres=gpu:1
 #SBATCH --cpus-per-task=16
 #SBATCH --time=0-04:00:00

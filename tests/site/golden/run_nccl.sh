@@ -7,8 +7,8 @@
 #SBATCH --job-name=nccl
 #SBATCH --nodelist=master-node,node[01-05]
 #SBATCH --nodes=6
+# One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=1
-# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
 #SBATCH --gpus-per-node=1
 # Slurm does not make this folder; where it is missing the job ends at once, without a word.
 #SBATCH --output=logs/%x-%j.out

@@ -7,8 +7,8 @@
 #SBATCH --job-name=2_node_training
 #SBATCH --partition=gpu
 #SBATCH --nodes=2
+# One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=4
-# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
 #SBATCH --gres=gpu:4
 #SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00

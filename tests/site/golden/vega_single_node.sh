@@ -6,8 +6,8 @@
 
 #SBATCH --job-name=train
 #SBATCH --nodes=1
+# One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.
 #SBATCH --ntasks-per-node=4
-# Each rank sees all GPUs of its node, by --gpu-bind=none, and takes one: bound to it, it could not use NVLink.
 #SBATCH --gres=gpu:4
 #SBATCH --cpus-per-task=8
 # Slurm does not make this folder; where it is missing the job ends at once, without a word.

@@ -106,6 +106,10 @@ def test_what_salloc_does_not_know_is_refused(fields: dict[str, Any]) -> None:
         ({"hosts": "a:2,b;c:2"}, "--hosts 'b;c:2'; expected HOST or HOST:RANKS"),
         ({"hosts": "a", "hostfile": "f"}, "--hosts and --hostfile; expected one of them"),
         ({"nodes": 2}, "--nodes 2 without hosts"),
+        (
+            {"hosts": "a:8", "backend": "nccl", "gpus_per_node": "4", "ntasks_per_node": 4},
+            "--hosts: a has 8 ranks; expected at most 4 ranks on a host, one for each GPU",
+        ),
     ],
     ids=str,
 )
