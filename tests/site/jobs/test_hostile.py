@@ -77,8 +77,8 @@ def filled(kind: type[Start], name: str, text: str) -> Start:
     """A job with a text in one field, and with all else that uses it."""
     value = (f"NAME={text}",) if name == "env" else (text, "second") if name == "arguments" else (text,)
     more: dict[str, Any] = {name: value if isinstance(getattr(kind(), name), tuple) else text}
-    if kind is Job and name in ("data", "venv"):
-        more |= {"stage": True, "venv": more.get("venv", "venv")}
+    if kind is Job and name in ("data", "stage_exclude", "venv"):
+        more |= {"stage": True, "rank_logs": False, "venv": more.get("venv", "venv")}
     if name == "container_mounts":
         more |= {"container_image": "image"}
     base = BASE | FULL if kind is Job else BASE | {"preflight": True, "rank_logs": True}
@@ -129,6 +129,7 @@ def shown(name: str, start: Start, called: Called) -> list[str]:
         ),
         "script": prefix + text in training,
         "data": any(text in words for words in called.of("srunddp")),
+        "stage_exclude": any(text in words for words in called.of("srunddp")),
         "modules": ["load", text] in called.of("module"),
         "mpi": f"--mpi={text}" in training or not text,
         "mpirun": bool(training),
