@@ -74,7 +74,7 @@ _timeout = click.option(
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a node may take for each step.",
+    help="How long the nodes may take for each step.",
 )
 
 
@@ -82,9 +82,13 @@ _timeout = click.option(
 @click.option("--env", metavar="ENV", help="An environment with srunddp in it, as srunddp stage build makes it.")
 @click.option("--project", metavar="DIR", help="The folder with the script.")
 @click.option("--data", metavar="DIR", multiple=True, help="A folder that the script reads, such as a cache.")
-@click.option("--exclude", metavar="NAME", multiple=True, help="What is not packed with the project; with wildcards.")
+@click.option(
+    "--exclude",
+    metavar="PATTERN",
+    multiple=True,
+    help="What is not packed with the project: a name with wildcards, or /NAME.",
+)
 @click.option("--all-nodes", is_flag=True, help="Stage environment and data also where they are seen.")
-@click.option("--keep", is_flag=True, help="Leave the copies for later jobs, which find them by their content.")
 @_base
 @_timeout
 def push(**given: Any) -> None:
@@ -97,7 +101,7 @@ def push(**given: Any) -> None:
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too
     try:
-        job = Job.of(os.environ, given["base"], keep=given["keep"])
+        job = Job.of(os.environ, given["base"])
         wanted = items.collect(given["env"], given["project"], given["data"], given["exclude"])
         program = pushing.push(job, wanted, sys.argv[0], given["timeout"], _say, everywhere=given["all_nodes"])
     except SrunddpError as error:

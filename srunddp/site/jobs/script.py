@@ -188,7 +188,7 @@ def _monitors(job: Job) -> list[str]:
 def _stage(job: Job) -> list[str]:
     if not job.stage:
         return []
-    without = [each for each in (job.log_dir, *job.stage_exclude) if not each.startswith("/")]
+    without = [*([] if job.log_dir.startswith("/") else [f"/{job.log_dir}"]), *job.stage_exclude]
     options = [*(f"--data {word(each)}" for each in job.data), *(f"--exclude {word(each)}" for each in without)]
     return [
         "# To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,",

@@ -20,6 +20,8 @@ def clean(job: Job, timeout: float, say: Callable[[str], None]) -> None:
     """
     with Step(job, sys.executable, timeout) as step:
         answers = step.ask(do="clean")
+        if all(answer["kept"] is None for answer in answers.values()):
+            say(f"nothing was staged for job {job.number} in {job.base}")
         for node in sorted(answers):
             if kept := answers[node]["kept"]:
                 files = "1 file" if kept == 1 else f"{kept} files"

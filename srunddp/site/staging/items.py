@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from srunddp.errors import ConfigError
-from srunddp.site.staging.node import mark
+from srunddp.site.staging.sight import Mark, mark
 
 
 @dataclass(frozen=True)
@@ -19,70 +19,74 @@ class Item:
     Attributes:
         role: ``env``, ``project`` or ``data``.
         path: absolute, as users write it: links on the way to it are kept.
-        mark: see :func:`srunddp.site.staging.node.mark`.
-        apart: relative names in it that are not packed.
+        mark: by which a node is asked whether it sees it.
+        apart: patterns of what is not packed, for :func:`srunddp.site.staging.pack.pack`.
     """
 
     role: str
     path: str
-    mark: str
+    mark: Mark
     apart: tuple[str, ...]
 
 
 def collect(env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]) -> list[Item]:
-    """The folders; what lies in one of them and is another of them is packed once.
+    """The folders; data in the project comes with it, and an environment there does not.
 
     Args:
-        exclude: names, with wildcards, that are not packed with the project.
+        exclude: patterns of what is not packed with the project.
 
     Raises:
-        ConfigError: one is no folder, or given twice; the environment cannot run srunddp.
+        ConfigError: one is no folder that can be read, or is given twice; the environment cannot run srunddp.
     """
-    named = [("env", env), ("project", project), *(("data", folder) for folder in data)]
-    places = [(role, absolute(path)) for role, path in named if path]
-    paths = [path for _, path in places]
-    for path in paths:
-        if not os.path.isdir(path) or path == "/":
-            raise ConfigError(f"{path}: no folder", expected="a folder that this node sees", cure="correct the path")
-        if paths.count(path) > 1:
-            raise ConfigError(f"{path} is named twice", expected="each folder once", cure="remove one of the two")
-    if env:
-        _check_environment(absolute(env))
-    return [
-        Item(role, path, mark(path), (*_inside(path, paths), *(_aside(path, exclude) if role == "project" else ())))
-        for role, path in places
-    ]
+    home = absolute(project) if project else ""
+    further = [path for path in map(absolute, data) if not (home and path.startswith(home + "/"))]
+    places = [("env", absolute(env) if env else ""), ("project", home), *(("data", path) for path in further)]
+    items = [Item(role, path, mark(path), ()) for role, path in places if path]
+    for item in items:
+        _check(item, [other.path for other in items])
+    aside = (*exclude, *_aside(home, env)) if project else ()
+    return [replace(item, apart=aside) if item.role == "project" else item for item in items]
 
 
-def _aside(project: str, exclude: Sequence[str]) -> list[str]:
-    """What is not packed with a project: what the user names, its history, other environments and their wheels."""
-    environments = [
-        entry.name
-        for entry in os.scandir(project)
-        if entry.is_dir(follow_symlinks=False) and os.path.exists(os.path.join(entry, "pyvenv.cfg"))
-    ]
-    names = [*environments, *(f"{name}.{made}" for name in environments for made in ("wheels", "log"))]
-    return [*exclude, ".git", *map(glob.escape, names)]
+def _check(item: Item, paths: list[str]) -> None:
+    if not item.mark["content"] or item.path == "/":
+        found = f"{item.path}: no folder that can be read"
+        raise ConfigError(found, expected="a folder that this node sees", cure="correct the path")
+    if paths.count(item.path) > 1:
+        raise ConfigError(f"{item.path} is named twice", expected="each folder once", cure="remove one of the two")
+    for name in ("bin/python", "bin/srunddp") if item.role == "env" else ():
+        if not os.path.exists(os.path.join(item.path, name)):
+            raise ConfigError(
+                f"{item.path} has no {name}",
+                expected="an environment with srunddp in it",
+                cure="make one with srunddp stage build",
+            )
+
+
+def _aside(project: str, env: str | None) -> list[str]:
+    """Patterns of what is in a project and does not belong to it: its history, environments, wheels, the job's log."""
+    named = [absolute(env)] if env else []
+    made = [entry.path for entry in os.scandir(project) if os.path.exists(os.path.join(entry, "pyvenv.cfg"))]
+    beside = [f"{path}.{suffix}" for path in (*named, *made) for suffix in ("wheels", "log")]
+    ours = [os.path.join(project, os.path.relpath(log, os.path.realpath(project))) for log in _logs()]
+    paths = [path for path in (*named, *made, *beside, *ours) if path.startswith(project + "/")]
+    return [".git", *(glob.escape(path.removeprefix(project)) for path in paths)]
+
+
+def _logs() -> list[str]:
+    """Where this process and the shell that started it write to."""
+    links = [f"/proc/{process}/fd/{number}" for process in ("self", os.getppid()) for number in (1, 2)]
+    found = []
+    for link in links:
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(link))
+    return [path for path in found if path.startswith("/")]
 
 
 def absolute(path: str) -> str:
     """The path as users write it: a link on the way to the working directory is kept, as the shell keeps it."""
-    logical = os.environ.get("PWD", "")
+    logical = os.path.normpath(os.path.join(os.environ.get("PWD", ""), path))
     with contextlib.suppress(OSError):
-        if logical == os.path.normpath(logical) and os.path.samefile(logical, "."):
-            return os.path.normpath(os.path.join(logical, path))
+        if logical.startswith("/") and os.path.samefile(logical, path):
+            return "/" + logical.lstrip("/")
     return os.path.abspath(path)
-
-
-def _inside(path: str, paths: Iterable[str]) -> list[str]:
-    return [glob.escape(os.path.relpath(other, path)) for other in paths if other.startswith(path + "/")]
-
-
-def _check_environment(env: str) -> None:
-    for name in ("bin/python", "bin/srunddp"):
-        if not os.path.exists(os.path.join(env, name)):
-            raise ConfigError(
-                f"{env} has no {name}",
-                expected="an environment with srunddp in it",
-                cure="make one with srunddp stage build",
-            )

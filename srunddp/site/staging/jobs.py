@@ -20,22 +20,20 @@ class Job:
 
     Attributes:
         number: Slurm's; nnodes: how many nodes.
-        base: a folder that each node has on a disk of its own.
-        folder: of this job in it; store: of the copies, the same unless they are to outlive the job.
+        base: a folder that each node has on a disk of its own; folder: of this job in it.
     """
 
     number: str
     nnodes: int
     base: str
     folder: str
-    store: str
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], base: str, *, keep: bool = False) -> Job:
+    def of(cls, environ: Mapping[str, str], base: str) -> Job:
         """The one that this process is part of, or whose allocation its shell has.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is none, or it has several components, each with nodes of its own.
         """
         number, nnodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NUM_NODES", "")
         if not (re.fullmatch(r"[0-9]{1,12}", number) and re.fullmatch(r"[0-9]{1,6}", nnodes)):
@@ -44,14 +42,17 @@ class Job:
                 expected="a batch script, or a shell below salloc",
                 cure="call srunddp stage there",
             )
-        ours = os.path.join(os.path.abspath(base), f"sdd-{os.getuid()}")
-        folder = f"{ours}-{number}"
-        return cls(number, int(nnodes), os.path.abspath(base), folder, ours if keep else folder)
+        if "SLURM_HET_SIZE" in environ:
+            cure = "submit one job with nodes of one kind"
+            raise ConfigError("this is a heterogeneous job", expected="a job with one component", cure=cure)
+        base = os.path.abspath(base)
+        return cls(number, int(nnodes), base, os.path.join(base, f"sdd-{os.getuid()}-{number}"))
 
 
 def alive() -> list[str] | None:
-    """The numbers of this user's jobs that are not over; None where Slurm does not say."""
-    words = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%A"]
+    """The numbers of this user's jobs that have nodes; None where Slurm does not say."""
+    states = "--states=running,suspended,stopped,configuring,completing,stage_out,signaling,resizing"
+    words = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%A", states]
     try:
         with start(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             try:

@@ -7,7 +7,8 @@ below 1 KiB, since srun cuts longer ones in pieces and mixes them with those of 
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import fcntl
 import json
 import math
 import os
@@ -16,18 +17,19 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from srunddp.errors import ConfigError, SrunddpError
-from srunddp.site.staging.removal import LOCK, UNPACKED, left, lock, remove, remove_if_over, touch
+from srunddp.site.staging.removal import KEEPER, LOCK, SPOILT, UNPACKED, left, lock, remove, remove_if_over, touch
+from srunddp.site.staging.sight import mark, same
+from srunddp.site.staging.start import PLACES, launcher, merged, write
 from srunddp.site.staging.unpack import unpack
 
-PLACES, LAUNCHER = "places.json", "srunddp"
-_KEEPER = "keeper"
-_RECENT = 600.0  # seconds: what was written within them may be written still
+_PUSH = "push"
 _WAIT = 10.0
-_LONGEST = 230
+_LONGEST = 250
+# Sent to all steps as a warning of the end, or by a terminal: the ranks' own affair.
+_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
@@ -38,12 +40,14 @@ class _Ended(BaseException):
 
 def main() -> None:
     """Answer requests until there are no more; then keep the folder until the job ends, unless another push does."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     node: _Node | None = None
     try:
         for line in sys.stdin.buffer:
             request = json.loads(line)
-            node = node or _Node(request["folder"], request["store"])
+            node = node or _Node(request["folder"])
             if request["do"] == "leave":
                 raise _Ended
             print(json.dumps({"node": NODE, **_answer(node, request)}), flush=True)
@@ -63,118 +67,129 @@ def _answer(node: _Node, request: dict[str, Any]) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = getattr(node, request["do"])(request)
     except SrunddpError as error:
-        return {"error": [text[:_LONGEST] for text in (error.found, error.expected, error.cure)]}
+        return _error(error.found, error.expected, error.cure)
     except OSError as error:
-        return {"error": [str(error)[:_LONGEST], "", ""]}
+        return _error(str(error))
     return answer
 
 
+def _error(*texts: str) -> dict[str, Any]:
+    return {"error": [text.encode("ascii", "backslashreplace").decode()[:_LONGEST] for text in texts]}
+
+
 class _Node:
-    """The job's folder on this node.
+    """The job's folder on this node."""
 
-    Args:
-        folder: of the job; store: where copies are unpacked, the same folder or one that outlives the job.
-    """
-
-    def __init__(self, folder: str, store: str) -> None:
-        self._folder, self._store = folder, store
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._keeper = -1
+        self._held: list[int] = []
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Which of these places the node sees as they are where they are packed."""
-        for folder in (self._folder, self._store):
-            _own(folder)
+        """Make the job's folder, and say which of these places the node sees as they are where they are packed."""
+        _own(self._folder)
+        self._hold()
         if request["alive"] is not None:
             for folder in left(self._folder):
                 remove_if_over(folder, request["alive"])
-        os.close(touch(os.path.join(self._folder, LOCK)))
-        self._take_keeper()
-        sees = [mark(place["path"]) == place["mark"] for place in request["places"]]
-        return {"sees": sees, "python": os.access(request["python"], os.X_OK)}
+        sees = [same(mark(place["path"]), place["mark"]) for place in request["places"]]
+        return {"sees": "".join("01"[each] for each in sees), "python": os.access(request["python"], os.X_OK)}
+
+    def _hold(self) -> None:
+        """Be the one push in this job, and the one that keeps the folder, if no earlier push of this job does."""
+        held = touch(self._path(_PUSH))
+        if not lock(held, 0.0):
+            os.close(held)
+            raise ConfigError(f"another push of this job uses {self._folder}", expected="one", cure="wait for its end")
+        used = touch(self._path(LOCK))
+        self._held = [held, used]
+        if not lock(used, _WAIT, fcntl.LOCK_SH):
+            raise ConfigError(f"{self._folder} is being removed", expected="one that stays", cure="try it again")
+        keeper = touch(self._path(KEEPER))
+        if lock(keeper, 0.0):
+            self._keeper = keeper
+        else:
+            os.close(keeper)
 
     def has(self, request: dict[str, Any]) -> dict[str, Any]:
         """Which of these copies are here already, from an earlier push."""
-        copies = [os.path.join(self._store, name) for name in request["names"]]
-        return {"has": [os.path.isdir(copy) and os.path.exists(copy + UNPACKED) for copy in copies]}
+        return {"has": "".join("01"[os.path.exists(self._path(name) + UNPACKED)] for name in request["names"])}
 
     def room(self, _: dict[str, Any]) -> dict[str, Any]:
         """The bytes that are free for copies."""
-        found = os.statvfs(self._store)
+        found = os.statvfs(self._folder)
         return {"free": found.f_bavail * found.f_frsize}
 
     def unpack(self, request: dict[str, Any]) -> dict[str, Any]:
         """Unpack what was sent, if it was sent to this node."""
-        archive = os.path.join(self._folder, request["name"] + ".tar")
-        folder = os.path.join(self._store, request["name"])
+        archive, folder = self._path(request["name"] + ".tar"), self._path(request["name"])
         if not os.path.lexists(archive):
             return {"seconds": None}
         began = time.monotonic()
         try:
-            if not os.path.isdir(folder):
-                unpack(archive, folder, **request["packed"])
-                os.close(touch(folder + UNPACKED))
+            _set_aside(folder)
+            unpack(archive, folder, **request["packed"])
+            os.close(touch(folder + UNPACKED))
         finally:
             os.unlink(archive)
         return {"seconds": time.monotonic() - began}
 
     def finish(self, request: dict[str, Any]) -> dict[str, Any]:
         """Say where everything is on this node, to the ranks that are to start."""
-        places = [
-            {"role": place["role"], "path": place["path"], "here": self._here(place)} for place in request["places"]
-        ]
-        _write(os.path.join(self._folder, PLACES), json.dumps({"places": places, "cwd": request["cwd"]}), 0o600)
-        _write(os.path.join(self._folder, LAUNCHER), self._launcher(places, request), 0o700)
+        places = merged(self._path(PLACES), [self._place(place) for place in request["places"]])
+        write(self._path(PLACES), json.dumps({"places": places, "cwd": request["cwd"]}), 0o600)
+        write(self._path("srunddp"), launcher(self._folder, places, request), 0o700)
+        self._let_go()
         return {}
 
-    def _here(self, place: dict[str, Any]) -> str:
-        return os.path.join(self._store, place["name"]) if NODE in place["nodes"] else str(place["path"])
-
-    def _launcher(self, places: list[dict[str, Any]], request: dict[str, Any]) -> str:
-        python, program = (_moved(request[name], places) for name in ("python", "srunddp"))
-        lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={_quoted(self._folder)}"]
-        for place in places:
-            if place["role"] == "env":
-                lines.append(f"export {request['variable']}={_quoted(place['here'])}")
-                lines.append(f'PATH={_quoted(place["here"] + "/bin")}:"$PATH"')
-        return "\n".join([*lines, f'exec {_quoted(python)} {_quoted(program)} "$@"', ""])
+    def _place(self, place: dict[str, Any]) -> dict[str, str]:
+        here = self._path(place["name"]) if NODE in place["nodes"] else place["path"]
+        return {"role": place["role"], "path": place["path"], "here": here}
 
     def clean(self, _: dict[str, Any]) -> dict[str, Any]:
         """Remove the job's folder, but for what was written in its copies, and see the end of the one that keeps it."""
         if not os.path.isdir(self._folder):
-            return {"kept": 0}
-        keeper = touch(os.path.join(self._folder, _KEEPER))
+            return {"kept": None}
+        keeper = touch(self._path(KEEPER))
         kept = remove(self._folder, _WAIT)
         lock(keeper, _WAIT)
         return {"kept": kept}
 
-    def _take_keeper(self) -> None:
-        """An earlier push of this job may keep the folder already."""
-        descriptor = touch(os.path.join(self._folder, _KEEPER))
-        if lock(descriptor, 0.0):
-            self._keeper = descriptor
-        else:
-            os.close(descriptor)
-
     def keep(self) -> None:
         """Wait for a `stage clean`, or for SIGTERM: steps get it at the end of a job, before all is killed."""
+        self._let_go()
         while self._keeps():
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def leave(self) -> None:
         """Remove the folder once no rank uses it, unless another push keeps it."""
+        self._let_go()
         if self._keeps():
             remove(self._folder, wait=math.inf)
 
     def _keeps(self) -> bool:
-        return self._keeper >= 0 and os.path.exists(os.path.join(self._folder, _KEEPER))
+        return self._keeper >= 0 and os.path.exists(self._path(KEEPER))
+
+    def _let_go(self) -> None:
+        for descriptor in self._held:
+            with contextlib.suppress(OSError):  # SIGTERM may have come in the middle of this
+                os.close(descriptor)
+        self._held = []
 
 
 def _own(folder: str) -> None:
     """Make a folder that is ours alone.
 
     Raises:
-        ConfigError: somebody else has made one of that name.
+        ConfigError: somebody else has made one of that name, or could put another in its place.
     """
+    base = os.stat(os.path.dirname(folder))
+    if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
+        wrong = f"{os.path.dirname(folder)} may be changed by others and is not sticky"
+        raise ConfigError(wrong, expected="a folder such as /tmp", cure="name another with --dir")
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -187,35 +202,13 @@ def _own(folder: str) -> None:
             ) from None
 
 
-def _write(path: str, text: str, mode: int) -> None:
-    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "w") as file:
-        file.write(text)
-        os.fchmod(file.fileno(), mode)
-    os.replace(path + ".new", path)
-
-
-def _moved(path: str, places: Iterable[dict[str, Any]]) -> str:
-    for place in places:
-        if path.startswith(place["path"] + "/"):
-            return str(place["here"]) + path[len(place["path"]) :]
-    return path
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-def mark(path: str) -> str:
-    """Equal on two nodes that see the same folder: its entries, with the sizes of files that nobody is writing now."""
-    try:
-        with os.scandir(path) as entries:
-            lines = sorted(map(_line, entries))
-    except OSError:
-        return ""
-    return hashlib.sha256("\0".join(lines).encode(errors="surrogateescape")).hexdigest()
-
-
-def _line(entry: os.DirEntry[str]) -> str:
-    found = entry.stat(follow_symlinks=False)
-    still = stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > _RECENT
-    return f"{entry.name} {found.st_size if still else ''}"
+def _set_aside(folder: str) -> None:
+    """What was written in a copy by an earlier start of this job stays, under another name."""
+    if not os.path.lexists(folder):
+        return
+    number = 1
+    while os.path.lexists(f"{folder}.kept-{number}"):
+        number += 1
+    os.rename(folder, f"{folder}.kept-{number}")
+    if os.path.lexists(folder + SPOILT):
+        os.rename(folder + SPOILT, f"{folder}.kept-{number}{SPOILT}")

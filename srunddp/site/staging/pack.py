@@ -75,7 +75,7 @@ def pack(folder: str | os.PathLike[str], archive: str | os.PathLike[str], *, lea
     Args:
         folder: the names in the archive begin below it.
         archive: must not be there; made with mode 0600, and removed if this fails.
-        leave_out: patterns as in the shell, of a name or of a path below the folder.
+        leave_out: patterns as in the shell: of a name anywhere, or with a slash before the end of a path from here on.
 
     Raises:
         ConfigError: a link leads out of the folder, something cannot be read or changes meanwhile, or no room is left.
@@ -110,9 +110,7 @@ def _entries(folder: str, leave_out: Sequence[str], below: str = "") -> Iterator
     try:
         for each in found:
             name = f"{below}/{each.name}" if below else each.name
-            if any(
-                fnmatch.fnmatchcase(part, pattern.rstrip("/")) for pattern in leave_out for part in (name, each.name)
-            ):
+            if any(_fits(name, pattern.rstrip("/")) for pattern in leave_out):
                 continue
             entry = _Entry(name, os.path.join(here, each.name), each.stat(follow_symlinks=False))
             if entry.kind in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
@@ -121,6 +119,12 @@ def _entries(folder: str, leave_out: Sequence[str], below: str = "") -> Iterator
                 yield from _entries(folder, leave_out, name)
     except OSError as error:
         raise _unreadable(error.filename or here, error) from None
+
+
+def _fits(name: str, pattern: str) -> bool:
+    if "/" in pattern:
+        return fnmatch.fnmatchcase(name, pattern.lstrip("/"))
+    return fnmatch.fnmatchcase(os.path.basename(name), pattern)
 
 
 class _Hashing:
@@ -227,8 +231,7 @@ def _target(folder: str, entry: _Entry) -> str:
     if _inside(place, root):
         return os.path.relpath(place, near)
     if _is_interpreter(folder, entry.name, place):
-        asked = os.path.normpath(os.path.join(near, target))
-        return place if _inside(asked, root) or _inside(asked, os.path.abspath(folder)) else asked
+        return place
     raise ConfigError(
         f"{entry.path} is a link to {target}, out of the folder",
         expected="links that lead to something in it",

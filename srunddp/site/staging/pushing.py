@@ -12,10 +12,9 @@ from typing import Any
 
 from srunddp.site.staging.items import Item, absolute
 from srunddp.site.staging.jobs import Job, alive
-from srunddp.site.staging.node import LAUNCHER
 from srunddp.site.staging.pack import Packed, fingerprint, pack
 from srunddp.site.staging.sending import send
-from srunddp.site.staging.slurm import StagingError
+from srunddp.site.staging.slurm import StagingError, folded
 from srunddp.site.staging.step import Step
 
 Say = Callable[[str], None]
@@ -53,39 +52,17 @@ def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say
         StagingError: a node cannot take the copies, or one of Slurm's commands fails.
         ConfigError: an item cannot be packed.
     """
-    start = _Start.of(items, program)
-    with Step(job, start.interpreter, timeout) as step:
-        copies = _copies(step, items, start.interpreter, everywhere)
+    env = next((item.path for item in items if item.role == "env"), None)
+    python = os.path.join(env, "bin", "python") if env else sys.executable
+    interpreter, words = os.path.realpath(python), {"python": python, "srunddp": os.path.abspath(program)}
+    with Step(job, interpreter, timeout) as step:
+        copies = _copies(step, items, interpreter, everywhere)
         for copy in copies:
             _tell(copy, job, say)
             if copy.lacking:
-                _stage(step, job, copy, say)
-        step.ask(do="finish", places=[_place(copy) for copy in copies], cwd=absolute("."), **start.words)
-    return os.path.join(job.folder, LAUNCHER)
-
-
-@dataclass(frozen=True)
-class _Start:
-    """What starts srunddp where all is in its place.
-
-    Attributes:
-        interpreter: without links; words: for :meth:`srunddp.site.staging.node._Node.finish`.
-    """
-
-    interpreter: str
-    words: dict[str, str]
-
-    @classmethod
-    def of(cls, items: Sequence[Item], program: str) -> _Start:
-        env = next((item.path for item in items if item.role == "env"), None)
-        python = os.path.join(env, "bin", "python") if env else sys.executable
-        made_by_venv = env and os.path.exists(os.path.join(env, "pyvenv.cfg"))
-        words = {
-            "python": python,
-            "srunddp": os.path.join(env, "bin", "srunddp") if env else os.path.abspath(program),
-            "variable": "VIRTUAL_ENV" if made_by_venv else "CONDA_PREFIX",
-        }
-        return cls(os.path.realpath(python), words)
+                _stage(step, copy, timeout, say)
+        step.ask(do="finish", places=[_place(copy) for copy in copies], cwd=absolute("."), **words)
+    return os.path.join(job.folder, "srunddp")
 
 
 def _copies(step: Step, items: Sequence[Item], interpreter: str, everywhere: bool) -> list[_Copy]:
@@ -95,12 +72,12 @@ def _copies(step: Step, items: Sequence[Item], interpreter: str, everywhere: boo
     copies = []
     for index, item in enumerate(items):
         anyway = everywhere and item.role != "project"
-        nodes = tuple(sorted(node for node in found if anyway or not found[node]["sees"][index]))
+        nodes = tuple(sorted(node for node in found if anyway or found[node]["sees"][index] == "0"))
         name = f"{item.role}-{fingerprint(item.path, leave_out=item.apart)[:12]}" if nodes else ""
         copies.append(_Copy(item, name, nodes))
     there = step.ask(do="has", names=[copy.name for copy in copies])
     return [
-        _Copy(copy.item, copy.name, copy.nodes, tuple(node for node in copy.nodes if not there[node]["has"][index]))
+        _Copy(copy.item, copy.name, copy.nodes, tuple(node for node in copy.nodes if there[node]["has"][index] == "0"))
         for index, copy in enumerate(copies)
     ]
 
@@ -110,24 +87,30 @@ def _check_interpreter(items: Sequence[Item], found: Answers, interpreter: str) 
     without = sorted(node for node in found if not found[node]["python"])
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
         raise StagingError(
-            f"{', '.join(without)}: no {interpreter}",
+            f"{folded(without)}: no {interpreter}",
             expected="the Python that the environment was made with",
             cure="install it there, or make the environment with one that all nodes have",
         )
 
 
-def _stage(step: Step, job: Job, copy: _Copy, say: Say) -> None:
-    with tempfile.TemporaryDirectory(prefix="sdd-pack-") as folder:
-        archive, times = os.path.join(folder, copy.name + ".tar"), [time.monotonic()]
+def _stage(step: Step, copy: _Copy, timeout: float, say: Say) -> None:
+    times = [time.monotonic()]
+    with _packing_folder() as folder:
+        archive = os.path.join(folder, copy.name + ".tar")
         packed = pack(copy.item.path, archive, leave_out=copy.item.apart)
         times.append(time.monotonic())
         _check_room(step, copy, packed)
-        send(job, archive, copy.lacking)
+        send(step.job, archive, copy.lacking, timeout)
         times.append(time.monotonic())
     wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
     done = step.ask(do="unpack", name=copy.name, packed=wanted)
+    if without := [node for node in copy.lacking if done[node]["seconds"] is None]:
+        cure = "name a disk of each node's own with --dir"
+        raise StagingError(
+            f"{folded(without)}: nothing has come to {step.job.folder}", expected="the archive", cure=cure
+        )
     for node in copy.lacking:
-        say(f"{node} staged -> {os.path.join(job.store, copy.name)}")
+        say(f"{node} staged -> {os.path.join(step.job.folder, copy.name)}")
     unpacking = max(done[node]["seconds"] for node in copy.lacking)
     say(
         f"{copy.item.role}: {packed.files} files, {packed.size >> 20} MiB, packed in {times[1] - times[0]:.1f} s, "
@@ -135,24 +118,30 @@ def _stage(step: Step, job: Job, copy: _Copy, say: Say) -> None:
     )
 
 
+def _packing_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="sdd-pack-")
+    except OSError as error:
+        found = f"no archive can be packed in {tempfile.gettempdir()}: {error.strerror}"
+        raise StagingError(found, expected="room for it", cure="set TMPDIR to a folder with room") from None
+
+
 def _check_room(step: Step, copy: _Copy, packed: Packed) -> None:
     """Before anything is sent, the archive and its content have to fit."""
     needed = packed.archive_size + packed.size
     free = {node: answer["free"] for node, answer in step.ask(do="room").items() if node in copy.lacking}
     if short := sorted(node for node in free if free[node] < needed):
+        verb, least = "has" if len(short) == 1 else "have", min(free[node] for node in short)
         raise StagingError(
-            f"{', '.join(f'{node} has {free[node] >> 20} MiB free' for node in short)} in {step.job.base}",
+            f"{folded(short)} {verb} {least >> 20} MiB free in {step.job.base}",
             expected=f"{needed >> 20} MiB for {copy.item.path} and its archive",
             cure="clear it, name another folder with --dir, or leave files out with --exclude",
         )
 
 
 def _tell(copy: _Copy, job: Job, say: Say) -> None:
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-
     if there := [node for node in copy.nodes if node not in copy.lacking]:
-        folded = NodeSet.fromlist(there, resolver=RESOLVER_NOGROUP)
-        say(f"{folded} staged before -> {os.path.join(job.store, copy.name)}")
+        say(f"{folded(there)} staged before -> {os.path.join(job.folder, copy.name)}")
     if not copy.nodes:
         say(f"all nodes see {copy.item.path}")
 

@@ -1,7 +1,8 @@
-"""Removes a job's folder from a node; sent to the nodes beside :mod:`srunddp.site.staging.node`."""
+"""Removes a job's folder from a node, but for what was written there; sent to the nodes beside the node program."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -10,13 +11,27 @@ from collections.abc import Iterator, Sequence
 
 from srunddp.errors import ConfigError
 
-LOCK = "lock"
-UNPACKED = ".unpacked"
+LOCK, KEEPER = "lock", "keeper"
+# Beside a copy that is whole, of the time when it was; the name changes before anything is taken from the copy.
+UNPACKED, SPOILT = ".unpacked", ".removing"
 
 
 def touch(path: str) -> int:
     """Open a file of our own, which is made if it is not there."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def lock(descriptor: int, wait: float, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file; whether that was possible within so many seconds."""
+    end = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.1)
 
 
 def remove(folder: str, wait: float) -> int:
@@ -26,7 +41,7 @@ def remove(folder: str, wait: float) -> int:
         wait: seconds.
 
     Returns:
-        How many files stay, since somebody has written them in a copy.
+        How many files stay, since they were written there after the copy was whole, or cannot be removed.
 
     Raises:
         ConfigError: it is still in use.
@@ -36,65 +51,63 @@ def remove(folder: str, wait: float) -> int:
         if not lock(held, wait):
             cure = "end them; else it is removed when the job ends"
             raise ConfigError(f"{folder} is in use", expected="ranks that have ended", cure=cure)
-        return _remove(folder)
+        kept = sum(_remove_copy(os.path.join(folder, name)) for name in _copies(folder))
+        for entry in list(os.scandir(folder)):
+            if entry.is_file(follow_symlinks=False) and not entry.name.endswith(SPOILT):
+                os.unlink(entry)
+        if not kept:
+            shutil.rmtree(folder)
+        return kept
     finally:
         os.close(held)
 
 
-def lock(descriptor: int, wait: float) -> bool:
-    """Lock a file for this process alone; whether that was possible within so many seconds."""
-    end = time.monotonic() + wait
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.1)
-
-
-def _remove(folder: str) -> int:
-    copies = [name.removesuffix(UNPACKED) for name in os.listdir(folder) if name.endswith(UNPACKED)]
-    kept = sum(_remove_copy(os.path.join(folder, name)) for name in copies)
-    if not kept:
-        shutil.rmtree(folder)
-        return 0
-    for entry in list(os.scandir(folder)):
-        if entry.is_file(follow_symlinks=False):
-            os.unlink(entry)
-    return kept
+def _copies(folder: str) -> list[str]:
+    """By name; what an unpacking that was killed has left is none, and nobody has seen it."""
+    return [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
 
 
 def _remove_copy(folder: str) -> int:
-    """Remove what was unpacked, and return how many files are newer."""
-    unpacked, kept = os.stat(folder + UNPACKED).st_mtime_ns, 0
+    """Remove what was unpacked, and return how many files are newer; without a mark all of them are."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder + UNPACKED, folder + SPOILT)
+    try:
+        whole = os.stat(folder + SPOILT).st_mtime_ns
+    except FileNotFoundError:
+        whole = 0
+    kept = 0
     for here, folders, files in os.walk(folder, topdown=False):
-        for name in files:
-            path = os.path.join(here, name)
-            if not name.endswith(".pyc") and os.lstat(path).st_mtime_ns > unpacked:
-                kept += 1
-            else:
-                os.unlink(path)
-        for name in folders:
-            path = os.path.join(here, name)
-            if os.path.islink(path):
-                os.unlink(path)
-            elif not os.listdir(path):
-                os.rmdir(path)
-    if not kept and os.path.isdir(folder):
-        os.rmdir(folder)
+        links = [name for name in folders if os.path.islink(os.path.join(here, name))]
+        kept += sum(not _removed(os.path.join(here, name), whole) for name in (*files, *links))
+        with contextlib.suppress(OSError):
+            os.rmdir(here)
+    if not kept:
+        os.unlink(folder + SPOILT)
     return kept
 
 
-def remove_if_over(folder: str, alive: Sequence[str]) -> bool:
-    """Remove what an earlier job has left, unless that job or one of its processes is still there."""
-    if folder.rpartition("-")[2] in alive or os.lstat(folder).st_uid != os.geteuid():
-        return False
+def _removed(path: str, whole: int) -> bool:
+    """Not what was made or changed since; of times only that of the change cannot be set by programs such as cp -p."""
     try:
-        return remove(folder, 0.0) == 0
-    except (OSError, ConfigError):
+        if os.lstat(path).st_ctime_ns > whole and not path.endswith(".pyc"):
+            return False
+        os.unlink(path)
+    except OSError:
         return False
+    return True
+
+
+def remove_if_over(folder: str, alive: Sequence[str]) -> None:
+    """Remove what an earlier job has left, unless that job, the one that keeps its folder or a rank is still there."""
+    with contextlib.suppress(OSError, ConfigError):
+        if folder.rpartition("-")[2] in alive or os.lstat(folder).st_uid != os.geteuid():
+            return
+        keeper = touch(os.path.join(folder, KEEPER))
+        try:
+            if lock(keeper, 0.0):
+                remove(folder, 0.0)
+        finally:
+            os.close(keeper)
 
 
 def left(folder: str) -> Iterator[str]:

@@ -14,11 +14,13 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from srunddp import errors
-from srunddp.site.staging import node, removal, unpack
+from srunddp.site import places
+from srunddp.site.staging import node, removal, sight, unpack
+from srunddp.site.staging import start as starting
 from srunddp.site.staging.jobs import Job
-from srunddp.site.staging.slurm import StagingError, srun, start
+from srunddp.site.staging.slurm import StagingError, folded, last_line, srun, start
 
-_SENT = (errors, removal, unpack, node)
+_SENT = (errors, places, sight, removal, starting, unpack, node)
 READ = """
 import json, sys, types
 for name, source in json.loads(sys.stdin.buffer.readline()):
@@ -26,6 +28,7 @@ for name, source in json.loads(sys.stdin.buffer.readline()):
     exec(compile(source, name, "exec"), sys.modules[name].__dict__)
 node.main()
 """.replace("node.main", f"sys.modules[{node.__name__!r}].main")
+_LAST = 10.0  # seconds for the nodes to remove what they have
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
 
 
@@ -46,8 +49,10 @@ class Step:
         self._timeout = timeout
         self._nodes: set[str] = set()
         self._unread = b""
+        # Not the caller's standard error, which may be a pipe that somebody reads to its end.
+        self._errors = os.memfd_create("srun")
         words = [*srun(job.number, job.nnodes), "/bin/sh", "-c", _START, "sh", python, READ]
-        self._process = start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
         self._write(sources())
 
     def __enter__(self) -> Self:
@@ -62,18 +67,29 @@ class Step:
                 self._send({"do": "leave"})
         self._close()
         if error is not None:
-            self._process.wait()
+            self._end(_LAST)
+
+    def _end(self, seconds: float) -> None:
+        """Wait for srun's end, and bring it about if need be."""
+        for end in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(seconds)
+                return
+            except subprocess.TimeoutExpired:
+                end()
+        self._process.wait()
 
     def _close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
-            stream.close()
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
 
     def wait(self) -> None:
         """Until all tasks have ended: after a clean nothing keeps them."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait()
+        self._end(self._timeout)
 
     def ask(self, **request: Any) -> dict[str, dict[str, Any]]:
         """What each node answers, by its name.
@@ -85,7 +101,7 @@ class Step:
         answers: dict[str, dict[str, Any]] = {}
         end = time.monotonic() + self._timeout
         while len(answers) < self.job.nnodes:
-            answer = json.loads(self._line(end, answers))
+            answer = self._answer(self._line(end, answers))
             answers[answer["node"]] = answer
         self._nodes = set(answers)
         for name in sorted(answers):
@@ -94,8 +110,17 @@ class Step:
                 raise StagingError(f"{name}: {found}", expected=expected, cure=cure)
         return answers
 
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = json.loads(line)
+            answer["node"]
+        except (ValueError, KeyError):
+            cure = "report this as an error of srunddp"
+            raise StagingError(f"the answer {line[:80]!r}", expected="a line of a node", cure=cure) from None
+        return answer
+
     def _send(self, request: dict[str, Any]) -> None:
-        self._write({"folder": self.job.folder, "store": self.job.store, **request})
+        self._write({"folder": self.job.folder, **request})
 
     def _write(self, message: Any) -> None:
         assert self._process.stdin is not None
@@ -117,7 +142,7 @@ class Step:
                     return line
                 continue
             if not select.select([output], [], [], max(0.0, end - time.monotonic()))[0]:
-                silent = ", ".join(sorted(self._nodes - {*answers})) or "some nodes"
+                silent = folded(self._nodes - {*answers}) or "some nodes"
                 cure = "look at these nodes; raise --timeout"
                 raise StagingError(f"no answer from {silent} within {self._timeout:g} s", expected="one", cure=cure)
             read = os.read(output.fileno(), 1 << 16)
@@ -126,10 +151,12 @@ class Step:
             self._unread += read
 
     def _ended(self) -> StagingError:
+        self._end(_LAST)
+        said = os.pread(self._errors, 1 << 16, 0)
         return StagingError(
-            f"srun has ended with {self._process.wait()} before all nodes had answered",
+            f"srun has ended with {self._process.returncode}: {last_line(said)}",
             expected=f"a task on each of {self.job.nnodes} nodes",
-            cure="see its message; each node needs /bin/sh and Python 3.11",
+            cure="see what it says; each node needs /bin/sh, and Python 3.11",
         )
 
 

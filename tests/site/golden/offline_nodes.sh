@@ -42,7 +42,7 @@ trap ended=yes TERM
 
 # To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,
 # since not all nodes could start here: so --chdir=/ below.
-srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --data data/mnist --exclude logs --exclude runs)
+srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --data data/mnist --exclude /logs --exclude runs)
 
 # Where a node, a network or the environment is not fit, the job ends here with 69.
 srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.site.staging import step
+from srunddp.site.staging.sight import mark
 
 NODE = "node09"
 
@@ -19,8 +20,8 @@ NODE = "node09"
 class Node:
     """One task of a staging step, with this folder for the job."""
 
-    def __init__(self, folder: Path, store: Path | None = None) -> None:
-        self.folder, self._store = folder, store or folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-c", step.READ],
             stdin=subprocess.PIPE,
@@ -36,7 +37,7 @@ class Node:
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """What it answers."""
-        self._send({"do": do, "folder": str(self.folder), "store": str(self._store), **request})
+        self._send({"do": do, "folder": str(self.folder), **request})
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert len(line) < 1024
@@ -44,8 +45,6 @@ class Node:
 
     def look(self, *places: Path, alive: list[str] | None = None) -> dict[str, Any]:
         """Ask for these places as they are here."""
-        from srunddp.site.staging.node import mark
-
         named = [{"path": str(place), "mark": mark(str(place))} for place in places]
         return self.ask("look", places=named, alive=alive, python=sys.executable)
 
@@ -56,9 +55,9 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(folder: Path, store: Path | None = None) -> Iterator[Node]:
+def node(folder: Path) -> Iterator[Node]:
     """One that is ended at the end."""
-    started = Node(folder, store)
+    started = Node(folder)
     with started.process:
         try:
             yield started

@@ -5,14 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import signal
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from srunddp.site.staging.node import mark
 from srunddp.site.staging.pack import pack
+from srunddp.site.staging.sight import mark, same
 from tests.site.staging.nodes import NODE, Node, node
 
 LIMIT = 20.0
@@ -39,7 +41,7 @@ def stage(on: Node, project: Path, name: str = "project-1") -> Path:
     wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
     assert "error" not in on.ask("unpack", name=name, packed=wanted)
     place = {"role": "project", "path": str(project), "name": name, "nodes": [NODE]}
-    on.ask("finish", places=[place], cwd="/", python="/bin/echo", srunddp=str(project / "train.py"), variable="")
+    on.ask("finish", places=[place], cwd="/", python="/bin/echo", srunddp=str(project / "train.py"))
     return on.folder / name
 
 
@@ -49,20 +51,23 @@ def test_a_folder_is_seen_by_what_is_in_it(tmp_path: Path, project: Path, job: P
     with node(job) as here:
         places = [{"path": str(path), "mark": mark(str(project))} for path in (project, other, tmp_path / "none")]
         answer = here.ask("look", places=places, alive=None, python="/no/python")
-    assert (answer["sees"], answer["python"]) == ([True, False, False], False)
+    assert (answer["sees"], answer["python"]) == ("100", False)
 
 
-def test_a_log_that_grows_does_not_make_a_folder_another_one(project: Path) -> None:
-    log = project / "slurm-17.out"
-    log.write_text("a line\n")
-    before = mark(str(project))
-    log.write_text("a line\nanother one\n")
-    assert mark(str(project)) == before
-    os.utime(project / "train.py", (0, 0))
-    still = mark(str(project))
-    (project / "train.py").write_text("print('edited long ago')\n")
-    os.utime(project / "train.py", (0, 0))
-    assert mark(str(project)) != still
+def test_a_folder_is_the_same_by_its_identity_or_else_by_all_of_its_entries(project: Path, tmp_path: Path) -> None:
+    here = mark(str(project))
+    (project / "slurm-17.out").write_text("a line\n")
+    assert same(mark(str(project)), here)  # one file system, as on nodes that share it
+    elsewhere = tmp_path / "copy"
+    shutil.copytree(project, elsewhere, copy_function=shutil.copy2)
+    os.utime(elsewhere, (0, 0))
+    assert same(mark(str(elsewhere)), mark(str(project)))
+    os.utime(elsewhere / "train.py", (0, 0))
+    assert not same(mark(str(elsewhere)), mark(str(project)))
+
+
+def test_what_cannot_be_seen_is_nobody_s_folder(tmp_path: Path) -> None:
+    assert not same(mark(str(tmp_path / "none")), mark(str(tmp_path / "none")))
 
 
 def test_the_copy_and_what_leads_to_it_are_for_its_user_alone(project: Path, job: Path) -> None:
@@ -110,8 +115,8 @@ def test_a_broken_archive_leaves_neither_itself_nor_a_copy(project: Path, job: P
             archive.write(b"X")
         wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
         assert "project-1.tar" in here.ask("unpack", name="project-1", packed=wanted)["error"][0]
-        assert here.ask("has", names=["project-1"])["has"] == [False]
-    assert sorted(path.name for path in job.iterdir()) == ["keeper", "lock"]
+        assert here.ask("has", names=["project-1"])["has"] == "0"
+    assert sorted(path.name for path in job.iterdir()) == ["keeper", "lock", "push"]
 
 
 def test_the_end_of_the_job_removes_the_folder(project: Path, job: Path) -> None:
@@ -142,17 +147,93 @@ def test_a_copy_in_use_is_removed_once_no_rank_uses_it(project: Path, job: Path)
     assert not job.exists()
 
 
-def test_what_a_rank_wrote_in_a_copy_stays_and_is_counted(project: Path, job: Path) -> None:
+def test_what_a_rank_wrote_in_a_copy_stays_however_often_is_cleaned(project: Path, job: Path) -> None:
     with node(job) as here:
         here.look(project)
         copy = stage(here, project)
         (copy / "runs" / "first").mkdir(parents=True)
         (copy / "runs" / "first" / "loss.txt").write_text("0.5")
+        (copy / "latest").symlink_to("runs/first")
         (copy / "data" / "one").write_text("2")
+        shutil.copy2(project / "train.py", copy / "old.py")
+        os.utime(copy / "old.py", (1, 1))
         (copy / "train.pyc").write_text("compiled")
-        assert here.ask("clean")["kept"] == 2
-    left = {str(path.relative_to(job)) for path in job.rglob("*") if path.is_file()}
-    assert left == {"project-1/runs/first/loss.txt", "project-1/data/one"}
+        assert here.ask("clean")["kept"] == 4
+        assert here.ask("clean")["kept"] == 4
+    with node(job.with_name("sdd-0-18")) as later:
+        later.look(project, alive=["18"])
+    written = {"runs/first/loss.txt", "latest", "data/one", "old.py"}
+    left = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file() or path.is_symlink()}
+    assert left == written
+
+
+def test_a_start_of_the_same_job_finds_no_copy_in_what_was_left_and_leaves_it(project: Path, job: Path) -> None:
+    with node(job) as first:
+        first.look(project)
+        copy = stage(first, project)
+        (copy / "result").write_text("done")
+        first.ask("clean")
+    with node(job) as again:
+        again.look(project)
+        assert again.ask("has", names=["project-1"])["has"] == "0"
+        stage(again, project)
+        assert (copy / "train.py").exists()
+        assert (job / "project-1.kept-1" / "result").read_text() == "done"
+        assert again.ask("clean")["kept"] == 1
+    assert (job / "project-1.kept-1" / "result").exists()
+
+
+def test_a_copy_that_is_half_removed_is_taken_for_none(project: Path, job: Path) -> None:
+    with node(job) as here:
+        here.look(project)
+        copy = stage(here, project)
+        (copy / "held").mkdir()
+        (copy / "held" / "file").write_text("")
+        here.ask("clean")
+        assert here.ask("has", names=["project-1"])["has"] == "0"
+
+
+def test_only_one_push_of_a_job_goes_on_at_a_time(project: Path, job: Path) -> None:
+    with node(job) as first, node(job) as second:
+        first.look(project)
+        assert "another push" in second.look(project)["error"][0]
+        second.leave_alone()
+        assert second.process.wait(LIMIT) == 0
+        copy = stage(first, project)
+        assert (copy / "train.py").exists()
+
+
+def test_a_second_push_adds_to_what_the_first_has_staged(tmp_path: Path, project: Path, job: Path) -> None:
+    other = tmp_path / "shared" / "data"
+    other.mkdir()
+    with node(job) as first, node(job) as second:
+        first.look(project)
+        stage(first, project)
+        second.look(other)
+        stage(second, other, "data-1")
+    places = json.loads((job / "places.json").read_text())["places"]
+    assert {place["path"] for place in places} == {str(project), str(other)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP])
+def test_a_warning_that_slurm_sends_to_all_steps_does_not_end_the_one_that_keeps(
+    project: Path, job: Path, number: signal.Signals
+) -> None:
+    with node(job) as here:
+        here.look(project)
+        here.process.send_signal(number)
+        assert here.ask("room")["free"] > 0
+        here.leave_alone()
+        here.process.terminate()
+        assert here.process.wait(LIMIT) == 0
+    assert not job.exists()
+
+
+def test_a_folder_in_which_others_could_change_ours_is_refused(tmp_path: Path, project: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with node(tmp_path / "open" / "sdd-0-17") as here:
+        assert "is not sticky" in here.look(project)["error"][0]
 
 
 def test_a_clean_ends_the_one_that_keeps(project: Path, job: Path) -> None:
@@ -173,26 +254,10 @@ def test_a_second_push_uses_what_is_there_and_leaves_it_to_the_first(project: Pa
         stage(first, project)
         first.leave_alone()
         second.look(project)
-        assert second.ask("has", names=["project-1", "project-2"])["has"] == [True, False]
+        assert second.ask("has", names=["project-1", "project-2"])["has"] == "10"
         second.leave_alone()
         assert second.process.wait(LIMIT) == 0
         assert (job / "project-1" / "train.py").exists()
-
-
-def test_copies_that_are_kept_outlive_the_job(tmp_path: Path, project: Path, job: Path) -> None:
-    store = tmp_path / "sdd-0"
-    with node(job, store) as here:
-        here.look(project)
-        packed = pack(project, job / "project-1.tar")
-        wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
-        here.ask("unpack", name="project-1", packed=wanted)
-        here.leave_alone()
-        here.process.terminate()
-        assert here.process.wait(LIMIT) == 0
-    assert not job.exists()
-    with node(tmp_path / "sdd-0-18", store) as later:
-        later.look(project)
-        assert later.ask("has", names=["project-1"])["has"] == [True]
 
 
 def test_folders_of_jobs_that_are_over_are_removed_and_no_others(tmp_path: Path, project: Path, job: Path) -> None:
