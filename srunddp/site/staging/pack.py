@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from srunddp.errors import ConfigError
-from srunddp.site.staging.unpack import inward
+from srunddp.site.staging.archive import inward
 
 _CHUNK, _BLOCK, _END = 1 << 20, 512, 1024
 _LATEST = 8**11 - 1  # what a tar header holds

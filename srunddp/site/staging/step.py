@@ -15,12 +15,12 @@ from typing import IO, Any, Self
 
 from srunddp import errors
 from srunddp.site import places
-from srunddp.site.staging import node, removal, sight, unpack
+from srunddp.site.staging import archive, node, removal, sight, unpack
 from srunddp.site.staging import start as starting
 from srunddp.site.staging.jobs import Job
 from srunddp.site.staging.slurm import StagingError, folded, last_line, srun, start
 
-_SENT = (errors, places, sight, removal, starting, unpack, node)
+_SENT = (errors, places, sight, removal, starting, archive, unpack, node)
 READ = """
 import json, sys, types
 for name, source in json.loads(sys.stdin.buffer.readline()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import json
 import os
@@ -13,8 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from srunddp.run import staged
+from srunddp.site.staging import step
 from srunddp.site.staging.pack import pack
+from srunddp.site.staging.removal import LOCK
 from srunddp.site.staging.sight import mark, same
+from srunddp.site.staging.start import PLACES
 from tests.site.staging.nodes import NODE, Node, node
 
 LIMIT = 20.0
@@ -277,3 +282,16 @@ def test_a_push_that_is_broken_off_leaves_nothing(project: Path, job: Path) -> N
         here.process.terminate()
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
+
+
+def test_what_is_sent_to_a_node_needs_nothing_else_of_srunddp() -> None:
+    sent: set[str] = set()
+    for name, source in step.sources():
+        imports = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.ImportFrom)]
+        assert {each.module for each in imports if each.module and each.module.startswith("srunddp")} <= sent, name
+        assert "__file__" not in source
+        sent.add(name)
+
+
+def test_run_reads_what_staging_writes() -> None:
+    assert (staged._PLACES, staged._LOCK) == (PLACES, LOCK)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
+from srunddp.site.staging.archive import ArchiveError
 from srunddp.site.staging.pack import pack
-from srunddp.site.staging.unpack import ArchiveError
 from tests.conftest import missing
 from tests.site.staging.archives import folder, good, member, snapshot, unpacked, written
 from tests.site.staging.conftest import Scene, scene_in

