@@ -1,6 +1,6 @@
 #!/bin/bash
 # docs/examples/mnist.py on 2 nodes, 8 ranks on each; written by
-#     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=04:00:00 --requeue --venv=.venv --stage --data=data/mnist --stage-exclude=runs --offline --preflight docs/examples/mnist.py --output-dir=runs/first --resume=auto
+#     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=04:00:00 --requeue --venv=.venv --stage --data=data/mnist --stage-exclude=runs --offline --preflight docs/examples/mnist.py --data-dir=data/mnist --output-dir=runs/first --resume=auto
 # To be started in the folder that its paths are relative to:
 #     mkdir -p -- logs && sbatch THIS_FILE
 
@@ -52,7 +52,7 @@ srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
 code=0
 srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   "$srunddp" run --staged --offline \
-  docs/examples/mnist.py --output-dir=runs/first --resume=auto || code=$?
+  docs/examples/mnist.py --data-dir=data/mnist --output-dir=runs/first --resume=auto || code=$?
 
 # 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself
 # before that, would be taken for done.
