@@ -3,6 +3,8 @@
 #
 #     sbatch docs/examples/resume.sh --epochs=200
 #
+# `srunddp sbatch --requeue` writes such a script for any layout.
+#
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
