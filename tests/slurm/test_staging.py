@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.nodes import NODES
+from tests.cluster import slurm
+from tests.cluster.nodes import NODES, machine
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm.conftest import PYTHON, SRUNDDP, Bench, Outcome, outcome
 
@@ -127,7 +130,9 @@ def until(condition: Callable[[], object], limit: float = LIMIT) -> None:
 
 def test_nodes_that_see_nothing_work_in_copies_and_the_others_in_what_is_shared(site: Site) -> None:
     run = f'srun "$staged" run --staged where.py {site.data}'
-    done = site.job(f"staged=$({site.push})\n{run}\necho again\nstaged=$({site.push})\n{run}\nsrunddp stage clean")
+    # A pipe on standard error as well: what stays in the background must not hold it open.
+    first = f"staged=$({site.push} 2>&1 | tee /dev/stderr | tail -1)"
+    done = site.job(f"{first}\n{run}\necho again\nstaged=$({site.push})\n{run}\nsrunddp stage clean")
     assert done.code == 0, done.output
     first, again = done.output.split("again\n", 1)
     for role in ("env", "project", "data"):
@@ -152,6 +157,23 @@ def test_the_end_of_a_job_of_any_kind_leaves_no_copy(site: Site, end: str) -> No
         until(lambda: f" {role}: " in (site.folder / "job.out").read_text())
         site.bench.cluster.run("scancel", number)
     until(lambda: not site.bench.cluster.run("squeue", "--noheader").stdout.strip())
+    until(lambda: left(site.bench) == {})
+    if not end.startswith("scancel"):
+        assert "aborted" not in (site.folder / "job.out").read_text()
+
+
+def test_a_node_that_does_not_answer_ends_a_push_in_time(site: Site) -> None:
+    cluster = site.bench.cluster
+    daemon = slurm.pid(cluster.folder, machine("node06"))
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        site.submit(f"{site.push} --timeout=3; echo code $?")
+        until(lambda: "code 69\n" in (site.folder / "job.out").read_text())
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    said = (site.folder / "job.out").read_text()
+    assert "error: no answer from some nodes within 3 s; expected one -> " in said
+    until(lambda: not cluster.run("squeue", "--noheader").stdout.strip())
     until(lambda: left(site.bench) == {})
 
 

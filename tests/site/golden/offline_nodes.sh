@@ -1,6 +1,6 @@
 #!/bin/bash
 # docs/examples/mnist.py on 2 nodes, 8 ranks on each; written by
-#     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=04:00:00 --requeue --venv=.venv --stage --data=data/mnist --stage-exclude=runs --offline --preflight docs/examples/mnist.py --data-dir=data/mnist --output-dir=runs/first --resume=auto
+#     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=04:00:00 --requeue --venv=.venv --stage --data=/datasets/mnist --stage-exclude=runs --offline --preflight docs/examples/mnist.py --data-dir=/datasets/mnist --output-dir=runs/first --resume=auto
 # To be started in the folder that its paths are relative to:
 #     mkdir -p -- logs && sbatch THIS_FILE
 
@@ -42,7 +42,7 @@ trap ended=yes TERM
 
 # To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,
 # since not all nodes could start here: so --chdir=/ below.
-srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --data data/mnist --exclude /logs --exclude runs)
+srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --data /datasets/mnist --exclude /logs --exclude runs)
 
 # Where a node, a network or the environment is not fit, the job ends here with 69.
 srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
@@ -52,7 +52,7 @@ srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
 code=0
 srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   "$srunddp" run --staged --offline \
-  docs/examples/mnist.py --data-dir=data/mnist --output-dir=runs/first --resume=auto || code=$?
+  docs/examples/mnist.py --data-dir=/datasets/mnist --output-dir=runs/first --resume=auto || code=$?
 
 # 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself
 # before that, would be taken for done.
