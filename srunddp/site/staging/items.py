@@ -63,6 +63,20 @@ def _check(item: Item, paths: list[str]) -> None:
             )
 
 
+def require_whole(item: Item) -> None:
+    """Of an environment that is to be copied: that srunddp is in it, and not installed as editable.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if item.role == "env" and not glob.glob(f"{glob.escape(item.path)}/lib/python*/site-packages/srunddp/__init__.py"):
+        raise ConfigError(
+            f"{item.path} has srunddp somewhere else, as pip install -e leaves it",
+            expected="an environment that is whole",
+            cure="make one with srunddp stage build",
+        )
+
+
 def _aside(project: str, env: str | None) -> list[str]:
     """Patterns of what is in a project and does not belong to it: its history, environments, wheels, the job's log."""
     named = [absolute(env)] if env else []

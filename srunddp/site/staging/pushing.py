@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from srunddp.site.staging.items import Item, absolute
+from srunddp.site.staging.items import Item, absolute, require_whole
 from srunddp.site.staging.jobs import Job, alive
 from srunddp.site.staging.pack import Packed, fingerprint, pack
 from srunddp.site.staging.sending import send
@@ -73,6 +73,8 @@ def _copies(step: Step, items: Sequence[Item], interpreter: str, everywhere: boo
     for index, item in enumerate(items):
         anyway = everywhere and item.role != "project"
         nodes = tuple(sorted(node for node in found if anyway or found[node]["sees"][index] == "0"))
+        if nodes:
+            require_whole(item)
         name = f"{item.role}-{fingerprint(item.path, leave_out=item.apart)[:12]}" if nodes else ""
         copies.append(_Copy(item, name, nodes))
     there = step.ask(do="has", names=[copy.name for copy in copies])
@@ -102,20 +104,23 @@ def _stage(step: Step, copy: _Copy, timeout: float, say: Say) -> None:
         _check_room(step, copy, packed)
         send(step.job, archive, copy.lacking, timeout)
         times.append(time.monotonic())
-    wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
-    done = step.ask(do="unpack", name=copy.name, packed=wanted)
-    if without := [node for node in copy.lacking if done[node]["seconds"] is None]:
-        cure = "name a disk of each node's own with --dir"
-        raise StagingError(
-            f"{folded(without)}: nothing has come to {step.job.folder}", expected="the archive", cure=cure
-        )
+    unpacking = _unpack(step, copy, packed)
     for node in copy.lacking:
         say(f"{node} staged -> {os.path.join(step.job.folder, copy.name)}")
-    unpacking = max(done[node]["seconds"] for node in copy.lacking)
     say(
         f"{copy.item.role}: {packed.files} files, {packed.size >> 20} MiB, packed in {times[1] - times[0]:.1f} s, "
         f"sent in {times[2] - times[1]:.1f} s, unpacked in {unpacking:.1f} s"
     )
+
+
+def _unpack(step: Step, copy: _Copy, packed: Packed) -> float:
+    """How long the slowest node took, in seconds."""
+    wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
+    done = step.ask(do="unpack", name=copy.name, packed=wanted)
+    if without := [node for node in copy.lacking if done[node]["seconds"] is None]:
+        found = f"{folded(without)}: nothing has come to {step.job.folder}"
+        raise StagingError(found, expected="the archive", cure="name a disk of each node's own with --dir")
+    return max(float(done[node]["seconds"]) for node in copy.lacking)
 
 
 def _packing_folder() -> tempfile.TemporaryDirectory[str]:
