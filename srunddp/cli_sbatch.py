@@ -183,9 +183,13 @@ def _carried_out(act: Callable[[], None]) -> None:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: _note([str(message)])
             act()
+            sys.stdout.flush()
     except SrunddpError as error:
         say(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)
+    except OSError as error:
+        say(f"srunddp: error: standard output: {os.strerror(error.errno or 0)}; expected one that can be written\n")
+        os._exit(74)  # sysexits' EX_IOERR; Python's own end would try to write once more
 
 
 def _sbatch(wished: Wish[Job]) -> None:
@@ -193,17 +197,18 @@ def _sbatch(wished: Wish[Job]) -> None:
     job, written = _settled(wished)
     checking.check(job, interactive=interactive)
     known = partition.partitions(os.environ)
-    candidates = partition.chosen(job, known) if known else []
-    partition.check_limits(job, candidates)
+    asked = partition.wished(job, os.environ, interactive=interactive)
+    candidates = partition.chosen(asked, known) if known else []
+    partition.check_limits(asked, candidates)
     _notes(job, written)
-    _note([*partition.defaults(job, candidates), *([] if interactive else place.winning(os.environ))])
+    _note([*partition.defaults(asked, candidates), *([] if interactive else place.winning(os.environ))])
     text = script.render(job, written, interactive=interactive)
     _hand_over(text, wished, prints=not submits)
     if submits and interactive:
         submission.allocate(script.allocation(job), text, os.environ)
     elif submits:
         place.make_log_folder(job.log_dir)
-        click.echo(submission.submit(text, os.environ))
+        click.echo(submission.submit(text, os.environ, lambda line: _note([line])))
 
 
 def _mpirun(wished: Wish[MpiJob]) -> None:

@@ -151,7 +151,7 @@ def _from_file(path: str, keys: Mapping[str, Key]) -> dict[str, _Given]:
         read = secure_path.read(path)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-        cure = "correct --config; every node must see the file"
+        cure = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
         raise ConfigError(f"{path}: {reason}", expected="a file of settings", cure=cure, scope=Scope.NODE) from None
     if read.notes and os.environ.get("RANK", "0") == "0":
         warnings.warn("; ".join(read.notes), stacklevel=4)

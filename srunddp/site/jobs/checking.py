@@ -15,6 +15,9 @@ from srunddp.site.jobs.job import Job, MpiJob, Start
 
 _OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
 _OURS |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+# The script's own, and those that bash does not let be changed.
+_SCRIPTS = {"code", "ended", "monitors", "srunddp", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
+_PATHS = ("script", "venv", "conda", "ifaces", "log_dir", "container", "data", "hostfile")
 _LONGEST = 4000  # of Slurm's options; its parser takes 8 KiB
 _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
 # What a command would take for one of its options.
@@ -32,6 +35,7 @@ def check(start: Start, *, interactive: bool = False) -> None:
     """
     for name, text in _texts(start):
         _check_text(name, text)
+        _check_path(name, text)
     _check_numbers(start)
     _check_lists(start)
     _check_environment(start)
@@ -86,6 +90,12 @@ def _check_text(name: str, text: str) -> None:
         raise ConfigError(f"{option(name)} has {len(text)} letters", expected=f"at most {_LONGEST}", cure="shorten it")
 
 
+def _check_path(name: str, text: str) -> None:
+    if name in _PATHS and text.startswith("~"):
+        found = f"{option(name)} {text!r}"
+        raise ConfigError(found, expected="a path without ~, which nobody expands there", cure="write $HOME instead")
+
+
 def _check_numbers(start: Start) -> None:
     if not start.script:
         raise ConfigError("no script", expected="a training script", cure="name it after the options")
@@ -113,6 +123,8 @@ def _check_lists(start: Start) -> None:
         name, equals, _ = each.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             raise ConfigError(f"--env {each!r}", expected="NAME=VALUE", cure="write one variable for each --env")
+        if name in _SCRIPTS:
+            raise ConfigError(f"--env {name}", expected="no variable of bash's or the script's own", cure="rename it")
         if name in _OURS or name.startswith("SLURM_"):
             by = "Slurm" if name.startswith("SLURM_") else "srunddp, for each rank"
             raise ConfigError(f"--env {name}", expected=f"no variable that is set by {by}", cure="leave it away")
@@ -194,6 +206,9 @@ def _check_together(job: Job, interactive: bool) -> None:
 
 
 def _check_hosts(job: MpiJob) -> None:
+    if job.hosts and job.nodes not in (1, len(job.slots)):
+        found = f"--nodes {job.nodes} for the {len(job.slots)} of --hosts"
+        raise ConfigError(found, expected="as many", cure="leave --nodes away")
     if job.hosts and job.hostfile:
         raise ConfigError("--hosts and --hostfile", expected="one of them", cure="leave --hostfile away")
     for host in job.hosts.split(",") if job.hosts else ():

@@ -6,8 +6,9 @@ import math
 import re
 
 _NAME = r"[A-Za-z_][\w.-]*"
-_GPUS = rf"(?:{_NAME}:)?[1-9]\d{{0,3}}"
-_GRES = rf"{_NAME}(?::{_NAME})?(?::\d+[KMGTP]?)?"
+_TYPE = r"\w[\w.-]*"  # such as a100, 2080ti, 3090 or 1g.5gb
+_GPUS = rf"(?:{_TYPE}:)?[1-9]\d{{0,3}}"
+_GRES = rf"{_NAME}(?::{_TYPE})?(?::\d+[KMGTPkmgtp]?)?"
 _AFTER = r"(?:after|afterany|afterburstbuffer|aftercorr|afternotok|afterok|expand)(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+"
 _EACH = rf"(?:{_AFTER}|singleton)"
 _RANGE = r"\d+(?:-\d+(?::[1-9]\d*)?)?"

@@ -55,6 +55,11 @@ class Start:
     run_options: tuple[str, ...] = ()
 
     @property
+    def contained(self) -> bool:
+        """Whether srunddp runs in a container."""
+        return False
+
+    @property
     def gpus(self) -> int:
         """On each node; 0 for none, or where the text is wrong."""
         return sum(gpu_types(self.gpus_per_node).values())
@@ -126,6 +131,11 @@ class Job(Start):
         return sum(gpu_types(self.gpus_per_node, self.gres).values())
 
     @property
+    def contained(self) -> bool:
+        """Whether srunddp runs in a container."""
+        return bool(self.container or self.container_image)
+
+    @property
     def name(self) -> str:
         """The job's name."""
         return self.job_name or PurePath(self.script or "").stem
@@ -174,8 +184,9 @@ def gpu_types(gpus_per_node: str | None, gres: str | None = None) -> dict[str, i
     found: dict[str, int] = {}
     of_gres = (part.removeprefix("gpu").removeprefix(":") or "1" for part in (gres or "").split(",") if _is_gpu(part))
     for part in filter(None, (*(gpus_per_node or "").split(","), *of_gres)):
-        if match := re.fullmatch(r"(?:([A-Za-z_][\w.-]*)(?::|$))?(\d{1,4})?", part, re.ASCII):
-            found[match[1] or ""] = found.get(match[1] or "", 0) + int(match[2] or 1)
+        if match := re.fullmatch(r"(?:(\w[\w.-]*):)?(\d{1,4})|((?!\d+$)\w[\w.-]*)", part, re.ASCII):
+            kind = match[1] or match[3] or ""
+            found[kind] = found.get(kind, 0) + int(match[2] or 1)
     return found
 
 

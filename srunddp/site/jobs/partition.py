@@ -15,7 +15,8 @@ from srunddp.site.jobs.formats import megabytes, seconds
 from srunddp.site.jobs.job import Job, gpu_types
 
 SCONTROL = ("scontrol", "--all", "--oneliner", "show", "partition")
-SINFO = ("sinfo", "--all", "--noheader", "--format=%R|%D|%c|%m|%G")
+# Without --exact it shows the least of what differs.
+SINFO = ("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G")
 _WITHIN = 5.0
 _NO_LIMIT = ("UNLIMITED", "NONE", "INFINITE", "")
 
@@ -27,11 +28,11 @@ class NodeKind:
     """Nodes of a partition that are alike.
 
     Attributes:
-        count: how many; cpus, memory: of each, in MB; gpus: of each, by type.
+        count: how many; cpus, memory: of each, in MB, infinite where that is not known; gpus: of each, by type.
     """
 
     count: int
-    cpus: int
+    cpus: float
     memory: float
     gpus: Mapping[str, int]
 
@@ -102,13 +103,22 @@ def _limit(text: str) -> str:
 
 
 def parse_nodes(shown: str) -> dict[str, list[NodeKind]]:
-    """By partition, of what sinfo prints: name, count, CPUs, memory and GRES; a ``+`` stands behind what differs."""
+    """By partition, of what sinfo prints: name, count, CPUs, memory and GRES; a ``+`` stands behind a least value."""
     found: dict[str, list[NodeKind]] = {}
     for line in shown.splitlines():
-        if match := re.fullmatch(r"([^|]+)\|(\d+)\|(\d+)\+?\|(\d+)\+?\|(.*)", line.strip()):
+        if match := re.fullmatch(r"([^|]+)\|(\d+)\|(\d+\+?)\|(\d+\+?)\|(.*)", line.strip()):
             gpus = gpu_types(None, re.sub(r"\(.*?\)", "", match[5]))
-            found.setdefault(match[1], []).append(NodeKind(int(match[2]), int(match[3]), float(match[4]), gpus))
+            cpus, memory = (math.inf if text.endswith("+") else float(text) for text in match.group(3, 4))
+            found.setdefault(match[1], []).append(NodeKind(int(match[2]), cpus, memory, gpus))
     return found
+
+
+def wished(job: Job, environ: Mapping[str, str], *, interactive: bool) -> Job:
+    """The job with the partition that the shell's variables give it: for sbatch they win over the script's lines."""
+    exported = environ.get("SALLOC_PARTITION" if interactive else "SBATCH_PARTITION")
+    if not exported or (interactive and job.partition):
+        return job
+    return replace(job, partition=exported)
 
 
 def chosen(job: Job, known: Sequence[Partition]) -> list[Partition]:
@@ -141,12 +151,13 @@ def check_limits(job: Job, candidates: Sequence[Partition]) -> None:
 
 def _excess(job: Job, partition: Partition) -> Iterator[ConfigError]:
     name = f"partition {partition.name}"
-    if partition.state != "UP":
+    if partition.state not in ("UP", "DOWN"):  # jobs may wait in one that is down
         yield ConfigError(f"{name} is {partition.state}", expected="one that is up", cure="name another partition")
-    if job.time and seconds(job.time) > seconds(partition.max_time or "UNLIMITED"):
+    # A QOS may have limits of its own that count instead.
+    if not job.qos and job.time and seconds(job.time) > seconds(partition.max_time or "UNLIMITED"):
         cure = f"say --time={partition.max_time}, and let --requeue go on from there"
         yield ConfigError(f"--time {job.time}", expected=f"at most {partition.max_time} in {name}", cure=cure)
-    if job.nodes > partition.max_nodes:
+    if not job.qos and job.nodes > partition.max_nodes:
         expected = f"at most {partition.max_nodes} for a job in {name}"
         yield ConfigError(f"--nodes {job.nodes}", expected=expected, cure="take fewer, or another partition")
     if partition.kinds:
@@ -159,8 +170,8 @@ def _unfit(job: Job, partition: Partition) -> Iterator[ConfigError]:
     cpus, most = job.tasks * (job.cpus_per_task or 1), max(kind.cpus for kind in kinds)
     if cpus > most:
         found = f"--cpus-per-task {job.cpus_per_task or 1} for {job.tasks} on each node is {cpus} CPUs"
-        cure = f"say --cpus-per-task={max(1, most // job.tasks)}"
-        yield ConfigError(found, expected=f"at most {most} on a node of {name}", cure=cure)
+        cure = f"say --cpus-per-task={max(1, int(most // job.tasks))}"
+        yield ConfigError(found, expected=f"at most {most:.0f} on a node of {name}", cure=cure)
     if not any(_has_gpus(job, kind) for kind in kinds):
         have = ", ".join(sorted({_gpus_in_words(kind.gpus) for kind in kinds}))
         wanted = f"--gpus-per-node {job.gpus_per_node}" if job.gpus_per_node else f"--gres {job.gres}"

@@ -23,6 +23,9 @@ class Written:
     found_venv: bool = False
 
 
+_NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
+
+
 def joined(sections: Sequence[Sequence[str]]) -> str:
     """The script, with an empty line between its sections."""
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
@@ -52,9 +55,10 @@ def environment(start: Start, written: Written) -> list[str]:
             'eval "$("${CONDA_EXE:-conda}" shell.bash hook)"',
             f"conda activate {word(start.conda)}",
             "set -u",
+            _NO_VENV,
         ]
     if not start.venv:
-        return []
+        return [_NO_VENV] if start.contained else []
     origin = " No environment was named: it was active in the shell that wrote this." if written.found_venv else ""
     folder = word(start.venv) if os.path.isabs(start.venv) else f'"$PWD"/{word(start.venv)}'
     return [

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from srunddp.errors import ConfigError
-from srunddp.site.jobs.job import Job, Start
+from srunddp.settings.files import replace_file
+from srunddp.site.jobs.job import Start
 
 T = TypeVar("T", bound=Start)
 
@@ -28,21 +29,17 @@ def with_defaults(start: T, environ: Mapping[str, str], running: str) -> T:
 
 
 def _has_environment(start: Start) -> bool:
-    return bool(start.venv or start.conda or _has_container(start))
-
-
-def _has_container(start: Start) -> bool:
-    return isinstance(start, Job) and bool(start.container or start.container_image)
+    return bool(start.venv or start.conda or start.contained)
 
 
 def _brings_srunddp(start: Start, environ: Mapping[str, str]) -> bool:
     """Whether plain ``srunddp`` is there on the nodes, as far as can be seen here."""
-    folder = start.venv or start.conda
+    folder = start.venv or (start.conda if start.conda and "/" in start.conda else None)
     if start.conda and start.conda == environ.get("CONDA_DEFAULT_ENV"):
         folder = environ.get("CONDA_PREFIX")
     if folder and os.path.isdir(folder):
         return os.access(os.path.join(folder, "bin", "srunddp"), os.X_OK)
-    return bool(folder) or _has_container(start)
+    return _has_environment(start)
 
 
 def check_files(start: Start) -> Iterator[str]:
@@ -81,7 +78,7 @@ def write(text: str, output: str, *, force: bool) -> None:
     if os.path.lexists(path) and not force:
         raise ConfigError(f"{output} is there", expected="a new file", cure="name another, or add --force")
     try:
-        path.write_text(text)
+        replace_file(path, text.encode())
         path.chmod(0o755)
     except OSError as error:
         why = os.strerror(error.errno or 0)

@@ -6,8 +6,6 @@ import re
 import shlex
 from collections.abc import Iterable
 
-words = shlex.join
-
 
 def word(text: str) -> str:
     """For the shell."""

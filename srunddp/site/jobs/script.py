@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import shlex
 
 from srunddp.site.jobs import parts
@@ -110,7 +112,13 @@ def _directives(job: Job) -> list[str]:
 
 def _allocation(job: Job) -> list[str]:
     again = continued([f"exec {each}" if not number else each for number, each in enumerate(_wrapped(job))])
-    return ["# Outside a job: once more, under salloc.", 'if [ -z "${SLURM_JOB_ID:-}" ]; then', *_indented(again), "fi"]
+    return [
+        "# Outside a job: once more, under salloc.",
+        'if [ -z "${SLURM_JOB_ID:-}" ]; then',
+        '  [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }',
+        *_indented(again),
+        "fi",
+    ]
 
 
 def _wrapped(job: Job) -> list[str]:
@@ -176,7 +184,7 @@ def _monitors(job: Job) -> list[str]:
         "monitor() {",
         '  srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task=1 \\',
         f"    --open-mode=append {output} \\",
-        '    bash -c "trap \'\' USR1 USR2; ! command -v \\"\\$1\\" >/dev/null || exec \\"\\$@\\"" \\',
+        '    bash -c "trap \'\' HUP INT USR1 USR2; ! command -v \\"\\$1\\" >/dev/null || exec \\"\\$@\\"" \\',
         '    monitor "$@" </dev/null >/dev/null 2>&1 &',
         '  monitors+=("$!")',
         "}",
@@ -188,7 +196,8 @@ def _monitors(job: Job) -> list[str]:
 def _stage(job: Job) -> list[str]:
     if not job.stage:
         return []
-    without = [*([] if job.log_dir.startswith("/") else [f"/{job.log_dir}"]), *job.stage_exclude]
+    logs = os.path.normpath(job.log_dir)
+    without = [*([] if logs.startswith("/") else [f"/{glob.escape(logs)}"]), *job.stage_exclude]
     options = [*(f"--data {word(each)}" for each in job.data), *(f"--exclude {word(each)}" for each in without)]
     return [
         "# To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,",
@@ -204,7 +213,8 @@ def _command(job: Job) -> str:
 def _srun(job: Job) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
     step = [
-        "srun --kill-on-bad-exit=1",
+        # Also where the site gives jobs no variables, the ranks get the script's.
+        "srun --export=ALL --kill-on-bad-exit=1",
         *(["--chdir=/"] if job.stage else []),
         *(["--gpu-bind=none"] if job.gpus else []),
         *([f"--mpi={word(job.mpi)}"] if job.mpi else []),
@@ -219,7 +229,10 @@ def _container(job: Job) -> list[str]:
     if job.container_image:
         mounts = "".join(f",{word(each)}" for each in job.container_mounts)
         image = f"--container-image={word(job.container_image)}"
-        return [image, f'--container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"']
+        # Else the image's own values of these would win.
+        names = ",".join(each.partition("=")[0] for each in job.env)
+        exported = f" --container-env={names}" if names else ""
+        return [image, f'--container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"{exported}']
     return []
 
 

@@ -18,10 +18,12 @@
 
 set -euo pipefail
 
+unset VIRTUAL_ENV  # that of the shell which submitted this
+
 # Since Slurm 22.05 srun does not take this over from the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 --gpu-bind=none \
+srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   apptainer exec --nv --bind "$PWD" --pwd "$PWD" train.sif \
   srunddp run train.py

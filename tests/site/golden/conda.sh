@@ -23,11 +23,12 @@ set +u
 eval "$("${CONDA_EXE:-conda}" shell.bash hook)"
 conda activate train
 set -u
+unset VIRTUAL_ENV  # that of the shell which submitted this
 
 # Since Slurm 22.05 srun does not take this over from the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 \
+srun --export=ALL --kill-on-bad-exit=1 \
   srunddp run --backend=gloo \
   sweep.py

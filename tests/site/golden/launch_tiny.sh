@@ -8,6 +8,7 @@ set -euo pipefail
 
 # Outside a job: once more, under salloc.
 if [ -z "${SLURM_JOB_ID:-}" ]; then
+  [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }
   exec salloc \
     --job-name=tiny \
     --partition=torch \
@@ -45,10 +46,10 @@ trap : TERM
 srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --exclude /slurm_logs)
 
 # Where a node, a network or the environment is not fit, the job ends here with 69.
-srun --kill-on-bad-exit=1 --chdir=/ \
+srun --export=ALL --kill-on-bad-exit=1 --chdir=/ \
   "$srunddp" check --staged --backend=gloo --output-dir=slurm_logs train_tiny.py
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 --chdir=/ \
+srun --export=ALL --kill-on-bad-exit=1 --chdir=/ \
   "$srunddp" run --staged --offline --backend=gloo --verbose --prefix \
   train_tiny.py --subset 2000 --epochs 3

@@ -45,12 +45,12 @@ trap ended=yes TERM
 srunddp=$(srunddp stage push --env "$VIRTUAL_ENV" --project "$PWD" --data /datasets/mnist --exclude /logs --exclude runs)
 
 # Where a node, a network or the environment is not fit, the job ends here with 69.
-srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
+srun --export=ALL --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   "$srunddp" check --staged --output-dir=logs docs/examples/mnist.py
 
 # The first rank that fails ends the others.
 code=0
-srun --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
+srun --export=ALL --kill-on-bad-exit=1 --chdir=/ --gpu-bind=none \
   "$srunddp" run --staged --offline \
   docs/examples/mnist.py --data-dir=/datasets/mnist --output-dir=runs/first --resume=auto || code=$?
 

@@ -27,5 +27,5 @@ set -u
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 --gpu-bind=none \
+srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run train.py

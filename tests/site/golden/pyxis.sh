@@ -18,11 +18,13 @@
 
 set -euo pipefail
 
+unset VIRTUAL_ENV  # that of the shell which submitted this
+
 # Since Slurm 22.05 srun does not take this over from the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 --gpu-bind=none \
+srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   --container-image='registry.example.org#team/train:1' \
   --container-mounts="$PWD:$PWD",/scratch/data:/data:ro --container-workdir="$PWD" \
   srunddp run train.py --data-dir /data

@@ -31,7 +31,7 @@ trap ended=yes TERM
 
 # The first rank that fails ends the others.
 code=0
-srun --kill-on-bad-exit=1 --gpu-bind=none \
+srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run docs/examples/mnist.py --epochs=200 --output-dir=runs/first --resume=auto || code=$?
 
 # 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself

@@ -27,5 +27,5 @@ unset PYTHONHOME
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 --gpu-bind=none \
+srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run train_distributed.py --epochs=10 --batch-size=64 --lr=0.01 --data-dir=./data --checkpoint-dir=./checkpoints

@@ -16,6 +16,6 @@
 set -euo pipefail
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 \
+srun --export=ALL --kill-on-bad-exit=1 \
   srunddp run --backend=gloo --ifaces=etc/ifaces.conf \
   train_gloo.py

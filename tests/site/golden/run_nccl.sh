@@ -21,6 +21,6 @@ export NCCL_IB_DISABLE=1
 export NCCL_DEBUG=INFO
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 --gpu-bind=none \
+srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run --backend=nccl --ifaces=etc/ifaces.conf \
   py_exe.py

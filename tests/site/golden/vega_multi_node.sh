@@ -51,7 +51,7 @@ trap : TERM
 monitor() {
   srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task=1 \
     --open-mode=append --output=logs/"$1-%j-%N.log" \
-    bash -c "trap '' USR1 USR2; ! command -v \"\$1\" >/dev/null || exec \"\$@\"" \
+    bash -c "trap '' HUP INT USR1 USR2; ! command -v \"\$1\" >/dev/null || exec \"\$@\"" \
     monitor "$@" </dev/null >/dev/null 2>&1 &
   monitors+=("$!")
 }
@@ -59,5 +59,5 @@ monitor top -b -d 5 -u "$(id -un)"
 monitor nvidia-smi dmon -s pucvmet -d 5
 
 # The first rank that fails ends the others.
-srun --kill-on-bad-exit=1 --gpu-bind=none \
+srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
   srunddp run training_script_name.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8

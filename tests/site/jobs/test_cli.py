@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.run.starting import srunddp, write
 from tests.test_cli import one_message
 
@@ -163,3 +165,59 @@ def test_a_file_that_a_group_may_change_is_noted_in_one_line(tmp_path: Path) -> 
 def test_the_script_is_one_that_bash_reads(tmp_path: Path) -> None:
     done = srunddp("sbatch", "--monitor=5", "--requeue", "--preflight", "train.py", folder=tmp_path)
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True).returncode == 0
+
+
+def test_what_sbatch_says_besides_is_passed_on_and_the_number_is_found_among_greetings(tmp_path: Path) -> None:
+    path = stub(tmp_path, "sbatch", "printf 'sbatch: caf\\351 is closed\\n' >&2; echo welcome; echo '4711;cluster'")
+    done = srunddp("sbatch", "--submit", "train.py", folder=tmp_path, PATH=path)
+    assert (done.returncode, done.stdout) == (0, "4711\n")
+    assert "srunddp: note: sbatch: caf\N{REPLACEMENT CHARACTER} is closed\n" in done.stderr
+
+
+def test_nothing_of_the_job_that_the_shell_is_in_reaches_the_next(tmp_path: Path) -> None:
+    path = stub(tmp_path, "sbatch", "env >variables; echo 1")
+    srunddp("sbatch", "--submit", "train.py", folder=tmp_path, PATH=path, SLURM_CPUS_PER_TASK="7", SLURM_CONF="/c")
+    given = (tmp_path / "variables").read_text()
+    assert "SLURM_CONF=/c\n" in given
+    assert "SLURM_CPUS_PER_TASK" not in given
+
+
+def test_a_conda_environment_is_found_by_its_name_not_by_a_folder_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    script = srunddp("sbatch", "--conda=train", "train.py", folder=tmp_path).stdout
+    assert script.splitlines()[-1].split()[0] == "srunddp"
+    assert "unset VIRTUAL_ENV" in script
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ("--log-dir=~/logs", "--log-dir '~/logs'; expected a path without ~"),
+        ("--env=UID=5", "--env UID; expected no variable of bash's"),
+        ("--env=code=5", "--env code; expected no variable of bash's or the script's own"),
+    ],
+)
+def test_what_the_shell_would_read_otherwise_is_refused(option: str, found: str, tmp_path: Path) -> None:
+    assert found in one_message(srunddp("sbatch", option, "train.py", folder=tmp_path))
+
+
+def test_a_log_folder_is_left_out_of_what_is_staged_however_it_is_written(tmp_path: Path) -> None:
+    options = ("--venv=venv", "--stage", "--log-dir=./logs [1]/", "train.py")
+    script = srunddp("sbatch", *options, folder=tmp_path).stdout
+    assert "--exclude '/logs [[]1]')" in script
+
+
+def test_an_interactive_script_that_is_no_file_says_so_and_allocates_nothing(tmp_path: Path) -> None:
+    script = srunddp("sbatch", "--salloc", "train.py", folder=tmp_path).stdout
+    path = stub(tmp_path, "salloc", "touch allocated")
+    done = subprocess.run(["bash"], input=script, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (78, "this script has to be a file: bash FILE\n")
+    assert not (tmp_path / "allocated").exists()
+
+
+def test_a_full_standard_output_is_one_message(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, str(ROOT / "bin" / "srunddp"), "sbatch", "train.py"]
+        done = subprocess.run(words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 74
+    assert done.stderr.splitlines()[-1].startswith("srunddp: error: standard output: No space left on device")

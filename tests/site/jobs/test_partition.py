@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.site.jobs import partition
+from srunddp.site.jobs import checking, partition
 from srunddp.site.jobs.job import Job
 from srunddp.site.jobs.partition import Partition
 
@@ -19,8 +19,8 @@ PartitionName=cpu Default=NO DefaultTime=NONE MaxNodes=UNLIMITED MaxTime=UNLIMIT
 PartitionName=old AllowGroups=ALL Default=NO DefaultTime=NONE MaxNodes=UNLIMITED MaxTime=UNLIMITED State=DRAIN
 """
 SINFO = """\
-gpu|4|64|512000+|gpu:a100:4(S:0-1)
-gpu|8|128+|1024000|gpu:h100:8(S:0-1),shard:8
+gpu|4|64|512000|gpu:a100:4(S:0-1)
+gpu|8|128|1024000|gpu:h100:8(S:0-1),shard:8
 cpu|20|32|128000|(null)
 broken line
 """
@@ -74,6 +74,36 @@ def test_a_machine_without_slurm_has_no_partitions() -> None:
 )
 def test_what_is_within_the_limits_passes(fields: dict[str, Any]) -> None:
     judged(**fields)
+
+
+def test_a_least_value_is_no_limit() -> None:
+    """As sinfo shows it of nodes that differ."""
+    job = Job(script="train.py", cpus_per_task=100, mem="2T")
+    partition.check_limits(job, partition.chosen(job, known(sinfo="gpu|4|64+|512000+|gpu:a100:4\n")))
+
+
+@pytest.mark.parametrize("kind", ["2080ti", "1g.5gb", "3090", "a100-sxm4"])
+def test_gpus_may_be_of_a_type_that_begins_with_a_digit(kind: str) -> None:
+    partitions = known(sinfo=f"gpu|4|64|512000|gpu:{kind}:4(S:0-1)\n")
+    for fields in ({"gpus_per_node": "4"}, {"gpus_per_node": f"{kind}:4"}, {"gres": f"gpu:{kind}:4,lscratch:100g"}):
+        job = Job(script="train.py", **fields)  # type: ignore[arg-type]
+        checking.check(job)
+        partition.check_limits(job, partition.chosen(job, partitions))
+        assert job.tasks == 4
+
+
+def test_jobs_may_wait_in_a_partition_that_is_down_and_a_qos_has_limits_of_its_own() -> None:
+    down = known(scontrol=SCONTROL.replace("State=UP", "State=DOWN"))
+    for fields in ({}, {"qos": "long", "time": "9-0", "nodes": 9}):
+        job = Job(script="train.py", **fields)  # type: ignore[arg-type]
+        partition.check_limits(job, partition.chosen(job, down))
+
+
+def test_the_partition_that_the_shell_exports_is_the_one_that_is_judged() -> None:
+    job = Job(script="train.py", partition="gpu")
+    assert partition.wished(job, {"SBATCH_PARTITION": "cpu"}, interactive=False).partition == "cpu"
+    assert partition.wished(job, {"SALLOC_PARTITION": "cpu"}, interactive=True).partition == "gpu"
+    assert partition.wished(Job(script="x"), {"SALLOC_PARTITION": "cpu"}, interactive=True).partition == "cpu"
 
 
 @pytest.mark.parametrize(
