@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import shlex
 
-from srunddp.site.jobs import parts
+from srunddp.site.jobs import beside, parts
 from srunddp.site.jobs.job import Job
 from srunddp.site.jobs.parts import Written
 from srunddp.site.jobs.quoting import continued, directive, pattern, word
@@ -31,10 +29,10 @@ def render(job: Job, written: Written, *, interactive: bool = False) -> str:
         parts.exports(job),
         _cpus(job),
         _log_folder(job) if interactive else [],
-        _clean_up(job),
-        _patience(job),
-        _monitors(job),
-        _stage(job),
+        beside.clean_up(job),
+        beside.patience(job),
+        beside.monitors(job),
+        beside.stage(job),
         _preflight(job),
         *_training(job),
     ]
@@ -143,69 +141,6 @@ def _log_folder(job: Job) -> list[str]:
     return [f"mkdir -p -- {word(job.log_dir)}"] if job.monitor or job.preflight else []
 
 
-def _clean_up(job: Job) -> list[str]:
-    """What ends with the script, however that ends; empty where nothing has to."""
-    if not _cleans_up(job):
-        return []
-    end = ['  [ ${#monitors[@]} = 0 ] || kill "${monitors[@]}" 2>/dev/null || true'] if job.monitor else []
-    return [
-        *(["monitors=()"] if job.monitor else []),
-        "clean_up() {",
-        "  trap - EXIT",
-        *end,
-        *([f"  {word(job.command)} stage clean || true"] if job.stage else []),
-        "}",
-        "trap clean_up EXIT",
-    ]
-
-
-def _patience(job: Job) -> list[str]:
-    """Where something follows upon the training."""
-    if not (_cleans_up(job) or job.requeue):
-        return []
-    note = "ended=yes" if job.requeue else ":"
-    return [
-        "# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.",
-        *(["ended="] if job.requeue else []),
-        f"trap {note} TERM",
-    ]
-
-
-def _cleans_up(job: Job) -> bool:
-    return bool(job.monitor or job.stage)
-
-
-def _monitors(job: Job) -> list[str]:
-    if not job.monitor:
-        return []
-    output = f'--output={word(pattern(job.log_dir))}/"$1-%j-%N.log"'
-    lines = [
-        "# One on each node, beside the ranks; the signals that Slurm sends to all steps do not end it.",
-        "monitor() {",
-        '  srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task=1 \\',
-        f"    --open-mode=append {output} \\",
-        '    bash -c "trap \'\' HUP INT USR1 USR2; ! command -v \\"\\$1\\" >/dev/null || exec \\"\\$@\\"" \\',
-        '    monitor "$@" </dev/null >/dev/null 2>&1 &',
-        '  monitors+=("$!")',
-        "}",
-        f'monitor top -b -d {job.monitor} -u "$(id -un)"',
-    ]
-    return [*lines, *([f"monitor nvidia-smi dmon -s pucvmet -d {job.monitor}"] if job.gpus else [])]
-
-
-def _stage(job: Job) -> list[str]:
-    if not job.stage:
-        return []
-    logs = os.path.normpath(job.log_dir)
-    without = [*([] if logs.startswith("/") else [f"/{glob.escape(logs)}"]), *job.stage_exclude]
-    options = [*(f"--data {word(each)}" for each in job.data), *(f"--exclude {word(each)}" for each in without)]
-    return [
-        "# To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,",
-        "# since not all nodes could start here: so --chdir=/ below.",
-        " ".join([f'srunddp=$({word(job.command)} stage push --env "$VIRTUAL_ENV" --project "$PWD"', *options]) + ")",
-    ]
-
-
 def _command(job: Job) -> str:
     return '"$srunddp"' if job.stage else word(job.command)
 
@@ -257,7 +192,7 @@ def _leave(job: Job) -> list[str]:
         "# 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself",
         "# before that, would be taken for done.",
         'if [ "$code" = 143 ] && [ -z "$ended" ]; then',
-        *(["  clean_up"] if _cleans_up(job) else []),
+        *(["  clean_up"] if beside.cleans_up(job) else []),
         f"  sleep {_SLEEP} || true",
         "fi",
         'exit "$code"',
