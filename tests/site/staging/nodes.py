@@ -37,7 +37,15 @@ class Node:
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """What it answers."""
+        self.send(do, **request)
+        return self.answer()
+
+    def send(self, do: str, **request: Any) -> None:
+        """Without waiting for the answer."""
         self._send({"do": do, "folder": str(self.folder), **request})
+
+    def answer(self) -> dict[str, Any]:
+        """To what was sent."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert len(line) < 1024

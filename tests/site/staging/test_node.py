@@ -6,6 +6,7 @@ import ast
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import stat
@@ -241,12 +242,17 @@ def test_a_folder_in_which_others_could_change_ours_is_refused(tmp_path: Path, p
         assert "is not sticky" in here.look(project)["error"][0]
 
 
-def test_a_clean_ends_the_one_that_keeps(project: Path, job: Path) -> None:
+def test_a_clean_sees_the_end_of_the_one_that_keeps(project: Path, job: Path) -> None:
     with node(job) as keeper, node(job) as cleaner:
         keeper.look(project)
         stage(keeper, project)
         keeper.leave_alone()
-        assert cleaner.ask("clean")["kept"] == 0
+        keeper.process.send_signal(signal.SIGSTOP)
+        cleaner.send("clean")
+        assert cleaner.process.stdout is not None
+        assert not select.select([cleaner.process.stdout], [], [], 1.0)[0]
+        keeper.process.send_signal(signal.SIGCONT)
+        assert cleaner.answer()["kept"] == 0
         assert keeper.process.wait(LIMIT) == 0
         cleaner.leave_alone()
         assert cleaner.process.wait(LIMIT) == 0
@@ -266,14 +272,15 @@ def test_a_second_push_uses_what_is_there_and_leaves_it_to_the_first(project: Pa
 
 
 def test_folders_of_jobs_that_are_over_are_removed_and_no_others(tmp_path: Path, project: Path, job: Path) -> None:
-    for name in ("sdd-0-3", "sdd-0-4", "sdd-0-5", "sdd-1-3", "sdd-0-x", "sdd-0"):
+    for name in ("sdd-0-3", "sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0"):
         (tmp_path / name).mkdir(mode=0o700)
-    with (tmp_path / "sdd-0-5" / "lock").open("w") as rank:
+    with (tmp_path / "sdd-0-5" / "lock").open("w") as rank, (tmp_path / "sdd-0-6" / "keeper").open("w") as keeper:
         fcntl.flock(rank, fcntl.LOCK_SH)
+        fcntl.flock(keeper, fcntl.LOCK_EX)  # of a job that began after the list was made
         with node(job) as here:
             here.look(project, alive=["4", "17"])
     there = {path.name for path in tmp_path.iterdir()}
-    assert there == {"sdd-0-4", "sdd-0-5", "sdd-1-3", "sdd-0-x", "sdd-0", "sdd-0-17", "shared"}
+    assert there == {"sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0", "sdd-0-17", "shared"}
 
 
 def test_a_push_that_is_broken_off_leaves_nothing(project: Path, job: Path) -> None:
