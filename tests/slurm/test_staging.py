@@ -117,7 +117,8 @@ def with_torch(site: Site) -> Path:
 
 def left(bench: Bench) -> dict[str, list[str]]:
     """What staging has left in the nodes' /tmp."""
-    names = {node.name: bench.cluster.on(node.name, "ls", "-A", "/tmp").stdout.split() for node in NODES}
+    shown = {node.name: bench.cluster.on(node.name, "ls", "-A", "/tmp").stdout.split() for node in NODES}
+    names = {node: [name for name in found if name.startswith("sdd-")] for node, found in shown.items()}
     return {node: found for node, found in names.items() if found}
 
 
