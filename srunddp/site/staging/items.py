@@ -78,13 +78,13 @@ def require_whole(item: Item) -> None:
 
 
 def _aside(project: str, env: str | None) -> list[str]:
-    """Patterns of what is in a project and does not belong to it: its history, environments, wheels, the job's log."""
+    """Patterns of what is in a project and is not its own: history, bytecode, environments, wheels, the job's log."""
     named = [absolute(env)] if env else []
     made = [entry.path for entry in os.scandir(project) if os.path.exists(os.path.join(entry, "pyvenv.cfg"))]
     beside = [f"{path}.{suffix}" for path in (*named, *made) for suffix in ("wheels", "log")]
     ours = [os.path.join(project, os.path.relpath(log, os.path.realpath(project))) for log in _logs()]
     paths = [path for path in (*named, *made, *beside, *ours) if path.startswith(project + "/")]
-    return [".git", *(glob.escape(path.removeprefix(project)) for path in paths)]
+    return [".git", "__pycache__", *(glob.escape(path.removeprefix(project)) for path in paths)]
 
 
 def _logs() -> list[str]:

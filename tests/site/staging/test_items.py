@@ -20,7 +20,17 @@ from tests.conftest import ROOT
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "project"
-    for name in ("pkg/data", "data", ".git", "logs", "pkg/logs", "venv/bin", "venv.wheels", "old/bin"):
+    for name in (
+        "pkg/data",
+        "data",
+        ".git",
+        "pkg/__pycache__",
+        "logs",
+        "pkg/logs",
+        "venv/bin",
+        "venv.wheels",
+        "old/bin",
+    ):
         (folder / name).mkdir(parents=True)
         (folder / name / "file").write_text(name)
     for env in ("venv", "old"):
