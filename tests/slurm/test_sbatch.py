@@ -258,7 +258,7 @@ def test_slurm_reads_back_a_name_of_any_letters_and_the_ranks_get_any_arguments(
 
 
 def test_what_slurm_or_the_partition_refuses_is_one_line(site: Site) -> None:
-    done = site.srunddp("--submit", "--account=no such", "--qos=none at all", "--time=2-0", "train.py", check=False)
+    done = site.srunddp("--submit", "--account=no such", "--time=2-0", "train.py", check=False)
     assert done.returncode == 78
     assert "--time 2-0; expected at most 1-00:00:00 in partition gpu -> say --time=1-00:00:00, " in done.stderr
     done = site.srunddp("--partition=gpus", "train.py", check=False)
