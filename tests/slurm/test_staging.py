@@ -19,6 +19,7 @@ import pytest
 from tests.cluster import slurm
 from tests.cluster.nodes import NODES, machine
 from tests.conftest import PROGRAMS, ROOT
+from tests.slurm import jobs
 from tests.slurm.conftest import PYTHON, SRUNDDP, Bench, Outcome, outcome
 
 pytestmark = pytest.mark.slurm
@@ -248,3 +249,24 @@ def test_importing_torch_from_a_copy_makes_no_call_on_the_shared_environment(sit
     assert found, done.output
     assert int(found[1]) > 10_000
     assert int(found[2]) == 0
+
+
+def test_a_staged_job_that_is_requeued_is_staged_again_and_goes_on(site: Site, with_torch: Path) -> None:
+    cluster, steps, folder = site.bench.cluster, site.bench.cluster.shared / "steps", site.folder / "requeued"
+    for each in (steps, folder):
+        each.mkdir()
+    shutil.copy(PROGRAMS / "preempted.py", site.project)
+    layout = ("--nodes=2", "--nodelist=node01,node02", "--ntasks-per-node=1", f"--venv={with_torch}", "--time=60")
+    words = (*layout, "--stage", "--requeue", "--signal=none", "--env=LEAD=0", "--submit", "preempted.py", str(steps))
+    done = cluster.run("env", f"--chdir={site.project}", SRUNDDP, "sbatch", *words, env=site.variables)
+    job = jobs.Job(site.bench, folder, done.stdout.strip())
+    (folder / "out").symlink_to(site.project / "logs" / f"preempted-{job.number}.out")
+    jobs.until(lambda: len(list(steps.glob("at.0.?"))) == 2, [job])
+    cluster.run("scancel", "--signal=USR2", job.number)
+    jobs.until(job.is_over, [job])
+    assert (job.state, job.code, job.restarts) == ("COMPLETED", 0, 1), job
+    assert job.output.count("srunddp: node02 staged -> ") == 4
+    assert "srunddp: error: " not in job.output
+    step = jobs.found(job.output, jobs.STOPPED.format("SIGUSR2", "; the job is requeued"))
+    assert f"done from step {step} to {int(step) + 5}\n" in job.output
+    until(lambda: left(site.bench) == {})

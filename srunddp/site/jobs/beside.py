@@ -19,7 +19,8 @@ def clean_up(job: Job) -> list[str]:
         "clean_up() {",
         "  trap - EXIT",
         *end,
-        *([f"  {word(job.command)} stage clean || true"] if job.stage else []),
+        # At a job's end no step can be started any more, and the copies go by themselves.
+        *([f'  [ -n "${{ended:-}}" ] || {word(job.command)} stage clean || true'] if job.stage else []),
         "}",
         "trap clean_up EXIT",
     ]
@@ -29,11 +30,11 @@ def patience(job: Job) -> list[str]:
     """Where something follows upon the training."""
     if not (cleans_up(job) or job.requeue):
         return []
-    note = "ended=yes" if job.requeue else ":"
+    asks = job.requeue or job.stage
     return [
         "# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.",
-        *(["ended="] if job.requeue else []),
-        f"trap {note} TERM",
+        *(["ended="] if asks else []),
+        f"trap {'ended=yes' if asks else ':'} TERM",
     ]
 
 

@@ -34,12 +34,13 @@ mkdir -p -- slurm_logs
 
 clean_up() {
   trap - EXIT
-  srunddp stage clean || true
+  [ -n "${ended:-}" ] || srunddp stage clean || true
 }
 trap clean_up EXIT
 
 # Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
-trap : TERM
+ended=
+trap ended=yes TERM
 
 # To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,
 # since not all nodes could start here: so --chdir=/ below.

@@ -32,7 +32,7 @@ export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 clean_up() {
   trap - EXIT
-  srunddp stage clean || true
+  [ -n "${ended:-}" ] || srunddp stage clean || true
 }
 trap clean_up EXIT
 
