@@ -63,7 +63,7 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
         if os.environ.get("RANK", "0") == "0":
             print(usage(keys_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
-    return _fill(kind, [(name, plain(text)) for name, text in options])
+    return fill(kind, [(name, plain(text)) for name, text in options])
 
 
 def fill(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
@@ -72,10 +72,6 @@ def fill(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     Args:
         options: names without dashes in front, ``config`` among them, and values.
     """
-    return _fill(kind, options)
-
-
-def _fill(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     keys = keys_of(kind)
     given: dict[str, _Given] = {}
     for name, node in options:

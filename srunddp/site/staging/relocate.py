@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 # As uv and distlib have it: the shell runs the second line, and for Python both are a string.
@@ -53,10 +54,9 @@ def _rewrite(path: Path, scripts: bytes) -> None:
 
 
 def _rewrite_activate(path: Path, place: Path, mark: str) -> None:
-    quoted = "'" + str(place).replace("'", "'\\''") + "'"
     text, named = re.subn(
         r"^ *(?:export )?VIRTUAL_ENV=[\"'/].*\n",
-        lambda _: _ACTIVATE.format(mark=mark, place=quoted),
+        lambda _: _ACTIVATE.format(mark=mark, place=shlex.quote(str(place))),
         path.read_text(),
         flags=re.MULTILINE,
     )

@@ -26,17 +26,18 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
     """
     words = [*srun(job.number, len(nodes), nodes), "/bin/sh", "-c", _WAITING]
     target = os.path.join(job.folder, os.path.basename(archive))
-    with start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as step:
-        limit = threading.Timer(timeout, step.kill)
-        limit.start()
-        try:
+    step = start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    limit = threading.Timer(timeout, step.kill)
+    limit.start()
+    try:
+        with step:
             assert step.stdout is not None
-            number = _number(step.stdout)
-            problem = _sbcast(timeout, "--force", "--compress", f"--jobid={job.number}.{number}", archive, target)
+            to = f"--jobid={job.number}.{_number(step.stdout)}"
+            problem = _sbcast(timeout, "--force", "--compress", to, archive, target)
             if "ompress" in problem:  # Slurm was built without lz4
-                problem = _sbcast(timeout, "--force", f"--jobid={job.number}.{number}", archive, target)
-        finally:
-            step.kill() if limit.finished.is_set() else limit.cancel()
+                problem = _sbcast(timeout, "--force", to, archive, target)
+    finally:
+        limit.cancel()
     if problem:
         raise StagingError(f"sbcast: {problem}", expected="a copy on each node", cure="see to these nodes")
 

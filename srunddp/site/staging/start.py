@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,14 +30,15 @@ def launcher(folder: str, places: list[Place], start: Mapping[str, Any]) -> str:
         folder: the job's; start: the interpreter ``python`` and the program ``srunddp`` where nothing is a copy.
     """
     env = next((place for place in places if place["role"] == "env"), None)
-    lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={_quoted(folder)}"]
+    lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(folder)}"]
     if env is None:
-        python, program = (_quoted(_moved(start[name], places)) for name in ("python", "srunddp"))
-        return "\n".join([*lines, f'exec {python} {program} "$@"', ""])
-    here = env["here"]
-    variable = "VIRTUAL_ENV" if os.path.exists(f"{here}/pyvenv.cfg") else "CONDA_PREFIX"
-    lines += [f"export {variable}={_quoted(here)}", f'PATH={_quoted(here + "/bin")}:"$PATH"']
-    return "\n".join([*lines, f'exec {_quoted(here + "/bin/python")} {_quoted(here + "/bin/srunddp")} "$@"', ""])
+        words = [_moved(start[name], places) for name in ("python", "srunddp")]
+    else:
+        here = env["here"]
+        variable = "VIRTUAL_ENV" if os.path.exists(f"{here}/pyvenv.cfg") else "CONDA_PREFIX"
+        lines += [f"export {variable}={shlex.quote(here)}", f'PATH={shlex.quote(here + "/bin")}:"$PATH"']
+        words = [f"{here}/bin/python", f"{here}/bin/srunddp"]
+    return "\n".join([*lines, f'exec {shlex.join(words)} "$@"', ""])
 
 
 def _moved(path: str, places: Iterable[Place]) -> str:
@@ -44,10 +46,6 @@ def _moved(path: str, places: Iterable[Place]) -> str:
         if path.startswith(place["path"] + "/"):
             return place["here"] + path.removeprefix(place["path"])
     return path
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def write(path: str, text: str, mode: int) -> None:

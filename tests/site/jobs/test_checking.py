@@ -91,7 +91,7 @@ def test_a_size_is_taken(mem: str) -> None:
     ids=str,
 )
 def test_what_cannot_be_meant_is_refused_with_its_cure(fields: dict[str, Any], said: str) -> None:
-    assert refusal(**fields).startswith(said) or said in refusal(**fields)
+    assert said in refusal(**fields)
 
 
 @pytest.mark.parametrize("fields", [{"requeue": True}, {"array": "0-3"}], ids=str)
