@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
@@ -23,14 +23,17 @@ from srunddp.bootstrap.line import Meeting
 from srunddp.cli_options import Seconds
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.farewell import tell_failure
-from srunddp.launch import Wishes, check_lines, destination, launch, open_output
+from srunddp.launch import check_lines, launch
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
+from srunddp.observe.monitor import Monitor
 from srunddp.run.logs import Destination, Output
 from srunddp.run.offline import contradictions
 from srunddp.run.script import Script, check
 from srunddp.run.staged import enter, hold, outside, read
 from srunddp.run.verdict import say
+from srunddp.wishes import Wishes, destination, open_monitor, open_output
 
+MONITOR_SECONDS = 5
 _LAST_WORD = 1.0
 # Each in the module that has it: a rank that starts a training is not to import them.
 _BEFORE = {
@@ -60,6 +63,25 @@ class _RunByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
+class _Run(click.Command):
+    """``--monitor`` means ``--monitor=5``: click would take the script's name for its value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", False)}
+        for place in _options(args, takes - {"--monitor"}):
+            if args[place] == "--monitor":
+                args[place] = f"--monitor={MONITOR_SECONDS}"
+        return super().parse_args(ctx, args)
+
+
+def _options(args: list[str], takes: set[str]) -> Iterator[int]:
+    """The places of the options before the script; ``takes`` are those with a value of their own."""
+    place = 0
+    while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
+        yield place
+        place += 2 if args[place] in takes else 1
+
+
 @click.group(cls=_RunByDefault)
 @click.version_option(__version__, prog_name="srunddp")
 def main() -> None:
@@ -67,6 +89,7 @@ def main() -> None:
 
 
 @main.command(
+    cls=_Run,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     epilog="Before a job: srunddp check, srunddp explain, srunddp ifaces scan, srunddp ifaces check. "
     "Job scripts: srunddp sbatch, srunddp mpirun.",
@@ -94,6 +117,13 @@ def main() -> None:
 @click.option("--log-dir", metavar="DIR", help="A file for each rank's output, in a folder for each run.")
 @click.option("--tee", metavar="RANKS", help="With --log-dir: the ranks shown on the terminal too; 0 unless given.")
 @click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
+@click.option(
+    "--monitor",
+    type=Seconds(),
+    metavar="[=SECONDS]",
+    help="Sample GPUs, CPUs, memory and network of each node, every 5 s unless given, for srunddp report.",
+)
+@click.option("--monitor-dir", metavar="DIR", help="Where the samples go; --log-dir's folder, else logs, unless given.")
 @click.option("--offline", is_flag=True, help="Have Hugging Face's libraries ask no server; caches, threads.")
 @click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
 @click.option("--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script.")
@@ -148,7 +178,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         if given["verbose"]:
             _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
 
-    return launch(prepared, ready.script, wishes, ready.output, told, _say)
+    return launch(prepared, ready.script, wishes, ready.output, ready.monitor, told, _say)
 
 
 @dataclass(frozen=True)
@@ -167,6 +197,7 @@ class _Ready:
     prepared: Prepared
     script: Script
     output: Output
+    monitor: Monitor
     notes: tuple[str, ...]
 
 
@@ -179,10 +210,10 @@ def _ready(start: _Start, wishes: Wishes, environment: Environment) -> _Ready:
             start, notes = _in_copies(start)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
-        output = open_output(start.where, environment)
+        output, monitor = open_output(start.where, environment), open_monitor(wishes, environment, start.script)
         prepared = prepare(start.options, environment)
         check_lines(environment)
-        return _Ready(bind(prepared), start.script, output, notes)
+        return _Ready(bind(prepared), start.script, output, monitor, notes)
     except SrunddpError as error:
         if environment.rank == 0:
             _say(f"error: {error}")

@@ -13,10 +13,10 @@ from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS
 from srunddp.errors import SrunddpError
-from srunddp.launch import Wishes
 from srunddp.meeting import DEFAULT_TIMEOUT
 from srunddp.run.staged import enter, read
 from srunddp.run.verdict import say
+from srunddp.wishes import Wishes
 
 _LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": Wishes.stall_timeout}
 

@@ -17,75 +17,20 @@ from srunddp.bootstrap import interface, mpi
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.failure import Interrupt
 from srunddp.bootstrap.line import Company, Meeting, allow_many
-from srunddp.errors import ConfigError, RendezvousError, Scope
+from srunddp.errors import ConfigError, RendezvousError, Scope, SrunddpError
 from srunddp.meeting import Prepared, meet
-from srunddp.observe.marks import Marks
-from srunddp.run import children, logs, signals, verdict
+from srunddp.observe.monitor import Monitor
+from srunddp.run import children, logs, signals
 from srunddp.run.pipe import Pipe, pipe
 from srunddp.run.report import Report
 from srunddp.run.script import Script
 from srunddp.run.stacks import Dump
 from srunddp.run.supervisor import Guard, Met, Supervisor
 from srunddp.run.worker_process import STOPPED_FOR, WorkerProcess
+from srunddp.wishes import Wishes, description
 from srunddp.worker import Bench, work
 
 _SPARE_FILES = 64
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the command line says about a run, apart from how its ranks meet.
-
-    Attributes:
-        stall_timeout: seconds without a step of any rank; 0 for no limit.
-        log_dir, prefix, tee: where output goes, see :func:`srunddp.run.logs.plan`.
-        fast_exit: end without taking Python's objects down.
-        offline: export what :mod:`srunddp.run.offline` says.
-        staged: run in the copies that :mod:`srunddp.run.staged` reads of.
-    """
-
-    stall_timeout: float = 300.0
-    log_dir: str | None = None
-    prefix: bool = False
-    tee: str | None = None
-    fast_exit: bool = False
-    offline: bool = False
-    staged: bool = False
-
-
-def destination(wishes: Wishes, environment: Environment) -> logs.Destination:
-    """Where this rank's output goes.
-
-    Raises:
-        ConfigError: ``--tee`` is wrong.
-    """
-    return logs.plan(
-        wishes.log_dir,
-        wishes.prefix,
-        wishes.tee,
-        rank=environment.rank,
-        world_size=environment.world_size,
-        node=environment.node,
-        run=_run_name(environment),
-    )
-
-
-def open_output(where: logs.Destination, environment: Environment) -> logs.Output:
-    """Open what this rank's output goes to; before any socket is opened.
-
-    Raises:
-        ConfigError: a file cannot be written.
-    """
-    if where.file and environment.rank == 0:
-        verdict.set_aside(where.file.parent)
-    return logs.Output.open(where)
-
-
-def _run_name(environment: Environment) -> str:
-    # The same on all ranks before any of them has heard of another.
-    if environment.step:
-        return f"{environment.step.job}.{environment.step.step}"
-    return os.environ.get("PMIX_NAMESPACE", "run")
 
 
 def launch(
@@ -93,6 +38,7 @@ def launch(
     script: Script,
     wishes: Wishes,
     output: logs.Output,
+    monitor: Monitor,
     told: Callable[[Meeting], None],
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
@@ -100,7 +46,8 @@ def launch(
 
     Args:
         prepared: by :func:`srunddp.meeting.bind`.
-        script: the user's; wishes: how it is to run; output: by :func:`open_output`.
+        script: the user's; wishes: how it is to run.
+        output: by :func:`open_output`; monitor: by :func:`open_monitor`.
         told: called in the supervisor when all have met.
         say: takes rank 0's lines while it waits for the others.
 
@@ -111,20 +58,32 @@ def launch(
         SrunddpError: the ranks did not meet.
     """
     ours, theirs = pipe()
-    dump, marks = Dump(), Marks()
+    dump, launcher = Dump(), _launcher(prepared.environment)
     children.adopt()
     supervisor, mask = os.getpid(), signals.block()
+    monitor.start_sampler(prepared.interface.name, _rank_variable(prepared.environment), launcher)
     worker = os.fork()
     if worker == 0:
         signals.die_with_parent(supervisor)
         ours.end.close()
-        return work(prepared, script, Bench(theirs, mask, output, dump, marks, wishes.fast_exit, wishes.offline))
+        monitor.in_worker()
+        bench = Bench(theirs, mask, output, dump, monitor.marks, wishes.fast_exit, wishes.offline)
+        return work(prepared, script, bench)
     theirs.end.close()
     output.start()
+    monitor.start()
     if prepared.held:
         prepared.held.store.close()
         allow_many()  # in the supervisor alone: the script keeps its own limit
-    return _supervise(prepared, wishes, told, say, _Worker(worker, ours, output, dump, marks))
+    code = SrunddpError.exit_code
+    try:
+        code = _supervise(prepared, wishes, told, say, _Worker(worker, ours, output, dump, monitor, launcher))
+    except SrunddpError as error:
+        code = error.exit_code
+        raise
+    finally:
+        monitor.finish(code)
+    return code
 
 
 @dataclass(frozen=True)
@@ -135,7 +94,8 @@ class _Worker:
     pipe: Pipe
     output: logs.Output
     dump: Dump
-    marks: Marks
+    monitor: Monitor
+    launcher: int | None
 
 
 def _supervise(
@@ -145,10 +105,14 @@ def _supervise(
     say: Callable[[str], None],
     worker: _Worker,
 ) -> int:
-    environment, interrupt = prepared.environment, Interrupt()
+    environment, interrupt, monitor = prepared.environment, Interrupt(), worker.monitor
 
     def meet_others() -> Met:
+        monitor.mark("meeting")
         company = meet(prepared, lambda _: _told_by_worker(worker.pipe, prepared.options.timeout), say, interrupt)
+        monitor.mark("met")
+        if environment.rank == 0:
+            monitor.describe(description(prepared, company))
         return Met(asdict(company.meeting), _guard(prepared, wishes, company, worker))
 
     return Supervisor(
@@ -159,9 +123,10 @@ def _supervise(
         meet=meet_others,
         interrupt=interrupt.fail,
         told=lambda met: told(Meeting(**met.message)),
-        condemn=worker.marks.condemn,
+        condemn=monitor.marks.condemn,
+        ended=monitor.stop_sampler,
         finish=worker.output.finish,
-        launcher=_launcher(environment),
+        launcher=worker.launcher,
     ).run()
 
 
@@ -179,7 +144,7 @@ def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker
         node=prepared.environment.node,
         nodes=company.nodes,
         stall_timeout=wishes.stall_timeout,
-        step=worker.marks.read,
+        step=worker.monitor.marks.read,
         stacks=partial(worker.dump.ask, worker.pid),
         link_is_up=partial(interface.has_link, prepared.interface.name),
         folder=folder,
@@ -207,6 +172,10 @@ def check_lines(environment: Environment) -> None:
             cure="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
             scope=Scope.JOB,
         )
+
+
+def _rank_variable(environment: Environment) -> str:
+    return environment.sources["rank"].partition("=")[0] if environment.world_size > 1 else ""
 
 
 def _launcher(environment: Environment) -> int | None:

@@ -25,6 +25,7 @@ from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.interface import Interface
 from srunddp.bootstrap.line import Meeting
 from srunddp.bootstrap.quiet import without_name_lookups
+from srunddp.observe.marks import event
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -72,6 +73,7 @@ class Joined:
         from torch._C._distributed_c10d import TCPStore
         from torch.distributed.distributed_c10d import PrefixStore
 
+        event("init")
         if self._store is None:
             with without_name_lookups():
                 self._store = TCPStore(
@@ -124,9 +126,11 @@ def _uncollected(_: ModuleType) -> Iterator[None]:
     """Spare Python's collector torch's modules, which never become garbage: now, in training and when Python ends."""
     enabled = gc.isenabled()
     gc.disable()
+    event("import")
     try:
         yield
     finally:
+        event("imported")
         gc.freeze()
         if enabled:
             gc.enable()

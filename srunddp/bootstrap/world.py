@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from srunddp.bootstrap.process_group import Joined
 from srunddp.errors import PeerError, Stopped
-from srunddp.observe.marks import heartbeat
+from srunddp.observe.marks import event, heartbeat
 
 if TYPE_CHECKING:
     import torch
@@ -159,6 +159,7 @@ def open_world(place: Joined, backend: str, timeout: timedelta | None) -> tuple[
         timeout=timeout,
         device_id=chosen if chosen.type == "cuda" else None,
     )
+    event("initialised")
     world = World(
         rank=environment.rank,
         local_rank=environment.local_rank,

@@ -1,15 +1,74 @@
 """What a rank and its supervisor tell each other in shared memory: how many steps there were, and that all is over.
 
-A mark is one write, no more.
+A mark is one write, no more. With ``--monitor`` there are also times of steps and of what is rarer, for
+:mod:`srunddp.observe.recorder`; they outlive the rank, however it ends.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
+import threading
+import time
+from typing import NamedTuple
+
+EVENTS = (
+    "import",
+    "imported",
+    "init",
+    "initialised",
+    "fit",
+    "step",
+    "epoch",
+    "epoch_end",
+    "evaluation",
+    "evaluation_end",
+    "checkpoint",
+    "checkpoint_written",
+    "resumed",
+)
 
 _COUNT = struct.Struct("=Q")
 _CONDEMNED = _COUNT.size  # where the next word begins
+# Native, so that each field is one store: the reader may look at any moment.
+_STEPS = struct.Struct("@QQddddQ")
+_TAKEN, _STEPS_AT, _EVENTS_AT = 16, 64, 256
+_EVENT = struct.Struct("@ddQ")
+_KEPT = 4096  # events that are not lost before the recorder looks
+_SIZE = _EVENTS_AT + _KEPT * _EVENT.size
+
+
+class Steps(NamedTuple):
+    """Sums over the training steps of one rank.
+
+    Attributes:
+        steps: their number; samples: of all ranks.
+        step_s: seconds in steps; data_s: of these, waiting for data; own_s: of these, not in the backward pass,
+            where a rank waits for the others.
+        longest_step_s: since the recorder last looked.
+        epoch: the present one, from 1.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    step_s: float = 0.0
+    data_s: float = 0.0
+    own_s: float = 0.0
+    longest_step_s: float = 0.0
+    epoch: int = 0
+
+
+class Event(NamedTuple):
+    """Something that happened once.
+
+    Attributes:
+        time: Unix time in seconds; name: one of :data:`EVENTS`; value: a figure that goes with it, NaN for none.
+    """
+
+    time: float
+    name: str
+    value: float
 
 
 class Marks:
@@ -17,16 +76,22 @@ class Marks:
 
     Attributes:
         count: of this process's steps so far.
+        recording: whether times are wanted, too.
     """
 
-    def __init__(self) -> None:
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+    def __init__(self, *, recording: bool = False) -> None:
+        self._page = mmap.mmap(-1, _SIZE if recording else mmap.PAGESIZE)
         self.count = 0
+        self.recording = recording
+        self._events = 0
+        self._lock = threading.Lock()
 
     def mark(self) -> None:
         """In the worker: one step more."""
         self.count += 1
         _COUNT.pack_into(self._page, 0, self.count)
+        if self.count == 1:
+            self.event("step")
 
     def rest(self) -> None:
         """In the worker: no step is expected for now."""
@@ -43,6 +108,41 @@ class Marks:
     def is_condemned(self) -> bool:
         """In the worker: whether that was said."""
         return bool(_COUNT.unpack_from(self._page, _CONDEMNED)[0])
+
+    @property
+    def looks(self) -> int:
+        """In the worker: changes when the recorder has looked."""
+        return self._page[_TAKEN]
+
+    def write_steps(self, *figures: float) -> None:
+        """In the worker, where ``recording``: those of :class:`Steps`."""
+        _STEPS.pack_into(self._page, _STEPS_AT, *figures)
+
+    def read_steps(self) -> Steps:
+        """In either, where ``recording``: what was written last."""
+        return Steps(*_STEPS.unpack_from(self._page, _STEPS_AT))
+
+    def look(self) -> Steps:
+        """In the supervisor, where ``recording``: the same, and the longest step begins anew."""
+        self._page[_TAKEN] = (self._page[_TAKEN] + 1) % 256
+        return self.read_steps()
+
+    def event(self, name: str, value: float = math.nan) -> None:
+        """In the worker: something that is rarer than a step; nothing where not ``recording``."""
+        if not self.recording:
+            return
+        with self._lock:  # a checkpoint is written by another thread
+            place = _EVENTS_AT + self._events % _KEPT * _EVENT.size
+            _EVENT.pack_into(self._page, place, time.time(), value, EVENTS.index(name))
+            self._events += 1
+            _COUNT.pack_into(self._page, _TAKEN + _COUNT.size, self._events)
+
+    def events(self, seen: int) -> tuple[list[Event], int]:
+        """In the supervisor, where ``recording``: the events after the first ``seen``, and how many there are now."""
+        count = int(_COUNT.unpack_from(self._page, _TAKEN + _COUNT.size)[0])
+        places = range(max(seen, count - _KEPT), count)
+        found = [_EVENT.unpack_from(self._page, _EVENTS_AT + place % _KEPT * _EVENT.size) for place in places]
+        return [Event(when, EVENTS[number], value) for when, value, number in found], count
 
 
 _marks: Marks | None = None
@@ -69,6 +169,17 @@ def heartbeat(*, last: bool = False) -> None:
         _marks.rest()
     else:
         _marks.mark()
+
+
+def event(name: str, value: float = math.nan) -> None:
+    """Note that one of :data:`EVENTS` happens now; nothing without ``--monitor``."""
+    if _marks is not None:
+        _marks.event(name, value)
+
+
+def recorded() -> Marks | None:
+    """Where the loop writes its times; None without ``--monitor``."""
+    return _marks if _marks is not None and _marks.recording else None
 
 
 def is_guarded() -> bool:

@@ -59,9 +59,9 @@ def plan(
         raise _wrong_tee("given without --log-dir", "a folder for the other ranks' output", "add --log-dir DIR")
     ranks = tee_ranks("0" if tee is None else tee, world_size)
     terminal = log_dir is None or any(rank in chosen for chosen in ranks)
-    name = f"{_plain(node)}.rank{rank}.log"
+    name = f"{plain(node)}.rank{rank}.log"
     return Destination(
-        file=None if log_dir is None else Path(log_dir, _plain(run), name),
+        file=None if log_dir is None else Path(log_dir, plain(run), name),
         terminal=terminal,
         prefix=f"{node}:{rank}: " if prefix and terminal else "",
     )
@@ -89,7 +89,7 @@ def _wrong_tee(found: str, expected: str, cure: str) -> ConfigError:
     return ConfigError(found, expected=expected, cure=cure, where="--tee", scope=Scope.JOB)
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """One folder's or file's name, whatever the name holds; never hidden, never the folder above."""
     return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
 

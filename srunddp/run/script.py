@@ -22,6 +22,11 @@ class Script:
     arguments: tuple[str, ...] = ()
     module: bool = False
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As on the command line."""
+        return (*(("-m",) if self.module else ()), self.name, *self.arguments)
+
 
 def check(script: Script) -> None:
     """Before anything starts: is it there?

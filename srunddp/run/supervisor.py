@@ -86,7 +86,8 @@ class Supervisor:
         interrupt: ends the meeting for what this rank has failed of, and its exit code.
         told: called once with what the meeting left.
         condemn: tells the worker that a verdict stands, before it is ended for that.
-        finish: called when the worker has ended, for the rest of its output; within so many seconds.
+        ended: called when the worker has ended, before what it left is killed.
+        finish: called after that, for the rest of its output; within so many seconds.
         launcher: the process whose signals reach the worker as well, and not just us; None for none.
     """
 
@@ -97,6 +98,7 @@ class Supervisor:
     interrupt: Callable[[str, int], None]
     told: Callable[[Met], None]
     condemn: Callable[[], None]
+    ended: Callable[[], None]
     finish: Callable[[float], object]
     launcher: int | None
     _clock: Clock = field(default_factory=Clock)
@@ -125,6 +127,7 @@ class Supervisor:
                 self._watch()
                 self._loop()
         finally:
+            self.ended()
             children.end_all()
             self.finish(_PUMPED_WITHIN)
         if self._error:

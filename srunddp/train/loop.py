@@ -21,6 +21,7 @@ from srunddp.train.data import Step
 from srunddp.train.metrics import LossFunction, Metric, Sums
 from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.order import Order
+from srunddp.train.pace import Pace
 from srunddp.train.progress import EpochRecord
 from srunddp.train.replica import Replica
 from srunddp.train.run import Run
@@ -111,7 +112,7 @@ class Trainer:
             CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
             Stopped: the job has to leave its nodes; a checkpoint is written.
         """
-        with Run(self, train_data, test_data, order, collate) as run:
+        with Run(self, train_data, test_data, order, collate) as run, self._replica.entering(run.pace.goes_on):
             while self.state.epoch < self.config.epochs and (self.state.seen or not run.is_over):
                 self._epoch(run)
             run.finish()
@@ -123,23 +124,29 @@ class Trainer:
         if run.evaluation_is_due():  # the run before this one left amid it
             self._evaluate_and_keep(run)
         for step in run.steps():
-            run.after_step(step, self._step(step, sums))
+            run.after_step(step, self._step(step, sums, run.pace))
             self._evaluate_and_keep(run)
         train = sums.means()
         run.end_epoch(train, (run.evaluated or self._evaluate(run)) if run.ends_with_evaluation() else {})
 
-    def _step(self, step: Step, sums: Sums) -> float | None:
+    def _step(self, step: Step, sums: Sums, pace: Pace) -> float | None:
         """One optimizer step; returns the loss of the micro-batch before its last."""
         state = self.state
         self.optimizer.zero_grad(set_to_none=True)
         for batch in step.batches:
-            with self._synchronising(batch is step.batches[-1]):
+            last = batch is step.batches[-1]
+            with self._synchronising(last):
                 with self._precision():
+                    pace.waits()
                     outputs = self._replica.training(batch.inputs)
                     loss = self._loss_function(outputs, batch.targets)
                 # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.
                 weight = batch.own * self.world.world_size / step.total
+                if last:
+                    pace.shares()
                 state.scaler.scale(loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+            if last:
+                pace.goes_on()
             late = sums.add(loss, outputs, batch.targets, batch.own)
         if self.config.clip_norm is not None:
             state.scaler.unscale_(self.optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -57,6 +58,19 @@ class Replica:
     def learnt(self) -> None:
         """A backward has been made that shared gradients: a static graph is known."""
         self._unknown = False
+
+    @contextlib.contextmanager
+    def entering(self, call: Callable[[], None]) -> Iterator[None]:
+        """Have ``call`` made in each forward after the wait for rank 0's buffers, where there is one."""
+        waits = self._ddp is not None and self._ddp.broadcast_buffers and any(True for _ in self.model.buffers())
+        if not waits or self.training is not self._ddp:  # a compiled one would be compiled anew
+            yield
+            return
+        handle = self.model.register_forward_pre_hook(lambda *_: call())
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def share_buffers(self) -> None:
         """Give all ranks rank 0's buffers, such as BatchNorm's running statistics.

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from srunddp.bootstrap.cpus import Cpus, advice
 from srunddp.errors import ConfigError
-from srunddp.observe.marks import heartbeat
+from srunddp.observe.marks import event, heartbeat
 from srunddp.settings.configure import save_config
 from srunddp.train import checks, cpus
 from srunddp.train.callbacks import overriding
@@ -26,6 +26,7 @@ from srunddp.train.keeping import Keeping, Leave
 from srunddp.train.metrics import Sums
 from srunddp.train.optimizer import make_scheduler
 from srunddp.train.order import Order
+from srunddp.train.pace import pace_of
 from srunddp.train.profile import Profile, parse
 from srunddp.train.progress import EpochRecord, Progress, Silent
 from srunddp.train.randomness import undisturbed
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """What happens before, between and after the steps of a :class:`Trainer`. A context manager."""
+    """What happens before, between and after the steps of a :class:`Trainer`. A context manager.
+
+    Attributes:
+        pace: notes where the time of its steps goes.
+    """
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class Run:
         config, world = trainer.config, trainer.world
         self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
         self._progress = Progress() if world.rank == 0 else Silent()
+        self.pace = pace_of(world.device)
         checks.check_fit(world, train_data, test_data, order, config)
         share = cpus.share(world)
         cpus.set_threads(share, config.loading.threads)
@@ -71,6 +77,7 @@ class Run:
         return self
 
     def _get_ready(self) -> None:
+        event("fit")
         self._stack.callback(self._progress.close)
         if self._world.rank == 0:
             for line in advice(os.environ, Cpus.here()):
@@ -119,6 +126,7 @@ class Run:
         steps, left = feed.steps_left(0), feed.steps_left(state.seen)
         done = steps - left if steps is not None and left is not None else 0
         self._progress.start_epoch(state.epoch + 1, self._config.epochs, steps, done)
+        self.pace.epoch(state.epoch + 1)
         self._sums = Sums(self._trainer.metrics, self._world, state.sums)
         return self._sums
 
@@ -126,7 +134,7 @@ class Run:
         """The steps that are left of this epoch."""
         if self.is_over and self._state.seen:
             return  # a resume after the evaluation that ended training
-        for step in self._feed.steps(self._state.epoch + 1, self._state.seen):
+        for step in self.pace.arriving(self._feed.steps(self._state.epoch + 1, self._state.seen)):
             if self._profile:
                 self._profile.before(self._state.step + 1)
             yield step
@@ -146,7 +154,9 @@ class Run:
         with self._progress.paused(), undisturbed(self._world):
             if self._keeping:
                 self._keeping.begin()
+            event("evaluation")
             yield self._test_feed.steps()
+            event("evaluation_end")
         if self._keeping:
             self._keeping.begin()
 
@@ -168,6 +178,7 @@ class Run:
             rates = [float(group["lr"]) for group in self._trainer.optimizer.param_groups[:1]]
             figures = {} if loss is None else {"loss": loss}
             self._history.add("step", state.step, **figures, lr=rates[0])
+        self.pace.done(step.total)
 
     def evaluation_is_due(self) -> bool:
         """Whether to evaluate after this step."""
@@ -232,6 +243,7 @@ class Run:
         """Record an epoch that is over."""
         state = self._state
         speed, world = self._progress.samples_per_second, self._world
+        event("epoch_end", state.epoch + 1)
         record = EpochRecord(state.epoch + 1, dict(train), dict(test), speed, world.world_size, world.device.type)
         self._progress.end_epoch(record)
         if test:

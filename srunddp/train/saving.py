@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from srunddp.errors import ConfigError
+from srunddp.observe.marks import event
 from srunddp.train import randomness
 from srunddp.train.checkpoint import CheckpointError, load_checkpoint
 from srunddp.train.config import Config
@@ -72,6 +73,7 @@ class Saving:
             self._shelf.scores = dict(state.scores)
             whole = {**state.state_dict(), "random": states, "world_size": self._world.world_size}
             self._writer.write(state.step, whole)
+        event("checkpoint", time.monotonic() - self._saved_at)
         return path
 
     def report(self) -> list[Path]:
@@ -120,6 +122,7 @@ class Saving:
             ) from error
         randomness.restore(found["random"], self._world, self._config.seed + self._state.step)
         self._saved = (self._state.step, self._state.epoch, self._state.evaluated)
+        event("resumed", self._state.step)
         if self._origin:
             self._say(f"goes on from {self._origin}: {self._state.epoch} epochs and {self._state.step} steps are done")
 

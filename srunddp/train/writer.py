@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from srunddp.observe.marks import event
 from srunddp.train.checkpoint import CheckpointError
 from srunddp.train.shelf import Shelf
 from srunddp.train.snapshot import Snapshot
@@ -85,6 +87,7 @@ class Writer:
     def _add(self, step: int, state: dict[str, Any]) -> None:
         with suppress(OSError):  # the rank may be that nice already
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        began = time.monotonic()
         try:
             self._shelf.add(step, state)
         except OSError as error:
@@ -95,6 +98,7 @@ class Writer:
         else:
             self._failed = None
             self._written.append(step)
+            event("checkpoint_written", time.monotonic() - began)
 
     def _failure(self, step: int, error: OSError) -> CheckpointError:
         last = self._shelf.last_whole()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import subprocess
 import sys
+import time
 import timeit
 from collections.abc import Iterator
 
@@ -80,3 +83,53 @@ def test_without_a_supervisor_no_verdict_stands_and_there_is_no_guard(ours: Mark
     marks._marks = None
     assert not marks.is_guarded()
     assert not marks.is_condemned()
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> Marks:
+    found = Marks(recording=True)
+    monkeypatch.setattr(marks, "_marks", found)
+    return found
+
+
+def test_events_outlive_the_worker_with_their_time_and_figure(recording: Marks) -> None:
+    began = time.time()
+    child = os.fork()
+    if child == 0:
+        marks.event("epoch", 3)
+        marks.event("evaluation")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    events, seen = recording.events(0)
+    assert ([event.name for event in events], seen) == (["epoch", "evaluation"], 2)
+    assert events[0].value == 3
+    assert math.isnan(events[1].value)
+    assert began <= events[0].time <= events[1].time <= time.time()
+    assert recording.events(seen) == ([], 2)
+
+
+def test_of_more_events_than_have_room_the_newest_are_left(recording: Marks) -> None:
+    for number in range(5000):
+        marks.event("epoch", number)
+    events, seen = recording.events(100)
+    assert seen == 5000
+    assert [event.value for event in events] == list(range(5000 - 4096, 5000))
+
+
+def test_the_first_step_is_an_event_and_the_others_are_not(recording: Marks) -> None:
+    for _ in range(3):
+        heartbeat()
+    assert [event.name for event in recording.events(0)[0]] == ["step"]
+
+
+def test_without_monitoring_there_are_no_events_and_no_steps_to_write(ours: Marks) -> None:
+    marks.event("epoch", 1)
+    assert marks.recorded() is None
+    assert ours._events == 0
+
+
+def test_the_longest_step_begins_anew_when_the_supervisor_has_looked(recording: Marks) -> None:
+    before = recording.looks
+    recording.write_steps(1, 8, 0.5, 0.25, 0.125, 0.5, 1)
+    assert recording.look() == (1, 8, 0.5, 0.25, 0.125, 0.5, 1)
+    assert recording.looks != before

@@ -62,6 +62,7 @@ def head(count: int, idle: float) -> int:
         interrupt=lambda *_: None,
         told=lambda _: tell(ready=True),
         condemn=lambda: None,
+        ended=lambda: None,
         finish=lambda _: None,
         launcher=None,
     ).run()

@@ -1,0 +1,141 @@
+"""``--monitor``: a recorder for each rank and a sampler for each node, from before the ranks meet to the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from srunddp.errors import ConfigError, Scope
+from srunddp.observe.marks import Marks
+from srunddp.observe.recorder import Recorder
+from srunddp.observe.sampling import Sampler, Site, start
+
+_WITHIN = 0.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rank knows of its monitoring before anything is started.
+
+    Attributes:
+        folder: for the files of this start of the run; node: for their names.
+        rank: of this process; samples: whether it starts its node's sampler.
+        seconds: between samples.
+        script: the user's command, for the report.
+    """
+
+    folder: Path
+    node: str
+    rank: int
+    samples: bool
+    seconds: float
+    script: tuple[str, ...] = ()
+
+
+class Monitor:
+    """Does nothing: a run without ``--monitor``. Its methods are called in this order.
+
+    Attributes:
+        marks: for the worker.
+    """
+
+    def __init__(self) -> None:
+        self.marks = Marks()
+
+    def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
+        """In the supervisor, before it forks its worker.
+
+        Args:
+            interface: the network interface; rank_variable: tells a process of this node its rank.
+            launcher: the process whose descendants all ranks of this node are; None where that is not known.
+        """
+
+    def in_worker(self) -> None:
+        """Close there what is the supervisor's."""
+
+    def start(self) -> None:
+        """In the supervisor, after the fork."""
+
+    def mark(self, name: str) -> None:
+        """Something happens in the supervisor."""
+
+    def describe(self, run: Mapping[str, Any]) -> None:
+        """On rank 0, when all have met."""
+
+    def stop_sampler(self) -> None:
+        """The worker has ended, and what it left is about to be killed."""
+
+    def finish(self, code: int) -> None:
+        """With the exit code to leave with."""
+
+
+class Recording(Monitor):
+    """With ``--monitor``."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Make the files.
+
+        Raises:
+            ConfigError: they cannot be written.
+        """
+        self.marks = Marks(recording=True)
+        self._plan = plan
+        self._sampler: Sampler | None = None
+        self._recorder = Recorder(plan.folder, f"{plan.node}.rank{plan.rank}", plan.seconds, self.marks)
+        try:
+            self._recorder.open()
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename or plan.folder} cannot be written: {os.strerror(error.errno or 0)}",
+                expected="a folder in which every node may make files",
+                cure="name another with --monitor-dir, or correct its permissions",
+                where="--monitor",
+                scope=Scope.NODE,
+            ) from None
+
+    def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
+        """See :class:`Monitor`."""
+        plan = self._plan
+        if plan.samples:
+            self._sampler = start(
+                Site(
+                    folder=plan.folder,
+                    node=plan.node,
+                    seconds=plan.seconds,
+                    interface=interface,
+                    rank_variable=rank_variable,
+                    rank=plan.rank,
+                    supervisor=os.getpid(),
+                    launcher=launcher,
+                )
+            )
+
+    def in_worker(self) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.in_worker()
+        if self._sampler:
+            self._sampler.in_worker()
+
+    def start(self) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.start()
+
+    def mark(self, name: str) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.mark(name)
+
+    def describe(self, run: Mapping[str, Any]) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.describe({"version": 1, **run, "script": self._plan.script, "seconds": self._plan.seconds})
+
+    def stop_sampler(self) -> None:
+        """See :class:`Monitor`."""
+        if self._sampler:
+            self._sampler.finish(_WITHIN)
+
+    def finish(self, code: int) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.finish(code, _WITHIN)

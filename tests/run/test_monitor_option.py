@@ -1,0 +1,75 @@
+"""``--monitor`` takes no word of the script's, and each start of a run has a folder of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from srunddp.cli import MONITOR_SECONDS, run
+from tests.run.starting import python, slurm, write
+
+BIN = str(Path(__file__).resolve().parents[2] / "bin" / "srunddp")
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds", "script", "arguments"),
+    [
+        (["--monitor", "train.py"], MONITOR_SECONDS, "train.py", ()),
+        (["--monitor=0.5", "train.py", "--monitor"], 0.5, "train.py", ("--monitor",)),
+        (["--log-dir", "--monitor", "train.py"], None, "train.py", ()),
+        (["--log-dir=a", "--quiet", "--monitor", "-m", "train", "x"], MONITOR_SECONDS, "train", ("x",)),
+        (["--monitor", "--", "train.py"], MONITOR_SECONDS, "train.py", ()),
+        (["train.py", "--monitor"], None, "train.py", ("--monitor",)),
+    ],
+)
+def test_monitor_without_a_number_is_every_five_seconds_and_leaves_the_script_alone(
+    words: list[str], seconds: float | None, script: str, arguments: tuple[str, ...]
+) -> None:
+    given = run.make_context("run", words).params
+    assert (given["monitor"], given["script"], given["arguments"]) == (seconds, script, arguments)
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "often"])
+def test_what_is_no_number_of_seconds_is_refused(wrong: str) -> None:
+    with pytest.raises(click.BadParameter):
+        run.make_context("run", [f"--monitor={wrong}", "train.py"])
+
+
+def test_a_runs_files_say_how_it_went_from_its_process_to_its_exit_code(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "import srunddp\nfor _ in range(3): srunddp.heartbeat()\nraise SystemExit(7)")
+    done = python(BIN, "run", "--quiet", "--monitor", "train.py", "--epochs=2", folder=tmp_path)
+    assert done.returncode == 7
+    folder = tmp_path / "logs" / "run" / "monitor.0"
+    (marks,) = folder.glob("*.rank0.marks.csv")
+    found = [line.split(",")[1:] for line in marks.read_text().splitlines()[1:]]
+    assert found == [["process", ""], ["meeting", ""], ["met", ""], ["step", ""], ["end", "7"]]
+    (steps,) = folder.glob("*.rank0.steps.csv")
+    assert steps.read_text().splitlines()[-1].split(",")[1] == "3"
+    told = json.loads((folder / "run.json").read_text())
+    assert (told["world_size"], told["script"], told["seconds"]) == (1, ["train.py", "--epochs=2"], MONITOR_SECONDS)
+
+
+def test_a_requeued_job_has_a_folder_for_each_start(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "")
+    world = slurm(0, 1) | {"SLURM_RESTART_COUNT": "2"}
+    done = python(BIN, "run", "--quiet", "--monitor", "--monitor-dir=here", "train.py", folder=tmp_path, **world)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.glob("here/*/*")] == ["monitor.2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--monitor-dir=logs"], "--monitor-dir without --monitor -> add --monitor"),
+        (["--monitor", "--monitor-dir=file"], "--monitor: file/run/monitor.0 cannot be written: Not a directory; expected"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_before_anything_starts(tmp_path: Path, words: list[str], message: str) -> None:
+    write(tmp_path / "train.py", "print('started')")
+    write(tmp_path / "file", "")
+    done = python(BIN, "run", *words, "train.py", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert message in done.stderr

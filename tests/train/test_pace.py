@@ -1,0 +1,145 @@
+"""Where the time of a step goes is known of each rank, although the ranks wait for each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from conftest import results_of
+from paces import SLEEP, STEPS
+
+from srunddp.observe import marks
+from srunddp.observe.marks import Marks
+from srunddp.train.pace import Pace, Timed, pace_of
+
+SLEPT = STEPS * SLEEP
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return results_of("paces.py", tmp_path_factory.mktemp("paces"), timeout=120)
+
+
+@pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers"])
+def test_the_steps_of_all_ranks_take_as_long_as_those_of_the_slow_one(results: Any, name: str) -> None:
+    ours, theirs = results[name]
+    assert (ours["steps"], ours["samples"]) == (theirs["steps"], theirs["samples"]) == (STEPS, 2 * STEPS * 4)
+    # Its last wait is in nobody's step.
+    assert min(ours["step_s"], theirs["step_s"]) >= SLEPT - SLEEP
+    assert max(ours["step_s"], theirs["step_s"]) <= min(ours["seconds"], theirs["seconds"])
+    assert min(ours["longest_step_s"], theirs["longest_step_s"]) >= SLEEP
+
+
+def test_a_rank_that_waits_for_data_shows_in_its_own_time_and_in_nobody_elses(results: Any) -> None:
+    fast, slow = results["data of 1"]
+    assert SLEPT <= slow["data_s"] <= slow["own_s"]
+    assert slow["data_s"] - fast["data_s"] > SLEPT / 2
+    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+
+
+def test_a_rank_that_is_slow_in_its_own_work_shows_there_and_not_as_a_wait_for_data(results: Any) -> None:
+    slow, fast = results["work of 0"]
+    assert slow["own_s"] - slow["data_s"] >= SLEPT
+    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+    assert slow["data_s"] < SLEPT / 2
+
+
+def test_the_wait_for_rank_0s_buffers_before_a_forward_is_not_a_ranks_own(results: Any) -> None:
+    slow, fast = results["work of 0, buffers"]
+    assert slow["own_s"] >= SLEPT
+    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+
+
+def test_with_accumulation_a_step_is_all_its_micro_batches(results: Any) -> None:
+    fast, slow = results["accumulation"]
+    assert fast["steps"] == slow["steps"] == STEPS / 3
+    assert slow["data_s"] >= SLEPT
+    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+
+
+def test_a_second_training_goes_on_to_count(results: Any) -> None:
+    assert [rank["steps of two fits"] for rank in results["work of 0"]] == 2 * [2 * STEPS]
+
+
+def test_epochs_evaluations_and_checkpoints_are_noted_with_their_figures(results: Any) -> None:
+    for rank, found in enumerate(results["checkpoints"]):
+        names = [event.name for event in found["events"]]
+        written = 3 if rank == 0 else 0  # after the steps 5 and 10, and the last
+        assert Counter(names) == {
+            "fit": 1,
+            "epoch": 1,
+            "step": 1,
+            "evaluation": 1,
+            "evaluation_end": 1,
+            "epoch_end": 1,
+            "checkpoint": 3,
+            **({"checkpoint_written": written} if written else {}),
+        }
+        assert [event.value for event in found["events"] if event.name in ("epoch", "epoch_end")] == [1, 1]
+        times = [event.time for event in found["events"]]
+        assert times == sorted(times)
+        assert all(0 < event.value < 5 for event in found["events"] if event.name.startswith("checkpoint"))
+
+
+class Clock:
+    """Goes on only when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Event:
+    """torch.cuda.Event, of a GPU that needs 3 s from one to the next."""
+
+    recorded = 0
+    ready = True
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.recorded += 1
+
+    def query(self) -> bool:
+        return Event.ready
+
+    def elapsed_time(self, end: Event) -> float:
+        return 3000.0
+
+
+def test_with_a_gpu_a_ranks_own_time_is_the_gpus_and_its_data_and_not_its_waiting_for_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    clock, page = Clock(), Marks(recording=True)
+    monkeypatch.setattr("time.perf_counter", clock)
+    pace = Timed(page, torch.device("cuda"))
+    for _ in range(2):
+        for _ in pace.arriving(iter(["a step"])):
+            pace.waits()
+            pace.shares()
+            clock.now += 1.0
+            pace.goes_on()
+            clock.now += 9.0  # it reads the loss
+            pace.done(1)
+    assert page.read_steps()[2:5] == (20.0, 0.0, 6.0)
+    Event.ready = False
+    before = Event.recorded
+    for _ in pace.arriving(iter(["a step"])):
+        pace.shares()
+        clock.now += 10.0
+        pace.done(1)
+    assert page.read_steps().own_s == 9.0  # as in the step before, until the GPU has come so far
+    assert Event.recorded == before + 2
+
+
+def test_without_monitoring_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "_marks", Marks())
+    assert type(pace_of(torch.device("cpu"))) is Pace
+    steps = iter([1, 2])
+    assert Pace().arriving(steps) is steps
