@@ -64,7 +64,10 @@ def test_a_requeued_job_has_a_folder_for_each_start(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--monitor-dir=logs"], "--monitor-dir without --monitor -> add --monitor"),
-        (["--monitor", "--monitor-dir=file"], "--monitor: file/run/monitor.0 cannot be written: Not a directory; expected"),
+        (
+            ["--monitor", "--monitor-dir=file"],
+            "--monitor: file/run/monitor.0 cannot be written: Not a directory",
+        ),
     ],
 )
 def test_what_cannot_be_recorded_is_said_before_anything_starts(tmp_path: Path, words: list[str], message: str) -> None:

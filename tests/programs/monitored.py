@@ -1,0 +1,53 @@
+"""A training in which one thing is wrong, for the notes of its report: ``monitored.py CASE [EPOCHS]``.
+
+``healthy``; ``slow rank N``, whose every step takes longer; ``starving``, whose data comes too slowly;
+``wrong interface NAME``, which the script itself tells Gloo to use.
+"""
+
+import os
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import srunddp
+from srunddp.train import Config, LoadingConfig
+
+CASE, *WORDS = sys.argv[1].split()
+EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 4
+SLOWER = 0.03
+WIDTH, BATCH, STEPS = 512, 32, 60
+
+if CASE == "wrong":
+    os.environ["GLOO_SOCKET_IFNAME"] = WORDS[-1]
+
+
+class Slow(Dataset):
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        time.sleep(SLOWER / BATCH)
+        return self.data[index]
+
+
+class Sleeps(srunddp.Callback):
+    def on_step(self, trainer, step, loss):
+        if CASE == "slow" and trainer.world.rank == int(WORDS[-1]):
+            time.sleep(SLOWER)
+
+
+torch.manual_seed(0)
+with srunddp.init() as world:
+    count = STEPS * BATCH * world.world_size
+    data = TensorDataset(torch.randn(count, WIDTH), torch.randint(10, (count,)))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = Config(epochs=EPOCHS, batch_size=BATCH, tensorboard=False, loading=LoadingConfig(num_workers=0))
+    trainer = srunddp.Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world, callbacks=[Sleeps()])
+    trainer.fit(Slow(data) if CASE == "starving" else data)
