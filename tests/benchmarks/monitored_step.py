@@ -1,7 +1,7 @@
 """A step's time monitored over not monitored, within one run.
 
-Supervisors and sampler stand still in every other window. Two ranks of ``Trainer`` on this machine, Gloo, a sample each second. The figure is the median of the ratios of
-neighbouring windows; so it has the supervisor's cost in it as well.
+Supervisors and sampler stand still in every other window. Two ranks of ``Trainer`` on this machine, Gloo, a sample
+each second. The figure is the median of the ratios of neighbouring windows; the supervisor's own cost is in it as well.
 
     python -m tests.benchmarks.monitored_step [WINDOWS [STEPS [WIDTH]]]
 """
