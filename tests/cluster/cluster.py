@@ -76,7 +76,7 @@ class Cluster:
 
     def up(self) -> None:
         """Starts the cluster and returns when all nodes are idle."""
-        if problem := requirements():
+        if problem := requirements(accounting=self.settings.accounting):
             raise ClusterError(problem)
         self._take_lock()
         try:
@@ -188,7 +188,7 @@ class Cluster:
         folder.chmod(0o755)
         slurm.write_config(folder, self.settings)
         network.build(open_management=self.settings.open_management)
-        slurm.start(folder, self._daemons)
+        slurm.start(folder, self.settings, self._daemons)
 
     def _wait_idle(self) -> None:
         deadline = time.monotonic() + _UP_SECONDS

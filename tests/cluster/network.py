@@ -45,9 +45,13 @@ def etc_file(owner: Machine, name: str) -> Path:
     return _ETC_NETNS / owner.namespace / name
 
 
-def command(owner: Machine, *argv: str, mounts: Sequence[Mount] = ()) -> list[str]:
-    """`argv` as a command line that starts in new namespaces of `owner`, as the same process."""
-    steps = ['hostname "$0"', *(shlex.join(("mount", *mount)) for mount in mounts), 'exec "$@"']
+def command(owner: Machine, *argv: str, mounts: Sequence[Mount] = (), first: Sequence[str] = ()) -> list[str]:
+    """`argv` as a command line that starts in new namespaces of `owner`, as the same process.
+
+    `first` are shell commands for before that.
+    """
+    mounting = [shlex.join(("mount", *mount)) for mount in mounts]
+    steps = ['hostname "$0"', *mounting, *first, 'exec "$@"']
     script = " && ".join(steps)
     unshare = ["unshare", "--uts", "--mount", "sh", "-c", script, owner.name]
     return ["ip", "netns", "exec", owner.namespace, *unshare, *argv]

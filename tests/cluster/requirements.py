@@ -9,7 +9,10 @@ from .network import tool, tool_environment
 _COMMANDS = ("ip", "nft", "ss", "nsenter", "unshare", "ldconfig", "munged", "slurmctld", "slurmd", "srun")
 
 
-def requirements() -> str | None:
+_ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
+
+
+def requirements(*, accounting: bool = False) -> str | None:
     """What keeps this machine from running the cluster, in one line, or None."""
     if not sys.platform.startswith("linux"):
         return "the cluster needs Linux"
@@ -18,6 +21,8 @@ def requirements() -> str | None:
     path = tool_environment()["PATH"]
     if missing := [name for name in _COMMANDS if shutil.which(name, path=path) is None]:
         return f"not in PATH: {', '.join(missing)} (Debian: slurm-wlm munge iproute2 nftables)"
+    if accounting and (missing := [name for name in _ACCOUNTING if shutil.which(name, path=path) is None]):
+        return f"not in PATH: {', '.join(missing)} (Debian: slurmdbd mariadb-server-core mariadb-client-core)"
     try:
         tool("unshare", "--net", "--uts", "--mount", "true")
     except RuntimeError as error:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import pmix
+from . import accounting, pmix
 from .network import SLURMD_PORT, SRUN_PORTS, Mount, command, tool_environment
 from .nodes import LOGIN, NODES, Machine
 
@@ -40,6 +40,8 @@ class Settings:
     """How many jobs may share a core; FORCE:4 lets several large jobs run at once, NO makes them queue."""
     open_management: bool = False
     """Whether the management network carries everything instead of Slurm only."""
+    accounting: bool = False
+    """Whether there is a slurmdbd, so that sacct and sstat answer; the start takes longer."""
     cpus: int = 32
     gpus: int = 8
 
@@ -73,6 +75,8 @@ def write_config(folder: Path, settings: Settings) -> None:
     # `ip netns exec` mounts a fresh /sys without the cgroups in it, so Slurm cannot detect their version.
     (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     write_main_config(folder, settings)
+    if settings.accounting:
+        accounting.write_config(folder, munge_socket(folder))
 
 
 def write_main_config(folder: Path, settings: Settings) -> None:
@@ -88,14 +92,21 @@ def _make_gpus(folder: Path, count: int) -> str:
     return f"NodeName={_node_range()} Name=gpu File={devices}\n" if count else ""
 
 
-def start(folder: Path, daemons: list[subprocess.Popen[bytes]]) -> None:
-    """Starts munged, slurmctld and the slurmds without waiting for the nodes, and adds each to `daemons`."""
+def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes]]) -> None:
+    """Starts all daemons without waiting for the nodes, and adds each to `daemons`."""
+    if settings.accounting:
+        making = [accounting.make_database(folder)]
+        daemons.append(_daemon(folder, LOGIN, *accounting.database(folder), first=making))
     daemons.append(_daemon(folder, LOGIN, "munged", "--foreground", *_munge_options(folder)))
     _wait_munge(folder, daemons[-1])
     config = str(config_file(folder))
     mounts = pmix.mounts(folder)
     nodes_mounts = [*mounts, *_around_tmp(folder)]
-    daemons.append(_daemon(folder, LOGIN, "slurmctld", "-D", "-f", config, mounts=mounts))
+    waiting = []
+    if settings.accounting:
+        daemons.append(_daemon(folder, LOGIN, "slurmdbd", "-D", first=[accounting.wait_database(folder)]))
+        waiting.append(accounting.wait_slurmdbd())
+    daemons.append(_daemon(folder, LOGIN, "slurmctld", "-D", "-f", config, mounts=mounts, first=waiting))
     for node in NODES:
         (folder / "spool" / node.name).mkdir()
         slurmd = ("slurmd", "-D", "-N", node.name, "-f", config)
@@ -158,16 +169,21 @@ def _wait_munge(folder: Path, munged: subprocess.Popen[bytes]) -> None:
 
 
 def _daemon(
-    folder: Path, machine: Machine, program: str, *options: str, mounts: Sequence[Mount] = ()
+    folder: Path,
+    machine: Machine,
+    program: str,
+    *options: str,
+    mounts: Sequence[Mount] = (),
+    first: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts `program` on `machine`, in a session of its own, out of reach of the terminal's Ctrl-C."""
     with (folder / "log" / f"{program}.{machine.name}.out").open("wb") as output:
         return subprocess.Popen(
-            command(machine, program, *options, mounts=mounts),
+            command(machine, program, *options, mounts=mounts, first=first),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=tool_environment(),
+            env={**tool_environment(), "SLURM_CONF": str(config_file(folder))},
             cwd=folder,
             start_new_session=True,
         )
@@ -177,6 +193,8 @@ def _main_config(folder: Path, settings: Settings) -> str:
     lines = [*_daemon_lines(folder), *_scheduler_lines(), *_node_lines(settings)]
     if settings.resv_ports:
         lines.append(f"MpiParams=ports={settings.resv_ports}")
+    if settings.accounting:
+        lines += accounting.config_lines(munge_socket(folder))
     if settings.interactive_step:
         lines.append("LaunchParameters=use_interactive_step")
     return "\n".join(lines) + "\n"

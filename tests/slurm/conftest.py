@@ -110,9 +110,9 @@ def data_network(cluster: Cluster) -> Path:
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[Bench]:
-    if problem := requirements():
+    if problem := requirements(accounting=True):
         missing(problem)
-    with Cluster(Settings(interactive_step=True)) as cluster:
+    with Cluster(Settings(interactive_step=True, accounting=True)) as cluster:
         yield Bench(cluster, data_network(cluster))
 
 

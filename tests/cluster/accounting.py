@@ -1,0 +1,94 @@
+"""Slurm's accounting: slurmdbd, and the MariaDB in which it keeps jobs and steps."""
+
+import shlex
+from pathlib import Path
+
+from .nodes import LOGIN
+
+_PORT = 6819
+_SAMPLE_SECONDS = 1  # between two looks of Slurm at a task's CPU time and memory
+
+
+def config_lines(munge_socket: Path) -> list[str]:
+    """For slurm.conf: nobody needs an account to submit, since AccountingStorageEnforce is left off."""
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={LOGIN.name}",
+        f"AccountingStoragePort={_PORT}",
+        # By which slurmdbd is asked; not by AuthInfo.
+        f"AccountingStoragePass={munge_socket}",
+        "AccountingStorageTRES=gres/gpu",
+        "JobAcctGatherType=jobacct_gather/linux",
+        f"JobAcctGatherFrequency=task={_SAMPLE_SECONDS}",
+    ]
+
+
+def write_config(folder: Path, munge_socket: Path) -> None:
+    etc = folder / "etc"
+    (etc / "my.cnf").write_text("\n".join(_database_lines(folder)) + "\n")
+    slurmdbd = etc / "slurmdbd.conf"
+    slurmdbd.write_text("\n".join(_slurmdbd_lines(folder, munge_socket)) + "\n")
+    slurmdbd.chmod(0o600)  # slurmdbd takes no other
+
+
+def make_database(folder: Path) -> str:
+    """A shell command that comes before `database`."""
+    return shlex.join(("mariadb-install-db", _defaults(folder), "--auth-root-authentication-method=socket"))
+
+
+def database(folder: Path) -> tuple[str, ...]:
+    """The command line of MariaDB."""
+    return ("mariadbd", _defaults(folder))
+
+
+def wait_database(folder: Path) -> str:
+    """A shell command that comes before slurmdbd, which would wait 5 s for a database that is not there yet."""
+    socket = shlex.quote(str(_socket(folder)))
+    return f"export MYSQL_UNIX_PORT={socket}; until [ -S {socket} ]; do sleep 0.05; done"
+
+
+def wait_slurmdbd() -> str:
+    """A shell command that comes before slurmctld, whose first start fails without slurmdbd."""
+    return f"until ss -Hltn sport = :{_PORT} | grep -q .; do sleep 0.05; done"
+
+
+def _socket(folder: Path) -> Path:
+    return folder / "run" / "mariadb.socket"
+
+
+def _defaults(folder: Path) -> str:
+    return f"--defaults-file={folder}/etc/my.cnf"
+
+
+def _database_lines(folder: Path) -> list[str]:
+    """Small and quick, and not safe: the database goes with the cluster."""
+    return [
+        "[mariadbd]",
+        "user=root",
+        f"datadir={folder}/database",
+        f"socket={_socket(folder)}",
+        f"pid-file={folder}/run/mariadb.pid",
+        "skip-networking",
+        "skip-name-resolve",
+        "innodb-buffer-pool-size=16M",
+        "innodb-log-file-size=4M",
+        "innodb-flush-log-at-trx-commit=0",
+        "innodb-flush-method=nosync",
+        "innodb-doublewrite=0",
+    ]
+
+
+def _slurmdbd_lines(folder: Path, munge_socket: Path) -> list[str]:
+    return [
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={munge_socket}",
+        f"DbdHost={LOGIN.name}",
+        f"DbdAddr={LOGIN.management}",
+        f"DbdPort={_PORT}",
+        "SlurmUser=root",
+        f"PidFile={folder}/run/slurmdbd.pid",
+        f"LogFile={folder}/log/slurmdbd.log",
+        "StorageType=accounting_storage/mysql",
+        "StorageHost=localhost",
+        "StorageUser=root",
+    ]

@@ -1,0 +1,89 @@
+"""What Slurm itself counts of a step, on the cluster with its accounting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from tests.slurm.conftest import Bench
+
+pytestmark = pytest.mark.slurm
+
+T = TypeVar("T")
+TASKS, SECONDS = 4, 2.0
+# Holds 64 MiB and its CPU for so many seconds of CPU time; then waits to be told to end.
+BUSY = """
+import pathlib, sys, time
+held = b"x" * (64 << 20)
+while time.process_time() < {seconds}: pass
+while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)
+"""
+
+
+def rows(bench: Bench, *words: str) -> dict[str, list[str]]:
+    """Of sacct or sstat, by the first column."""
+    done = bench.cluster.run(*words, "--noheader", "--parsable2", check=False)
+    return {first: rest for first, *rest in (line.split("|") for line in done.stdout.splitlines())}
+
+
+def seconds(shown: str) -> float:
+    """Of a time such as 01:02.345 or 00:01:02."""
+    total = 0.0
+    for part in shown.split(":"):
+        total = 60 * total + float(part)
+    return total
+
+
+def megabytes(shown: str) -> float:
+    return float(shown.removesuffix("K")) / 1024
+
+
+def test_slurm_counts_a_steps_tasks_cpu_time_and_memory_while_it_runs_and_after(bench: Bench) -> None:
+    end = bench.cluster.shared / "busy.end"
+    layout = ("--nodes=2", f"--ntasks={TASKS}", "--job-name=busy step", "--time=7")
+    code = BUSY.format(seconds=SECONDS)
+    with bench.cluster.popen("srun", *layout, "/usr/bin/python3", "-c", code, str(end)) as step:
+        try:
+            job = wait_for(lambda: bench.cluster.run("squeue", "--noheader", "--format=%A").stdout.strip())
+            running = wait_for(lambda: at_work(bench, job))
+        finally:
+            end.touch()
+        step.communicate(timeout=30)
+    assert (step.returncode, running[0]) == (0, str(TASKS))
+    assert 64 < megabytes(running[2]) < 100
+
+    ended = wait_for(lambda: over(bench, job))
+    state, tasks, cpu, highest, mean, _, _ = ended[f"{job}.0"]
+    assert (state, tasks) == ("COMPLETED", str(TASKS))
+    assert seconds(cpu) == pytest.approx(TASKS * SECONDS, rel=0.15)
+    assert 64 < megabytes(mean) <= megabytes(highest) < 100
+    assert ended[job][-2:] == ["00:07:00", "busy step"]
+
+
+def at_work(bench: Bench, job: str) -> list[str] | None:
+    """The step's row of sstat, as soon as each task has used its CPU."""
+    row = rows(bench, "sstat", f"--jobs={job}", "--format=JobID,NTasks,MinCPU,AveRSS").get(f"{job}.0")
+    return row if row and row[1] and seconds(row[1]) >= SECONDS - 1 else None
+
+
+def over(bench: Bench, job: str) -> dict[str, list[str]] | None:
+    """The rows of sacct, as soon as the job's says so."""
+    columns = "JobID,State,NTasks,TotalCPU,MaxRSS,AveRSS,Timelimit,JobName"
+    seen = rows(bench, "sacct", f"--jobs={job}", f"--format={columns}")
+    return seen if job in seen and seen[job][0] == "COMPLETED" else None
+
+
+def wait_for(look: Callable[[], T | None], limit: float = 30.0) -> T:
+    """What it returns as soon as that is something."""
+    deadline = time.monotonic() + limit
+    while not (seen := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return seen
+
+
+def test_nobody_needs_an_account(bench: Bench) -> None:
+    assert bench.cluster.run("setpriv", "--reuid=65534", "--clear-groups", "srun", "id", "-u").stdout == "65534\n"
