@@ -208,11 +208,19 @@ def test_the_state_and_the_code_are_those_of_the_training(name: str, state: str,
 
 
 @pytest.mark.parametrize("name", ["ended", "failed", "cancelled", "limit"])
-def test_the_monitors_write_on_every_node_and_end_with_the_job(name: str, site: Site) -> None:
-    logs = sorted((site.folder / "logs" / name).glob(f"top-{site.jobs[name].number}-node0?.log"))
-    assert len(logs) == 2, list((site.folder / "logs" / name).iterdir())
-    assert all("load average" in log.read_text() for log in logs)
-    assert not processes(site.jobs[name].number)
+def test_every_start_is_monitored_on_every_node_and_no_process_is_left(name: str, site: Site) -> None:
+    job = site.jobs[name]
+    for start in range(job.restarts + 1):
+        folder = site.folder / "logs" / name / f"{job.number}.0" / f"monitor.{start}"
+        assert sorted(path.name for path in folder.glob("*.node.csv")) == ["node01.node.csv", "node02.node.csv"]
+        assert all(len(path.read_text().splitlines()) > 1 for path in folder.glob("*.node.csv"))
+    assert not processes(job.number)
+
+
+@pytest.mark.parametrize(("name", "reports"), [("ended", 1), ("failed", 1), ("cancelled", 0)])
+def test_a_report_follows_a_training_that_ends_by_itself(name: str, reports: int, site: Site) -> None:
+    job = site.jobs[name]
+    assert len(list((site.folder / "logs" / name).rglob("*.html"))) == reports, job
 
 
 def processes(job: str) -> list[str]:

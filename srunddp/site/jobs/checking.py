@@ -16,7 +16,7 @@ from srunddp.site.jobs.job import Job, MpiJob, Start
 _OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
 _OURS |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 # The script's own, and those that bash does not let be changed.
-_SCRIPTS = {"code", "ended", "monitors", "srunddp", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
+_SCRIPTS = {"code", "ended", "srunddp", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 _PATHS = ("script", "venv", "conda", "ifaces", "log_dir", "container", "data", "hostfile")
 _LONGEST = 4000  # of Slurm's options; its parser takes 8 KiB
 _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
@@ -46,6 +46,7 @@ def check(start: Start, *, interactive: bool = False) -> None:
         _check_nodelist(start)
         _check_signal(start)
         _check_together(start, interactive)
+        _check_staged(start)
     elif isinstance(start, MpiJob):
         _check_hosts(start)
 
@@ -63,9 +64,6 @@ def notes(start: Start) -> Iterator[str]:
         yield f"{start.tasks} {_s('rank', start.tasks)} for {start.gpus} GPUs on each node: each rank takes one"
     if isinstance(start, Job) and start.requeue and not any("resume" in each for each in start.arguments):
         yield "--requeue, but no argument such as --resume=auto: a script that does not resume by itself begins anew"
-
-    if isinstance(start, Job) and start.stage and start.monitor:
-        yield "--monitor with --stage: a node that does not see the log folder has no file there"
 
 
 def _texts(start: Start) -> Iterator[tuple[str, str]]:
@@ -188,6 +186,15 @@ def _check_together(job: Job, interactive: bool) -> None:
     if interactive and of_batch:
         cure = f"leave {option(of_batch[0])} away, or submit it by sbatch"
         raise ConfigError(f"--salloc with {option(of_batch[0])}", expected="what salloc knows", cure=cure)
+    if job.container_mounts and not job.container_image:
+        raise ConfigError("--container-mounts without --container-image", expected="both", cure="name the image")
+    for each in job.container_mounts:
+        if "," in each:
+            cure = "repeat --container-mounts for each"
+            raise ConfigError(f"--container-mounts {each!r}", expected="one SOURCE:TARGET, without a comma", cure=cure)
+
+
+def _check_staged(job: Job) -> None:
     if job.stage and not job.venv:
         cure = "name one with --venv; srunddp stage build makes one"
         raise ConfigError("--stage without a virtual environment", expected="one to bring along", cure=cure)
@@ -197,12 +204,9 @@ def _check_together(job: Job, interactive: bool) -> None:
     if job.stage and job.rank_logs:
         cure = "leave --rank-logs away, and add --run-options=--prefix: node and rank before each line of the job's log"
         raise ConfigError("--rank-logs with --stage", expected="a log folder that all nodes see", cure=cure)
-    if job.container_mounts and not job.container_image:
-        raise ConfigError("--container-mounts without --container-image", expected="both", cure="name the image")
-    for each in job.container_mounts:
-        if "," in each:
-            cure = "repeat --container-mounts for each"
-            raise ConfigError(f"--container-mounts {each!r}", expected="one SOURCE:TARGET, without a comma", cure=cure)
+    if job.stage and job.monitor:
+        cure = "leave --monitor away, or add --run-options=--monitor --run-options=--monitor-dir=DIR with such a folder"
+        raise ConfigError("--monitor with --stage", expected="a log folder that all nodes see", cure=cure)
 
 
 def _check_hosts(job: MpiJob) -> None:

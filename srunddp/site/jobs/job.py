@@ -93,7 +93,7 @@ class Job(Start):
         container: an Apptainer image, which has srunddp.
         container_image: for pyxis; an image that has srunddp.
         container_mounts: for pyxis, SOURCE:TARGET; this folder is mounted in any case.
-        monitor: seconds between the lines of top and, with GPUs, nvidia-smi dmon on each node.
+        monitor: seconds between samples of each node's use: srunddp run --monitor; srunddp report follows the training.
         stage: bring the environment and this folder to nodes that do not see them, by srunddp stage push.
         data: further folders to bring along.
         stage_exclude: names in this folder that are not brought along, with wildcards; nor is the log folder.

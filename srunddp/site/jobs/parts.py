@@ -75,7 +75,7 @@ def exports(start: Start) -> list[str]:
     return [f"export {name}={word(value)}" for name, _, value in pairs]
 
 
-def run(start: Start, command: str, *, staged: bool = False) -> list[str]:
+def run(start: Start, command: str, monitoring: Sequence[str] = (), *, staged: bool = False) -> list[str]:
     """``srunddp run`` in its lines: the options, and the script with its arguments."""
     options = [
         *(["--staged"] if staged else []),
@@ -83,6 +83,7 @@ def run(start: Start, command: str, *, staged: bool = False) -> list[str]:
         *([f"--backend={start.backend}"] if start.backend else []),
         *([f"--ifaces={start.ifaces}"] if start.ifaces else []),
         *([f"--log-dir={start.log_dir}"] if start.rank_logs else []),
+        *monitoring,
         *start.run_options,
     ]
     if not options:

@@ -10,6 +10,7 @@ from srunddp.site.jobs.parts import Written
 from srunddp.site.jobs.quoting import continued, directive, pattern, word
 
 _SLEEP = 600  # longer than Slurm takes to end a job
+_REPORT = 120  # seconds, for all nodes wait for it
 
 
 def render(job: Job, written: Written, *, interactive: bool = False) -> str:
@@ -31,7 +32,6 @@ def render(job: Job, written: Written, *, interactive: bool = False) -> str:
         _log_folder(job) if interactive else [],
         beside.clean_up(job),
         beside.patience(job),
-        beside.monitors(job),
         beside.stage(job),
         _preflight(job),
         *_training(job),
@@ -138,7 +138,7 @@ def _cpus(job: Job) -> list[str]:
 
 
 def _log_folder(job: Job) -> list[str]:
-    return [f"mkdir -p -- {word(job.log_dir)}"] if job.monitor or job.preflight else []
+    return [f"mkdir -p -- {word(job.log_dir)}"] if job.preflight else []
 
 
 def _command(job: Job) -> str:
@@ -180,20 +180,40 @@ def _preflight(job: Job) -> list[str]:
 
 def _training(job: Job) -> list[list[str]]:
     why = ["# The first rank that fails ends the others."]
-    step = [*_srun(job), *parts.run(job, _command(job), staged=job.stage)]
-    if not job.requeue:
+    step = [*_srun(job), *parts.run(job, _command(job), _monitoring(job), staged=job.stage)]
+    if not (job.requeue or job.monitor):
         return [[*why, *continued(step)]]
     step[-1] += " || code=$?"
-    return [[*why, "code=0", *continued(step)], _leave(job)]
+    return [[*why, "code=0", *continued(step)], [*_await_end(job), *_report(job), 'exit "$code"']]
 
 
-def _leave(job: Job) -> list[str]:
+def _monitoring(job: Job) -> list[str]:
+    return [f"--monitor={job.monitor}", f"--monitor-dir={job.log_dir}"] if job.monitor else []
+
+
+def _await_end(job: Job) -> list[str]:
+    if not job.requeue:
+        return []
     return [
         "# 143: there is a checkpoint, and Slurm is about to end the job. One that is preempted, and ends by itself",
         "# before that, would be taken for done.",
         'if [ "$code" = 143 ] && [ -z "$ended" ]; then',
-        *(["  clean_up"] if beside.cleans_up(job) else []),
+        *(["  clean_up"] if job.stage else []),
         f"  sleep {_SLEEP} || true",
         "fi",
-        'exit "$code"',
+    ]
+
+
+def _report(job: Job) -> list[str]:
+    if not job.monitor:
+        return []
+    # Only a container has srunddp, and pyxis starts one for a step alone.
+    step = ["srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1", *_container(job)] if job.contained else []
+    report = f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={word(job.log_dir)} || true'
+    first, *rest = [*step, report]
+    return [
+        "# Where Slurm ends the job there is no time for it: the same command writes it later.",
+        'if [ -z "$ended" ]; then',
+        *_indented(continued([f"timeout --foreground {_REPORT} {first}", *rest])),
+        "fi",
     ]

@@ -37,27 +37,18 @@ export NCCL_NET_GDR_LEVEL=5
 # Since Slurm 22.05 srun does not take this over from the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
-monitors=()
-clean_up() {
-  trap - EXIT
-  [ ${#monitors[@]} = 0 ] || kill "${monitors[@]}" 2>/dev/null || true
-}
-trap clean_up EXIT
-
 # Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
-trap : TERM
-
-# One on each node, beside the ranks; the signals that Slurm sends to all steps do not end it.
-monitor() {
-  srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task=1 \
-    --open-mode=append --output=logs/"$1-%j-%N.log" \
-    bash -c "trap '' HUP INT USR1 USR2; ! command -v \"\$1\" >/dev/null || exec \"\$@\"" \
-    monitor "$@" </dev/null >/dev/null 2>&1 &
-  monitors+=("$!")
-}
-monitor top -b -d 5 -u "$(id -un)"
-monitor nvidia-smi dmon -s pucvmet -d 5
+ended=
+trap ended=yes TERM
 
 # The first rank that fails ends the others.
+code=0
 srun --export=ALL --kill-on-bad-exit=1 --gpu-bind=none \
-  srunddp run training_script_name.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8
+  srunddp run --monitor=5 --monitor-dir=logs \
+  training_script_name.py --data-dir path/to/your/dataset --batch-size 64 --epochs 3 --num-workers 8 || code=$?
+
+# Where Slurm ends the job there is no time for it: the same command writes it later.
+if [ -z "$ended" ]; then
+  timeout --foreground 120 srunddp report "$SLURM_JOB_ID" --monitor-dir=logs || true
+fi
+exit "$code"

@@ -51,9 +51,7 @@ def carry_out(text: str, folder: Path, **variables: str) -> Called:
     done = subprocess.run(
         ["bash", str(path)], cwd=work, env=environ, capture_output=True, stdin=subprocess.DEVNULL, timeout=30
     )
-    # A monitor may be ended before it has written its words.
-    written = [each for each in sorted(calls.glob("*.words")) if each.stat().st_size]
-    return Called(done.returncode, done.stderr.decode(), [_call(each) for each in written])
+    return Called(done.returncode, done.stderr.decode(), [_call(each) for each in sorted(calls.glob("*.words"))])
 
 
 def _call(path: Path) -> tuple[list[str], dict[str, str]]:

@@ -73,6 +73,10 @@ def test_a_size_is_taken(mem: str) -> None:
         ({"venv": "a", "conda": "b"}, "--venv and --conda; expected one environment"),
         ({"venv": "a", "container": "b.sif"}, "--venv and --container; expected one environment"),
         ({"stage": True}, "--stage without a virtual environment"),
+        (
+            {"stage": True, "venv": "a", "monitor": 5},
+            "--monitor with --stage; expected a log folder that",
+        ),
         ({"data": ("d",)}, "--data without --stage"),
         ({"container_mounts": ("a:b",)}, "--container-mounts without --container-image"),
         ({"env": ("A",)}, "--env 'A'; expected NAME=VALUE"),

@@ -1,11 +1,13 @@
-"""What a job script leaves behind: nothing, however it ends; and the exit code of the training."""
+"""What a job script does after the training, however that ends: nothing is left behind, a report is written.
+
+And the exit code is that of the training.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,30 +18,38 @@ from srunddp.site.jobs.parts import Written
 from tests.run.starting import until
 from tests.site.jobs.carried_out import carry_out
 
-# srun of a monitor lasts for ever; that of the training until it is told to end, with a code.
+# srun of the training lasts until it is told to end, with a code.
 SRUN = """#!/bin/bash
 case "$*" in
-*--overlap*)
-  until [ "$1" = bash ]; do shift; done
-  echo $$ >>"$FOLDER/monitors"
-  exec "$@" ;;
 *" check "*) exit "${CHECK:-0}" ;;
 esac
-echo $$ >"$FOLDER/training"
 trap 'sleep 0.5; echo saved >>"$FOLDER/events"; exit 143' TERM
+echo $$ >"$FOLDER/training.new"
+mv "$FOLDER/training.new" "$FOLDER/training"
 until [ -e "$FOLDER/end" ]; do sleep 0.02; done
 exit "$(cat "$FOLDER/end")"
 """
-SRUNDDP = '#!/bin/bash\necho "$*" >>"$FOLDER/events"\necho /staged/srunddp\n'
-MONITOR = "#!/bin/bash\nexec /bin/sleep 1000\n"
-SLEEP = '#!/bin/bash\n[ "$1" != 600 ] || { echo "sleep $1" >>"$FOLDER/events"; exit 0; }\nexec /bin/sleep "$1"\n'
+SRUNDDP = """#!/bin/bash
+echo "$*" >>"$FOLDER/events"
+case "$1" in
+stage) echo /staged/srunddp ;;
+report) eval "${REPORT:-}" ;;
+esac
+"""
+SLEEP = """#!/bin/bash
+[ "$1" = 600 ] || exec /bin/sleep "$1"
+echo "sleep $1" >>"$FOLDER/events"
+exec /bin/sleep "${PREEMPTED:-0}"
+"""
+STAGED = {"stage": True, "venv": "venv"}
+MONITORED = {"monitor": 1}
+REPORT = "report 7 --monitor-dir=logs"
 
 
-def started(folder: Path, **fields: object) -> subprocess.Popen[bytes]:
-    job = Job(script="train.py", monitor=1, stage=True, venv="venv", gres="gpu:1", **fields)  # type: ignore[arg-type]
+def started(folder: Path, variables: dict[str, str] | None = None, **fields: object) -> subprocess.Popen[bytes]:
+    job = Job(script="train.py", gres="gpu:1", **fields)  # type: ignore[arg-type]
     (folder / "job.sh").write_text(script.render(job, Written(("srunddp", "sbatch"))))
-    programs = {"srun": SRUN, "srunddp": SRUNDDP, "sleep": SLEEP, "top": MONITOR, "nvidia-smi": MONITOR}
-    for name, text in programs.items():
+    for name, text in {"srun": SRUN, "srunddp": SRUNDDP, "sleep": SLEEP}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     environ = {
@@ -47,99 +57,110 @@ def started(folder: Path, **fields: object) -> subprocess.Popen[bytes]:
         "FOLDER": str(folder),
         "SLURM_NNODES": "1",
         "SLURM_JOB_ID": "7",
-        "CHECK": os.environ.get("CHECK", "0"),
+        **(variables or {}),
     }
     # A session of its own, as a batch script has.
     return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environ, start_new_session=True)
 
 
-def monitors(folder: Path) -> list[int]:
-    path = folder / "monitors"
-    return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-
-def at_work(folder: Path) -> None:
-    until(lambda: len(monitors(folder)) == 2 and (folder / "training").exists())
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def left(folder: Path) -> list[int]:
-    """Of the monitors, after as long as a signal may take."""
-    end = time.monotonic() + 5
-    while (alive := [pid for pid in monitors(folder) if is_alive(pid)]) and time.monotonic() < end:
-        time.sleep(0.02)
-    for pid in alive:
-        os.kill(pid, signal.SIGKILL)
-    return alive
+def end_training(folder: Path, code: int) -> None:
+    until((folder / "training").exists)
+    (folder / "end.new").write_text(str(code))
+    (folder / "end.new").rename(folder / "end")
 
 
 def events(folder: Path) -> list[str]:
-    return (folder / "events").read_text().splitlines()[1:]
-
-
-def test_the_warning_of_all_steps_does_not_end_the_monitors(tmp_path: Path) -> None:
-    """Slurm sends the signal of --signal to theirs as well."""
-    with started(tmp_path, requeue=True) as process:
-        at_work(tmp_path)
-        until(lambda: all(b"/bin/sleep" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in monitors(tmp_path)))
-        for pid in monitors(tmp_path):
-            os.kill(pid, signal.SIGUSR1)
-            os.kill(pid, signal.SIGUSR2)
-        time.sleep(0.1)
-        assert all(map(is_alive, monitors(tmp_path)))
-        (tmp_path / "end").write_text("0")
-        assert process.wait(30) == 0
-    assert left(tmp_path) == []
+    """Without the staging before the training."""
+    path = folder / "events"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if not line.startswith("stage push")]
 
 
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("code", [0, 7])
-def test_the_monitors_and_the_staged_copy_end_with_the_training(tmp_path: Path, requeue: bool, code: int) -> None:
-    with started(tmp_path, requeue=requeue) as process:
-        at_work(tmp_path)
-        (tmp_path / "end").write_text(str(code))
+@pytest.mark.parametrize(("fields", "last"), [(STAGED, "stage clean"), (MONITORED, REPORT)], ids=["stage", "monitor"])
+def test_the_staged_copy_goes_or_the_report_comes_when_the_training_has_ended(
+    tmp_path: Path, requeue: bool, code: int, fields: dict[str, object], last: str
+) -> None:
+    with started(tmp_path, requeue=requeue, **fields) as process:
+        end_training(tmp_path, code)
         assert process.wait(30) == code
-    assert left(tmp_path) == []
-    assert events(tmp_path) == ["stage clean"]
+    assert events(tmp_path) == [last]
 
 
 @pytest.mark.parametrize("requeue", [False, True])
-def test_upon_sigterm_they_end_after_the_ranks_have_saved(tmp_path: Path, requeue: bool) -> None:
+@pytest.mark.parametrize("fields", [STAGED, MONITORED], ids=["stage", "monitor"])
+def test_upon_sigterm_it_ends_after_the_ranks_have_saved_and_with_nothing_else(
+    tmp_path: Path, requeue: bool, fields: dict[str, object]
+) -> None:
     """As scancel and scontrol requeue send it, to the script and its srun; no reason to wait for more.
 
     Slurm starts no step in such a job, and ends the one that keeps the copies by itself.
     """
-    with started(tmp_path, requeue=requeue) as process:
-        at_work(tmp_path)
+    with started(tmp_path, requeue=requeue, **fields) as process:
+        until((tmp_path / "training").exists)
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(30) == 143
-    assert left(tmp_path) == []
     assert events(tmp_path) == ["saved"]
 
 
-def test_before_it_waits_for_its_preemption_all_is_cleaned_up(tmp_path: Path) -> None:
+def preempted(tmp_path: Path) -> None:
     """Slurm sends SIGTERM to the ranks alone, and takes a job that ends by itself then for done."""
-    with started(tmp_path, requeue=True) as process:
-        at_work(tmp_path)
-        os.kill(int((tmp_path / "training").read_text()), signal.SIGTERM)
+    until((tmp_path / "training").exists)
+    os.kill(int((tmp_path / "training").read_text()), signal.SIGTERM)
+
+
+def test_before_it_waits_for_its_preemption_all_is_cleaned_up(tmp_path: Path) -> None:
+    with started(tmp_path, requeue=True, **STAGED) as process:
+        preempted(tmp_path)
         assert process.wait(30) == 143
-    assert left(tmp_path) == []
     assert events(tmp_path) == ["saved", "stage clean", "sleep 600"]
 
 
-def test_a_preflight_that_fails_ends_the_job_and_the_monitors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHECK", "69")
-    with started(tmp_path, preflight=True, requeue=True) as process:
+def test_a_job_that_is_preempted_writes_no_report(tmp_path: Path) -> None:
+    """Its next start will; this one has no time."""
+    with started(tmp_path, {"PREEMPTED": "30"}, requeue=True, **MONITORED) as process:
+        preempted(tmp_path)
+        until(lambda: "sleep 600" in events(tmp_path))
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 143
+    assert events(tmp_path) == ["saved", "sleep 600"]
+
+
+def test_a_report_that_fails_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:
+    with started(tmp_path, {"REPORT": "exit 70"}, **MONITORED) as process:
+        end_training(tmp_path, 3)
+        assert process.wait(30) == 3
+
+
+def test_a_report_does_not_keep_a_job_that_slurm_ends(tmp_path: Path) -> None:
+    with started(tmp_path, {"REPORT": "exec /bin/sleep 100"}, **MONITORED) as process:
+        end_training(tmp_path, 3)
+        until(lambda: REPORT in events(tmp_path))
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 3
+
+
+@pytest.mark.parametrize(("fields", "after"), [(STAGED, ["stage clean"]), (MONITORED, [])], ids=["stage", "monitor"])
+def test_a_preflight_that_fails_ends_the_job_before_the_training(
+    tmp_path: Path, fields: dict[str, object], after: list[str]
+) -> None:
+    with started(tmp_path, {"CHECK": "69"}, preflight=True, requeue=True, **fields) as process:
         assert process.wait(30) == 69
     assert not (tmp_path / "training").exists()
-    assert left(tmp_path) == []
-    assert events(tmp_path) == ["stage clean"]
+    assert events(tmp_path) == after
+
+
+@pytest.mark.parametrize("container", ["container", "container_image"])
+def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_path: Path) -> None:
+    job = Job(script="train.py", nodes=2, ntasks_per_node=4, monitor=2, **{container: "image"})  # type: ignore[arg-type]
+    training, report = carry_out(script.render(job, Written(("srunddp",))), tmp_path).of("srun")
+    assert training[-5:] == ["srunddp", "run", "--monitor=2", "--monitor-dir=logs", "train.py"]
+    assert report[-4:] == ["srunddp", "report", "7", "--monitor-dir=logs"]
+    assert {"--nodes=1", "--ntasks=1"} <= set(report)
+    contained = [word for word in training if word.startswith(("apptainer", "--bind", "--container"))]
+    assert contained
+    assert set(contained) <= set(report)
 
 
 @pytest.mark.parametrize("code", [1, 75, 143])

@@ -78,7 +78,7 @@ def filled(kind: type[Start], name: str, text: str) -> Start:
     value = (f"NAME={text}",) if name == "env" else (text, "second") if name == "arguments" else (text,)
     more: dict[str, Any] = {name: value if isinstance(getattr(kind(), name), tuple) else text}
     if kind is Job and name in ("data", "stage_exclude", "venv"):
-        more |= {"stage": True, "rank_logs": False, "venv": more.get("venv", "venv")}
+        more |= {"stage": True, "rank_logs": False, "monitor": None, "venv": more.get("venv", "venv")}
     if name == "gres":
         more |= {"gpus_per_node": None}
     if name == "container_mounts":
@@ -118,13 +118,14 @@ def shown(name: str, start: Start, called: Called) -> list[str]:
     text = value[0] if isinstance(value, tuple) else value
     environ = [environ for words, environ in called.calls if words[0] in ("srun", "mpirun")][-1]
     training = called.training()
+    reported = isinstance(start, MpiJob) or ["report", "7", f"--monitor-dir={text}"] in called.of("srunddp")
     prefix = "./" if text.startswith("-") else ""
     where = {
         "env": text in [f"NAME={environ.get('NAME')}"],
         "venv": environ.get("VIRTUAL_ENV", "").endswith(text) and text in environ["PATH"],
         "conda": ["activate", text] in called.of("conda"),
         "ifaces": f"--ifaces={text}" in training,
-        "log_dir": f"--log-dir={text}" in training,
+        "log_dir": f"--log-dir={text}" in training and reported,
         "container_image": f"--container-image={text}" in training,
         "container_mounts": any(
             word.startswith("--container-mounts=") and word.endswith(f",{text}") for word in training
@@ -259,8 +260,8 @@ def test_a_folder_is_no_pattern_of_slurms() -> None:
     job = Job(script="train.py", log_dir="100%j", monitor=1, rank_logs=True)
     text = text_of(job) or ""
     assert "\n#SBATCH --output=100%%j/%x-%j.out\n" in text
-    assert ' --output=100%%j/"$1-%j-%N.log" ' in text
-    assert " --log-dir=100%j " in text
+    assert " --log-dir=100%j --monitor=1 --monitor-dir=100%j " in text
+    assert ' report "$SLURM_JOB_ID" --monitor-dir=100%j ' in text
 
 
 def test_the_comment_that_quotes_the_command_cannot_end(tmp_path: Path) -> None:
