@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
@@ -20,20 +20,19 @@ from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
-from srunddp.cli_options import Seconds
+from srunddp.cli_options import Run, Seconds
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.farewell import tell_failure
 from srunddp.launch import check_lines, launch
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
-from srunddp.observe.monitor import Monitor
+from srunddp.observe.monitor import Monitor, Plan, open_monitor
 from srunddp.run.logs import Destination, Output
 from srunddp.run.offline import contradictions
 from srunddp.run.script import Script, check
 from srunddp.run.staged import enter, hold, outside, read
 from srunddp.run.verdict import say
-from srunddp.wishes import Wishes, destination, open_monitor, open_output
+from srunddp.wishes import Wishes, destination, open_output, plan_monitor
 
-MONITOR_SECONDS = 5
 _LAST_WORD = 1.0
 # Each in the module that has it: a rank that starts a training is not to import them.
 _BEFORE = {
@@ -63,25 +62,6 @@ class _RunByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
-class _Run(click.Command):
-    """``--monitor`` means ``--monitor=5``: click would take the script's name for its value."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        takes = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", False)}
-        for place in _options(args, takes - {"--monitor"}):
-            if args[place] == "--monitor":
-                args[place] = f"--monitor={MONITOR_SECONDS}"
-        return super().parse_args(ctx, args)
-
-
-def _options(args: list[str], takes: set[str]) -> Iterator[int]:
-    """The places of the options before the script; ``takes`` are those with a value of their own."""
-    place = 0
-    while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
-        yield place
-        place += 2 if args[place] in takes else 1
-
-
 @click.group(cls=_RunByDefault)
 @click.version_option(__version__, prog_name="srunddp")
 def main() -> None:
@@ -89,7 +69,7 @@ def main() -> None:
 
 
 @main.command(
-    cls=_Run,
+    cls=Run,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     epilog="Before a job: srunddp check, srunddp explain, srunddp ifaces scan, srunddp ifaces check. "
     "Job scripts: srunddp sbatch, srunddp mpirun.",
@@ -166,7 +146,8 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     script = Script(given["script"], given["arguments"], given["module"])
-    ready = _ready(_Start(script, options, where), wishes, environment)
+    start = _Start(script, options, where, plan_monitor(wishes, environment, script))
+    ready = _ready(start, wishes, environment)
     prepared = ready.prepared
     if environment.rank == 0:
         for note in [*_notes(prepared), *ready.notes, *(contradictions(os.environ) if wishes.offline else ())]:
@@ -188,6 +169,7 @@ class _Start:
     script: Script
     options: Options
     where: Destination
+    plan: Plan | None
 
 
 @dataclass(frozen=True)
@@ -210,7 +192,7 @@ def _ready(start: _Start, wishes: Wishes, environment: Environment) -> _Ready:
             start, notes = _in_copies(start)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
-        output, monitor = open_output(start.where, environment), open_monitor(wishes, environment, start.script)
+        output, monitor = open_output(start.where, environment), open_monitor(start.plan)
         prepared = prepare(start.options, environment)
         check_lines(environment)
         return _Ready(bind(prepared), start.script, output, monitor, notes)
@@ -230,8 +212,12 @@ def _in_copies(start: _Start) -> tuple[_Start, tuple[str, ...]]:
     hold(staged.folder)  # open until this process has ended, and all that it forks
     folder = enter(staged)
     ifaces_file = start.options.ifaces and staged.here(start.options.ifaces)
-    where = replace(start.where, file=outside(staged, folder, start.where.file)) if start.where.file else start.where
-    start = _Start(staged.script(start.script), replace(start.options, ifaces=ifaces_file), where)
+    where, plan = start.where, start.plan
+    if where.file:
+        where = replace(where, file=outside(staged, folder, where.file, "--log-dir"))
+    if plan:
+        plan = replace(plan, folder=outside(staged, folder, plan.folder, "--monitor-dir"))
+    start = _Start(staged.script(start.script), replace(start.options, ifaces=ifaces_file), where, plan)
     return start, (staged.note,) if staged.note else ()
 
 

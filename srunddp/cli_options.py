@@ -1,11 +1,14 @@
-"""Options that several commands have."""
+"""Options that several commands have, or that click has no kind for."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import click
+
+MONITOR_SECONDS = 5
 
 
 class Seconds(click.FloatRange):
@@ -20,3 +23,23 @@ class Seconds(click.FloatRange):
         if math.isnan(number):
             self.fail("a number of seconds is expected", param, ctx)
         return number
+
+
+class Run(click.Command):
+    """``--monitor`` means ``--monitor=5``: click would take the script's name for its value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click."""
+        takes = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", False)}
+        for place in _options(args, takes - {"--monitor"}):
+            if args[place] == "--monitor":
+                args[place] = f"--monitor={MONITOR_SECONDS}"
+        return super().parse_args(ctx, args)
+
+
+def _options(args: list[str], takes: set[str]) -> Iterator[int]:
+    """The places of the options before the script; ``takes`` are those with a value of their own."""
+    place = 0
+    while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
+        yield place
+        place += 2 if args[place] in takes else 1

@@ -47,7 +47,7 @@ def launch(
     Args:
         prepared: by :func:`srunddp.meeting.bind`.
         script: the user's; wishes: how it is to run.
-        output: by :func:`open_output`; monitor: by :func:`open_monitor`.
+        output: by :func:`srunddp.wishes.open_output`; monitor: by :func:`srunddp.observe.monitor.open_monitor`.
         told: called in the supervisor when all have met.
         say: takes rank 0's lines while it waits for the others.
 

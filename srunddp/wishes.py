@@ -13,7 +13,7 @@ from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.line import Company
 from srunddp.errors import ConfigError, Scope
 from srunddp.meeting import Prepared
-from srunddp.observe.monitor import Monitor, Plan, Recording
+from srunddp.observe.monitor import Plan
 from srunddp.run import logs, verdict
 from srunddp.run.script import Script
 
@@ -30,7 +30,7 @@ class Wishes:
         fast_exit: end without taking Python's objects down.
         offline: export what :mod:`srunddp.run.offline` says.
         staged: run in the copies that :mod:`srunddp.run.staged` reads of.
-        monitor: seconds between samples; None for none; monitor_dir: where they go, see :func:`open_monitor`.
+        monitor: seconds between samples; None for none; monitor_dir: where they go, see :func:`plan_monitor`.
     """
 
     stall_timeout: float = 300.0
@@ -72,21 +72,21 @@ def open_output(where: logs.Destination, environment: Environment) -> logs.Outpu
     return logs.Output.open(where)
 
 
-def open_monitor(wishes: Wishes, environment: Environment, script: Script) -> Monitor:
-    """Make this rank's files of ``--monitor``; before any socket is opened.
+def plan_monitor(wishes: Wishes, environment: Environment, script: Script) -> Plan | None:
+    """Where this rank's files of ``--monitor`` go; None without it. Nothing is opened yet.
 
     Their folder is below that of the logs unless ``--monitor-dir`` names another, and each start of a job has its own.
 
     Raises:
-        ConfigError: a file cannot be written, or ``--monitor-dir`` has no ``--monitor``.
+        ConfigError: ``--monitor-dir`` has no ``--monitor``.
     """
     if wishes.monitor is None:
         if wishes.monitor_dir is not None:
             raise ConfigError("--monitor-dir without --monitor", cure="add --monitor", scope=Scope.JOB)
-        return Monitor()
+        return None
     folder = Path(wishes.monitor_dir or wishes.log_dir or DEFAULT_FOLDER, logs.plain(run_name(environment)))
     restarts = os.environ.get("SLURM_RESTART_COUNT", "")
-    plan = Plan(
+    return Plan(
         folder=folder / f"monitor.{int(restarts) if restarts.isdecimal() else 0}",
         node=logs.plain(environment.node),
         rank=environment.rank,
@@ -94,7 +94,6 @@ def open_monitor(wishes: Wishes, environment: Environment, script: Script) -> Mo
         seconds=wishes.monitor,
         script=script.words,
     )
-    return Recording(plan)
 
 
 def run_name(environment: Environment) -> str:

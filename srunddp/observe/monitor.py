@@ -72,6 +72,15 @@ class Monitor:
         """With the exit code to leave with."""
 
 
+def open_monitor(plan: Plan | None) -> Monitor:
+    """Make this rank's files, before any socket is opened.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    return Recording(plan) if plan else Monitor()
+
+
 class Recording(Monitor):
     """With ``--monitor``."""
 

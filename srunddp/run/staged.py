@@ -83,11 +83,12 @@ def enter(staged: Staged) -> str:
     return wished
 
 
-def outside(staged: Staged, folder: str, file: Path) -> Path:
-    """A rank's log, of which no copy may be written, for copies are removed.
+def outside(staged: Staged, folder: str, file: Path, option: str) -> Path:
+    """What a rank writes, and must not write to a copy, for copies are removed.
 
     Args:
         folder: the working directory that the step was to have.
+        option: that says where.
 
     Raises:
         ConfigError: it would be in a place that this node does not see.
@@ -95,9 +96,9 @@ def outside(staged: Staged, folder: str, file: Path) -> Path:
     path = os.path.normpath(os.path.join(folder, file))
     if staged.here(path) != path:
         raise ConfigError(
-            f"--log-dir leads to {path}, which this node has as a copy alone",
+            f"{option} leads to {path}, which this node has as a copy alone",
             expected="a folder that all nodes see, or one of each node's own",
-            cure="name another --log-dir",
+            cure=f"name another with {option}",
             scope=Scope.NODE,
         )
     return Path(path)

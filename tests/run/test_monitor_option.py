@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from srunddp.cli import MONITOR_SECONDS, run
+from srunddp.cli import run
+from srunddp.cli_options import MONITOR_SECONDS
 from tests.run.starting import python, slurm, write
 
 BIN = str(Path(__file__).resolve().parents[2] / "bin" / "srunddp")
