@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import PYTHON, Bench
 
 pytestmark = pytest.mark.slurm
 
@@ -45,7 +45,7 @@ def test_slurm_counts_a_steps_tasks_cpu_time_and_memory_while_it_runs_and_after(
     end = bench.cluster.shared / "busy.end"
     layout = ("--nodes=2", f"--ntasks={TASKS}", "--job-name=busy step", "--time=7")
     code = BUSY.format(seconds=SECONDS)
-    with bench.cluster.popen("srun", *layout, "/usr/bin/python3", "-c", code, str(end)) as step:
+    with bench.cluster.popen("srun", *layout, PYTHON, "-c", code, str(end)) as step:
         try:
             job = wait_for(lambda: bench.cluster.run("squeue", "--noheader", "--format=%A").stdout.strip())
             running = wait_for(lambda: at_work(bench, job))
