@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any
 
+from srunddp.bootstrap.visible import Named, answer, instances, visible
 from srunddp.site import numa
 
-T = TypeVar("T")
-
-NO_GPU = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES; the last is Slurm's
 _READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
 
 
-class Device(TypedDict):
-    """A GPU, or a MIG instance of one.
+class Device(Named):
+    """What is known of one.
 
     Attributes:
-        uuid: its own; parent: of the GPU that it is an instance of, else empty.
         total, free: bytes of memory, 0 where NVML does not tell.
         address: on the PCI bus, as in sysfs; numa: its NUMA node, -1 where nothing tells.
         links: NVLinks that are up.
     """
 
-    uuid: str
-    parent: str
     name: str
     total: int
     free: int
@@ -102,15 +95,11 @@ def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
 
 def _instances(nvml: Any, gpu: Any, sysfs: Path) -> list[Device]:
     """The MIG instances of a GPU."""
-    if _or(nvml, lambda: nvml.nvmlDeviceGetMigMode(gpu)[0], 0) != nvml.NVML_DEVICE_MIG_ENABLE:
-        return []
-    indices = range(_or(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 0))
-    found = [_or(nvml, lambda at=at: nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, at), None) for at in indices]  # type: ignore[misc]
-    return [_device(nvml, instance, gpu, sysfs) for instance in found if instance]
+    return [_device(nvml, instance, gpu, sysfs) for instance in instances(nvml, gpu)]
 
 
 def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
-    memory = _or(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(device), None)
+    memory = answer(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(device), None)
     address = nvml.nvmlDeviceGetPciInfo(gpu).busId
     address = (address.decode() if isinstance(address, bytes) else address).lower()[-12:]  # sysfs's has a short domain
     uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(gpu)
@@ -129,7 +118,7 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
 def _links(nvml: Any, gpu: Any) -> int:
     up = 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        state = _or(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(gpu, link), None)  # type: ignore[misc]
+        state = answer(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(gpu, link), None)  # type: ignore[misc]
         if state is None:
             break
         up += state
@@ -146,52 +135,7 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
     found = []
     for one, other in combinations([device["uuid"] for device in devices if device["uuid"] in gpus], 2):
         pair = gpus[one], gpus[other], _READ
-        status = _or(nvml, lambda pair=pair: nvml.nvmlDeviceGetP2PStatus(*pair), nvml.NVML_P2P_STATUS_OK)  # type: ignore[misc]
+        status = answer(nvml, lambda pair=pair: nvml.nvmlDeviceGetP2PStatus(*pair), nvml.NVML_P2P_STATUS_OK)  # type: ignore[misc]
         if one != other and status != nvml.NVML_P2P_STATUS_OK:
             found.append([one, other, names.get(status, str(status))])
     return found
-
-
-def _or(nvml: Any, ask: Callable[[], T], default: T) -> T:
-    """What this GPU says, or ``default`` where it does not know of such things."""
-    unasked = (nvml.NVMLError_NotSupported, nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument)
-    try:
-        return ask()
-    except (*unasked, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
-        return default
-
-
-def visible(wanted: str | None, gpus: list[list[Device]]) -> tuple[list[Device], str]:
-    """What CUDA makes of ``CUDA_VISIBLE_DEVICES``, and the entry that it does not understand.
-
-    It heeds nothing after such an entry, shows no GPU where one is named twice, and of MIG instances shows the first.
-
-    Args:
-        wanted: indices, UUIDs or beginnings of them; None where it is not set.
-        gpus: of the node, each as its MIG instances or as itself.
-    """
-    chosen: list[Device] = []
-    if wanted is None:
-        chosen = [device for gpu in gpus for device in gpu]
-    for entry in [] if wanted is None else wanted.split(","):
-        device = _named(entry.strip(), gpus)
-        if device is None:
-            return _of_mig(chosen), "" if entry.strip() in NO_GPU else entry.strip()
-        if device in chosen:
-            return [], entry.strip()
-        chosen.append(device)
-    return _of_mig(chosen), ""
-
-
-def _named(entry: str, gpus: list[list[Device]]) -> Device | None:
-    if number := re.match(r"\d+", entry):
-        index = int(number[0])
-        return gpus[index][0] if index < len(gpus) else None
-    found = [gpu[0] for gpu in gpus if (gpu[0]["parent"] or gpu[0]["uuid"]).startswith(entry)]
-    found += [device for gpu in gpus for device in gpu if device["parent"] and device["uuid"].startswith(entry)]
-    return found[0] if entry and len(found) == 1 else None
-
-
-def _of_mig(devices: list[Device]) -> list[Device]:
-    instances = [device for device in devices if device["parent"]]
-    return instances[:1] or devices

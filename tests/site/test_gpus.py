@@ -15,10 +15,12 @@ from typing import Any
 import pynvml
 import pytest
 
+from srunddp.bootstrap import visible as shared
+from srunddp.bootstrap.visible import visible
 from srunddp.site import numa, nvml
 from srunddp.site.checks.gpus import CHECK, Facts
 from srunddp.site.finding import Level
-from srunddp.site.nvml import Device, look, visible
+from srunddp.site.nvml import Device, look
 from tests.conftest import PROGRAMS, ROOT
 from tests.site.made_up import LOCAL_RANK_1, changed, seen, subject, told, travelled
 
@@ -301,7 +303,7 @@ def test_the_fake_has_the_names_of_the_package() -> None:
 
 
 def test_nothing_is_asked_of_nvml_that_the_package_lacks() -> None:
-    source = Path(nvml.__file__).read_text()
+    source = "".join(Path(module.__file__).read_text() for module in (nvml, shared))
     asked = set(re.findall(r"\b(?:pynvml|nvml)\.(nvml\w+|NVML\w+)", source))
     asked.discard("NVML_P2P_CAPS_INDEX_READ")  # in a comment
     assert len(asked) > 15

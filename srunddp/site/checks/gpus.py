@@ -11,12 +11,13 @@ from itertools import chain
 from typing import Literal
 
 from srunddp.bootstrap.device import device_index, unused_devices
+from srunddp.bootstrap.visible import NO_GPU
 from srunddp.errors import ConfigError
 from srunddp.site import numa
 from srunddp.site.answer import ask
 from srunddp.site.comparison import about, by_node, odd_ones, on_node
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
-from srunddp.site.nvml import NO_GPU, Device, View, look
+from srunddp.site.nvml import Device, View, look
 
 NAME = "gpus"
 _TAKEN, _FULL = 0.1, 0.95

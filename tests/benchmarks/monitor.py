@@ -1,0 +1,98 @@
+"""CPU time of a sample of the monitor over that of ``top -b -d``, both watching the same machine in turns.
+
+The job is two tasks below one launcher, each a supervisor that sleeps, a busy worker and two loader workers, of which
+one is busy. Rounds of the one and the other alternate; each is one process whose CPU time at the end of a round is
+compared with that at its beginning, so that starting does not count.
+
+    python -m tests.benchmarks.monitor [SECONDS [SAMPLES [ROUNDS]]]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from srunddp.observe.sampling import Site, start
+
+SECONDS, SAMPLES, ROUNDS = 0.2, 50, 5
+WARM = 6  # samples that read everything
+RANK = "MONITOR_RANK"
+SLEEP = "import time; time.sleep(3600)"
+# Not all of a CPU, which the others need.
+BUSY = "import time\nwhile True:\n sum(range(20000)); time.sleep(0.02)"
+WORKER = f"import subprocess, sys\n[subprocess.Popen([sys.executable, '-c', each]) for each in ({SLEEP!r}, {BUSY!r})]\n"
+SUPERVISOR = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {WORKER + BUSY!r}])\n{SLEEP}"
+
+
+@contextmanager
+def job() -> Iterator[int]:
+    """Two tasks of this process; the supervisor of the first."""
+    tasks = [
+        subprocess.Popen([sys.executable, "-c", SUPERVISOR], env={**os.environ, RANK: str(rank)}, start_new_session=True)
+        for rank in range(2)
+    ]
+    time.sleep(2.0)
+    try:
+        yield tasks[0].pid
+    finally:
+        for task in tasks:
+            os.killpg(task.pid, signal.SIGKILL)
+            task.wait()
+
+
+def cpu_of(pid: int) -> int:
+    """Nanoseconds."""
+    return time.clock_gettime_ns((~pid << 3) | 2)
+
+
+def during(pid: int, seconds: float, samples: int) -> float:
+    """Milliseconds of CPU a sample."""
+    time.sleep(WARM * seconds)
+    before = cpu_of(pid)
+    time.sleep(samples * seconds)
+    return (cpu_of(pid) - before) / samples / 1e6
+
+
+def of_ours(supervisor: int, seconds: float, samples: int) -> float:
+    with TemporaryDirectory() as folder:
+        # Forked by this process, which is also the launcher.
+        site = Site(Path(folder), "here", seconds, "eth0", RANK, 0, os.getpid(), os.getpid())
+        sampler = start(site)
+        used = during(sampler.pid, seconds, samples)
+        assert sampler.finish(5.0) == ""
+        ranks = {line.split(",")[1] for line in Path(folder, "here.tasks.csv").read_text().splitlines()[1:]}
+        assert ranks >= {"0", "1"}, ranks
+    return used
+
+
+def of_top(_: int, seconds: float, samples: int) -> float:
+    with subprocess.Popen(["top", "-b", "-d", str(seconds)], stdout=subprocess.DEVNULL) as top:
+        used = during(top.pid, seconds, samples)
+        top.kill()
+    return used
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
+    samples, rounds = (int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((2, SAMPLES), (3, ROUNDS)))
+    both: tuple[Callable[[int, float, int], float], ...] = (of_ours, of_top)
+    with job() as supervisor:
+        used = [[each(supervisor, seconds, samples) for each in both] for _ in range(rounds)]
+        processes = sum(name.isdecimal() for name in os.listdir("/proc"))
+    ours, theirs = (statistics.median(column) for column in zip(*used, strict=True))
+    print(f"every {seconds:g} s, {samples} samples, {rounds} rounds; {processes} processes on this machine")
+    print(f"a sample of the monitor: {ours:.3f} ms of CPU; of top: {theirs:.3f} ms (medians of rounds)")
+    ratios = sorted(one / other for one, other in used)
+    print(f"ratio: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
+
+
+if __name__ == "__main__":
+    main()
