@@ -41,6 +41,7 @@ _BEFORE = {
     "ifaces": "srunddp.cli_ifaces",
     "stage": "srunddp.cli_stage",
     "mpirun": "srunddp.cli_sbatch",
+    "report": "srunddp.cli_report",
     "sbatch": "srunddp.cli_sbatch",
 }
 

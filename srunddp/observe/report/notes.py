@@ -1,0 +1,261 @@
+"""The notes: what to change next. Each is a rule with its threshold; what another note explains is none of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from srunddp.observe.report import units
+from srunddp.observe.report.outliers import Outliers, outliers
+from srunddp.observe.report.summary import GpuFigures, LinkFigures, NodeFigures, Summary, middle, share
+
+GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
+DATA_WAIT = 0.10  # of the step time
+CPUS_USED = 0.95  # of the CPUs of the job on a node
+CPU_WAIT = 0.20  # of the time, by the main threads
+OTHER_LINK = 5.0  # times what the chosen one carries
+OTHER_LINK_RATE = 2.0**20  # bytes per second
+TIME_USED = 0.40  # of the limit, as jobstats has it
+TIME_SAVED = 1800.0  # seconds
+MEMORY_USED = 0.50  # of the limit
+MEMORY_UNUSED = 4 * 2.0**30  # bytes
+SLOWED = 0.05  # of the samples
+FEWEST_SAMPLES, FEWEST_STEPS = 5, 10
+_BY_DATA = 0.5  # of what a slow rank has more than the others
+
+
+@dataclass(frozen=True)
+class Note:
+    """One finding.
+
+    Attributes:
+        rule: its name; found, threshold: the figure with what it is of, and the limit that it passes.
+        cure: the next thing to change.
+    """
+
+    rule: str
+    found: str
+    threshold: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.found}; {self.threshold} -> {self.cure}"
+
+
+def notes(summary: Summary) -> tuple[Note, ...]:
+    """All that hold, causes before consequences."""
+    if too_short(summary):
+        return ()
+    crowded, slowed = _crowded(summary), _slowed(summary.gpus)
+    found = [*_cpu(crowded), *_throttled(slowed)]
+    unlike = outliers(summary, DATA_WAIT)
+    slow = not {units.nodes([each]) for each in unlike.nodes} <= {
+        units.nodes([each.node]) for each in (*crowded, *slowed)
+    }
+    if unlike.ranks and slow:
+        found += [_slow_rank(summary, unlike)]
+    waiting = [] if crowded else _data_wait(summary, unlike)
+    found += waiting
+    found += _gpu(summary, explained=bool(waiting or crowded or unlike.ranks))
+    found += _interface(summary)
+    return (*found, *_time_limit(summary), *_memory(summary))
+
+
+def too_short(summary: Summary) -> str:
+    """Why nothing is concluded; empty where there is enough."""
+    if summary.steps and summary.steps < FEWEST_STEPS:
+        return f"{units.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
+    if summary.samples < FEWEST_SAMPLES:
+        since = " since the first step" if summary.first_step is not None else ""
+        return f"{units.count(summary.samples, 'sample')} only{since}: below {FEWEST_SAMPLES} nothing is concluded"
+    return ""
+
+
+def _crowded(summary: Summary) -> list[NodeFigures]:
+    """The nodes on which the job uses all its CPUs, and has to wait for them."""
+    return [each for each in summary.per_node if _used(each) >= CPUS_USED and _cpu_wait(summary, each) > CPU_WAIT]
+
+
+def _used(node: NodeFigures) -> float:
+    return share(node.used, node.cpus) or 0.0
+
+
+def _cpu_wait(summary: Summary, node: NodeFigures) -> float:
+    return middle([each.delay for each in summary.ranks if each.node == node.node]) or 0.0
+
+
+def _cpu(crowded: list[NodeFigures]) -> list[Note]:
+    if not crowded:
+        return []
+    worst = max(crowded, key=_used)
+    return [
+        Note(
+            "cpu oversubscribed",
+            f"{units.percent(_used(worst))} of {units.count(int(worst.cpus or 0), 'CPU')} used on {_named(crowded)}, "
+            "and processes wait for a CPU",
+            f"above {units.percent(CPUS_USED)} used and {units.percent(CPU_WAIT)} of the time waiting",
+            "more --cpus-per-task, fewer --loading.num_workers, or fewer --loading.threads",
+        )
+    ]
+
+
+def _named(nodes: list[NodeFigures]) -> str:
+    return units.nodes(each.node for each in nodes)
+
+
+def _slowed(gpus: tuple[GpuFigures, ...]) -> list[GpuFigures]:
+    return [each for each in gpus if each.samples >= FEWEST_SAMPLES and (each.slowed or 0.0) > SLOWED]
+
+
+def _throttled(slowed: list[GpuFigures]) -> list[Note]:
+    if not slowed:
+        return []
+    worst = max(slowed, key=lambda gpu: gpu.slowed or 0.0)
+    heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
+    return [
+        Note(
+            "gpu throttled",
+            f"{devices(slowed)} kept below its clock by heat or the power brake for "
+            f"{units.percent(worst.slowed)} of the samples{heat}",
+            f"above {units.percent(SLOWED)}",
+            f"tell the site, and leave the node out until then: srunddp sbatch --exclude="
+            f"{units.nodes(each.node for each in slowed)}",
+        )
+    ]
+
+
+def devices(gpus: list[GpuFigures]) -> str:
+    """``GPU 2 on node01``, or how many they are."""
+    if len(gpus) > 2:
+        return f"{len(gpus)} GPUs on {units.nodes(dict.fromkeys(each.node for each in gpus))}"
+    return ", ".join(f"GPU {units.one_line(each.index)} on {units.nodes([each.node])}" for each in gpus)
+
+
+def _slow_rank(summary: Summary, unlike: Outliers) -> Note:
+    who, them = units.ranks(unlike.ranks, summary.layout), "their" if len(unlike.ranks) > 1 else "its"
+    by_data = unlike.by_data > _BY_DATA
+    why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
+    node = units.nodes(unlike.nodes)
+    return Note(
+        "slow rank",
+        f"{who}: {units.duration(unlike.excess)} more of {them} own in each step than the others, "
+        f"{units.percent(unlike.share)} of the step time; it is {why}",
+        f"above {units.percent(DATA_WAIT)}",
+        f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
+        if by_data
+        else f"look at the clocks and at what else runs on {node}: srunddp check there, then --exclude={node}",
+    )
+
+
+def _data_wait(summary: Summary, unlike: Outliers) -> list[Note]:
+    others = [each for each in summary.ranks if each.rank not in unlike.ranks]
+    waits = [share(each.data_s, each.step_s) for each in others]
+    known = [each for each in waits if each is not None]
+    figure = max(middle(waits) or 0.0, sum(known) / len(known) if known else 0.0)
+    if figure <= DATA_WAIT:
+        return []
+    return [
+        Note(
+            "data wait",
+            f"{units.percent(figure)} of the step time is waiting for data",
+            f"above {units.percent(DATA_WAIT)}",
+            "more --loading.num_workers, with as many --cpus-per-task; else data on a faster storage",
+        )
+    ]
+
+
+def _gpu(summary: Summary, *, explained: bool) -> list[Note]:
+    if summary.first_step is None:
+        return []
+    known = [each for each in summary.gpus if each.utilization is not None and each.samples >= FEWEST_SAMPLES]
+    idle = [each for each in known if (each.utilization or 0.0) < GPU_IDLE]
+    if not idle or (explained and len(idle) == len(known)):
+        return []
+    mean = sum(each.utilization or 0.0 for each in idle) / len(idle)
+    some = len(idle) < len(known)
+    return [
+        Note(
+            "gpu idle",
+            f"{devices(idle)} used for {mean:.1f} % of the time since the first step",
+            f"below {GPU_IDLE:.0f} %",
+            "as many ranks as GPUs, or fewer --gpus-per-node"
+            if some
+            else "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node",
+        )
+    ]
+
+
+def _interface(summary: Summary) -> list[Note]:
+    if len(summary.nodes) < 2:
+        return []
+    found = [(node, other) for node in summary.per_node if (other := _wrong_link(node)) is not None]
+    if not found:
+        return []
+    node, other = max(found, key=lambda pair: _both_ways(pair[1]))
+    chosen = ", ".join(each.name for each in node.links if each.chosen) or node.interface
+    where = units.nodes(each.node for each, _ in found)
+    return [
+        Note(
+            "wrong interface",
+            f"{units.one_line(other.name)} carries {units.rate(_both_ways(other))} on {where}, and "
+            f"{units.one_line(chosen)}, which was chosen, {units.rate(_carried(node))}",
+            f"above {OTHER_LINK:.0f} times as much",
+            "name the right one in ifaces.conf (srunddp ifaces scan drafts one), and unset GLOO_SOCKET_IFNAME and "
+            "NCCL_SOCKET_IFNAME in the script",
+        )
+    ]
+
+
+def _wrong_link(node: NodeFigures) -> LinkFigures | None:
+    """The link that carries the training instead of the chosen one."""
+    if not any(each.chosen for each in node.links):
+        return None
+    others = [each for each in node.links if not each.chosen and each.kind != "rdma"]
+    busiest = max(others, key=_both_ways, default=None)
+    limit = max(OTHER_LINK_RATE, OTHER_LINK * _carried(node))
+    return busiest if busiest is not None and _both_ways(busiest) > limit else None
+
+
+def _both_ways(link: LinkFigures) -> float:
+    """What goes both ways: an all-reduce sends as much as it receives, and reading data from a server does not."""
+    return 2 * min(link.received, link.sent)
+
+
+def _carried(node: NodeFigures) -> float:
+    return sum(each.received + each.sent for each in node.links if each.chosen or each.kind == "rdma")
+
+
+def _time_limit(summary: Summary) -> list[Note]:
+    limit = summary.time_limit_s
+    if not limit or not summary.ending.finished or limit - summary.seconds < TIME_SAVED:
+        return []
+    if summary.seconds >= TIME_USED * limit:
+        return []
+    minutes = max(10, -(-int(summary.seconds * 1.5) // 600) * 10)
+    return [
+        Note(
+            "time limit",
+            f"{units.duration(summary.seconds)} of {units.duration(limit)} used, {units.percent(summary.seconds / limit)}",
+            f"below {units.percent(TIME_USED)}",
+            f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
+        )
+    ]
+
+
+def _memory(summary: Summary) -> list[Note]:
+    known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
+    if not known or not summary.steps or summary.ending.running:
+        return []
+    worst = max(known, key=lambda each: each.memory_bytes or 0.0)
+    peak, limit = worst.memory_bytes or 0.0, worst.memory_limit_bytes or 0.0
+    if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
+        return []
+    enough = max(1, -(-int(peak * 1.25) // 2**30))
+    return [
+        Note(
+            "memory unused",
+            f"{units.size(peak)} of {units.size(limit)} used at most, on {units.nodes([worst.node])}, "
+            f"{units.percent(peak / limit)}",
+            f"below {units.percent(MEMORY_USED)}",
+            f"--mem={enough}G",
+        )
+    ]

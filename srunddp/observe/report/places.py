@@ -1,0 +1,137 @@
+"""Where a run's files are: a folder, or a job's number."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from srunddp.errors import ConfigError
+
+_JOB = re.compile(r"(\d{1,18})(?:_(\d{1,18}))?(?:\.(\d{1,9}))?", re.ASCII)
+_RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
+_CURE = "name a run's folder such as logs/4711.0, or start the run with --monitor"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The files of one start.
+
+    Attributes:
+        folder: ``monitor.N``.
+        notes: what was chosen among several.
+    """
+
+    folder: Path
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Slurm says of a job: its number, that of an array's task included, and its working directory."""
+
+    number: str
+    folder: str
+
+
+Ask = Callable[[str], Job | None]
+
+
+def find(what: str, monitor_dir: str, restart: int | None, ask: Ask) -> Place:
+    """The files that are meant.
+
+    Args:
+        what: a folder, or a job's number, ``4711``, ``4711.0`` or ``4711_3``.
+        monitor_dir: where a job's folder is looked for.
+        restart: which start of the run; None for the last.
+        ask: Slurm, about a job.
+
+    Raises:
+        ConfigError: there is no such folder, or it holds no run, or several.
+    """
+    if os.path.isdir(what):
+        return _below(Path(what), restart)
+    if match := _JOB.fullmatch(what):
+        return _of_job(what, match, monitor_dir, restart, ask)
+    raise ConfigError(f"no folder {what}", expected="a run's folder or a job's number", cure=_CURE)
+
+
+def _below(folder: Path, restart: int | None) -> Place:
+    if match := _RESTART.fullmatch(folder.absolute().name):
+        if restart is not None and restart != int(match[1]):
+            raise ConfigError(
+                f"--restart {restart} with {folder}", expected="the run's folder", cure="name the folder above"
+            )
+        return Place(folder)
+    if _starts(folder):
+        return _start(folder, restart)
+    runs = [each for each in _folders(folder) if _starts(each)]
+    if len(runs) == 1:
+        return _start(runs[0], restart)
+    if not runs:
+        raise ConfigError(f"no run that was monitored in {folder}", expected="a folder monitor.0 in it", cure=_CURE)
+    listed = ", ".join(each.name for each in runs[:8]) + (", …" if len(runs) > 8 else "")
+    raise ConfigError(f"{len(runs)} runs in {folder}: {listed}", expected="one", cure=f"name one, as {runs[-1]}")
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
+    except OSError as error:
+        found = f"{folder}: {os.strerror(error.errno or 0)}"
+        raise ConfigError(
+            found, expected="a folder that can be read", cure="ask whose run it is for the right"
+        ) from None
+
+
+def _starts(folder: Path) -> dict[int, Path]:
+    """The starts of a run, by their number."""
+    found = ((_RESTART.fullmatch(each.name), each) for each in _folders(folder))
+    return {int(match[1]): each for match, each in found if match}
+
+
+def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> Place:
+    starts = _starts(run)
+    chosen = max(starts) if restart is None else restart
+    if chosen not in starts:
+        listed = ", ".join(map(str, sorted(starts)))
+        raise ConfigError(
+            f"--restart {chosen}: {run} has {listed}", expected="one of these", cure="leave it out for the last"
+        )
+    if restart is None and len(starts) > 1:
+        notes = (*notes, f"{run} has {len(starts)} starts; this is the last, {chosen} (--restart N for another)")
+    return Place(starts[chosen], tuple(notes))
+
+
+def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None, ask: Ask) -> Place:
+    number, step = match[1], match[3]
+    runs = [] if match[2] else _runs(Path(monitor_dir), number, step)
+    looked = [monitor_dir]
+    if not runs and (job := ask(what.partition(".")[0])):
+        number = job.number
+        for folder in dict.fromkeys([Path(monitor_dir), Path(job.folder, monitor_dir), Path(job.folder, "logs")]):
+            looked.append(str(folder))
+            runs = runs or _runs(folder, number, step)
+    if not runs:
+        folders = ", ".join(dict.fromkeys(looked))
+        raise ConfigError(
+            f"no files of job {what} in {folders}",
+            expected=f"a folder {number}.{step or 'STEP'}/monitor.0, which --monitor writes",
+            cure="name the folder, or --monitor-dir as the run had it",
+        )
+    notes = []
+    if len(runs) > 1:
+        steps = ", ".join(each.name.rpartition(".")[2] for each in runs)
+        notes = [f"job {number} has the steps {steps}; this is the newest, {runs[-1].name}"]
+    return _start(runs[-1], restart, notes)
+
+
+def _runs(folder: Path, number: str, step: str | None) -> list[Path]:
+    """The monitored steps of a job, the newest last."""
+    if not folder.is_dir():
+        return []
+    wanted = re.compile(rf"{number}\.({step or '[0-9]{1,9}'})")
+    found = [(int(match[1]), each) for each in _folders(folder) if (match := wanted.fullmatch(each.name))]
+    return [each for _, each in sorted(found) if _starts(each)]

@@ -1,0 +1,256 @@
+"""What a run comes to: figures alone, of which the notes, the text and the page are made. None is not known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the run ended.
+
+    Attributes:
+        codes: the exit code of each rank whose end was recorded.
+        missing: the ranks whose end was not recorded.
+        running: none has ended, and the newest sample is from just now.
+        last: seconds from the start to the newest line of any file.
+        cause: of failure.json, where there is one.
+    """
+
+    codes: dict[int, int]
+    missing: tuple[int, ...]
+    running: bool
+    last: float
+    cause: str
+
+    @property
+    def finished(self) -> bool:
+        """All ranks ended with 0."""
+        return not self.missing and bool(self.codes) and not any(self.codes.values())
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that lasted: an epoch, an evaluation, a checkpoint. ``end`` is None where that was not recorded."""
+
+    number: int | None
+    begin: float
+    end: float | None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a rank's start, in seconds since the start of the run."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The start of one rank: when its process began, its phases, and when its first step was over."""
+
+    rank: int
+    process: float
+    phases: tuple[Phase, ...]
+    ready: float | None
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """Of one rank, from its first step on.
+
+    Attributes:
+        steps: all of them; since: those that the times are from.
+        step_s, own_s, data_s: a step's time on average, with waits; without the backward pass, in which a rank waits
+            for the others; of it, waiting for data.
+        longest_s: of the steps.
+        cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set.
+        delay: share of the time for which its processes' main threads waited for a CPU.
+    """
+
+    rank: int
+    node: str
+    steps: int
+    since: int
+    step_s: float | None
+    own_s: float | None
+    data_s: float | None
+    longest_s: float | None
+    cpu_s: float | None
+    rss_bytes: float | None
+    delay: float | None
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """Traffic of one link from the first step on, in bytes per second."""
+
+    name: str
+    kind: str
+    chosen: bool
+    received: float
+    sent: float
+
+
+@dataclass(frozen=True)
+class NodeFigures:
+    """Of one node.
+
+    Attributes:
+        samples: how many there are.
+        cpus: that the job may use; used: how many it did on average, from the first step on.
+        cpu_s: since its processes began. source: cgroup or processes.
+        memory_bytes: the highest; memory_limit_bytes: the job's.
+        read, written: of storage, bytes per second; iowait: CPUs on average.
+        interface: the chosen one.
+        clock: seconds by which its clock was ahead of rank 0's node.
+    """
+
+    node: str
+    samples: int
+    cpus: float | None
+    used: float | None
+    cpu_s: float | None
+    memory_bytes: float | None
+    memory_limit_bytes: float | None
+    read: float | None
+    written: float | None
+    iowait: float | None
+    interface: str
+    source: str
+    links: tuple[LinkFigures, ...]
+    clock: float
+
+
+@dataclass(frozen=True)
+class GpuFigures:
+    """Of one GPU, on average from the first step on; memory and temperature the highest.
+
+    Attributes:
+        samples: how many those are.
+        energy_j: over all samples.
+        slowed: share of samples in which heat or the power brake kept its clock down.
+    """
+
+    node: str
+    index: str
+    name: str
+    uuid: str
+    samples: int
+    utilization: float | None
+    bandwidth: float | None
+    power_w: float | None
+    energy_j: float | None
+    temperature_c: float | None
+    memory_bytes: float | None
+    memory_limit_bytes: float | None
+    sm: float | None
+    tensor: float | None
+    slowed: float | None
+    reasons: str
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """``stood_s``: seconds for which training stood still; ``background_s``: of writing while it went on."""
+
+    count: int
+    stood_s: float
+    background_s: float
+    written: int
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Samples of all ranks.
+
+    Attributes:
+        per_s: on average from the first step to the last.
+        own_share: of the step time, what is neither waiting for data nor for slower ranks.
+        efficiency: throughput per rank, over that of the baseline; baseline: which that is.
+    """
+
+    samples: float | None
+    per_s: float | None
+    own_share: float | None
+    efficiency: float | None = None
+    baseline: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The whole run. Times are seconds since the start, but for ``started``, which is Unix time."""
+
+    folder: Path
+    name: str
+    job: str
+    script: str
+    launcher: str
+    backend: str
+    nodes: tuple[str, ...]
+    world_size: int
+    restarts: int
+    interval_s: float | None
+    started: float
+    seconds: float
+    time_limit_s: float | None
+    ending: Ending
+    first_step: float | None
+    last_step: float | None
+    steps: int
+    samples: int
+    epochs: tuple[Span, ...]
+    evaluations: tuple[Span, ...]
+    checkpoints: Checkpoints
+    launches: tuple[Launch, ...]
+    ranks: tuple[RankFigures, ...]
+    per_node: tuple[NodeFigures, ...]
+    gpus: tuple[GpuFigures, ...]
+    throughput: Throughput
+    resumed: int | None
+
+    @property
+    def layout(self) -> dict[int, str]:
+        """The node of each rank."""
+        return {each.rank: each.node for each in self.ranks}
+
+    @property
+    def step_s(self) -> float | None:
+        """A step's time, of the rank in the middle."""
+        return middle([each.step_s for each in self.ranks])
+
+    @property
+    def data_share(self) -> float | None:
+        """Of the step time, waiting for data: of the rank in the middle."""
+        return middle([share(each.data_s, each.step_s) for each in self.ranks])
+
+    @property
+    def slowest(self) -> RankFigures | None:
+        """The rank with the most of its own in a step, where that is known of several."""
+        known = [each for each in self.ranks if each.own_s is not None]
+        return max(known, key=lambda each: each.own_s or 0.0) if len(known) > 1 else None
+
+    @property
+    def energy_j(self) -> float | None:
+        """Of all GPUs of which it is known."""
+        known = [each.energy_j for each in self.gpus if each.energy_j is not None]
+        return sum(known) if known else None
+
+    @property
+    def energy_per_sample_j(self) -> float | None:
+        """Of all GPUs, over all samples."""
+        return share(self.energy_j, self.throughput.samples)
+
+
+def middle(values: list[float | None]) -> float | None:
+    """The median of what is known; of two the lower."""
+    known = sorted(value for value in values if value is not None)
+    return known[(len(known) - 1) // 2] if known else None
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    """The one over the other, where both are known and there is something to share."""
+    return part / whole if part is not None and whole is not None and whole > 0 else None

@@ -1,0 +1,272 @@
+"""From the series of a run to its figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from srunddp.observe.report.launches import launches
+from srunddp.observe.report.run import Gpu, Link, Run
+from srunddp.observe.report.series import Samples
+from srunddp.observe.report.summary import (
+    Checkpoints,
+    Ending,
+    GpuFigures,
+    LinkFigures,
+    NodeFigures,
+    RankFigures,
+    Span,
+    Summary,
+    Throughput,
+    share,
+)
+
+_SILENT = 5  # intervals without a line after which a run that has no end is not running
+_DEFAULT_INTERVAL = 5.0
+
+
+def summary_of(run: Run, now: float | None = None) -> Summary:
+    """All figures of a run.
+
+    Args:
+        now: Unix time, to tell whether it is still running; this moment unless given.
+    """
+    begin, end = training(run)
+    ending = _ending(run, time.time() if now is None else now)
+    ranks = tuple(_rank(run, rank, begin, end) for rank in run.ranks)
+    head = run.header
+    return Summary(
+        folder=run.folder,
+        name=_text(head, "run") or run.folder.parent.name,
+        job=_text(head, "job"),
+        script=" ".join(map(str, script)) if isinstance(script := head.get("script"), list) else "",
+        launcher=_text(head, "launcher"),
+        backend=_text(head, "backend"),
+        nodes=run.nodes,
+        world_size=int(_number(head, "world_size") or len(run.ranks)),
+        restarts=int(_number(head, "restarts") or 0),
+        interval_s=_number(head, "seconds"),
+        started=run.start,
+        seconds=max([ending.last, *(mark.time for mark in run.marked("end").values())]),
+        time_limit_s=_number(head, "time_limit_s"),
+        ending=ending,
+        first_step=begin,
+        last_step=end,
+        steps=max((each.steps for each in ranks), default=0),
+        samples=_sample_count(run, begin),
+        epochs=_spans(run, "epoch", "epoch_end"),
+        evaluations=_spans(run, "evaluation", "evaluation_end"),
+        checkpoints=_checkpoints(run),
+        launches=launches(run),
+        ranks=ranks,
+        per_node=tuple(_node(run, node, begin, end) for node in run.nodes),
+        gpus=tuple(_gpu(gpu, begin, end) for gpu in run.gpus),
+        throughput=_throughput(run, ranks, begin, end),
+        resumed=next((int(mark.value) for mark in run.marks if mark.name == "resumed" and mark.value >= 0), None),
+    )
+
+
+def against(summary: Summary, baseline: Summary) -> Summary:
+    """With the scaling efficiency: throughput per rank, over the baseline's."""
+    ours, theirs = (share(each.throughput.per_s, each.world_size) for each in (summary, baseline))
+    ranks = f"{baseline.world_size} rank{'s' if baseline.world_size > 1 else ''}"
+    found = replace(summary.throughput, efficiency=share(ours, theirs), baseline=f"{baseline.name} ({ranks})")
+    return replace(summary, throughput=found)
+
+
+def training(run: Run) -> tuple[float | None, float | None]:
+    """When all ranks had made their first step, and when the last step was counted."""
+    marked = [mark.time for mark in run.marked("step").values()]
+    counted = [_first_growth(each) for each in run.steps.values()]
+    begins = marked or [each for each in counted if each is not None]
+    ends = [stop for each in run.steps.values() for _, stop, grown in each.steps("steps") if grown > 0]
+    if not begins:
+        return None, None
+    begin = max(begins)
+    return begin, max([*ends, begin])
+
+
+def _first_growth(samples: Samples) -> float | None:
+    return next((time for time, count in samples.known("steps") if count > 0), None)
+
+
+def _span(begin: float | None, end: float | None) -> tuple[float, float]:
+    return -math.inf if begin is None else begin, math.inf if end is None else end
+
+
+def _ending(run: Run, now: float) -> Ending:
+    ends = run.marked("end")
+    codes = {rank: 0 if math.isnan(mark.value) else int(mark.value) for rank, mark in sorted(ends.items())}
+    interval = _number(run.header, "seconds") or _DEFAULT_INTERVAL
+    fresh = -60.0 < now - run.start - run.last < _SILENT * interval + 1.0
+    missing = tuple(rank for rank in run.ranks if rank not in codes)
+    return Ending(codes, missing, bool(missing) and fresh, run.last, _cause(run))
+
+
+def _cause(run: Run) -> str:
+    """What the run said of its failure; the file lies where the logs are."""
+    try:
+        found = json.loads((run.folder.parent / "failure.json").read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    cause = found.get("cause") if isinstance(found, dict) else None
+    return f"rank {found.get('rank')} on {found.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
+
+
+def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFigures:
+    steps, task = run.steps.get(rank, Samples()), run.tasks.get(rank, Samples())
+    since = _since(steps, "steps", begin, end)
+    first, last = _span(begin, end)
+    each = {name: share(_since(steps, name, begin, end), since) for name in ("step_s", "own_s", "data_s")}
+    # The supervisor is one of the processes, and only waits.
+    processes = max(1.0, (task.mean("processes", first, last) or 2.0) - 1.0)
+    delay = task.rate("delay_s", first, last)
+    return RankFigures(
+        rank=rank,
+        node=run.ranks[rank],
+        steps=int(steps.total("steps") or 0),
+        since=int(since or 0),
+        longest_s=steps.most("longest_step_s"),
+        cpu_s=task.total("cpu_s"),
+        rss_bytes=task.most("rss_bytes"),
+        delay=None if delay is None else delay / processes,
+        **each,
+    )
+
+
+def _since(samples: Samples, name: str, begin: float | None, end: float | None) -> float | None:
+    """A counter's growth from the first step on; from its own begin where nothing later is known."""
+    first, last = _span(begin, end)
+    steps = samples.growth("steps", first, last)
+    return samples.growth(name, first, last) if steps else samples.total(name)
+
+
+def _node(run: Run, node: str, begin: float | None, end: float | None) -> NodeFigures:
+    usage, (first, last) = run.usage.get(node, Samples()), _span(begin, end)
+    return NodeFigures(
+        node=node,
+        samples=usage.count,
+        cpus=usage.most("cpus"),
+        used=usage.rate("cpu_s", first, last),
+        cpu_s=usage.total("cpu_s"),
+        memory_bytes=usage.most("memory_bytes"),
+        memory_limit_bytes=usage.most("memory_limit_bytes"),
+        read=usage.rate("read_bytes"),
+        written=usage.rate("written_bytes"),
+        iowait=usage.rate("iowait_s", first, last),
+        interface=usage.texts.get("interface", ""),
+        source=usage.texts.get("source", ""),
+        links=tuple(_link(each, first, last) for each in run.links if each.node == node),
+        clock=run.shifts.get(node, 0.0),
+    )
+
+
+def _link(link: Link, first: float, last: float) -> LinkFigures:
+    received, sent = (link.samples.rate(name, first, last) or 0.0 for name in ("received_bytes", "sent_bytes"))
+    return LinkFigures(link.name, link.kind, link.chosen, received, sent)
+
+
+def _gpu(gpu: Gpu, begin: float | None, end: float | None) -> GpuFigures:
+    samples, (first, last) = gpu.samples, _span(begin, end)
+
+    def mean(name: str) -> float | None:
+        return samples.mean(name, first, last)
+
+    return GpuFigures(
+        node=gpu.node,
+        index=gpu.index,
+        name=gpu.name,
+        uuid=gpu.uuid,
+        samples=sum(first <= time <= last for time in samples.time),
+        utilization=mean("utilization_percent"),
+        bandwidth=mean("memory_bandwidth_percent"),
+        power_w=mean("power_w"),
+        energy_j=_energy(samples),
+        temperature_c=samples.most("temperature_c"),
+        memory_bytes=samples.most("memory_bytes"),
+        memory_limit_bytes=samples.most("memory_limit_bytes"),
+        sm=mean("sm_percent"),
+        tensor=mean("tensor_percent"),
+        slowed=mean("slowed"),
+        reasons=samples.texts.get("throttled", ""),
+    )
+
+
+def _energy(samples: Samples) -> float | None:
+    """Joules: the counter's growth; without one, power over time."""
+    counted = samples.growth("energy_j")
+    if counted is not None:
+        return counted
+    power = samples.known("power_w")
+    pairs = list(zip(power, power[1:]))
+    return sum((stop - start) * (before + after) / 2 for (start, before), (stop, after) in pairs) if pairs else None
+
+
+def _sample_count(run: Run, begin: float | None) -> int:
+    """How many samples there are since the first step, of the series that has most."""
+    first, _ = _span(begin, None)
+    series = [*run.steps.values(), *run.usage.values(), *(gpu.samples for gpu in run.gpus)]
+    return max((sum(time >= first for time in each.time) for each in series), default=0)
+
+
+def _spans(run: Run, begin: str, end: str) -> tuple[Span, ...]:
+    """Of the rank that has most of them: all ranks have the same, but the last lines may be missing."""
+    by_rank: dict[int, list[Span]] = {}
+    for mark in run.marks:
+        spans = by_rank.setdefault(mark.rank, []) if mark.name in (begin, end) else []
+        number = None if math.isnan(mark.value) else int(mark.value)
+        if mark.name == begin:
+            spans.append(Span(number, mark.time, None))
+        elif mark.name == end and spans and spans[-1].end is None:
+            spans[-1] = replace(spans[-1], end=mark.time)
+    return tuple(max((by_rank[rank] for rank in sorted(by_rank)), key=len, default=[]))
+
+
+def _checkpoints(run: Run) -> Checkpoints:
+    """Of the rank that stood still for longest; what was written in the background, likewise."""
+    stood, written = _values(run, "checkpoint"), _values(run, "checkpoint_written")
+    longest, background = max(stood.values(), key=sum, default=[]), max(written.values(), key=sum, default=[])
+    return Checkpoints(len(longest), sum(longest), sum(background), len(background))
+
+
+def _values(run: Run, name: str) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for mark in run.marks:
+        if mark.name == name and mark.value >= 0:
+            found.setdefault(mark.rank, []).append(mark.value)
+    return found
+
+
+def _throughput(run: Run, ranks: tuple[RankFigures, ...], begin: float | None, end: float | None) -> Throughput:
+    counts = [(each.total("samples"), each) for each in run.steps.values()]
+    known = [(count, each) for count, each in counts if count]
+    if not known:
+        return Throughput(None, None, _own_share(ranks))
+    count, samples = max(known, key=lambda pair: pair[0] or 0.0)
+    return Throughput(count, samples.rate("samples", *_span(begin, end)), _own_share(ranks))
+
+
+def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
+    """Of the step time, what is neither waiting for data nor for ranks that have more of their own to do."""
+    known = [each for each in ranks if each.own_s is not None and each.data_s is not None and each.step_s]
+    if not known:
+        return None
+    most = max(each.own_s or 0.0 for each in known)
+    lost = [((each.data_s or 0.0) + most - (each.own_s or 0.0)) / (each.step_s or 1.0) for each in known]
+    return max(0.0, 1.0 - sum(lost) / len(lost))
+
+
+def _text(header: Mapping[str, Any], key: str) -> str:
+    value = header.get(key)
+    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+
+
+def _number(header: Mapping[str, Any], key: str) -> float | None:
+    value = header.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) and 0 <= value < 1e15 else None

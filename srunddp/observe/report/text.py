@@ -1,0 +1,288 @@
+"""The summary as a terminal shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from srunddp.errors import one_line
+from srunddp.observe.report import units
+from srunddp.observe.report.launches import NAMES
+from srunddp.observe.report.notes import Note, too_short
+from srunddp.observe.report.summary import GpuFigures, NodeFigures, RankFigures, Span, Summary, share
+
+_ROWS = 16  # of ranks, nodes or GPUs that a table shows
+_TITLE = 12
+
+
+def lines(summary: Summary, notes: Sequence[Note]) -> list[str]:
+    """All of it; nothing in it is obeyed by a terminal."""
+    parts = [
+        *heading(summary),
+        *_notes(summary, notes),
+        *_titled("time line", _time_line(summary)),
+        *_titled("steps", _steps(summary)),
+        *_titled("launch", _launch(summary)),
+        *_titled("throughput", _throughput(summary)),
+        *_titled("checkpoints", _checkpoints(summary)),
+        *_titled("energy", _energy(summary)),
+        *table(node_rows(summary.per_node)),
+        *table(rank_rows(summary)),
+        *table(gpu_rows(summary.gpus)),
+    ]
+    return [one_line(part) for part in parts]
+
+
+def heading(summary: Summary) -> list[str]:
+    """What ran, where, when, and how it ended."""
+    script = f": {summary.script}" if summary.script else ""
+    where = f"{units.count(summary.world_size, 'rank')} on {units.count(len(summary.nodes), 'node')}"
+    how = ", ".join(part for part in (summary.launcher, summary.backend) if part)
+    limit = f" of {units.duration(summary.time_limit_s)}" if summary.time_limit_s else ""
+    restarts = f", restart {summary.restarts}" if summary.restarts else ""
+    resumed = f", resumed after step {summary.resumed}" if summary.resumed is not None else ""
+    return [
+        f"run {summary.name or '?'}{restarts}{script}",
+        f"{where} ({units.nodes(summary.nodes)}){f', {how}' if how else ''}",
+        f"started {units.moment(summary.started)}, {units.duration(summary.seconds)}{limit}{resumed}",
+        ending(summary),
+    ]
+
+
+def ending(summary: Summary) -> str:
+    """How the run ended, in a sentence."""
+    end = summary.ending
+    by_code: dict[int, list[int]] = {}
+    for rank, code in end.codes.items():
+        by_code.setdefault(code, []).append(rank)
+    if end.running:
+        return f"still running; last sample at {units.clock(end.last)}"
+    if not by_code:
+        return f"no end recorded: killed; last sample at {units.clock(end.last)}"
+    if not end.missing and len(by_code) == 1:
+        said = f"ended with exit code {next(iter(by_code))} on all ranks" if summary.world_size > 1 else ""
+        said = said or f"ended with exit code {next(iter(by_code))}"
+    else:
+        said = "ended with " + ", ".join(f"exit code {code} on {_ranks(by_code[code])}" for code in sorted(by_code))
+    if end.missing:
+        said += f"; no end recorded of {_ranks(end.missing)}: killed; last sample at {units.clock(end.last)}"
+    return f"{said}; {one_line(end.cause)}" if end.cause and not end.finished else said
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return units.ranks(ranks, {})
+
+
+def _notes(summary: Summary, notes: Sequence[Note]) -> Iterator[str]:
+    yield ""
+    if why := too_short(summary):
+        yield f"notes: none, as there are {why}"
+    elif not notes:
+        yield "notes: none"
+    else:
+        yield "notes"
+        yield from (f"  {note.rule}: {note}" for note in notes)
+    ahead = [each for each in summary.per_node if each.clock]
+    for each in ahead[:_ROWS]:
+        way = "ahead of" if each.clock > 0 else "behind"
+        yield f"  the clock of {units.nodes([each.node])} is {units.duration(abs(each.clock))} {way} rank 0's: taken out"
+
+
+def _titled(title: str, found: Iterable[str]) -> Iterator[str]:
+    for at, line in enumerate(found):
+        if not at:
+            yield ""
+        yield f"{'' if at else title:<{_TITLE}}{line}"
+
+
+def _time_line(summary: Summary) -> Iterator[str]:
+    if summary.first_step is not None:
+        yield f"first step after {units.duration(summary.first_step)}"
+    if summary.epochs:
+        yield f"{units.count(len(summary.epochs), 'epoch')}{_each(summary.epochs)}: {_listed(summary.epochs)}"
+    if summary.evaluations:
+        yield f"{units.count(len(summary.evaluations), 'evaluation')}{_each(summary.evaluations)}"
+
+
+def _each(spans: Sequence[Span]) -> str:
+    lasted = [each.end - each.begin for each in spans if each.end is not None]
+    return f" of {units.duration(sum(lasted) / len(lasted))} on average" if lasted else ""
+
+
+def _listed(spans: Sequence[Span]) -> str:
+    """Where they begin; of many the first and the last."""
+    shown = [f"{each.number if each.number is not None else '?'} at {units.clock(each.begin)}" for each in spans]
+    return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
+
+
+def _steps(summary: Summary) -> Iterator[str]:
+    if not summary.steps:
+        yield "none counted"
+        return
+    longest = max((each.longest_s or 0.0 for each in summary.ranks), default=0.0)
+    yield (
+        f"{summary.steps}, {units.duration(summary.step_s)} each"
+        + (f", the longest {units.duration(longest)}" if longest else "")
+        + (f", {units.percent(summary.data_share)} waiting for data" if summary.data_share is not None else "")
+    )
+    if slowest := summary.slowest:
+        yield (
+            f"slowest: {units.ranks([slowest.rank], summary.layout)}, "
+            f"{units.duration(slowest.own_s)} of its own in each step; the rank in the middle "
+            f"{units.duration(middle_own(summary))}"
+        )
+
+
+def middle_own(summary: Summary) -> float | None:
+    """The median of the ranks' own time in a step."""
+    from srunddp.observe.report.summary import middle
+
+    return middle([each.own_s for each in summary.ranks])
+
+
+def launch_rows(summary: Summary) -> list[tuple[str, float, float, int]]:
+    """Of each phase the shortest, the longest, and whose that is; ``srun`` is how far the processes are apart."""
+    rows = []
+    for name in NAMES:
+        lasted = {
+            launch.rank: phase.end - phase.begin
+            for launch in summary.launches
+            for phase in launch.phases
+            if phase.name == name
+        }
+        if name == "srun" and lasted:
+            lasted = {launch.rank: launch.process for launch in summary.launches}
+        if lasted:
+            slowest = max(lasted, key=lambda rank: lasted[rank])
+            rows.append((name, min(lasted.values()), lasted[slowest], slowest))
+    return rows
+
+
+def _launch(summary: Summary) -> Iterator[str]:
+    rows = launch_rows(summary)
+    if rows:
+        yield ", ".join(f"{name} {_range(least, most)}" for name, least, most, _ in rows)
+
+
+def _range(least: float, most: float) -> str:
+    few, many = units.duration(least), units.duration(most)
+    return many if few == many or most <= 0 else f"{few} to {many}"
+
+
+def _throughput(summary: Summary) -> Iterator[str]:
+    found = summary.throughput
+    if found.per_s is not None:
+        per_rank = units.figure(found.per_s / max(1, summary.world_size))
+        yield f"{units.figure(found.per_s)} samples/s, {per_rank} per rank; {found.samples:.0f} samples"
+    if found.efficiency is not None:
+        yield f"scaling efficiency {units.percent(found.efficiency)}: per rank, over that of {found.baseline}"
+    elif found.own_share is not None and summary.world_size > 1:
+        yield (
+            f"scaling efficiency {units.percent(found.own_share)} at most: what is neither waiting for data nor for "
+            "slower ranks (--baseline RUN compares)"
+        )
+
+
+def _checkpoints(summary: Summary) -> Iterator[str]:
+    found = summary.checkpoints
+    if found.count:
+        part = share(found.stood_s, summary.seconds)
+        background = f", {units.duration(found.background_s)} of writing beside it" if found.written else ""
+        yield (
+            f"{found.count}: training stood still for {units.duration(found.stood_s)}, "
+            f"{units.percent(part)} of the run{background}"
+        )
+
+
+def _energy(summary: Summary) -> Iterator[str]:
+    if summary.energy_j is not None:
+        per_sample = summary.energy_per_sample_j
+        each = f", {units.figure(per_sample)} J per sample" if per_sample is not None else ""
+        known = sum(gpu.energy_j is not None for gpu in summary.gpus)
+        yield f"{units.energy(summary.energy_j)} by {units.count(known, 'GPU')}{each}"
+
+
+def node_rows(nodes: Sequence[NodeFigures]) -> list[list[str]]:
+    """The table of nodes, its header first; the header alone for none."""
+    rows = [["node", "CPUs used", "memory", "read", "written", "iowait", "network in", "out", "interface"]]
+    for each in nodes:
+        chosen = [link for link in each.links if link.chosen or link.kind == "rdma"]
+        rows.append(
+            [
+                units.nodes([each.node]),
+                f"{_figure(each.used)} of {_figure(each.cpus)}",
+                f"{units.size(each.memory_bytes)} of {units.size(each.memory_limit_bytes)}",
+                units.rate(each.read),
+                units.rate(each.written),
+                _figure(each.iowait),
+                units.rate(sum(link.received for link in chosen) if chosen else None),
+                units.rate(sum(link.sent for link in chosen) if chosen else None),
+                each.interface or units.UNKNOWN,
+            ]
+        )
+    return rows
+
+
+def rank_rows(summary: Summary) -> list[list[str]]:
+    """The table of ranks: those with most of their own first where it is cut."""
+    rows = [["rank", "node", "steps", "step", "own", "data wait", "CPU", "CPU wait", "memory"]]
+    ranks: Sequence[RankFigures] = summary.ranks
+    if len(ranks) > _ROWS:
+        ranks = sorted(ranks, key=lambda each: -(each.own_s or 0.0))
+    for each in ranks:
+        rows.append(
+            [
+                str(each.rank),
+                units.nodes([each.node]),
+                str(each.steps),
+                units.duration(each.step_s),
+                units.duration(each.own_s),
+                units.percent(share(each.data_s, each.step_s)),
+                units.duration(each.cpu_s),
+                units.percent(each.delay),
+                units.size(each.rss_bytes),
+            ]
+        )
+    return rows
+
+
+def gpu_rows(gpus: Sequence[GpuFigures]) -> list[list[str]]:
+    """The table of GPUs: those used least first where it is cut."""
+    rows = [["GPU", "node", "used", "memory bandwidth", "power", "energy", "hottest", "memory", "model"]]
+    if len(gpus) > _ROWS:
+        gpus = sorted(gpus, key=lambda each: each.utilization if each.utilization is not None else 101.0)
+    for each in gpus:
+        rows.append(
+            [
+                each.index or units.UNKNOWN,
+                units.nodes([each.node]),
+                _unit(each.utilization, "%"),
+                _unit(each.bandwidth, "%"),
+                _unit(each.power_w, "W"),
+                units.energy(each.energy_j),
+                _unit(each.temperature_c, "°C"),
+                f"{units.size(each.memory_bytes)} of {units.size(each.memory_limit_bytes)}",
+                each.name or units.UNKNOWN,
+            ]
+        )
+    return rows
+
+
+def _figure(value: float | None) -> str:
+    return units.UNKNOWN if value is None else units.figure(value)
+
+
+def _unit(value: float | None, unit: str) -> str:
+    return units.UNKNOWN if value is None else f"{value:.0f} {unit}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns below each other; of many rows the first, and how many more there are."""
+    if len(rows) < 2:
+        return
+    shown = [[one_line(cell) for cell in row] for row in rows[: _ROWS + 1]]
+    widths = [max(len(row[at]) for row in shown) for at in range(len(shown[0]))]
+    yield ""
+    for row in shown:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+    if len(rows) > len(shown):
+        yield f"and {len(rows) - len(shown)} more"

@@ -1,0 +1,295 @@
+"""Made-up runs: the files that sampler and recorder write, of any size and with any trouble planted.
+
+Everything follows from the knobs, and a little noise that is the same each time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NODE = "time,cpu_s,cpus,memory_bytes,memory_limit_bytes,read_bytes,written_bytes,iowait_s,interface,source"
+TASKS = "time,rank,cpu_s,rss_bytes,processes,delay_s"
+LINKS = "time,link,kind,chosen,received_bytes,sent_bytes"
+GPUS = (
+    "time,uuid,index,name,utilization_percent,memory_bytes,memory_limit_bytes,memory_bandwidth_percent,power_w,"
+    "energy_j,temperature_c,sm_clock_mhz,memory_clock_mhz,throttled,pcie_received_bytes_per_s,pcie_sent_bytes_per_s,"
+    "nvlink_received_bytes,nvlink_sent_bytes,sm_percent,occupancy_percent,tensor_percent,dram_percent"
+)
+STEPS = "time,steps,samples,step_s,data_s,own_s,longest_step_s,epoch"
+MARKS = "time,mark,value"
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """A run, healthy unless a knob says otherwise.
+
+    Attributes:
+        seconds: for which it trains; interval: between samples; start: Unix time.
+        step_s, own: a step, and which share of it is not the backward pass; data: which share is waiting for data.
+        slow: seconds that a rank needs more of its own in each step; slow_data: the same, waiting for data.
+        epoch_s, evaluation_s, checkpoint_s: how long those last; 0 for none.
+        utilization: of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are throttled.
+        other_link: bytes per second on a link that was not chosen; chosen_link: on the one that was.
+        busy: share of the CPUs used; delay: seconds per second that a worker's main thread waits for a CPU.
+        memory: bytes used of memory_limit on each node.
+        code: all ranks' exit code; None for a run that was killed after `seconds`.
+        codes: of single ranks, before that.
+        ahead: seconds by which a node's clock is ahead.
+        trainer: False for a script that only calls heartbeat().
+        renewed: counters of tasks and nodes begin anew in the middle.
+    """
+
+    nodes: int = 3
+    ranks_per_node: int = 2
+    gpus_per_node: int = 0
+    seconds: float = 600.0
+    interval: float = 5.0
+    start: float = 1_800_000_000.0
+    step_s: float = 0.2
+    own: float = 0.4
+    data: float = 0.02
+    slow: Mapping[int, float] = field(default_factory=dict)
+    slow_data: Mapping[int, float] = field(default_factory=dict)
+    epoch_s: float = 150.0
+    evaluation_s: float = 8.0
+    checkpoint_s: float = 1.0
+    utilization: float = 92.0
+    idle: tuple[tuple[int, int], ...] = ()
+    hot: tuple[tuple[int, int], ...] = ()
+    chosen_link: float = 40e6
+    rdma: float = 0.0
+    other_link: float = 2e3
+    download: float = 0.0
+    busy: float = 0.8
+    delay: float = 0.01
+    cpus: int = 8
+    memory: int = 6 * GIB
+    memory_limit: int = 8 * GIB
+    code: int | None = 0
+    codes: Mapping[int, int] = field(default_factory=dict)
+    time_limit: float | None = 1200.0
+    ahead: Mapping[int, float] = field(default_factory=dict)
+    trainer: bool = True
+    renewed: bool = False
+    script: tuple[str, ...] = ("train.py", "--epochs=20")
+    name: str = "4711.0"
+    node_name: Callable[[int], str] = lambda number: f"node{number + 1:02}"
+    model: str = "NVIDIA H100 80GB HBM3"
+
+    @property
+    def ranks(self) -> range:
+        """All of them."""
+        return range(self.nodes * self.ranks_per_node)
+
+    def node_of(self, rank: int) -> int:
+        """The number of a rank's node."""
+        return rank // self.ranks_per_node
+
+    def write(self, logs: Path, restart: int = 0) -> Path:
+        """Write the files below a folder for logs; the folder that holds them."""
+        folder = logs / self.name / f"monitor.{restart}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps(self._header(restart), ensure_ascii=False))
+        for rank in self.ranks:
+            stem = f"{_plain(self.node_name(self.node_of(rank)))}.rank{rank}"
+            _write(folder / f"{stem}.steps.csv", STEPS, self._steps(rank))
+            _write(folder / f"{stem}.marks.csv", MARKS, self._marks(rank))
+        for node in range(self.nodes):
+            stem = _plain(self.node_name(node))
+            _write(folder / f"{stem}.node.csv", NODE, self._node(node))
+            _write(folder / f"{stem}.tasks.csv", TASKS, self._tasks(node))
+            _write(folder / f"{stem}.links.csv", LINKS, self._links(node))
+            if self.gpus_per_node:
+                _write(folder / f"{stem}.gpus.csv", GPUS, self._gpus(node))
+        return folder
+
+    def _header(self, restart: int) -> dict[str, object]:
+        names = [self.node_name(node) for node in range(self.nodes)]
+        job, _, step = self.name.partition(".")
+        return {
+            "version": 1,
+            "srunddp": "0.1.0",
+            "job": job,
+            "step": step,
+            "restarts": restart,
+            "run": self.name,
+            "launcher": "Slurm",
+            "world_size": len(self.ranks),
+            "nodes": names,
+            "ranks": {str(rank): names[self.node_of(rank)] for rank in self.ranks},
+            "interfaces": dict.fromkeys(names, "ens1f1"),
+            "backend": "nccl" if self.gpus_per_node else "gloo",
+            "script": list(self.script),
+            "seconds": self.interval,
+            "started": self.start + 0.5,
+            "time_limit_s": self.time_limit,
+        }
+
+    # The course of the training.
+
+    @property
+    def _begin(self) -> float:
+        return 5.0 + 0.001 * len(self.ranks)
+
+    @property
+    def _end(self) -> float:
+        return self._begin + self.seconds
+
+    def _busy_spans(self) -> Iterator[tuple[float, float]]:
+        """When steps are made: between evaluations."""
+        at, pause = self._begin, self.evaluation_s + self.checkpoint_s
+        while at < self._end:
+            stop = min(self._end, at + (self.epoch_s - pause if self.epoch_s else self.seconds))
+            yield at, stop
+            at = stop + pause if self.epoch_s else self._end
+
+    def _stepping(self, time: float) -> float:
+        """Seconds spent in steps until then."""
+        return sum(max(0.0, min(time, stop) - begin) for begin, stop in self._spans)
+
+    @property
+    def _spans(self) -> list[tuple[float, float]]:
+        return list(self._busy_spans())
+
+    def _step(self) -> float:
+        """How long a step lasts: as long as the slowest rank has its own to do."""
+        more = [self.slow.get(rank, 0.0) + self.slow_data.get(rank, 0.0) for rank in self.ranks]
+        return self.step_s + max(more, default=0.0)
+
+    def _times(self, node: int, since: float = 1.0) -> list[float]:
+        """Of the samples, since the start; the last is at the end, if that was seen."""
+        count = math.floor((self._end - since) / self.interval) + 1
+        times = [since + self.interval * number for number in range(count)]
+        return [*times, self._end + 0.3] if self.code is not None else times
+
+    def _clock(self, node: int, time: float) -> str:
+        return f"{self.start + time + self.ahead.get(node, 0.0):.3f}"
+
+    def _steps(self, rank: int) -> Iterator[str]:
+        node, noise = self.node_of(rank), random.Random(rank)
+        spans, length = self._spans, self._step()
+        own = self.step_s * self.own + self.slow.get(rank, 0.0) + self.slow_data.get(rank, 0.0)
+        data = self.step_s * self.data + self.slow_data.get(rank, 0.0)
+        own += max(0.0, self.step_s * (self.data - 0.02))
+        own_s = data_s = before = 0.0
+        for time in self._times(node, 1.5):
+            spent = sum(max(0.0, min(time, stop) - begin) for begin, stop in spans)
+            count = int(spent / length)
+            own_s += (count - before) * own * noise.uniform(0.98, 1.02)
+            data_s += (count - before) * data * noise.uniform(0.9, 1.1)
+            epoch = sum(begin <= time for begin, _ in spans)
+            longest = length * noise.uniform(1.0, 1.3) if count > before else 0.0
+            head = f"{self._clock(node, time)},{count}"
+            if self.trainer:
+                samples = count * 64 * len(self.ranks)
+                yield f"{head},{samples},{count * length:.4f},{data_s:.4f},{own_s:.4f},{longest:.4f},{epoch}"
+            else:
+                yield f"{head},,{count * length:.4f},,,,"
+            before = count
+
+    def _marks(self, rank: int) -> Iterator[str]:
+        node = self.node_of(rank)
+        late = 0.02 * rank / max(1, len(self.ranks) / 8)
+        met = 1.2 + 0.02 * 8
+        for mark, time, value in (
+            ("process", late, ""),
+            ("meeting", late + 0.3, ""),
+            ("met", met, ""),
+            ("import", met + 0.05, ""),
+            ("imported", met + 2.0 + late / 2, ""),
+            *([("init", 3.7, ""), ("initialised", 4.1, ""), ("fit", 4.2, "")] if self.trainer else []),
+            ("step", self._begin + self._step(), f"{self._step():.4f}"),
+            *self._course(rank),
+        ):
+            yield f"{self._clock(node, time)},{mark},{value}"
+        code = self.codes.get(rank, self.code)
+        if code is not None:
+            yield f"{self._clock(node, self._end + 0.2)},end,{code}"
+
+    def _course(self, rank: int) -> Iterator[tuple[str, float, str]]:
+        if not self.trainer or not self.epoch_s:
+            return
+        for number, (begin, stop) in enumerate(self._spans, 1):
+            yield "epoch", begin, str(number)
+            if stop + self.evaluation_s + self.checkpoint_s > self._end:
+                return
+            if self.evaluation_s:
+                yield "evaluation", stop, ""
+                yield "evaluation_end", stop + self.evaluation_s, ""
+            yield "epoch_end", stop + self.evaluation_s, str(number)
+            if self.checkpoint_s and rank == 0:
+                yield "checkpoint", stop + self.evaluation_s + self.checkpoint_s, f"{self.checkpoint_s:.3f}"
+                yield "checkpoint_written", stop + self.evaluation_s + self.checkpoint_s, f"{self.checkpoint_s * 3:.3f}"
+
+    # What is sampled on each node.
+
+    def _counter(self, rate: float, time: float) -> float:
+        """At a rate, from the first step on; it begins anew in the middle if that is wished for."""
+        spent = max(0.0, time - self._begin)
+        half = self.seconds / 2
+        return rate * (spent - half if self.renewed and spent > half else spent)
+
+    def _node(self, node: int) -> Iterator[str]:
+        noise = random.Random(f"node {node}")
+        for time in self._times(node):
+            cpu = 2.0 * self.ranks_per_node * min(time, 4.0) + self._counter(self.busy * self.cpus, time)
+            memory = int(self.memory * min(1.0, 0.2 + time / 10) * noise.uniform(0.97, 1.0))
+            yield (
+                f"{self._clock(node, time)},{cpu:.3f},{self.cpus},{memory},{self.memory_limit},"
+                f"{int(self._counter(20e6, time))},{int(self._counter(1e6, time))},{self._counter(0.05, time):.3f},"
+                "ens1f1,cgroup"
+            )
+
+    def _tasks(self, node: int) -> Iterator[str]:
+        first = node * self.ranks_per_node
+        for time in self._times(node):
+            for rank in range(first, first + self.ranks_per_node):
+                cpu = 2.0 * min(time, 4.0) + self._counter(self.busy * self.cpus / self.ranks_per_node, time)
+                rss = int(self.memory / self.ranks_per_node * min(1.0, 0.2 + time / 10))
+                # The supervisor, the worker and two of the loader's.
+                yield f"{self._clock(node, time)},{rank},{cpu:.3f},{rss},4,{self._counter(self.delay * 3, time):.4f}"
+
+    def _links(self, node: int) -> Iterator[str]:
+        for time in self._times(node):
+            links = [("ens1f1", "net", 1, self.chosen_link, self.chosen_link)]
+            links += [("eno1", "net", 0, self.other_link + self.download, self.other_link)]
+            links += [("mlx5_0/1", "rdma", 0, self.rdma, self.rdma)] if self.rdma else []
+            for name, kind, chosen, received, sent in links:
+                counts = f"{int(self._counter(received, time))},{int(self._counter(sent, time))}"
+                yield f"{self._clock(node, time)},{name},{kind},{chosen},{counts}"
+
+    def _gpus(self, node: int) -> Iterator[str]:
+        noise = random.Random(f"gpus {node}")
+        spans = self._spans
+        energy = dict.fromkeys(range(self.gpus_per_node), 1e6)
+        for time in self._times(node):
+            works = any(begin <= time < stop for begin, stop in spans)
+            for index in range(self.gpus_per_node):
+                used = self.utilization * noise.uniform(0.96, 1.04) if works else noise.uniform(0, 8)
+                used = 0.0 if (node, index) in self.idle else min(100.0, used)
+                power = 90 + 5.6 * used
+                energy[index] += power * self.interval
+                hot = (node, index) in self.hot
+                heat = 87 if hot else 34 + 0.3 * used * min(1.0, time / 60) + index
+                memory = 42 * GIB if time > self._begin and used else GIB
+                yield (
+                    f"{self._clock(node, time)},GPU-{node}-{index},{index},{self.model},{used:.0f},{memory},{80 * GIB},"
+                    f"{used * 0.55:.0f},{power:.1f},{energy[index]:.1f},{heat:.0f},{1300 if hot else 1980},2619,"
+                    f"{'sw_thermal_slowdown' if hot and works else ''},1e8,1e8,,,,,,"
+                )
+
+
+def _plain(name: str) -> str:
+    import re
+
+    return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
+
+
+def _write(path: Path, header: str, lines: Iterable[str]) -> None:
+    path.write_text("\n".join([header, *lines, ""]))
