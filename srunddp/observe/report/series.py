@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean
 
 NAN = math.nan
@@ -33,7 +34,8 @@ class Samples:
 
     def known(self, name: str) -> list[tuple[float, float]]:
         """The times and values of a column, without those that are not known."""
-        return [(time, value) for time, value in zip(self.time, self.columns.get(name, ())) if not math.isnan(value)]
+        pairs = zip(self.time, self.columns.get(name, ()), strict=False)
+        return [(time, value) for time, value in pairs if not math.isnan(value)]
 
     def within(self, name: str, begin: float, end: float) -> list[float]:
         """The known values of a span of time, its ends included."""
@@ -54,7 +56,7 @@ class Samples:
         known = self.known(name)
         return [
             (before, time, value - count if value >= count else value)
-            for (before, count), (time, value) in zip(known, known[1:])
+            for (before, count), (time, value) in pairwise(known)
             if time > before
         ]
 

@@ -67,7 +67,7 @@ class RankFigures:
         step_s, own_s, data_s: a step's time on average, with waits; without the backward pass, in which a rank waits
             for the others; of it, waiting for data.
         longest_s: of the steps.
-        cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set.
+        cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set; rss_last: the last.
         delay: share of the time for which its processes' main threads waited for a CPU.
     """
 
@@ -81,6 +81,7 @@ class RankFigures:
     longest_s: float | None
     cpu_s: float | None
     rss_bytes: float | None
+    rss_last: float | None
     delay: float | None
 
 
@@ -187,6 +188,7 @@ class Summary:
     folder: Path
     name: str
     job: str
+    step: str
     script: str
     launcher: str
     backend: str

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from srunddp.observe.report.launches import launches
@@ -43,6 +44,7 @@ def summary_of(run: Run, now: float | None = None) -> Summary:
         folder=run.folder,
         name=_text(head, "run") or run.folder.parent.name,
         job=_text(head, "job"),
+        step=_text(head, "step"),
         script=" ".join(map(str, script)) if isinstance(script := head.get("script"), list) else "",
         launcher=_text(head, "launcher"),
         backend=_text(head, "backend"),
@@ -133,6 +135,7 @@ def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFi
         longest_s=steps.most("longest_step_s"),
         cpu_s=task.total("cpu_s"),
         rss_bytes=task.most("rss_bytes"),
+        rss_last=next((value for _, value in reversed(task.known("rss_bytes"))), None),
         delay=None if delay is None else delay / processes,
         **each,
     )
@@ -202,7 +205,7 @@ def _energy(samples: Samples) -> float | None:
     if counted is not None:
         return counted
     power = samples.known("power_w")
-    pairs = list(zip(power, power[1:]))
+    pairs = list(pairwise(power))
     return sum((stop - start) * (before + after) / 2 for (start, before), (stop, after) in pairs) if pairs else None
 
 
@@ -223,7 +226,8 @@ def _spans(run: Run, begin: str, end: str) -> tuple[Span, ...]:
             spans.append(Span(number, mark.time, None))
         elif mark.name == end and spans and spans[-1].end is None:
             spans[-1] = replace(spans[-1], end=mark.time)
-    return tuple(max((by_rank[rank] for rank in sorted(by_rank)), key=len, default=[]))
+    most = max(by_rank, key=lambda rank: (len(by_rank[rank]), -rank), default=None)
+    return () if most is None else tuple(by_rank[most])
 
 
 def _checkpoints(run: Run) -> Checkpoints:

@@ -8,28 +8,42 @@ from srunddp.errors import one_line
 from srunddp.observe.report import units
 from srunddp.observe.report.launches import NAMES
 from srunddp.observe.report.notes import Note, too_short
+from srunddp.observe.report.slurm import View
 from srunddp.observe.report.summary import GpuFigures, NodeFigures, RankFigures, Span, Summary, share
 
 _ROWS = 16  # of ranks, nodes or GPUs that a table shows
 _TITLE = 12
 
 
-def lines(summary: Summary, notes: Sequence[Note]) -> list[str]:
-    """All of it; nothing in it is obeyed by a terminal."""
+def lines(summary: Summary, notes: Sequence[Note], view: View | None = None) -> list[str]:
+    """All of it; nothing in it is obeyed by a terminal.
+
+    Args:
+        view: Slurm's side, where it was asked.
+    """
     parts = [
         *heading(summary),
         *_notes(summary, notes),
-        *_titled("time line", _time_line(summary)),
-        *_titled("steps", _steps(summary)),
-        *_titled("launch", _launch(summary)),
-        *_titled("throughput", _throughput(summary)),
-        *_titled("checkpoints", _checkpoints(summary)),
-        *_titled("energy", _energy(summary)),
+        *(line for title, found in sections(summary).items() for line in _titled(title, found)),
         *table(node_rows(summary.per_node)),
         *table(rank_rows(summary)),
         *table(gpu_rows(summary.gpus)),
+        *(_slurm(view) if view else ()),
     ]
     return [one_line(part) for part in parts]
+
+
+def sections(summary: Summary) -> dict[str, list[str]]:
+    """The figures in sentences, by what they are about; empty where nothing is known."""
+    about = {
+        "time line": _time_line,
+        "steps": _steps,
+        "launch": _launch,
+        "throughput": _throughput,
+        "checkpoints": _checkpoints,
+        "energy": _energy,
+    }
+    return {title: list(found(summary)) for title, found in about.items()}
 
 
 def heading(summary: Summary) -> list[str]:
@@ -75,16 +89,22 @@ def _ranks(ranks: Iterable[int]) -> str:
 def _notes(summary: Summary, notes: Sequence[Note]) -> Iterator[str]:
     yield ""
     if why := too_short(summary):
-        yield f"notes: none, as there are {why}"
+        yield f"notes: none; {why}"
     elif not notes:
         yield "notes: none"
     else:
         yield "notes"
         yield from (f"  {note.rule}: {note}" for note in notes)
-    ahead = [each for each in summary.per_node if each.clock]
-    for each in ahead[:_ROWS]:
-        way = "ahead of" if each.clock > 0 else "behind"
-        yield f"  the clock of {units.nodes([each.node])} is {units.duration(abs(each.clock))} {way} rank 0's: taken out"
+    yield from (f"  {line}" for line in clocks(summary))
+
+
+def clocks(summary: Summary) -> list[str]:
+    """The nodes whose clock differs from rank 0's."""
+    return [
+        f"the clock of {units.nodes([each.node])} is {units.duration(abs(each.clock))} "
+        f"{'ahead of' if each.clock > 0 else 'behind'} rank 0's: taken out"
+        for each in [each for each in summary.per_node if each.clock][:_ROWS]
+    ]
 
 
 def _titled(title: str, found: Iterable[str]) -> Iterator[str]:
@@ -286,3 +306,18 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(map(str.ljust, row, widths)).rstrip()
     if len(rows) > len(shown):
         yield f"and {len(rows) - len(shown)} more"
+
+
+def _slurm(view: View) -> Iterator[str]:
+    yield ""
+    yield f"Slurm's view: {view.sentence}"
+    yield from table(slurm_rows(view))
+    if view.seff:
+        yield ""
+        yield from view.seff.splitlines()
+
+
+def slurm_rows(view: View) -> list[list[str]]:
+    """Our figures beside Slurm's."""
+    head = ["", "srunddp", "Slurm", "difference"]
+    return [head, *([row.name, row.ours, row.theirs, row.difference] for row in view.rows)]
