@@ -110,7 +110,7 @@ def _number_epochs(panel: Axes, axis: TimeAxis) -> None:
     """Above the first panel, where there is room for them."""
     apart, latest = axis.end / _MOST_NUMBERS, -math.inf
     for at, span in enumerate(axis.epochs):
-        if span.number is not None and span.begin - latest >= apart:
+        if span.number is not None and span.begin - latest >= apart and axis.end - span.begin >= apart:
             word = f"epoch {span.number}" if at == 0 else str(span.number)
             latest = span.begin + (apart if at == 0 else 0.0)
             panel.annotate(
@@ -155,10 +155,11 @@ def draw_band(panel: Axes, found: Band, axis: TimeAxis, colour: str, what: str) 
 
 
 def legend(panel: Axes, *more: Axes) -> None:
-    """Beside the panel, never over the data."""
+    """Beside the panel, never over the data; once for panels that share it."""
     found = [each.get_legend_handles_labels() for each in (panel, *more)]
     handles, labels = [each for pair in found for each in pair[0]], [each for pair in found for each in pair[1]]
-    if len(labels) > 0:
+    above = [each.get_legend() for each in panel.figure.axes if each is not panel]
+    if labels and not any(each and [text.get_text() for text in each.get_texts()] == labels for each in above):
         offset = 1.09 if more else 1.01
         panel.legend(handles, labels, loc="center left", bbox_to_anchor=(offset, 0.5), fontsize=8.5, handlelength=1.4)
 
@@ -166,4 +167,4 @@ def legend(panel: Axes, *more: Axes) -> None:
 def from_zero(panel: Axes, label: str, most: float | None = None) -> None:
     """The axis of values: from zero on."""
     panel.set_ylabel(label)
-    panel.set_ylim(0, most)
+    panel.set_ylim(0, most or 1.08 * panel.dataLim.ymax or 1.0)

@@ -39,7 +39,7 @@ class Note:
     cure: str
 
     def __str__(self) -> str:
-        return f"{self.found}; {self.threshold} -> {self.cure}"
+        return f"{self.found} (threshold: {self.threshold}) -> {self.cure}"
 
 
 def notes(summary: Summary) -> tuple[Note, ...]:
@@ -141,7 +141,7 @@ def _slow_rank(summary: Summary, unlike: Outliers) -> Note:
         f"above {units.percent(DATA_WAIT)}",
         f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
         if by_data
-        else f"look at the clocks and at what else runs on {node}: srunddp check there, then --exclude={node}",
+        else f"see what else runs on {node}, and leave it out: --exclude={node}",
     )
 
 

@@ -54,7 +54,7 @@ def page(
         *(f'<p class="missing">{_escaped(hint)}</p>' for hint in hints),
         *(part for picture in pictures for part in _picture(picture)),
         *_section("Epochs and evaluations", _spans(summary)),
-        *_section("Launch", _launch(summary)),
+        *_section("Launch phases", _launch(summary)),
         *_section("Nodes", text.node_rows(summary.per_node)),
         *_section("Ranks", text.rank_rows(summary)),
         *_section("GPUs", text.gpu_rows(summary.gpus)),
@@ -81,7 +81,7 @@ def _notes(summary: Summary, notes: Sequence[Note]) -> Iterable[str]:
     for note in notes:
         yield (
             f'<div class="note"><p><strong>{_escaped(note.rule)}</strong>: {_escaped(note.found)} '
-            f"(the note is for {_escaped(note.threshold)}).</p><p>Next: {_escaped(note.cure)}</p></div>"
+            f"(threshold: {_escaped(note.threshold)}).</p><p>Next: {_escaped(note.cure)}</p></div>"
         )
     yield from (f'<p class="missing">{_escaped(line)}.</p>' for line in text.clocks(summary))
 

@@ -52,7 +52,7 @@ def timeline(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     if bars:
         _draw_bars(axes[0], bars, axis)
     if points:
-        _draw_throughput(axes[-1], points, summary, axis)
+        _draw_throughput(axes[-1], points, summary, axis, alone=not bars)
     canvas.time_axis(axes, axis)
     what = [*bars, *(["samples per second"] if points else [])]
     return Drawn(figure, f"{', '.join(what)} over time.".capitalize(), tuple(missing))
@@ -73,7 +73,7 @@ def _bars(run: Run, summary: Summary) -> dict[str, list[tuple[float, float]]]:
 def _draw_bars(panel: Axes, bars: dict[str, list[tuple[float, float]]], axis: TimeAxis) -> None:
     for row, (_, spans) in enumerate(bars.items()):
         # What is shorter than the picture is fine is to be seen all the same.
-        shown = [(axis.at(begin), axis.at(max(length, axis.end / 800))) for begin, length in spans]
+        shown = [(axis.at(begin), axis.at(max(length, axis.end / 400))) for begin, length in spans]
         edge = {"edgecolor": "white", "linewidth": 0.6} if len(spans) < 100 else {"linewidth": 0}
         panel.broken_barh(shown, (row - 0.35, 0.7), facecolors=COLOURS[row], **edge)
     panel.set_yticks(range(len(bars)), list(bars))
@@ -82,13 +82,15 @@ def _draw_bars(panel: Axes, bars: dict[str, list[tuple[float, float]]], axis: Ti
     panel.set_title("Epochs, evaluations and checkpoints" if len(bars) > 2 else " and ".join(bars).capitalize(), pad=16)
 
 
-def _draw_throughput(panel: Axes, points: list[tuple[float, float]], summary: Summary, axis: TimeAxis) -> None:
+def _draw_throughput(
+    panel: Axes, points: list[tuple[float, float]], summary: Summary, axis: TimeAxis, *, alone: bool
+) -> None:
     panel.plot([axis.at(time) for time, _ in points], [value for _, value in points], color=COLOURS[0], linewidth=1.2,
                label="all ranks", marker="o" if len(points) < 3 else None)  # fmt: skip
     if summary.throughput.per_s is not None:
         panel.axhline(summary.throughput.per_s, color=COLOURS[1], linewidth=1.0, linestyle="--", label="mean")
     canvas.from_zero(panel, "samples/s")
-    panel.set_title("Throughput", pad=16 if summary.epochs else 6)
+    panel.set_title("Throughput", pad=16 if alone and summary.epochs else 6)
     canvas.legend(panel)
 
 
@@ -161,10 +163,10 @@ def nodes(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     found = [
         _Panel("CPUs in use", _usage(run, lambda each: rates(each, "cpu_s")), "CPUs"),
         _Panel("CPU waiting for storage", _usage(run, lambda each: rates(each, "iowait_s")), "CPUs"),
-        _Panel("Memory of the job", _usage(run, lambda each: gauge(each, "memory_bytes", _GIB)), "GiB"),
-        _Panel("Network: received and sent by the chosen interface, and by RDMA", _network(run), "MiB/s"),
-        _Panel("Storage: read and written", _storage(run), "MiB/s"),
-        _Panel("Waiting for data, of the step time", _waits(run, axis), "%"),
+        _Panel("Memory of the job", _usage(run, lambda each: gauge(each, "memory_bytes", _GIB)), "memory (GiB)"),
+        _Panel("Network: received plus sent, by the chosen interface and by RDMA", _network(run), "rate (MiB/s)"),
+        _Panel("Storage: read plus written", _storage(run), "rate (MiB/s)"),
+        _Panel("Waiting for data", _waits(run, axis), "of the step time (%)"),
     ]
     several = [panel for panel in found if panel.title != "CPU waiting for storage" or _matters(panel.lines)]
 

@@ -35,15 +35,15 @@ def steps(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     most = max(1.25 * median(known), known[int(len(known) * 0.995)])
     _mesh(panel, list(rows.values()), over, axis, most)
     clipped = known[-1] > most
-    kind = "own time per step, without the backward pass (ms)" if own else "step time (ms)"
+    kind = "Own time per step, all but the backward pass," if own else "Step time"
     bar = figure.colorbar(panel.collections[0], ax=panel, extend="max" if clipped else "neither", pad=0.01)
-    bar.set_label(kind if len(rows) > 12 else kind.replace(", without", ",\nwithout"), fontsize=9)
+    bar.set_label("per step (ms)")
     slowest = summary.slowest.rank if own and summary.slowest else None
     _rank_axis(panel, list(rows), slowest)
     which = f"; most: {units.ranks([slowest], summary.layout)}" if slowest is not None else ""
-    panel.set_title(f"{'Own time per step' if own else 'Step time'} by rank{which}", pad=16 if axis.epochs else 6)
+    panel.set_title(f"{kind} by rank{which}", pad=16 if axis.epochs else 6)
     canvas.time_axis([panel], axis)
-    return Drawn(figure, f"Heat map of the {kind} of {units.count(len(rows), 'rank')} over time{which}.")
+    return Drawn(figure, f"Heat map of {kind.lower()} of {units.count(len(rows), 'rank')} over time{which}.")
 
 
 def _height(rows: int) -> float:
@@ -101,4 +101,4 @@ def _bars(panel: Axes, launches: tuple[Launch, ...], name: str, colour: str, sca
     ]
     if found:
         rows, begins, lengths = zip(*found, strict=True)
-        panel.barh(rows, lengths, left=begins, height=0.7, color=colour, label=name)
+        panel.barh(rows, lengths, left=begins, height=0.7 if len(launches) <= _NAMED else 1.0, color=colour, label=name)

@@ -1,0 +1,115 @@
+"""The right note, and only that: what is planted in a made-up run is named, and a healthy one has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from srunddp.observe.report import notes as judging
+from srunddp.observe.report.notes import Note
+from srunddp.observe.report.run import read
+from srunddp.observe.report.summing import summary_of
+from tests.observe.made_up_run import GIB, MadeUp
+
+ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus=32)
+RING = {"chosen_link": 1e3, "other_link": 60e6}
+
+
+def noted(made_up: MadeUp, folder: Path) -> tuple[Note, ...]:
+    return judging.notes(summary_of(read(made_up.write(folder))))
+
+
+HEALTHY = {
+    "CPUs": MadeUp(),
+    "GPUs": ON_GPUS,
+    "one rank": MadeUp(nodes=1, ranks_per_node=1),
+    "16 nodes": MadeUp(nodes=16, ranks_per_node=4, gpus_per_node=4, seconds=300),
+    "only heartbeats": MadeUp(trainer=False),
+    "no epochs": MadeUp(epoch_s=0),
+    "counters begin anew": replace(ON_GPUS, renewed=True),
+    "clocks apart": MadeUp(ahead={1: 12.0, 2: -30.0}),
+    "all CPUs used, none waited for": MadeUp(busy=0.99),
+    "waiting for a CPU, others free": MadeUp(busy=0.5, delay=0.5),
+    "data over another network": MadeUp(chosen_link=1e4, download=500e6),
+    "RDMA carries the training": MadeUp(chosen_link=1e3, rdma=1e9, other_link=2e6),
+    "one node needs no network": MadeUp(nodes=1, chosen_link=0, other_link=60e6),
+    "little traffic on another link": MadeUp(chosen_link=1e3, other_link=4e5),
+    "data wait below the threshold": MadeUp(data=0.09),
+    "a rank that is a little slower": MadeUp(slow={3: 0.018}),
+    "GPUs above the threshold": replace(ON_GPUS, utilization=19.0),
+    "time limit used": MadeUp(time_limit=1400.0),
+    "little time saved": MadeUp(time_limit=2300.0),
+    "crashed early": MadeUp(time_limit=36000.0, code=1),
+    "killed early": MadeUp(time_limit=36000.0, code=None),
+    "little memory unused": MadeUp(memory=1 * GIB, memory_limit=4 * GIB),
+    "memory used": MadeUp(memory=40 * GIB, memory_limit=64 * GIB),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_has_no_note(name: str, tmp_path: Path) -> None:
+    assert noted(HEALTHY[name], tmp_path) == ()
+
+
+# What is planted; its rule; words of the finding; words of the cure.
+PLANTED = {
+    "slow rank": (replace(ON_GPUS, slow={5: 0.05}), "slow rank", "rank 5 on node02: 50", "--exclude=node02"),
+    "slow rank of two": (MadeUp(nodes=2, ranks_per_node=1, slow={1: 0.1}), "slow rank", "rank 1 on node02", "node02"),
+    "slow node": (
+        replace(ON_GPUS, slow=dict.fromkeys(range(4, 8), 0.06)),
+        "slow rank",
+        "ranks 4-7 on node02",
+        "node02",
+    ),
+    "slow rank by its data": (MadeUp(slow_data={2: 0.1}), "slow rank", "wait for data", "storage as node02"),
+    "slow rank starves GPUs": (replace(ON_GPUS, slow={5: 0.5}, utilization=12), "slow rank", "rank 5", "node02"),
+    "starving loader": (MadeUp(data=0.4), "data wait", "4", "--loading.num_workers"),
+    "starving loader, starved GPUs": (replace(ON_GPUS, data=0.7, utilization=9), "data wait", "7", "num_workers"),
+    "idle GPUs": (replace(ON_GPUS, utilization=8.0), "gpu idle", "8 GPUs on node[01-02] used for", "--batch_size"),
+    "an idle GPU": (replace(ON_GPUS, idle=((1, 2),)), "gpu idle", "GPU 2 on node02 used for 0.0 %", "--gpus-per-node"),
+    "wrong interface": (MadeUp(**RING), "wrong interface", "eno1 carries 114 MiB/s on node[01-03]", "ifaces.conf"),
+    "wrong interface beside RDMA": (MadeUp(**RING, rdma=1e3), "wrong interface", "eno1 carries", "ifaces.conf"),
+    "too few CPUs": (MadeUp(busy=1.0, delay=0.5), "cpu oversubscribed", "100 % of 8 CPUs", "--cpus-per-task"),
+    "too few CPUs for the loader": (
+        MadeUp(busy=1.0, delay=0.5, data=0.4),
+        "cpu oversubscribed",
+        "CPUs",
+        "cpus-per-task",
+    ),
+    "long limit": (MadeUp(time_limit=7200.0), "time limit", "10 min 5 s of 2 h used, 8.4 %", "--time=0:20:00"),
+    "much memory": (MadeUp(memory_limit=64 * GIB), "memory unused", "6.00 GiB of 64.0 GiB", "--mem=8G"),
+    "hot GPU": (replace(ON_GPUS, hot=((0, 3),)), "gpu throttled", "GPU 3 on node01", "--exclude=node01"),
+    "hot GPU slows its rank": (replace(ON_GPUS, hot=((0, 3),), slow={3: 0.1}), "gpu throttled", "GPU 3", "node01"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_planted_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
+    made_up, rule, found, cure = PLANTED[name]
+    (note,) = noted(made_up, tmp_path)
+    assert note.rule == rule
+    assert found in note.found
+    assert cure in note.cure
+    assert note.threshold
+
+
+def test_two_troubles_that_have_nothing_to_do_with_each_other_are_two_notes(tmp_path: Path) -> None:
+    made_up = replace(ON_GPUS, slow={5: 0.05}, time_limit=36000.0, memory_limit=64 * GIB)
+    assert [note.rule for note in noted(made_up, tmp_path)] == ["slow rank", "time limit", "memory unused"]
+
+
+def test_a_rank_that_works_slowly_is_told_from_one_that_waits_for_data(tmp_path: Path) -> None:
+    (works,) = noted(MadeUp(slow={2: 0.1}), tmp_path / "works")
+    (waits,) = noted(MadeUp(slow_data={2: 0.1}), tmp_path / "waits")
+    assert "it is its own work, not the wait for data" in works.found
+    assert "it is its wait for data" in waits.found
+
+
+@pytest.mark.parametrize("made_up", [MadeUp(seconds=15, data=0.5), MadeUp(step_s=100.0, seconds=600, data=0.5)])
+def test_of_a_short_run_nothing_is_concluded_and_that_is_said(made_up: MadeUp, tmp_path: Path) -> None:
+    summary = summary_of(read(made_up.write(tmp_path)))
+    assert judging.notes(summary) == ()
+    assert "only" in judging.too_short(summary)
+    assert "nothing is concluded" in judging.too_short(summary)
