@@ -36,7 +36,9 @@ SUPERVISOR = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {
 def job() -> Iterator[int]:
     """Two tasks of this process; the supervisor of the first."""
     tasks = [
-        subprocess.Popen([sys.executable, "-c", SUPERVISOR], env={**os.environ, RANK: str(rank)}, start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR], env={**os.environ, RANK: str(rank)}, start_new_session=True
+        )
         for rank in range(2)
     ]
     time.sleep(2.0)
@@ -82,7 +84,9 @@ def of_top(_: int, seconds: float, samples: int) -> float:
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
-    samples, rounds = (int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((2, SAMPLES), (3, ROUNDS)))
+    samples, rounds = (
+        int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((2, SAMPLES), (3, ROUNDS))
+    )
     both: tuple[Callable[[int, float, int], float], ...] = (of_ours, of_top)
     with job() as supervisor:
         used = [[each(supervisor, seconds, samples) for each in both] for _ in range(rounds)]

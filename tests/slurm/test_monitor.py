@@ -1,0 +1,155 @@
+"""A monitored run on real nodes: what its report says is true, and nothing else; it outlives a SIGKILL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from srunddp.observe.report.notes import notes
+from srunddp.observe.report.run import read
+from srunddp.observe.report.slurm import seconds, size
+from srunddp.observe.report.summary import Summary
+from srunddp.observe.report.summing import summary_of
+from tests.cluster.nodes import NODES
+from tests.conftest import PROGRAMS
+from tests.slurm.conftest import SRUNDDP, Bench, Outcome
+
+pytestmark = pytest.mark.slurm
+
+MONITORED = str(PROGRAMS / "monitored.py")
+T = TypeVar("T")
+
+
+@pytest.fixture
+def folder(bench: Bench, request: pytest.FixtureRequest) -> Path:
+    return bench.cluster.shared / request.node.name.replace("/", "_")
+
+
+def train(bench: Bench, folder: Path, case: str, *layout: str, epochs: int = 4, seconds: float = 0.5) -> Outcome:
+    monitor = (f"--monitor={seconds}", f"--monitor-dir={folder}")
+    done = bench.srun("--time=5", *layout, SRUNDDP, "run", *monitor, MONITORED, case, str(epochs))
+    assert done.code == 0, done.errors
+    return done
+
+
+def start_of(folder: Path) -> Path:
+    (found,) = folder.glob("*/monitor.0")
+    return found
+
+
+def summed(folder: Path) -> Summary:
+    return summary_of(read(start_of(folder)))
+
+
+def samplers() -> Iterator[int]:
+    """On all nodes, which share this machine's processes."""
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdecimal() and (process / "comm").read_text() == "srunddp-monitor\n":
+                yield int(process.name)
+        except OSError:
+            pass
+
+
+def wait_for(look: Callable[[], T], limit: float = 60.0) -> T:
+    end = time.monotonic() + limit
+    while not (found := look()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "rules"),
+    [
+        ("healthy", ("-N3", "--ntasks-per-node=1"), []),
+        ("slow rank 1", ("-N3", "--ntasks-per-node=1"), ["slow rank"]),
+        ("starving", ("-N2", "--ntasks-per-node=1"), ["data wait"]),
+        ("wrong interface ens6", ("-N2", "--ntasks-per-node=1"), ["wrong interface"]),
+    ],
+)
+def test_what_is_wrong_gets_its_note_and_only_that(
+    case: str, layout: tuple[str, ...], rules: list[str], bench: Bench, folder: Path
+) -> None:
+    train(bench, folder, case, *layout)
+    summary = summed(folder)
+    found = notes(summary)
+    assert [note.rule for note in found] == rules, found
+    if case.startswith("slow"):
+        assert "rank 1 on node02" in found[0].found
+    if case.startswith("wrong"):
+        assert "ens6" in found[0].found
+    assert not list(samplers())
+
+
+def accounted(bench: Bench, *words: str) -> list[str]:
+    """One row of sacct's or sstat's, once it is there."""
+    return wait_for(
+        lambda: [
+            line.split("|")
+            for line in bench.cluster.run(*words, "--noheader", "--parsable2", check=False).stdout.splitlines()
+            if "||" not in line
+        ]
+    )[0]
+
+
+def test_figures_agree_with_those_of_sstat_and_sacct_within_a_tenth(bench: Bench, folder: Path) -> None:
+    words = ("-N3", "--ntasks-per-node=2", "--time=5", SRUNDDP, "run", "--monitor=1", f"--monitor-dir={folder}")
+    variables = {"SRUNDDP_IFACES": str(bench.ifaces), "OMP_NUM_THREADS": "1"}
+    with bench.cluster.popen("srun", *words, MONITORED, "starving", "10", env=variables) as step:
+        job = wait_for(lambda: bench.cluster.run("squeue", "--noheader", "--format=%A").stdout.strip())
+        # Once it trains its memory stays as it is, and a second between two samples changes little.
+        wait_for(lambda: [rank for rank in summed(folder).ranks if (rank.steps or 0) > 150] if ready(folder) else None)
+        running = accounted(bench, "sstat", "--allsteps", "-j", f"{job}.0", "--format=AveCPU,MaxRSS,AveRSS")
+        live = summed(folder)
+        step.communicate(timeout=60)
+    assert step.returncode == 0
+    ended = accounted(bench, "sacct", "-j", f"{job}.0", "--format=AveCPU,MaxRSS,AveRSS,Elapsed")
+    for (cpu, highest, mean, *elapsed), ours in ((running, live), (ended, summed(folder))):
+        memories = [rank.rss_bytes for rank in ours.ranks if rank.rss_bytes]
+        cpus = [rank.cpu_s for rank in ours.ranks if rank.cpu_s]
+        assert len(memories) == len(cpus) == 6
+        assert max(memories) == pytest.approx(size(highest), rel=0.1)
+        assert sum(memories) / 6 == pytest.approx(size(mean), rel=0.1)
+        # Slurm shows whole seconds.
+        assert sum(cpus) / 6 == pytest.approx(seconds(cpu), rel=0.1, abs=1)
+        if elapsed:
+            assert ours.seconds == pytest.approx(seconds(elapsed[0]), rel=0.1, abs=2)
+
+
+def ready(folder: Path) -> bool:
+    return bool(list(folder.glob("*/monitor.0/run.json")))
+
+
+def test_of_a_job_that_is_killed_the_report_is_complete_to_the_last_sample_and_no_sampler_is_left(
+    bench: Bench, folder: Path
+) -> None:
+    words = ("-N3", "--ntasks-per-node=2", SRUNDDP, "run", "--monitor=0.5", f"--monitor-dir={folder}")
+    variables = {"SRUNDDP_IFACES": str(bench.ifaces), "OMP_NUM_THREADS": "1"}
+    with bench.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables) as step:
+        wait_for(lambda: ready(folder) and (summed(folder).steps or 0) > 100)
+        assert len(list(samplers())) == 3
+        job = bench.cluster.run("squeue", "--noheader", "--format=%A").stdout.strip()
+        bench.cluster.run("scancel", "--signal=KILL", job)
+        killed = time.time()
+        step.communicate(timeout=60)
+        wait_for(lambda: not list(samplers()), limit=5)
+    assert step.returncode != 0
+    for node in NODES[:3]:
+        last = (start_of(folder) / f"{node.name}.node.csv").read_text().splitlines()[-1]
+        assert killed - float(last.split(",")[0]) < 1.5
+    steps = [rank.steps for rank in summed(folder).ranks]
+    assert len(steps) == 6
+    assert all(count and count > 100 for count in steps)
+    # Until then it might still run.
+    assert "no end recorded: killed" in wait_for(lambda: told(bench, folder), limit=20)
+
+
+def told(bench: Bench, folder: Path) -> str:
+    """What the command prints of a run that is over."""
+    shown = bench.cluster.run(SRUNDDP, "report", "--text", str(start_of(folder))).stdout
+    return "" if "still running" in shown else shown
