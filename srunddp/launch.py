@@ -115,6 +115,10 @@ def _supervise(
             monitor.describe(description(prepared, company))
         return Met(asdict(company.meeting), _guard(prepared, wishes, company, worker))
 
+    def stop_sampler() -> None:
+        if trouble := monitor.stop_sampler():
+            say(trouble)
+
     return Supervisor(
         report=Report(environment.rank, environment.node, worker.dump, worker.output.destination.file),
         # In a world of one nobody waits for a rank that is stopped.
@@ -124,7 +128,7 @@ def _supervise(
         interrupt=interrupt.fail,
         told=lambda met: told(Meeting(**met.message)),
         condemn=monitor.marks.condemn,
-        ended=monitor.stop_sampler,
+        ended=stop_sampler,
         finish=worker.output.finish,
         launcher=worker.launcher,
     ).run()

@@ -65,8 +65,13 @@ class Monitor:
     def describe(self, run: Mapping[str, Any]) -> None:
         """On rank 0, when all have met."""
 
-    def stop_sampler(self) -> None:
-        """The worker has ended, and what it left is about to be killed."""
+    def stop_sampler(self) -> str:
+        """The worker has ended, and what it left is about to be killed.
+
+        Returns:
+            Why the sampler had ended before; else nothing.
+        """
+        return ""
 
     def finish(self, code: int) -> None:
         """With the exit code to leave with."""
@@ -140,10 +145,9 @@ class Recording(Monitor):
         """See :class:`Monitor`."""
         self._recorder.describe({"version": 1, **run, "script": self._plan.script, "seconds": self._plan.seconds})
 
-    def stop_sampler(self) -> None:
+    def stop_sampler(self) -> str:
         """See :class:`Monitor`."""
-        if self._sampler:
-            self._sampler.finish(_WITHIN)
+        return self._sampler.finish(_WITHIN) if self._sampler else ""
 
     def finish(self, code: int) -> None:
         """See :class:`Monitor`."""

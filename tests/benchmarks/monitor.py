@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from srunddp.observe.sampling import Site, start
-
 SECONDS, SAMPLES, ROUNDS = 0.2, 50, 5
 WARM = 6  # samples that read everything
 RANK = "MONITOR_RANK"
@@ -29,25 +27,56 @@ SLEEP = "import time; time.sleep(3600)"
 # Not all of a CPU, which the others need.
 BUSY = "import time\nwhile True:\n sum(range(20000)); time.sleep(0.02)"
 WORKER = f"import subprocess, sys\n[subprocess.Popen([sys.executable, '-c', each]) for each in ({SLEEP!r}, {BUSY!r})]\n"
-SUPERVISOR = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {WORKER + BUSY!r}])\n{SLEEP}"
+# Each line that it reads is a folder and seconds, or an empty one to end the sampler.
+SUPERVISOR = f"""
+import os, subprocess, sys
+from pathlib import Path
+from srunddp.observe.sampling import Site, start
+subprocess.Popen([sys.executable, '-c', {WORKER + BUSY!r}])
+for line in sys.stdin:
+    if words := line.split():
+        sampler = start(Site(Path(words[0]), "here", float(words[1]), "eth0", "{RANK}", 0, os.getpid(), os.getppid()))
+        print(sampler.pid, flush=True)
+    else:
+        print(sampler.finish(5.0), flush=True)
+"""
 
 
 @contextmanager
-def job() -> Iterator[int]:
+def job() -> Iterator[subprocess.Popen[str]]:
     """Two tasks of this process; the supervisor of the first."""
+<<<<<<< HEAD
     tasks = [
         subprocess.Popen(
             [sys.executable, "-c", SUPERVISOR], env={**os.environ, RANK: str(rank)}, start_new_session=True
         )
         for rank in range(2)
     ]
+=======
+    tasks = [_task(rank) for rank in range(2)]
+>>>>>>> 49e6f4c (The simulated NVML plays samples back; a benchmark of the monitor beside top)
     time.sleep(2.0)
     try:
-        yield tasks[0].pid
+        yield tasks[0]
     finally:
         for task in tasks:
             os.killpg(task.pid, signal.SIGKILL)
             task.wait()
+
+
+def _task(rank: int) -> subprocess.Popen[str]:
+    pipe, variables = subprocess.PIPE, {**os.environ, RANK: str(rank)}
+    return subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR], env=variables, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+    )
+
+
+def answer(supervisor: subprocess.Popen[str], line: str) -> str:
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    supervisor.stdin.write(line + "\n")
+    supervisor.stdin.flush()
+    return supervisor.stdout.readline().strip()
 
 
 def cpu_of(pid: int) -> int:
@@ -63,19 +92,16 @@ def during(pid: int, seconds: float, samples: int) -> float:
     return (cpu_of(pid) - before) / samples / 1e6
 
 
-def of_ours(supervisor: int, seconds: float, samples: int) -> float:
+def of_ours(supervisor: subprocess.Popen[str], seconds: float, samples: int) -> float:
     with TemporaryDirectory() as folder:
-        # Forked by this process, which is also the launcher.
-        site = Site(Path(folder), "here", seconds, "eth0", RANK, 0, os.getpid(), os.getpid())
-        sampler = start(site)
-        used = during(sampler.pid, seconds, samples)
-        assert sampler.finish(5.0) == ""
-        ranks = {line.split(",")[1] for line in Path(folder, "here.tasks.csv").read_text().splitlines()[1:]}
-        assert ranks >= {"0", "1"}, ranks
+        used = during(int(answer(supervisor, f"{folder} {seconds}")), seconds, samples)
+        assert answer(supervisor, "") == ""
+        rows = [line.split(",") for line in Path(folder, "here.tasks.csv").read_text().splitlines()[-2:]]
+        assert [(row[1], int(row[4]) >= 4) for row in rows] == [("0", True), ("1", True)], rows
     return used
 
 
-def of_top(_: int, seconds: float, samples: int) -> float:
+def of_top(_: subprocess.Popen[str], seconds: float, samples: int) -> float:
     with subprocess.Popen(["top", "-b", "-d", str(seconds)], stdout=subprocess.DEVNULL) as top:
         used = during(top.pid, seconds, samples)
         top.kill()
@@ -87,7 +113,11 @@ def main() -> None:
     samples, rounds = (
         int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((2, SAMPLES), (3, ROUNDS))
     )
+<<<<<<< HEAD
     both: tuple[Callable[[int, float, int], float], ...] = (of_ours, of_top)
+=======
+    both: tuple[Callable[[subprocess.Popen[str], float, int], float], ...] = (of_ours, of_top)
+>>>>>>> 49e6f4c (The simulated NVML plays samples back; a benchmark of the monitor beside top)
     with job() as supervisor:
         used = [[each(supervisor, seconds, samples) for each in both] for _ in range(rounds)]
         processes = sum(name.isdecimal() for name in os.listdir("/proc"))

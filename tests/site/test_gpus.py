@@ -17,6 +17,9 @@ import pytest
 
 from srunddp.bootstrap import visible as shared
 from srunddp.bootstrap.visible import visible
+from srunddp.observe.sampling import gpm
+from srunddp.observe.sampling import gpu as gpu_of_sampler
+from srunddp.observe.sampling import gpus as gpus_of_sampler
 from srunddp.site import numa, nvml
 from srunddp.site.checks.gpus import CHECK, Facts
 from srunddp.site.finding import Level
@@ -286,7 +289,14 @@ def faked() -> ModuleType:
 def test_the_fake_has_the_names_of_the_package() -> None:
     """Functions with parameters, constants with values, errors with codes, structs with fields."""
     fake = faked()
-    structs = {"c_nvmlMemory_t": fake.c_nvmlMemory_t(3, 1), "nvmlPciInfo_t": fake.nvmlPciInfo_t("")}
+    structs = {
+        "c_nvmlMemory_t": fake.c_nvmlMemory_t(3, 1),
+        "nvmlPciInfo_t": fake.nvmlPciInfo_t(""),
+        "c_nvmlUtilization_t": fake.c_nvmlUtilization_t(1, 2),
+        "c_nvmlFieldValue_t": fake.c_nvmlFieldValue_t(1),
+        "c_nvmlGpmSupport_t": fake.c_nvmlGpmSupport_t(True),
+        "c_nvmlGpmMetricsGet_t": fake.c_nvmlGpmMetricsGet_t(),
+    }
     names = [name for name in vars(fake) if name.lower().startswith(("nvml", "c_nvml"))]
     assert len(names) > 30
     for name in names:
@@ -303,10 +313,12 @@ def test_the_fake_has_the_names_of_the_package() -> None:
 
 
 def test_nothing_is_asked_of_nvml_that_the_package_lacks() -> None:
-    source = "".join(Path(module.__file__).read_text() for module in (nvml, shared))
-    asked = set(re.findall(r"\b(?:pynvml|nvml)\.(nvml\w+|NVML\w+)", source))
+    source = "".join(
+        Path(module.__file__).read_text() for module in (nvml, shared, gpm, gpu_of_sampler, gpus_of_sampler)
+    )
+    asked = set(re.findall(r"\b(?:pynvml|_?nvml)\.((?:c_)?nvml\w+|NVML\w+)", source))
     asked.discard("NVML_P2P_CAPS_INDEX_READ")  # in a comment
-    assert len(asked) > 15
+    assert len(asked) > 40
     fake = faked()
     assert [name for name in asked if not (hasattr(pynvml, name) and hasattr(fake, name))] == []
 

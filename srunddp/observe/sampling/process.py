@@ -34,6 +34,7 @@ class Process:
         "_clock",
         "_io",
         "_known",
+        "_ran",
         "_sched",
         "_stat",
         "bytes_read",
@@ -52,7 +53,7 @@ class Process:
         self._children = opened(f"/proc/{pid}/task/{pid}/children")
         self._sched = opened(f"/proc/{pid}/schedstat")
         self._io = opened(f"/proc/{pid}/io")
-        self._known = b""
+        self._known, self._ran = b"", True
         self.cpu = -1
         self.reaped = self.resident = self.delay = self.bytes_read = self.bytes_written = 0
 
@@ -67,7 +68,8 @@ class Process:
         """
         try:
             cpu = time.clock_gettime_ns(self._clock)
-            if cpu == self.cpu and not thorough:
+            self._ran = cpu != self.cpu or thorough
+            if not self._ran:
                 return True
             self._read_stat()
         except OSError:
@@ -95,6 +97,8 @@ class Process:
 
     def new_children(self, *, of_all_threads: bool) -> list[int]:
         """Process ids of its children where they are others than those of the last call, else none."""
+        if not self._ran:
+            return []
         try:
             text = self._of_threads() if of_all_threads else self._children.read() if self._children else b""
         except OSError:

@@ -70,7 +70,8 @@ class _Samples:
     def take(self, *, last: bool = False) -> None:
         thorough = last or self._taken < _THOROUGH_AT_FIRST or self._taken % _THOROUGH_EVERY == 0
         self._taken += 1
-        stamp = f"{time.time():.3f}"
+        seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
+        stamp = f"{seconds}.{milliseconds:03}"
         with contextlib.suppress(*_BROKEN):
             if self._tasks.look(thorough=thorough) or thorough:
                 self._node.look()

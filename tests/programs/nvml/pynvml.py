@@ -1,10 +1,16 @@
-# ruff: noqa: N801, N802, N803, N818 - the package's names
+# ruff: noqa: N801, N802, N803, N815, N816, N818 - the package's names
 """NVML without a GPU: what the JSON file named by ``FAKE_NVML`` says, with the names of the package nvidia-ml-py.
 
     {"driver": "580.95.05", "cuda": 13000, "error": 18,
      "gpus": [{"uuid": "GPU-1", "name": "NVIDIA H100", "total": 85520809984, "free": 85000000000,
                "address": "00000000:17:00.0", "links": 18, "separate": [1], "failing": {"nvmlDeviceGetName": 15},
-               "instances": [{"uuid": "MIG-1"}]}]}
+               "instances": [{"uuid": "MIG-1"}],
+               "trace": [{"utilization": 97, "memory_utilization": 40, "used": 60000000000, "power": 650000,
+                          "energy": 1000000, "temperature": 61, "clocks": {"1": 1755, "2": 2619}, "reasons": 4,
+                          "nvlink": [100, 200], "pcie": [1000, 2000], "gpm": {"2": 80.5, "20": 12.5}}]}]}
+
+``trace`` is what the GPU says sample by sample: a question for the utilization begins the next, and the last one stays.
+Units are NVML's. What is not in it is not supported. ``nvlink`` and ``pcie`` are received and sent.
 
 ``error`` is what nvmlInit raises, ``failing`` what a function raises for this GPU, ``separate`` the indices of GPUs
 without P2P to it. Without the variable there is no NVML here.
@@ -20,6 +26,15 @@ from typing import Any
 
 NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE = 0, 1
 NVML_NVLINK_MAX_LINKS = 36
+NVML_SUCCESS = 0
+NVML_TEMPERATURE_GPU = 0
+NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
+NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
+NVML_GPM_METRICS_GET_VERSION = 1
+NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 2, 3, 5
+NVML_GPM_METRIC_DRAM_BW_UTIL, NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC = 10, 20, 21
+nvmlMemory_v2 = 0x02000028
 NVML_P2P_STATUS_OK, NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED = 0, 1
 
 
@@ -70,6 +85,38 @@ class NVMLError_LibRmVersionMismatch(NVMLError):
 class c_nvmlMemory_t:
     def __init__(self, total: int, free: int) -> None:
         self.total, self.free, self.used = total, free, total - free
+
+
+class c_nvmlUtilization_t:
+    def __init__(self, gpu: int, memory: int) -> None:
+        self.gpu, self.memory = gpu, memory
+
+
+class c_nvmlFieldValue_t:
+    def __init__(self, value: int | None) -> None:
+        self.nvmlReturn = NVML_SUCCESS if value is not None else NVMLError_NotSupported.value
+        self.value = _Value(value or 0)
+
+
+class _Value:
+    def __init__(self, value: int) -> None:
+        self.ullVal = value
+
+
+class c_nvmlGpmSupport_t:
+    def __init__(self, supported: bool) -> None:
+        self.isSupportedDevice = int(supported)
+
+
+class c_nvmlGpmMetricsGet_t:
+    def __init__(self) -> None:
+        self.version = self.numMetrics = 0
+        self.sample1 = self.sample2 = None
+        self.metrics = [_Metric() for _ in range(8)]
+
+
+class _Metric:
+    metricId, nvmlReturn, value = 0, 999, 0.0
 
 
 class nvmlPciInfo_t:
@@ -133,7 +180,8 @@ def nvmlDeviceGetName(handle):
 def nvmlDeviceGetMemoryInfo(handle, version=None):
     _asked(handle, "nvmlDeviceGetMemoryInfo")
     total = handle.get("total", 80 << 30)
-    return c_nvmlMemory_t(total, handle.get("free", total))
+    used = _sample(handle).get("used")
+    return c_nvmlMemory_t(total, handle.get("free", total) if used is None else total - used)
 
 
 def nvmlDeviceGetPciInfo(handle):
@@ -168,3 +216,90 @@ def nvmlDeviceGetP2PStatus(device1, device2, p2pIndex):
         raise ctypes.ArgumentError("Don't know how to convert parameter 3")
     apart = _machine["gpus"].index(device2) in device1.get("separate", ())
     return NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED if apart else NVML_P2P_STATUS_OK
+
+
+def _sample(handle: dict[str, Any]) -> dict[str, Any]:
+    trace = handle.get("trace") or [{}]
+    return trace[max(0, min(handle.get("at", 0), len(trace)) - 1)]
+
+
+def _said(handle: dict[str, Any], what: str) -> Any:
+    if what not in _sample(handle):
+        raise NVMLError_NotSupported(NVMLError_NotSupported.value)
+    return _sample(handle)[what]
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    handle["at"] = handle.get("at", 0) + 1
+    _asked(handle, "nvmlDeviceGetUtilizationRates")
+    return c_nvmlUtilization_t(_said(handle, "utilization"), _said(handle, "memory_utilization"))
+
+
+def nvmlDeviceGetPowerUsage(handle):
+    _asked(handle, "nvmlDeviceGetPowerUsage")
+    return _said(handle, "power")
+
+
+def nvmlDeviceGetTotalEnergyConsumption(handle):
+    _asked(handle, "nvmlDeviceGetTotalEnergyConsumption")
+    return _said(handle, "energy")
+
+
+def nvmlDeviceGetTemperature(handle, sensor):
+    return _said(handle, "temperature")
+
+
+def nvmlDeviceGetClockInfo(handle, type):
+    return _said(handle, "clocks")[str(type)]
+
+
+def nvmlDeviceGetCurrentClocksEventReasons(handle):
+    _asked(handle, "nvmlDeviceGetCurrentClocksEventReasons")
+    return _said(handle, "reasons")
+
+
+def nvmlDeviceGetCurrentClocksThrottleReasons(handle):
+    return _said(handle, "reasons")
+
+
+def nvmlDeviceGetFieldValues(handle, fieldIds):
+    received, sent = _sample(handle).get("nvlink", (None, None))
+    known = {NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: received, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: sent}
+    # All links together; of one alone it would be less.
+    return [c_nvmlFieldValue_t(known[field] if scope == 0xFFFFFFFF else 0) for field, scope in fieldIds]
+
+
+def nvmlDeviceGetPcieThroughput(device, counter):
+    return _said(device, "pcie")[0 if counter == NVML_PCIE_UTIL_RX_BYTES else 1]
+
+
+def nvmlDeviceGetGpuInstanceId(device):
+    return device["instance"]
+
+
+def nvmlGpmQueryDeviceSupport(device):
+    traces = [each.get("trace", ()) for each in (device, *device.get("instances", ()))]
+    return c_nvmlGpmSupport_t(any("gpm" in sample for trace in traces for sample in trace))
+
+
+def nvmlGpmSampleAlloc():
+    return {}
+
+
+def nvmlGpmSampleGet(device, gpmSample):
+    gpmSample.update(of=_sample(device).get("gpm", {}), at=device.get("at", 0))
+    return gpmSample
+
+
+def nvmlGpmMigSampleGet(device, gpuInstanceId, gpmSample):
+    return nvmlGpmSampleGet(next(each for each in device["instances"] if each["instance"] == gpuInstanceId), gpmSample)
+
+
+def nvmlGpmMetricsGet(metricsGet):
+    if metricsGet.version != NVML_GPM_METRICS_GET_VERSION or metricsGet.sample1["at"] >= metricsGet.sample2["at"]:
+        raise NVMLError_InvalidArgument(NVMLError_InvalidArgument.value)
+    for metric in metricsGet.metrics[: metricsGet.numMetrics]:
+        value = metricsGet.sample2["of"].get(str(metric.metricId))
+        metric.nvmlReturn = NVML_SUCCESS if value is not None else NVMLError_NotSupported.value
+        metric.value = value or 0.0
+    return metricsGet
