@@ -45,16 +45,7 @@ for line in sys.stdin:
 @contextmanager
 def job() -> Iterator[subprocess.Popen[str]]:
     """Two tasks of this process; the supervisor of the first."""
-<<<<<<< HEAD
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SUPERVISOR], env={**os.environ, RANK: str(rank)}, start_new_session=True
-        )
-        for rank in range(2)
-    ]
-=======
     tasks = [_task(rank) for rank in range(2)]
->>>>>>> 49e6f4c (The simulated NVML plays samples back; a benchmark of the monitor beside top)
     time.sleep(2.0)
     try:
         yield tasks[0]
@@ -113,11 +104,7 @@ def main() -> None:
     samples, rounds = (
         int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((2, SAMPLES), (3, ROUNDS))
     )
-<<<<<<< HEAD
-    both: tuple[Callable[[int, float, int], float], ...] = (of_ours, of_top)
-=======
     both: tuple[Callable[[subprocess.Popen[str], float, int], float], ...] = (of_ours, of_top)
->>>>>>> 49e6f4c (The simulated NVML plays samples back; a benchmark of the monitor beside top)
     with job() as supervisor:
         used = [[each(supervisor, seconds, samples) for each in both] for _ in range(rounds)]
         processes = sum(name.isdecimal() for name in os.listdir("/proc"))
