@@ -1,7 +1,7 @@
 """A training in which one thing is wrong, for the notes of its report: ``monitored.py CASE [EPOCHS]``.
 
 ``healthy``; ``slow rank N``, whose every step takes longer; ``starving``, whose data comes too slowly;
-``wrong interface NAME``, which the script itself tells Gloo to use.
+``wrong interface NAME``, which the script itself tells Gloo to use; ``crowded``, with three busy processes beside it.
 """
 
 import os
@@ -20,6 +20,11 @@ EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 4
 SLOWER = 0.03
 WIDTH, BATCH, STEPS = 512, 32, 60
 
+if CASE == "crowded":
+    for _ in range(3):
+        if os.fork() == 0:
+            while True:
+                pass
 if CASE == "wrong":
     os.environ["GLOO_SOCKET_IFNAME"] = WORDS[-1]
 
