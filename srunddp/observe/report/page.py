@@ -75,9 +75,9 @@ def _escaped(words: str) -> str:
 def _notes(summary: Summary, notes: Sequence[Note]) -> Iterable[str]:
     yield "<h2>Notes</h2>"
     if why := too_short(summary):
-        yield f'<p class="none">None; {_escaped(why)}.</p>'
+        yield f'<p class="none">No note; {_escaped(why)}.</p>'
     elif not notes:
-        yield '<p class="none">None: no threshold is passed.</p>'
+        yield '<p class="none">No note: no threshold is passed.</p>'
     for note in notes:
         yield (
             f'<div class="note"><p><strong>{_escaped(note.rule)}</strong>: {_escaped(note.found)} '
