@@ -1,0 +1,178 @@
+"""Slurm's figures beside ours. The stubs print what sacct(1), sstat(1) and scontrol(1) of Slurm 22.05 describe."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from srunddp.observe.report import slurm
+from srunddp.observe.report.places import Job
+from srunddp.observe.report.run import read
+from srunddp.observe.report.summing import summary_of
+from tests.observe.made_up_run import MadeUp
+from tests.run.starting import srunddp, write
+
+RUN = MadeUp(nodes=2, ranks_per_node=1, seconds=60)
+# Of JobIDRaw, State, Start, ElapsedRaw, TimelimitRaw, TotalCPU, MaxRSS, AveRSS, with --units=K.
+SACCT = """\
+4711|COMPLETED|1799999998|70|20|00:12:40.000||
+4711.batch|COMPLETED|1799999998|70||00:00.532|12345.00K|12345.00K
+4711.0|COMPLETED|1800000000|66||12:40.000|6291456.00K|6200000.00K
+"""
+
+
+def stub(folder: Path, name: str, body: str) -> None:
+    path = write(folder / "bin" / name, f'#!/bin/sh\necho "{name} $*" >>"{folder}/asked"\n{body}\n')
+    path.chmod(0o755)
+
+
+def prints(text: str) -> str:
+    return f"cat <<'END'\n{text}END"
+
+
+def asked(folder: Path) -> list[str]:
+    return (folder / "asked").read_text().splitlines() if (folder / "asked").exists() else []
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return tmp_path
+
+
+def view(made_up: MadeUp, folder: Path, now: float | None = None) -> slurm.View:
+    return slurm.view(summary_of(read(made_up.write(folder)), now))
+
+
+def rows(found: slurm.View) -> Mapping[str, tuple[str, str, str]]:
+    return {row.name: (row.ours, row.theirs, row.difference) for row in found.rows}
+
+
+def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
+    stub(commands, "sacct", prints(SACCT))
+    found = view(RUN, commands)
+    assert found.sentence == "Step 4711.0 by sacct: COMPLETED."
+    assert rows(found) == {
+        "CPU time": ("13 min 8 s", "12 min 40 s", "+3.7 %"),
+        "MaxRSS of a task": ("6.00 GiB", "6.00 GiB", "+0.0 %"),
+        "AveRSS of the tasks": ("6.00 GiB", "5.91 GiB", "+1.5 %"),
+        "elapsed": ("65.3 s", "66 s", "-1.1 %"),
+        "time limit": ("20 min", "20 min", "+0.0 %"),
+    }
+    assert [each.split()[:7] for each in asked(commands)] == [
+        ["sacct", "-P", "-n", "--units=K", "-j", "4711", "-o"],
+    ]
+
+
+def test_while_the_job_runs_sstat_is_asked(commands: Path) -> None:
+    running = SACCT.replace("COMPLETED", "RUNNING").replace("12:40.000|6291456.00K|6200000.00K", "00:00:00||")
+    stub(commands, "sacct", prints(running))
+    stub(commands, "sstat", prints("4711.0|2|06:20.000|6291456K|6000000K\n"))
+    found = view(replace(RUN, code=None), commands, RUN.start + 64)
+    assert found.sentence == "Step 4711.0 by sstat, while it runs."
+    # AveCPU is of one task.
+    assert rows(found)["CPU time"][1] == "12 min 40 s"
+    assert rows(found)["AveRSS of the tasks"][1] == "5.72 GiB"
+    assert rows(found)["time limit"] == ("20 min", "20 min", "+0.0 %")
+    assert any(each.startswith("sstat -P -n -j 4711.0 -o ") for each in asked(commands))
+
+
+def test_what_seff_prints_is_shown_as_it_is(commands: Path) -> None:
+    stub(commands, "sacct", prints(SACCT))
+    stub(commands, "seff", prints("Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime\n"))
+    assert view(RUN, commands).seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "echo Slurm accounting storage is disabled; exit 1",
+        "exit 0",
+        prints("4712.0|COMPLETED|1|2|3|4|5|6\n"),
+        prints("|\n"),
+    ],
+    ids=["disabled", "silent", "another-job", "junk"],
+)
+def test_without_accounting_there_is_one_sentence(body: str, commands: Path) -> None:
+    stub(commands, "sacct", body)
+    assert view(RUN, commands) == slurm.View(
+        "Slurm's accounting does not answer for this run: nothing to compare with."
+    )
+
+
+def test_a_command_that_hangs_is_left_after_its_time(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_WITHIN", 0.3)
+    stub(commands, "sacct", "exec sleep 60")
+    begun = time.monotonic()
+    assert not view(RUN, commands).rows
+    assert time.monotonic() - begun < 10
+
+
+def test_figures_of_another_start_of_the_job_are_not_taken_for_this_ones(commands: Path) -> None:
+    """After a requeue sacct has the last start alone."""
+    stub(commands, "sacct", prints(SACCT.replace("18000000", "18000099")))
+    assert view(RUN, commands) == slurm.View(
+        "Slurm's accounting has another start of this job: nothing to compare with."
+    )
+
+
+@pytest.mark.parametrize("name", ["run", "namespace-3", "4711;touch x.0", "-j.0"])
+def test_what_is_no_jobs_number_is_never_given_to_a_command(name: str, commands: Path) -> None:
+    stub(commands, "sacct", prints(SACCT))
+    assert view(replace(RUN, name=name), commands).sentence == "Not started by Slurm: nothing to compare with."
+    assert asked(commands) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("00:00.532", 0.532),
+        ("12:40.000", 760.0),
+        ("01:02:03", 3723.0),
+        ("2-03:04:05", 183845.0),
+        ("", None),
+        ("x", None),
+    ],
+)
+def test_times_are_read_as_sacct_writes_them(text: str, seconds: float | None) -> None:
+    assert slurm.seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5272K", 5398528.0), ("1.37M", 1.37 * 2**20), ("5398528", 5398528.0), ("0", 0.0), ("", None)]
+)
+def test_sizes_are_read_as_sacct_and_sstat_write_them(text: str, size: float | None) -> None:
+    assert slurm.size(text) == size
+
+
+# Where a job ran.
+
+SCONTROL = "JobId=4714 ArrayJobId=4711 ArrayTaskId=3 JobName=train.sh UserId=me(1000) WorkDir={} StdErr=/x Power=\n"
+
+
+def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> None:
+    work = commands / "at work"
+    replace(RUN, name="4714.0").write(work / "logs")
+    stub(commands, "scontrol", prints(SCONTROL.format(work)))
+    done = srunddp("report", "--text", "4711_3", folder=commands, PATH=os.environ["PATH"])
+    assert done.stdout.startswith("run 4714.0: ")
+    assert "scontrol --oneliner show job 4711_3" in asked(commands)
+
+
+def test_a_job_that_the_controller_has_forgotten_is_found_by_accounting(commands: Path) -> None:
+    stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+    stub(commands, "sacct", prints("4714|/home/me/work\n"))
+    assert slurm.job("4711_3") == Job("4714", "/home/me/work")
+
+
+def test_a_summary_is_there_where_no_slurm_is(tmp_path: Path) -> None:
+    RUN.write(tmp_path / "logs")
+    done = srunddp("report", "--text", "4711", folder=tmp_path, PATH="/nowhere")
+    assert done.returncode == 0
+    assert "Slurm's view: Slurm's accounting does not answer for this run" in done.stdout
