@@ -32,7 +32,8 @@ class MadeUp:
     Attributes:
         seconds: for which it trains; interval: between samples; start: Unix time.
         step_s, own: a step, and which share of it is not the backward pass; data: which share is waiting for data.
-        slow: seconds that a rank needs more of its own in each step; slow_data: the same, waiting for data.
+        slow: seconds that a rank needs more of its own in each step; slow_data: the same, waiting for data;
+            stall: seconds of its own, once, in the middle.
         epoch_s, evaluation_s, checkpoint_s: how long those last; 0 for none.
         utilization: of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are throttled.
         other_link: bytes per second on a link that was not chosen; chosen_link: on the one that was.
@@ -56,6 +57,7 @@ class MadeUp:
     data: float = 0.02
     slow: Mapping[int, float] = field(default_factory=dict)
     slow_data: Mapping[int, float] = field(default_factory=dict)
+    stall: Mapping[int, float] = field(default_factory=dict)
     epoch_s: float = 150.0
     evaluation_s: float = 8.0
     checkpoint_s: float = 1.0
@@ -181,6 +183,8 @@ class MadeUp:
         for time in self._times(node, 1.5):
             spent = sum(max(0.0, min(time, stop) - begin) for begin, stop in spans)
             count = int(spent / length)
+            if time >= self._begin + self.seconds / 2 > time - self.interval:
+                own_s += self.stall.get(rank, 0.0)
             own_s += (count - before) * own * noise.uniform(0.98, 1.02)
             data_s += (count - before) * data * noise.uniform(0.9, 1.1)
             epoch = sum(begin <= time for begin, _ in spans)
@@ -281,7 +285,7 @@ class MadeUp:
                 yield (
                     f"{self._clock(node, time)},GPU-{node}-{index},{index},{self.model},{used:.0f},{memory},{80 * GIB},"
                     f"{used * 0.55:.0f},{power:.1f},{energy[index]:.1f},{heat:.0f},{1300 if hot else 1980},2619,"
-                    f"{'sw_thermal_slowdown' if hot and works else ''},1e8,1e8,,,,,,"
+                    f"{'power_cap+thermal' if hot and works else ''},1e8,1e8,,,,,,"
                 )
 
 

@@ -70,7 +70,9 @@ def test_missing_files_still_give_a_report(missing: str, whole: Path, tmp_path: 
     shutil.copytree(whole, tmp_path / "some")
     for path in (tmp_path / "some").glob(missing):
         path.unlink()
-    assert reported(tmp_path / "some").startswith("run ")
+    said = reported(tmp_path / "some")
+    assert said.startswith("run ")
+    assert ("no samples of node02" in said) == (missing == "node02.*")
 
 
 def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ HEALTHY = {
     "little traffic on another link": MadeUp(chosen_link=1e3, other_link=4e5),
     "data wait below the threshold": MadeUp(data=0.09),
     "a rank that is a little slower": MadeUp(slow={3: 0.018}),
+    "a rank that stalled once": MadeUp(stall={3: 90.0}),
     "GPUs above the threshold": replace(ON_GPUS, utilization=19.0),
     "time limit used": MadeUp(time_limit=1400.0),
     "little time saved": MadeUp(time_limit=2300.0),

@@ -83,16 +83,6 @@ def rates(samples: Samples, name: str, scale: float = 1.0) -> list[tuple[float, 
     return [((begin + end) / 2, grown / (end - begin) * scale) for begin, end, grown in samples.steps(name)]
 
 
-def ratios(samples: Samples, part: str, whole: str, scale: float = 1.0) -> list[tuple[float, float]]:
-    """The growth of one counter over that of another in each interval; none where that did not grow."""
-    parts = {(begin, end): grown for begin, end, grown in samples.steps(part)}
-    return [
-        ((begin + end) / 2, parts[begin, end] / grown * scale)
-        for begin, end, grown in samples.steps(whole)
-        if grown > 0 and (begin, end) in parts
-    ]
-
-
 def summed(series: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """The sum of series that have the same times; what one of them lacks is left out."""
     every = [dict(each) for each in series]

@@ -51,6 +51,4 @@ def outliers(summary: Summary, threshold: float) -> Outliers:
 
 
 def _own(figures: RankFigures, *, without_data: bool) -> float | None:
-    if figures.own_s is None:
-        return None
-    return figures.own_s - (figures.data_s or 0.0) if without_data else figures.own_s
+    return figures.steady_work_s if without_data else figures.steady_s

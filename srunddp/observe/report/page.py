@@ -83,7 +83,7 @@ def _notes(summary: Summary, notes: Sequence[Note]) -> Iterable[str]:
             f'<div class="note"><p><strong>{_escaped(note.rule)}</strong>: {_escaped(note.found)} '
             f"(threshold: {_escaped(note.threshold)}).</p><p>Next: {_escaped(note.cure)}</p></div>"
         )
-    yield from (f'<p class="missing">{_escaped(line)}.</p>' for line in text.clocks(summary))
+    yield from (f'<p class="missing">{_escaped(line)}.</p>' for line in text.remarks(summary))
 
 
 def _figures(summary: Summary) -> Iterable[str]:

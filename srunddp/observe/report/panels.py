@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from srunddp.observe.report import canvas, units
 from srunddp.observe.report.canvas import COLOURS, TimeAxis
-from srunddp.observe.report.lines import Line, band, gauge, grid, mean_of, rates, ratios, summed
+from srunddp.observe.report.lines import Line, band, gauge, grid, mean_of, rates, summed
 from srunddp.observe.report.run import Gpu, Run
 from srunddp.observe.report.summary import Summary
 
@@ -208,7 +208,9 @@ def _waits(run: Run, axis: TimeAxis) -> list[Line]:
     found = []
     for node in run.nodes:
         series = [
-            ratios(samples, "data_s", "step_s", 100.0) for rank, samples in run.steps.items() if run.ranks[rank] == node
+            [(time, 100 * part) for time, part in samples.ratios("data_s", "step_s")]
+            for rank, samples in run.steps.items()
+            if run.ranks[rank] == node
         ]
         found.append(Line(node, mean_of([each for each in series if each], over)))
     return [line for line in found if line.points]

@@ -60,6 +60,17 @@ class Samples:
             if time > before
         ]
 
+    def ratios(
+        self, part: str, whole: str, begin: float = -math.inf, end: float = math.inf
+    ) -> list[tuple[float, float]]:
+        """The growth of one counter over that of another, in the middle of each interval in which that grew."""
+        parts = {(start, stop): grown for start, stop, grown in self.steps(part)}
+        return [
+            ((start + stop) / 2, parts[start, stop] / grown)
+            for start, stop, grown in self.steps(whole)
+            if grown > 0 and (start, stop) in parts and start >= begin and stop <= end
+        ]
+
     def growth(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
         """Of a counter over a span of time; None where it is not known twice there."""
         inside = [grown for start, stop, grown in self.steps(name) if start >= begin and stop <= end]

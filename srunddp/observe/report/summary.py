@@ -66,6 +66,8 @@ class RankFigures:
         steps: all of them; since: those that the times are from.
         step_s, own_s, data_s: a step's time on average, with waits; without the backward pass, in which a rank waits
             for the others; of it, waiting for data.
+        steady_s, steady_work_s: as ``own_s``, and as that without ``data_s``; but what a quarter of the intervals is
+            above, where that is less: one long stall makes no slow rank.
         longest_s: of the steps.
         cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set; rss_last: the last.
         delay: share of the time for which its processes' main threads waited for a CPU.
@@ -78,6 +80,8 @@ class RankFigures:
     step_s: float | None
     own_s: float | None
     data_s: float | None
+    steady_s: float | None
+    steady_work_s: float | None
     longest_s: float | None
     cpu_s: float | None
     rss_bytes: float | None

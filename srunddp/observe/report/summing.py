@@ -124,6 +124,9 @@ def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFi
     since = _since(steps, "steps", begin, end)
     first, last = _span(begin, end)
     each = {name: share(_since(steps, name, begin, end), since) for name in ("step_s", "own_s", "data_s")}
+    waits = dict(steps.ratios("data_s", "steps", first, last))
+    own = dict(steps.ratios("own_s", "steps", first, last))
+    work = [value - waits.get(time, 0.0) for time, value in own.items()]
     # The supervisor is one of the processes, and only waits.
     processes = max(1.0, (task.mean("processes", first, last) or 2.0) - 1.0)
     delay = task.rate("delay_s", first, last)
@@ -132,6 +135,8 @@ def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFi
         node=run.ranks[rank],
         steps=int(steps.total("steps") or 0),
         since=int(since or 0),
+        steady_s=_steady(each["own_s"], list(own.values())),
+        steady_work_s=_steady(_less(each["own_s"], each["data_s"]), work),
         longest_s=steps.most("longest_step_s"),
         cpu_s=task.total("cpu_s"),
         rss_bytes=task.most("rss_bytes"),
@@ -139,6 +144,17 @@ def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFi
         delay=None if delay is None else delay / processes,
         **each,
     )
+
+
+def _steady(mean: float | None, values: list[float]) -> float | None:
+    """The mean, or what a quarter of the values is above, whichever is less."""
+    if mean is None or not values:
+        return mean
+    return min(mean, sorted(values)[(3 * len(values)) // 4])
+
+
+def _less(whole: float | None, part: float | None) -> float | None:
+    return None if whole is None else whole - (part or 0.0)
 
 
 def _since(samples: Samples, name: str, begin: float | None, end: float | None) -> float | None:

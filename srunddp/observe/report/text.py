@@ -95,12 +95,13 @@ def _notes(summary: Summary, notes: Sequence[Note]) -> Iterator[str]:
     else:
         yield "notes"
         yield from (f"  {note.rule}: {note}" for note in notes)
-    yield from (f"  {line}" for line in clocks(summary))
+    yield from (f"  {line}" for line in remarks(summary))
 
 
-def clocks(summary: Summary) -> list[str]:
-    """The nodes whose clock differs from rank 0's."""
-    return [
+def remarks(summary: Summary) -> list[str]:
+    """What is to be known of the figures: nodes of which there are none, and those whose clock differs."""
+    silent = [each.node for each in summary.per_node if not each.samples]
+    return ([f"no samples of {units.nodes(silent)}"] if silent else []) + [
         f"the clock of {units.nodes([each.node])} is {units.duration(abs(each.clock))} "
         f"{'ahead of' if each.clock > 0 else 'behind'} rank 0's: taken out"
         for each in [each for each in summary.per_node if each.clock][:_ROWS]
