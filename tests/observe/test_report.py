@@ -29,7 +29,7 @@ from tests.test_imports import HEAVY, imported
 
 ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus=32, slow={5: 0.05})
 SHORT = MadeUp(nodes=2, ranks_per_node=1, seconds=60)
-HOSTILE = '<b onload="x">&\x1b[31m$\\frac_'
+HOSTILE = '$\\frac$<b onload="x">&\x1b[31m_'
 
 
 def summed(made_up: MadeUp, folder: Path, now: float | None = None) -> Summary:

@@ -76,14 +76,12 @@ def test_missing_files_still_give_a_report(missing: str, whole: Path, tmp_path: 
 
 
 def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
-    folder = RUN.write(tmp_path)
-    path = folder / "node01.rank0.steps.csv"
+    """Its last number would be another one."""
+    path = RUN.write(tmp_path) / "node01.tasks.csv"
     content = path.read_text()
-    last = content.splitlines()[-1]
-    before = files.samples(path, files.STEPS)[""].columns["steps"][-2]
-    # Cut, the last line would read as another number of steps.
-    path.write_text(content[: -len(last)] + last[: last.index(",") + 3])
-    assert files.samples(path, files.STEPS)[""].columns["steps"][-1] == before
+    assert re.search(r"\.\d{4}\n$", content)
+    path.write_text(content[:-3])
+    assert files.samples(path, files.TASKS)["0"].count == content.count("\n") - 2
 
 
 def test_every_value_missing_still_gives_a_report_and_draws_nothing_empty(tmp_path: Path) -> None:

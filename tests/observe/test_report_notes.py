@@ -41,6 +41,7 @@ HEALTHY = {
     "a rank that stalled once": MadeUp(stall={3: 90.0}),
     "GPUs above the threshold": replace(ON_GPUS, utilization=19.0),
     "time limit used": MadeUp(time_limit=1400.0),
+    "nearly half of a long limit": MadeUp(seconds=2000, interval=20, time_limit=4500.0),
     "little time saved": MadeUp(time_limit=2300.0),
     "crashed early": MadeUp(time_limit=36000.0, code=1),
     "killed early": MadeUp(time_limit=36000.0, code=None),
