@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_ENOUGH = 1 << 16
+_PAGE = 4096
+_RECORD = 1024  # more than a line of any file that is read here
 
 
 class KernelFile:
@@ -28,12 +29,24 @@ class KernelFile:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> bytes:
-        """What is in it now.
+        """What is in it now, or a page of it.
 
         Raises:
             OSError: what it speaks of is gone.
         """
-        return os.pread(self._file, _ENOUGH, 0)
+        return os.pread(self._file, _PAGE, 0)
+
+    def read_all(self) -> bytes:
+        """What is in it now, where there may be more of it than the page that the kernel gives at once.
+
+        Raises:
+            OSError: what it speaks of is gone.
+        """
+        text = more = os.pread(self._file, _PAGE, 0)
+        while more and len(text) > _PAGE - _RECORD:
+            more = os.pread(self._file, _PAGE, len(text))
+            text += more
+        return text
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):

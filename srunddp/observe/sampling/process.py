@@ -100,7 +100,7 @@ class Process:
         if not self._ran:
             return []
         try:
-            text = self._of_threads() if of_all_threads else self._children.read() if self._children else b""
+            text = self._of_threads() if of_all_threads else self._children.read_all() if self._children else b""
         except OSError:
             return []
         if text == self._known:
@@ -111,4 +111,4 @@ class Process:
     def _of_threads(self) -> bytes:
         folder = f"/proc/{self.pid}/task"
         files = [opened(f"{folder}/{thread}/children") for thread in os.listdir(folder)]
-        return b" ".join(file.read() for file in files if file)
+        return b" ".join(file.read_all() for file in files if file)

@@ -72,12 +72,17 @@ class _Samples:
         self._taken += 1
         seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
         stamp = f"{seconds}.{milliseconds:03}"
-        with contextlib.suppress(*_BROKEN):
+        self._look(thorough=thorough)
+        for table, rows in self._tables:
+            self._write(table, rows, stamp)
+
+    def _look(self, *, thorough: bool) -> None:
+        try:
             if self._tasks.look(thorough=thorough) or thorough:
                 self._node.look()
                 self._choose_gpus()
-        for table, rows in self._tables:
-            self._write(table, rows, stamp)
+        except _BROKEN:
+            return
 
     def _choose_gpus(self) -> None:
         if self._gpus.choose(self._tasks.visible) and len(self._tables) == 3:

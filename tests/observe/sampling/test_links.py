@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from srunddp.observe.sampling.links import COLUMNS, Links
+from tests.cluster.network import tool
 from tests.site.namespaces import address, two_nodes
 
 NET = """Inter-|   Receive            |  Transmit
@@ -48,6 +49,23 @@ def test_ports_of_rdma_devices_count_in_words_of_four_bytes(tmp_path: Path) -> N
     ]
 
 
+def test_as_many_links_as_there_are_have_a_row() -> None:
+    """More than a page of text, which is what the kernel gives at once."""
+    with two_nodes() as names:
+        for number in range(30):
+            ends = (f"one{number}", "type", "veth", "peer", "name", f"other{number}")
+            tool("ip", "-n", names["west"], "link", "add", *ends)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                _enter(names["west"])
+                status = int(len({row["link"] for row in found(Links("data0"))}) < 62)
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_traffic_is_seen_on_the_link_that_carries_it() -> None:
     """A megabyte over one of two cables between two nodes, in whose network namespace the reader is."""
     with two_nodes() as names:
@@ -62,9 +80,7 @@ def test_traffic_is_seen_on_the_link_that_carries_it() -> None:
 
 
 def _sends(namespace: str) -> int:
-    with Path("/run/netns", namespace).open() as file:
-        if ctypes.CDLL(None).setns(file.fileno(), 0):
-            return 2
+    _enter(namespace)
     links = Links("data1")
     before = {row["link"]: int(row["sent_bytes"]) for row in found(links)}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
@@ -73,3 +89,8 @@ def _sends(namespace: str) -> int:
     sent = {row["link"]: int(row["sent_bytes"]) - before[row["link"]] for row in found(links)}
     chosen = [row["link"] for row in found(links) if row["chosen"] == "1"]
     return 0 if sent["data0"] > 900_000 and sent["data1"] < 10_000 and chosen == ["data1"] else 3
+
+
+def _enter(namespace: str) -> None:
+    with Path("/run/netns", namespace).open() as file:
+        assert ctypes.CDLL(None).setns(file.fileno(), 0) == 0
