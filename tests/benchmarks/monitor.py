@@ -2,9 +2,10 @@
 
 The job is two tasks below one launcher, each a supervisor that sleeps, a busy worker and two loader workers, of which
 one is busy. Rounds of the one and the other alternate; each is one process whose CPU time at the end of a round is
-compared with that at its beginning, so that starting does not count.
+compared with that at its beginning, so that starting does not count. ``top`` reads every process of the machine, and a
+node with 128 CPUs has well over a thousand threads of the kernel alone: OTHERS processes that sleep stand for them.
 
-    python -m tests.benchmarks.monitor [SECONDS [SAMPLES [ROUNDS]]]
+    python -m tests.benchmarks.monitor [SECONDS [SAMPLES [ROUNDS [OTHERS]]]]
 """
 
 from __future__ import annotations
@@ -53,6 +54,18 @@ def job() -> Iterator[subprocess.Popen[str]]:
         for task in tasks:
             os.killpg(task.pid, signal.SIGKILL)
             task.wait()
+
+
+@contextmanager
+def others(number: int) -> Iterator[None]:
+    """So many processes that sleep."""
+    program = f"import os, time\nfor _ in range({number}):\n if not os.fork(): break\ntime.sleep(3600)"
+    with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
+        time.sleep(1.0 + number / 500)
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _task(rank: int) -> subprocess.Popen[str]:
@@ -105,7 +118,8 @@ def main() -> None:
         int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((2, SAMPLES), (3, ROUNDS))
     )
     both: tuple[Callable[[subprocess.Popen[str], float, int], float], ...] = (of_ours, of_top)
-    with job() as supervisor:
+    number = int(sys.argv[4]) if len(sys.argv) > 4 else 0
+    with job() as supervisor, others(number):
         used = [[each(supervisor, seconds, samples) for each in both] for _ in range(rounds)]
         processes = sum(name.isdecimal() for name in os.listdir("/proc"))
     ours, theirs = (statistics.median(column) for column in zip(*used, strict=True))

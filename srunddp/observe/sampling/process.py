@@ -10,7 +10,7 @@ from srunddp.observe.sampling.kernel import KernelFile, number_after, opened
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of clock_getcpuclockid(3)
-_REAPED_USER, _REAPED_SYSTEM, _RESIDENT = 13, 14, 21  # in /proc/PID/stat from the state on
+_REAPED_USER, _REAPED_SYSTEM, _THREADS, _RESIDENT = 13, 14, 17, 21  # in /proc/PID/stat from the state on
 
 
 class Process:
@@ -37,6 +37,7 @@ class Process:
         "_ran",
         "_sched",
         "_stat",
+        "_threads",
         "bytes_read",
         "bytes_written",
         "cpu",
@@ -53,7 +54,7 @@ class Process:
         self._children = opened(f"/proc/{pid}/task/{pid}/children")
         self._sched = opened(f"/proc/{pid}/schedstat")
         self._io = opened(f"/proc/{pid}/io")
-        self._known, self._ran = b"", True
+        self._known, self._ran, self._threads = b"", True, 1
         self.cpu = -1
         self.reaped = self.resident = self.delay = self.bytes_read = self.bytes_written = 0
 
@@ -82,6 +83,7 @@ class Process:
         line = self._stat.read()
         fields = line[line.rindex(b")") + 2 :].split(b" ", _RESIDENT + 1)
         self.reaped = (int(fields[_REAPED_USER]) + int(fields[_REAPED_SYSTEM])) * _TICK
+        self._threads = int(fields[_THREADS])
         self.resident = int(fields[_RESIDENT]) * _PAGE
 
     def _read_others(self) -> None:
@@ -100,7 +102,13 @@ class Process:
         if not self._ran:
             return []
         try:
-            text = self._of_threads() if of_all_threads else self._children.read_all() if self._children else b""
+            text = (
+                self._of_threads()
+                if of_all_threads and self._threads > 1
+                else self._children.read_all()
+                if self._children
+                else b""
+            )
         except OSError:
             return []
         if text == self._known:

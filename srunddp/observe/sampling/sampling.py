@@ -16,7 +16,7 @@ from srunddp.observe.sampling.site import Site
 from srunddp.observe.sampling.table import Table
 
 _THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
-_THOROUGH_EVERY = 12
+_THOROUGH_EVERY = 60.0  # seconds
 _BROKEN = (OSError, ValueError, LookupError)  # what a source may raise that finds something else than expected
 
 
@@ -53,7 +53,7 @@ class _Samples:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._taken = 0
+        self._taken, self._thorough_at = 0, 0.0
         self._tasks = tasks.Tasks(site.rank, site.supervisor, site.launcher, site.rank_variable)
         self._node = node.Node(self._tasks, site.interface)
         self._gpus = gpus.Gpus(site.seconds)
@@ -68,7 +68,9 @@ class _Samples:
         return Table(self._site.folder / f"{self._site.node}.{name}.csv", columns)
 
     def take(self, *, last: bool = False) -> None:
-        thorough = last or self._taken < _THOROUGH_AT_FIRST or self._taken % _THOROUGH_EVERY == 0
+        thorough = last or self._taken < _THOROUGH_AT_FIRST or time.monotonic() >= self._thorough_at
+        if thorough:
+            self._thorough_at = time.monotonic() + _THOROUGH_EVERY
         self._taken += 1
         seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
         stamp = f"{seconds}.{milliseconds:03}"
