@@ -102,13 +102,10 @@ class Process:
         if not self._ran:
             return []
         try:
-            text = (
-                self._of_threads()
-                if of_all_threads and self._threads > 1
-                else self._children.read_all()
-                if self._children
-                else b""
-            )
+            if of_all_threads and self._threads > 1:
+                text = self._of_threads()
+            else:
+                text = self._children.read_all() if self._children else b""
         except OSError:
             return []
         if text == self._known:

@@ -15,9 +15,12 @@ from tests.observe.sampling.running import NODE, is_there, rows, supervised
 from tests.run.starting import until
 
 
-def test_a_supervisor_that_is_killed_takes_its_sampler_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGSTOP])
+def test_a_supervisor_that_is_killed_takes_its_sampler_with_it(tmp_path: Path, number: int) -> None:
+    """Also one that cannot see that the line to its supervisor has ended."""
     with supervised(tmp_path) as job:
         until(lambda: job.rows("node"))
+        os.kill(job.sampler, number)
         job.process.kill()
         until(lambda: not is_there(job.sampler))
 

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from srunddp.observe.sampling.process import Process
 from srunddp.observe.sampling.tasks import Tasks
 from srunddp.observe.sampling.tree import Rising, Tree
 from tests.observe.sampling.running import RANK, supervised
@@ -34,6 +37,36 @@ def test_cpu_time_is_within_a_twentieth_of_the_kernel_s(tmp_path: Path) -> None:
         tree.look(thorough=False)
         assert abs(tree.cpu.value / 1e9 - used) < used / 20
         child.kill()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent has been read without it already, and it is gone when its turn comes."""
+    child = BURN.format(seconds=0.3) + "print('x', flush=True); input()"
+    program = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tree, look = Tree(0, process.pid), Process.look
+        tree.look(thorough=False)
+        before = tree.cpu.value
+
+        def ended_meanwhile(self: Process, *, thorough: bool) -> bool:
+            alive = look(self, thorough=thorough)
+            if self.pid == process.pid and process.stdin and not process.stdin.closed:
+                process.stdin.close()
+                until(lambda: not children_of(process.pid))
+            return alive
+
+        monkeypatch.setattr(Process, "look", ended_meanwhile)
+        for _ in range(2):
+            tree.look(thorough=False)
+            assert before <= tree.cpu.value < 1.2 * before
+        process.kill()
 
 
 def test_nothing_is_lost_when_children_end() -> None:
@@ -152,7 +185,9 @@ def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
     tasks = [subprocess.Popen(sleep, env=bare({RANK: "0"}), start_new_session=True)]
     tasks.append(subprocess.Popen(["sleep", "60"], env=bare(), start_new_session=True))
     try:
-        found = Tasks(0, tasks[0].pid, os.getpid(), RANK)
+        until(lambda: children_of(tasks[0].pid))
+        (supervisor,) = children_of(tasks[0].pid)
+        found = Tasks(0, supervisor, os.getpid(), RANK)
         found.look(thorough=True)
         assert [(tree.rank, tree.root) for tree in found.trees] == [(0, tasks[0].pid)]
         tasks.append(
