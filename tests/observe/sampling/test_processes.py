@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -19,10 +23,15 @@ BURN = "import time\nwhile time.process_time() < {seconds}: pass\n"
 MIB = 1 << 20
 
 
-def burn(seconds: float, more: str = "") -> subprocess.Popen[str]:
-    """A process that takes so much CPU time, and says so."""
-    program = BURN.format(seconds=seconds) + "print(time.process_time(), flush=True)\n" + more
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+@contextmanager
+def running(program: str) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, all of which is killed at the end."""
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", program]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def said(process: subprocess.Popen[str]) -> float:
@@ -31,12 +40,11 @@ def said(process: subprocess.Popen[str]) -> float:
 
 
 def test_cpu_time_is_within_a_twentieth_of_the_kernel_s(tmp_path: Path) -> None:
-    with burn(0.5, "input()") as child:
+    with running(BURN.format(seconds=0.5) + "print(time.process_time(), flush=True); input()") as child:
         used = said(child)
         tree = Tree(0, child.pid)
         tree.look(thorough=False)
         assert abs(tree.cpu.value / 1e9 - used) < used / 20
-        child.kill()
 
 
 def children_of(pid: int) -> list[int]:
@@ -47,8 +55,7 @@ def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.
     """Its parent has been read without it already, and it is gone when its turn comes."""
     child = BURN.format(seconds=0.3) + "print('x', flush=True); input()"
     program = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe) as process:
+    with running(program) as process:
         assert process.stdout is not None
         process.stdout.readline()
         tree, look = Tree(0, process.pid), Process.look
@@ -66,7 +73,6 @@ def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.
         for _ in range(2):
             tree.look(thorough=False)
             assert before <= tree.cpu.value < 1.2 * before
-        process.kill()
 
 
 def test_nothing_is_lost_when_children_end() -> None:
@@ -78,8 +84,7 @@ def test_nothing_is_lost_when_children_end() -> None:
         f"    subprocess.run([sys.executable, '-c', {child!r}])\n"
         "    print(sum(os.times()[:4]), flush=True)\n"
     )
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", parent], stdin=pipe, stdout=pipe, text=True) as process:
+    with running(parent) as process:
         assert process.stdin is not None
         tree, seen = Tree(0, process.pid), [0]
         for seconds in range(1, 5):
@@ -92,7 +97,6 @@ def test_nothing_is_lost_when_children_end() -> None:
             seen.append(tree.cpu.value)
             assert abs(tree.cpu.value / 1e9 - used) < 0.05 * used + 0.02
         assert seen == sorted(seen)
-        process.kill()
 
 
 def test_what_a_parent_does_not_take_over_is_kept() -> None:
@@ -105,8 +109,7 @@ def test_what_a_parent_does_not_take_over_is_kept() -> None:
         "    print('x', flush=True); input(); os._exit(0)\n"
         "time.sleep(60)\n"
     )
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as process:
+    with running(program) as process:
         assert process.stdout is not None
         process.stdout.readline()
         tree = Tree(0, process.pid)
@@ -120,7 +123,6 @@ def test_what_a_parent_does_not_take_over_is_kept() -> None:
         tree.look(thorough=False)
         assert before > 0.3e9
         assert before <= tree.cpu.value < 1.1 * before
-        process.kill()
 
 
 def test_a_fall_by_no_more_than_the_kernel_s_rounding_is_not_kept() -> None:
@@ -138,7 +140,7 @@ def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
         "def work():\n    subprocess.Popen(['sleep', '60']); print('x', flush=True); time.sleep(60)\n"
         "threading.Thread(target=work).start()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True) as process:
+    with running(program) as process:
         assert process.stdout is not None
         process.stdout.readline()
         tree = Tree(0, process.pid)
@@ -146,37 +148,31 @@ def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
         alone = tree.processes
         tree.look(thorough=True)
         assert (alone, tree.processes) == (1, 2)
-        os.killpg(process.pid, 9)
 
 
 def test_memory_is_the_resident_set_of_all_processes_together() -> None:
     program = "import os, time\nx = bytearray(b'x' * (100 << 20))\nos.fork()\nx[::4096] = x[1::4096]\n"
     program += "print('x', flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True) as process:
+    with running(program) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.readline()
         tree = Tree(0, process.pid)
         tree.look(thorough=False)
         assert 200 * MIB < tree.resident < 240 * MIB
-        os.killpg(process.pid, 9)
 
 
 def test_storage_io_is_counted_once() -> None:
     """Also of a child that has ended, whose parent has it by then."""
-    child = "import os\nwith open('written', 'wb') as f: f.write(bytes(3 << 20)); f.flush(); os.fsync(f)\n"
-    program = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
-    program += "print('x', flush=True); input()"
-    folder = Path("/var/tmp") if Path("/var/tmp").is_dir() else Path.cwd()
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdin=pipe, stdout=pipe) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        (folder / "written").unlink()
-        tree = Tree(0, process.pid)
-        tree.look(thorough=False)
-        assert 3 * MIB <= tree.bytes_written.value < 4 * MIB
-        process.kill()
+    with TemporaryDirectory(dir="/var/tmp") as folder:  # which is no memory, as /tmp may be
+        child = f"import os\nwith open({folder + '/x'!r}, 'wb') as f: f.write(bytes(3 << 20)); f.flush(); os.fsync(f)\n"
+        program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
+        with running(program + "print('x', flush=True); input()") as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            tree = Tree(0, process.pid)
+            tree.look(thorough=False)
+            assert 3 * MIB <= tree.bytes_written.value < 4 * MIB
 
 
 def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
@@ -196,7 +192,7 @@ def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
         assert found.look(thorough=False)
         assert [(tree.rank, tree.root) for tree in found.trees[1:]] == [(3, tasks[2].pid)]
         assert "1" in found.visible
-        until(lambda: found.look(thorough=False) or [tree.processes for tree in found.trees] == [2, 2])
+        until(lambda: [found.look(thorough=False), *(tree.processes for tree in found.trees)] == [False, 2, 2])
         assert [line.split(",")[:2] for line in found.rows("7.000").splitlines()] == [["7.000", "0"], ["7.000", "3"]]
         os.killpg(tasks[2].pid, 9)
         tasks[2].wait()
@@ -218,7 +214,8 @@ def test_the_cpus_of_a_node_are_those_of_all_masks_together() -> None:
     ]
     try:
         found = Tasks(one, tasks[0].pid, os.getpid(), RANK)
-        until(lambda: found.look(thorough=True) or [len(os.sched_getaffinity(task.pid)) for task in tasks] == [1, 1])
+        until(lambda: [len(os.sched_getaffinity(task.pid)) for task in tasks] == [1, 1])
+        found.look(thorough=True)
         assert found.cpus() == 2
         tasks[1].kill()
         tasks[1].wait()
@@ -231,13 +228,12 @@ def test_the_cpus_of_a_node_are_those_of_all_masks_together() -> None:
 
 def test_a_busy_job_s_files_say_what_the_kernel_says(tmp_path: Path) -> None:
     with supervised(tmp_path, seconds=0.05) as job:
-        program = BURN.format(seconds=0.6)
-        used = float(
-            job.do(f"__import__('subprocess').run([sys.executable, '-c', {program!r}]) and sum(os.times()[:4])")
-        )
+        run = f"__import__('subprocess').run([sys.executable, '-c', {BURN.format(seconds=0.6)!r}])"
+        own = "__import__('time').clock_gettime((~sampler.pid << 3) | 2)"  # the sampler is one of the job's processes
+        used = float(job.do(f"{run} and sum(os.times()[:4]) + {own}"))
         assert job.finish() == ""
         last, node = job.rows("tasks")[-1], job.rows("node")[-1]
-    assert abs(float(last["cpu_s"]) - used) < 0.05 * used + 0.03  # with what the sampler itself took
+    assert abs(float(last["cpu_s"]) - used) < 0.05 * used
     assert (node["source"], node["interface"], last["rank"]) == ("processes", "eth0", "0")
     assert float(node["cpu_s"]) == float(last["cpu_s"])
     assert int(node["memory_bytes"]) == int(last["rss_bytes"]) > 5 * MIB
