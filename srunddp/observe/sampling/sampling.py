@@ -13,11 +13,10 @@ from collections.abc import Callable
 
 from srunddp.observe.sampling import gpus, links, node, tasks
 from srunddp.observe.sampling.site import Site
-from srunddp.observe.sampling.table import Table
+from srunddp.observe.sampling.table import Table, UnwritableError
 
 _THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
 _THOROUGH_EVERY = 60.0  # seconds
-_BROKEN = (OSError, ValueError, LookupError)  # what a source may raise that finds something else than expected
 
 
 def sample_until_told(site: Site, end: socket.socket) -> None:
@@ -83,7 +82,9 @@ class _Samples:
             if self._tasks.look(thorough=thorough) or thorough:
                 self._node.look()
                 self._choose_gpus()
-        except _BROKEN:
+        except UnwritableError:
+            raise
+        except Exception:  # whatever a kernel or a driver says that no one has thought of
             return
 
     def _choose_gpus(self) -> None:
@@ -93,7 +94,7 @@ class _Samples:
     def _write(self, table: Table, rows: Callable[[str], str], stamp: str) -> None:
         try:
             lines = rows(stamp)
-        except _BROKEN:
+        except Exception:
             return
         if lines:
             table.add(lines)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from srunddp.observe.sampling import Site, sampling
 from tests.observe.sampling.running import NODE, is_there, rows, supervised
 from tests.run.starting import until
 
@@ -102,6 +103,21 @@ def test_samples_do_not_drift(tmp_path: Path) -> None:
         times = [round(1000 * float(row["time"])) % 10 for row in job.rows("node")]
     shares = [sum((time - place) % 10 in (9, 0, 1) for time in times) / len(times) for place in range(10)]
     assert max(shares) > 0.6
+
+
+@pytest.mark.parametrize("broken", ["links.Links.rows", "tasks.Tasks.look", "gpus.Gpus.choose", "node.Node.rows"])
+def test_a_source_that_fails_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AttributeError(broken)
+
+    monkeypatch.setattr(f"srunddp.observe.sampling.{broken}", fail)
+    samples = sampling._Samples(Site(tmp_path, NODE, 1.0, "eth0", "", 0, os.getpid(), None))
+    samples.take()
+    written = {name for name in ("node", "tasks", "links") if rows(tmp_path / f"{NODE}.{name}.csv")}
+    missing = broken.removesuffix("rows") != broken and broken.partition(".")[0]
+    assert written == {"node", "tasks", "links"} - {missing}
 
 
 @pytest.fixture
