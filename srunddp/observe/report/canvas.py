@@ -119,6 +119,7 @@ def _number_epochs(panel: Axes, axis: TimeAxis) -> None:
                 xycoords=("data", "axes fraction"),
                 xytext=(2, 2),
                 textcoords="offset points",
+                annotation_clip=True,
                 fontsize=8,
                 color="#555555",
             )
@@ -132,7 +133,7 @@ def draw(panel: Axes, lines: Sequence[Line], axis: TimeAxis, what: str, colour: 
         colour: of a band.
     """
     if len(lines) > MOST_LINES:
-        draw_band(panel, band(lines, grid(0.0, axis.end, axis.interval)), axis, colour, f"of {len(lines)} {what}")
+        draw_band(panel, band(lines, grid(0.0, axis.end, axis.interval)), axis, colour, f"{len(lines)} {what}")
     else:
         for line, each in zip(lines, COLOURS, strict=False):
             _draw(panel, line, axis, each)
@@ -147,11 +148,14 @@ def _draw(panel: Axes, line: Line, axis: TimeAxis, colour: str) -> None:
     panel.plot(times, values, color=colour, linewidth=1.2, label=label, marker=marker, markersize=4)
 
 
-def draw_band(panel: Axes, found: Band, axis: TimeAxis, colour: str, what: str) -> None:
-    """From the least to the most, with the median."""
+def draw_band(panel: Axes, found: Band, axis: TimeAxis, colour: str, what: str, *, alone: bool = False) -> None:
+    """From the least to the most, with the median; one series alone has neither."""
     times = [axis.at(time) for time in found.times]
-    panel.fill_between(times, found.least, found.most, color=colour, alpha=0.25, linewidth=0, label=f"range {what}")
-    panel.plot(times, found.middle, color=colour, linewidth=1.4, label=f"median {what}")
+    if not alone:
+        panel.fill_between(
+            times, found.least, found.most, color=colour, alpha=0.25, linewidth=0, label=f"range of {what}"
+        )
+    panel.plot(times, found.middle, color=colour, linewidth=1.4, label=what if alone else f"median of {what}")
 
 
 def legend(panel: Axes, *more: Axes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,8 @@ from srunddp.observe.report.series import NAN, Samples, thinned
 
 _MOST = 1500  # points of one series that are kept: about as many as a picture has columns
 _BLOCK = 1024
-_LATEST = 1e11  # a time above is none
+_EARLIEST, _LATEST = 1e9, 1e10  # of 2001 and 2286: other times are none
+_LARGEST = 1e18  # and so is any figure above
 _SLOWED = ("thermal", "brake")
 
 
@@ -152,7 +152,7 @@ def _is_slowed(reasons: str) -> float:
 
 def _rising(times: Iterable[float]) -> Iterator[int]:
     """The places of the times that come after all before them; a clock that is set back says nothing."""
-    latest = -math.inf
+    latest = _EARLIEST
     for at, time in enumerate(times):
         if latest < time < _LATEST:
             latest = time
@@ -165,7 +165,7 @@ def numbers(texts: Sequence[str]) -> list[float]:
         values = list(map(float, texts))
     except ValueError:
         values = list(map(number, texts))
-    return values if all(map(math.isfinite, values)) else [each if math.isfinite(each) else NAN for each in values]
+    return [value if abs(value) < _LARGEST else NAN for value in values]
 
 
 def number(text: str) -> float:
@@ -174,7 +174,7 @@ def number(text: str) -> float:
         value = float(text)
     except ValueError:
         return NAN
-    return value if math.isfinite(value) else NAN
+    return value if abs(value) < _LARGEST else NAN
 
 
 def marks(path: Path, rank: int) -> list[Mark]:
@@ -183,7 +183,7 @@ def marks(path: Path, rank: int) -> list[Mark]:
     if next(rows, [])[:3] != ["time", "mark", "value"]:
         return []
     found = [Mark(number(row[0]), rank, row[1], number(row[2])) for row in rows if len(row) >= 3]
-    return [mark for mark in found if 0 < mark.time < _LATEST]
+    return [mark for mark in found if _EARLIEST < mark.time < _LATEST]
 
 
 def header(path: Path) -> dict[str, Any]:

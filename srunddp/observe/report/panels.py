@@ -150,7 +150,7 @@ def _both(panel: Axes, bandwidth: Sequence[Line], power: Sequence[Line], axis: T
             own = panel.twinx() if panels else panel
             own.grid(visible=not panels)
             short = label.split(" (")[0]
-            canvas.draw_band(own, band(lines, over), axis, colour, f"of {short}")
+            canvas.draw_band(own, band(lines, over), axis, colour, short, alone=len(lines) == 1)
             canvas.from_zero(own, label, most)
             own.yaxis.label.set_color(colour)
             own.spines["right"].set_visible(bool(panels))

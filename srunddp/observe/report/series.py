@@ -14,6 +14,7 @@ from itertools import pairwise
 from statistics import fmean
 
 NAN = math.nan
+_LEAST = 1e-9  # what is divided by less has no end
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Samples:
         return [
             ((start + stop) / 2, parts[start, stop] / grown)
             for start, stop, grown in self.steps(whole)
-            if grown > 0 and (start, stop) in parts and start >= begin and stop <= end
+            if grown > _LEAST and (start, stop) in parts and start >= begin and stop <= end
         ]
 
     def growth(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+_LEAST = 1e-9  # nothing that is measured is less, and what is divided by less has no end
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -259,4 +261,4 @@ def middle(values: list[float | None]) -> float | None:
 
 def share(part: float | None, whole: float | None) -> float | None:
     """The one over the other, where both are known and there is something to share."""
-    return part / whole if part is not None and whole is not None and whole > 0 else None
+    return part / whole if part is not None and whole is not None and whole > _LEAST else None
