@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from srunddp.observe.report.series import Samples, shifted
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
+_LARGEST = 1e15  # a number above is none
 _APART = 0.5  # seconds by which clocks may differ without being moved: all ranks end the rendezvous within less
 
 
@@ -72,6 +72,18 @@ class Run:
             if mark.name == name:
                 found.setdefault(mark.rank, mark)
         return found
+
+    def word(self, key: str) -> str:
+        """Of run.json; empty where it is none."""
+        value = self.header.get(key)
+        return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+
+    def number(self, key: str) -> float | None:
+        """Of run.json; None where it is none, or below 0."""
+        value = self.header.get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return float(value) if 0 <= value < _LARGEST else None
 
     @property
     def last(self) -> float:
@@ -186,9 +198,8 @@ def _start(run: Run, shifts: Mapping[str, float]) -> float:
         return min(begun)
     moved = _moved(run, lambda node: -shifts.get(node, 0.0))
     times = [*(each.time[0] for each in _series(moved)), *(mark.time for mark in moved.marks)]
-    started = run.header.get("started")
-    if isinstance(started, (int, float)) and math.isfinite(started) and started > 0:
-        times.append(float(started))
+    if started := run.number("started"):
+        times.append(started)
     return min(times, default=0.0)
 
 

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
+from srunddp.observe.report.course import checkpoints, ending, spans
 from srunddp.observe.report.launches import launches
 from srunddp.observe.report.run import Gpu, Link, Run
 from srunddp.observe.report.series import Samples
 from srunddp.observe.report.summary import (
-    Checkpoints,
-    Ending,
     GpuFigures,
     LinkFigures,
     NodeFigures,
     RankFigures,
-    Span,
     Summary,
     Throughput,
     share,
 )
-
-_SILENT = 5  # intervals without a line after which a run that has no end is not running
-_DEFAULT_INTERVAL = 5.0
 
 
 def summary_of(run: Run, now: float | None = None) -> Summary:
@@ -37,32 +29,31 @@ def summary_of(run: Run, now: float | None = None) -> Summary:
         now: Unix time, to tell whether it is still running; this moment unless given.
     """
     begin, end = training(run)
-    ending = _ending(run, time.time() if now is None else now)
+    end_of_run = ending(run, time.time() if now is None else now)
     ranks = tuple(_rank(run, rank, begin, end) for rank in run.ranks)
-    head = run.header
     return Summary(
         folder=run.folder,
-        name=_text(head, "run") or run.folder.parent.name,
-        job=_text(head, "job"),
-        step=_text(head, "step"),
-        script=" ".join(map(str, script)) if isinstance(script := head.get("script"), list) else "",
-        launcher=_text(head, "launcher"),
-        backend=_text(head, "backend"),
+        name=run.word("run") or run.folder.parent.name,
+        job=run.word("job"),
+        step=run.word("step"),
+        script=" ".join(map(str, script)) if isinstance(script := run.header.get("script"), list) else "",
+        launcher=run.word("launcher"),
+        backend=run.word("backend"),
         nodes=run.nodes,
-        world_size=int(_number(head, "world_size") or len(run.ranks)),
-        restarts=int(_number(head, "restarts") or 0),
-        interval_s=_number(head, "seconds"),
+        world_size=int(run.number("world_size") or len(run.ranks)),
+        restarts=int(run.number("restarts") or 0),
+        interval_s=run.number("seconds"),
         started=run.start,
-        seconds=max([ending.last, *(mark.time for mark in run.marked("end").values())]),
-        time_limit_s=_number(head, "time_limit_s"),
-        ending=ending,
+        seconds=max([end_of_run.last, *(mark.time for mark in run.marked("end").values())]),
+        time_limit_s=run.number("time_limit_s"),
+        ending=end_of_run,
         first_step=begin,
         last_step=end,
         steps=max((each.steps for each in ranks), default=0),
         samples=_sample_count(run, begin),
-        epochs=_spans(run, "epoch", "epoch_end"),
-        evaluations=_spans(run, "evaluation", "evaluation_end"),
-        checkpoints=_checkpoints(run),
+        epochs=spans(run, "epoch", "epoch_end"),
+        evaluations=spans(run, "evaluation", "evaluation_end"),
+        checkpoints=checkpoints(run),
         launches=launches(run),
         ranks=ranks,
         per_node=tuple(_node(run, node, begin, end) for node in run.nodes),
@@ -98,25 +89,6 @@ def _first_growth(samples: Samples) -> float | None:
 
 def _span(begin: float | None, end: float | None) -> tuple[float, float]:
     return -math.inf if begin is None else begin, math.inf if end is None else end
-
-
-def _ending(run: Run, now: float) -> Ending:
-    ends = run.marked("end")
-    codes = {rank: 0 if math.isnan(mark.value) else int(mark.value) for rank, mark in sorted(ends.items())}
-    interval = _number(run.header, "seconds") or _DEFAULT_INTERVAL
-    fresh = -60.0 < now - run.start - run.last < _SILENT * interval + 1.0
-    missing = tuple(rank for rank in run.ranks if rank not in codes)
-    return Ending(codes, missing, bool(missing) and fresh, run.last, _cause(run))
-
-
-def _cause(run: Run) -> str:
-    """What the run said of its failure; the file lies where the logs are."""
-    try:
-        found = json.loads((run.folder.parent / "failure.json").read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
-        return ""
-    cause = found.get("cause") if isinstance(found, dict) else None
-    return f"rank {found.get('rank')} on {found.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
 
 
 def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFigures:
@@ -232,35 +204,6 @@ def _sample_count(run: Run, begin: float | None) -> int:
     return max((sum(time >= first for time in each.time) for each in series), default=0)
 
 
-def _spans(run: Run, begin: str, end: str) -> tuple[Span, ...]:
-    """Of the rank that has most of them: all ranks have the same, but the last lines may be missing."""
-    by_rank: dict[int, list[Span]] = {}
-    for mark in run.marks:
-        spans = by_rank.setdefault(mark.rank, []) if mark.name in (begin, end) else []
-        number = None if math.isnan(mark.value) else int(mark.value)
-        if mark.name == begin:
-            spans.append(Span(number, mark.time, None))
-        elif mark.name == end and spans and spans[-1].end is None:
-            spans[-1] = replace(spans[-1], end=mark.time)
-    most = max(by_rank, key=lambda rank: (len(by_rank[rank]), -rank), default=None)
-    return () if most is None else tuple(by_rank[most])
-
-
-def _checkpoints(run: Run) -> Checkpoints:
-    """Of the rank that stood still for longest; what was written in the background, likewise."""
-    stood, written = _values(run, "checkpoint"), _values(run, "checkpoint_written")
-    longest, background = max(stood.values(), key=sum, default=[]), max(written.values(), key=sum, default=[])
-    return Checkpoints(len(longest), sum(longest), sum(background), len(background))
-
-
-def _values(run: Run, name: str) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for mark in run.marks:
-        if mark.name == name and mark.value >= 0:
-            found.setdefault(mark.rank, []).append(mark.value)
-    return found
-
-
 def _throughput(run: Run, ranks: tuple[RankFigures, ...], begin: float | None, end: float | None) -> Throughput:
     counts = [(each.total("samples"), each) for each in run.steps.values()]
     known = [(count, each) for count, each in counts if count]
@@ -278,15 +221,3 @@ def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
     most = max(each.own_s or 0.0 for each in known)
     lost = [((each.data_s or 0.0) + most - (each.own_s or 0.0)) / (each.step_s or 1.0) for each in known]
     return max(0.0, 1.0 - sum(lost) / len(lost))
-
-
-def _text(header: Mapping[str, Any], key: str) -> str:
-    value = header.get(key)
-    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
-
-
-def _number(header: Mapping[str, Any], key: str) -> float | None:
-    value = header.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) and 0 <= value < 1e15 else None

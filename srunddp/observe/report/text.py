@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from srunddp.errors import one_line
 from srunddp.observe.report import units
-from srunddp.observe.report.launches import NAMES
 from srunddp.observe.report.notes import Note, too_short
 from srunddp.observe.report.slurm import View
-from srunddp.observe.report.summary import GpuFigures, NodeFigures, RankFigures, Span, Summary, share
+from srunddp.observe.report.summary import Span, Summary, middle, share
+from srunddp.observe.report.tables import MOST, gpu_rows, launch_rows, node_rows, rank_rows, slurm_rows, table
 
-_ROWS = 16  # of ranks, nodes or GPUs that a table shows
 _TITLE = 12
 
 
@@ -104,7 +103,7 @@ def remarks(summary: Summary) -> list[str]:
     return ([f"no samples of {units.nodes(silent)}"] if silent else []) + [
         f"the clock of {units.nodes([each.node])} is {units.duration(abs(each.clock))} "
         f"{'ahead of' if each.clock > 0 else 'behind'} rank 0's: taken out"
-        for each in [each for each in summary.per_node if each.clock][:_ROWS]
+        for each in [each for each in summary.per_node if each.clock][:MOST]
     ]
 
 
@@ -155,27 +154,7 @@ def _steps(summary: Summary) -> Iterator[str]:
 
 def middle_own(summary: Summary) -> float | None:
     """The median of the ranks' own time in a step."""
-    from srunddp.observe.report.summary import middle
-
     return middle([each.own_s for each in summary.ranks])
-
-
-def launch_rows(summary: Summary) -> list[tuple[str, float, float, int]]:
-    """Of each phase the shortest, the longest, and whose that is; ``srun`` is how far the processes are apart."""
-    rows = []
-    for name in NAMES:
-        lasted = {
-            launch.rank: phase.end - phase.begin
-            for launch in summary.launches
-            for phase in launch.phases
-            if phase.name == name
-        }
-        if name == "srun" and lasted:
-            lasted = {launch.rank: launch.process for launch in summary.launches}
-        if lasted:
-            slowest = max(lasted, key=lambda rank: lasted[rank])
-            rows.append((name, min(lasted.values()), lasted[slowest], slowest))
-    return rows
 
 
 def _launch(summary: Summary) -> Iterator[str]:
@@ -222,93 +201,6 @@ def _energy(summary: Summary) -> Iterator[str]:
         yield f"{units.energy(summary.energy_j)} by {units.count(known, 'GPU')}{each}"
 
 
-def node_rows(nodes: Sequence[NodeFigures]) -> list[list[str]]:
-    """The table of nodes, its header first; the header alone for none."""
-    rows = [["node", "CPUs used", "memory", "read", "written", "iowait", "network in", "out", "interface"]]
-    for each in nodes:
-        chosen = [link for link in each.links if link.chosen or link.kind == "rdma"]
-        rows.append(
-            [
-                units.nodes([each.node]),
-                f"{_figure(each.used)} of {_figure(each.cpus)}",
-                f"{units.size(each.memory_bytes)} of {units.size(each.memory_limit_bytes)}",
-                units.rate(each.read),
-                units.rate(each.written),
-                _figure(each.iowait),
-                units.rate(sum(link.received for link in chosen) if chosen else None),
-                units.rate(sum(link.sent for link in chosen) if chosen else None),
-                each.interface or units.UNKNOWN,
-            ]
-        )
-    return rows
-
-
-def rank_rows(summary: Summary) -> list[list[str]]:
-    """The table of ranks: those with most of their own first where it is cut."""
-    rows = [["rank", "node", "steps", "step", "own", "data wait", "CPU", "CPU wait", "memory"]]
-    ranks: Sequence[RankFigures] = summary.ranks
-    if len(ranks) > _ROWS:
-        ranks = sorted(ranks, key=lambda each: -(each.own_s or 0.0))
-    for each in ranks:
-        rows.append(
-            [
-                str(each.rank),
-                units.nodes([each.node]),
-                str(each.steps),
-                units.duration(each.step_s),
-                units.duration(each.own_s),
-                units.percent(share(each.data_s, each.step_s)),
-                units.duration(each.cpu_s),
-                units.percent(each.delay),
-                units.size(each.rss_bytes),
-            ]
-        )
-    return rows
-
-
-def gpu_rows(gpus: Sequence[GpuFigures]) -> list[list[str]]:
-    """The table of GPUs: those used least first where it is cut."""
-    rows = [["GPU", "node", "used", "memory bandwidth", "power", "energy", "hottest", "memory", "model"]]
-    if len(gpus) > _ROWS:
-        gpus = sorted(gpus, key=lambda each: each.utilization if each.utilization is not None else 101.0)
-    for each in gpus:
-        rows.append(
-            [
-                each.index or units.UNKNOWN,
-                units.nodes([each.node]),
-                _unit(each.utilization, "%"),
-                _unit(each.bandwidth, "%"),
-                _unit(each.power_w, "W"),
-                units.energy(each.energy_j),
-                _unit(each.temperature_c, "°C"),
-                f"{units.size(each.memory_bytes)} of {units.size(each.memory_limit_bytes)}",
-                each.name or units.UNKNOWN,
-            ]
-        )
-    return rows
-
-
-def _figure(value: float | None) -> str:
-    return units.UNKNOWN if value is None else units.figure(value)
-
-
-def _unit(value: float | None, unit: str) -> str:
-    return units.UNKNOWN if value is None else f"{value:.0f} {unit}"
-
-
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns below each other; of many rows the first, and how many more there are."""
-    if len(rows) < 2:
-        return
-    shown = [[one_line(cell) for cell in row] for row in rows[: _ROWS + 1]]
-    widths = [max(len(row[at]) for row in shown) for at in range(len(shown[0]))]
-    yield ""
-    for row in shown:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
-    if len(rows) > len(shown):
-        yield f"and {len(rows) - len(shown)} more"
-
-
 def _slurm(view: View) -> Iterator[str]:
     yield ""
     yield f"Slurm's view: {view.sentence}"
@@ -316,9 +208,3 @@ def _slurm(view: View) -> Iterator[str]:
     if view.seff:
         yield ""
         yield from view.seff.splitlines()
-
-
-def slurm_rows(view: View) -> list[list[str]]:
-    """Our figures beside Slurm's."""
-    head = ["", "srunddp", "Slurm", "difference"]
-    return [head, *([row.name, row.ours, row.theirs, row.difference] for row in view.rows)]

@@ -1,0 +1,66 @@
+"""The course of a run, from its marks: its end, epochs, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+from srunddp.observe.report.run import Run
+from srunddp.observe.report.summary import Checkpoints, Ending, Span
+
+_SILENT = 5  # intervals without a line after which a run that has no end is not running
+_DEFAULT_INTERVAL = 5.0
+
+
+def ending(run: Run, now: float) -> Ending:
+    """How the run ended, as far as that was recorded.
+
+    Args:
+        now: Unix time.
+    """
+    ends = run.marked("end")
+    codes = {rank: 0 if math.isnan(mark.value) else int(mark.value) for rank, mark in sorted(ends.items())}
+    interval = run.number("seconds") or _DEFAULT_INTERVAL
+    fresh = -60.0 < now - run.start - run.last < _SILENT * interval + 1.0
+    missing = tuple(rank for rank in run.ranks if rank not in codes)
+    return Ending(codes, missing, bool(missing) and fresh, run.last, _cause(run))
+
+
+def _cause(run: Run) -> str:
+    """What the run said of its failure; the file lies where the logs are."""
+    try:
+        found = json.loads((run.folder.parent / "failure.json").read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    cause = found.get("cause") if isinstance(found, dict) else None
+    return f"rank {found.get('rank')} on {found.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
+
+
+def spans(run: Run, begin: str, end: str) -> tuple[Span, ...]:
+    """Of the rank that has most of them: all ranks have the same, but the last lines may be missing."""
+    by_rank: dict[int, list[Span]] = {}
+    for mark in run.marks:
+        begun = by_rank.setdefault(mark.rank, []) if mark.name in (begin, end) else []
+        number = None if math.isnan(mark.value) else int(mark.value)
+        if mark.name == begin:
+            begun.append(Span(number, mark.time, None))
+        elif mark.name == end and begun and begun[-1].end is None:
+            begun[-1] = replace(begun[-1], end=mark.time)
+    most = max(by_rank, key=lambda rank: (len(by_rank[rank]), -rank), default=None)
+    return () if most is None else tuple(by_rank[most])
+
+
+def checkpoints(run: Run) -> Checkpoints:
+    """Of the rank that stood still for longest; what was written in the background, likewise."""
+    stood, written = _values(run, "checkpoint"), _values(run, "checkpoint_written")
+    longest, background = max(stood.values(), key=sum, default=[]), max(written.values(), key=sum, default=[])
+    return Checkpoints(len(longest), sum(longest), sum(background), len(background))
+
+
+def _values(run: Run, name: str) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for mark in run.marks:
+        if mark.name == name and mark.value >= 0:
+            found.setdefault(mark.rank, []).append(mark.value)
+    return found
