@@ -7,12 +7,13 @@ import pty
 import re
 import select
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from subprocess import DEVNULL, CompletedProcess, Popen
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 
 import pytest
 
@@ -406,6 +407,17 @@ def test_live_shows_the_summary_in_place_until_the_run_has_ended(tmp_path: Path,
         assert process.wait(LONG) == 0
     assert before.startswith("\x1b[Hrun 4711.0")
     assert "\x1b[H\x1b[Jrun 4711.0" in after
+
+
+def test_ctrl_c_ends_live_and_leaves_the_summary(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    running(tmp_path)
+    command = [*SRUNDDP, "report", "--live", "4711.0"]
+    with Popen(command, cwd=tmp_path, env=bare(), stdin=DEVNULL, stdout=terminal[1], stderr=PIPE) as process:
+        until_shown(terminal[0], "still running")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert (process.wait(LONG), process.stderr.read()) == (0, b"")
+    assert not (tmp_path / "4711.0" / "report.html").exists()
 
 
 def test_live_without_a_terminal_is_one_summary(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ def test_while_the_job_runs_sstat_is_asked(commands: Path) -> None:
     assert any(each.startswith("sstat -P -n -j 4711.0 -o ") for each in asked(commands))
 
 
+def test_where_slurm_gathers_nothing_its_empty_figures_are_none(commands: Path) -> None:
+    """As sstat was seen to print, without a plugin that gathers."""
+    stub(commands, "sstat", prints("4711.0|0|213503982334-14:25:51||\n"))
+    found = view(replace(RUN, code=None), commands, RUN.start + 64)
+    assert found == slurm.View("Slurm's accounting does not answer for this run: nothing to compare with.")
+
+
 def test_what_seff_prints_is_shown_as_it_is(commands: Path) -> None:
     stub(commands, "sacct", prints(SACCT))
     stub(commands, "seff", prints("Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime\n"))
@@ -149,6 +156,28 @@ def test_times_are_read_as_sacct_writes_them(text: str, seconds: float | None) -
 )
 def test_sizes_are_read_as_sacct_and_sstat_write_them(text: str, size: float | None) -> None:
     assert slurm.size(text) == size
+
+
+# Whether it still runs: what scontrol of Slurm 22.05 was seen to print.
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo Job step 4711.0 not found; exit 1", "no end recorded: killed"),
+        ("echo slurm_get_job_steps error: Invalid job id specified >&2; exit 1", "no end recorded: killed"),
+        ("echo StepId=4711.0 UserId=0 State=RUNNING Tasks=2", "still running"),
+        ("echo Unable to contact slurm controller >&2; exit 1", "still running"),
+    ],
+    ids=["step-gone", "job-gone", "running", "no-answer"],
+)
+def test_a_run_that_was_killed_just_now_is_not_said_to_be_running(body: str, said: str, commands: Path) -> None:
+    """As in a job script, where the report follows the run at once."""
+    stub(commands, "scontrol", body)
+    replace(RUN, code=None, start=time.time() - 65).write(commands / "logs")
+    done = srunddp("report", "--text", "4711", folder=commands, PATH=os.environ["PATH"])
+    assert said in done.stdout
+    assert "scontrol --oneliner show step 4711.0" in asked(commands)
 
 
 # Where a job ran.

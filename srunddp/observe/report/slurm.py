@@ -21,6 +21,7 @@ _SACCT = ("JobIDRaw", "State", "Start", "ElapsedRaw", "TimelimitRaw", "TotalCPU"
 _SSTAT = ("JobID", "NTasks", "AveCPU", "MaxRSS", "AveRSS")
 _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _ANOTHER = 300.0  # seconds between our start and Slurm's above which these are two starts of the job
+_GONE = ("not found", "Invalid job id")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
@@ -48,13 +49,18 @@ class View:
     seff: str = ""
 
 
-def ask(*command: str) -> str:
-    """What a command prints, within 5 s; nothing where it is not there, fails, or takes longer."""
+def ask(*command: str, anyhow: bool = False) -> str:
+    """What a command prints, within 5 s; nothing where it is not there, fails, or takes longer.
+
+    Args:
+        anyhow: also of one that fails, and its errors.
+    """
     environ = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    errors = subprocess.STDOUT if anyhow else null
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         return subprocess.run(
-            command, env=environ, stdin=null, stdout=pipe, stderr=null, timeout=_WITHIN, check=True
+            command, env=environ, stdin=null, stdout=pipe, stderr=errors, timeout=_WITHIN, check=not anyhow
         ).stdout.decode(errors="replace")
     return ""
 
@@ -72,15 +78,28 @@ def job(what: str) -> Job | None:
     return None
 
 
+def is_over(summary: Summary) -> bool:
+    """Whether the step has ended, as far as the controller knows: a killed one has not recorded it."""
+    name = _step(summary)
+    said = ask("scontrol", "--oneliner", "show", "step", name, anyhow=True) if name else ""
+    return any(word in said for word in _GONE)
+
+
+def _step(summary: Summary) -> str:
+    """``4711.0``; empty where Slurm did not start the run."""
+    known = _NUMBER.fullmatch(summary.job) and _NUMBER.fullmatch(summary.step)
+    return f"{summary.job}.{summary.step}" if known else ""
+
+
 def view(summary: Summary) -> View:
     """Its figures of this run beside ours."""
-    if not _NUMBER.fullmatch(summary.job) or not _NUMBER.fullmatch(summary.step):
+    name = _step(summary)
+    if not name:
         return View("Not started by Slurm: nothing to compare with.")
-    name = f"{summary.job}.{summary.step}"
     records = _table(ask("sacct", "-P", "-n", "--units=K", "-j", summary.job, "-o", ",".join(_SACCT)), _SACCT)
     record, whole = (next((each for each in records if each["JobIDRaw"] == key), {}) for key in (name, summary.job))
     running = summary.ending.running or record.get("State", "") in _RUNNING
-    live = _table(ask("sstat", "-P", "-n", "-j", name, "-o", ",".join(_SSTAT)), _SSTAT) if running else []
+    live = _sampled(name) if running else []
     if not record and not live:
         return View("Slurm's accounting does not answer for this run: nothing to compare with.")
     begun = _float(record.get("Start", ""))
@@ -90,6 +109,12 @@ def view(summary: Summary) -> View:
     rows = _rows(summary, found, {**whole, "ElapsedRaw": record.get("ElapsedRaw", "")}, live=bool(live))
     source = "sstat, while it runs" if live else f"sacct: {record['State']}"
     return View(f"Step {name} by {source}.", tuple(rows), "" if running else _seff(summary.job))
+
+
+def _sampled(name: str) -> list[dict[str, str]]:
+    """What sstat has of a step; where nothing is gathered it is of no task, and its time is none."""
+    found = _table(ask("sstat", "-P", "-n", "-j", name, "-o", ",".join(_SSTAT)), _SSTAT)
+    return [each for each in found if _float(each["NTasks"])]
 
 
 def _rows(summary: Summary, found: Mapping[str, str], times: Mapping[str, str], *, live: bool) -> list[Row]:
