@@ -89,9 +89,9 @@ def png(made: Figure) -> bytes:
 
 
 def name(text: str) -> str:
-    """A name from a file, as a picture has room for it."""
+    """A name from a file, as a picture has room for it: its end may be what tells it from others."""
     shown = one_line(text)
-    return shown if len(shown) <= 28 else f"{shown[:27]}…"
+    return shown if len(shown) <= 28 else f"{shown[:13]}…{shown[-14:]}"
 
 
 def time_axis(axes: Sequence[Axes], axis: TimeAxis) -> None:

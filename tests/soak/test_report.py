@@ -1,0 +1,30 @@
+"""A long run of many ranks has its report soon, and in little memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+
+import pytest
+
+from tests.observe.made_up_run import MadeUp
+from tests.run.starting import SRUNDDP, bare
+
+pytestmark = pytest.mark.soak
+
+_WITHIN = 30.0  # seconds
+_MEMORY = 2**30
+
+
+def test_a_day_of_64_ranks_each_5_s_is_reported_within_30_s_and_1_gib(tmp_path: Path) -> None:
+    MadeUp(nodes=8, ranks_per_node=8, gpus_per_node=8, seconds=86400, epoch_s=3600, time_limit=90000.0).write(tmp_path)
+    begun = time.monotonic()
+    process = Popen([*SRUNDDP, "report", tmp_path], cwd=tmp_path, env=bare(), stdout=DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert time.monotonic() - begun < _WITHIN
+    assert usage.ru_maxrss * 1024 < _MEMORY
+    assert (tmp_path / "4711.0" / "report-gpus.png").exists()
