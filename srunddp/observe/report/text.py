@@ -172,7 +172,10 @@ def _throughput(summary: Summary) -> Iterator[str]:
     found = summary.throughput
     if found.per_s is not None:
         per_rank = units.figure(found.per_s / max(1, summary.world_size))
-        yield f"{units.figure(found.per_s)} samples/s from the first step to the last, {per_rank} per rank; {found.samples:.0f} samples"
+        yield (
+            f"{units.figure(found.per_s)} samples/s from the first step to the last, {per_rank} per rank; "
+            f"{found.samples:.0f} samples"
+        )
     if found.efficiency is not None:
         yield f"scaling efficiency {units.percent(found.efficiency)}: per rank, over that of {found.baseline}"
     elif found.own_share is not None and summary.world_size > 1:
