@@ -40,6 +40,7 @@ _BEFORE = {
     "explain": "srunddp.cli_explain",
     "ifaces": "srunddp.cli_ifaces",
     "stage": "srunddp.cli_stage",
+    "triage": "srunddp.cli_triage",
     "mpirun": "srunddp.cli_sbatch",
     "report": "srunddp.cli_report",
     "sbatch": "srunddp.cli_sbatch",

@@ -1,0 +1,39 @@
+"""The command ``srunddp triage``: a verdict on logs, for a login node."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from srunddp.errors import ConfigError, SrunddpError
+from srunddp.observe.triage import text
+from srunddp.observe.triage.events import gather
+from srunddp.observe.triage.reading import find
+from srunddp.observe.triage.verdict import judge
+from srunddp.run.verdict import say
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.argument("paths", nargs=-1, metavar="DIR|FILE...")
+def triage(paths: tuple[str, ...], as_json: bool) -> None:
+    """Say from its logs what failed first in a run, and which ranks never spoke.
+
+    \b
+    srunddp triage slurm-4711.out
+    srunddp triage logs/4711.0
+
+    Any launcher's logs: Slurm's output, torchrun's, mpirun's, a file for each rank. Exit code 0 whatever is found, 78
+    when there is nothing to read.
+    """
+    try:
+        if not paths:
+            raise ConfigError("no file and no folder", expected="logs", cure="srunddp triage slurm-4711.out")
+        story = gather(find(paths))
+        verdict = judge(story)
+    except SrunddpError as error:
+        say(f"srunddp: error: {error}\n")
+        sys.exit(error.exit_code)
+    click.echo(json.dumps(text.record(verdict, story), indent=2) if as_json else "\n".join(text.lines(verdict, story)))

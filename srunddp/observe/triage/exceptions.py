@@ -1,0 +1,53 @@
+"""What an exception that ended a script was about."""
+
+from __future__ import annotations
+
+import re
+
+from srunddp.observe.triage.event import Event
+from srunddp.observe.triage.signatures import table
+from srunddp.observe.triage.tracebacks import Raised
+
+# Exceptions of launchers: what they are about is told elsewhere.
+_WRAPPERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit")
+_VARIABLES = re.compile(r"SLURM_|\b(?:LOCAL_|NODE_)?RANK\b|WORLD_SIZE|MASTER_(?:ADDR|PORT)|PMI_|OMPI_COMM")
+
+
+_CHECKPOINT = re.compile(r"state_dict|checkpoint|ckpt|torch\.load", re.IGNORECASE)
+_GUESSED = ("TypeError", "ValueError", "KeyError", "AttributeError", "AssertionError", "IndexError")
+VAGUE = ("RuntimeError", "Exception", "OSError", "ImportError", "SystemError", "ConnectionError", "TimeoutError")
+DOUBT = re.compile(
+    r"rank|world|SLURM|MASTER|NCCL|gloo|CUDA|GPU|device|\bport\b|socket|host|address|checkpoint|numpy|version|memory|"
+    r"timed? ?out|connect|librar|driver|file|path|director|environ|node",
+    re.IGNORECASE,
+)
+
+
+def _guess(raised: Raised) -> str:
+    """What the line that raised was about."""
+    line = raised.code.rpartition("\n")[2]
+    if _VARIABLES.search(line + raised.message) and re.search(r"environ|getenv|SLURM_", line + raised.message):
+        return "slurm-variables"
+    return "checkpoint-mismatch" if raised.kind == "KeyError" and _CHECKPOINT.search(line) else ""
+
+
+def of_exception(raised: Raised, file: int) -> Event:
+    known = table()
+    texts = [raised.text, *raised.later]
+    signs = [known.read(text) for text in texts]
+    sign = signs[0]
+    if sign is None or sign.id == "script-error":
+        sign = next((each for each in signs[1:] if each and each.kind == "primary" and each.id != "script-error"), sign)
+    event = Event("script-error", "primary", True, file, raised.number, raised.text, generic=True, raised=raised)
+    name = raised.kind.rpartition(".")[2]
+    if (name in _WRAPPERS and not (sign and sign.id == "rank-killed")) or raised.ignored:
+        event.kind, event.sure, event.cause = "secondary", False, "unknown"
+        event.handled = raised.ignored
+    elif sign and sign.id != "script-error" and sign.kind != "noise":
+        event.cause, event.kind, event.sure, event.generic, event.late = sign.id, sign.kind, sign.sure, False, sign.late
+        event.sure &= sign is signs[0]
+    elif name in _GUESSED and (cause := _guess(raised)):
+        event.cause, event.sure, event.generic = cause, False, False
+    else:
+        event.sure = raised.inner and name not in VAGUE and not DOUBT.search(raised.message)
+    return event

@@ -1,0 +1,60 @@
+"""Whether a run went on after something, came to a good end, or stopped on its way."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+
+_STEP = re.compile(
+    r"\b(?:step|iter(?:ation)?|epoch|batch|it)s?\b\W{0,4}(\d+)|\b(\d+)/\d+ \[|Epoch \[?(\d+)", re.IGNORECASE
+)
+_PART = re.compile(r"\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}(\d{1,9}) ?(?:/|of) ?(\d{1,9})\b", re.IGNORECASE)
+_NEARLY = 0.75
+_FINISHED = re.compile(
+    r"\b(?:(?:[Tt]raining|[Rr]un|[Jj]ob|all|evaluation|fit)\b.{0,40}\b(?:finished|completed?|done|ended|stopped)|[Ff]inished|"
+    r"[Tt]raining time|[Tt]otal time|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|rc 0\b|All done|DONE|"
+    r"max_(?:steps|epochs)\S* reached|COMPLETED|[Bb]est (?:acc|model|checkpoint))"
+)
+_RECENT = 256  # ranks of one log tell of the same step
+
+
+@dataclass
+class Progress:
+    """How many steps one stream of lines has told of.
+
+    Attributes:
+        count: of unlike ones.
+    """
+
+    count: int = 0
+    _recent: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    _known: set[tuple[str, ...]] = field(default_factory=set)
+
+    def feed(self, text: str) -> None:
+        """Read a line."""
+        step = tuple(match[0] for match in _STEP.finditer(text[:400]))
+        if not step or step in self._known:
+            return
+        if len(self._recent) == _RECENT:
+            self._known.discard(self._recent[0])
+        self._recent.append(step)
+        self._known.add(step)
+        self.count += 1
+
+
+def is_finished(text: str) -> bool:
+    """A word of a good end."""
+    return bool(_FINISHED.search(text))
+
+
+def tells_part(text: str) -> bool:
+    """It tells how far of how much was done."""
+    return bool(_PART.search(text))
+
+
+def is_on_its_way(text: str) -> bool:
+    """It tells how far it is, and that is not far."""
+    match = _PART.search(text)
+    done, of = (int(group) for group in match.groups()) if match else (1, 1)
+    return done < of * _NEARLY

@@ -1,0 +1,170 @@
+"""Log files and their lines, with bounded memory: what is no log is passed over, what is too big is read in part."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from srunddp.errors import ConfigError
+
+WHOLE = 64 << 20  # bytes of a file that is read whole; of a larger one HEAD and TAIL
+HEAD, TAIL = 16 << 20, 32 << 20
+GAP = 1_000_000_000
+MOST_FILES = 20_000
+_LONGEST = 4000  # characters of a line that are looked at: its beginning, and its end
+_END = 800
+_PIECE = 1 << 16
+_SNIFF = 8192
+
+# What monitoring, training and environments leave beside logs.
+_OURS = re.compile(r"\.(?:node|tasks|links|gpus|steps|marks)\.csv$|^expected\.yaml$")
+_NO_LOG = re.compile(
+    r"\.(?:py|pyc|so|pt|pth|ckpt|safetensors|bin|npy|npz|h5|hdf5|zip|tar|gz|bz2|xz|zst|png|jpg|jpeg|pdf|svg|html|css|"
+    r"csv|tsv|jsonl|onnx|lock|yaml|yml|toml|ini|cfg|sh|sbatch|sql|db|sqlite|parquet|arrow|pkl|pickle|nsys-rep|md|rst|ipynb)$",
+    re.IGNORECASE,
+)
+_FOLDERS = frozenset({"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"})
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+@dataclass
+class Log:
+    """One file that may be a log.
+
+    Attributes:
+        path: to open; name: as it is shown; size: in bytes.
+        notes: what of it could not be read.
+    """
+
+    path: Path
+    name: str
+    size: int
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Number and text of each line that is not empty; after what was left out numbers begin at :data:`GAP`."""
+        try:
+            with open(_regular(self.path), "rb") as file:
+                if self.size <= WHOLE:
+                    yield from _texts(enumerate(_pieces(file), 1))
+                    return
+                yield from _texts(enumerate(_pieces(file, HEAD), 1))
+                file.seek(self.size - TAIL)
+                file.readline(_PIECE)
+                self.notes.append(f"{self.name}: {self.size >> 20} MiB, its middle was not read")
+                yield from _texts(enumerate(_pieces(file), GAP))
+        except OSError as error:
+            self.notes.append(f"{self.name}: {os.strerror(error.errno or 0)}")
+
+
+def find(paths: Iterable[str]) -> list[Log]:
+    """The logs among these files and below these folders, in the order of their names.
+
+    Raises:
+        ConfigError: a path is not there, or there is nothing to read.
+    """
+    logs: list[Log] = []
+    for given in paths:
+        path = Path(given)
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError) as error:
+            raise _nothing(f"{given}: {getattr(error, 'strerror', None) or error}") from None
+        if stat.S_ISDIR(status.st_mode):
+            logs += [log for log in _below(path) if _is_log(log)]
+        elif stat.S_ISREG(status.st_mode):
+            logs.append(Log(path, path.name, status.st_size))
+        else:
+            raise _nothing(f"{given} is neither a file nor a folder")
+    if not logs:
+        raise _nothing(f"no log in {', '.join(paths)}")
+    return logs
+
+
+def _nothing(found: str) -> ConfigError:
+    return ConfigError(
+        found, expected="log files, or a folder with some", cure="srunddp triage slurm-4711.out, or --log-dir's folder"
+    )
+
+
+def _below(folder: Path) -> Iterator[Log]:
+    count = 0
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _FOLDERS)
+        for name in sorted(files, key=_natural):
+            path = Path(parent, name)
+            try:
+                status = os.lstat(path)
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode) and _may_be_log(name):
+                yield Log(path, str(path.relative_to(folder)), status.st_size)
+                count += 1
+                if count >= MOST_FILES:
+                    return
+
+
+def _may_be_log(name: str) -> bool:
+    if name.endswith(".json"):
+        return name in ("failure.json", "error.json")
+    return not _OURS.search(name) and not _NO_LOG.search(name)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d{1,18}|\D+", name)]
+
+
+def _is_log(log: Log) -> bool:
+    """Text, by its beginning; a few NULs in it are no harm, as file systems leave them after a crash."""
+    try:
+        with open(_regular(log.path), "rb") as file:
+            head = file.read(_SNIFF)
+    except OSError:
+        return True  # said when its lines are read
+    if head.startswith((b"\x7fELF", b"PK\x03\x04", b"\x1f\x8b", b"\x89PNG")):
+        return False
+    odd = sum(byte < 9 or 13 < byte < 27 for byte in head.replace(b"\0", b""))
+    return head.count(b"\0") * 2 <= len(head) and odd * 20 <= len(head)
+
+
+def _regular(path: Path) -> int:
+    """Opened, and no pipe even if one was put in its place."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _pieces(file: BinaryIO, limit: int | None = None) -> Iterator[bytes]:
+    """Lines, of the longest only their beginning and end."""
+    read = 0
+    while piece := file.readline(_PIECE):
+        read += len(piece)
+        if len(piece) == _PIECE and not piece.endswith(b"\n"):
+            last = b""
+            while not last.endswith(b"\n") and (more := file.readline(_PIECE)):
+                last, read = more if len(more) >= _END else last[-_END:] + more, read + len(more)
+            piece = piece + last
+        yield piece
+        if limit is not None and read >= limit:
+            return
+
+
+def _texts(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+    for number, piece in pieces:
+        text = piece.decode(errors="replace")
+        for part in text.rstrip("\r\n").split("\r") if "\r" in text else (text,):
+            if shown := _clean(part):
+                yield number, shown
+
+
+def _clean(text: str) -> str:
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    text = text.rstrip()
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - _END]} … {text[-_END:]}"
+    return text if text.isprintable() else _CONTROL.sub("", text)

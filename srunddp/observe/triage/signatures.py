@@ -1,0 +1,106 @@
+"""The table of signs by which a line tells a cause; see signatures.yaml."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+from importlib import resources
+
+KINDS = ("primary", "symptom", "ending", "secondary", "noise")
+
+# A line without any of these (in lower case) is never looked at twice; each sample in the table has one.
+WORDS = (
+    "abort", "alloc", "already in use", "assert", "async event", "barrier", "broken", "bus", "but found", "can't",
+    "cancel", "cannot", "closed", "compatible", "completion from", "core dumped", "corrupt", "conda",
+    "could not", "couldn't", "cuda",
+    "denied", "destroy_process_group", "did not", "died", "differ", "disabled", "enforce", "error", "exception",
+    "exit", "expected", "fail", "fault", "gpu", "guessing", "has ended", "host key", "illegal", "insufficient",
+    "interrupt", "invalid", "joined", "kill", "launched using", "leaked", "left with", "limit", "lost", "mem",
+    "mismatch", "missing", "modulefile", "no space", "no step", "no such", "not a zip", "not compiled", "not enough",
+    "not found", "not known", "not used", "nullptr", "numpy", "nvlink", "omp_num_threads", "preempt", "publickey",
+    "quota", "ran out", "rdzv", "read-only", "refused", "rendezvous", "request fewer", "requeue", "reset", "retry",
+    "signal", "silent", "slurm", "srun", "stale", "state:", "stopped", "termina", "timed out", "timeout", "too many",
+    "too old", "truncat", "unable", "unavailable", "unbound", "undefined", "unknown", "unlocatable", "unreachable",
+    "warn", "xid", "you set",
+)  # fmt: skip
+_DIGITS = re.compile(r"\d+")
+_BY_NUMBER = ("xid", "status=", "errno", "127.", "signal", "exit", "return code")  # where the figure matters
+_MOST_SHAPES = 50_000
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One sign of a cause; the attributes are those of the table."""
+
+    id: str
+    match: re.Pattern[str]
+    unless: re.Pattern[str] | None
+    kind: str
+    sure: bool
+    late: bool
+    sample: str
+
+    def fits(self, text: str) -> bool:
+        """Whether the line says so."""
+        return bool(self.match.search(text)) and not (self.unless and self.unless.search(text))
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What an id stands for."""
+
+    id: str
+    cause: str
+    cure: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """All signs, in the order of the table, and what their ids stand for."""
+
+    signs: tuple[Sign, ...]
+    causes: dict[str, Cause]
+    _dull: set[str] = field(default_factory=set, compare=False)  # lines that show nothing, whatever their figures
+
+    def read(self, text: str) -> Sign | None:
+        """The sign that a line shows, the weightiest of several, of these the first."""
+        shape = _DIGITS.sub("0", text)
+        if shape in self._dull:
+            return None
+        lower = text.lower()
+        fitting = [sign for sign in self.signs if sign.fits(text)] if any(word in lower for word in WORDS) else []
+        if not fitting and len(self._dull) < _MOST_SHAPES and not any(word in lower for word in _BY_NUMBER):
+            self._dull.add(shape)
+        return min(fitting, key=_weight, default=None)
+
+
+def _weight(sign: Sign) -> int:
+    # A line that is known to be harmless is so, whatever else it looks like; an exception's bare type tells least.
+    return -1 if sign.kind == "noise" else len(KINDS) if sign.id == "script-error" else KINDS.index(sign.kind)
+
+
+@functools.cache
+def table() -> Table:
+    """The table that comes with srunddp."""
+    import yaml
+
+    text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
+    entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    signs = [_sign(entry["id"], sign) for entry in entries for sign in entry["signs"]]
+    causes = {entry["id"]: Cause(entry["id"], entry["cause"], entry["cure"], entry["source"]) for entry in entries}
+    return Table(tuple(signs), causes)
+
+
+def _sign(cause: str, sign: dict[str, str | bool]) -> Sign:
+    kind, unless = str(sign.get("kind", "primary")), sign.get("unless")
+    return Sign(
+        cause,
+        re.compile(str(sign["match"])),
+        re.compile(str(unless)) if unless else None,
+        kind,
+        bool(sign.get("sure", kind in ("primary", "ending"))),
+        bool(sign.get("late", False)),
+        str(sign["sample"]),
+    )

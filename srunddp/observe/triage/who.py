@@ -1,0 +1,250 @@
+"""Whose a line is: the labels that launchers put before lines, file names, and what lines say of rank and world."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+MOST_RANKS = 1_000_000
+
+# Labels that cannot be anything else.
+_PLAIN = re.compile(
+    r"\[(?:[\w.@-]+@)?\d+,(?P<mpi>\d{1,7})\](?:<\w+>:?|:)\s?|"
+    r"\[rank(?P<torch>\d{1,7})\]:?\s?|"
+    r"\[(?:default|[a-z]\w*?_?)(?P<elastic>\d{1,5})\]:\s?"
+)
+# Labels that may be something else: they count where many lines of a file have them.
+_DOUBTFUL = {
+    "label": re.compile(r" {0,6}(?P<rank>\d{1,7}): "),
+    "hydra": re.compile(r"\[(?P<rank>\d{1,7})\] "),
+    "prefix": re.compile(r"(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d{1,7}): "),
+    "host": re.compile(r"(?P<node>[A-Za-z][\w.-]*\d[\w.-]*): "),
+}
+_SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|sh|out|log)$")
+_NCCL = re.compile(r"(?P<node>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\]")
+_NCCL_RANK = re.compile(r"\brank (\d+) nranks (\d+)")
+_SAID = re.compile(r"\[(?:PG [^\]]{0,80}?)?[Rr](?:ank|ANK)[ :]{0,2}(\d{1,7})\]|\bGLOBAL_RANK: (\d{1,7})")
+_BEGINS = re.compile(r"^[\[(]?(?:[Gg]lobal )?[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7})\b")
+_IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_FOLDER = re.compile(r"(?:attempt_\d+/|^|/)(\d{1,7})/(?:stdout|stderr|output)(?:\.\w+)?$")
+_AGENT = re.compile(r".*(?=attempt_\d+/\d)")
+_NO_RANK = re.compile(r"(?:node|host|gpu|epoch|part|run|attempt|restart|job|#_)[._-]?$", re.IGNORECASE)
+_NODE_IN_NAME = re.compile(r"^([A-Za-z][\w-]*?\d*)\.rank\d+\.log$")
+
+
+@dataclass
+class Labels:
+    """Which of the doubtful labels a file has, from its first lines."""
+
+    kind: str = ""
+
+    @classmethod
+    def sniff(cls, lines: Sequence[str]) -> Labels:
+        for kind, pattern in _DOUBTFUL.items():
+            found = [match for line in lines if (match := _label(kind, pattern, line))]
+            values = Counter(match["rank"] if kind != "host" else match["node"] for match in found)
+            if len(found) < 3 or len(found) * 5 < len(lines) * (1 if kind != "host" else 4):
+                continue
+            # A numbered listing counts on; ranks come again.
+            if len(values) * 2 > len(found) and len(found) > 12:
+                continue
+            return cls(kind)
+        return cls()
+
+    def strip(self, text: str) -> tuple[str, int | None, str | None]:
+        """The line without its labels, whose it is, and on which node."""
+        rank: int | None = None
+        node: str | None = None
+        if self.kind and (match := _label(self.kind, _DOUBTFUL[self.kind], text)):
+            found = match.groupdict()
+            rank = int(found["rank"]) if "rank" in found else None
+            node = found.get("node")
+            text = text[match.end() :]
+        while text.startswith("[") and (match := _PLAIN.match(text)):
+            said = match["mpi"] or match["torch"] or match["elastic"]
+            rank = int(said) if rank is None or match["torch"] else rank
+            text = text[match.end() :]
+        return text, rank, node
+
+
+def _label(kind: str, pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
+    match = pattern.match(line)
+    if match and "node" in pattern.groupindex:
+        node = match["node"]
+        if _SOURCE_FILE.search(node) or node.startswith(("srun", "slurmstepd", "line", "epoch")):
+            return None
+    return match
+
+
+def ranks_of_names(names: Sequence[str]) -> dict[str, int]:
+    """The ranks that file names tell: ``node01.rank3.log``, torchrun's ``attempt_0/3/``, ``out.0`` beside ``out.1``."""
+    found: dict[str, int] = {}
+    for name in names:
+        match = _IN_NAME.search(PurePath(name).name) or _IN_NAME.search(name) or _FOLDER.search(name)
+        if match:
+            found[name] = int(match[1])
+    agents = {match.group() for name in names if (match := _AGENT.match(name))}
+    if len(agents) > 1:  # several agents' local ranks
+        found = {name: rank for name, rank in found.items() if not _AGENT.match(name)}
+        return found
+    return found | _of_families([name for name in names if name not in found])
+
+
+def _of_families(names: Sequence[str]) -> dict[str, int]:
+    """Files that differ by one number alone, which counts from 0."""
+    families: dict[tuple[str, str], dict[str, int]] = {}
+    for name in names:
+        for match in re.finditer(r"(?<!\d)(?:0|[1-9]\d{0,6})(?!\d)", PurePath(name).name):
+            before, after = PurePath(name).name[: match.start()], PurePath(name).name[match.end() :]
+            families.setdefault((re.sub(r"\d+", "#", before), after), {})[name] = int(match[0])
+    found: dict[str, int] = {}
+    for (before, _), members in families.items():
+        counts = sorted(set(members.values()))
+        whole = len(members) > 1 and len(counts) == len(members) and counts[0] == 0 and counts[-1] < 2 * len(counts)
+        if whole and not _NO_RANK.search(before):
+            found.update(members)
+    return found
+
+
+def node_of_name(name: str) -> str | None:
+    """The node in a file name of ``--log-dir``."""
+    match = _NODE_IN_NAME.match(PurePath(name).name)
+    return match[1] if match else None
+
+
+def said_rank(text: str) -> int | None:
+    """The rank that a line says it is of, within itself."""
+    match = _SAID.search(text, 0, 300) or _BEGINS.match(text)
+    return int(next(filter(None, match.groups()))) if match else None
+
+
+@dataclass
+class Nccl:
+    """NCCL's lines name host and process; those of a communicator's beginning also its rank."""
+
+    ranks: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def look(self, text: str) -> tuple[int | None, str | None]:
+        match = _NCCL.match(text)
+        if not match:
+            return None, None
+        key = (match["node"], match["pid"])
+        if (told := _NCCL_RANK.search(text)) and key not in self.ranks:
+            self.ranks[key] = int(told[1])
+        return self.ranks.get(key), match["node"]
+
+
+_WORLD = [
+    re.compile(r"^srunddp: (\d+) ranks? on \d+ nodes?, launcher"),
+    re.compile(r"^(?:\[RANK \d+\] )?WORLD_SIZE\s?[=:]\s?(\d+)|\bWORLD_SIZE\s?[=:]\s?'?(\d+)"),
+    re.compile(r"\bworld[ _-]?size\W{1,4}(?:is |of )?(\d+)", re.IGNORECASE),
+    re.compile(r"\b[Rr](?:ank|ANK)[ :=#]{0,2}\d+ ?(?:/|of|out of) ?(\d+)\b"),
+    re.compile(r"\bGLOBAL_RANK: \d+, MEMBER: \d+/(\d+)|Starting with (\d+) processes"),
+    re.compile(r"\d+/(\d+) clients joined|^srunddp: error: \d+ of (\d+) ranks did not come"),
+    re.compile(r"\brank \d+ nranks (\d+)|distributed init \(rank \d+, world (\d+)\)"),
+    re.compile(r"\b(?:SLURM_NTASKS|SLURM_NPROCS|SLURM_STEP_NUM_TASKS|OMPI_COMM_WORLD_SIZE)\s?[=:]\s?(\d+)"),
+    re.compile(r"\b(?:srun|mpirun|mpiexec)\b.{0,200}? (?:-n|-np|--ntasks)[ =]?(\d+)\b"),
+    re.compile(r"\bDistributed: .{0,40}?(\d+) (?:processes|ranks)|\b[Tt]otal (?:ranks|processes)\W{1,3}(\d+)"),
+]
+_AT_WORK = re.compile(r"step|epoch|iter|loss|batch|it/s|\d %|\d%", re.IGNORECASE)
+_MOST_SHAPES = 1000
+_SPOKE = re.compile(
+    r"\b[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7}) ?(?:/|of|out of) ?\d+\b|\bGLOBAL_RANK: (\d+), MEMBER|^\[RANK (\d+)\]"
+)
+_ELASTIC = re.compile(r"^\s*(max_nodes|nproc_per_node)\s+: (\d{1,5})$")
+_SLURM_TASK = re.compile(
+    r"\bnnodes=(\d+).{0,80}nproc_per_node=(\d+)|--nnodes[= ](\d+).{0,120}--nproc[_-]per[_-]node[= ](\d+)"
+)
+
+
+@dataclass
+class Crowd:
+    """Who spoke, and how many were meant to.
+
+    Attributes:
+        seen: ranks with a line, or a file, of their own.
+        nodes: of ranks.
+        worlds: how often each size of the world was told, by the pattern that told it.
+    """
+
+    seen: set[int] = field(default_factory=set)
+    worlds: dict[int, Counter[int]] = field(default_factory=dict)
+    _alone: Counter[str] = field(default_factory=Counter)
+    nodes: dict[int, str] = field(default_factory=dict)
+    elastic: dict[str, int] = field(default_factory=dict)  # what torchrun says of its agents
+
+    def hear(self, text: str, rank: int | None, node: str | None) -> None:
+        """A line, and whose it is."""
+        if rank is not None and rank < MOST_RANKS:
+            self.seen.add(rank)
+            if node:
+                self.nodes.setdefault(rank, node)
+        if any(
+            word in text
+            for word in ("ank", "orld", "RANK", "WORLD", "SLURM_N", "nproc", "max_nodes", "clients", "rocesses", "run ")
+        ):
+            self._read(text)
+
+    def _read(self, text: str) -> None:
+        if (match := _SPOKE.search(text)) and (said := int(next(filter(None, match.groups())))) < MOST_RANKS:
+            self.seen.add(said)
+        if match := _SLURM_TASK.search(text):
+            nodes, each = [int(group) for group in match.groups() if group]
+            self.tell(5, nodes * each)
+        if match := _ELASTIC.search(text):
+            self.elastic[match[1]] = int(match[2])
+            if len(self.elastic) == 2:
+                self.tell(5, self.elastic["max_nodes"] * self.elastic["nproc_per_node"])
+        for order, pattern in enumerate(_WORLD):
+            if match := pattern.search(text):
+                size = int(next(filter(None, match.groups())))
+                self.tell(order, size)
+                # Who says so at each step is still one process.
+                if size == 1 and len(self._alone) < _MOST_SHAPES and not _AT_WORK.search(text):
+                    self._alone[re.sub(r"\d+", "0", text)] += 1
+
+    def tell(self, order: int, size: int) -> None:
+        """A size of the world, and by which of the patterns it was told."""
+        if 0 < size <= MOST_RANKS:
+            self.worlds.setdefault(order, Counter())[size] += 1
+
+    @property
+    def ones(self) -> int:
+        """How many processes said in the same words that they are alone."""
+        return max(self._alone.values(), default=0)
+
+    @property
+    def told(self) -> int | None:
+        """The world size that lines tell; the most trusted kind of line that does, and there the largest."""
+        for order in sorted(self.worlds):
+            if order in (8,) and any(each in self.worlds for each in range(8)):
+                continue
+            return max(self.worlds[order])
+        return None
+
+    @property
+    def world_size(self) -> int | None:
+        """Told, or else all who spoke, if they are 0 to N without a gap."""
+        told = self.told
+        if told is not None and (not self.seen or max(self.seen) < told):
+            return told
+        highest = max(self.seen, default=-1)
+        return highest + 1 if highest >= 1 and len(self.seen) == highest + 1 else None
+
+
+def spread(text: str) -> list[int]:
+    """The numbers of ``0-3,5`` or ``[0-3,5]``, at most 100 000."""
+    numbers: list[int] = []
+    for part in text.strip("[]").split(","):
+        ends = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        if ends and int(ends[2] or ends[1]) - int(ends[1]) < 100_000:
+            numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return numbers[:100_000]
+
+
+def first(values: Iterable[int | None]) -> int | None:
+    """The first that is one."""
+    return next((value for value in values if value is not None), None)
