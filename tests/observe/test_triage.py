@@ -1,0 +1,383 @@
+"""``srunddp triage``: its table, what it reads and passes over, what it says, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from srunddp.observe.triage import reading
+from srunddp.observe.triage.events import gather
+from srunddp.observe.triage.reading import find
+from srunddp.observe.triage.signatures import KINDS, WORDS, Sign, table
+from srunddp.observe.triage.text import lines
+from srunddp.observe.triage.tracebacks import Tracebacks
+from srunddp.observe.triage.verdict import Verdict, judge
+from srunddp.observe.triage.who import Labels, ranks_of_names, spread
+from tests.conftest import ROOT
+
+IDS = [
+    "address-in-use",
+    "network-unreachable",
+    "no-such-interface",
+    "loopback-address",
+    "name-not-resolved",
+    "ranks-missing",
+    "world-of-one",
+    "mpi-slots",
+    "mpi-launch",
+    "slurm-variables",
+    "collective-timeout",
+    "collective-mismatch",
+    "nccl-internal",
+    "gpu-lost",
+    "cuda-out-of-memory",
+    "invalid-device",
+    "cuda-driver",
+    "device-assert",
+    "host-out-of-memory",
+    "shared-memory",
+    "time-limit",
+    "cancelled",
+    "preempted",
+    "node-failure",
+    "disk-full",
+    "file-missing",
+    "checkpoint-mismatch",
+    "module-missing",
+    "library-mismatch",
+    "open-files",
+    "rank-killed",
+    "rank-stalled",
+    "script-error",
+    "launch-refused",
+    "unknown",
+]
+SIGNS = table().signs
+
+
+def log(folder: Path, text: str | bytes, name: str = "slurm-1.out") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def verdict(path: Path) -> Verdict:
+    return judge(gather(find([str(path)])))
+
+
+def said(path: Path) -> str:
+    story = gather(find([str(path)]))
+    return "\n".join(lines(judge(story), story))
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "bin" / "srunddp"), "triage", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=False,
+    )
+
+
+def name_of(sign: Sign) -> str:
+    return f"{sign.id}-{SIGNS.index(sign)}"
+
+
+def test_every_cause_has_an_entry_with_a_cure_and_a_source() -> None:
+    assert list(table().causes) == [*dict.fromkeys(sign.id for sign in SIGNS)]
+    assert sorted(table().causes) == sorted(IDS)
+    for known in table().causes.values():
+        assert known.cause
+        assert known.cure
+        assert known.source
+
+
+@pytest.mark.parametrize("sign", SIGNS, ids=name_of)
+def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Sign) -> None:
+    assert sign.kind in KINDS
+    assert sign.fits(sign.sample)
+    assert any(word in sign.sample.lower() for word in WORDS), "it would be passed over"
+    others = [
+        other.id for other in SIGNS if other.id != sign.id and other.kind == "primary" and other.fits(sign.sample)
+    ]
+    assert not others
+    found = table().read(sign.sample)
+    assert found is not None
+    assert found.id == sign.id
+
+
+@pytest.mark.parametrize(
+    "piece", ["error ", "a", "connect 127.0.0.", "NCCL WARN x ", "rank 1 ", "srun: error: ", "[", "(", " "]
+)
+def test_a_line_of_10_mb_costs_less_than_2_s(tmp_path: Path, piece: str) -> None:
+    path = log(tmp_path, piece * (10_000_000 // len(piece)) + "\n")
+    before = time.process_time()
+    verdict(path)
+    assert time.process_time() - before < 2
+
+
+@pytest.mark.parametrize(
+    "piece", ["a", "rank 0 ", "connect to ", "error: ", "Error ", "1", " ", "srun: error: a", "x: "]
+)
+def test_no_sign_takes_long_for_the_longest_line_that_is_looked_at(piece: str) -> None:
+    line = piece * (4000 // len(piece))
+    before = time.process_time()
+    for sign in SIGNS:
+        sign.fits(line)
+    assert time.process_time() - before < 0.5
+
+
+def test_a_long_healthy_log_is_read_at_10_mb_in_8_s(tmp_path: Path) -> None:
+    path = log(
+        tmp_path, "".join(f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(200_000))
+    )
+    before = time.process_time()
+    assert verdict(path).cause is None
+    assert (time.process_time() - before) / path.stat().st_size * 10e6 < 8
+
+
+def test_of_a_file_over_the_limit_head_and_tail_are_read_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("WHOLE", 40_000), ("HEAD", 10_000), ("TAIL", 10_000)):
+        monkeypatch.setattr(reading, name, size)
+    path = log(tmp_path, "rank 1/2 up\n" + "step\n" * 20_000 + "MemoryError\n")
+    assert verdict(path).cause == "host-out-of-memory"
+    assert "its middle was not read" in said(path)
+    assert "2 ranks expected" in said(path)
+    assert re.search(r"\(line \d+ of its end\): MemoryError", said(path))
+
+
+def test_what_is_no_log_is_passed_over_and_nothing_is_opened_that_blocks(tmp_path: Path) -> None:
+    log(tmp_path, "step 1\n")
+    os.mkfifo(tmp_path / "pipe.log")
+    outside = log(tmp_path.parent, "MemoryError\n", "outside.txt")
+    (tmp_path / "link.out").symlink_to(outside)
+    log(tmp_path, b"\x7fELF" + bytes(range(256)) * 20 + b"\nMemoryError\n", "core.1")
+    log(tmp_path, "time,what\n1,MemoryError\n", "monitor.0/node01.node.csv")
+    log(tmp_path, '{"note": "MemoryError"}\n', "monitor.0/run.json")
+    log(tmp_path, "raise MemoryError\nMemoryError\n", "train.py")
+    assert [each.name for each in find([str(tmp_path)])] == ["slurm-1.out"]
+    assert verdict(tmp_path).cause is None
+
+
+def test_colours_progress_bars_nul_and_bytes_that_are_no_text_do_not_hide_an_error(tmp_path: Path) -> None:
+    path = log(
+        tmp_path,
+        b"\x1b[31m 10%|# | 1/10 [00:01]\r 20%|##\xff| 2/10\r\0\0\x1b[1mMemoryError\x1b[0m: \x1b]0;title\x07x\r\n",
+    )
+    found = verdict(path)
+    assert found.cause == "host-out-of-memory"
+    assert found.first is not None
+    assert found.first.text == "MemoryError: x"
+
+
+def test_what_a_log_says_cannot_command_the_terminal(tmp_path: Path) -> None:
+    path = log(
+        tmp_path, 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: \x9b31m\x85\u202e\n'
+    )
+    assert all(line.isprintable() for line in said(path).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "rest"),
+    [
+        ("[rank3]: boom", 3, "boom"),
+        ("[rank3]:[E302 10:00:00.1 x.cpp:1] boom", 3, "[E302 10:00:00.1 x.cpp:1] boom"),
+        ("[1,3]<stderr>: boom", 3, "boom"),
+        ("[1,3]<stderr>:boom", 3, "boom"),
+        ("[prterun-node01-77@1,3]<stdout>: boom", 3, "boom"),
+        ("[default3]:boom", 3, "boom"),
+        ("[default1]:[rank5]: boom", 5, "boom"),
+        ("3: boom", None, "3: boom"),
+    ],
+)
+def test_a_label_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
+    assert Labels().strip(line)[:2] == (rest, rank)
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "node"), [(" 3: boom", 3, None), ("[3] boom", 3, None), ("node02:3: boom", 3, "node02")]
+)
+def test_a_label_that_may_be_something_else_counts_where_many_lines_have_it(
+    line: str, rank: int, node: str | None
+) -> None:
+    labels = Labels.sniff([line] * 5)
+    assert labels.strip(line) == ("boom", rank, node)
+
+
+def test_a_numbered_listing_and_warnings_of_source_files_are_no_labels() -> None:
+    assert not Labels.sniff([f"{number}: line" for number in range(1, 40)]).kind
+    assert not Labels.sniff(["train.py:12: UserWarning", "model.py:30: UserWarning"] * 4).kind
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (["node01.rank0.log", "node02.rank11.log"], [0, 11]),
+        (["x/attempt_0/0/stderr.log", "x/attempt_0/1/stderr.log"], [0, 1]),
+        (["out.0", "out.1", "out.2"], [0, 1, 2]),
+        (["1/rank.0/stdout", "1/rank.1/stdout"], [0, 1]),
+        (["node0.log", "node1.log"], [None, None]),
+        (["0/stdout", "0/stderr", "1/stdout"], [0, 0, 1]),
+        (["a/attempt_0/0/stdout.log", "b/attempt_0/0/stdout.log"], [None, None]),
+        (["slurm-4711-0.out", "slurm-4711-1.out"], [0, 1]),
+        (["t-node01-0.out", "t-node01-1.out", "t-node02-2.out"], [0, 1, 2]),
+        (["worker_0.err", "worker_1.err"], [0, 1]),
+        (["slurm-4711.out", "slurm-4712.out"], [None, None]),
+        (["slurm-4711.out"], [None]),
+        (["slurm-4711_0.out", "slurm-4711_1.out"], [None, None]),
+    ],
+)
+def test_file_names_tell_ranks(names: list[str], ranks: list[int | None]) -> None:
+    found = ranks_of_names(names)
+    assert [found.get(name) for name in names] == ranks
+
+
+def test_lists_of_tasks_are_read() -> None:
+    assert spread("0-2,5") == [0, 1, 2, 5]
+    assert spread("[0-1]") == [0, 1]
+    assert spread("0-99999999,x") == []
+
+
+def test_of_chained_exceptions_the_first_is_the_cause_and_what_python_ignores_is_none() -> None:
+    stream = Tracebacks()
+    text = """Traceback (most recent call last):
+  File "/project/a.py", line 3, in read
+    open(path)
+  File "/usr/lib/python3.11/x.py", line 9, in open
+FileNotFoundError: [Errno 2] gone
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/project/a.py", line 8, in main
+RuntimeError: no data
+Exception ignored in: <function f>
+Traceback (most recent call last):
+  File "/project/b.py", line 8, in __del__
+AttributeError: x"""
+    for number, line in enumerate(text.splitlines(), 1):
+        stream.feed(number, line)
+    one, other = stream.done
+    assert (one.text, one.number, one.frame) == ("FileNotFoundError: [Errno 2] gone", 5, "a.py:3 in read")
+    assert one.later == ["RuntimeError: no data"]
+    assert (one.ignored, other.ignored) == (False, True)
+
+
+def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) -> None:
+    header, frame = "Traceback (most recent call last):\n", '  File "/project/a.py", line 3, in f\n    g()\n'
+    path = log(tmp_path, header * 2 + frame * 2 + "ValueError: one\nIndexError: other\n")
+    texts = [event.text for event in gather(find([str(path)])).events]
+    assert texts == ["ValueError: one", "IndexError: other"]
+
+
+def test_a_guess_is_never_called_certain(tmp_path: Path) -> None:
+    watchdog = next(sign.sample for sign in SIGNS if sign.id == "collective-timeout")
+    assert verdict(log(tmp_path, f"step 1\n{watchdog}\n")).certainty == "likely"
+    assert verdict(log(tmp_path, "srun: error: node01: task 3: Killed\n")).certainty == "likely"
+    both = "MemoryError\nModuleNotFoundError: No module named 'x'\n"
+    assert verdict(log(tmp_path, both)).certainty == "likely"
+
+
+def test_world_and_silent_ranks_are_told(tmp_path: Path) -> None:
+    text = "".join(f"{rank}: rank {rank}/4 up\n{rank}: step\n" for rank in (0, 1, 3))
+    path = log(tmp_path, text + "srun: error: node02: task 2: Exited with exit code 1\n")
+    assert "world: 4 ranks expected, 3 spoke; silent: 2" in said(path)
+    assert verdict(path).rank == 2
+    assert "cause unknown" in said(path)
+    assert "last line of rank 3: step" in said(path)
+
+
+def test_the_command_says_it_in_few_lines_and_for_machines(tmp_path: Path) -> None:
+    path = log(tmp_path, "[rank1]: torch.OutOfMemoryError: CUDA out of memory.\n", "4711.0/node02.rank1.log")
+    done = command(str(tmp_path))
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0] == (
+        "first failure: rank 1 on node02, 4711.0/node02.rank1.log:1: torch.OutOfMemoryError: CUDA out of memory. "
+        "(cuda-out-of-memory)"
+    )
+    assert re.search(r"^cause: .*\ncure: ", done.stdout, re.MULTILINE)
+    told = json.loads(command("--json", str(path)).stdout)
+    assert (told["cause"], told["certainty"], told["rank"], told["node"]) == (
+        "cuda-out-of-memory",
+        "certain",
+        1,
+        "node02",
+    )
+    assert command(str(log(tmp_path, "step 1\n", "fine.out"))).stdout == "nothing failed\n"
+
+
+@pytest.mark.parametrize("words", [[], ["no-such-file"], ["/dev/null"], ["."]])
+def test_where_there_is_nothing_to_read_it_says_so(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = command(*words)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert re.fullmatch(r"srunddp: error: .*; expected .* -> .*\n", done.stderr)
+
+
+def test_the_command_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
+    path = log(tmp_path, "step 1\n")
+    program = "import sys; from srunddp.cli import main\ntry: main(['triage', sys.argv[1]])\nexcept SystemExit: pass\n"
+    program += "print(sorted({'torch', 'mpi4py', 'numpy', 'matplotlib'} & {*sys.modules}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.stdout == "nothing failed\n[]\n"
+
+
+def test_one_process_that_says_often_that_it_is_alone_is_no_broken_launch(tmp_path: Path) -> None:
+    steps = "".join(f"rank 0/1 step {step}\n" for step in range(9))
+    assert verdict(log(tmp_path, "world_size: 1\nrank 0 of 1\n" + steps)).cause is None
+    assert verdict(log(tmp_path, "rank 0 of 1 on node01\nrank 0 of 1 on node02\n" + steps)).cause == "world-of-one"
+
+
+def test_the_last_of_many_errors_counts_where_all_before_it_were_handled(tmp_path: Path) -> None:
+    handled = "".join(f"step {step}\nCUDA out of memory. Retrying.\n" for step in range(200))
+    assert verdict(log(tmp_path, handled + "step 200\nstep 201\nstep 202\n")).cause is None
+    assert (
+        verdict(log(tmp_path, handled + "torch.OutOfMemoryError: CUDA out of memory.\n")).cause == "cuda-out-of-memory"
+    )
+
+
+def test_of_two_nodes_the_earlier_clock_counts_and_not_the_order_of_files(tmp_path: Path) -> None:
+    for node, second in (("node01", 9), ("node02", 3)):
+        log(tmp_path, f"2026-03-01 10:00:0{second} rank failed\nMemoryError: {node}\n", f"{node}.log")
+    found = verdict(tmp_path)
+    assert found.first is not None
+    assert found.first.text == "MemoryError: node02"
+
+
+def test_a_time_limit_is_not_blamed_for_what_came_before_it_nor_what_came_after_it_for_the_end(tmp_path: Path) -> None:
+    limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
+    error = 'Traceback (most recent call last):\n  File "/p/a.py", line 1, in f\nValueError: bad\n'
+    assert verdict(log(tmp_path, error + limit)).cause == "script-error"
+    assert verdict(log(tmp_path, limit + error)).cause == "time-limit"
+    found = verdict(log(tmp_path, "step 1\n" + limit))
+    assert (found.cause, found.certainty) == ("time-limit", "certain")
+
+
+def test_victims_that_a_launcher_kills_are_not_the_first(tmp_path: Path) -> None:
+    text = "srun: error: node02: task 2: Exited with exit code 1\nsrun: Terminating StepId=1.0\n"
+    text += "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
+    text += "srun: error: node01: task 0: Killed\nsrun: error: node01: task 1: Exited with exit code 137\n"
+    found = verdict(log(tmp_path, text))
+    assert (found.cause, found.rank, found.node) == ("unknown", 2, "node02")

@@ -1,0 +1,78 @@
+"""The verdict on logs of known causes: open cases, written along with the table, and frozen ones, written before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from srunddp.observe.triage.events import gather
+from srunddp.observe.triage.reading import find
+from srunddp.observe.triage.verdict import Verdict, judge
+
+CORPUS = Path(__file__).parent / "corpus"
+HALVES = [half for half in ("open", "frozen") if (CORPUS / half).is_dir()]
+RIGHT = 0.95
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A case, what it is known to be, and what was said of it."""
+
+    name: str
+    expected: dict[str, Any]
+    verdict: Verdict
+
+    @property
+    def right(self) -> bool:
+        return self.verdict.cause in (self.expected["cause"], *(self.expected.get("also") or ()))
+
+
+@pytest.fixture(scope="module", params=HALVES)
+def judged(request: pytest.FixtureRequest) -> list[Judged]:
+    cases = sorted(path.parent for path in (CORPUS / request.param).glob("*/expected.yaml"))
+    return [
+        Judged(
+            folder.name,
+            yaml.safe_load((folder / "expected.yaml").read_text(encoding="utf-8")),
+            judge(gather(find([str(folder)]))),
+        )
+        for folder in cases
+    ]
+
+
+def wrong(cases: list[Judged]) -> str:
+    rows = [(case.name, case.expected["cause"], case.verdict.cause, case.verdict.certainty) for case in cases]
+    return "\n".join(f"{name:32} expected {cause!s:22} found {found!s:22} {how}" for name, cause, found, how in rows)
+
+
+def test_the_corpus_has_both_shapes_and_enough_of_them() -> None:
+    assert "open" in HALVES
+    assert len(list((CORPUS / "open").glob("*/expected.yaml"))) >= 22
+
+
+def test_the_root_cause_is_right_in_95_percent(judged: list[Judged]) -> None:
+    missed = [case for case in judged if not case.right]
+    print(wrong(missed))
+    assert len(judged) - len(missed) >= RIGHT * len(judged), wrong(missed)
+
+
+def test_no_certainty_is_wrong(judged: list[Judged]) -> None:
+    missed = [case for case in judged if not case.right and case.verdict.certainty == "certain"]
+    assert not missed, wrong(missed)
+
+
+def test_world_size_and_silent_ranks_are_never_contradicted(judged: list[Judged]) -> None:
+    """Where a case tells them; a verdict may know less."""
+    rows = []
+    for case in judged:
+        expected, found = case.expected, case.verdict
+        for name, value in (("world_size", found.world_size), ("first_rank", found.rank), ("ranks_seen", found.seen)):
+            told = expected.get(name)
+            if told is not None and value not in (None, [], told):
+                rows.append(f"{case.name}: {name} {value}, expected {told}")
+    print("\n".join(rows))
+    assert len(rows) <= (1 - RIGHT) * 3 * len(judged), rows
