@@ -381,3 +381,12 @@ def test_victims_that_a_launcher_kills_are_not_the_first(tmp_path: Path) -> None
     text += "srun: error: node01: task 0: Killed\nsrun: error: node01: task 1: Exited with exit code 137\n"
     found = verdict(log(tmp_path, text))
     assert (found.cause, found.rank, found.node) == ("unknown", 2, "node02")
+
+
+def test_who_waited_until_the_time_limit_waited_for_ranks_that_did_not_come(tmp_path: Path) -> None:
+    waiting = "srunddp: waiting for ranks 4-5 on node03\n"
+    limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
+    placed = "srunddp: 6 ranks on 3 nodes, launcher Slurm, channel pmi, master 10.0.0.1 port 40000, interface a (b)\n"
+    assert verdict(log(tmp_path, waiting + limit)).cause == "ranks-missing"
+    assert verdict(log(tmp_path, waiting + placed + limit)).cause == "time-limit"
+    assert verdict(log(tmp_path, waiting + placed)).cause is None

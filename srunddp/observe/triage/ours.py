@@ -14,7 +14,7 @@ _VERDICT = re.compile(
 )
 _ERROR = re.compile(r"srunddp: error: (.*)$")
 _ENDED = re.compile(r"srunddp: (the launcher ended the run with SIG|stopped after step \d+ by SIG)")
-_NOTE = re.compile(r"srunddp: (?:ended with it|waiting for|note|passed over|refused )")
+_NOTE = re.compile(r"srunddp: (?:ended with it|note|passed over|refused )")
 
 
 def ours(number: int, text: str, file: int) -> Event | None:

@@ -13,6 +13,7 @@ from srunddp.observe.triage.reports import Report
 _GOES_ON = 3  # steps after something: it did not end the run
 _MARGIN = 5.0  # seconds by which clocks of nodes may differ
 _WARNING = re.compile(r"\[W\d*|(?<!NCCL )\bWARN(?:ING)?\b|Warning: ")
+_WAITS = re.compile(r"^srunddp: waiting|Waiting in store based barrier")
 _OF_PEERS = ("collective-timeout", "network-unreachable", "ranks-missing", "nccl-internal")
 _SAY_LITTLE = ("rank-killed", "unknown", "script-error")
 _CRASH = (4, 7, 8, 9, 11)
@@ -112,11 +113,11 @@ def _passed(event: Event, story: Story, report: tuple[int, Report] | None) -> bo
     """Whether the run went on after it, or whoever wrote the line says that it will."""
     if event.kind == "ending" or event.late or event.ours:
         return False
-    if event.progress >= _GOES_ON or (event.text.startswith("srunddp: waiting") and 0 in story.crowd.worlds):
+    if event.progress >= _GOES_ON or (_WAITS.search(event.text) and (event.progress or 0 in story.crowd.worlds)):
         return True
     if event.kind == "secondary" and _WARNING.search(event.text, 0, 60) and not event.raised and not report:
         return True
-    if event.handled:
+    if event.handled and not _WAITS.search(event.text):
         return not report or event.kind == "secondary"
     # Echoes at the end of a run that went well.
     ended_well = event.file in story.finished or (story.finished and not report)
@@ -165,7 +166,7 @@ def _of_primary(
         if first.late or before.cause in _SAY_LITTLE or not _surely_before(before, first):
             continue
         if before.kind == "ending":
-            return Verdict(before.cause, "certain" if before.sure else "likely", before)
+            return Verdict(before.cause, _certainty(before), before)
         if before.time is not None and first.time is not None:
             return Verdict(before.cause, "likely", before)
     return Verdict(first.cause, "certain" if _is_certain(first, primary, endings, echoes) else "likely", first)
@@ -201,7 +202,12 @@ def _of_lesser(symptoms: Sequence[Event], endings: Sequence[Event], reported: bo
     telling = [event for event in lesser if event.cause != "rank-killed" and not _WARNING.search(event.text, 0, 60)]
     if before := [event for event in telling if _surely_before(event, end)]:
         return Verdict(earliest(before).cause, "likely", earliest(before))
-    return Verdict(end.cause, "likely" if reported else "certain", end)
+    return Verdict(end.cause, "likely" if reported else _certainty(end), end)
+
+
+def _certainty(end: Event) -> str:
+    """Why somebody cancelled a job, only they know: it may have hung."""
+    return "certain" if end.sure and end.cause != "cancelled" else "likely"
 
 
 def _of_symptoms(symptoms: Sequence[Event]) -> Verdict:
