@@ -390,3 +390,9 @@ def test_who_waited_until_the_time_limit_waited_for_ranks_that_did_not_come(tmp_
     assert verdict(log(tmp_path, waiting + limit)).cause == "ranks-missing"
     assert verdict(log(tmp_path, waiting + placed + limit)).cause == "time-limit"
     assert verdict(log(tmp_path, waiting + placed)).cause is None
+
+
+def test_a_cancelled_step_whose_ranks_are_killed_for_it_was_cancelled(tmp_path: Path) -> None:
+    text = "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
+    text += "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+    assert verdict(log(tmp_path, text + "srun: error: node01: tasks 0-1: Killed\n")).cause == "cancelled"
