@@ -85,9 +85,8 @@ def plan_monitor(wishes: Wishes, environment: Environment, script: Script) -> Pl
             raise ConfigError("--monitor-dir without --monitor", cure="add --monitor", scope=Scope.JOB)
         return None
     folder = Path(wishes.monitor_dir or wishes.log_dir or DEFAULT_FOLDER, logs.plain(run_name(environment)))
-    restarts = os.environ.get("SLURM_RESTART_COUNT", "")
     return Plan(
-        folder=folder / f"monitor.{int(restarts) if restarts.isdecimal() else 0}",
+        folder=folder / f"monitor.{_restarts()}",
         node=logs.plain(environment.node),
         rank=environment.rank,
         samples=environment.local_rank == 0,
@@ -104,6 +103,11 @@ def run_name(environment: Environment) -> str:
     return os.environ.get("PMIX_NAMESPACE", "run")
 
 
+def _restarts() -> int:
+    text = os.environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0
+
+
 def description(prepared: Prepared, company: Company) -> dict[str, Any]:
     """What the report of the run has to know, and rank 0 knows when all have met."""
     environment, ranks = prepared.environment, sorted(company.nodes.items())
@@ -113,6 +117,7 @@ def description(prepared: Prepared, company: Company) -> dict[str, Any]:
         "srunddp": __version__,
         "job": str(step.job) if step else "",
         "step": str(step.step) if step else "",
+        "restarts": _restarts(),
         "run": logs.plain(run_name(environment)),
         "launcher": environment.launcher,
         "world_size": environment.world_size,

@@ -58,7 +58,9 @@ def test_a_requeued_job_has_a_folder_for_each_start(tmp_path: Path) -> None:
     world = slurm(0, 1) | {"SLURM_RESTART_COUNT": "2"}
     done = python(BIN, "run", "--quiet", "--monitor", "--monitor-dir=here", "train.py", folder=tmp_path, **world)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in tmp_path.glob("here/*/*")] == ["monitor.2"]
+    (folder,) = tmp_path.glob("here/*/*")
+    assert folder.name == "monitor.2"
+    assert json.loads((folder / "run.json").read_text())["restarts"] == 2
 
 
 @pytest.mark.parametrize(
