@@ -194,7 +194,7 @@ class MadeUp:
                 samples = count * 64 * len(self.ranks)
                 yield f"{head},{samples},{count * length:.4f},{data_s:.4f},{own_s:.4f},{longest:.4f},{epoch}"
             else:
-                yield f"{head},,{count * length:.4f},,,,"
+                yield f"{head},,,,,,"
             before = count
 
     def _marks(self, rank: int) -> Iterator[str]:

@@ -125,7 +125,9 @@ def _gathered(points: Sequence[tuple[float, float]], over: Grid) -> list[float]:
 
 
 def heat(samples: Samples, part: str, whole: str, over: Grid) -> list[float]:
-    """The growth of one counter over that of another in each column; nan where that did not grow."""
+    """The growth of one counter over that of another in each column; nan where one is unknown, or that did not grow."""
+    if not samples.known(part):
+        return [NAN] * over.columns
     sums = {name: [0.0] * over.columns for name in (part, whole)}
     for name, columns in sums.items():
         for begin, end, grown in samples.steps(name):
