@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +51,62 @@ def test_every_key_of_a_job_script_is_in_the_reference_with_its_default() -> Non
     assert named("srunddp sbatch") == keys(Job)
     assert named("srunddp mpirun") == {name: value for name, value in keys(MpiJob).items() if name not in keys(Start)}
     assert set(keys(Start)) == set([*named("srunddp sbatch")][: len(keys(Start))])
+
+
+def columns(file: str) -> list[str]:
+    """The columns of a file of ``--monitor``, as the reference lists them."""
+    section = (ROOT / "docs" / "reference.md").read_text().split(f"\n### {file}\n")[1].split("\n### ")[0]
+    table = section.split("\n| column |")[1].split("\n\n")[0]
+    return [
+        name for cell in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)
+    ]
+
+
+def test_every_column_of_the_monitors_files_is_in_the_reference_in_its_order() -> None:
+    from srunddp.observe import recorder
+    from srunddp.observe.sampling import gpus, links, node, tasks
+
+    for part in (node, tasks, links, gpus):
+        assert columns(f"NODE.{part.__name__.rpartition('.')[2]}.csv") == list(part.COLUMNS)
+    assert columns("NODE.rankR.steps.csv") == recorder.STEPS.strip().split(",")
+    assert columns("NODE.rankR.marks.csv") == recorder.MARKS.strip().split(",")
+
+
+def cells(title: str, first: str) -> dict[str, list[str]]:
+    """The rows of a section's table whose first column is called so, by that."""
+    section = re.split(rf"\n#+ {title}\n", (ROOT / "docs" / "reference.md").read_text())[1]
+    table = section.split(f"\n| {first} |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+    return {name: row[1:] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def test_every_mark_is_in_the_reference() -> None:
+    from srunddp.observe.marks import EVENTS
+
+    assert set(cells("NODE.rankR.marks.csv", "mark")) == {"process", "meeting", "met", "end", *EVENTS}
+
+
+def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> None:
+    from srunddp.observe.report import notes
+    from tests.observe.test_report_notes import PLANTED, noted
+
+    table = cells("Notes", "note")
+    made = [note for name in PLANTED for note in noted(PLANTED[name][0], tmp_path / name)]
+    assert {name: row[0] for name, row in table.items()} == {note.rule: note.threshold for note in made}
+    assert f"below {notes.OTHER_LINK_RATE / 2**20:.0f} MiB/s" in table["wrong interface"][2]
+    assert f"less than {notes.TIME_SAVED / 60:.0f} min to be saved" in table["time limit"][2]
+    assert f"less than {notes.MEMORY_UNUSED / 2**30:.0f} GiB unused" in table["memory unused"][2]
+    assert all(f"fewer than {notes.FEWEST_SAMPLES} samples" in table[name][2] for name in ("gpu idle", "gpu throttled"))
+    few = f"Below {notes.FEWEST_STEPS} steps, where steps are counted, or {notes.FEWEST_SAMPLES} samples"
+    assert few in (ROOT / "docs" / "reference.md").read_text()
+
+
+def test_every_option_of_a_run_and_of_the_report_is_in_the_reference() -> None:
+    from srunddp.cli import run
+    from srunddp.cli_report import report
+
+    for command, title, first in ((run, "Command line", "option"), (report, "srunddp report", "option")):
+        wanted = {name for option in command.params for name in option.opts if name.startswith("-")}
+        told = {re.split(r"[ \[]", name)[0] for name in cells(title, first)}
+        assert wanted - told == set()
+        assert told - wanted <= {"-h", "--help", "--version"}
