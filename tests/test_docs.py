@@ -101,12 +101,13 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
     assert few in (ROOT / "docs" / "reference.md").read_text()
 
 
-def test_every_option_of_a_run_and_of_the_report_is_in_the_reference() -> None:
+def test_every_option_of_a_run_of_the_report_and_of_triage_is_in_the_reference() -> None:
     from srunddp.cli import run
     from srunddp.cli_report import report
+    from srunddp.cli_triage import triage
 
-    for command, title, first in ((run, "Command line", "option"), (report, "srunddp report", "option")):
+    for command, title in ((run, "Command line"), (report, "srunddp report"), (triage, "srunddp triage")):
         wanted = {name for option in command.params for name in option.opts if name.startswith("-")}
-        told = {re.split(r"[ \[]", name)[0] for name in cells(title, first)}
+        told = {re.split(r"[ \[]", name)[0] for name in cells(title, "option")}
         assert wanted - told == set()
         assert told - wanted <= {"-h", "--help", "--version"}
