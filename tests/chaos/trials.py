@@ -30,6 +30,7 @@ from tests.slurm.conftest import data_network, site_mpi
 LIMITS = dict.fromkeys(SUDDEN, 2.0) | {"stop": 13.0}
 _BY_SRUN = ("none", "pmi2", "pmix")
 _WITH_TORCH = 0.1
+_MONITORED = ("--monitor=0.2", "--monitor-dir={folder}/monitor")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def random_plan(seed: int, launchers: Iterable[str] | None = None) -> Plan:
         peers=draw.choice(("raise", "block")),
         stubborn=draw.random() < 0.25,
         children=draw.random() < 0.25,
+        options=_MONITORED if draw.random() < 0.5 else (),
     )
 
 
