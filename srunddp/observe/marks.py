@@ -30,10 +30,8 @@ EVENTS = (
 )
 
 _COUNT = struct.Struct("=Q")
-_CONDEMNED = _COUNT.size  # where the next word begins
-# Native, so that each field is one store: the reader may look at any moment.
 _STEPS = struct.Struct("@QQddddQ")
-_TAKEN, _STEPS_AT, _EVENTS_AT = 16, 64, 256
+_COUNT_AT, _CONDEMNED_AT, _LOOKS_AT, _NUMBER_AT, _STEPS_AT, _EVENTS_AT = 0, 8, 16, 24, 64, 256
 _EVENT = struct.Struct("@ddQ")
 _KEPT = 4096  # events that are not lost before the recorder looks
 _SIZE = _EVENTS_AT + _KEPT * _EVENT.size
@@ -89,34 +87,34 @@ class Marks:
     def mark(self) -> None:
         """In the worker: one step more."""
         self.count += 1
-        _COUNT.pack_into(self._page, 0, self.count)
+        self._put(_COUNT_AT, _COUNT.pack(self.count))
         if self.count == 1:
             self.event("step")
 
     def rest(self) -> None:
         """In the worker: no step is expected for now."""
-        _COUNT.pack_into(self._page, 0, 0)
+        self._put(_COUNT_AT, _COUNT.pack(0))
 
     def read(self) -> int:
         """In the supervisor: the steps so far; 0 where none is expected."""
-        return int(_COUNT.unpack_from(self._page, 0)[0])
+        return int(_COUNT.unpack_from(self._page, _COUNT_AT)[0])
 
     def condemn(self) -> None:
         """In the supervisor: a verdict stands, and the worker is about to be ended for it."""
-        _COUNT.pack_into(self._page, _CONDEMNED, 1)
+        self._put(_CONDEMNED_AT, _COUNT.pack(1))
 
     def is_condemned(self) -> bool:
         """In the worker: whether that was said."""
-        return bool(_COUNT.unpack_from(self._page, _CONDEMNED)[0])
+        return bool(_COUNT.unpack_from(self._page, _CONDEMNED_AT)[0])
 
     @property
     def looks(self) -> int:
         """In the worker: changes when the recorder has looked."""
-        return self._page[_TAKEN]
+        return self._page[_LOOKS_AT]
 
     def write_steps(self, *figures: float) -> None:
         """In the worker, where ``recording``: those of :class:`Steps`."""
-        _STEPS.pack_into(self._page, _STEPS_AT, *figures)
+        self._put(_STEPS_AT, _STEPS.pack(*figures))
 
     def read_steps(self) -> Steps:
         """In either, where ``recording``: what was written last."""
@@ -124,7 +122,7 @@ class Marks:
 
     def look(self) -> Steps:
         """In the supervisor, where ``recording``: the same, and the longest step begins anew."""
-        self._page[_TAKEN] = (self._page[_TAKEN] + 1) % 256
+        self._page[_LOOKS_AT] = (self._page[_LOOKS_AT] + 1) % 256
         return self.read_steps()
 
     def event(self, name: str, value: float = math.nan) -> None:
@@ -133,16 +131,20 @@ class Marks:
             return
         with self._lock:  # a checkpoint is written by another thread
             place = _EVENTS_AT + self._events % _KEPT * _EVENT.size
-            _EVENT.pack_into(self._page, place, time.time(), value, EVENTS.index(name))
+            self._put(place, _EVENT.pack(time.time(), value, EVENTS.index(name)))
             self._events += 1
-            _COUNT.pack_into(self._page, _TAKEN + _COUNT.size, self._events)
+            self._put(_NUMBER_AT, _COUNT.pack(self._events))
 
     def events(self, seen: int) -> tuple[list[Event], int]:
         """In the supervisor, where ``recording``: the events after the first ``seen``, and how many there are now."""
-        count = int(_COUNT.unpack_from(self._page, _TAKEN + _COUNT.size)[0])
+        count = int(_COUNT.unpack_from(self._page, _NUMBER_AT)[0])
         places = range(max(seen, count - _KEPT), count)
         found = [_EVENT.unpack_from(self._page, _EVENTS_AT + place % _KEPT * _EVENT.size) for place in places]
         return [Event(when, EVENTS[number], value) for when, value, number in found], count
+
+    def _put(self, place: int, words: bytes) -> None:
+        # The reader may look at any moment, and each word is one store. pack_into() would first make all of them 0.
+        self._page[place : place + len(words)] = words
 
 
 _marks: Marks | None = None

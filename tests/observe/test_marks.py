@@ -16,6 +16,7 @@ import pytest
 import srunddp
 from srunddp.observe import marks
 from srunddp.observe.marks import Marks, heartbeat, install
+from tests.run.starting import until
 
 
 @pytest.fixture
@@ -39,6 +40,28 @@ def test_the_supervisor_reads_how_many_steps_its_worker_has_made(ours: Marks) ->
     assert ours.read() == 0
     in_child({}, {}, {})
     assert ours.read() == 3
+
+
+def test_whoever_reads_amid_a_write_finds_no_figure_lower_than_before(recording: Marks) -> None:
+    low = (1 << 32, 1 << 40, 1.0, 1.0, 1.0, 1.0, 7)
+    high = (low[0] + 1, low[1] + 1, *(each + 1 for each in low[2:]))
+    child = os.fork()
+    if child == 0:
+        while True:
+            for figures in (low, high):
+                recording.write_steps(*figures)
+                recording.mark()
+    try:
+        until(recording.read)
+        end, count = time.monotonic() + 1.0, 0
+        while time.monotonic() < end:
+            found = recording.read_steps()
+            assert all(figure in pair for figure, *pair in zip(found, low, high, strict=True)), found
+            before, count = count, recording.read()
+            assert count >= before
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_after_the_last_step_none_is_expected_and_the_count_goes_on_with_the_next(ours: Marks) -> None:
