@@ -112,9 +112,10 @@ class Trainer:
             CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
             Stopped: the job has to leave its nodes; a checkpoint is written.
         """
-        with Run(self, train_data, test_data, order, collate) as run, self._replica.entering(run.pace.goes_on):
-            while self.state.epoch < self.config.epochs and (self.state.seen or not run.is_over):
-                self._epoch(run)
+        with Run(self, train_data, test_data, order, collate) as run:
+            with self._replica.around_waits(run.pace.waits, run.pace.goes_on):
+                while self.state.epoch < self.config.epochs and (self.state.seen or not run.is_over):
+                    self._epoch(run)
             run.finish()
         return self.state.records
 
@@ -137,7 +138,6 @@ class Trainer:
             last = batch is step.batches[-1]
             with self._synchronising(last):
                 with self._precision():
-                    pace.waits()
                     outputs = self._replica.training(batch.inputs)
                     loss = self._loss_function(outputs, batch.targets)
                 # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.

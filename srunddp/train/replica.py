@@ -60,17 +60,24 @@ class Replica:
         self._unknown = False
 
     @contextlib.contextmanager
-    def entering(self, call: Callable[[], None]) -> Iterator[None]:
-        """Have ``call`` made in each forward after the wait for rank 0's buffers, where there is one."""
-        waits = self._ddp is not None and self._ddp.broadcast_buffers and any(True for _ in self.model.buffers())
-        if not waits or self.training is not self._ddp:  # a compiled one would be compiled anew
+    def around_waits(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+        """Have both called around each forward's wait for rank 0's buffers, where there is one."""
+        share = getattr(self._ddp, "_sync_buffers", None)
+        if share is None or self.training is not self._ddp:  # a compiled one would be compiled anew
             yield
             return
-        handle = self.model.register_forward_pre_hook(lambda *_: call())
+
+        def timed() -> None:
+            before()
+            share()
+            after()
+
+        # No hook of the model, which the user may save as a whole, or compile.
+        self._ddp._sync_buffers = timed
         try:
             yield
         finally:
-            handle.remove()
+            del self._ddp._sync_buffers
 
     def share_buffers(self) -> None:
         """Give all ranks rank 0's buffers, such as BatchNorm's running statistics.
