@@ -10,7 +10,7 @@ from typing import Any
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.observe.marks import Marks
-from srunddp.observe.recorder import Recorder
+from srunddp.observe.recorder import RUN, Recorder
 from srunddp.observe.sampling import Sampler, Site, start
 
 _WITHIN = 0.5
@@ -101,13 +101,16 @@ class Recording(Monitor):
         self._recorder = Recorder(plan.folder, f"{plan.node}.rank{plan.rank}", plan.seconds, self.marks)
         try:
             self._recorder.open()
+            if plan.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
+                (plan.folder / RUN).unlink(missing_ok=True)
         except OSError as error:
+            place = error.filename or plan.folder
             raise ConfigError(
-                f"{error.filename or plan.folder} cannot be written: {os.strerror(error.errno or 0)}",
+                f"{place} cannot be written: {os.strerror(error.errno or 0)}",
                 expected="a folder in which every node may make files",
                 cure="name another with --monitor-dir, or correct its permissions",
                 where="--monitor",
-                scope=Scope.NODE,
+                scope=Scope.RANK if os.path.lexists(place) else Scope.NODE,
             ) from None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:

@@ -25,6 +25,7 @@ from srunddp.settings.files import replace_file
 
 STEPS = "time,steps,samples,step_s,data_s,own_s,longest_step_s,epoch\n"
 MARKS = "time,mark,value\n"
+RUN = "run.json"
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Recorder:
 
     def describe(self, run: Mapping[str, Any]) -> None:
         """On rank 0: what is known of the run once all have met."""
-        self._tasks.put(partial(_replace, self.folder / "run.json", json.dumps(run, indent=2) + "\n"))
+        self._tasks.put(partial(_replace, self.folder / RUN, json.dumps(run, indent=2) + "\n"))
 
     def finish(self, code: int, limit: float) -> None:
         """The worker has ended: write the rest, within so many seconds.
@@ -121,7 +122,7 @@ class Recorder:
 
 
 def _line(when: float, name: str, value: float) -> str:
-    return f"{when:.3f},{name},{'' if math.isnan(value) else format(value, '.6g')}\n"
+    return f"{when:.3f},{name},{'' if math.isnan(value) else format(value, '.10g')}\n"
 
 
 def _write(descriptor: int, text: str) -> None:

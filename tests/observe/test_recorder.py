@@ -43,13 +43,13 @@ def test_marks_and_the_last_sums_are_there_when_it_ends(tmp_path: Path, marks: M
     made = recorder(tmp_path, marks)
     made.start()
     made.mark("meeting")
-    marks.event("epoch", 2)
+    marks.event("resumed", 12_345_678)
     marks.write_steps(7, 56, 1.5, 0.25, 0.5, 0.125, 2)
     made.finish(143, 5.0)
     assert [(row["mark"], row["value"]) for row in rows(tmp_path, "marks")] == [
         ("process", ""),
         ("meeting", ""),
-        ("epoch", "2"),
+        ("resumed", "12345678"),
         ("end", "143"),
     ]
     *_, last = rows(tmp_path, "steps")

@@ -43,6 +43,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_what_an_earlier_start_of_more_ranks_and_nodes_has_left_in_the_folder_is_not_of_this_one(
+    whole: Path, tmp_path: Path
+) -> None:
+    alone, again = MadeUp(nodes=1, ranks_per_node=1, seconds=40), tmp_path / "again"
+    folder = alone.write(again)
+    said = reported(folder)
+    for name in FILES:
+        if name.startswith("node02."):
+            shutil.copy(whole / name, folder)
+    assert len(list(folder.iterdir())) > 6
+    assert reported(folder) == said
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_files_cut_at_any_byte_still_give_a_report(whole: Path, tmp_path: Path, data: st.DataObject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -53,6 +54,19 @@ def test_a_runs_files_say_how_it_went_from_its_process_to_its_exit_code(tmp_path
     assert (told["world_size"], told["script"], told["seconds"]) == (1, ["train.py", "--epochs=2"], MONITOR_SECONDS)
 
 
+def test_the_description_of_an_earlier_run_in_the_same_folder_is_not_taken_for_that_of_one_that_fails(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "train.py", "")
+    words = (BIN, "run", "--quiet", "--monitor", "--timeout=0.5", "train.py")
+    assert python(*words, folder=tmp_path, **slurm(0, 1)).returncode == 0
+    (told,) = tmp_path.glob("logs/*/monitor.0/run.json")
+    assert json.loads(told.read_text())["world_size"] == 1
+    done = python(*words, folder=tmp_path, **slurm(0, 2))  # the other one never comes
+    assert done.returncode not in (0, 78), done.stderr
+    assert not told.exists()
+
+
 def test_a_requeued_job_has_a_folder_for_each_start(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "")
     world = slurm(0, 1) | {"SLURM_RESTART_COUNT": "2"}
@@ -79,3 +93,16 @@ def test_what_cannot_be_recorded_is_said_before_anything_starts(tmp_path: Path, 
     done = python(BIN, "run", *words, "train.py", folder=tmp_path)
     assert (done.returncode, done.stdout) == (78, "")
     assert message in done.stderr
+
+
+def test_a_rank_that_alone_cannot_write_its_files_says_so_itself(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "")
+    world = slurm(1, 2)
+    words = (BIN, "run", "--quiet", "--monitor", "--timeout=0.5", "train.py")
+    python(*words, folder=tmp_path, **world)
+    (file,) = tmp_path.glob("logs/*/monitor.0/*.rank1.steps.csv")
+    file.unlink()
+    os.mkfifo(file)
+    done = python(*words, folder=tmp_path, **world)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"--monitor: {file.relative_to(tmp_path)} cannot be written" in done.stderr

@@ -109,6 +109,8 @@ def read(folder: Path) -> Run:
     ranks, names = _layout(header)
     run = Run(folder, header, 0.0, ranks, (), {}, (), {}, {}, {}, (), ())
     for name in files.names(folder):
+        if _is_of_another_start(name, ranks, names):
+            continue
         if match := _PER_RANK.fullmatch(name):
             run = _with_rank(run, folder / name, names.get(match[1], match[1]), int(match[2]), match[3])
         elif match := _PER_NODE.fullmatch(name):
@@ -128,6 +130,14 @@ def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
     nodes = header.get("nodes")
     listed = [str(node) for node in nodes] if isinstance(nodes, list) else []
     return ranks, {_plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
+
+
+def _is_of_another_start(name: str, ranks: Mapping[int, str], names: Mapping[str, str]) -> bool:
+    """Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties."""
+    if match := _PER_RANK.fullmatch(name):
+        return bool(ranks) and int(match[2]) not in ranks
+    match = _PER_NODE.fullmatch(name)
+    return bool(ranks) and match is not None and match[1] not in names
 
 
 def _plain(name: str) -> str:
