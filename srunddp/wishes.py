@@ -95,6 +95,11 @@ def plan_monitor(wishes: Wishes, environment: Environment, script: Script) -> Pl
     )
 
 
+def _restarts() -> int:
+    text = os.environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0
+
+
 def run_name(environment: Environment) -> str:
     """The name of a run's folder."""
     # The same on all ranks before any of them has heard of another.
