@@ -143,7 +143,7 @@ class Trainer:
                 # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.
                 weight = batch.own * self.world.world_size / step.total
                 if last:
-                    pace.shares()
+                    pace.waits()
                 state.scaler.scale(loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
             if last:
                 pace.goes_on()

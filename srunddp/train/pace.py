@@ -26,13 +26,10 @@ class Pace:
         return steps
 
     def waits(self) -> None:
-        """What follows may wait for other ranks, until :meth:`goes_on`."""
+        """What follows waits for other ranks, until :meth:`goes_on`: the backward pass that shares gradients."""
 
     def goes_on(self) -> None:
         """This rank's own work again."""
-
-    def shares(self) -> None:
-        """The backward pass that shares gradients follows, until :meth:`goes_on`."""
 
     def done(self, samples: int) -> None:
         """The step is over; ``samples`` of all ranks were in it."""
@@ -57,33 +54,33 @@ class Timed(Pace):
         """The same steps, and how long each was waited for."""
         while True:
             self._asked = self._clock()
+            if self._gpu:
+                self._gpu.begin(self._asked)
             step = next(steps, None)
             if step is None:
                 return
             self._arrived, self._waited = self._clock(), 0.0
-            if self._gpu:
-                self._gpu.begin(self._arrived)
             yield step
 
     def waits(self) -> None:
         """See :class:`Pace`."""
+        if self._gpu:
+            self._gpu.turn()
         self._since = self._clock()
 
     def goes_on(self) -> None:
         """See :class:`Pace`."""
-        self._waited += self._clock() - self._since
-
-    def shares(self) -> None:
-        """See :class:`Pace`."""
         if self._gpu:
-            self._gpu.end()
-        self._since = self._clock()
+            self._gpu.turn()
+        self._waited += self._clock() - self._since
 
     def done(self, samples: int) -> None:
         """See :class:`Pace`."""
         step, data = self._clock() - self._asked, self._arrived - self._asked
-        # A rank with a GPU runs ahead of it, and waits where it reads the loss: for the others as well.
-        own = data + self._gpu.seconds() if self._gpu else step - self._waited
+        own = step - self._waited
+        if self._gpu:
+            self._gpu.end()
+            own = max(data, self._gpu.seconds())
         self._steps += 1
         self._samples += samples
         self._step_s += step
@@ -108,28 +105,41 @@ class Timed(Pace):
 
 
 class _Gpu:
-    """How long a GPU needs from a step's data to its backward pass, looked at now and then."""
+    """How long a GPU is at a step without what is shared with other ranks, looked at now and then.
+
+    By its own clock, as the rank runs ahead of it: from the wish for data on, so that it counts where the GPU waits
+    for this rank.
+    """
 
     def __init__(self) -> None:
-        self._start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._next, self._begun, self._ended = 0.0, False, False
-        self._seconds = 0.0
+        self._turns: list[Any] = []  # of the step that is looked at: events at the begin and end of each own part
+        self._looking = False
+        self._next = self._seconds = 0.0
 
     def begin(self, now: float) -> None:
-        if not self._ended and now >= self._next:
-            self._next, self._begun = now + _LOOK_EVERY, True
-            self._start.record()
+        """A step begins; one that was begun before had no data."""
+        if self._looking or (not self._turns and now >= self._next):
+            self._next, self._looking = now + _LOOK_EVERY, True
+            self._turns.clear()
+            self.turn()
+
+    def turn(self) -> None:
+        """From own work to what is shared, or back."""
+        if self._looking:
+            self._turns.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            self._turns[-1].record()
 
     def end(self) -> None:
-        if self._begun:
-            self._begun, self._ended = False, True
-            self._end.record()
+        """The step is over."""
+        self.turn()
+        self._looking = False
 
     def seconds(self) -> float:
-        """Of the last step that was looked at; 0 before."""
-        if self._ended and self._end.query():
-            self._ended, self._seconds = False, self._start.elapsed_time(self._end) / 1000
+        """Of the last step that was looked at and that the GPU is through with; 0 before."""
+        if self._turns and self._turns[-1].query():
+            parts = zip(self._turns[::2], self._turns[1::2], strict=False)
+            self._seconds = sum(begin.elapsed_time(end) for begin, end in parts) / 1000
+            self._turns.clear()
         return self._seconds
 
 

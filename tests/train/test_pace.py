@@ -94,8 +94,9 @@ class Clock:
 
 
 class Event:
-    """torch.cuda.Event, of a GPU that needs 3 s from one to the next."""
+    """torch.cuda.Event, by a GPU's clock."""
 
+    gpu = Clock()
     recorded = 0
     ready = True
 
@@ -104,38 +105,60 @@ class Event:
 
     def record(self) -> None:
         Event.recorded += 1
+        self.at = Event.gpu.now
 
     def query(self) -> bool:
         return Event.ready
 
     def elapsed_time(self, end: Event) -> float:
-        return 3000.0
+        return 1000 * (end.at - self.at)
 
 
-def test_with_a_gpu_a_ranks_own_time_is_the_gpus_and_its_data_and_not_its_waiting_for_results(
+def test_with_a_gpu_a_ranks_own_time_is_the_gpus_without_its_waiting_for_others_or_the_ranks_for_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    clock, gpu, page = Clock(), Event.gpu, Marks(recording=True)
+    monkeypatch.setattr("time.perf_counter", clock)
+    pace = Timed(page, torch.device("cuda"))
+
+    def step(forward: float) -> None:
+        for _ in pace.arriving(iter(["a step"])):
+            gpu.now += forward
+            pace.waits()
+            gpu.now += 4.0  # the backward pass
+            clock.now += 1.0
+            pace.goes_on()
+            clock.now += 9.0  # it reads the loss
+            gpu.now += 2.0  # the optimizer, and what the rank was late with
+            pace.done(1)
+
+    step(3.0)
+    assert page.read_steps()[2:5] == (10.0, 0.0, 5.0)
+    step(1.0)
+    assert page.read_steps()[2:5] == (20.0, 0.0, 8.0)
+    Event.ready, before = False, Event.recorded
+    step(2.0)
+    step(2.0)
+    assert page.read_steps().own_s == 14.0  # as in the step before, until the GPU has come so far
+    assert Event.recorded == before + 4  # of the first of them
+    Event.ready = True
+    step(7.0)
+    assert page.read_steps().own_s == 18.0
+
+
+def test_with_a_gpu_a_wish_for_data_at_the_end_of_an_epoch_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
     clock, page = Clock(), Marks(recording=True)
     monkeypatch.setattr("time.perf_counter", clock)
     pace = Timed(page, torch.device("cuda"))
-    for _ in range(2):
-        for _ in pace.arriving(iter(["a step"])):
-            pace.waits()
-            pace.shares()
-            clock.now += 1.0
-            pace.goes_on()
-            clock.now += 9.0  # it reads the loss
-            pace.done(1)
-    assert page.read_steps()[2:5] == (20.0, 0.0, 6.0)
-    Event.ready = False
-    before = Event.recorded
+    assert list(pace.arriving(iter(()))) == []
+    Event.gpu.now += 1000.0  # an evaluation
     for _ in pace.arriving(iter(["a step"])):
-        pace.shares()
-        clock.now += 10.0
+        clock.now += 2000.0
+        Event.gpu.now += 7.0
         pace.done(1)
-    assert page.read_steps().own_s == 9.0  # as in the step before, until the GPU has come so far
-    assert Event.recorded == before + 2
+    assert page.read_steps().own_s == 7.0
 
 
 def test_without_monitoring_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
