@@ -105,7 +105,10 @@ def run_name(environment: Environment) -> str:
     # The same on all ranks before any of them has heard of another.
     if environment.step:
         return f"{environment.step.job}.{environment.step.step}"
-    return os.environ.get("PMIX_NAMESPACE", "run")
+    # A batch script's own run has no step, and an array's tasks, each a job, may run at once. What mpirun starts on
+    # other nodes may not be told the job.
+    job = os.environ.get("SLURM_JOB_ID") if environment.world_size == 1 else None
+    return os.environ.get("PMIX_NAMESPACE") or job or "run"
 
 
 def _restarts() -> int:

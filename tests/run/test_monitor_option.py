@@ -11,6 +11,7 @@ import pytest
 
 from srunddp.cli import run
 from srunddp.cli_options import MONITOR_SECONDS
+from srunddp.observe.report.places import find
 from tests.run.starting import python, slurm, write
 
 BIN = str(Path(__file__).resolve().parents[2] / "bin" / "srunddp")
@@ -52,6 +53,16 @@ def test_a_runs_files_say_how_it_went_from_its_process_to_its_exit_code(tmp_path
     assert steps.read_text().splitlines()[-1].split(",")[1] == "3"
     told = json.loads((folder / "run.json").read_text())
     assert (told["world_size"], told["script"], told["seconds"]) == (1, ["train.py", "--epochs=2"], MONITOR_SECONDS)
+
+
+def test_tasks_of_an_array_that_run_without_srun_have_a_folder_each_which_the_report_finds(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "")
+    for job in ("4711", "4712"):
+        done = python(BIN, "run", "--quiet", "--monitor", "train.py", folder=tmp_path, SLURM_JOB_ID=job)
+        assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("logs/*")) == ["4711", "4712"]
+    place = find("4711", str(tmp_path / "logs"), None, lambda _: None)
+    assert place.folder == tmp_path / "logs" / "4711" / "monitor.0"
 
 
 def test_the_description_of_an_earlier_run_in_the_same_folder_is_not_taken_for_that_of_one_that_fails(

@@ -132,6 +132,7 @@ def _runs(folder: Path, number: str, step: str | None) -> list[Path]:
     """The monitored steps of a job, the newest last."""
     if not folder.is_dir():
         return []
-    wanted = re.compile(rf"{number}\.({step or '[0-9]{1,9}'})")
-    found = [(int(match[1]), each) for each in _folders(folder) if (match := wanted.fullmatch(each.name))]
+    # Without a step where a batch script itself was the run.
+    wanted = re.compile(rf"{number}\.({step})" if step else rf"{number}(?:\.([0-9]{{1,9}}))?")
+    found = [(int(match[1] or -1), each) for each in _folders(folder) if (match := wanted.fullmatch(each.name))]
     return [each for _, each in sorted(found) if _starts(each)]
