@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
+
 from srunddp.observe.report.run import Run
 from srunddp.observe.report.summary import Launch, Phase
 
-# What begins and ends a phase.
+# What begins and what ends a phase: of several marks the first that is there.
 _PHASES = {
-    "python": ("process", "meeting"),
-    "meeting": ("meeting", "met"),
-    "import": ("import", "imported"),
-    "init": ("init", "initialised"),
-    "first step": ("fit", "step"),
+    "python": (("process",), ("meeting",)),
+    "meeting": (("meeting",), ("met",)),
+    "import": (("import",), ("imported",)),
+    "init": (("init",), ("initialised",)),
+    "script": (("initialised", "imported", "met"), ("fit", "step")),
+    "prepare": (("fit",), ("epoch",)),
+    "first step": (("epoch", "fit"), ("step",)),
 }
 NAMES = ("srun", *_PHASES)
 
 
 def launches(run: Run) -> tuple[Launch, ...]:
-    """Of each rank that has a mark; ``srun`` is from the first process of the run to the rank's own."""
+    """Of each rank that has a mark.
+
+    ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's script does by itself,
+    from the process group to the training; ``prepare`` what the training does before its first epoch.
+    """
     times: dict[int, dict[str, float]] = {}
     for mark in run.marks:
         times.setdefault(mark.rank, {}).setdefault(mark.name, mark.time)
@@ -27,7 +35,8 @@ def launches(run: Run) -> tuple[Launch, ...]:
 def _launch(rank: int, times: dict[str, float]) -> Launch:
     process = times.get("process", min(times.values()))
     phases = [Phase("srun", 0.0, process)] if process > 0 else []
-    for name, (begin, end) in _PHASES.items():
-        if begin in times and end in times and times[end] >= times[begin]:
-            phases.append(Phase(name, times[begin], times[end]))
+    for name, (begins, ends) in _PHASES.items():
+        begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
+        if begin <= end:
+            phases.append(Phase(name, begin, end))
     return Launch(rank, process, tuple(phases), times.get("step"))

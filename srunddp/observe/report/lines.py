@@ -83,6 +83,12 @@ def rates(samples: Samples, name: str, scale: float = 1.0) -> list[tuple[float, 
     return [((begin + end) / 2, grown / (end - begin) * scale) for begin, end, grown in samples.steps(name)]
 
 
+def whole(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """Without the interval in which it came to its end, which is none of its rate, and what follows; of a few, all."""
+    last = max((at for at, (_, value) in enumerate(points) if value > 0), default=0)
+    return points[:last] if last > 2 else points
+
+
 def summed(series: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """The sum of series that have the same times; what one of them lacks is left out."""
     every = [dict(each) for each in series]
@@ -125,12 +131,14 @@ def _gathered(points: Sequence[tuple[float, float]], over: Grid) -> list[float]:
 
 
 def heat(samples: Samples, part: str, whole: str, over: Grid) -> list[float]:
-    """The growth of one counter over that of another in each column; nan where one is unknown, or that did not grow."""
-    if not samples.known(part):
-        return [NAN] * over.columns
-    sums = {name: [0.0] * over.columns for name in (part, whole)}
-    for name, columns in sums.items():
-        for begin, end, grown in samples.steps(name):
-            for at, seconds in over.covered(begin, end):
-                columns[at] += grown * seconds / (end - begin)
-    return [top / below if below > 1e-9 else NAN for top, below in zip(sums[part], sums[whole], strict=True)]
+    """The growth of one counter over that of another in each column; nan where that did not grow.
+
+    Of intervals in which both are known: before the first step one of them may not be.
+    """
+    tops, belows = [0.0] * over.columns, [0.0] * over.columns
+    parts = {(begin, end): grown for begin, end, grown in samples.steps(part)}
+    for begin, end, grown in samples.steps(whole):
+        for at, seconds in over.covered(begin, end) if (begin, end) in parts else ():
+            tops[at] += parts[begin, end] * seconds / (end - begin)
+            belows[at] += grown * seconds / (end - begin)
+    return [top / below if below > 1e-9 else NAN for top, below in zip(tops, belows, strict=True)]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from srunddp.observe.report import canvas, units
 from srunddp.observe.report.canvas import COLOURS, TimeAxis
-from srunddp.observe.report.lines import Line, band, gauge, grid, mean_of, rates, summed
+from srunddp.observe.report.lines import Line, band, gauge, grid, mean_of, rates, summed, whole
 from srunddp.observe.report.run import Gpu, Run
 from srunddp.observe.report.summary import Summary
 
@@ -42,7 +42,8 @@ def timeline(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     """Epochs, evaluations and checkpoints, and samples per second."""
     bars = _bars(run, summary)
     counted = max(run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=None)
-    points = rates(counted, "samples") if counted else []
+    points: Sequence[tuple[float, float]] = rates(counted, "samples") if counted else []
+    points = whole(points) if summary.ending.codes else points
     heights = [*([0.35 * len(bars) + 0.3] if bars else []), *([2.0] if points else [])]
     missing = [] if points else ["The samples of the steps are not known, so that there is no throughput."]
     missing += [] if bars else ["No epochs, evaluations or checkpoints were marked."]
@@ -83,7 +84,7 @@ def _draw_bars(panel: Axes, bars: dict[str, list[tuple[float, float]]], axis: Ti
 
 
 def _draw_throughput(
-    panel: Axes, points: list[tuple[float, float]], summary: Summary, axis: TimeAxis, *, alone: bool
+    panel: Axes, points: Sequence[tuple[float, float]], summary: Summary, axis: TimeAxis, *, alone: bool
 ) -> None:
     panel.plot([axis.at(time) for time, _ in points], [value for _, value in points], color=COLOURS[0], linewidth=1.2,
                label="all ranks", marker="o" if len(points) < 3 else None)  # fmt: skip

@@ -87,7 +87,7 @@ def launch(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     panel.set_xlim(0, scale.at(end) * 1.01 or 1)
     panel.set_xlabel(f"time since the first process began ({scale.unit[1]})")
     panel.grid(visible=False, axis="y")
-    panel.set_title(f"Launch phases by rank{f', every {every}th rank' if every > 1 else ''}")
+    panel.set_title(f"Launch phases by rank{f', one of {every}' if every > 1 else ''}")
     canvas.legend(panel)
     return Drawn(figure, f"Launch phases of {units.count(len(shown), 'rank')} as bars over time.")
 
