@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +67,7 @@ def _report(given: dict[str, Any]) -> None:
     if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
         return
     run, summary = _summed(place.folder, baseline)
-    if summary.ending.running and slurm.is_over(summary):
-        summary = replace(summary, ending=replace(summary.ending, running=False))
+    summary = slurm.completed(summary)
     view = slurm.view(summary)
     click.echo("\n".join(text.lines(summary, notes(summary), view)))
     if not given["text_only"]:

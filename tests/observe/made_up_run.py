@@ -33,7 +33,7 @@ class MadeUp:
         seconds: for which it trains; interval: between samples; start: Unix time.
         step_s, own: a step, and which share of it is not the backward pass; data: which share is waiting for data.
         slow: seconds that a rank needs more of its own in each step; slow_data: the same, waiting for data;
-            stall: seconds of its own, once, in the middle.
+            stall, data_stall: seconds of its own, or for which all wait for data, once, in the middle.
         epoch_s, evaluation_s, checkpoint_s: how long those last; 0 for none.
         utilization: of each GPU; idle: GPUs, as (node, index), that do nothing; hot: those that are throttled.
         other_link: bytes per second on a link that was not chosen; chosen_link: on the one that was.
@@ -43,6 +43,7 @@ class MadeUp:
         codes: of single ranks, before that.
         ahead: seconds by which a node's clock is ahead.
         trainer: False for a script that only calls heartbeat().
+        resumed: the step of the checkpoint that it went on from; None for none.
         renewed: counters of tasks and nodes begin anew in the middle.
     """
 
@@ -58,6 +59,7 @@ class MadeUp:
     slow: Mapping[int, float] = field(default_factory=dict)
     slow_data: Mapping[int, float] = field(default_factory=dict)
     stall: Mapping[int, float] = field(default_factory=dict)
+    data_stall: float = 0.0
     epoch_s: float = 150.0
     evaluation_s: float = 8.0
     checkpoint_s: float = 1.0
@@ -78,6 +80,7 @@ class MadeUp:
     time_limit: float | None = 1200.0
     ahead: Mapping[int, float] = field(default_factory=dict)
     trainer: bool = True
+    resumed: int | None = None
     renewed: bool = False
     script: tuple[str, ...] = ("train.py", "--epochs=20")
     name: str = "4711.0"
@@ -184,7 +187,8 @@ class MadeUp:
             spent = sum(max(0.0, min(time, stop) - begin) for begin, stop in spans)
             count = int(spent / length)
             if time >= self._begin + self.seconds / 2 > time - self.interval:
-                own_s += self.stall.get(rank, 0.0)
+                own_s += self.stall.get(rank, 0.0) + self.data_stall
+                data_s += self.data_stall
             own_s += (count - before) * own * noise.uniform(0.98, 1.02)
             data_s += (count - before) * data * noise.uniform(0.9, 1.1)
             epoch = sum(begin <= time for begin, _ in spans)
@@ -219,6 +223,8 @@ class MadeUp:
     def _course(self, rank: int) -> Iterator[tuple[str, float, str]]:
         if not self.trainer or not self.epoch_s:
             return
+        if self.resumed is not None:
+            yield "resumed", self._begin - 0.1, str(self.resumed)
         for number, (begin, stop) in enumerate(self._spans, 1):
             yield "epoch", begin, str(number)
             if stop + self.evaluation_s + self.checkpoint_s > self._end:

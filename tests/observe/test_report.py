@@ -90,13 +90,23 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
 def test_the_phases_of_the_launch_are_those_of_each_rank(tmp_path: Path) -> None:
     summary = summed(MadeUp(nodes=1, ranks_per_node=2), tmp_path)
     first, second = summary.launches
-    assert [phase.name for phase in first.phases] == ["python", "meeting", "import", "init", "first step"]
+    names = ["python", "meeting", "import", "init", "script", "prepare", "first step"]
+    assert [phase.name for phase in first.phases] == names
     assert [phase.name for phase in second.phases] == ["srun", *(phase.name for phase in first.phases)]
     lasted = {phase.name: phase.end - phase.begin for phase in second.phases}
     assert lasted["srun"] == pytest.approx(0.02, abs=2e-3)
     assert lasted["python"] == pytest.approx(0.3, abs=2e-3)
     assert lasted["init"] == pytest.approx(0.4, abs=2e-3)
+    assert lasted["script"] == pytest.approx(0.1, abs=2e-3)
+    assert lasted["prepare"] == pytest.approx(0.802, abs=2e-3)
+    assert lasted["first step"] == pytest.approx(0.2, abs=2e-3)
     assert second.ready == pytest.approx(5.202, abs=2e-3)
+
+
+def test_what_a_script_with_its_own_loop_does_before_its_first_step_has_a_phase(tmp_path: Path) -> None:
+    (launch,) = summed(MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path).launches
+    last = launch.phases[-1]
+    assert (last.name, last.begin, last.end) == ("script", pytest.approx(3.36, abs=2e-3), launch.ready)
 
 
 def test_a_baseline_gives_the_scaling_efficiency(tmp_path: Path) -> None:
@@ -214,7 +224,7 @@ def test_page_and_terminal_say_the_same(reported: tuple[Path, CompletedProcess[s
     folder, done = reported
     words = Page((folder / "report.html").read_text()).words
     assert done.stderr == ""
-    for each in ("rank 5 on node02", "2256, 250 ms each", "scaling efficiency 81 % at most", "0.786 kWh by 8 GPUs"):
+    for each in ("rank 5 on node02", "2256, 250 ms each", "at work 81 % of the step time", "0.786 kWh by 8 GPUs"):
         assert each in done.stdout
         assert each in words
 

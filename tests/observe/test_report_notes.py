@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.observe.report import notes as judging
-from srunddp.observe.report.notes import Note
+from srunddp.observe.report.note import Note
 from srunddp.observe.report.run import read
 from srunddp.observe.report.summing import summary_of
 from tests.observe.made_up_run import GIB, MadeUp
@@ -33,18 +33,24 @@ HEALTHY = {
     "all CPUs used, none waited for": MadeUp(busy=0.99),
     "waiting for a CPU, others free": MadeUp(busy=0.5, delay=0.5),
     "data over another network": MadeUp(chosen_link=1e4, download=500e6),
+    "a file server over another network": MadeUp(chosen_link=1e5, download=300e6, other_link=2e6),
     "RDMA carries the training": MadeUp(chosen_link=1e3, rdma=1e9, other_link=2e6),
     "one node needs no network": MadeUp(nodes=1, chosen_link=0, other_link=60e6),
     "little traffic on another link": MadeUp(chosen_link=1e3, other_link=4e5),
     "data wait below the threshold": MadeUp(data=0.09),
     "a rank that is a little slower": MadeUp(slow={3: 0.018}),
     "a rank that stalled once": MadeUp(stall={3: 90.0}),
+    "data that came late once": MadeUp(seconds=1200, data_stall=300.0),
     "GPUs above the threshold": replace(ON_GPUS, utilization=19.0),
     "time limit used": MadeUp(time_limit=1400.0),
     "nearly half of a long limit": MadeUp(seconds=2000, interval=20, time_limit=4500.0),
     "little time saved": MadeUp(time_limit=2300.0),
     "crashed early": MadeUp(time_limit=36000.0, code=1),
     "killed early": MadeUp(time_limit=36000.0, code=None),
+    "the rest of a run": MadeUp(time_limit=36000.0, resumed=5000),
+    "one of a job's steps": MadeUp(time_limit=36000.0, name="4711.3"),
+    "crashed with much memory left": MadeUp(memory_limit=64 * GIB, code=1),
+    "killed with much memory left": MadeUp(memory_limit=64 * GIB, code=None),
     "little memory unused": MadeUp(memory=1 * GIB, memory_limit=4 * GIB),
     "memory used": MadeUp(memory=40 * GIB, memory_limit=64 * GIB),
 }
@@ -95,6 +101,29 @@ def test_what_is_planted_is_named_and_nothing_else(name: str, tmp_path: Path) ->
     assert found in note.found
     assert cure in note.cure
     assert note.threshold
+
+
+def test_the_rest_of_a_requeued_run_says_nothing_of_the_time_that_all_of_it_needs(tmp_path: Path) -> None:
+    folder = MadeUp(time_limit=36000.0).write(tmp_path, restart=1)
+    assert judging.notes(summary_of(read(folder))) == ()
+
+
+def test_the_time_used_is_the_jobs_where_slurm_says_it(tmp_path: Path) -> None:
+    """Staging and other steps are in it."""
+    summary = summary_of(read(MadeUp(time_limit=36000.0, name="4711.3").write(tmp_path)))
+    (note,) = judging.notes(replace(summary, job_s=7200.0))
+    assert (note.found, note.cure[:14]) == ("2 h of 10 h used, 20 %", "--time=3:00:00")
+    assert judging.notes(replace(summary, job_s=20000.0)) == ()
+
+
+def test_of_rank_0_it_is_asked_first_what_it_alone_does(tmp_path: Path) -> None:
+    (note,) = noted(MadeUp(slow={0: 0.1}), tmp_path)
+    assert note.cure.startswith("see what rank 0 alone does in each step")
+
+
+def test_the_only_node_is_not_to_be_left_out(tmp_path: Path) -> None:
+    (note,) = noted(MadeUp(nodes=1, ranks_per_node=4, slow={2: 0.1}), tmp_path)
+    assert note.cure == "see what else runs on node01"
 
 
 def test_two_troubles_that_have_nothing_to_do_with_each_other_are_two_notes(tmp_path: Path) -> None:

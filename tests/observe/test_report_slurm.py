@@ -180,6 +180,38 @@ def test_a_run_that_was_killed_just_now_is_not_said_to_be_running(body: str, sai
     assert "scontrol --oneliner show step 4711.0" in asked(commands)
 
 
+# The job's time limit, which ranks of Slurm 22.05 are not told.
+
+
+def completed(body: str, folder: Path) -> tuple[float | None, float | None]:
+    stub(folder, "scontrol", body)
+    found = slurm.completed(summary_of(read(replace(RUN, time_limit=None).write(folder))))
+    return found.time_limit_s, found.job_s
+
+
+def test_the_time_limit_is_the_controllers_with_how_long_the_job_has_lasted(commands: Path) -> None:
+    array = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
+    shown = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
+    assert completed(prints(array + shown), commands) == (93600.0, 123.0)
+
+
+def test_a_job_without_a_limit_has_none(commands: Path) -> None:
+    assert completed(prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), commands) == (None, 123.0)
+
+
+def test_when_the_controller_has_forgotten_the_job_the_time_limit_is_accountings(commands: Path) -> None:
+    stub(commands, "sacct", prints("4711|20|70\n"))
+    assert completed("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", commands) == (1200.0, 70.0)
+
+
+def test_the_limit_that_slurm_says_stands_in_the_report(commands: Path) -> None:
+    stub(commands, "scontrol", prints("JobId=4711 RunTime=00:01:06 TimeLimit=10:00:00\n"))
+    replace(RUN, time_limit=None).write(commands / "logs")
+    done = srunddp("report", "--text", "4711", folder=commands, PATH=os.environ["PATH"])
+    assert ", 65.3 s of 10 h\n" in done.stdout
+    assert "time limit: 66 s of 10 h used" in done.stdout
+
+
 # Where a job ran.
 
 SCONTROL = "JobId=4714 ArrayJobId=4711 ArrayTaskId=3 JobName=train.sh UserId=me(1000) WorkDir={} StdErr=/x Power=\n"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from srunddp.errors import one_line
 from srunddp.observe.report import units
+from srunddp.observe.report.note import Note
 from srunddp.observe.report.outliers import Outliers, outliers
+from srunddp.observe.report.requested import memory, time_limit
 from srunddp.observe.report.summary import GpuFigures, LinkFigures, NodeFigures, Summary, middle, share
 
 GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
@@ -15,31 +15,10 @@ CPUS_USED = 0.95  # of the CPUs of the job on a node
 CPU_WAIT = 0.20  # of the time, by the main threads
 OTHER_LINK = 5.0  # times what the chosen one carries
 OTHER_LINK_RATE = 2.0**20  # bytes per second
-TIME_USED = 0.40  # of the limit, as jobstats has it
-TIME_SAVED = 1800.0  # seconds
-MEMORY_USED = 0.50  # of the limit
-MEMORY_UNUSED = 4 * 2.0**30  # bytes
+_BALANCED = 0.1  # of what goes one way goes the other way at least: what answers a file server is less
 SLOWED = 0.05  # of the samples
 FEWEST_SAMPLES, FEWEST_STEPS = 5, 10
 _BY_DATA = 0.5  # of what a slow rank has more than the others
-
-
-@dataclass(frozen=True)
-class Note:
-    """One finding.
-
-    Attributes:
-        rule: its name; found, threshold: the figure with what it is of, and the limit that it passes.
-        cure: the next thing to change.
-    """
-
-    rule: str
-    found: str
-    threshold: str
-    cure: str
-
-    def __str__(self) -> str:
-        return f"{self.found} (threshold: {self.threshold}) -> {self.cure}"
 
 
 def notes(summary: Summary) -> tuple[Note, ...]:
@@ -56,7 +35,7 @@ def notes(summary: Summary) -> tuple[Note, ...]:
     found += waiting
     found += _gpu(summary, explained=bool(waiting or crowded or unlike.ranks))
     found += _interface(summary)
-    return (*found, *_time_limit(summary), *_memory(summary))
+    return (*found, *time_limit(summary), *memory(summary))
 
 
 def too_short(summary: Summary) -> str:
@@ -141,16 +120,20 @@ def _slow_rank(summary: Summary, unlike: Outliers) -> Note:
         f"above {units.percent(DATA_WAIT)}",
         f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
         if by_data
-        else f"see what else runs on {node}, and leave it out: --exclude={node}",
+        else _own_work(summary, unlike, node),
     )
+
+
+def _own_work(summary: Summary, unlike: Outliers, node: str) -> str:
+    first = "see what rank 0 alone does in each step, such as writing in a callback; " if unlike.ranks == (0,) else ""
+    leave = f", and leave it out: --exclude={node}" if len(summary.nodes) > 1 else ""
+    return f"{first}see what else runs on {node}{leave}"
 
 
 def _data_wait(summary: Summary, unlike: Outliers) -> list[Note]:
     others = [each for each in summary.ranks if each.rank not in unlike.ranks]
-    waits = [share(each.data_s, each.step_s) for each in others]
-    known = [each for each in waits if each is not None]
-    figure = max(middle(waits) or 0.0, sum(known) / len(known) if known else 0.0)
-    if figure <= DATA_WAIT:
+    figure = _usual([share(each.data_s, each.step_s) for each in others])
+    if min(figure, _usual([each.steady_wait for each in others])) <= DATA_WAIT:
         return []
     return [
         Note(
@@ -160,6 +143,12 @@ def _data_wait(summary: Summary, unlike: Outliers) -> list[Note]:
             "more --loading.num_workers, with as many --cpus-per-task; else data on a faster storage",
         )
     ]
+
+
+def _usual(shares: list[float | None]) -> float:
+    """The mean or the median, whichever is more."""
+    known = [each for each in shares if each is not None]
+    return max(middle(shares) or 0.0, sum(known) / len(known)) if known else 0.0
 
 
 def _gpu(summary: Summary, *, explained: bool) -> list[Note]:
@@ -208,10 +197,14 @@ def _wrong_link(node: NodeFigures) -> LinkFigures | None:
     """The link that carries the training instead of the chosen one."""
     if not any(each.chosen for each in node.links):
         return None
-    others = [each for each in node.links if not each.chosen and each.kind != "rdma"]
+    others = [each for each in node.links if not each.chosen and each.kind != "rdma" and _is_balanced(each)]
     busiest = max(others, key=_both_ways, default=None)
     limit = max(OTHER_LINK_RATE, OTHER_LINK * _carried(node))
     return busiest if busiest is not None and _both_ways(busiest) > limit else None
+
+
+def _is_balanced(link: LinkFigures) -> bool:
+    return min(link.received, link.sent) >= _BALANCED * max(link.received, link.sent)
 
 
 def _both_ways(link: LinkFigures) -> float:
@@ -221,41 +214,3 @@ def _both_ways(link: LinkFigures) -> float:
 
 def _carried(node: NodeFigures) -> float:
     return sum(each.received + each.sent for each in node.links if each.chosen or each.kind == "rdma")
-
-
-def _time_limit(summary: Summary) -> list[Note]:
-    limit = summary.time_limit_s
-    if not limit or not summary.ending.finished or limit - summary.seconds < TIME_SAVED:
-        return []
-    if summary.seconds >= TIME_USED * limit:
-        return []
-    part = units.percent(summary.seconds / limit)
-    minutes = max(10, -(-int(summary.seconds * 1.5) // 600) * 10)
-    return [
-        Note(
-            "time limit",
-            f"{units.duration(summary.seconds)} of {units.duration(limit)} used, {part}",
-            f"below {units.percent(TIME_USED)}",
-            f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
-        )
-    ]
-
-
-def _memory(summary: Summary) -> list[Note]:
-    known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
-    if not known or not summary.steps or summary.ending.running:
-        return []
-    worst = max(known, key=lambda each: each.memory_bytes or 0.0)
-    peak, limit = worst.memory_bytes or 0.0, worst.memory_limit_bytes or 0.0
-    if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
-        return []
-    enough = max(1, -(-int(peak * 1.25) // 2**30))
-    return [
-        Note(
-            "memory unused",
-            f"{units.size(peak)} of {units.size(limit)} used at most, on {units.nodes([worst.node])}, "
-            f"{units.percent(peak / limit)}",
-            f"below {units.percent(MEMORY_USED)}",
-            f"--mem={enough}G",
-        )
-    ]

@@ -39,6 +39,12 @@ class Job:
 Ask = Callable[[str], Job | None]
 
 
+def start_of(folder: Path) -> int | None:
+    """Which start of its run ``monitor.N`` is of; None for another folder."""
+    match = _RESTART.fullmatch(folder.absolute().name)
+    return int(match[1]) if match else None
+
+
 def find(what: str, monitor_dir: str, restart: int | None, ask: Ask) -> Place:
     """The files that are meant.
 
@@ -59,8 +65,8 @@ def find(what: str, monitor_dir: str, restart: int | None, ask: Ask) -> Place:
 
 
 def _below(folder: Path, restart: int | None) -> Place:
-    if match := _RESTART.fullmatch(folder.absolute().name):
-        if restart is not None and restart != int(match[1]):
+    if (own := start_of(folder)) is not None:
+        if restart is not None and restart != own:
             raise ConfigError(
                 f"--restart {restart} with {folder}", expected="the run's folder", cure="name the folder above"
             )

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from srunddp.observe.report import units
@@ -78,7 +78,30 @@ def job(what: str) -> Job | None:
     return None
 
 
-def is_over(summary: Summary) -> bool:
+def completed(summary: Summary) -> Summary:
+    """With what Slurm alone knows: that the step is over, the job's time limit, and how long it has lasted."""
+    if summary.ending.running and _is_over(summary):
+        summary = replace(summary, ending=replace(summary.ending, running=False))
+    limit, lasted = _times(summary.job) if _step(summary) else (None, None)
+    return replace(summary, time_limit_s=summary.time_limit_s or limit, job_s=lasted)
+
+
+def _times(number: str) -> tuple[float | None, float | None]:
+    """Of a job: limit and time until now, in seconds; the controller forgets it soon after its end."""
+    shown = ask("scontrol", "--oneliner", "show", "job", number).splitlines()
+    if own := next((line for line in shown if line.startswith(f"JobId={number} ")), ""):
+        found = (re.search(rf"\b{name}=(\S+)", own) for name in ("TimeLimit", "RunTime"))
+        limit, lasted = (seconds(match[1]) if match else None for match in found)
+        return limit, lasted
+    names = ("JobIDRaw", "TimelimitRaw", "ElapsedRaw")
+    for each in _table(ask("sacct", "-X", "-P", "-n", "-j", number, "-o", ",".join(names)), names):
+        if each["JobIDRaw"] == number:
+            minutes = _float(each["TimelimitRaw"])
+            return None if minutes is None else minutes * 60, _float(each["ElapsedRaw"])
+    return None, None
+
+
+def _is_over(summary: Summary) -> bool:
     """Whether the step has ended, as far as the controller knows: a killed one has not recorded it."""
     name = _step(summary)
     said = ask("scontrol", "--oneliner", "show", "step", name, anyhow=True) if name else ""

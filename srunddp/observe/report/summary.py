@@ -70,6 +70,8 @@ class RankFigures:
             for the others; of it, waiting for data.
         steady_s, steady_work_s: as ``own_s``, and as that without ``data_s``; but what a quarter of the intervals is
             above, where that is less: one long stall makes no slow rank.
+        steady_wait: the share of the step time that is waiting for data, but what a tenth of the intervals is above,
+            where that is less.
         longest_s: of the steps.
         cpu_s: of its processes, since they began; rss_bytes: the highest of their resident set; rss_last: the last.
         delay: share of the time for which its processes' main threads waited for a CPU.
@@ -84,6 +86,7 @@ class RankFigures:
     data_s: float | None
     steady_s: float | None
     steady_work_s: float | None
+    steady_wait: float | None
     longest_s: float | None
     cpu_s: float | None
     rss_bytes: float | None
@@ -189,7 +192,11 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Summary:
-    """The whole run. Times are seconds since the start, but for ``started``, which is Unix time."""
+    """The whole run. Times are seconds since the start, but for ``started``, which is Unix time.
+
+    Attributes:
+        job_s: seconds that the job has lasted, with all its steps, where Slurm was asked.
+    """
 
     folder: Path
     name: str
@@ -219,6 +226,7 @@ class Summary:
     gpus: tuple[GpuFigures, ...]
     throughput: Throughput
     resumed: int | None
+    job_s: float | None = None
 
     @property
     def layout(self) -> dict[int, str]:

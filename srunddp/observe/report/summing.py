@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from srunddp.observe.report.course import checkpoints, ending, spans
 from srunddp.observe.report.launches import launches
+from srunddp.observe.report.places import start_of
 from srunddp.observe.report.run import Gpu, Link, Run
 from srunddp.observe.report.series import Samples
 from srunddp.observe.report.summary import (
@@ -20,6 +21,8 @@ from srunddp.observe.report.summary import (
     Throughput,
     share,
 )
+
+_SLOW, _WAITING = 0.25, 0.1  # of the intervals: less is a stall, and no property of the run
 
 
 def summary_of(run: Run, now: float | None = None) -> Summary:
@@ -41,7 +44,7 @@ def summary_of(run: Run, now: float | None = None) -> Summary:
         backend=run.word("backend"),
         nodes=run.nodes,
         world_size=int(run.number("world_size") or len(run.ranks)),
-        restarts=int(run.number("restarts") or 0),
+        restarts=int(run.number("restarts") or start_of(run.folder) or 0),
         interval_s=run.number("seconds"),
         started=run.start,
         seconds=max([end_of_run.last, *(mark.time for mark in run.marked("end").values())]),
@@ -99,6 +102,7 @@ def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFi
     waits = dict(steps.ratios("data_s", "steps", first, last))
     own = dict(steps.ratios("own_s", "steps", first, last))
     work = [value - waits.get(time, 0.0) for time, value in own.items()]
+    parts = [part for _, part in steps.ratios("data_s", "step_s", first, last)]
     # The supervisor is one of the processes, and only waits.
     processes = max(1.0, (task.mean("processes", first, last) or 2.0) - 1.0)
     delay = task.rate("delay_s", first, last)
@@ -107,8 +111,9 @@ def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFi
         node=run.ranks[rank],
         steps=int(steps.total("steps") or 0),
         since=int(since or 0),
-        steady_s=_steady(each["own_s"], list(own.values())),
-        steady_work_s=_steady(_less(each["own_s"], each["data_s"]), work),
+        steady_s=_steady(each["own_s"], list(own.values()), _SLOW),
+        steady_work_s=_steady(_less(each["own_s"], each["data_s"]), work, _SLOW),
+        steady_wait=_steady(share(each["data_s"], each["step_s"]), parts, _WAITING),
         longest_s=steps.most("longest_step_s"),
         cpu_s=task.total("cpu_s"),
         rss_bytes=task.most("rss_bytes"),
@@ -118,11 +123,11 @@ def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFi
     )
 
 
-def _steady(mean: float | None, values: list[float]) -> float | None:
-    """The mean, or what a quarter of the values is above, whichever is less."""
+def _steady(mean: float | None, values: list[float], above: float) -> float | None:
+    """The mean, or what a share of the values is above, whichever is less."""
     if mean is None or not values:
         return mean
-    return min(mean, sorted(values)[(3 * len(values)) // 4])
+    return min(mean, sorted(values)[int((1 - above) * len(values))])
 
 
 def _less(whole: float | None, part: float | None) -> float | None:

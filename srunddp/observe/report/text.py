@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from srunddp.errors import one_line
 from srunddp.observe.report import units
-from srunddp.observe.report.notes import Note, too_short
+from srunddp.observe.report.note import Note
+from srunddp.observe.report.notes import too_short
 from srunddp.observe.report.slurm import View
 from srunddp.observe.report.summary import Span, Summary, middle, share
 from srunddp.observe.report.tables import MOST, gpu_rows, launch_rows, node_rows, rank_rows, slurm_rows, table
@@ -49,7 +50,7 @@ def heading(summary: Summary) -> list[str]:
     """What ran, where, when, and how it ended."""
     script = f": {summary.script}" if summary.script else ""
     where = f"{units.count(summary.world_size, 'rank')} on {units.count(len(summary.nodes), 'node')}"
-    how = ", ".join(part for part in (summary.launcher, summary.backend) if part)
+    how = ", ".join(part for part in (summary.launcher, summary.backend) if part not in ("", "auto"))
     limit = f" of {units.duration(summary.time_limit_s)}" if summary.time_limit_s else ""
     restarts = f", restart {summary.restarts}" if summary.restarts else ""
     resumed = f", resumed after step {summary.resumed}" if summary.resumed is not None else ""
@@ -172,16 +173,14 @@ def _throughput(summary: Summary) -> Iterator[str]:
     found = summary.throughput
     if found.per_s is not None:
         per_rank = units.figure(found.per_s / max(1, summary.world_size))
-        yield (
-            f"{units.figure(found.per_s)} samples/s from the first step to the last, {per_rank} per rank; "
-            f"{found.samples:.0f} samples"
-        )
+        rate = f"{units.figure(found.per_s)} samples/s from the first step to the last, {per_rank} per rank"
+        yield f"{rate}; {found.samples:.0f} samples"
     if found.efficiency is not None:
         yield f"scaling efficiency {units.percent(found.efficiency)}: per rank, over that of {found.baseline}"
     elif found.own_share is not None and summary.world_size > 1:
         yield (
-            f"scaling efficiency {units.percent(found.own_share)} at most: what is neither waiting for data nor for "
-            "slower ranks (--baseline RUN compares)"
+            f"at work {units.percent(found.own_share)} of the step time: neither waiting for data nor for slower ranks "
+            "(for the scaling efficiency: --baseline DIR|JOBID)"
         )
 
 
