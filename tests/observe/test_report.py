@@ -137,6 +137,16 @@ def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:
     assert "clock" not in shown(right)
 
 
+def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) -> None:
+    from srunddp.observe.report.pictures import pictures
+
+    run = read(MadeUp(trainer=False, epoch_s=0, step_s=0.25).write(tmp_path))
+    summary = summary_of(run)
+    assert summary.step_s == pytest.approx(0.25, rel=0.01)
+    (picture,) = [each for each in pictures(run, summary) if each.name == "report-steps.png"]
+    assert (picture.image, picture.missing.split(",")[0]) == (b"", "Steps were counted")
+
+
 # How it ended.
 
 

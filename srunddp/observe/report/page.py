@@ -31,6 +31,10 @@ img { max-width: 100%; height: auto; display: block; }
 pre { font-size: .85em; overflow-x: auto; }
 .note { border-left: 4px solid #D55E00; padding: .2em .8em; margin: .5em 0; }
 .none { border-left: 4px solid #009E73; padding: .2em .8em; }
+.note, img, tr { break-inside: avoid; }
+h2 { break-after: avoid; }
+@media print { table { display: table; width: 100%; } th, td { white-space: normal; overflow-wrap: anywhere; }
+  pre { white-space: pre-wrap; } }
 .missing { color: #555; font-size: .9em; }
 """
 _OPEN = 40  # rows of a table that are shown at once

@@ -29,7 +29,8 @@ def steps(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     rows = {rank: [value * 1e3 for value in heat(each, name, "steps", over)] for rank, each in run.steps.items()}
     known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
     if not known:
-        return Drawn(None, "", ("The time of the steps is not known, so that there is no picture of it.",))
+        why = "Steps were counted, but not timed" if summary.steps else "No steps were counted"
+        return Drawn(None, "", (f"{why}, so that there is no picture of them.",))
     figure, (panel,) = canvas.figure([_height(len(rows))])
     # A few long steps are not to make all others look alike.
     most = max(1.25 * median(known), known[int(len(known) * 0.995)])

@@ -66,8 +66,8 @@ class RankFigures:
 
     Attributes:
         steps: all of them; since: those that the times are from.
-        step_s, own_s, data_s: a step's time on average, with waits; without the backward pass, in which a rank waits
-            for the others; of it, waiting for data.
+        step_s, own_s, data_s: a step's time on average, with waits, and with pauses too where only steps are counted;
+            without the backward pass, in which a rank waits for the others; of it, waiting for data.
         steady_s, steady_work_s: as ``own_s``, and as that without ``data_s``; but what a quarter of the intervals is
             above, where that is less: one long stall makes no slow rank.
         steady_wait: the share of the step time that is waiting for data, but what a tenth of the intervals is above,

@@ -99,6 +99,8 @@ def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFi
     since = _since(steps, "steps", begin, end)
     first, last = _span(begin, end)
     each = {name: share(_since(steps, name, begin, end), since) for name in ("step_s", "own_s", "data_s")}
+    if each["step_s"] is None and (pace := steps.rate("steps", first, last)):
+        each["step_s"] = 1 / pace
     waits = dict(steps.ratios("data_s", "steps", first, last))
     own = dict(steps.ratios("own_s", "steps", first, last))
     work = [value - waits.get(time, 0.0) for time, value in own.items()]
