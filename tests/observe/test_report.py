@@ -137,6 +137,12 @@ def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:
     assert "clock" not in shown(right)
 
 
+@pytest.mark.parametrize("seconds", [20, 22, 24])
+def test_a_short_run_is_not_slower_for_the_interval_in_which_it_ended(seconds: int, tmp_path: Path) -> None:
+    made_up = MadeUp(seconds=seconds, epoch_s=seconds, evaluation_s=0.1, checkpoint_s=0)
+    assert summed(made_up, tmp_path).throughput.per_s == pytest.approx(1920, rel=0.02)
+
+
 def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) -> None:
     from srunddp.observe.report.pictures import pictures
 
@@ -145,6 +151,16 @@ def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) 
     assert summary.step_s == pytest.approx(0.25, rel=0.01)
     (picture,) = [each for each in pictures(run, summary) if each.name == "report-steps.png"]
     assert (picture.image, picture.missing.split(",")[0]) == (b"", "Steps were counted")
+
+
+def test_what_only_newer_gpus_measure_has_columns_where_it_is_known(tmp_path: Path) -> None:
+    folder = ON_GPUS.write(tmp_path)
+    assert "tensor cores" not in shown(summary_of(read(folder)))
+    for path in folder.glob("*.gpus.csv"):
+        path.write_text(path.read_text().replace(",,,,,,\n", ",,,63,40,27,51\n"))
+    said = shown(summary_of(read(folder)))
+    assert re.search(r"used  SMs active  tensor cores  memory bandwidth", said)
+    assert re.search(r"\d+ %  63 %        27 %          ", said)
 
 
 # How it ended.

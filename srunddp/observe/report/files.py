@@ -46,7 +46,7 @@ NODE = Kind(
     ("cpu_s", "read_bytes", "written_bytes", "iowait_s"),
     ("cpus", "memory_limit_bytes"),
     ("memory_bytes",),
-    ("interface", "source"),
+    ("interface",),
 )
 TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes",), ("rss_bytes",))
 LINKS = Kind("link", ("received_bytes", "sent_bytes"), (), (), ("kind", "chosen"))
@@ -64,7 +64,7 @@ GPUS = Kind(
         "slowed",
     ),
     ("memory_bytes", "temperature_c"),
-    ("index", "name", "throttled"),
+    ("index", "name"),
 )
 STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), ("epoch",), ("longest_step_s",))
 

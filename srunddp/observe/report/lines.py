@@ -84,9 +84,9 @@ def rates(samples: Samples, name: str, scale: float = 1.0) -> list[tuple[float, 
 
 
 def whole(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Without the interval in which it came to its end, which is none of its rate, and what follows; of a few, all."""
+    """Without what follows its end, and but for a few also without the interval of it, which is not its rate."""
     last = max((at for at, (_, value) in enumerate(points) if value > 0), default=0)
-    return points[:last] if last > 2 else points
+    return points[: last if last > 2 else last + 1]
 
 
 def summed(series: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:

@@ -33,7 +33,7 @@ pre { font-size: .85em; overflow-x: auto; }
 .none { border-left: 4px solid #009E73; padding: .2em .8em; }
 .note, img, tr { break-inside: avoid; }
 h2 { break-after: avoid; }
-@media print { table { display: table; width: 100%; } th, td { white-space: normal; overflow-wrap: anywhere; }
+@media print { table { display: table; width: 100%; } th { white-space: normal; } td { overflow-wrap: anywhere; }
   pre { white-space: pre-wrap; } }
 .missing { color: #555; font-size: .9em; }
 """

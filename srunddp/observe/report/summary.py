@@ -112,7 +112,7 @@ class NodeFigures:
     Attributes:
         samples: how many there are.
         cpus: that the job may use; used: how many it did on average, from the first step on.
-        cpu_s: since its processes began. source: cgroup or processes.
+        cpu_s: since its processes began.
         memory_bytes: the highest; memory_limit_bytes: the job's.
         read, written: of storage, bytes per second; iowait: CPUs on average.
         interface: the chosen one.
@@ -130,7 +130,6 @@ class NodeFigures:
     written: float | None
     iowait: float | None
     interface: str
-    source: str
     links: tuple[LinkFigures, ...]
     clock: float
 
@@ -160,7 +159,6 @@ class GpuFigures:
     sm: float | None
     tensor: float | None
     slowed: float | None
-    reasons: str
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,6 @@ class Summary:
     time_limit_s: float | None
     ending: Ending
     first_step: float | None
-    last_step: float | None
     steps: int
     samples: int
     epochs: tuple[Span, ...]

@@ -51,7 +51,6 @@ def summary_of(run: Run, now: float | None = None) -> Summary:
         time_limit_s=run.number("time_limit_s"),
         ending=end_of_run,
         first_step=begin,
-        last_step=end,
         steps=max((each.steps for each in ranks), default=0),
         samples=_sample_count(run, begin),
         epochs=spans(run, "epoch", "epoch_end"),
@@ -75,15 +74,17 @@ def against(summary: Summary, baseline: Summary) -> Summary:
 
 
 def training(run: Run) -> tuple[float | None, float | None]:
-    """When all ranks had made their first step, and when the last step was counted."""
+    """When all ranks had made their first step, and when the last step was counted, or its epoch was over before."""
     marked = [mark.time for mark in run.marked("step").values()]
     counted = [_first_growth(each) for each in run.steps.values()]
     begins = marked or [each for each in counted if each is not None]
-    ends = [stop for each in run.steps.values() for _, stop, grown in each.steps("steps") if grown > 0]
     if not begins:
         return None, None
     begin = max(begins)
-    return begin, max([*ends, begin])
+    grown = [(stop, start) for each in run.steps.values() for start, stop, steps in each.steps("steps") if steps > 0]
+    stop, start = max(grown, default=(begin, begin))
+    over = max((mark.time for mark in run.marks if mark.name == "epoch_end"), default=stop)
+    return begin, max(begin, over if start <= over < stop else stop)
 
 
 def _first_growth(samples: Samples) -> float | None:
@@ -157,7 +158,6 @@ def _node(run: Run, node: str, begin: float | None, end: float | None) -> NodeFi
         written=usage.rate("written_bytes"),
         iowait=usage.rate("iowait_s", first, last),
         interface=usage.texts.get("interface", ""),
-        source=usage.texts.get("source", ""),
         links=tuple(_link(each, first, last) for each in run.links if each.node == node),
         clock=run.shifts.get(node, 0.0),
     )
@@ -190,7 +190,6 @@ def _gpu(gpu: Gpu, begin: float | None, end: float | None) -> GpuFigures:
         sm=mean("sm_percent"),
         tensor=mean("tensor_percent"),
         slowed=mean("slowed"),
-        reasons=samples.texts.get("throttled", ""),
     )
 
 
@@ -217,7 +216,9 @@ def _throughput(run: Run, ranks: tuple[RankFigures, ...], begin: float | None, e
     if not known:
         return Throughput(None, None, _own_share(ranks))
     count, samples = max(known, key=lambda pair: pair[0] or 0.0)
-    return Throughput(count, samples.rate("samples", *_span(begin, end)), _own_share(ranks))
+    first, last = _span(begin, end)
+    rate = samples.rate("samples", first, last) or samples.rate("samples", first)
+    return Throughput(count, rate, _own_share(ranks))
 
 
 def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:

@@ -58,8 +58,10 @@ def rank_rows(summary: Summary) -> list[list[str]]:
 
 
 def gpu_rows(gpus: Sequence[GpuFigures]) -> list[list[str]]:
-    """The table of GPUs: those used least first where it is cut."""
-    rows = [["GPU", "node", "used", "memory bandwidth", "power", "energy", "hottest", "memory", "model"]]
+    """The table of GPUs: those used least first where it is cut; with what Hopper and newer ones measure beyond."""
+    activity = any(each.sm is not None or each.tensor is not None for each in gpus)
+    more = ["SMs active", "tensor cores"] if activity else []
+    rows = [["GPU", "node", "used", *more, "memory bandwidth", "power", "energy", "hottest", "memory", "model"]]
     if len(gpus) > MOST:
         gpus = sorted(gpus, key=lambda each: each.utilization if each.utilization is not None else 101.0)
     for each in gpus:
@@ -68,6 +70,7 @@ def gpu_rows(gpus: Sequence[GpuFigures]) -> list[list[str]]:
                 each.index or units.UNKNOWN,
                 units.nodes([each.node]),
                 _unit(each.utilization, "%"),
+                *([_unit(each.sm, "%"), _unit(each.tensor, "%")] if activity else []),
                 _unit(each.bandwidth, "%"),
                 _unit(each.power_w, "W"),
                 units.energy(each.energy_j),
