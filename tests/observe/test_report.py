@@ -83,6 +83,7 @@ def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
     assert gpu.utilization == pytest.approx(92 * 141 / 150, rel=0.05)
     assert gpu.energy_j == pytest.approx((gpu.power_w or 0) * 600, rel=0.05)
     assert summary.energy_per_sample_j == pytest.approx((summary.energy_j or 0) / (2256 * 512))
+    assert summary.ranks[0].delay == pytest.approx(0.01, rel=0.01)
     node = summary.per_node[0]
     assert (node.used, node.cpus, node.read) == (pytest.approx(0.8 * 32, rel=0.01), 32, pytest.approx(20e6, rel=0.03))
 

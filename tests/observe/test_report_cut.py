@@ -113,6 +113,16 @@ def test_every_value_missing_still_gives_a_report_and_draws_nothing_empty(tmp_pa
     assert all(each.missing for name, each in found.items() if not each.image)
 
 
+def test_lines_of_a_clock_that_was_set_back_are_left_out(tmp_path: Path) -> None:
+    path = RUN.write(tmp_path) / "node01.node.csv"
+    head, *lines = path.read_text().splitlines()
+    back = [f"{float(line.split(',')[0]) - 1000:.3f},{line.partition(',')[2]}" for line in lines[3:5]]
+    path.write_text("".join(f"{line}\n" for line in [head, *lines[:3], *back, *lines[5:]]))
+    found = files.samples(path, files.NODE)[""]
+    assert found.count == len(lines) - 2
+    assert list(found.time) == sorted(found.time)
+
+
 def test_columns_in_another_order_and_unknown_ones_are_read_by_their_names(tmp_path: Path) -> None:
     folder = RUN.write(tmp_path / "one")
     other = RUN.write(tmp_path / "other")

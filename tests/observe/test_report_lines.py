@@ -26,6 +26,15 @@ def test_before_both_counters_are_known_a_cell_is_empty_and_not_dark() -> None:
     assert found[2:] == [pytest.approx(0.1), pytest.approx(0.1)]
 
 
+def test_of_many_epochs_not_all_are_marked(tmp_path: Path) -> None:
+    run = read(MadeUp(epoch_s=2, evaluation_s=0.1, checkpoint_s=0).write(tmp_path))
+    summary = summary_of(run)
+    figure = timeline(run, summary, TimeAxis(summary.seconds, 5.0, summary.epochs)).figure
+    assert figure is not None
+    assert len(summary.epochs) == 300
+    assert len(figure.axes[-1].lines) < 70
+
+
 @pytest.mark.parametrize("code", [0, None])
 def test_the_interval_in_which_training_ended_is_no_drop_of_the_throughput(code: int | None, tmp_path: Path) -> None:
     """One that was killed trained to its end."""

@@ -34,6 +34,7 @@ HEALTHY = {
     "waiting for a CPU, others free": MadeUp(busy=0.5, delay=0.5),
     "data over another network": MadeUp(chosen_link=1e4, download=500e6),
     "a file server over another network": MadeUp(chosen_link=1e5, download=300e6, other_link=2e6),
+    "a file server that is read and written": MadeUp(chosen_link=1e7, download=100e6, other_link=12e6),
     "RDMA carries the training": MadeUp(chosen_link=1e3, rdma=1e9, other_link=2e6),
     "one node needs no network": MadeUp(nodes=1, chosen_link=0, other_link=60e6),
     "little traffic on another link": MadeUp(chosen_link=1e3, other_link=4e5),
