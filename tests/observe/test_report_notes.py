@@ -77,6 +77,12 @@ PLANTED = {
     "starving loader": (MadeUp(data=0.4), "data wait", "4", "--loading.num_workers"),
     "starving loader, starved GPUs": (replace(ON_GPUS, data=0.7, utilization=9), "data wait", "7", "num_workers"),
     "idle GPUs": (replace(ON_GPUS, utilization=8.0), "gpu idle", "8 GPUs on node[01-02] used for", "--batch_size"),
+    "GPUs wait for evaluations": (
+        replace(ON_GPUS, evaluation_s=140.0),
+        "gpu idle",
+        "8 GPUs",
+        "rarer or quicker evaluations and checkpoints: 6.",
+    ),
     "an idle GPU": (replace(ON_GPUS, idle=((1, 2),)), "gpu idle", "GPU 2 on node02 used for 0.0 %", "--gpus-per-node"),
     "wrong interface": (MadeUp(**RING), "wrong interface", "eno1 carries 114 MiB/s on node[01-03]", "ifaces.conf"),
     "wrong interface beside RDMA": (MadeUp(**RING, rdma=1e3), "wrong interface", "eno1 carries", "ifaces.conf"),

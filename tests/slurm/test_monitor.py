@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -104,6 +105,9 @@ def test_what_is_wrong_gets_its_note_and_only_that(
         assert "rank 1 on node02" in found[0].found
     if case.startswith("wrong"):
         assert "ens6" in found[0].found
+    if case == "healthy":  # of Slurm 22.05 the ranks themselves do not hear of it
+        said = bench.on_login(SRUNDDP, "report", "--text", str(start_of(folder)))
+        assert re.search(r"^started .* of 5 min$", said.output, re.MULTILINE), said.output
     assert not samplers()
 
 

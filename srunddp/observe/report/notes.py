@@ -18,6 +18,7 @@ OTHER_LINK_RATE = 2.0**20  # bytes per second
 _BALANCED = 0.1  # of what goes one way goes the other way at least: what answers a file server is less
 SLOWED = 0.05  # of the samples
 FEWEST_SAMPLES, FEWEST_STEPS = 5, 10
+_MOSTLY = 0.5  # of the time
 _BY_DATA = 0.5  # of what a slow rank has more than the others
 
 
@@ -165,11 +166,20 @@ def _gpu(summary: Summary, *, explained: bool) -> list[Note]:
             "gpu idle",
             f"{devices(idle)} used for {mean:.1f} % of the time since the first step",
             f"below {GPU_IDLE:.0f} %",
-            "as many ranks as GPUs, or fewer --gpus-per-node"
-            if some
-            else "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node",
+            "as many ranks as GPUs, or fewer --gpus-per-node" if some else _busier(summary),
         )
     ]
+
+
+def _busier(summary: Summary) -> str:
+    """What gives all GPUs more to do."""
+    since = summary.seconds - (summary.first_step or 0.0)
+    training = share((summary.step_s or 0.0) * summary.steps, since)
+    if training is not None and 0 < training < _MOSTLY:
+        return (
+            f"rarer or quicker evaluations and checkpoints: {units.percent(training)} of that time are training steps"
+        )
+    return "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node"
 
 
 def _interface(summary: Summary) -> list[Note]:
