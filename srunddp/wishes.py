@@ -111,11 +111,6 @@ def run_name(environment: Environment) -> str:
     return os.environ.get("PMIX_NAMESPACE") or job or "run"
 
 
-def _restarts() -> int:
-    text = os.environ.get("SLURM_RESTART_COUNT", "")
-    return int(text) if text.isdecimal() else 0
-
-
 def description(prepared: Prepared, company: Company) -> dict[str, Any]:
     """What the report of the run has to know, and rank 0 knows when all have met."""
     environment, ranks = prepared.environment, sorted(company.nodes.items())

@@ -263,13 +263,6 @@ def test_what_was_not_sampled_is_a_sentence_and_no_empty_picture(tmp_path: Path)
     assert "No GPU was sampled." in (tmp_path / "4711.0" / "report.html").read_text()
 
 
-def test_steps_that_are_only_counted_have_no_picture_of_their_time(tmp_path: Path) -> None:
-    replace(SHORT, trainer=False).write(tmp_path)
-    assert report("4711.0", folder=tmp_path).returncode == 0
-    assert not (tmp_path / "4711.0" / "report-steps.png").exists()
-    assert "The time of the steps is not known" in (tmp_path / "4711.0" / "report.html").read_text()
-
-
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
     """In a page and in a terminal; and pictures are drawn with them."""
     made_up = replace(
