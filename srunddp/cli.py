@@ -20,7 +20,7 @@ from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
-from srunddp.cli_options import Run, Seconds
+from srunddp.cli_options import MONITOR_LEAST, Run, Seconds
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.farewell import tell_failure
 from srunddp.launch import check_lines, launch
@@ -101,7 +101,7 @@ def main() -> None:
 @click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
 @click.option(
     "--monitor",
-    type=Seconds(),
+    type=Seconds(least=MONITOR_LEAST),
     metavar="[=SECONDS]",
     help="Sample GPUs, CPUs, memory and network of each node, every 5 s unless given, for srunddp report.",
 )

@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 MONITOR_SECONDS = 5
+MONITOR_LEAST = 0.1  # of which a sample still takes less than a hundredth
 
 
 class Seconds(click.FloatRange):
     """A number of seconds; ``nan`` is none, though it is within every range."""
 
-    def __init__(self, *, positive: bool = True) -> None:
-        super().__init__(min=0, min_open=positive, max=1e6)
+    def __init__(self, *, positive: bool = True, least: float = 0.0) -> None:
+        super().__init__(min=least, min_open=positive and not least, max=1e6)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """See click."""

@@ -35,7 +35,7 @@ def test_monitor_without_a_number_is_every_five_seconds_and_leaves_the_script_al
     assert (given["monitor"], given["script"], given["arguments"]) == (seconds, script, arguments)
 
 
-@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "often"])
+@pytest.mark.parametrize("wrong", ["0", "0.09", "-1", "nan", "often"])
 def test_what_is_no_number_of_seconds_is_refused(wrong: str) -> None:
     with pytest.raises(click.BadParameter):
         run.make_context("run", [f"--monitor={wrong}", "train.py"])
