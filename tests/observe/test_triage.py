@@ -301,12 +301,14 @@ def test_world_and_silent_ranks_are_told(tmp_path: Path) -> None:
 
 
 def test_the_command_says_it_in_few_lines_and_for_machines(tmp_path: Path) -> None:
-    path = log(tmp_path, "[rank1]: torch.OutOfMemoryError: CUDA out of memory.\n", "4711.0/node02.rank1.log")
+    text = 'Traceback (most recent call last):\n  File "/p/a.py", line 1, in <module>\n'
+    text += "torch.OutOfMemoryError: CUDA out of memory.\n"
+    path = log(tmp_path, text, "4711.0/node02.rank1.log")
     done = command(str(tmp_path))
     assert done.returncode == 0
     assert done.stdout.splitlines()[0] == (
-        "first failure: rank 1 on node02, 4711.0/node02.rank1.log:1: torch.OutOfMemoryError: CUDA out of memory. "
-        "(cuda-out-of-memory)"
+        "first failure: rank 1 on node02, 4711.0/node02.rank1.log:3: torch.OutOfMemoryError: CUDA out of memory., "
+        "in a.py:1 in <module> (cuda-out-of-memory)"
     )
     assert re.search(r"^cause: .*\ncure: ", done.stdout, re.MULTILINE)
     told = json.loads(command("--json", str(path)).stdout)

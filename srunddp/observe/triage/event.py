@@ -16,6 +16,7 @@ class Event:
         file: its place among the logs; number: of the line; text: without label.
         time: of the line, and since: of the last line before it that told one.
         late: reported at the end, whenever it was; generic: an exception, without a sign of its own.
+        weak: only warned of, quoted, handled or survived: it can explain another failure, but is none.
         progress: how many further steps the same stream told of afterwards.
     """
 
@@ -33,5 +34,5 @@ class Event:
     generic: bool = False
     raised: Raised | None = None
     ours: bool = False
-    handled: bool = False
+    weak: bool = False
     progress: int = 0

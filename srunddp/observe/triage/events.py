@@ -9,25 +9,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from srunddp.observe.triage.clock import time_of
+from srunddp.observe.triage.crowd import Crowd, Stream
 from srunddp.observe.triage.event import Event
 from srunddp.observe.triage.exceptions import of_exception
+from srunddp.observe.triage.level import is_handled, is_quiet
 from srunddp.observe.triage.ours import of_record, ours
-from srunddp.observe.triage.progress import Progress, is_finished, is_on_its_way, tells_part
+from srunddp.observe.triage.progress import Progress, is_finished, is_on_its_way, is_well, tells_part
 from srunddp.observe.triage.reading import Log
 from srunddp.observe.triage.reports import Reports
 from srunddp.observe.triage.signatures import Sign, table
 from srunddp.observe.triage.tracebacks import Tracebacks
-from srunddp.observe.triage.who import Crowd, Labels, Nccl, first, node_of_name, ranks_of_names, said_rank
+from srunddp.observe.triage.who import Labels, Nccl, first, node_of_name, ranks_of_names, said_rank
 
 _SNIFFED = 400
 _KEPT = 40  # of one sign of one rank in one file
 _STREAMS = 4096
 _LAST = 3
+GOES_ON = 3  # steps after something: it did not end the run
 _MESSAGE = 15  # lines that an exception's message may have
 _LAUNCHER = re.compile(r"\bsrun: |slurmstepd\S*: |srunddp: |elastic|mpirun|prterun|^=")
-_HANDLED = re.compile(
-    r"[Rr]etrying|will retry|[Ss]kipp|[Ii]gnor|[Ff]alling back|will be (?:re|ig)|attempt \d+ (?:of|/)|"
-    r"^(?:WARNING|WARN|INFO|DEBUG)\b"
+_NEAR = 3  # lines after an error in which whoever caught it says so
+_RESTART = re.compile(
+    r"[Rr]estarting worker group|will restart worker group|[Rr]equeue(?:d|ing)\b|restart count|"
+    r"[Rr]esum(?:ed|ing) (?:from|training|at)|[Rr]estart(?:ed|ing)? (?:the )?(?:job|run|training|ranks)|"
+    r"\b(?:[Aa]ttempt|[Rr]estart|ATTEMPT|RESTART)\W{1,2}[1-9]\d?\b"
 )
 
 
@@ -38,7 +43,8 @@ class Story:
     Attributes:
         names: of the logs; notes: what could not be read.
         reports: of launchers, by file; last: the last lines of each who spoke.
-        finished: logs, by file, that end with a word of a good end; lines: how many there were.
+        finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
+        steps: how many steps each file tells of; lines: how many there were.
         stopped: the last line of one that got no further than a part of its way.
     """
 
@@ -47,7 +53,9 @@ class Story:
     events: list[Event] = field(default_factory=list)
     reports: dict[int, Reports] = field(default_factory=dict)
     last: dict[str, deque[str]] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
+    finished: dict[int, int] = field(default_factory=dict)
+    well: set[int] = field(default_factory=set)
+    steps: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     lines: int = 0
     stopped: str = ""
@@ -87,32 +95,47 @@ class _File:
         self._since: float | None = None
         self._progress: dict[int | None, Progress] = {}
         self._own: list[Event] = []
-        self._counted: list[tuple[Progress, int]] = []
+        self._counted: list[tuple[Progress, int, int]] = []
+        self._all, self._restarted = Progress(), 0
+        self._reported: list[int] = []
         self._reports = story.reports.setdefault(index, Reports())
 
     def read(self) -> None:
         lines = self._log.lines()
         begin = list(itertools.islice(lines, _SNIFFED))
-        labels, tail = Labels.sniff([text for _, text in begin]), deque[str](maxlen=12)
+        labels, tail = Labels.sniff([text for _, text in begin]), deque[tuple[int, str]](maxlen=12)
         for number, line in itertools.chain(begin, lines):
             text, rank, node = labels.strip(line)
             near, host = self._nccl.look(text) if "NCCL" in text else (None, None)
             self._line(number, text, first((rank, self._rank, near)), node or host or self._node)
-            tail.append(text)
-        if any(map(is_finished, tail)):
-            self._story.finished.add(self._index)
-        else:
-            last = next((text for text in reversed(tail) if tells_part(text)), "")
-            self._story.stopped = last if is_on_its_way(last) else self._story.stopped
-        for event, (progress, before) in zip(self._own, self._counted, strict=True):
+            tail.append((number, text))
+        self._end(tail)
+        for event, (progress, before, all_before) in zip(self._own, self._counted, strict=True):
             event.progress = progress.count - before
+            if event.ours or event.number <= self._restarted + _LAST:  # rank 0 may be the only one that tells of steps
+                event.progress = max(event.progress, self._all.count - all_before)
+        for report, before in zip(self._reports.found, self._reported, strict=True):
+            report.survived = report.number <= self._restarted + _LAST and self._all.count - before >= GOES_ON
         self._story.events += self._own
+
+    def _end(self, tail: Sequence[tuple[int, str]]) -> None:
+        story = self._story
+        story.steps[self._index] = self._all.count
+        if good := [number for number, text in tail if is_finished(text)]:
+            story.finished[self._index] = good[-1]
+            story.well |= {self._index} if any(is_well(text) for _, text in tail) else set()
+        else:
+            last = next((text for _, text in reversed(tail) if tells_part(text)), "")
+            story.stopped = last if is_on_its_way(last) else story.stopped
 
     def _line(self, number: int, text: str, rank: int | None, node: str | None) -> None:
         story = self._story
         story.lines += 1
         whose = rank if rank is not None else said_rank(text)
-        story.crowd.hear(text, whose, node)
+        job = self._index if self._rank is None else "ranks"
+        story.crowd.hear(text, whose, node, Stream(job, rank, self._all.count))
+        if _RESTART.search(text):
+            self._restarted = number
         speaker = f"rank {rank}" if rank is not None else self._log.name
         if len(story.last) < _STREAMS or speaker in story.last:
             story.last.setdefault(speaker, deque(maxlen=_LAST)).append(text)
@@ -122,13 +145,16 @@ class _File:
         known = len(stream.done)
         inside = stream.feed(number, text)
         self._reports.feed(number, text)
+        self._reported += [self._all.count] * (len(self._reports.found) - len(self._reported))
         progress = self._progress.setdefault(rank if len(self._progress) < _STREAMS else None, Progress())
         if not inside:
             progress.feed(text)
+            self._all.feed(text)
         if len(stream.done) > known:
             event: Event | None = of_exception(stream.done[-1], self._index)
         else:
             event = None if inside else self._plain(number, text)
+            self._excuse(number, text, rank)
             if event and self._adopted(event, stream):
                 return
         if event:
@@ -147,6 +173,13 @@ class _File:
         last.cause, last.generic, last.sure = event.cause, False, False
         return True
 
+    def _excuse(self, number: int, text: str, rank: int | None) -> None:
+        """Whoever caught the error just before says so."""
+        last = self._own[-1] if self._own else None
+        if not last or last.ours or last.kind == "ending" or last.rank != rank or number > last.number + _NEAR:
+            return
+        last.weak |= is_handled(text) and not _LAUNCHER.search(text)
+
     def _plain(self, number: int, text: str) -> Event | None:
         if text.startswith("srunddp: ") and (event := ours(number, text, self._index)):
             return event
@@ -159,11 +192,12 @@ class _File:
         if len(places) < _KEPT:
             places.append(len(self._own))
             self._own.append(event)
-            self._counted.append((progress, progress.count))
+            self._counted.append((progress, progress.count, self._all.count))
         else:  # the last may be the one that mattered
-            self._own[places[-1]], self._counted[places[-1]] = event, (progress, progress.count)
+            self._own[places[-1]], self._counted[places[-1]] = event, (progress, progress.count, self._all.count)
 
 
 def _of_sign(sign: Sign, file: int, number: int, text: str) -> Event:
-    handled = bool(_HANDLED.search(text)) and sign.kind != "ending"
-    return Event(sign.id, sign.kind, sign.sure, file, number, text, late=sign.late, handled=handled)
+    weak = sign.kind == "hint" or (sign.kind == "primary" and is_quiet(text))
+    weak |= sign.kind != "ending" and not _LAUNCHER.search(text) and is_handled(text)
+    return Event(sign.id, sign.kind, sign.sure, file, number, text, late=sign.late, weak=weak)

@@ -13,8 +13,13 @@ _PART = re.compile(r"\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}(\d{1,9}) ?(?:/|of)
 _NEARLY = 0.75
 _FINISHED = re.compile(
     r"\b(?:(?:[Tt]raining|[Rr]un|[Jj]ob|all|evaluation|fit)\b.{0,40}\b(?:finished|completed?|done|ended|stopped)|[Ff]inished|"
-    r"[Tt]raining time|[Tt]otal time|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|rc 0\b|All done|DONE|"
+    r"[Tt]raining time|[Tt]otal time|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|rc[ =]0\b|All done|DONE|"
     r"max_(?:steps|epochs)\S* reached|COMPLETED|[Bb]est (?:acc|model|checkpoint))"
+)
+_WELL = re.compile(
+    r"\b[Tt]raining\b.{0,30}\b(?:finished|completed?|done)\b|[Dd]one training|\bCOMPLETED\b|"
+    r"max_(?:steps|epochs)\S* reached|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|\brc[ =]0\b|"
+    r"[Tt]raining (?:took|time)\b"
 )
 _RECENT = 256  # ranks of one log tell of the same step
 
@@ -46,6 +51,11 @@ class Progress:
 def is_finished(text: str) -> bool:
     """A word of a good end."""
     return bool(_FINISHED.search(text))
+
+
+def is_well(text: str) -> bool:
+    """A word of a good end of the run itself, and not of the script that started it."""
+    return bool(_WELL.search(text))
 
 
 def tells_part(text: str) -> bool:

@@ -29,6 +29,10 @@ _ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)|MPI_Abort\(.*\) (?:on|
 _LIGHTNING = re.compile(r"\[rank: (\d+)\] Child process with PID \d+ terminated with code (-?\d+)")
 _ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
 _BOX = re.compile(r"^\s*(host|rank|exitcode)\s+: (\S+)")
+_SCRIPT = re.compile(
+    r"^(?!srunddp: |.*failed: )[^(]{0,60}\b(?:exit(?:ed)?[ _](?:with )?(?:code|status)|rc|return code)"
+    r"\s?[:= ]\s?(\d{1,3})\W{0,4}$"
+)
 _RETURN = re.compile(r"exits with return code = (-?\d+)")
 _ENDING = re.compile(
     r"Terminating (?:job step|StepId)|Job step aborted|Force Terminated|Sending process \d+ closing signal|"
@@ -44,6 +48,7 @@ class Report:
         number, text: the line; ranks, node: whose, as far as it is told.
         code: its exit code; minus the signal's number where a signal ended it.
         root: the launcher says itself that this was the first.
+        survived: the ranks were started again, and went on.
     """
 
     number: int
@@ -52,6 +57,7 @@ class Report:
     ranks: list[int] = field(default_factory=list)
     node: str | None = None
     root: bool = False
+    survived: bool = False
 
     @property
     def signal(self) -> int:
@@ -136,12 +142,14 @@ class Reports:
                 ranks = [int(rank)] if rank.isdecimal() else []
                 self.found.append(Report(number, text, int(match[2]), ranks, self._box.get("host"), self._root))
                 self._box, self._root = {}, False
+        elif (match := _SCRIPT.match(text)) and match[1] != "0":
+            self.found.append(Report(number, text, int(match[1])))
         else:
             return False
         return True
 
     def first(self) -> Report | None:
         """The one that the launcher calls first, or the first of all that it did not end itself."""
-        told = [report for report in self.found if not report.is_victim]
+        told = [report for report in self.found if not report.is_victim and not report.survived]
         named = [report for report in told if report.root and report.ranks]
         return next(iter(named or [each for each in told if each.ranks] or told), None)

@@ -6,8 +6,9 @@ import functools
 import re
 from dataclasses import dataclass, field
 from importlib import resources
+from typing import Any
 
-KINDS = ("primary", "symptom", "ending", "secondary", "noise")
+KINDS = ("primary", "symptom", "ending", "hint", "secondary", "noise")
 
 # A line without any of these (in lower case) is never looked at twice; each sample in the table has one.
 WORDS = (
@@ -54,6 +55,7 @@ class Cause:
     cause: str
     cure: str
     source: str
+    behind: re.Pattern[str] | None = None  # later failures, by id, line and code, that it explains
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,13 @@ def table() -> Table:
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
     entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     signs = [_sign(entry["id"], sign) for entry in entries for sign in entry["signs"]]
-    causes = {entry["id"]: Cause(entry["id"], entry["cause"], entry["cure"], entry["source"]) for entry in entries}
+    causes = {entry["id"]: _cause(entry) for entry in entries}
     return Table(tuple(signs), causes)
+
+
+def _cause(entry: dict[str, Any]) -> Cause:
+    behind = re.compile(entry["behind"]) if "behind" in entry else None
+    return Cause(entry["id"], entry["cause"], entry["cure"], entry["source"], behind)
 
 
 def _sign(cause: str, sign: dict[str, str | bool]) -> Sign:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from srunddp.observe.triage.level import is_handled
+
 _HEADER = re.compile(r"(?:Original )?Traceback \(most recent call last\):?")
-_FRAME = re.compile(r'\s+File "([^"]{1,500})", line (\d+)(?:, in (.{1,200}))?')
+_FRAME = re.compile(r'\s*File "([^"]{1,500})", line (\d+)(?:, in (.{1,200}))?')
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _RAISED = re.compile(rf"({_NAME})(?:: (.*)|:)?$")
 _SURELY = re.compile(
@@ -15,6 +17,9 @@ _SURELY = re.compile(
 )
 _AROUND = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory)")
 _FOLLOWS = ("During handling of the above exception", "The above exception was the direct cause")
+# Threads and tasks whose end is not the process's.
+_ASIDE = re.compile(r"^(?:Exception in thread|(?:Task|Future) exception was never retrieved|Exception in callback)")
+_TOP = ("<module>", "_run_module_as_main", "_wrap", "_run_module_code")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>|importlib")
 _BOX = ("│", "╭", "╰", "┃")  # as rich draws a traceback
 _MOST_STRAY = 30
@@ -31,6 +36,8 @@ class Raised:
         later: type and message of those that came of it.
         ignored: Python, or a logger, said so itself.
         inner: the user's own code raised it, no library below.
+        top: nobody caught it: its first frame is the program's.
+        aside: of a thread or a task, or somebody who caught it said that it goes on.
     """
 
     kind: str
@@ -42,6 +49,8 @@ class Raised:
     later: list[str] = field(default_factory=list)
     ignored: bool = False
     inner: bool = False
+    top: bool = False
+    aside: bool = False
 
 
 @dataclass
@@ -62,6 +71,8 @@ class Tracebacks:
     _ignored: bool = False
     _chained: bool = False
     _around: bool = False
+    _first: str = ""
+    _previous: str = ""
 
     def feed(self, number: int, text: str) -> bool:
         """Read a line."""
@@ -73,6 +84,8 @@ class Tracebacks:
             self._open, self._stray = min(self._open + 1, _MOST_OPEN), 0
             self._frames.clear()
             self._code.clear()
+            self._first = ""
+            self._inside(number, text[match.end() :].strip() or "    ")
             return True
         if text.lstrip().startswith(_FOLLOWS):
             self._chained = bool(self.done)
@@ -80,10 +93,13 @@ class Tracebacks:
         if text.startswith(("Exception ignored in", "--- Logging error ---")):
             self._ignored = True
             return True
-        return bool(self._open) and self._inside(number, text)
+        inside = bool(self._open) and self._inside(number, text)
+        self._previous = self._previous if inside else text
+        return inside
 
     def _inside(self, number: int, text: str) -> bool:
         if match := _FRAME.match(text):
+            self._first = self._first or match[3] or "<module>"
             if not _LIBRARY.search(match[1]) or not self._frames:
                 self._frames.append(
                     f"{match[1].rpartition('/')[2]}:{match[2]}" + (f" in {match[3]}" if match[3] else "")
@@ -118,7 +134,11 @@ class Tracebacks:
 
     def _new(self, number: int, kind: str, message: str, text: str) -> Raised:
         frame = self._frames[-1] if self._frames else ""
-        return Raised(kind, message, number, text, frame, "\n".join(self._code[-12:]), [], self._ignored, self._inner)
+        top, code = self._first in _TOP, "\n".join(self._code[-12:])
+        # Whoever is below a caught exception has a function's name; a warning before it tells that it was caught.
+        said = not top and (is_handled(self._previous) or "WARN" in self._previous[:90].upper())
+        aside = said or bool(_ASIDE.match(self._previous))
+        return Raised(kind, message, number, text, frame, code, [], self._ignored, self._inner, top, aside)
 
 
 def _named(name: str) -> bool:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from srunddp.observe.triage.event import Event
-from srunddp.observe.triage.events import Story
+from srunddp.observe.triage.events import GOES_ON, Story
+from srunddp.observe.triage.order import MARGIN, earliest, surely_before
 from srunddp.observe.triage.reports import Report
+from srunddp.observe.triage.standing import Told, explains, first_report, is_certain, split
 
-_GOES_ON = 3  # steps after something: it did not end the run
-_MARGIN = 5.0  # seconds by which clocks of nodes may differ
 _WARNING = re.compile(r"\[W\d*|(?<!NCCL )\bWARN(?:ING)?\b|Warning: ")
-_WAITS = re.compile(r"^srunddp: waiting|Waiting in store based barrier")
 _OF_PEERS = ("collective-timeout", "network-unreachable", "ranks-missing", "nccl-internal")
 _SAY_LITTLE = ("rank-killed", "unknown", "script-error")
+# What several processes do to one another that take themselves for the only one.
+_COLLISIONS = {
+    "address-in-use", "checkpoint-mismatch", "cuda-out-of-memory", "file-missing", "invalid-device", "script-error",
+}  # fmt: skip
 _CRASH = (4, 7, 8, 9, 11)
 
 
@@ -62,24 +65,32 @@ def judge(story: Story) -> Verdict:
 
 
 def _judge(story: Story) -> Verdict:
-    events = [event for event in story.events if event.kind != "noise"]
-    report = _first_report(story)
-    ours = _own_verdict(events)
-    if ours:
+    report = first_report(story)
+    standing, weak = split(story, report)
+    if ours := _own_verdict([event for event in standing if event.ours], [*standing, *weak]):
         return ours
-    standing = [event for event in events if not _passed(event, story, report)]
+    found = _of_standing(standing, weak, story, report)
+    if found.cause is not None and (behind := explains(weak, found.cause, found.first)):
+        return Verdict(behind.cause, "likely", behind)
+    return found
+
+
+def _of_standing(standing: list[Event], weak: list[Event], story: Story, report: Told | None) -> Verdict:
     if report:
-        standing += _of_report(report)
+        standing = standing + _of_report(report)
     if not standing and not report:
         return _nothing(story)
     primary, symptoms, endings, echoes = (
         [event for event in standing if event.kind == kind] for kind in ("primary", "symptom", "ending", "secondary")
     )
     endings = [event for event in endings if event.sure or not (report and not report[1].is_victim)]
-    if story.crowd.ones > 1 and {event.cause for event in primary} == {"address-in-use"}:
-        return Verdict("world-of-one", "likely", primary[0], why="each process took itself for rank 0 of 1")
+    if story.crowd.ones > 1 and primary and {event.cause for event in primary} <= _COLLISIONS:
+        return Verdict("world-of-one", "likely", earliest(primary), why="each process took itself for rank 0 of 1")
     if primary:
-        return _of_primary(primary, symptoms, endings, echoes)
+        found = _of_primary(primary, symptoms, endings)
+        if found.first in primary and found.first and is_certain(found.first, story, report, standing, weak):
+            found.certainty = "certain"
+        return found
     if story.crowd.ones > 1 and not symptoms and not endings:
         return _nothing(story)
     if symptoms or endings:
@@ -87,9 +98,9 @@ def _judge(story: Story) -> Verdict:
     return _of_echoes(echoes, report, story)
 
 
-def _own_verdict(events: Sequence[Event]) -> Verdict | None:
+def _own_verdict(told: Sequence[Event], events: Sequence[Event]) -> Verdict | None:
     """srunddp's own: it knows who was first."""
-    told = [event for event in events if event.ours and event.kind == "primary"]
+    told = [event for event in told if event.kind == "primary"]
     named = [event for event in told if event.rank is not None] or told
     if named:
         event = min(named, key=lambda each: (each.cause == "unknown", each.generic))
@@ -104,26 +115,9 @@ def _behind(event: Event, events: Sequence[Event]) -> Event | None:
     """What tells why a rank was killed, or left with an exit code alone."""
     if event.cause != "rank-killed" and not re.search(r"sys\.exit|the process ended", event.text):
         return None
-    told = [each for each in events if each.kind == "primary" and not each.ours and each.progress < _GOES_ON]
+    told = [each for each in events if each.kind == "primary" and not each.ours and each.progress < GOES_ON]
     theirs = [each for each in told if each.cause != event.cause and (each.late or each.rank in (event.rank, None))]
     return next(iter(theirs), None)
-
-
-def _passed(event: Event, story: Story, report: tuple[int, Report] | None) -> bool:
-    """Whether the run went on after it, or whoever wrote the line says that it will."""
-    if event.kind == "ending" or event.late or event.ours:
-        return False
-    if event.progress >= _GOES_ON or (_WAITS.search(event.text) and (event.progress or 0 in story.crowd.worlds)):
-        return True
-    if event.kind == "secondary" and _WARNING.search(event.text, 0, 60) and not event.raised and not report:
-        return True
-    if event.handled and not _WAITS.search(event.text):
-        return not report or event.kind == "secondary"
-    # Echoes at the end of a run that went well.
-    ended_well = event.file in story.finished or (story.finished and not report)
-    if not ended_well or report:
-        return False
-    return event.progress > 0 if event.raised else event.kind in ("symptom", "secondary")
 
 
 def _nothing(story: Story) -> Verdict:
@@ -136,11 +130,6 @@ def _nothing(story: Story) -> Verdict:
     return Verdict(None, "likely")
 
 
-def _first_report(story: Story) -> tuple[int, Report] | None:
-    told = [(index, first) for index, reports in story.reports.items() if (first := reports.first())]
-    return min(told, key=lambda each: not each[1].root, default=None)
-
-
 def _sole_report(story: Story) -> Report | None:
     """The one rank that did not end well by itself, where launchers report just one."""
     told = [each for reports in story.reports.values() for each in reports.found if each.ranks and not each.is_victim]
@@ -148,7 +137,7 @@ def _sole_report(story: Story) -> Report | None:
     return told[0] if len(ranks) == 1 else next((each for each in told if each.root), None)
 
 
-def _of_report(told: tuple[int, Report]) -> list[Event]:
+def _of_report(told: Told) -> list[Event]:
     """What the first end that a launcher reports says by itself."""
     index, report = told
     cause = "rank-killed" if report.signal in _CRASH else "module-missing" if report.code == 127 else ""
@@ -158,18 +147,16 @@ def _of_report(told: tuple[int, Report]) -> list[Event]:
     return [Event(cause, "symptom", False, index, report.number, report.text, rank, report.node)]
 
 
-def _of_primary(
-    primary: Sequence[Event], symptoms: Sequence[Event], endings: Sequence[Event], echoes: Sequence[Event]
-) -> Verdict:
+def _of_primary(primary: Sequence[Event], symptoms: Sequence[Event], endings: Sequence[Event]) -> Verdict:
     first = _first_of(primary)
     for before in (*endings, *symptoms):
-        if first.late or before.cause in _SAY_LITTLE or not _surely_before(before, first):
+        if first.late or before.cause in _SAY_LITTLE or not surely_before(before, first):
             continue
         if before.kind == "ending":
             return Verdict(before.cause, _certainty(before), before)
         if before.time is not None and first.time is not None:
             return Verdict(before.cause, "likely", before)
-    return Verdict(first.cause, "certain" if _is_certain(first, primary, endings, echoes) else "likely", first)
+    return Verdict(first.cause, "likely", first)
 
 
 def _first_of(primary: Sequence[Event]) -> Event:
@@ -182,16 +169,6 @@ def _first_of(primary: Sequence[Event]) -> Event:
     return earliest(others) if first.late and others else first
 
 
-def _is_certain(first: Event, primary: Sequence[Event], endings: Sequence[Event], echoes: Sequence[Event]) -> bool:
-    if not first.sure or any(event.cause != first.cause for event in primary):
-        return False
-    if any(event.sure for event in endings):
-        return False
-    if not first.generic:
-        return True
-    return first.raised is not None and not any(_surely_before(echo, first) for echo in echoes)
-
-
 def _of_lesser(symptoms: Sequence[Event], endings: Sequence[Event], reported: bool) -> Verdict:
     """Without a primary sign: an end that the launcher tells, unless something else went wrong before it."""
     sure = [event for event in endings if event.sure]
@@ -200,7 +177,7 @@ def _of_lesser(symptoms: Sequence[Event], endings: Sequence[Event], reported: bo
         return _of_symptoms(lesser) if lesser else Verdict(endings[0].cause, "likely", endings[0])
     end = earliest(sure)
     telling = [event for event in lesser if event.cause != "rank-killed" and not _WARNING.search(event.text, 0, 60)]
-    if before := [event for event in telling if _surely_before(event, end)]:
+    if before := [event for event in telling if surely_before(event, end)]:
         return Verdict(earliest(before).cause, "likely", earliest(before))
     return Verdict(end.cause, "likely" if reported else _certainty(end), end)
 
@@ -214,14 +191,14 @@ def _of_symptoms(symptoms: Sequence[Event]) -> Verdict:
     first = earliest(symptoms)
     killed = next((event for event in symptoms if event.cause == "rank-killed"), None)
     # Peers of a killed rank time out, or cannot reach it.
-    if killed and first.cause in _OF_PEERS and not _surely_before(first, killed, _MARGIN):
+    if killed and first.cause in _OF_PEERS and not surely_before(first, killed, MARGIN):
         first = killed
     if first.cause == "ranks-missing":  # whoever could not reach rank 0 is the one that did not come
         first = next((event for event in symptoms if event.cause == "network-unreachable"), first)
     return Verdict(first.cause, "unknown" if first.cause == "unknown" else "likely", first)
 
 
-def _of_echoes(echoes: Sequence[Event], told: tuple[int, Report] | None, story: Story) -> Verdict:
+def _of_echoes(echoes: Sequence[Event], told: Told | None, story: Story) -> Verdict:
     raised = [event for event in echoes if event.raised and event.rank is not None]
     own = [event for event in echoes if not (event.raised and event.raised.kind.endswith(("ChildFailedError", "Exit")))]
     if told and raised and len(story.crowd.seen) > 1:
@@ -234,30 +211,3 @@ def _of_echoes(echoes: Sequence[Event], told: tuple[int, Report] | None, story: 
     rank = told[1].ranks[0] if told and told[1].ranks else None
     node = told[1].node if told else None
     return Verdict("unknown", "unknown", earliest(own) if own else None, rank=rank, node=node)
-
-
-def earliest(events: Iterable[Event]) -> Event:
-    """The first by their times where two have one, else by file and place."""
-    chosen, *others = events
-    for event in others:
-        if _before(event, chosen):
-            chosen = event
-    return chosen
-
-
-def _before(one: Event, other: Event) -> bool:
-    if one.file == other.file:
-        if one.time is not None and other.time is not None and one.time != other.time:
-            return one.time < other.time
-        return one.number < other.number
-    ours, theirs = (event.time if event.time is not None else event.since for event in (one, other))
-    if ours is not None and theirs is not None and ours != theirs:
-        return ours < theirs
-    unlike = (one.rank is None, one.rank or 0, one.file), (other.rank is None, other.rank or 0, other.file)
-    return unlike[0] < unlike[1]
-
-
-def _surely_before(one: Event, other: Event, margin: float = 0.0) -> bool:
-    if one.time is not None and other.time is not None and (one.file != other.file or margin):
-        return one.time + max(margin, _MARGIN if one.file != other.file else 0.0) < other.time
-    return one.file == other.file and one.number < other.number

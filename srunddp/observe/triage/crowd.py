@@ -1,0 +1,143 @@
+"""Who spoke, and of how many: what lines say of ranks and of the size of their world."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from srunddp.observe.triage.who import MOST_RANKS
+
+_WORLD = [
+    re.compile(r"^srunddp: (\d+) ranks? on \d+ nodes?, launcher"),
+    re.compile(r"^(?:\[RANK \d+\] )?WORLD_SIZE\s?[=:]\s?(\d+)|\bWORLD_SIZE\s?[=:]\s?'?(\d+)"),
+    re.compile(r"\bworld[ _-]?size\W{1,4}(?:is |of )?(\d+)", re.IGNORECASE),
+    re.compile(r"\b[Rr](?:ank|ANK)[ :=#]{0,2}\d+ ?(?:/|of|out of) ?(\d+)\b"),
+    re.compile(r"\bGLOBAL_RANK: \d+, MEMBER: \d+/(\d+)|Starting with (\d+) processes"),
+    re.compile(r"\d+/(\d+) clients joined|^srunddp: error: \d+ of (\d+) ranks did not come"),
+    re.compile(r"\brank \d+ nranks (\d+)|distributed init \(rank \d+, world (\d+)\)"),
+    re.compile(r"\b(?:SLURM_NTASKS|SLURM_NPROCS|SLURM_STEP_NUM_TASKS|OMPI_COMM_WORLD_SIZE)\s?[=:]\s?(\d+)"),
+    re.compile(r"\b(?:srun|mpirun|mpiexec)\b.{0,200}? (?:-n|-np|--ntasks)[ =]?(\d+)\b"),
+    re.compile(r"\b(?:[Pp]rocess|PE|[Tt]ask|[Ww]orker)[ :=#]{0,2}\d+ (?:of|out of) (\d+)\b"),
+    re.compile(r"\b[Nn]um(?:ber of |[ _])(?:processes|ranks)\W{1,3}(\d+)|\bn_?(?:ranks|procs)\W{1,3}(\d+)"),
+    re.compile(r"\bDistributed: .{0,40}?(\d+) (?:processes|ranks)|\b[Tt]otal (?:ranks|processes)\W{1,3}(\d+)"),
+]
+_AT_WORK = re.compile(r"step|epoch|iter|loss|batch|it/s|\d %|\d%", re.IGNORECASE)
+_MOST_SHAPES = 1000
+_ONE_ATTEMPT = 3  # steps within which the last of several processes begins
+_SPOKE = re.compile(
+    r"\b[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7}) ?(?:/|of|out of) ?\d+\b|\bGLOBAL_RANK: (\d+), MEMBER|^\[RANK (\d+)\]"
+)
+_ELASTIC = re.compile(r"^\s*(max_nodes|nproc_per_node)\s+: (\d{1,5})$")
+_SLURM_TASK = re.compile(
+    r"\bnnodes=(\d+).{0,80}nproc_per_node=(\d+)|--nnodes[= ](\d+).{0,120}--nproc[_-]per[_-]node[= ](\d+)"
+)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Where a line stands: job tells the files of unlike jobs apart, rank is that of its label or its file.
+
+    Attributes:
+        steps: that the file told of before it.
+    """
+
+    job: object = None
+    rank: int | None = None
+    steps: int = 0
+
+
+NO_STREAM = Stream()
+
+
+@dataclass
+class Alone:
+    """Those who said in the same words that they are alone, in one attempt to run."""
+
+    since: int
+    count: int = 0
+    ranks: set[int] = field(default_factory=set)
+
+    def hear(self, stream: Stream) -> None:
+        """One more; what is said after many steps is of another attempt."""
+        if stream.steps - self.since > _ONE_ATTEMPT:
+            self.since, self.count = stream.steps, 0
+        self.count += 1
+        if stream.rank is not None:
+            self.ranks.add(stream.rank)
+
+
+@dataclass
+class Crowd:
+    """Who spoke, and how many were meant to.
+
+    Attributes:
+        seen: ranks with a line, or a file, of their own.
+        nodes: of ranks.
+        worlds: how often each size of the world was told, by the pattern that told it.
+    """
+
+    seen: set[int] = field(default_factory=set)
+    worlds: dict[int, Counter[int]] = field(default_factory=dict)
+    _alone: dict[tuple[object, str], Alone] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
+    elastic: dict[str, int] = field(default_factory=dict)  # what torchrun says of its agents
+
+    def hear(self, text: str, rank: int | None, node: str | None, stream: Stream = NO_STREAM) -> None:
+        """A line, and whose it is."""
+        if rank is not None and rank < MOST_RANKS:
+            self.seen.add(rank)
+            if node:
+                self.nodes.setdefault(rank, node)
+        if any(
+            word in text
+            for word in ("ank", "orld", "RANK", "WORLD", "SLURM_N", "nproc", "max_nodes", "clients", "rocesses", "run ")
+        ):
+            self._read(text, stream)
+
+    def _read(self, text: str, stream: Stream) -> None:
+        if (match := _SPOKE.search(text)) and (said := int(next(filter(None, match.groups())))) < MOST_RANKS:
+            self.seen.add(said)
+        if match := _SLURM_TASK.search(text):
+            nodes, each = [int(group) for group in match.groups() if group]
+            self.tell(5, nodes * each)
+        if match := _ELASTIC.search(text):
+            self.elastic[match[1]] = int(match[2])
+            if len(self.elastic) == 2:
+                self.tell(5, self.elastic["max_nodes"] * self.elastic["nproc_per_node"])
+        for order, pattern in enumerate(_WORLD):
+            if match := pattern.search(text):
+                size = int(next(filter(None, match.groups())))
+                self.tell(order, size)
+                # Who says so at each step is still one process.
+                if size == 1 and len(self._alone) < _MOST_SHAPES and not _AT_WORK.search(text):
+                    key = stream.job, re.sub(r"\d+", "0", text)
+                    self._alone.setdefault(key, Alone(stream.steps)).hear(stream)
+
+    def tell(self, order: int, size: int) -> None:
+        """A size of the world, and by which of the patterns it was told."""
+        if 0 < size <= MOST_RANKS:
+            self.worlds.setdefault(order, Counter())[size] += 1
+
+    @property
+    def ones(self) -> int:
+        """How many processes said in the same words that they are alone."""
+        return max((len(alone.ranks) or alone.count for alone in self._alone.values()), default=0)
+
+    @property
+    def told(self) -> int | None:
+        """The world size that lines tell; the most trusted kind of line that does, and there the largest."""
+        for order in sorted(self.worlds):
+            if order in (8,) and any(each in self.worlds for each in range(8)):
+                continue
+            return max(self.worlds[order])
+        return None
+
+    @property
+    def world_size(self) -> int | None:
+        """Told, or else all who spoke, if they are 0 to N without a gap."""
+        told = self.told
+        if told is not None and (not self.seen or max(self.seen) < told):
+            return told
+        highest = max(self.seen, default=-1)
+        return highest + 1 if highest >= 1 and len(self.seen) == highest + 1 else None

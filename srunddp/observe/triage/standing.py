@@ -1,0 +1,97 @@
+"""What of all that was said still stands at the end: what a run survived is no failure, but may explain a later one."""
+
+from __future__ import annotations
+
+import re
+
+from srunddp.observe.triage.event import Event
+from srunddp.observe.triage.events import GOES_ON, Story
+from srunddp.observe.triage.level import is_quiet
+from srunddp.observe.triage.order import surely_before
+from srunddp.observe.triage.reports import Report
+from srunddp.observe.triage.signatures import table
+
+Told = tuple[int, Report]  # by file
+
+_WAITS = re.compile(r"^srunddp: waiting|Waiting in store based barrier")
+# Who says it has it from the kernel, or from Slurm's own book-keeping.
+_AUTHORITY = re.compile(
+    r"\b(?:slurmstepd\S*|srun|sbatch|salloc|mpirun|NVRM|kernel)\b[^:]{0,40}:|There are not enough slots"
+)
+
+
+def first_report(story: Story) -> Told | None:
+    """The end of a rank that a launcher reports, the one it calls first if it does."""
+    told = [(index, first) for index, reports in story.reports.items() if (first := reports.first())]
+    return min(told, key=lambda each: not each[1].root, default=None)
+
+
+def split(story: Story, report: Told | None) -> tuple[list[Event], list[Event]]:
+    """What stands, and what was warned of, handled or survived."""
+    standing: list[Event] = []
+    weak: list[Event] = []
+    for event in story.events:
+        if event.kind != "noise":
+            (weak if _passed(event, story, report) else standing).append(event)
+    return standing, weak
+
+
+def _passed(event: Event, story: Story, report: Told | None) -> bool:
+    if event.kind == "ending":
+        return False
+    if _WAITS.search(event.text):
+        return event.progress > 0 or 0 in story.crowd.worlds
+    if event.progress >= GOES_ON and not event.late:
+        return True
+    if event.weak or (event.kind == "secondary" and is_quiet(event.text) and not event.raised and not report):
+        return True
+    return not report and not event.ours and _ended_well(event, story)
+
+
+def _ended_well(event: Event, story: Story) -> bool:
+    """The run came to a good end after it, by a word of its own; a job script's word counts for less."""
+    if story.finished.get(event.file, 0) <= event.number:  # what comes after a good end, or in another file
+        return bool(story.finished) and event.kind in ("symptom", "secondary")
+    if event.raised and (event.raised.top or event.kind == "primary"):
+        return event.progress > 0
+    return event.file in story.well or event.progress > 0 or (event.kind != "primary" and story.steps[event.file] > 0)
+
+
+def explains(weak: list[Event], cause: str, first: Event | None) -> Event | None:
+    """What was said before, more quietly, of a failure that does not tell its cause."""
+    if first and first.cause == cause and not first.generic and cause not in _TELLS_LITTLE:
+        return None
+    code = first.raised.code.rpartition("\n")[2] if first and first.raised else ""
+    what = f"{cause}\n{first.text if first else ''}\n{code}"
+    for event in weak:
+        behind = table().causes[event.cause].behind
+        if first and (event is first or event.cause == cause or surely_before(first, event)):
+            continue
+        if behind.search(what) if behind else cause == "unknown" and event.kind == "primary" and not event.progress:
+            return event
+    return None
+
+
+_TELLS_LITTLE = ("unknown", "rank-killed", "collective-timeout", "ranks-missing")
+
+
+def is_certain(first: Event, story: Story, report: Told | None, others: list[Event], weak: list[Event]) -> bool:
+    """Nothing contradicts it, and a second sign agrees: the launcher's report, Slurm's or the kernel's word, or a
+    traceback that nobody caught and after which its process said no more."""
+    if not first.sure or first.progress or any(_contradicts(each, first) for each in (*others, *weak)):
+        return False
+    if _AUTHORITY.search(first.text, 0, 120):
+        return first.file not in story.finished
+    if report and not report[1].is_victim:
+        return first.rank is None or not report[1].ranks or first.rank in report[1].ranks
+    return bool(first.raised and first.raised.top) and first.file not in story.finished
+
+
+def _contradicts(other: Event, first: Event) -> bool:
+    if other is first or other.cause == first.cause:
+        return False
+    if other.kind == "primary" or (other.kind == "ending" and other.sure):
+        return True
+    if other.kind == "secondary":
+        return first.generic and surely_before(other, first)
+    return other.cause not in ("unknown", "script-error") and not surely_before(first, other)
