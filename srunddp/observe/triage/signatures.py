@@ -12,18 +12,22 @@ KINDS = ("primary", "symptom", "ending", "hint", "secondary", "noise")
 
 # A line without any of these (in lower case) is never looked at twice; each sample in the table has one.
 WORDS = (
-    "abort", "alloc", "already in use", "assert", "async event", "barrier", "broken", "bus", "but found", "can't",
-    "cancel", "cannot", "closed", "compatible", "completion from", "core dumped", "corrupt", "conda",
-    "could not", "couldn't", "cuda",
-    "denied", "destroy_process_group", "did not", "died", "differ", "disabled", "enforce", "error", "exception",
-    "exit", "expected", "fail", "fault", "gpu", "guessing", "has ended", "host key", "illegal", "insufficient",
-    "interrupt", "invalid", "joined", "kill", "launched using", "leaked", "left with", "limit", "lost", "mem",
-    "mismatch", "missing", "modulefile", "no space", "no step", "no such", "not a zip", "not compiled", "not enough",
-    "not found", "not known", "not used", "nullptr", "numpy", "nvlink", "omp_num_threads", "preempt", "publickey",
-    "quota", "ran out", "rdzv", "read-only", "refused", "rendezvous", "request fewer", "requeue", "reset", "retry",
-    "signal", "silent", "slurm", "srun", "stale", "state:", "stopped", "termina", "timed out", "timeout", "too many",
-    "too old", "truncat", "unable", "unavailable", "unbound", "undefined", "unknown", "unlocatable", "unreachable",
-    "warn", "xid", "you set",
+    " not ", " of 1", "abi", "abort", "across", "address not", "agent", "alloc", "already", "architecture", "assert",
+    "async event", "bad device", "barrier", "bind", "broken", "built", "bus", "but found", "can't", "cancel",
+    "cannot", "checkpoint", "closed", "compatible", "compiled", "completion", "conda", "core dumped", "corrup",
+    "could not", "couldn't", "cuda", "daemon", "denied", "descriptors", "destroy_process_group", "did not", "died",
+    "differ", "disabled", "divi", "enforce", "error", "exception", "exhausted", "exit", "expected", "fail", "fault",
+    "filled", "fork", "free()", "full", "gpu", "grh", "guessing", "hardware", "has been", "has ended", "header",
+    "health", "host", "illegal", "incompatib", "infer dtype", "inotify", "insufficient", "interface", "interrupt",
+    "invalid", "ios", "joined", "kill", "launched using", "leaked", "left with", "libmkl", "limit", "lost", "mem",
+    "mismatch", "missing", "modulefile", "negotiate", "never", "no space", "no step", "no such", "not a zip",
+    "not enough", "not found", "not known", "not used", "np.ndarray", "nullptr", "numpy", "nvlink", "omp_num_threads",
+    "only ", "open", "ordinal", "panic", "pmi", "preempt", "ptxas", "publickey", "quota", "ran out", "rdzv",
+    "read-only", "refused", "remap", "rendezvous", "request fewer", "requeue", "required", "requires", "reset",
+    "resource", "retry", "revoked", "rm", "signal", "silent", "singleton", "size changed", "slots", "smashing",
+    "srun", "stale", "stalled", "state:", "stopped", "timed out", "timeout", "too many", "too old", "truncat", "ucx",
+    "unable", "unavailable", "unbound", "undefined", "unknown", "unlocatable", "unreachable", "version", "walltime",
+    "warn", "warp", "weights", "world", "write", "wrong size", "xid", "you set",
 )  # fmt: skip
 _DIGITS = re.compile(r"\d+")
 _BY_NUMBER = ("xid", "status=", "errno", "127.", "signal", "exit", "return code")  # where the figure matters
