@@ -23,6 +23,9 @@ _WORLD = [
     re.compile(r"\bDistributed: .{0,40}?(\d+) (?:processes|ranks)|\b[Tt]otal (?:ranks|processes)\W{1,3}(\d+)"),
 ]
 _AT_WORK = re.compile(r"step|epoch|iter|loss|batch|it/s|\d %|\d%", re.IGNORECASE)
+_WORDS = (
+    "ank", "orld", "RANK", "WORLD", "SLURM_N", "nproc", "ask ", "PE ", "max_nodes", "clients", "rocess", "run ",
+)  # fmt: skip
 _MOST_SHAPES = 1000
 _ONE_ATTEMPT = 3  # steps within which the last of several processes begins
 _SPOKE = re.compile(
@@ -89,10 +92,7 @@ class Crowd:
             self.seen.add(rank)
             if node:
                 self.nodes.setdefault(rank, node)
-        if any(
-            word in text
-            for word in ("ank", "orld", "RANK", "WORLD", "SLURM_N", "nproc", "max_nodes", "clients", "rocesses", "run ")
-        ):
+        if any(word in text for word in _WORDS):
             self._read(text, stream)
 
     def _read(self, text: str, stream: Stream) -> None:

@@ -12,7 +12,7 @@ from srunddp.observe.triage.clock import time_of
 from srunddp.observe.triage.crowd import Crowd, Stream
 from srunddp.observe.triage.event import Event
 from srunddp.observe.triage.exceptions import of_exception
-from srunddp.observe.triage.level import is_handled, is_quiet
+from srunddp.observe.triage.level import is_handled, is_quiet, is_quoted
 from srunddp.observe.triage.ours import of_record, ours
 from srunddp.observe.triage.progress import Progress, is_finished, is_on_its_way, is_well, tells_part
 from srunddp.observe.triage.reading import Log
@@ -198,6 +198,6 @@ class _File:
 
 
 def _of_sign(sign: Sign, file: int, number: int, text: str) -> Event:
-    weak = sign.kind == "hint" or (sign.kind == "primary" and is_quiet(text))
+    weak = sign.kind == "hint" or is_quoted(text) or (sign.kind == "primary" and is_quiet(text))
     weak |= sign.kind != "ending" and not _LAUNCHER.search(text) and is_handled(text)
     return Event(sign.id, sign.kind, sign.sure, file, number, text, late=sign.late, weak=weak)

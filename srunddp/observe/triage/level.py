@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _LEVEL = re.compile(
-    r"\[[WID](?:\d|\])|\b[WID]\d{4} \d\d:|(?<!NCCL )\b(?:WARN(?:ING)?|INFO|DEBUG|TRACE|NOTICE)\b|"
+    r"\[[WID](?:\d|\])|\b[WID]\d{4} \d\d:|(?<!NCCL )\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b|"
     r"\b(?:warning|info|debug)\]|\[(?:warning|info|debug)\b|\b[WD]arning: |\b\w*Warning: "
 )
 _HEAD = 90  # characters from the beginning, where loggers put the level; a warning's path may be longer
@@ -15,8 +15,10 @@ _DUMP = re.compile(
     r"^\W{0,3}(?:Namespace|Config|\w*(?:Args|Arguments|Config))\(|^(?:\w+[:=] ?)?\{['\"]|^export \w+=|^\+{1,4} |^#|"
     r"^(?:usage|Usage): "
 )
+_DEBUG = re.compile(r"\b(?:DEBUG|TRACE)\b|\[debug|\bdebug\d?:")
 _HANDLED = re.compile(
-    r"\b[Rr]e-?try(?:ing)?\b|will (?:be )?re|[Ss]kipp|[Ii]gnor(?:ed|ing)|\bfall(?:s|ing)? ?back|[Ff]allback|"
+    r"\b[Rr]etrying\b|\b[Rr]etry (?:in|after|with|\d)|will (?:be )?re|[Ss]kipp|[Ii]gnor(?:ed|ing)|"
+    r"\bfall(?:s|ing)? ?back|[Ff]allback|"
     r"attempt \d+ (?:of|/)|\b(?:try|trying) (?:again|with|another|next)|\b[Cc]ontinuing\b|[Cc]aught and|"
     r"[Rr]ecover(?:ed|ing)\b|[Hh]alving|[Rr]educing (?:the )?(?:micro|batch)|[Nn]on-?(?:fatal|critical)|"
     r"[Bb]est[- ]effort|(?:using|use) .{1,60} instead|carry(?:ing)? on|[Gg]oing on|[Nn]ot fatal|harmless|"
@@ -29,7 +31,12 @@ def is_quiet(text: str) -> bool:
     match = _LEVEL.search(text, 0, _PATHS)
     if match and (match.start() < _HEAD or match[0].endswith("Warning: ")):
         return True
-    return bool(_DUMP.match(text))
+    return is_quoted(text)
+
+
+def is_quoted(text: str) -> bool:
+    """A configuration, an environment, a shell's trace, or what is only for whoever looks for faults in the program."""
+    return bool(_DUMP.match(text) or _DEBUG.search(text, 0, _HEAD))
 
 
 def is_handled(text: str) -> bool:

@@ -38,7 +38,7 @@ def split(story: Story, report: Told | None) -> tuple[list[Event], list[Event]]:
 
 def _passed(event: Event, story: Story, report: Told | None) -> bool:
     if event.kind == "ending":
-        return False
+        return event.weak
     if _WAITS.search(event.text):
         return event.progress > 0 or 0 in story.crowd.worlds
     if event.progress >= GOES_ON and not event.late:
@@ -59,20 +59,22 @@ def _ended_well(event: Event, story: Story) -> bool:
 
 def explains(weak: list[Event], cause: str, first: Event | None) -> Event | None:
     """What was said before, more quietly, of a failure that does not tell its cause."""
-    if first and first.cause == cause and not first.generic and cause not in _TELLS_LITTLE:
+    if cause not in _TELLS_LITTLE and not (first and not first.sure):
         return None
-    code = first.raised.code.rpartition("\n")[2] if first and first.raised else ""
-    what = f"{cause}\n{first.text if first else ''}\n{code}"
+    what = cause
+    if first and cause in ("script-error", "unknown"):
+        code = first.raised.code.rpartition("\n")[2] if first.raised else ""
+        what = f"{cause}\n{first.text}\n{code}"
     for event in weak:
         behind = table().causes[event.cause].behind
-        if first and (event is first or event.cause == cause or surely_before(first, event)):
+        if event is first or event.cause == cause or (first and cause != "unknown" and surely_before(first, event)):
             continue
         if behind.search(what) if behind else cause == "unknown" and event.kind == "primary" and not event.progress:
             return event
     return None
 
 
-_TELLS_LITTLE = ("unknown", "rank-killed", "collective-timeout", "ranks-missing")
+_TELLS_LITTLE = ("unknown", "script-error", "rank-killed", "collective-timeout", "ranks-missing")
 
 
 def is_certain(first: Event, story: Story, report: Told | None, others: list[Event], weak: list[Event]) -> bool:

@@ -31,6 +31,7 @@ class Verdict:
         certainty: ``certain``, ``likely`` or ``unknown``.
         first: what it was told by, if anything; rank, node: whose.
         followed: what came of it.
+        victim: first only tells of somebody else's end.
         seen, silent: ranks that spoke, and those that were expected and did not.
     """
 
@@ -44,6 +45,7 @@ class Verdict:
     seen: list[int] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
     why: str = ""
+    victim: bool = False
 
 
 def judge(story: Story) -> Verdict:
@@ -54,9 +56,10 @@ def judge(story: Story) -> Verdict:
     if verdict.world_size and verdict.seen:
         verdict.silent = [rank for rank in range(verdict.world_size) if rank not in crowd.seen]
     if verdict.first:
-        if verdict.rank is None and verdict.first.rank is None and (told := _sole_report(story)):
+        if verdict.rank is None and verdict.first.rank is None and not verdict.victim and (told := _sole_report(story)):
             verdict.rank, verdict.node = told.ranks[0], told.node
-        verdict.rank = verdict.first.rank if verdict.rank is None else verdict.rank
+        if verdict.rank is None and not verdict.victim:
+            verdict.rank = verdict.first.rank
         verdict.node = (
             verdict.first.node or verdict.node or crowd.nodes.get(-1 if verdict.rank is None else verdict.rank)
         )
@@ -156,7 +159,9 @@ def _of_primary(primary: Sequence[Event], symptoms: Sequence[Event], endings: Se
             return Verdict(before.cause, _certainty(before), before)
         if before.time is not None and first.time is not None:
             return Verdict(before.cause, "likely", before)
-    return Verdict(first.cause, "likely", first)
+    # The same was told by others before, with less weight.
+    same = [each for each in symptoms if each.cause == first.cause and surely_before(each, first)]
+    return Verdict(first.cause, "likely", earliest([first, *same]))
 
 
 def _first_of(primary: Sequence[Event]) -> Event:
@@ -200,14 +205,20 @@ def _of_symptoms(symptoms: Sequence[Event]) -> Verdict:
 
 def _of_echoes(echoes: Sequence[Event], told: Told | None, story: Story) -> Verdict:
     raised = [event for event in echoes if event.raised and event.rank is not None]
+    victims = {event.rank for event in raised}
     own = [event for event in echoes if not (event.raised and event.raised.kind.endswith(("ChildFailedError", "Exit")))]
     if told and raised and len(story.crowd.seen) > 1:
         report = told[1]
         reported = {rank for reports in story.reports.values() for each in reports.found for rank in each.ranks}
-        others = story.crowd.seen - {event.rank for event in raised} - reported
+        others = story.crowd.seen - victims - reported
         # Whoever the launcher heard of first only missed somebody, who must have left without an error.
-        if others and report.ranks and report.ranks[0] in {event.rank for event in raised} and not report.signal:
-            return Verdict("collective-mismatch", "likely", earliest(raised), why="a rank left without an error")
+        if others and report.ranks and report.ranks[0] in victims and not report.signal:
+            left = min(others) if len(others) == 1 else None
+            why = "a rank left without an error"
+            return Verdict("collective-mismatch", "likely", earliest(raised), rank=left, why=why, victim=True)
     rank = told[1].ranks[0] if told and told[1].ranks else None
-    node = told[1].node if told else None
-    return Verdict("unknown", "unknown", earliest(own) if own else None, rank=rank, node=node)
+    if rank in victims:  # whoever the launcher heard of first missed somebody else
+        silent = story.crowd.seen - victims
+        rank = min(silent) if len(silent) == 1 else None
+        return Verdict("unknown", "unknown", earliest(own) if own else None, rank=rank, victim=True)
+    return Verdict("unknown", "unknown", earliest(own) if own else None, rank=rank, node=told[1].node if told else None)
