@@ -44,6 +44,7 @@ class Story:
         names: of the logs; notes: what could not be read.
         reports: of launchers, by file; last: the last lines of each who spoke.
         finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
+        restarted: the last line, by file, that tells of a new attempt.
         steps: how many steps each file tells of; lines: how many there were.
         stopped: the last line of one that got no further than a part of its way.
     """
@@ -56,6 +57,7 @@ class Story:
     finished: dict[int, int] = field(default_factory=dict)
     well: set[int] = field(default_factory=set)
     steps: dict[int, int] = field(default_factory=dict)
+    restarted: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     lines: int = 0
     stopped: str = ""
@@ -120,7 +122,7 @@ class _File:
 
     def _end(self, tail: Sequence[tuple[int, str]]) -> None:
         story = self._story
-        story.steps[self._index] = self._all.count
+        story.steps[self._index], story.restarted[self._index] = self._all.count, self._restarted
         if good := [number for number, text in tail if is_finished(text)]:
             story.finished[self._index] = good[-1]
             story.well |= {self._index} if any(is_well(text) for _, text in tail) else set()

@@ -37,8 +37,9 @@ def split(story: Story, report: Told | None) -> tuple[list[Event], list[Event]]:
 
 
 def _passed(event: Event, story: Story, report: Told | None) -> bool:
-    if event.kind == "ending":
-        return event.weak
+    if event.kind == "ending":  # a few steps more may be told before the ranks are gone
+        later = max(story.finished.get(event.file, 0), story.restarted.get(event.file, 0))
+        return event.weak or (event.progress >= GOES_ON and later > event.number)
     if _WAITS.search(event.text):
         return event.progress > 0 or 0 in story.crowd.worlds
     if event.progress >= GOES_ON and not event.late:
@@ -63,7 +64,8 @@ def explains(weak: list[Event], cause: str, first: Event | None) -> Event | None
         return None
     what = cause
     if first and cause in ("script-error", "unknown"):
-        code = first.raised.code.rpartition("\n")[2] if first.raised else ""
+        # What the script's own code surely raised is explained only by what its message says.
+        code = first.raised.code.rpartition("\n")[2] if first.raised and not first.sure else ""
         what = f"{cause}\n{first.text}\n{code}"
     for event in weak:
         behind = table().causes[event.cause].behind
