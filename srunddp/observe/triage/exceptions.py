@@ -42,12 +42,12 @@ def of_exception(raised: Raised, file: int) -> Event:
     name = raised.kind.rpartition(".")[2]
     if (name in _WRAPPERS and not (sign and sign.id == "rank-killed")) or raised.ignored:
         event.kind, event.sure, event.cause = "secondary", False, "unknown"
-    elif sign and sign.id != "script-error" and sign.kind not in ("noise", "hint"):
+    elif sign and sign.id != "script-error" and sign.kind != "noise":
         event.cause, event.kind, event.sure, event.generic, event.late = sign.id, sign.kind, sign.sure, False, sign.late
         event.sure &= sign is signs[0]
     elif name in _GUESSED and (cause := _guess(raised)):
         event.cause, event.sure, event.generic = cause, False, False
     else:
         event.sure = raised.inner and name not in VAGUE and not DOUBT.search(raised.message)
-    event.weak = raised.ignored or raised.aside
+    event.weak = raised.ignored or raised.aside or event.kind == "hint"
     return event

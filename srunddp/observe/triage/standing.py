@@ -64,9 +64,7 @@ def explains(weak: list[Event], cause: str, first: Event | None) -> Event | None
         return None
     what = cause
     if first and cause in ("script-error", "unknown"):
-        # What the script's own code surely raised is explained only by what its message says.
-        code = first.raised.code.rpartition("\n")[2] if first.raised and not first.sure else ""
-        what = f"{cause}\n{first.text}\n{code}"
+        what = f"{cause}\n{first.text}\n{_below(first)}"
     for event in weak:
         behind = table().causes[event.cause].behind
         if event is first or event.cause == cause or (first and cause != "unknown" and surely_before(first, event)):
@@ -76,6 +74,16 @@ def explains(weak: list[Event], cause: str, first: Event | None) -> Event | None
     return None
 
 
+def _below(first: Event) -> str:
+    """Where an exception came from, as far as that may matter: what the script surely raised itself says it all."""
+    if not first.raised or first.sure:
+        return ""
+    code = first.raised.code.rpartition("\n")[2]
+    return code if first.raised.inner or _OF_DATA.search(first.text) else f"{code}\nin a library"
+
+
+# What a script hands a library.
+_OF_DATA = re.compile(r"shape|size|dimension|batch|label|range|argument|CUDA|index|key|match")
 _TELLS_LITTLE = ("unknown", "script-error", "rank-killed", "collective-timeout", "ranks-missing")
 
 

@@ -20,7 +20,9 @@ _FOLLOWS = ("During handling of the above exception", "The above exception was t
 # Threads and tasks whose end is not the process's.
 _ASIDE = re.compile(r"^(?:Exception in thread|(?:Task|Future) exception was never retrieved|Exception in callback)")
 _TOP = ("<module>", "_run_module_as_main", "_wrap", "_run_module_code")
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>|importlib")
+_LIBRARY = re.compile(
+    r"\.(?:pyx|pxd|pxi|cpp|so)$|site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>|importlib"
+)
 _BOX = ("│", "╭", "╰", "┃")  # as rich draws a traceback
 _MOST_STRAY = 30
 _MOST_OPEN = 64

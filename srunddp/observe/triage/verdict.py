@@ -70,9 +70,8 @@ def judge(story: Story) -> Verdict:
 def _judge(story: Story) -> Verdict:
     report = first_report(story)
     standing, weak = split(story, report)
-    if ours := _own_verdict([event for event in standing if event.ours], [*standing, *weak]):
-        return ours
-    found = _of_standing(standing, weak, story, report)
+    ours = _own_verdict([event for event in standing if event.ours], [*standing, *weak])
+    found = ours or _of_standing(standing, weak, story, report)
     if found.cause is not None and (behind := explains(weak, found.cause, found.first)):
         return Verdict(behind.cause, "likely", behind)
     return found
