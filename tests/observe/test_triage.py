@@ -291,6 +291,40 @@ def test_a_guess_is_never_called_certain(tmp_path: Path) -> None:
     assert verdict(log(tmp_path, both)).certainty == "likely"
 
 
+TOP, CAUGHT = (
+    f'Traceback (most recent call last):\n  File "/p/a.py", line 1, in {where}\n' for where in ("<module>", "fit")
+)
+DENIED = "PermissionError: [Errno 13] Permission denied: '/out'\n"
+EXITED = "srun: error: node01: task 0: Exited with exit code 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "certainty"),
+    [
+        (TOP + DENIED, "certain"),
+        (TOP + DENIED + EXITED, "certain"),
+        (DENIED + EXITED, "likely"),
+        (CAUGHT + DENIED + EXITED, "likely"),
+        (TOP + DENIED + "Job finished\n", "likely"),
+        (TOP + DENIED + "step 1\n" + EXITED, "likely"),
+        ("[rank1]: " + TOP.replace("\n  ", "\n[rank1]:   ") + "[rank1]: " + DENIED + EXITED, "likely"),
+        ("rank 0 of 1\nrank 0 of 1\n" + TOP + "ModuleNotFoundError: No module named 'x'\n" + EXITED, "likely"),
+    ],
+)
+def test_certain_is_only_what_a_second_sign_agrees_with(tmp_path: Path, text: str, certainty: str) -> None:
+    assert verdict(log(tmp_path, text)).certainty == certainty
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["retrying\nstep 3\nTraining finished\n", "".join(f"step {step}\n" for step in range(3, 9)), "exit code 0\n"],
+)
+@pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.kind in ("primary", "symptom")], ids=name_of)
+def test_whatever_a_run_survived_is_no_failure(tmp_path: Path, sign: Sign, after: str) -> None:
+    if not re.match(r"srunddp: |slurmstepd|srun: ", sign.sample):
+        assert verdict(log(tmp_path, f"step 1\nstep 2\n{sign.sample}\n{after}")).cause is None
+
+
 def test_world_and_silent_ranks_are_told(tmp_path: Path) -> None:
     text = "".join(f"{rank}: rank {rank}/4 up\n{rank}: step\n" for rank in (0, 1, 3))
     path = log(tmp_path, text + "srun: error: node02: task 2: Exited with exit code 1\n")
@@ -366,6 +400,13 @@ def test_of_two_nodes_the_earlier_clock_counts_and_not_the_order_of_files(tmp_pa
     found = verdict(tmp_path)
     assert found.first is not None
     assert found.first.text == "MemoryError: node02"
+
+
+def test_a_run_that_stood_still_until_its_time_limit_did_not_surely_need_more_time(tmp_path: Path) -> None:
+    limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T{} DUE TO TIME LIMIT ***\n"
+    step = "2026-03-01 10:00:00 step 1\n"
+    assert verdict(log(tmp_path, step + limit.format("10:05:00"))).certainty == "certain"
+    assert verdict(log(tmp_path, step + limit.format("14:00:00"))).certainty == "likely"
 
 
 def test_a_time_limit_is_not_blamed_for_what_came_before_it_nor_what_came_after_it_for_the_end(tmp_path: Path) -> None:

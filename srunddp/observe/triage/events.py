@@ -46,6 +46,7 @@ class Story:
         finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
         restarted: the last line, by file, that tells of a new attempt.
         steps: how many steps each file tells of; lines: how many there were.
+        moved: when a step was told of last, where lines tell the time.
         stopped: the last line of one that got no further than a part of its way.
     """
 
@@ -61,6 +62,7 @@ class Story:
     notes: list[str] = field(default_factory=list)
     lines: int = 0
     stopped: str = ""
+    moved: float | None = None
 
 
 def gather(logs: Sequence[Log]) -> Story:
@@ -149,9 +151,12 @@ class _File:
         self._reports.feed(number, text)
         self._reported += [self._all.count] * (len(self._reports.found) - len(self._reported))
         progress = self._progress.setdefault(rank if len(self._progress) < _STREAMS else None, Progress())
+        moved = progress.count
         if not inside:
             progress.feed(text)
             self._all.feed(text)
+            if progress.count > moved and self._since is not None:
+                story.moved = max(self._since, story.moved or 0.0)
         if len(stream.done) > known:
             event: Event | None = of_exception(stream.done[-1], self._index)
         else:

@@ -14,6 +14,7 @@ from srunddp.observe.triage.signatures import table
 Told = tuple[int, Report]  # by file
 
 _WAITS = re.compile(r"^srunddp: waiting|Waiting in store based barrier")
+_ATTEMPT = re.compile(r"(.*)attempt_(\d+)/")
 # Who says it has it from the kernel, or from Slurm's own book-keeping.
 _AUTHORITY = re.compile(
     r"\b(?:slurmstepd\S*|srun|sbatch|salloc|mpirun|NVRM|kernel)\b[^:]{0,40}:|There are not enough slots"
@@ -30,10 +31,24 @@ def split(story: Story, report: Told | None) -> tuple[list[Event], list[Event]]:
     """What stands, and what was warned of, handled or survived."""
     standing: list[Event] = []
     weak: list[Event] = []
+    superseded = _superseded(story)
     for event in story.events:
         if event.kind != "noise":
-            (weak if _passed(event, story, report) else standing).append(event)
+            passed = event.file in superseded or _passed(event, story, report)
+            (weak if passed else standing).append(event)
     return standing, weak
+
+
+def _superseded(story: Story) -> set[int]:
+    """The files of attempts, as torchrun keeps them apart, after which a later one went on."""
+    attempts = {
+        file: (match[1], int(match[2])) for file, name in enumerate(story.names) if (match := _ATTEMPT.match(name))
+    }
+    latest: dict[str, int] = {}
+    for file, (run, attempt) in attempts.items():
+        if story.steps.get(file, 0) >= GOES_ON or file in story.finished:
+            latest[run] = max(attempt, latest.get(run, 0))
+    return {file for file, (run, attempt) in attempts.items() if attempt < latest.get(run, 0)}
 
 
 def _passed(event: Event, story: Story, report: Told | None) -> bool:
@@ -88,15 +103,22 @@ _TELLS_LITTLE = ("unknown", "script-error", "rank-killed", "collective-timeout",
 
 
 def is_certain(first: Event, story: Story, report: Told | None, others: list[Event], weak: list[Event]) -> bool:
-    """Nothing contradicts it, and a second sign agrees: the launcher's report, Slurm's or the kernel's word, or a
-    traceback that nobody caught and after which its process said no more."""
-    if not first.sure or first.progress or any(_contradicts(each, first) for each in (*others, *weak)):
+    """Nothing contradicts it, and two signs agree: a traceback that nobody caught, and the launcher's report or that
+    its process said no more. Slurm's and the kernel's own word need no other."""
+    if (
+        not first.sure
+        or first.progress
+        or story.crowd.ones > 1
+        or any(_contradicts(each, first) for each in (*others, *weak))
+    ):
         return False
     if _AUTHORITY.search(first.text, 0, 120):
         return first.file not in story.finished
+    if not first.raised or not first.raised.top:
+        return False
     if report and not report[1].is_victim:
         return first.rank is None or not report[1].ranks or first.rank in report[1].ranks
-    return bool(first.raised and first.raised.top) and first.file not in story.finished
+    return first.file not in story.finished
 
 
 def _contradicts(other: Event, first: Event) -> bool:

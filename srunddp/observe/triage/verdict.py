@@ -12,6 +12,7 @@ from srunddp.observe.triage.order import MARGIN, earliest, surely_before
 from srunddp.observe.triage.reports import Report
 from srunddp.observe.triage.standing import Told, explains, first_report, is_certain, split
 
+_STILL = 1800.0  # seconds without a step
 _WARNING = re.compile(r"\[W\d*|(?<!NCCL )\bWARN(?:ING)?\b|Warning: ")
 _OF_PEERS = ("collective-timeout", "network-unreachable", "ranks-missing", "nccl-internal")
 _SAY_LITTLE = ("rank-killed", "unknown", "script-error")
@@ -89,14 +90,14 @@ def _of_standing(standing: list[Event], weak: list[Event], story: Story, report:
     if story.crowd.ones > 1 and primary and {event.cause for event in primary} <= _COLLISIONS:
         return Verdict("world-of-one", "likely", earliest(primary), why="each process took itself for rank 0 of 1")
     if primary:
-        found = _of_primary(primary, symptoms, endings)
+        found = _of_primary(primary, symptoms, endings, story)
         if found.first in primary and found.first and is_certain(found.first, story, report, standing, weak):
             found.certainty = "certain"
         return found
     if story.crowd.ones > 1 and not symptoms and not endings:
         return _nothing(story)
     if symptoms or endings:
-        return _of_lesser(symptoms, endings, bool(report and not report[1].is_victim))
+        return _of_lesser(symptoms, endings, bool(report and not report[1].is_victim), story)
     return _of_echoes(echoes, report, story)
 
 
@@ -149,13 +150,13 @@ def _of_report(told: Told) -> list[Event]:
     return [Event(cause, "symptom", False, index, report.number, report.text, rank, report.node)]
 
 
-def _of_primary(primary: Sequence[Event], symptoms: Sequence[Event], endings: Sequence[Event]) -> Verdict:
+def _of_primary(primary: Sequence[Event], symptoms: Sequence[Event], endings: Sequence[Event], story: Story) -> Verdict:
     first = _first_of(primary)
     for before in (*endings, *symptoms):
         if first.late or before.cause in _SAY_LITTLE or not surely_before(before, first):
             continue
         if before.kind == "ending":
-            return Verdict(before.cause, _certainty(before), before)
+            return Verdict(before.cause, _certainty(before, story), before)
         if before.time is not None and first.time is not None:
             return Verdict(before.cause, "likely", before)
     # The same was told by others before, with less weight.
@@ -173,7 +174,7 @@ def _first_of(primary: Sequence[Event]) -> Event:
     return earliest(others) if first.late and others else first
 
 
-def _of_lesser(symptoms: Sequence[Event], endings: Sequence[Event], reported: bool) -> Verdict:
+def _of_lesser(symptoms: Sequence[Event], endings: Sequence[Event], reported: bool, story: Story) -> Verdict:
     """Without a primary sign: an end that the launcher tells, unless something else went wrong before it."""
     sure = [event for event in endings if event.sure]
     lesser = [event for event in symptoms if event.cause not in ("unknown", "script-error")] or list(symptoms)
@@ -183,11 +184,14 @@ def _of_lesser(symptoms: Sequence[Event], endings: Sequence[Event], reported: bo
     telling = [event for event in lesser if event.cause != "rank-killed" and not _WARNING.search(event.text, 0, 60)]
     if before := [event for event in telling if surely_before(event, end)]:
         return Verdict(earliest(before).cause, "likely", earliest(before))
-    return Verdict(end.cause, "likely" if reported else _certainty(end), end)
+    return Verdict(end.cause, "likely" if reported else _certainty(end, story), end)
 
 
-def _certainty(end: Event) -> str:
-    """Why somebody cancelled a job, only they know: it may have hung."""
+def _certainty(end: Event, story: Story) -> str:
+    """Why somebody cancelled a job, only they know; and a run that stood still was ended by more than its limit."""
+    still = end.time is not None and story.moved is not None and end.time - story.moved > _STILL
+    if end.cause == "time-limit" and (still or not any(story.steps.values())):
+        return "likely"
     return "certain" if end.sure and end.cause != "cancelled" else "likely"
 
 
