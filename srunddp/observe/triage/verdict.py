@@ -208,7 +208,7 @@ def _of_symptoms(symptoms: Sequence[Event]) -> Verdict:
 
 def _of_echoes(echoes: Sequence[Event], told: Told | None, story: Story) -> Verdict:
     raised = [event for event in echoes if event.raised and event.rank is not None]
-    victims = {event.rank for event in raised}
+    victims = {event.rank for event in echoes if event.rank is not None}
     own = [event for event in echoes if not (event.raised and event.raised.kind.endswith(("ChildFailedError", "Exit")))]
     if told and raised and len(story.crowd.seen) > 1:
         report = told[1]
