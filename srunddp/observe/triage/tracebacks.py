@@ -92,7 +92,7 @@ class Tracebacks:
         if text.lstrip().startswith(_FOLLOWS):
             self._chained = bool(self.done)
             return True
-        if text.startswith(("Exception ignored in", "--- Logging error ---")):
+        if text.startswith(("Exception ignored in", "--- Logging error ---", "Error in atexit")):
             self._ignored = True
             return True
         inside = bool(self._open) and self._inside(number, text)

@@ -20,6 +20,7 @@ _SAY_LITTLE = ("rank-killed", "unknown", "script-error")
 _COLLISIONS = {
     "address-in-use", "checkpoint-mismatch", "cuda-out-of-memory", "file-missing", "invalid-device", "script-error",
 }  # fmt: skip
+_OF_SLURM = re.compile(r"slurmstepd|srun: |\*\*\* (?:JOB|STEP) ")
 _CRASH = (4, 7, 8, 9, 11)
 
 
@@ -192,7 +193,7 @@ def _certainty(end: Event, story: Story) -> str:
     still = end.time is not None and story.moved is not None and end.time - story.moved > _STILL
     if end.cause == "time-limit" and (still or not any(story.steps.values())):
         return "likely"
-    return "certain" if end.sure and end.cause != "cancelled" else "likely"
+    return "certain" if end.sure and end.cause != "cancelled" and _OF_SLURM.search(end.text) else "likely"
 
 
 def _of_symptoms(symptoms: Sequence[Event]) -> Verdict:
