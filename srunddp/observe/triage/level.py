@@ -12,7 +12,8 @@ _HEAD = 90  # characters from the beginning, where loggers put the level; a warn
 _PATHS = 300
 _DUMP = re.compile(
     r"^\W{0,6}(?!\w*(?:[Ee]rror|[Ee]xception)\b)[A-Za-z_][\w.-]*[\"']?\s{0,30}[=:]\s?[\"']?[^\s\"']{0,80}[\"']?,?$|"
-    r"^\W{0,3}(?:Namespace|Config|\w*(?:Args|Arguments|Config))\(|^(?:\w+[:=] ?)?\{['\"]|^\s*[\"'][\w.-]+[\"']:\s|^export \w+=|^\+{1,4} |^#|"
+    r"^\W{0,3}(?:Namespace|Config|\w*(?:Args|Arguments|Config))\(|^(?:\w+[:=] ?)?\{['\"]|"
+    r"^\s*[\"'][\w.-]+[\"']:\s|^export \w+=|^\+{1,4} |^#|"
     r"^(?:usage|Usage): "
 )
 _DEBUG = re.compile(r"\b(?:DEBUG|TRACE)\b|\[debug|\bdebug\d?:")

@@ -66,6 +66,8 @@ def _passed(event: Event, story: Story, report: Told | None) -> bool:
 
 def _ended_well(event: Event, story: Story) -> bool:
     """The run came to a good end after it, by a word of its own; a job script's word counts for less."""
+    if event.late and event.file in story.well and not _AUTHORITY.search(event.text, 0, 120):
+        return True  # a table of jobs, of this one or of others
     if story.finished.get(event.file, 0) <= event.number:  # what comes after a good end, or in another file
         return bool(story.finished) and event.kind in ("symptom", "secondary")
     if event.raised and (event.raised.top or event.kind == "primary"):
