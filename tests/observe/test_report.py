@@ -335,7 +335,7 @@ def test_of_several_steps_the_newest_is_taken_and_of_several_starts_the_last(tmp
     last = report("--text", "--monitor-dir", "mine", "4711", folder=tmp_path)
     assert "run 4711.10, restart 1: " in last.stdout
     assert last.stderr == (
-        "srunddp: note: job 4711 has the steps 0, 2, 10; this is the newest, 4711.10\n"
+        "srunddp: note: job 4711 has the runs 4711.0, 4711.2, 4711.10; this is the newest, 4711.10\n"
         "srunddp: note: mine/4711.10 has 2 starts; this is the last, 1 (--restart N for another)\n"
     )
     first = report("--text", "--monitor-dir", "mine", "--restart", "0", "4711.10", folder=tmp_path)

@@ -129,8 +129,8 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
         )
     notes = []
     if len(runs) > 1:
-        steps = ", ".join(each.name.rpartition(".")[2] for each in runs)
-        notes = [f"job {number} has the steps {steps}; this is the newest, {runs[-1].name}"]
+        found = ", ".join(each.name for each in runs)
+        notes = [f"job {number} has the runs {found}; this is the newest, {runs[-1].name}"]
     return _start(runs[-1], restart, notes)
 
 
