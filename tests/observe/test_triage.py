@@ -143,7 +143,7 @@ def test_a_long_healthy_log_is_read_at_10_mb_in_8_s(tmp_path: Path) -> None:
         tmp_path, "".join(f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(200_000))
     )
     before = time.process_time()
-    assert verdict(path).cause is None
+    assert verdict(path).first is None
     assert (time.process_time() - before) / path.stat().st_size * 10e6 < 8
 
 
@@ -322,7 +322,7 @@ def test_certain_is_only_what_a_second_sign_agrees_with(tmp_path: Path, text: st
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.kind in ("primary", "symptom")], ids=name_of)
 def test_whatever_a_run_survived_is_no_failure(tmp_path: Path, sign: Sign, after: str) -> None:
     if not re.match(r"srunddp: |slurmstepd|srun: ", sign.sample):
-        assert verdict(log(tmp_path, f"step 1\nstep 2\n{sign.sample}\n{after}")).cause is None
+        assert verdict(log(tmp_path, f"step 1\nstep 2\n{sign.sample}\n{after}")).first is None
 
 
 def test_world_and_silent_ranks_are_told(tmp_path: Path) -> None:
@@ -382,13 +382,13 @@ def test_the_command_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
 
 def test_one_process_that_says_often_that_it_is_alone_is_no_broken_launch(tmp_path: Path) -> None:
     steps = "".join(f"rank 0/1 step {step}\n" for step in range(9))
-    assert verdict(log(tmp_path, "world_size: 1\nrank 0 of 1\n" + steps)).cause is None
+    assert verdict(log(tmp_path, "world_size: 1\nrank 0 of 1\n" + steps + "done\n")).cause is None
     assert verdict(log(tmp_path, "rank 0 of 1 on node01\nrank 0 of 1 on node02\n" + steps)).cause == "world-of-one"
 
 
 def test_the_last_of_many_errors_counts_where_all_before_it_were_handled(tmp_path: Path) -> None:
     handled = "".join(f"step {step}\nCUDA out of memory. Retrying.\n" for step in range(200))
-    assert verdict(log(tmp_path, handled + "step 200\nstep 201\nstep 202\n")).cause is None
+    assert verdict(log(tmp_path, handled + "step 200\nstep 201\nstep 202\ndone\n")).cause is None
     assert (
         verdict(log(tmp_path, handled + "torch.OutOfMemoryError: CUDA out of memory.\n")).cause == "cuda-out-of-memory"
     )
@@ -439,3 +439,11 @@ def test_a_cancelled_step_whose_ranks_are_killed_for_it_was_cancelled(tmp_path: 
     text = "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
     text += "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
     assert verdict(log(tmp_path, text + "srun: error: node01: tasks 0-1: Killed\n")).cause == "cancelled"
+
+
+def test_a_log_that_just_ends_is_not_called_well(tmp_path: Path) -> None:
+    steps = "".join(f"[rank{step % 2}]: step {step} loss 0.1\n" for step in range(9))
+    assert verdict(log(tmp_path, steps)).cause == "unknown"
+    assert "rank 0's: 'step 8 loss 0.1'" in said(log(tmp_path, steps))
+    assert verdict(log(tmp_path, steps + "model saved\n")).cause is None
+    assert verdict(log(tmp_path, steps + "model saved\n[rank0]: step 9 lo")).cause == "unknown"

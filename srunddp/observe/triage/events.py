@@ -14,11 +14,11 @@ from srunddp.observe.triage.event import Event
 from srunddp.observe.triage.exceptions import of_exception
 from srunddp.observe.triage.level import is_handled, is_quiet, is_quoted
 from srunddp.observe.triage.ours import of_record, ours
-from srunddp.observe.triage.progress import Progress, is_finished, is_on_its_way, is_well, tells_part
+from srunddp.observe.triage.progress import Progress, is_farewell, is_finished, is_on_its_way, is_well, tells_part
 from srunddp.observe.triage.reading import Log
 from srunddp.observe.triage.reports import Reports
 from srunddp.observe.triage.signatures import Sign, table
-from srunddp.observe.triage.tracebacks import Tracebacks
+from srunddp.observe.triage.tracebacks import Raised, Tracebacks
 from srunddp.observe.triage.who import Labels, Nccl, first, node_of_name, ranks_of_names, said_rank
 
 _SNIFFED = 400
@@ -27,6 +27,8 @@ _STREAMS = 4096
 _LAST = 3
 GOES_ON = 3  # steps after something: it did not end the run
 _MESSAGE = 15  # lines that an exception's message may have
+_CUT = 3  # lines into which a launcher cuts a long one
+_OF_PEERS = ("RuntimeError", "torch.distributed.DistBackendError", "torch.distributed.DistNetworkError", "OSError")
 _LAUNCHER = re.compile(r"\bsrun: |slurmstepd\S*: |srunddp: |elastic|mpirun|prterun|^=")
 _NEAR = 3  # lines after an error in which whoever caught it says so
 _RESTART = re.compile(
@@ -46,8 +48,10 @@ class Story:
         finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
         restarted: the last line, by file, that tells of a new attempt.
         steps: how many steps each file tells of; lines: how many there were.
+        speaker: who spoke last, and what.
         moved: when a step was told of last, where lines tell the time.
-        stopped: the last line of one that got no further than a part of its way.
+        stopped: the last line of one that got no further than a part of its way; cut: that of one without its end.
+        ended: some log has a word of an end that was meant.
     """
 
     names: list[str]
@@ -61,7 +65,10 @@ class Story:
     restarted: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     lines: int = 0
+    speaker: tuple[str, str] = ("", "")
     stopped: str = ""
+    cut: str = ""
+    ended: bool = False
     moved: float | None = None
 
 
@@ -131,6 +138,9 @@ class _File:
         else:
             last = next((text for _, text in reversed(tail) if tells_part(text)), "")
             story.stopped = last if is_on_its_way(last) else story.stopped
+        story.ended |= any(is_farewell(text) for _, text in tail) or self._all.count < GOES_ON
+        if self._log.cut and tail:
+            story.cut = tail[-1][1]
 
     def _line(self, number: int, text: str, rank: int | None, node: str | None) -> None:
         story = self._story
@@ -143,10 +153,11 @@ class _File:
         speaker = f"rank {rank}" if rank is not None else self._log.name
         if len(story.last) < _STREAMS or speaker in story.last:
             story.last.setdefault(speaker, deque(maxlen=_LAST)).append(text)
+        story.speaker = speaker, text
         time = time_of(text)
         self._since = time if time is not None else self._since
         stream = self._streams.setdefault(rank if len(self._streams) < _STREAMS else None, Tracebacks())
-        known = len(stream.done)
+        known, outer = len(stream.done), stream.done[-1] if stream.done else None
         inside = stream.feed(number, text)
         self._reports.feed(number, text)
         self._reported += [self._all.count] * (len(self._reports.found) - len(self._reported))
@@ -157,8 +168,10 @@ class _File:
             self._all.feed(text)
             if progress.count > moved and self._since is not None:
                 story.moved = max(self._since, story.moved or 0.0)
-        if len(stream.done) > known:
+        if stream.done and stream.done[-1] is not outer:
             event: Event | None = of_exception(stream.done[-1], self._index)
+            if len(stream.done) == known:  # what was handed on from another process
+                self._retract(outer)
         else:
             event = None if inside else self._plain(number, text)
             self._excuse(number, text, rank)
@@ -168,6 +181,11 @@ class _File:
             event.node = event.node or node
             self._add(event, whose if event.rank is None else event.rank, time, progress)
 
+    def _retract(self, outer: Raised | None) -> None:
+        for each in self._own:
+            if each.raised is outer:
+                each.kind = "noise"
+
     def _adopted(self, event: Event, stream: Tracebacks) -> bool:
         """Whether the line is of the message of the exception before it, which itself said nothing of its cause."""
         last = next((each for each in reversed(self._own) if each.raised), None)
@@ -175,6 +193,9 @@ class _File:
             return False
         if event.number - last.number > _MESSAGE or _LAUNCHER.search(event.text) or event.cause == "script-error":
             return False
+        if event.kind == "secondary" and event.number <= last.number + _CUT and last.raised.kind in _OF_PEERS:
+            last.cause, last.kind, last.generic, last.sure = "unknown", "secondary", False, False
+            return True
         if event.kind != "primary" and not (event.kind == "symptom" and last.raised.kind.endswith("ImportError")):
             return False
         last.cause, last.generic, last.sure = event.cause, False, False

@@ -21,6 +21,12 @@ _WELL = re.compile(
     r"max_(?:steps|epochs)\S* reached|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|\brc[ =]0\b|"
     r"[Tt]raining (?:took|time)\b"
 )
+_FAREWELL = re.compile(
+    r"(?:\b(?:done|finish\w*|complete\w*|sav(?:ed|ing)|wr(?:ote|itten|iting)|final\w*|total|best|elapsed|took|summary|success\w*|"
+    r"upload\w*|sync\w*|runtime|throughput|bye|goodbye|end(?:ed|ing)?|stopp(?:ed|ing)|test\w*|eval\w*|result\w*|exiting|"
+    r"clos(?:ed|ing)|shut\w*|epilog\w*|efficiency|utilized|stored|converged|passed|ok|over|exported)\b|_(?:loss|runtime)\b|100 ?%|"
+    r"\b([1-9]\d*) ?(?:/|of) ?\1\b)", re.IGNORECASE
+)
 _RECENT = 256  # ranks of one log tell of the same step
 
 
@@ -51,6 +57,11 @@ class Progress:
 def is_finished(text: str) -> bool:
     """A word of a good end."""
     return bool(_FINISHED.search(text))
+
+
+def is_farewell(text: str) -> bool:
+    """A word, however weak, of an end that was meant; enough where nothing else was said of one."""
+    return bool(_FAREWELL.search(text))
 
 
 def is_well(text: str) -> bool:

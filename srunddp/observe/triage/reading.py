@@ -39,18 +39,23 @@ class Log:
 
     Attributes:
         path: to open; name: as it is shown; size: in bytes.
-        notes: what of it could not be read.
+        notes: what of it could not be read; cut: its last line has no end.
     """
 
     path: Path
     name: str
     size: int
     notes: list[str] = field(default_factory=list)
+    cut: bool = False
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Number and text of each line that is not empty; after what was left out numbers begin at :data:`GAP`."""
         try:
             with open(_regular(self.path), "rb") as file:
+                if self.size:
+                    file.seek(-1, os.SEEK_END)
+                    self.cut = file.read(1) not in b"\r\n"
+                    file.seek(0)
                 if self.size <= WHOLE:
                     yield from _texts(enumerate(_pieces(file), 1))
                     return

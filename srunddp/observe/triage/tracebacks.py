@@ -129,7 +129,8 @@ class Tracebacks:
         if self._chained:
             self.done[-1].later.append(text)
         elif self._around:
-            self.done[-1] = self._new(number, kind, message, text)
+            outer, self.done[-1] = self.done[-1], self._new(number, kind, message, text)
+            self.done[-1].top |= outer.top  # it was handed on, and nobody caught it there
         else:
             self.done.append(self._new(number, kind, message, text))
         self._chained, self._around, self._ignored = False, bool(_AROUND.search(message)), False

@@ -15,6 +15,8 @@ from srunddp.observe.triage.standing import Told, explains, first_report, is_cer
 _STILL = 1800.0  # seconds without a step
 _WARNING = re.compile(r"\[W\d*|(?<!NCCL )\bWARN(?:ING)?\b|Warning: ")
 _OF_PEERS = ("collective-timeout", "network-unreachable", "ranks-missing", "nccl-internal")
+_WAITED = ("ranks-missing", "network-unreachable")
+_WHY_NOT = ("name-not-resolved", "no-such-interface", "loopback-address", "address-in-use", "network-unreachable")
 _SAY_LITTLE = ("rank-killed", "unknown", "script-error")
 # What several processes do to one another that take themselves for the only one.
 _COLLISIONS = {
@@ -74,7 +76,9 @@ def _judge(story: Story) -> Verdict:
     standing, weak = split(story, report)
     ours = _own_verdict([event for event in standing if event.ours], [*standing, *weak])
     found = ours or _of_standing(standing, weak, story, report)
-    if found.cause is not None and (behind := explains(weak, found.cause, found.first)):
+    if found.cause is None:
+        return _unless_cut(found, story)
+    if behind := explains(weak, found.cause, found.first):
         return Verdict(behind.cause, "likely", behind)
     return found
 
@@ -132,6 +136,14 @@ def _nothing(story: Story) -> Verdict:
     if story.stopped and not story.finished:
         return Verdict("unknown", "unknown", why=f"the log stops at {story.stopped!r}")
     return Verdict(None, "likely")
+
+
+def _unless_cut(found: Verdict, story: Story) -> Verdict:
+    """Where nothing failed: whether the logs come to an end at all."""
+    if story.finished or (story.ended and not story.cut):
+        return found
+    who, text = story.speaker
+    return Verdict("unknown", "unknown", why=f"the log just ends, the last word is {who}'s: {text!r}")
 
 
 def _sole_report(story: Story) -> Report | None:
@@ -202,8 +214,8 @@ def _of_symptoms(symptoms: Sequence[Event]) -> Verdict:
     # Peers of a killed rank time out, or cannot reach it.
     if killed and first.cause in _OF_PEERS and not surely_before(first, killed, MARGIN):
         first = killed
-    if first.cause == "ranks-missing":  # whoever could not reach rank 0 is the one that did not come
-        first = next((event for event in symptoms if event.cause == "network-unreachable"), first)
+    if first.cause in _WAITED:  # whoever could not reach rank 0 is the one that did not come, and why may be told
+        first = next((event for why in _WHY_NOT for event in symptoms if event.cause == why), first)
     return Verdict(first.cause, "unknown" if first.cause == "unknown" else "likely", first)
 
 
@@ -221,7 +233,7 @@ def _of_echoes(echoes: Sequence[Event], told: Told | None, story: Story) -> Verd
             why = "a rank left without an error"
             return Verdict("collective-mismatch", "likely", earliest(raised), rank=left, why=why, victim=True)
     rank = told[1].ranks[0] if told and told[1].ranks else None
-    if rank in victims:  # whoever the launcher heard of first missed somebody else
+    if rank in victims or (rank is None and len(story.crowd.seen - victims) == 1):  # whoever the launcher heard of first missed somebody else
         silent = story.crowd.seen - victims
         rank = min(silent) if len(silent) == 1 else None
         return Verdict("unknown", "unknown", earliest(own) if own else None, rank=rank, victim=True)
