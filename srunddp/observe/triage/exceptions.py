@@ -12,7 +12,16 @@ from srunddp.observe.triage.tracebacks import Raised
 _WRAPPERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit")
 _VARIABLES = re.compile(r"SLURM_|\b(?:LOCAL_|NODE_)?RANK\b|WORLD_SIZE|MASTER_(?:ADDR|PORT)|PMI_|OMPI_COMM")
 
-
+# What an exception tells that names no more than the system's error.
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\berrno[:= ]{1,3}(\d{1,3})\b")
+_OF_ERRNO = {
+    5: "file-missing", 11: "open-files", 12: "host-out-of-memory", 19: "no-such-interface", 23: "open-files",
+    24: "open-files", 26: "file-missing", 28: "disk-full", 36: "file-missing", 37: "file-missing", 40: "file-missing",
+    98: "address-in-use", 99: "network-unreachable", 100: "network-unreachable", 101: "network-unreachable",
+    107: "file-missing", 110: "network-unreachable", 111: "network-unreachable", 112: "network-unreachable",
+    113: "network-unreachable", 116: "file-missing", 121: "file-missing", 122: "disk-full", 131: "file-missing",
+}  # fmt: skip
+_OF_FILE = re.compile(r": '/[^']+'$")
 _CHECKPOINT = re.compile(r"state_dict|checkpoint|ckpt|torch\.load", re.IGNORECASE)
 _GUESSED = ("TypeError", "ValueError", "KeyError", "AttributeError", "AssertionError", "IndexError")
 VAGUE = ("RuntimeError", "Exception", "OSError", "ImportError", "SystemError", "ConnectionError", "TimeoutError")
@@ -31,6 +40,14 @@ def _guess(raised: Raised) -> str:
     return "checkpoint-mismatch" if raised.kind == "KeyError" and _CHECKPOINT.search(line) else ""
 
 
+def _of_errno(raised: Raised) -> str:
+    """The cause behind the system's error, where an exception of the chain tells its number."""
+    for text in (raised.text, *raised.later):
+        if (match := _ERRNO.search(text)) and (cause := _OF_ERRNO.get(int(match[1] or match[2]), "")):
+            return "file-missing" if cause == "network-unreachable" and _OF_FILE.search(text) else cause
+    return ""
+
+
 def of_exception(raised: Raised, file: int) -> Event:
     known = table()
     texts = [raised.text, *raised.later]
@@ -45,6 +62,8 @@ def of_exception(raised: Raised, file: int) -> Event:
     elif sign and sign.id != "script-error" and sign.kind != "noise":
         event.cause, event.kind, event.sure, event.generic, event.late = sign.id, sign.kind, sign.sure, False, sign.late
         event.sure &= sign is signs[0]
+    elif cause := _of_errno(raised):
+        event.cause, event.sure, event.generic = cause, False, False
     elif name in _GUESSED and (cause := _guess(raised)):
         event.cause, event.sure, event.generic = cause, False, False
     else:
