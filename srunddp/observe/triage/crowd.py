@@ -6,12 +6,16 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from srunddp.observe.triage.shapes import WORDS as SHAPES
+from srunddp.observe.triage.shapes import Shapes
 from srunddp.observe.triage.who import MOST_RANKS
 
 _WORLD = [
     re.compile(r"^srunddp: (\d+) ranks? on \d+ nodes?, launcher"),
     re.compile(r"^(?:\[RANK \d+\] )?WORLD_SIZE\s?[=:]\s?(\d+)|\bWORLD_SIZE\s?[=:]\s?'?(\d+)"),
-    re.compile(r"\bworld[ _-]?size\W{1,4}(?:is |of )?(\d+)", re.IGNORECASE),
+    re.compile(
+        r"(?<!local )(?<!parallel )(?:\b|\bdist_)world[ _-]?size(?: \.{3,80} |\W{1,4}(?:is |of )?)(\d+)", re.IGNORECASE
+    ),
     re.compile(r"\b[Rr](?:ank|ANK)[ :=#]{0,2}\d+ ?(?:/|of|out of) ?(\d+)\b"),
     re.compile(r"\bGLOBAL_RANK: \d+, MEMBER: \d+/(\d+)|Starting with (\d+) processes"),
     re.compile(r"\d+/(\d+) clients joined|^srunddp: error: \d+ of (\d+) ranks did not come"),
@@ -21,20 +25,21 @@ _WORLD = [
     re.compile(r"\b(?:[Pp]rocess|PE|[Tt]ask|[Ww]orker)[ :=#]{0,2}\d+ (?:of|out of) (\d+)\b"),
     re.compile(r"\b[Nn]um(?:ber of |[ _])(?:processes|ranks)\W{1,3}(\d+)|\bn_?(?:ranks|procs)\W{1,3}(\d+)"),
     re.compile(r"\bDistributed: .{0,40}?(\d+) (?:processes|ranks)|\b[Tt]otal (?:ranks|processes)\W{1,3}(\d+)"),
+    re.compile(r"\([Gg]lobal: \d+, local:? \d+\), total (\d+)"),
 ]
 _AT_WORK = re.compile(r"step|epoch|iter|loss|batch|it/s|\d %|\d%", re.IGNORECASE)
 _WORDS = (
     "ank", "orld", "RANK", "WORLD", "SLURM_N", "nproc", "ask ", "PE ", "max_nodes", "clients", "rocess", "run ",
+    "global: ", *SHAPES,
 )  # fmt: skip
 _MOST_SHAPES = 1000
 _ONE_ATTEMPT = 3  # steps within which the last of several processes begins
 _SPOKE = re.compile(
-    r"\b[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7}) ?(?:/|of|out of) ?\d+\b|\bGLOBAL_RANK: (\d+), MEMBER|^\[RANK (\d+)\]"
+    r"\b[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7}) ?(?:/|of|out of) ?\d+\b|\bGLOBAL_RANK: (\d+), MEMBER|^[Pp]rocess (\d{1,7}) of \d+\b|^\[RANK (\d+)\]"
 )
 _ELASTIC = re.compile(r"^\s*(max_nodes|nproc_per_node)\s+: (\d{1,5})$")
-_SLURM_TASK = re.compile(
-    r"\bnnodes=(\d+).{0,80}nproc_per_node=(\d+)|--nnodes[= ](\d+).{0,120}--nproc[_-]per[_-]node[= ](\d+)"
-)
+_SLURM_TASK = re.compile(r"\bnnodes=(\d+).{0,80}nproc_per_node=(\d+)")
+_BY_OPTIONS = 20  # of srun and headers, which may start what starts the ranks
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class Crowd:
     worlds: dict[int, Counter[int]] = field(default_factory=dict)
     _alone: dict[tuple[object, str], Alone] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
+    _shapes: Shapes = field(default_factory=Shapes)
     elastic: dict[str, int] = field(default_factory=dict)  # what torchrun says of its agents
 
     def hear(self, text: str, rank: int | None, node: str | None, stream: Stream = NO_STREAM) -> None:
@@ -101,6 +107,9 @@ class Crowd:
         if match := _SLURM_TASK.search(text):
             nodes, each = [int(group) for group in match.groups() if group]
             self.tell(5, nodes * each)
+        if any(word in text for word in SHAPES):
+            size, own = self._shapes.size(text)
+            self.tell(5 if own else _BY_OPTIONS, size)
         if match := _ELASTIC.search(text):
             self.elastic[match[1]] = int(match[2])
             if len(self.elastic) == 2:

@@ -24,7 +24,10 @@ _OF_ERRNO = {
 _OF_FILE = re.compile(r": '/[^']+'$")
 _CHECKPOINT = re.compile(r"state_dict|checkpoint|ckpt|torch\.load", re.IGNORECASE)
 _GUESSED = ("TypeError", "ValueError", "KeyError", "AttributeError", "AssertionError", "IndexError")
-VAGUE = ("RuntimeError", "Exception", "OSError", "ImportError", "SystemError", "ConnectionError", "TimeoutError")
+VAGUE = (
+    "RuntimeError", "Exception", "OSError", "ImportError", "SystemError", "ConnectionError", "TimeoutError",
+    "BackendCompilerFailed", "InductorError", "TorchRuntimeError", "RayTaskError", "InstantiationException",
+)  # fmt: skip
 DOUBT = re.compile(
     r"rank|world|SLURM|MASTER|NCCL|gloo|CUDA|GPU|device|\bport\b|socket|host|address|checkpoint|numpy|version|memory|"
     r"timed? ?out|connect|librar|driver|file|path|director|environ|node",

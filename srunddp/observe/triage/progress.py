@@ -22,10 +22,12 @@ _WELL = re.compile(
     r"[Tt]raining (?:took|time)\b"
 )
 _FAREWELL = re.compile(
-    r"(?:\b(?:done|finish\w*|complete\w*|sav(?:ed|ing)|wr(?:ote|itten|iting)|final\w*|total|best|elapsed|took|summary|success\w*|"
+    r"(?:\b(?:done|finish\w*|complete\w*|sav(?:ed|ing)|wr(?:ote|itten|iting)|final\w*|total|best|elapsed|took|"
+    r"summary|success\w*|"
     r"upload\w*|sync\w*|runtime|throughput|bye|goodbye|end(?:ed|ing)?|stopp(?:ed|ing)|test\w*|eval\w*|result\w*|exiting|"
     r"clos(?:ed|ing)|shut\w*|epilog\w*|efficiency|utilized|stored|converged|passed|ok|over|exported)\b|_(?:loss|runtime)\b|100 ?%|"
-    r"\b([1-9]\d*) ?(?:/|of) ?\1\b)", re.IGNORECASE
+    r"\b([1-9]\d*) ?(?:/|of) ?\1\b)",
+    re.IGNORECASE,
 )
 _RECENT = 256  # ranks of one log tell of the same step
 

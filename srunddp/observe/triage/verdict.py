@@ -233,7 +233,9 @@ def _of_echoes(echoes: Sequence[Event], told: Told | None, story: Story) -> Verd
             why = "a rank left without an error"
             return Verdict("collective-mismatch", "likely", earliest(raised), rank=left, why=why, victim=True)
     rank = told[1].ranks[0] if told and told[1].ranks else None
-    if rank in victims or (rank is None and len(story.crowd.seen - victims) == 1):  # whoever the launcher heard of first missed somebody else
+    if rank in victims or (
+        rank is None and len(story.crowd.seen - victims) == 1
+    ):  # whoever the launcher heard of first missed somebody else
         silent = story.crowd.seen - victims
         rank = min(silent) if len(silent) == 1 else None
         return Verdict("unknown", "unknown", earliest(own) if own else None, rank=rank, victim=True)
