@@ -35,7 +35,8 @@ _WORDS = (
 _MOST_SHAPES = 1000
 _ONE_ATTEMPT = 3  # steps within which the last of several processes begins
 _SPOKE = re.compile(
-    r"\b[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7}) ?(?:/|of|out of) ?\d+\b|\bGLOBAL_RANK: (\d+), MEMBER|^[Pp]rocess (\d{1,7}) of \d+\b|^\[RANK (\d+)\]"
+    r"\b[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7}) ?(?:/|of|out of) ?\d+\b|\bGLOBAL_RANK: (\d+), MEMBER|"
+    r"^[Pp]rocess (\d{1,7}) of \d+\b|^\[RANK (\d+)\]"
 )
 _ELASTIC = re.compile(r"^\s*(max_nodes|nproc_per_node)\s+: (\d{1,5})$")
 _SLURM_TASK = re.compile(r"\bnnodes=(\d+).{0,80}nproc_per_node=(\d+)")

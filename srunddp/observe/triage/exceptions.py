@@ -65,9 +65,7 @@ def of_exception(raised: Raised, file: int) -> Event:
     elif sign and sign.id != "script-error" and sign.kind != "noise":
         event.cause, event.kind, event.sure, event.generic, event.late = sign.id, sign.kind, sign.sure, False, sign.late
         event.sure &= sign is signs[0]
-    elif cause := _of_errno(raised):
-        event.cause, event.sure, event.generic = cause, False, False
-    elif name in _GUESSED and (cause := _guess(raised)):
+    elif (cause := _of_errno(raised)) or (name in _GUESSED and (cause := _guess(raised))):
         event.cause, event.sure, event.generic = cause, False, False
     else:
         event.sure = raised.inner and name not in VAGUE and not DOUBT.search(raised.message)

@@ -22,13 +22,14 @@ _WELL = re.compile(
     r"[Tt]raining (?:took|time)\b"
 )
 _FAREWELL = re.compile(
-    r"(?:\b(?:done|finish\w*|complete\w*|sav(?:ed|ing)|wr(?:ote|itten|iting)|final\w*|total|best|elapsed|took|"
-    r"summary|success\w*|"
+    r"\b(?:done|finish\w*|complete\w*|sav(?:ed|ing)|wr(?:ote|itten|iting)|final\w*|total|best|elapsed|took|summary|"
+    r"success\w*|"
     r"upload\w*|sync\w*|runtime|throughput|bye|goodbye|end(?:ed|ing)?|stopp(?:ed|ing)|test\w*|eval\w*|result\w*|exiting|"
-    r"clos(?:ed|ing)|shut\w*|epilog\w*|efficiency|utilized|stored|converged|passed|ok|over|exported)\b|_(?:loss|runtime)\b|100 ?%|"
-    r"\b([1-9]\d*) ?(?:/|of) ?\1\b)",
+    r"clos(?:ed|ing)|shut\w*|epilog\w*|efficiency|utilized|stored|converged|passed|ok|over|exported)\b|"
+    r"_(?:loss|runtime)\b",
     re.IGNORECASE,
 )
+_LAST_STEP = re.compile(r"100 ?%|\b([1-9]\d*) ?(?:/|of) ?\1\b|\b[Ff]inal")
 _RECENT = 256  # ranks of one log tell of the same step
 
 
@@ -63,7 +64,7 @@ def is_finished(text: str) -> bool:
 
 def is_farewell(text: str) -> bool:
     """A word, however weak, of an end that was meant; enough where nothing else was said of one."""
-    return bool(_FAREWELL.search(text))
+    return bool(_LAST_STEP.search(text) or (_FAREWELL.search(text) and not _STEP.search(text)))
 
 
 def is_well(text: str) -> bool:
