@@ -14,7 +14,7 @@ from srunddp.observe.triage.event import Event
 from srunddp.observe.triage.exceptions import of_exception
 from srunddp.observe.triage.level import is_handled, is_quiet, is_quoted
 from srunddp.observe.triage.ours import of_record, ours
-from srunddp.observe.triage.progress import Progress, is_farewell, is_finished, is_on_its_way, is_well, tells_part
+from srunddp.observe.triage.progress import Progress, is_ended, is_finished, is_on_its_way, is_well, tells_part
 from srunddp.observe.triage.reading import Log
 from srunddp.observe.triage.reports import Reports
 from srunddp.observe.triage.signatures import Sign, table
@@ -138,7 +138,7 @@ class _File:
         else:
             last = next((text for _, text in reversed(tail) if tells_part(text)), "")
             story.stopped = last if is_on_its_way(last) else story.stopped
-        story.ended |= any(is_farewell(text) for _, text in tail) or self._all.count < GOES_ON
+        story.ended |= self._all.count < GOES_ON or is_ended([text for _, text in tail])
         if self._log.cut and tail:
             story.cut = tail[-1][1]
 

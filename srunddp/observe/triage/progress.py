@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _STEP = re.compile(
@@ -29,7 +30,9 @@ _FAREWELL = re.compile(
     r"_(?:loss|runtime)\b",
     re.IGNORECASE,
 )
-_LAST_STEP = re.compile(r"100 ?%|\b([1-9]\d*) ?(?:/|of) ?\1\b|\b[Ff]inal")
+_LAST_STEP = re.compile(r"100 ?%|\b([1-9]\d*) ?(?:/|of) ?\1\b|\b[Ff]inal|train_runtime|destroy_process_group")
+_BEGUN = re.compile(r"\b(?:[Ww]ait|[Ll]oad|[Rr]ead|[Ss]tart|[Bb]eginn|[Cc]omput)ing\b|\.\.\.$")
+_REPEATED = 2  # among the last lines: the run's ordinary ones
 _RECENT = 256  # ranks of one log tell of the same step
 
 
@@ -62,8 +65,15 @@ def is_finished(text: str) -> bool:
     return bool(_FINISHED.search(text))
 
 
-def is_farewell(text: str) -> bool:
-    """A word, however weak, of an end that was meant; enough where nothing else was said of one."""
+def is_ended(tail: Sequence[str]) -> bool:
+    """Whether the last lines end, by a word however weak or by one unlike those before, or just stop amid the work."""
+    if any(_is_farewell(text) for text in tail):
+        return True
+    *others, last = (re.sub(r"[\d.]+", "0", text) for text in tail)
+    return not (_STEP.search(tail[-1]) or _BEGUN.search(tail[-1])) and others.count(last) < _REPEATED
+
+
+def _is_farewell(text: str) -> bool:
     return bool(_LAST_STEP.search(text) or (_FAREWELL.search(text) and not _STEP.search(text)))
 
 
