@@ -14,7 +14,7 @@ from srunddp.observe.triage.reading import find
 from srunddp.observe.triage.verdict import Verdict, judge
 
 CORPUS = Path(__file__).parent / "corpus"
-HALVES = [half for half in ("open", "frozen", "frozen2") if (CORPUS / half).is_dir()]
+HALVES = [half for half in ("open", "frozen", "frozen2", "frozen3") if (CORPUS / half).is_dir()]
 RIGHT = 0.95
 
 
