@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from srunddp.errors import ConfigError, SrunddpError, one_line
+from srunddp.cli_answer import answering
+from srunddp.errors import ConfigError, one_line
 from srunddp.observe.report import places, slurm, text
 from srunddp.observe.report.notes import notes
 from srunddp.observe.report.page import page
@@ -48,15 +49,8 @@ def report(**given: Any) -> None:
 
     Written also of a run that crashed, or that still runs.
     """
-    try:
+    with answering():
         _report(given)
-        sys.stdout.flush()
-    except SrunddpError as error:
-        say(f"srunddp: error: {error}\n")
-        sys.exit(error.exit_code)
-    except OSError as error:
-        say(f"srunddp: error: standard output: {os.strerror(error.errno or 0)}; expected one that can be written\n")
-        os._exit(74)  # sysexits' EX_IOERR; Python's own end would try to write once more
 
 
 def _report(given: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 import click
 import yaml
 
-from srunddp.errors import ConfigError, SrunddpError
+from srunddp.cli_answer import answering
+from srunddp.errors import ConfigError
 from srunddp.run.verdict import say
 from srunddp.settings.configure import fill
 from srunddp.settings.keys import Key, keys_of
@@ -179,17 +180,9 @@ def mpirun(context: click.Context, /, **given: Any) -> None:
 
 
 def _carried_out(act: Callable[[], None]) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: _note([str(message)])
-            act()
-            sys.stdout.flush()
-    except SrunddpError as error:
-        say(f"srunddp: error: {error}\n")
-        sys.exit(error.exit_code)
-    except OSError as error:
-        say(f"srunddp: error: standard output: {os.strerror(error.errno or 0)}; expected one that can be written\n")
-        os._exit(74)  # sysexits' EX_IOERR; Python's own end would try to write once more
+    with answering(), warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: _note([str(message)])
+        act()
 
 
 def _sbatch(wished: Wish[Job]) -> None:

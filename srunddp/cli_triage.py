@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import click
 
-from srunddp.errors import ConfigError, SrunddpError
+from srunddp.cli_answer import answering
+from srunddp.errors import ConfigError
 from srunddp.observe.triage import text
 from srunddp.observe.triage.events import gather
 from srunddp.observe.triage.reading import find
 from srunddp.observe.triage.verdict import judge
-from srunddp.run.verdict import say
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,12 +27,13 @@ def triage(paths: tuple[str, ...], as_json: bool) -> None:
     Any launcher's logs: Slurm's output, torchrun's, mpirun's, a file for each rank. Exit code 0 whatever is found, 78
     when there is nothing to read.
     """
-    try:
-        if not paths:
-            raise ConfigError("no file and no folder", expected="logs", cure="srunddp triage slurm-4711.out")
-        story = gather(find(paths))
-        verdict = judge(story)
-    except SrunddpError as error:
-        say(f"srunddp: error: {error}\n")
-        sys.exit(error.exit_code)
+    with answering():
+        _triage(paths, as_json)
+
+
+def _triage(paths: tuple[str, ...], as_json: bool) -> None:
+    if not paths:
+        raise ConfigError("no file and no folder", expected="logs", cure="srunddp triage slurm-4711.out")
+    story = gather(find(paths))
+    verdict = judge(story)
     click.echo(json.dumps(text.record(verdict, story), indent=2) if as_json else "\n".join(text.lines(verdict, story)))

@@ -106,7 +106,6 @@ def test_an_earlier_runs_rows_in_the_same_folder_are_gone(tmp_path: Path, marks:
     assert [row["value"] for row in rows(tmp_path, "marks")][1:] == ["2"]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux")
 def test_a_full_disk_ends_nothing_and_a_hanging_one_holds_nobody_for_long(tmp_path: Path, marks: Marks) -> None:
     made = recorder(tmp_path, marks)
     made._steps = os.open("/dev/full", os.O_WRONLY)
