@@ -2,13 +2,13 @@
 
 - the order: ``loop`` (a step, an epoch, :class:`Trainer`), ``run`` (what goes on around the steps), ``state`` (where
   training stands), ``agreement`` (what all ranks agree on)
-- the model: ``replica`` (its copy on each rank), ``optimizer`` (fused kernels, learning rate)
+- the model: ``replica`` (its copy on each rank), ``fsdp`` (its shards), ``optimizer`` (fused kernels, learning rate)
 - data: ``order`` (of an epoch), ``shares`` (who gets what of it), ``reading`` (in the workers), ``data`` (on the
   device), ``workers`` and ``cpus`` (how many, and how they start), ``randomness`` (what is drawn)
 - figures: ``metrics``, ``stateful`` (torchmetrics), ``late`` (the loss), ``history``, ``progress``, ``profile``,
   ``callbacks``
 - checkpoints: ``checkpoint`` (a file), ``shelf`` (a folder of them), ``snapshot`` and ``writer`` (beside training),
-  ``saving`` (a run's), ``keeping`` (when, and when to leave)
+  ``saving`` (a run's), ``keeping`` (when, and when to leave); of a model in shards ``shards`` (files), ``sharding``
 - the end of a job: ``preemption`` (who wishes it), ``requeue`` (how it goes on)
 - settings: ``config``, ``configure`` (from a file and the command line; ``keys``, ``typed``, ``files``), ``settings``
   and ``checks`` (a user's errors, found before they hang or mislead)
@@ -17,12 +17,13 @@
 
 from srunddp.settings.configure import read_config
 from srunddp.train.callbacks import Callback
-from srunddp.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from srunddp.train.config import CheckpointConfig, Config, DDPConfig, LoadingConfig, PreemptionConfig
+from srunddp.train.checkpoint import CheckpointError, save_checkpoint
+from srunddp.train.config import CheckpointConfig, Config, DDPConfig, FSDPConfig, LoadingConfig, PreemptionConfig
 from srunddp.train.loop import Trainer
 from srunddp.train.metrics import Metric, accuracy
 from srunddp.train.order import Order, Weighted
 from srunddp.train.progress import EpochRecord
+from srunddp.train.shards import load_checkpoint
 from srunddp.train.vision import import_torchvision
 from srunddp.train.world import World
 
@@ -33,6 +34,7 @@ __all__ = [
     "Config",
     "DDPConfig",
     "EpochRecord",
+    "FSDPConfig",
     "LoadingConfig",
     "Metric",
     "Order",

@@ -43,6 +43,23 @@ class DDPConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FSDPConfig:
+    """How the model is sharded with ``parallel`` fsdp, by :func:`torch.distributed.fsdp.fully_shard`.
+
+    Attributes:
+        modules: classes of modules, by name, each of which is gathered by itself, such as a transformer's layer; the
+            rest of the model is gathered at once.
+        reshard_after_forward: let go of what was gathered until the backward pass, which gathers it again.
+        param_dtype: of what is gathered and computed with; ``bf16`` halves it, the shards and the sums of gradients
+            stay in fp32.
+    """
+
+    modules: tuple[str, ...] = ()
+    reshard_after_forward: bool = True
+    param_dtype: Literal["fp32", "bf16"] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadingConfig:
     """How batches are read; the names are those of :class:`torch.utils.data.DataLoader`.
 
@@ -111,6 +128,8 @@ class Config:
         batch_size: samples per rank and micro-batch.
         accumulation: micro-batches per step; a step sees ``world_size * accumulation * batch_size`` samples.
         precision: of the forward pass: ``bf16`` and ``fp16`` run it under autocast, ``fp16`` with a GradScaler.
+        parallel: ``ddp``, each rank has the whole model; or ``fsdp``, each has a shard of it, of its gradients and of
+            the optimizer's state.
         clip_norm: the largest norm of all gradients together; None for any.
         scale_lr: multiply the optimizer's learning rate by a step's samples over ``base_batch_size``, or by the root.
         base_batch_size: samples per step for which that learning rate was meant; None is ``batch_size``, one rank's.
@@ -135,6 +154,7 @@ class Config:
     batch_size: int = 64
     accumulation: int = 1
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     clip_norm: float | None = None
     scale_lr: Literal["no", "linear", "sqrt"] = "no"
     base_batch_size: int | None = None
@@ -154,6 +174,7 @@ class Config:
     profile: str = ""
     profile_ranks: tuple[int, ...] = (0,)
     ddp: DDPConfig = field(default_factory=DDPConfig)
+    fsdp: FSDPConfig = field(default_factory=FSDPConfig)
     loading: LoadingConfig = field(default_factory=LoadingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)

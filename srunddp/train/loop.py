@@ -18,6 +18,7 @@ from srunddp.train.callbacks import Callback
 from srunddp.train.checks import check_parts
 from srunddp.train.config import Config
 from srunddp.train.data import Step
+from srunddp.train.fsdp import Sharded
 from srunddp.train.metrics import LossFunction, Metric, Sums
 from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.order import Order
@@ -35,7 +36,8 @@ class Trainer:
     """Trains one model on all ranks of a world.
 
     Attributes:
-        model: the model itself, on ``world.device``; never the DistributedDataParallel wrap.
+        model: the model itself, on ``world.device``; never the DistributedDataParallel wrap. With ``parallel`` fsdp its
+            parameters are DTensors.
         optimizer: as it was given, with fused kernels and a scaled learning rate where the configuration says so.
         config, world, metrics, scheduler, callbacks: as they were given.
         state: where training stands.
@@ -53,7 +55,7 @@ class Trainer:
         scheduler: Scheduler | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Move the model to the device and give all ranks rank 0's parameters.
+        """Move the model to the device, or with ``parallel`` fsdp a shard of it; all ranks have rank 0's parameters.
 
         Args:
             model: called as ``model(inputs)``.
@@ -78,7 +80,11 @@ class Trainer:
         if isinstance(loss_function, nn.Module):
             loss_function.to(world.device)
         self._loss_function = loss_function
-        self._replica = Replica(model, world, config.ddp)
+        self._replica: Replica | Sharded = (
+            Sharded(model, optimizer, world, config)
+            if config.parallel == "fsdp" and world.world_size > 1
+            else Replica(model, world, config.ddp)
+        )
         self.model, self.optimizer = self._replica.model, optimizer
         self.scheduler, self.callbacks = scheduler, tuple(callbacks)
         if config.fused:

@@ -31,7 +31,7 @@ class Replica:
             ConfigError: this device or this backend cannot do what the configuration asks for.
         """
         self._world = world
-        model = _prepared(model, world, config)
+        model = on_device(prepared(model, world, config), world, config)
         self._ddp = _wrapped(model, world, config) if world.world_size > 1 else None
         self._unknown = config.static_graph
         self.model = model
@@ -86,11 +86,21 @@ class Replica:
         test result would depend on which rank saw the sample.
         """
         if self._ddp and self._ddp.broadcast_buffers:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, src=0)
+            share_buffers(self.model)
 
 
-def _prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
+def share_buffers(model: nn.Module) -> None:
+    """Give all ranks rank 0's buffers; all call this."""
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+
+
+def prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
+    """The model with the modules in it that the configuration asks for.
+
+    Raises:
+        ConfigError: there are none on this device, or none of that name.
+    """
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.activation_checkpointing)
     if config.sync_batchnorm and world.world_size > 1:
@@ -101,6 +111,10 @@ def _prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
                 cure="leave it out",
             )
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    return model
+
+
+def on_device(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
     if config.channels_last:
         return model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
     return model.to(world.device)
@@ -110,14 +124,23 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
     # Not the model as a whole, which torch leaves out: nothing would be saved.
+    check_classes("ddp.activation_checkpointing", names, model)
+    apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
+
+
+def check_classes(setting: str, names: tuple[str, ...], model: nn.Module) -> None:
+    """There are modules of these classes in the model.
+
+    Raises:
+        ConfigError: there are none of some.
+    """
     found = {type(module).__name__ for module in model.modules() if module is not model}
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
-            f"ddp.activation_checkpointing names {', '.join(missing)}",
+            f"{setting} names {', '.join(missing)}",
             expected=f"classes of the modules in the model: {', '.join(sorted(found))}",
             cure="correct the names",
         )
-    apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
 
 
 def _wrapped(model: nn.Module, world: World, config: DDPConfig) -> DistributedDataParallel:

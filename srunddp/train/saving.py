@@ -15,8 +15,10 @@ import torch.distributed as dist
 from srunddp.errors import ConfigError
 from srunddp.observe.marks import event
 from srunddp.train import randomness
-from srunddp.train.checkpoint import CheckpointError, load_checkpoint
+from srunddp.train.checkpoint import CheckpointError
 from srunddp.train.config import Config
+from srunddp.train.sharding import Sharding
+from srunddp.train.shards import load_whole
 from srunddp.train.shelf import Shelf
 from srunddp.train.state import VERSION, TrainingState
 from srunddp.train.world import World
@@ -27,7 +29,10 @@ _CHUNK = 2**26
 
 
 class Saving:
-    """Rank 0 writes and reads; the others send it their random states, and are sent what it has read."""
+    """Rank 0 writes and reads; the others send it their random states, and are sent what it has read.
+
+    Of a model in shards each rank writes and reads its own.
+    """
 
     def __init__(self, config: Config, world: World, state: TrainingState, say: Callable[[str], None]) -> None:
         """Args:
@@ -36,10 +41,12 @@ class Saving:
         assert config.output_dir is not None
         self._config, self._world, self._state, self._say = config, world, state, say
         self._shelf = Shelf(Path(config.output_dir) / FOLDER, config.checkpoint.keep_last, config.checkpoint.keep_best)
-        self._writer = Writer(self._shelf)
+        self._sharding = Sharding(world, self._shelf, state)
+        self._writer = Writer(self._shelf, self._sharding.add if self._sharding.shards else None)
         if world.rank == 0:
             # Now, so that a folder which cannot be written is known before the first epoch, not after it.
             _make(self._shelf.folder)
+        self._sharding.check_shared()
         self._origin: Path | None = None
         self._saved: tuple[int, ...] = ()
         self._saved_at = time.monotonic()
@@ -69,7 +76,7 @@ class Saving:
             return path
         self._saved = standing
         states = randomness.gather(self._world)
-        if self._world.rank == 0:
+        if self._world.rank == 0 or self._sharding.shards:
             self._shelf.scores = dict(state.scores)
             whole = {**state.state_dict(), "random": states, "world_size": self._world.world_size}
             self._writer.write(state.step, whole)
@@ -103,7 +110,9 @@ class Saving:
         """
         path, state = self._chosen() if self._world.rank == 0 else (None, None)
         self._origin = path
-        return _sent(path, state, self._world) if self._world.world_size > 1 else state
+        if self._world.world_size > 1:
+            state = _sent(path, state, self._world)
+        return state
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """Go on from there.
@@ -113,8 +122,8 @@ class Saving:
         """
         try:
             _check_version(found)
-            self._state.load_state_dict(found)
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            self._state.load_state_dict(self._sharding.fitted(found, self._origin))
+        except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}",
                 expected="those of the script that wrote it",
@@ -134,7 +143,7 @@ class Saving:
             if state is not None or wanted in ("auto", "no"):
                 return path, state
         if wanted != "no":
-            state = load_checkpoint(wanted)
+            state = load_whole(wanted)
             _check_version(state, wanted)
             for path in self._shelf.set_aside(after=state["step"]):
                 self._say(f"{path} is from after the checkpoint that was asked for, and was set aside")

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from srunddp.errors import ConfigError
-from srunddp.train.config import Config
+from srunddp.train.config import Config, DDPConfig, FSDPConfig
 from srunddp.train.preemption import numbers
 from srunddp.train.profile import parse
 from srunddp.train.world import World
@@ -36,6 +36,7 @@ _LEAST = {
     "preemption.max_requeues": 0,
 }
 _LARGEST_SEED = 2**62
+_DDP_ALONE = ("static_graph", "bucket_cap_mb", "find_unused_parameters", "hook", "channels_last", "compile")
 
 
 def check_settings(config: Config, world: World) -> None:
@@ -54,6 +55,7 @@ def check_settings(config: Config, world: World) -> None:
     if config.clip_norm is not None and not config.clip_norm > 0:
         raise _wrong("clip_norm", config.clip_norm, "above 0")
     _check_words(config)
+    _check_parallel(config)
     numbers(config.preemption.signals)
     _check_profile(config, world)
     if config.resume not in ("no", "auto") and config.resume.lower() in ("no", "auto", ""):
@@ -85,6 +87,25 @@ def _check_words(config: Any, prefix: str = "") -> None:
         words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
         if words and value not in words:
             raise _wrong(prefix + name, repr(value), f"one of {', '.join(words)}")
+
+
+def _check_parallel(config: Config) -> None:
+    """No setting of the one with the other."""
+    sharded = config.parallel == "fsdp"
+    if sharded and config.precision == "fp16":
+        raise _wrong("precision", "fp16, with parallel=fsdp", "fp32 or bf16, a GradScaler knows nothing of shards")
+    if sharded:
+        unfit = [f"ddp.{name}" for name in _DDP_ALONE if getattr(config.ddp, name) != getattr(DDPConfig(), name)]
+    else:
+        unfit = [
+            name for name, value in leaves(config.fsdp, "fsdp.") if value != dict(leaves(FSDPConfig(), "fsdp."))[name]
+        ]
+    if unfit:
+        raise ConfigError(
+            f"{', '.join(unfit)} with parallel={config.parallel}",
+            expected=f"parallel={'ddp' if sharded else 'fsdp'}, which alone has {'it' if len(unfit) == 1 else 'them'}",
+            cure="change parallel, or leave it out",
+        )
 
 
 def _check_profile(config: Config, world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -12,16 +13,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from srunddp.train.checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    remove_temporaries,
-    save_checkpoint,
-    sync_folder,
-    verify,
-)
+from srunddp.train.checkpoint import CheckpointError, remove_temporaries, save_checkpoint, sync_folder
+from srunddp.train.shards import SUFFIX, load_whole, verify_whole
 
 _NAME = re.compile(r"step-([0-9]{8,})\.pt")
+_FOLDER = re.compile(r"(step-[0-9]{8,})\.[0-9a-f]+" + re.escape(SUFFIX))
 _BEST = "best.pt"
 
 
@@ -77,7 +73,7 @@ class Shelf:
             step = max(left)
             tried.add(step)
             try:
-                state = load_checkpoint(self.path(step))
+                state = load_whole(self.path(step))
             except CheckpointError as error:
                 if os.path.lexists(self.path(step)):
                     say(f"passed over {str(error).partition(';')[0]}")
@@ -86,17 +82,33 @@ class Shelf:
             return self.path(step), state
         return None
 
-    def add(self, step: int, state: Mapping[str, Any]) -> None:
+    def new_folder(self, step: int) -> Path:
+        """A name for a folder of shards of this step."""
+        return self.folder / f"step-{step:08}.{token_hex(4)}{SUFFIX}"
+
+    def tidy(self, *, but: Path | None = None) -> None:
+        """Delete what killed saves have left, other than this folder: it may be what fills the disk."""
+        for name in ("step-*.pt", _BEST):
+            remove_temporaries(self.folder, name)
+        for folder in self._folders():
+            file = self.folder / f"{folder.name.partition('.')[0]}.pt"
+            if folder != but and not file.exists() and not file.with_suffix(".pt.aside").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def add(self, step: int, state: Mapping[str, Any], folder: Path | None = None) -> None:
         """Write the checkpoint of a step, and then delete those that need not be kept.
+
+        Args:
+            folder: of its shards, which are written; None where it has none.
 
         Raises:
             CheckpointError, OSError: as :func:`save_checkpoint`; nothing was deleted then but temporary files.
         """
-        for name in ("step-*.pt", _BEST):
-            remove_temporaries(self.folder, name)  # before, as they may be what fills the disk
+        self.tidy(but=folder)
         save_checkpoint(self.path(step), state)
         self._whole.add(step)
         self._prune(step)
+        self._remove_folders(step, but=folder)
 
     def set_aside(self, after: int) -> list[Path]:
         """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts anew from ``after``.
@@ -127,6 +139,17 @@ class Shelf:
             if step not in kept:
                 self.path(step).unlink(missing_ok=True)
                 self._whole.discard(step)
+                self._remove_folders(step)
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self.folder.glob(f"step-*{SUFFIX}") if _FOLDER.fullmatch(path.name)]
+
+    def _remove_folders(self, step: int, but: Path | None = None) -> None:
+        file = self.path(step)
+        if not file.with_suffix(".pt.aside").exists():
+            for folder in self._folders():
+                if folder != but and folder.name.startswith(f"{file.stem}."):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _by_score(self, steps: list[int]) -> Iterator[int]:
         scores = dict(self.scores)  # the caller may add to it meanwhile
@@ -136,7 +159,7 @@ class Shelf:
     def _is_whole(self, step: int) -> bool:
         if step not in self._whole:
             with suppress(CheckpointError):
-                verify(self.path(step))
+                verify_whole(self.path(step))
                 self._whole.add(step)
         return step in self._whole
 

@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -33,8 +33,12 @@ class Writer:
     What the disk refuses does not end training: see :meth:`news`. Python's end waits for the thread.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, add: Callable[[int, dict[str, Any]], None] | None = None) -> None:
+        """Args:
+        add: writes a step's state; ``shelf.add`` by default.
+        """
         self._shelf = shelf
+        self._add_to_shelf = add or shelf.add
         self._snapshot = Snapshot()
         # Of a run in this process that has failed: two at once would remove each other's temporary files.
         for thread in threading.enumerate():
@@ -89,7 +93,7 @@ class Writer:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         began = time.monotonic()
         try:
-            self._shelf.add(step, state)
+            self._add_to_shelf(step, state)
         except OSError as error:
             self._failed = self._failure(step, error)
             self._problems.append(str(self._failed))

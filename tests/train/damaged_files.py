@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from srunddp.train.checkpoint import CheckpointError, load_checkpoint
+from srunddp.train.checkpoint import CheckpointError, load_file
 from srunddp.train.shelf import Shelf
 
 
@@ -27,7 +27,7 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
 
 def refusal(path: Path) -> str:
     try:
-        load_checkpoint(path)
+        load_file(path)
     except CheckpointError as error:
         return str(error)
     raise AssertionError("a damaged file was loaded")

@@ -1,0 +1,208 @@
+"""The same training with the model in shards and whole, on one rank and on several; run as ``sharded.py FOLDER``."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from course import until
+from forked import start, world_of
+from problems import classes
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.tensor import DTensor
+from worlds import StandIn
+
+from srunddp.errors import ConfigError
+from srunddp.train import Callback, CheckpointConfig, Config, DDPConfig, FSDPConfig, Trainer, sharding
+
+BF16 = FSDPConfig(modules=("Block",), param_dtype="bf16")
+
+
+class Block(nn.Module):
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 16), norm(16)
+
+    def forward(self, inputs: Any) -> Any:
+        return inputs + torch.relu(self.norm(self.linear(inputs)))
+
+
+def network(seed: int = 0, norm: type[nn.Module] = nn.BatchNorm1d) -> nn.Module:
+    """With a number of outputs that no number of ranks divides."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), Block(norm), Block(norm), nn.Dropout(0.1), nn.Linear(16, 5))
+
+
+class Stops(Callback):
+    def __init__(self, step: int | None) -> None:
+        self.losses: list[float | None] = []
+        self._step = step
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        self.losses.append(loss)
+        if step == self._step:
+            assert until(Path(trainer.config.output_dir or "", "checkpoints", f"step-{step - 1:08}.pt").exists)
+            raise KeyboardInterrupt
+
+
+def config(parallel: str = "fsdp", folder: Path | None = None, **changes: Any) -> Config:
+    fsdp = FSDPConfig(modules=("Block",)) if parallel == "fsdp" else FSDPConfig()
+    kept = (
+        {"output_dir": str(folder), "resume": "auto", "checkpoint": CheckpointConfig(every_steps=2)} if folder else {}
+    )
+    return Config(
+        **({"epochs": 2, "batch_size": 4, "accumulation": 2, "tensorboard": False, "parallel": parallel, "fsdp": fsdp})
+        | kept
+        | changes
+    )
+
+
+def train(
+    world: StandIn, settings: Config, stop: int | None = None, norm: type[nn.Module] = nn.BatchNorm1d
+) -> dict[str, Any]:
+    model, journal = network(world.rank, norm), Stops(stop)  # all are to begin with rank 0's
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), settings, world=world, callbacks=[journal])
+    torch.manual_seed(world.rank)  # of the dropout
+    try:
+        records = trainer.fit(classes(120), classes(30))
+    except KeyboardInterrupt:
+        return {}
+    return {
+        "losses": journal.losses[1:],
+        "records": [(record.train, record.test) for record in records],
+        "weights": {name: whole(tensor) for name, tensor in trainer.model.state_dict().items()},
+        "state": [{name: whole(each) for name, each in values.items()} for values in optimizer.state.values()],
+        "own": sum(local(parameter).numel() for parameter in trainer.model.parameters()),
+        "all": sum(parameter.numel() for parameter in trainer.model.parameters()),
+    }
+
+
+def whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Any) -> Any:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def run(ranks: int, folder: Path, *args: Any) -> Any:
+    return world_of(ranks, folder / "world", train, *args) if ranks > 1 else [train(StandIn(), *args)]
+
+
+def full_once(world: StandIn, folder: Path) -> Any:
+    """Rank 1's disk is full when the first checkpoint is written."""
+    if world.rank == 1:
+        write, errors = FileSystemWriter.write_data, [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+
+        def failing(self: FileSystemWriter, *args: Any) -> Any:
+            if errors:
+                raise errors.pop()
+            return write(self, *args)
+
+        FileSystemWriter.write_data = failing
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        result = train(world, config("fsdp", folder))
+    return result, printed.getvalue()
+
+
+def unshared(world: StandIn, folder: Path) -> str:
+    """Each rank sees another folder there, as on nodes of their own; through a link, as the path is the same."""
+    folder.mkdir(exist_ok=True)
+    exists, sharding._SEEN_WITHIN = Path.exists, 0.1
+    if world.rank == 1:
+        Path.exists = lambda path: path.suffix != ".tmp" and exists(path)
+    try:
+        train(world, config("fsdp", folder))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def killed(folder: Path, kills: int) -> Any:
+    """All ranks killed amid a save, again and again; what is left then, and the run that ends."""
+    place, amid = folder / "killed", 0
+    settings = config("fsdp", place, checkpoint=CheckpointConfig(every_steps=1))
+    for _ in range(kills):
+        known = set(place.glob("checkpoints/*.shards"))
+        ranks = start(2, folder / "world", train, settings)
+        until(lambda known=known: set(place.glob("checkpoints/*.shards")) - known)
+        for pid in ranks:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        files = {path.stem for path in place.glob("checkpoints/step-*.pt")}
+        amid += any(path.name.partition(".")[0] not in files for path in place.glob("checkpoints/*.shards"))
+    result = run(2, folder, settings)
+    return amid, result, sorted(path.name.partition(".")[0] for path in place.glob("checkpoints/step-*"))
+
+
+def refused(world: StandIn) -> list[str]:
+    cases: list[dict[str, Any]] = [
+        {"precision": "fp16"},
+        {"ddp": DDPConfig(hook="fp16")},
+        {"fsdp": FSDPConfig(modules=("Blok",))},
+        {"fsdp": BF16},
+        {"parallel": "ddp", "fsdp": BF16},
+    ]
+    messages = []
+    for case in cases:
+        try:
+            train(world, config(**({"parallel": "fsdp", "fsdp": FSDPConfig(modules=("Block",))} | case)))
+        except ConfigError as error:
+            messages.append(str(error))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    try:
+        Trainer(model, optimizer, nn.CrossEntropyLoss(), config("fsdp"), world=world)
+    except ConfigError as error:
+        messages.append(str(error))
+    return messages
+
+
+def resumed(folder: Path) -> dict[str, Any]:
+    """Of checkpoints in shards and in one file, on as many ranks and on others."""
+    stopped, ddp, more = folder / "stopped", folder / "ddp", folder / "more"
+    for place in (stopped, more):
+        run(2, folder, config("fsdp", place), 5)
+    results = {
+        "went on": run(2, folder, config("fsdp", stopped)),
+        "on more ranks": run(3, folder, config("fsdp", more)),
+    }
+    run(2, folder, config("ddp", ddp))
+    # All epochs are done: these load what is there, and nothing else.
+    results["3 ranks"] = run(3, folder, config("fsdp", stopped))
+    results["whole, 2 ranks"] = run(2, folder, config("ddp", stopped))
+    results["whole, alone"] = run(1, folder, config("fsdp", stopped))
+    results["in shards, of one file"] = run(3, folder, config("fsdp", ddp))
+    return results
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    results = {
+        "alike": {parallel: run(2, folder, config(parallel)) for parallel in ("ddp", "fsdp")},
+        "clipped": {parallel: run(2, folder, config(parallel, clip_norm=0.5)) for parallel in ("ddp", "fsdp")},
+        "bf16": run(2, folder, config("fsdp", fsdp=BF16), None, nn.LayerNorm),
+        "checkpointed": run(2, folder, config("fsdp", ddp=DDPConfig(activation_checkpointing=("Block",)))),
+        "refused": world_of(2, folder / "world", refused),
+        "resumed": resumed(folder),
+        "full once": world_of(2, folder / "world", full_once, folder / "full"),
+        "unshared": world_of(2, folder / "world", unshared, folder / "unshared"),
+        "killed": killed(folder, int(sys.argv[2]) if len(sys.argv) > 2 else 3),
+    }
+    torch.save(results, folder / "results.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
