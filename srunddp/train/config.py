@@ -135,6 +135,8 @@ class Config:
         base_batch_size: samples per step for which that learning rate was meant; None is ``batch_size``, one rank's.
         schedule: the learning rate per step: ``constant``, or ``cosine`` from its full value to 0 at the end.
         warmup_steps: steps before, in which it grows linearly.
+        ema_decay: evaluate an exponential moving average of the weights, such as 0.999: the part of it that stays in
+            each step. None for the weights themselves.
         fused: use the optimizer's fused kernels where it has some and the user has chosen none.
         seed: of the order of samples and of the workers' random numbers.
         evaluate_every_epochs, evaluate_every_steps: on the test data; 0 for never.
@@ -160,6 +162,7 @@ class Config:
     base_batch_size: int | None = None
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = 0
+    ema_decay: float | None = None
     fused: bool = True
     seed: int = 0
     evaluate_every_epochs: int = 1

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
 from srunddp.observe.marks import heartbeat
+from srunddp.train.average import Average
 from srunddp.train.callbacks import Callback
 from srunddp.train.checks import check_parts
 from srunddp.train.config import Config
@@ -38,6 +39,7 @@ class Trainer:
     Attributes:
         model: the model itself, on ``world.device``; never the DistributedDataParallel wrap. With ``parallel`` fsdp its
             parameters are DTensors.
+        averaged: a copy of it with averaged weights, in evaluation mode, where ``config.ema_decay`` is set; else None.
         optimizer: as it was given, with fused kernels and a scaled learning rate where the configuration says so.
         config, world, metrics, scheduler, callbacks: as they were given.
         state: where training stands.
@@ -86,13 +88,16 @@ class Trainer:
             else Replica(model, world, config.ddp)
         )
         self.model, self.optimizer = self._replica.model, optimizer
+        decay, compiles = config.ema_decay, config.ddp.compile
+        self._average = None if decay is None else Average(self.model, decay, compile=compiles)
+        self.averaged = self._average.model if self._average else None
         self.scheduler, self.callbacks = scheduler, tuple(callbacks)
         if config.fused:
             use_fused(optimizer, self.model)
         factor = lr_factor(config, world.world_size)
         scale_lr(optimizer, factor)
         scaler = GradScaler(world.device.type, enabled=config.precision == "fp16")
-        self.state = TrainingState(self.model, optimizer, scaler, factor)
+        self.state = TrainingState(self.model, optimizer, scaler, factor, average=self._average)
 
     def fit(
         self,
@@ -159,6 +164,8 @@ class Trainer:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         state.scaler.step(self.optimizer)
         state.scaler.update()
+        if self._average:
+            self._average.update(first=state.step == 0)
         if state.scheduler is not None and not isinstance(state.scheduler, ReduceLROnPlateau):
             state.scheduler.step()
         heartbeat()
@@ -171,14 +178,18 @@ class Trainer:
 
     @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
     def _evaluate(self, run: Run) -> dict[str, float]:
-        self._replica.share_buffers()
+        self._replica.share_buffers(self.model)
         self.model.eval()
+        testing = self._replica.testing
+        if self._average:
+            self._replica.share_buffers(self._average.model)
+            testing = self._average.testing
         sums = Sums(self.metrics, self.world)
         with run.evaluation() as steps:
             for (batch,), *_ in steps:
                 with self._precision():
                     # The model, not the wrap: it has no gradients to share, and its buffers are shared already.
-                    outputs = self._replica.testing(batch.inputs)
+                    outputs = testing(batch.inputs)
                     loss = self._loss_function(outputs, batch.targets)
                 sums.add(loss, outputs, batch.targets, batch.own)
                 heartbeat()

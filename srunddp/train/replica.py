@@ -79,14 +79,14 @@ class Replica:
         finally:
             del self._ddp._sync_buffers
 
-    def share_buffers(self) -> None:
-        """Give all ranks rank 0's buffers, such as BatchNorm's running statistics.
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give all ranks rank 0's buffers of this model, or of its copy, such as BatchNorm's running statistics.
 
         DistributedDataParallel does so before a training step only. After the last one each rank's are its own, and a
         test result would depend on which rank saw the sample.
         """
         if self._ddp and self._ddp.broadcast_buffers:
-            share_buffers(self.model)
+            share_buffers(model)
 
 
 def share_buffers(model: nn.Module) -> None:

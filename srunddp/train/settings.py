@@ -54,6 +54,8 @@ def check_settings(config: Config, world: World) -> None:
         raise _wrong("seed", config.seed, f"at most {_LARGEST_SEED}")
     if config.clip_norm is not None and not config.clip_norm > 0:
         raise _wrong("clip_norm", config.clip_norm, "above 0")
+    if config.ema_decay is not None and not 0 < config.ema_decay < 1:
+        raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
     _check_words(config)
     _check_parallel(config)
     numbers(config.preemption.signals)

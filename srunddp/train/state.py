@@ -11,6 +11,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from srunddp.train.average import Average
+from srunddp.train.checkpoint import CheckpointError
 from srunddp.train.optimizer import rescale, with_kernels_of
 from srunddp.train.progress import EpochRecord
 
@@ -23,6 +25,7 @@ class TrainingState:
 
     Attributes:
         model, optimizer, scheduler, scaler: each with a ``state_dict``.
+        average: of the model's weights; None where there is none.
         lr_factor: by which the learning rate was scaled for this world's batch.
         epoch: epochs that are over; seen: samples of the present one, over all ranks; step: optimizer steps.
         sums: of the present epoch's figures so far, by rank.
@@ -36,6 +39,7 @@ class TrainingState:
     scaler: GradScaler
     lr_factor: float = 1.0
     scheduler: LRScheduler | None = None
+    average: Average | None = None
     epoch: int = 0
     seen: int = 0
     step: int = 0
@@ -55,6 +59,7 @@ class TrainingState:
         return {
             "version": VERSION,
             **{name: part.state_dict() if part is not None else None for name, part in parts.items()},
+            "ema": self.average.model.state_dict() if self.average else None,
             **{name: getattr(self, name) for name in self._PLAIN},
             "records": [asdict(record) for record in self.records],
         }
@@ -63,6 +68,7 @@ class TrainingState:
         """Go on from there; the learning rate is scaled again where this world's batch is another."""
         if (state["scheduler"] is None) != (self.scheduler is None):
             raise ValueError("one of the two has a scheduler, the other has none")
+        self._load_average(state)
         factor = self.lr_factor
         parts = {**state, "optimizer": with_kernels_of(self.optimizer, state["optimizer"])}
         for name in self._PARTS:
@@ -75,3 +81,15 @@ class TrainingState:
         self.records = [EpochRecord(**record) for record in state["records"]]
         rescale(self.optimizer, self.scheduler, factor / self.lr_factor)
         self.lr_factor = factor
+
+    def _load_average(self, state: Mapping[str, Any]) -> None:
+        """Without one in the checkpoint the average begins with its model."""
+        ema = state.get("ema")  # of no checkpoint from before there was an average
+        if self.average:
+            self.average.model.load_state_dict(ema or state["model"])
+        elif ema:
+            raise CheckpointError(
+                "the checkpoint has an average of the weights, by which its evaluations went, and ema_decay is null",
+                expected="ema_decay as in the run that wrote it",
+                cure="set ema_decay, or start with another output_dir",
+            )

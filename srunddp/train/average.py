@@ -1,0 +1,85 @@
+"""An exponential moving average of the model's weights, which often tests better than the weights themselves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from srunddp.errors import ConfigError
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+class Average:
+    """What torch's ``AveragedModel`` with ``get_ema_multi_avg_fn`` computes, but for two things.
+
+    Its update waits for the GPU in each step, to read a counter. And it averages all buffers or none: here those of
+    BatchNorm's running statistics are averaged as the weights are that they belong to, and all others, such as counters
+    and masks, are the model's.
+
+    Attributes:
+        model: a copy of the model with averaged weights, in evaluation mode; testing: what to call.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, *, compile: bool = False) -> None:
+        """Args:
+        model: on its device; decay: the part of the average that stays in each step.
+
+        Raises:
+            ConfigError: the model cannot be copied.
+        """
+        self.model = _copied(model).eval()
+        self.testing: Any = torch.compile(self.model) if compile else self.model
+        self._merge = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        parameters = zip(self.model.parameters(), model.parameters(), strict=True)
+        self._parameters = [(own, new, new.is_floating_point() or new.is_complex()) for own, new in parameters]
+        modules = zip(self.model.modules(), model.modules(), strict=True)
+        self._modules = [(own, source) for own, source in modules if source._buffers]
+
+    @torch.no_grad()
+    def update(self, *, first: bool) -> None:
+        """Take an optimizer step into account; the first one as it is, since weights may have been loaded before."""
+        averaged, copied = _Pairs(), _Pairs()
+        for own, new, merges in (*self._parameters, *self._buffers()):
+            (averaged if merges and not first else copied).add(own, new)
+        if averaged.own:
+            self._merge(averaged.own, averaged.new, 0)
+        if copied.own:
+            torch._foreach_copy_(copied.own, copied.new)
+
+    def _buffers(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Looked up each time, as a module may put another tensor in a buffer's place."""
+        for module, source in self._modules:
+            for name, new in source.named_buffers(recurse=False):
+                own = getattr(module, name)
+                if own is None or own.shape != new.shape:
+                    setattr(module, name, own := new.clone())
+                yield own, new, name in _STATISTICS
+
+
+class _Pairs:
+    """Tensors of the average, and those of the model."""
+
+    def __init__(self) -> None:
+        self.own: list[Tensor] = []
+        self.new: list[Tensor] = []
+
+    def add(self, own: Tensor, new: Tensor) -> None:
+        self.own.append(own)
+        self.new.append(new)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"ema_decay, and a model that cannot be copied: {' '.join(str(error).split())[:200]}",
+            expected="one that copy.deepcopy copies",
+            cure="leave out what it holds besides parameters and modules, or leave out ema_decay",
+        ) from error
