@@ -129,6 +129,7 @@ def result(trainer: Trainer) -> dict[str, Any]:
     moments = [values[name] for values in trainer.optimizer.state.values() for name in sorted(values)]
     return {
         "weights": digest(trainer.model.state_dict().values()),
+        "average": trainer.averaged and digest(trainer.averaged.state_dict().values()),
         "optimizer": digest(moments),
         "records": [(record.epoch, record.train, record.test) for record in state.records],
         "best": [state.step, state.evaluated, state.best, state.waited, sorted(state.scores.items())],

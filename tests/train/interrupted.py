@@ -290,7 +290,7 @@ def one_signalled(course: Forked, draw: random.Random) -> tuple[list[tuple[int, 
 
 
 def once(folder: Path) -> None:
-    three, two, workerless = ONCE, (*ONCE, "--epochs=2"), (*ONCE, *WORKERLESS)
+    three, two, workerless = ONCE, (*ONCE, "--epochs=2", "--ema_decay=0.9"), (*ONCE, *WORKERLESS)
 
     def course(name: str, ranks: int, arguments: tuple[str, ...]) -> Forked:
         return Forked(folder / name, ranks, arguments)

@@ -79,6 +79,18 @@ def normalised(world: StandIn, folder: Path) -> Any:
     return model.state_dict(), history
 
 
+def averaged(world: StandIn, folder: Path) -> Any:
+    """The averaged model on each rank, with BatchNorm's statistics, and its figures."""
+    torch.manual_seed(world.rank)
+    model = normalised_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = settings(epochs=2, ema_decay=0.8)
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world)
+    records = trainer.fit(classes(58), classes(20))
+    assert trainer.averaged is not None
+    return trainer.averaged.state_dict(), model.state_dict(), records[-1].test["loss"]
+
+
 def waits(world: StandIn, folder: Path) -> Any:
     """How often Python reads a value back from the device and calls an all-reduce; of 5 batches, of 20."""
     counts = []
@@ -153,7 +165,7 @@ def result(scenario: Callable[..., Any], world: StandIn, folder: Path) -> Any:
 
 
 def main(folder: Path) -> None:
-    scenarios = (uneven, orders, network, normalised, waits, modes, disagreements, *FIGURES)
+    scenarios = (uneven, orders, network, normalised, waits, averaged, modes, disagreements, *FIGURES)
     with joined() as world:
         results = {}
         for scenario in scenarios:

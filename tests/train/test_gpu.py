@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from worlds import StandIn
 
 from srunddp.train import Callback, CheckpointConfig, DDPConfig, LoadingConfig, Trainer, load_checkpoint, randomness
+from srunddp.train.average import Average
 from srunddp.train.data import Feed
 from srunddp.train.late import LateLoss
 from srunddp.train.order import Sequential
@@ -92,8 +93,9 @@ def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
     for compile in (False, True):
         model = network()
         model[2].p = 0.0
-        options = {"output_dir": str(tmp_path / str(compile)), "ddp": DDPConfig(compile=compile)}
-        losses.append([record.train["loss"] for record in trainer_of(model, **options).fit(classes(64))])
+        options = {"output_dir": str(tmp_path / str(compile)), "ddp": DDPConfig(compile=compile), "ema_decay": 0.5}
+        records = trainer_of(model, **options).fit(classes(64), classes(16))
+        losses.append([figures["loss"] for record in records for figures in (record.train, record.test)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     newest = max((tmp_path / "True" / "checkpoints").glob("step-*.pt"))
     assert load_checkpoint(newest)["model"].keys() == network().state_dict().keys()
@@ -223,16 +225,29 @@ class Stop(Callback):
 
 def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None:
     """With dropout on the GPU, whose random numbers are in the checkpoint."""
-    whole = trainer_of(network())
+    whole = trainer_of(network(), ema_decay=0.9)
     whole.fit(classes(64))
     options = {"output_dir": str(tmp_path), "checkpoint": CheckpointConfig(every_epochs=0, every_steps=18)}
+    options["ema_decay"] = 0.9
     interrupted = trainer_of(network(), Stop(tmp_path), **options)
     with pytest.raises(KeyboardInterrupt):
         interrupted.fit(classes(64))
     again = trainer_of(network(), **options, resume="auto")
     again.fit(classes(64))
-    for ours, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    for mine, other in [(again.model, whole.model), (again.averaged, whole.averaged)]:
+        for ours, theirs in zip(mine.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_average_of_the_weights_waits_for_no_step() -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64)).to(GPU)
+    average = Average(model, 0.9)
+    torch.cuda._sleep(1_000_000_000)
+    computed = torch.cuda.Event()
+    computed.record()
+    average.update(first=False)
+    assert not computed.query(), "it waited for the step that has just begun"
+    torch.cuda.synchronize()
 
 
 def test_a_loss_is_read_one_step_late_and_never_waits_for_its_own() -> None:

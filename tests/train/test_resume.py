@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads((folder / "results.json").read_text())
 
 
-def test_kills_change_no_sample_no_figure_and_no_bit_of_weights_and_optimizer(results: Any) -> None:
+def test_kills_change_no_sample_no_figure_and_no_bit_of_weights_average_and_optimizer(results: Any) -> None:
     """Mid-epoch, with loader workers, dropout, BatchNorm, accumulation and several buckets of gradients."""
     hit, outcome = results["three killed"]
     assert set(chain(*hit)) >= {"at random", "amid a save", "amid an evaluation", "at an epoch's end"}
@@ -44,6 +44,9 @@ def test_kills_change_no_sample_no_figure_and_no_bit_of_weights_and_optimizer(re
     hit, outcome = results["two killed"]
     assert set(chain(*hit)) >= {"at random", "amid a save"}
     assert outcome == results["two left alone"]
+    (first, *others) = outcome["results"]
+    assert first["average"] not in (None, first["weights"])
+    assert others == [first]
 
 
 def test_one_signalled_rank_stops_all_after_the_same_step(results: Any) -> None:
