@@ -1,0 +1,179 @@
+"""Samples per second of docs/examples/vision.py's training over those of a hand-written loop, in one run.
+
+The same model, data, augmentation, batches and loader workers, on made images of CIFAR-10's shape, read by torchvision's
+class for it; one rank. Rounds of both in turn, with and without an average of the weights, which the hand-written loop
+makes by torch's AveragedModel. On a GPU by wall-clock time, with workers and bf16; on the CPU by CPU time, without.
+The figure is the ratio at the smallest times, which should be at least 0.98.
+
+    python -m tests.benchmarks.vision [ROUNDS]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
+
+from srunddp.train import DDPConfig, LoadingConfig, import_torchvision
+from tests.benchmarks.loop import World
+from tests.conftest import ROOT
+
+ROUNDS = 5
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
+EPOCHS, STEPS, BATCH, WORKERS = (3, 100, 256, 8) if GPU else (1, 6, 32, 0)
+
+
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("vision", ROOT / "docs" / "examples" / "vision.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["vision"] = module  # where a dataclass looks for its annotations' names
+    spec.loader.exec_module(module)
+    return module
+
+
+VISION = example()
+
+
+class Made(import_torchvision().datasets.CIFAR10):  # type: ignore[misc]
+    """Random images and classes."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform, self.target_transform = transform, None
+        draw = numpy.random.default_rng(0)
+        self.data = draw.integers(0, 256, (STEPS * BATCH, 32, 32, 3), dtype=numpy.uint8)
+        self.targets = draw.integers(0, 10, STEPS * BATCH).tolist()
+
+
+def settings(ema_decay: float | None) -> Any:
+    loading = LoadingConfig(num_workers=WORKERS, drop_last=True)
+    chosen = VISION.Settings(epochs=EPOCHS, batch_size=BATCH, ema_decay=ema_decay, warmup_steps=0, loading=loading)
+    return replace(chosen, precision="bf16", small_stem=True, ddp=DDPConfig(channels_last=True)) if GPU else chosen
+
+
+@dataclass
+class ByHand:
+    """What users write who write no more than they must."""
+
+    config: Any
+    data: Any
+
+    def __post_init__(self) -> None:
+        config, layout = self.config, torch.channels_last if GPU else torch.preserve_format
+        self.model = VISION.network(config, 10).to(DEVICE, memory_format=layout)
+        self.loss_function = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
+        )
+        self.schedule = LambdaLR(
+            self.optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / (STEPS * EPOCHS))))
+        )
+        self.average = None
+        if config.ema_decay:
+            merge = get_ema_multi_avg_fn(config.ema_decay)
+            self.average = AveragedModel(self.model, multi_avg_fn=merge, use_buffers=True)
+
+    def __call__(self) -> None:
+        loader = DataLoader(
+            self.data,
+            BATCH,
+            shuffle=True,
+            num_workers=WORKERS,
+            pin_memory=GPU,
+            persistent_workers=WORKERS > 0,
+            drop_last=True,
+        )
+        self.model.train()
+        for _ in range(EPOCHS):
+            self.epoch(loader)
+
+    def epoch(self, loader: Any) -> None:
+        total = torch.zeros((), device=DEVICE)
+        for inputs, targets in loader:
+            if GPU:
+                inputs = inputs.to(DEVICE, non_blocking=True, memory_format=torch.channels_last)
+                targets = targets.to(DEVICE, non_blocking=True)
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
+                loss = self.loss_function(self.model(inputs), targets)
+            loss.backward()
+            self.optimizer.step()
+            self.schedule.step()
+            if self.average:
+                self.average.update_parameters(self.model)
+            total += loss.detach()
+        total.item()
+
+
+@dataclass
+class Ours:
+    """The example's, by its own functions."""
+
+    config: Any
+    data: Any
+
+    def __post_init__(self) -> None:
+        self.trainer = VISION.trainer_of(World(device=DEVICE), self.config, 10)
+
+    def __call__(self) -> None:
+        self.trainer.config = replace(self.config, epochs=self.trainer.state.epoch + EPOCHS)
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.trainer.fit(self.data)
+
+
+def seconds(epochs: Callable[[], None]) -> float:
+    if not GPU:
+        start = time.process_time()
+        epochs()
+        return time.process_time() - start
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    epochs()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def compare(name: str, ema_decay: float | None, rounds: int) -> None:
+    config = settings(ema_decay)
+    data = Made(VISION.transform(config, 0.5))
+    loops = {"by hand": ByHand(config, data), "vision.py": Ours(config, data)}
+    times: dict[str, list[float]] = {each: [] for each in loops}
+    for _ in range(rounds):
+        for each, loop in loops.items():
+            times[each].append(seconds(loop))
+    samples = EPOCHS * STEPS * BATCH
+    speed = {each: samples / min(values) for each, values in times.items()}
+    ratios = [hand / ours for hand, ours in zip(times["by hand"][1:], times["vision.py"][1:], strict=True)]
+    print(
+        f"{name}: {speed['by hand']:.0f} samples/s by hand, {speed['vision.py']:.0f} of vision.py: "
+        f"{speed['vision.py'] / speed['by hand']:.4f} (neighbours: {statistics.median(ratios):.4f}, "
+        f"{min(ratios):.4f} to {max(ratios):.4f})",
+        flush=True,
+    )
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    if not GPU:
+        torch.set_num_threads(1)
+    compare("without an average", None, rounds)
+    compare("with one", 0.99, rounds)
+
+
+if __name__ == "__main__":
+    main()
