@@ -55,7 +55,7 @@ class Sharded:
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
         """As DistributedDataParallel does."""
         if model.training and not self._accumulating:
-            self.share_buffers()
+            share_buffers(self.model)
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -77,10 +77,10 @@ class Sharded:
         """Nothing: a forward waits for shards throughout, among its own work."""
         return contextlib.nullcontext()
 
-    def share_buffers(self) -> None:
-        """Give all ranks rank 0's buffers, such as BatchNorm's running statistics."""
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give all ranks rank 0's buffers of this model, such as BatchNorm's running statistics."""
         if self._shares_buffers:
-            share_buffers(self.model)
+            share_buffers(model)
 
 
 def _check_new(optimizer: Optimizer) -> None:

@@ -96,6 +96,8 @@ def _check_parallel(config: Config) -> None:
     sharded = config.parallel == "fsdp"
     if sharded and config.precision == "fp16":
         raise _wrong("precision", "fp16, with parallel=fsdp", "fp32 or bf16, a GradScaler knows nothing of shards")
+    if sharded and config.ema_decay is not None:
+        raise _wrong("ema_decay", f"{config.ema_decay}, with parallel=fsdp", "null, shards are not averaged")
     if sharded:
         unfit = [f"ddp.{name}" for name in _DDP_ALONE if getattr(config.ddp, name) != getattr(DDPConfig(), name)]
     else:

@@ -148,6 +148,7 @@ def killed(folder: Path, kills: int) -> Any:
 def refused(world: StandIn) -> list[str]:
     cases: list[dict[str, Any]] = [
         {"precision": "fp16"},
+        {"ema_decay": 0.9},
         {"ddp": DDPConfig(hook="fp16")},
         {"fsdp": FSDPConfig(modules=("Blok",))},
         {"fsdp": BF16},

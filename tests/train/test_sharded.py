@@ -71,8 +71,9 @@ def test_checkpointed_activations_change_nothing(results: Any) -> None:
 
 def test_what_shards_cannot_do_is_refused_with_its_cure(results: Any) -> None:
     for messages in results["refused"]:
-        fp16, hook, name, norm, ddp, used = messages
+        fp16, ema, hook, name, norm, ddp, used = messages
         assert "GradScaler knows nothing of shards" in fp16
+        assert ema.startswith("ema_decay is 0.9, with parallel=fsdp; expected null, shards are not averaged")
         assert hook.startswith("ddp.hook with parallel=fsdp; expected parallel=ddp, which alone has it")
         assert name.startswith("fsdp.modules names Blok; expected classes of the modules in the model: ")
         assert norm.startswith("fsdp.param_dtype=bf16, and BatchNorm in the model")
