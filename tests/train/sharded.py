@@ -1,4 +1,7 @@
-"""The same training with the model in shards and whole, on one rank and on several; run as ``sharded.py FOLDER``."""
+"""The same training with the model in shards and whole, on one rank and on several; run as ``sharded.py FOLDER``.
+
+``sharded.py FOLDER KILLS`` only kills it so often amid its saves.
+"""
 
 from __future__ import annotations
 
@@ -189,9 +192,17 @@ def resumed(folder: Path) -> dict[str, Any]:
     return results
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *kills: str) -> None:
     torch.set_num_threads(1)
-    results = {
+    if kills:
+        results = {"alike": {"fsdp": run(2, folder, config("fsdp"))}, "killed": killed(folder, int(kills[0]))}
+    else:
+        results = all_results(folder)
+    torch.save(results, folder / "results.pt")
+
+
+def all_results(folder: Path) -> dict[str, Any]:
+    return {
         "alike": {parallel: run(2, folder, config(parallel)) for parallel in ("ddp", "fsdp")},
         "clipped": {parallel: run(2, folder, config(parallel, clip_norm=0.5)) for parallel in ("ddp", "fsdp")},
         "bf16": run(2, folder, config("fsdp", fsdp=BF16), None, nn.LayerNorm),
@@ -200,10 +211,9 @@ def main(folder: Path) -> None:
         "resumed": resumed(folder),
         "full once": world_of(2, folder / "world", full_once, folder / "full"),
         "unshared": world_of(2, folder / "world", unshared, folder / "unshared"),
-        "killed": killed(folder, int(sys.argv[2]) if len(sys.argv) > 2 else 3),
+        "killed": killed(folder, 3),
     }
-    torch.save(results, folder / "results.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
