@@ -1,0 +1,81 @@
+"""The examples: how tests start each, and the figure that it has to reach."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.slurm.conftest import Outcome
+
+FOLDER = ROOT / "docs" / "examples"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One of them.
+
+    Attributes:
+        file: in docs/examples.
+        arguments: short ones, beside the output_dir; ``{shared}`` is a folder that all nodes see.
+        figure: its last line, with the figure as a group.
+        least, most: between which that is.
+        has_history: it writes metrics.jsonl.
+    """
+
+    file: str
+    arguments: tuple[str, ...]
+    figure: str
+    least: float
+    most: float = 100.0
+    has_history: bool = True
+
+    def words(self, shared: Path, output_dir: Path) -> list[str]:
+        """The file and what follows it."""
+        given = [argument.format(shared=shared) for argument in self.arguments]
+        return [str(FOLDER / self.file), *given, f"--output-dir={output_dir}"]
+
+
+EXAMPLES = {
+    example.file.removesuffix(".py"): example
+    for example in (
+        Example("simple.py", (), r"test loss [\d.]+, test accuracy ([\d.]+) %", 90),
+        Example("mnist.py", ("--epochs=3", "--data-dir={shared}/digits"), r"test accuracy ([\d.]+) %", 90),
+        Example("imbalanced.py", (), r"recall [\d.]+ %, of rare classes ([\d.]+) %", 70),
+        Example("single_to_multi.py", ("--epochs=3", "--channels=16"), r"test accuracy ([\d.]+) %", 90),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What an example came to.
+
+    Attributes:
+        last: its last line.
+        epochs: the loss and the metrics of each, to the last bit.
+        output: all of it.
+    """
+
+    last: str
+    epochs: tuple[str, ...]
+    output: str = field(compare=False)
+
+
+def figures(example: Example, done: Outcome, output_dir: Path) -> Figures:
+    """Of a run that ended well and reached the example's figure."""
+    assert done.code == 0, done.errors
+    last = done.output.splitlines()[-1]
+    found = re.fullmatch(example.figure, last)
+    assert found, done.output
+    assert example.least <= float(found[1]) <= example.most, last
+    epochs = _epochs(output_dir / "metrics.jsonl") if example.has_history else ()
+    assert bool(epochs) == example.has_history
+    return Figures(last, epochs, done.output)
+
+
+def _epochs(file: Path) -> tuple[str, ...]:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return tuple(str({**line, "time": ""}) for line in lines if line["kind"] == "epoch")
