@@ -41,8 +41,13 @@ class Example:
 EXAMPLES = {
     example.file.removesuffix(".py"): example
     for example in (
-        Example("simple.py", (), r"test loss [\d.]+, test accuracy ([\d.]+) %", 90),
-        Example("mnist.py", ("--epochs=3", "--data-dir={shared}/digits"), r"test accuracy ([\d.]+) %", 90),
+        Example("simple.py", ("--epochs=10",), r"test loss [\d.]+, test accuracy ([\d.]+) %", 90),
+        Example(
+            "mnist.py",
+            ("--epochs=3", "--checkpoint.keep_last=3", "--data-dir={shared}/digits"),
+            r"test accuracy ([\d.]+) %",
+            90,
+        ),
         Example("imbalanced.py", (), r"recall [\d.]+ %, of rare classes ([\d.]+) %", 70),
         Example("single_to_multi.py", ("--epochs=3", "--channels=16"), r"test accuracy ([\d.]+) %", 90),
     )

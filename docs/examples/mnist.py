@@ -10,7 +10,8 @@ Start it on a cluster, under MPI, or alone:
 none, the 1797 smaller digits that scikit-learn brings along stand in, written in MNIST's own format to
 ``DIR/digits/MNIST/raw`` and read by the same loader. DIR is ``~/.cache/srunddp`` by default.
 
-``--output-dir=DIR --resume=auto`` writes checkpoints, and goes on from the newest; ``--help`` lists all settings.
+``--output-dir=DIR --resume=auto`` writes a checkpoint after each epoch, and goes on from the newest. The two newest and
+the best stay, with ``--checkpoint.keep_last=20`` all of twenty epochs; ``--help`` lists all settings.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ def read_baseline(path: Path) -> dict[str, Any]:
 
 def efficiency(here: dict[str, Any], one: dict[str, Any], ranks: int) -> float:
     """Samples per second of these ranks, by that many times those of one rank."""
-    for name in set(here) - {"samples_per_second"}:
-        if one.get(name) != here[name]:
+    for name in here:
+        if name != "samples_per_second" and one.get(name) != here[name]:
             found, cure = f"one rank with {name} {one.get(name)}", "start one rank again so; threads: --loading.threads"
             raise ConfigError(found, expected=f"{here[name]}, as here", cure=cure)
     return float(here["samples_per_second"] / (ranks * one["samples_per_second"]))

@@ -1,0 +1,51 @@
+"""Every example below mpirun; with the same ranks all MPIs come to the same bits."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.examples import EXAMPLES, Figures, figures
+from tests.mpirun.conftest import there
+from tests.slurm.conftest import SRUNDDP
+
+# Debian's Open MPI 4 carries the channel mpi on the cluster.
+LAUNCHERS = ("openmpi5", "mpich")
+pytestmark = pytest.mark.mpirun
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Figures]:
+    """Starts an example on two ranks with an MPI, once."""
+    shared = tmp_path_factory.mktemp("examples")
+
+    @functools.cache
+    def start(name: str, launcher: str) -> Figures:
+        example, folder = EXAMPLES[name], shared / f"{name}-{launcher}"
+        done = there(launcher).run(2, SRUNDDP, *example.words(shared, folder), timeout=180)
+        return figures(example, done, folder)
+
+    return start
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_reaches_its_figure(started: Callable[[str, str], Figures], name: str, launcher: str) -> None:
+    assert started(name, launcher).last
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_comes_to_the_same_bits_with_all_mpis(started: Callable[[str, str], Figures], name: str) -> None:
+    assert len({started(name, launcher) for launcher in LAUNCHERS}) == 1
+
+
+def test_the_recall_of_the_classes_is_of_all_ranks_samples(started: Callable[[str, str], Figures]) -> None:
+    """Weighted by the classes' sizes it is the accuracy, which the loop counts by itself."""
+    done = started("imbalanced", "mpich")
+    recall = [float(value) for value in re.findall(r"\d: ([\d.]+) %", done.output.splitlines()[-2])]
+    sizes = (36, 36, 35, 37, 36, 37, 36, 36, 35, 36)  # of the samples to test with
+    accuracy = re.findall(r"test accuracy ([\d.]+) %", done.output)[-1]
+    assert sum(map(float.__mul__, recall, map(float, sizes))) / sum(sizes) == pytest.approx(float(accuracy), abs=0.02)

@@ -1,0 +1,161 @@
+"""The examples on one process, and what they and their page say."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+from srunddp import cli, read_config
+from srunddp.errors import ConfigError
+from tests.conftest import ROOT
+from tests.examples import EXAMPLES, FOLDER, Figures, figures
+from tests.slurm.conftest import SRUNDDP, outcome
+
+PAGE = FOLDER / "README.md"
+VARIABLES = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix}
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    variables = os.environ | VARIABLES
+    return subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(name: str, process: subprocess.Popen[str], output_dir: Path) -> Figures:
+    output, errors = process.communicate(timeout=120)
+    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    return figures(EXAMPLES[name], outcome(done), output_dir)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Figures, Figures, Path]]:
+    """Starts an example on one process by Python, and by srunddp; its figures, and the folder of the first."""
+    shared = tmp_path_factory.mktemp("alone")
+
+    @functools.cache
+    def run(name: str) -> tuple[Figures, Figures, Path]:
+        plain, ours = shared / f"{name}-python", shared / f"{name}-srunddp"
+        first = start(sys.executable, *EXAMPLES[name].words(shared, plain))
+        second = start(SRUNDDP, *EXAMPLES[name].words(shared, ours))
+        return ended(name, first, plain), ended(name, second, ours), plain
+
+    return run
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_comes_to_the_same_bits_by_python_and_by_srunddp(
+    alone: Callable[[str], tuple[Figures, Figures, Path]], name: str
+) -> None:
+    plain, ours, _ = alone(name)
+    assert plain == ours
+
+
+def test_without_the_weights_the_rare_classes_are_found_less_often(
+    alone: Callable[[str], tuple[Figures, Figures, Path]],
+) -> None:
+    without = start(sys.executable, str(FOLDER / "imbalanced.py"), "--weighted=false").communicate(timeout=120)[0]
+    weighted, unweighted = (
+        float(re.findall(r"of rare classes ([\d.]+) %", output)[0])
+        for output in (alone("imbalanced")[0].output, without)
+    )
+    assert weighted > unweighted + 20
+
+
+def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: Callable[[str], tuple[Figures, Figures, Path]]) -> None:
+    import torch
+
+    plain, _, folder = alone("mnist")
+    files = sorted((folder / "checkpoints").glob("step-*.pt"))
+    assert [torch.load(file)["epoch"] for file in files] == [1, 2, 3]
+    assert re.findall(r"^Epoch (\d) - loss [\d.]+, accuracy [\d.]+ %", plain.output, re.MULTILINE) == ["1", "2", "3"]
+
+
+@functools.cache
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found  # where a dataclass looks for its annotations' names
+    spec.loader.exec_module(found)
+    return found
+
+
+def parse(words: list[str]) -> None:
+    """A command that starts srunddp or an example: its files are there, and its options are known."""
+    tool = next(word for word in words if word in ("srunddp", "python"))
+    rest = words[words.index(tool) + 1 :]
+    if tool == "srunddp":
+        name = rest[0] if rest[0] in cli.main.list_commands(click.Context(cli.main)) else "run"
+        command = cli.main.get_command(click.Context(cli.main), name)
+        assert command is not None
+        given = command.make_context(name, rest[1:] if rest[0] == name else rest).params
+        rest = [given["script"], *given["arguments"]] if given.get("script") else []
+    if rest:
+        assert (ROOT / rest[0]).is_file(), rest[0]
+        read_config(module(Path(rest[0]).stem).Settings, rest[1:])
+
+
+def commands(text: str) -> list[str]:
+    """Of a docstring's or page's lines and of its tables."""
+    found = [*re.findall(r"^    (\S.*)$", text, re.MULTILINE), *re.findall(r"`([^`]+)`", text)]
+    return [line for line in found if re.match(r"(srun .*srunddp|mpirun .*srunddp|srunddp|python) \S*\w", line)]
+
+
+def said(where: str) -> list[str]:
+    """The commands of an example's docstring, or of the page."""
+    if where == "README":
+        # The page also has what others' guides start, and files of a user's own.
+        text = PAGE.read_text().replace("`srun python", "`srun, python")
+        return [command for command in commands(text) if "stage build" not in command]
+    return commands((FOLDER / f"{where}.py").read_text().split('"""')[1])
+
+
+@pytest.mark.parametrize("where", [*EXAMPLES, "README"])
+def test_every_command_of_an_example_and_of_their_page_names_a_file_and_options_that_are_there(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for command in said(where):
+        parse(shlex.split(command))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_says_how_it_starts_under_slurm_under_mpi_and_alone(name: str) -> None:
+    assert {"srun", "mpirun", "python"} <= {command.split()[0] for command in said(name)}
+    assert f"({name}.py)" in PAGE.read_text()
+
+
+def test_the_scaling_efficiency_leaves_the_first_epoch_out_and_counts_all_samples_by_all_the_time() -> None:
+    throughput = module("single_to_multi").Throughput()
+    throughput.speeds = [1.0, 100.0, 300.0]
+    assert throughput.samples_per_second() == pytest.approx(2 / (1 / 100 + 1 / 300))
+    throughput.speeds = [1.0]
+    with pytest.raises(ConfigError, match="2 at least"):
+        throughput.samples_per_second()
+
+
+def test_a_baseline_of_other_conditions_gives_no_efficiency(tmp_path: Path) -> None:
+    example = module("single_to_multi")
+    here = {"samples_per_second": 300.0, "threads": 1, "batch_size": 64}
+    file = tmp_path / "one.json"
+    with pytest.raises(ConfigError, match=r"one\.json: No such file.*start one rank first"):
+        example.read_baseline(file)
+    example.write_baseline(file, {**here, "samples_per_second": 200.0})
+    assert example.efficiency(here, example.read_baseline(file), 2) == 0.75
+    example.write_baseline(file, {**here, "samples_per_second": 200.0, "threads": 2})
+    with pytest.raises(ConfigError, match="one rank with threads 2; expected 1, as here"):
+        example.efficiency(here, example.read_baseline(file), 2)
+    file.write_text("300")
+    with pytest.raises(ConfigError, match="no JSON object"):
+        example.read_baseline(file)
