@@ -17,7 +17,7 @@ class Package(TypedDict):
     """One package.
 
     Attributes:
-        version: empty where nothing tells it; cuda, git: of torch, else empty.
+        version: empty where nothing tells it; cuda: of torch, git: of torch and torchvision, else empty.
         place: the folder that it is in; empty where it is not there.
     """
 
@@ -42,12 +42,13 @@ def find(name: str, first: str = "") -> Package:
         except (PackageNotFoundError, ValueError):
             return Package(version="", cuda="", git="", place="")
         return Package(version=there.version, cuda="", git="", place=str(there.locate_file("")))
-    said = _constants(Path(origin).parent / "version.py") if module == "torch" else {}
-    version = (
-        said.get("__version__") or _distributed(module, Path(origin)) or _constants(Path(origin)).get("__version__")
-    )
+    said = _constants(Path(origin).parent / "version.py") if module in ("torch", "torchvision") else {}
+    place = _place(origin)
     return Package(
-        version=version or "", cuda=said.get("cuda", ""), git=said.get("git_version", ""), place=_place(origin)
+        version=said.get("__version__") or _version(module, place) or _constants(Path(origin)).get("__version__", ""),
+        cuda=said.get("cuda", ""),
+        git=said.get("git_version", ""),
+        place=place,
     )
 
 
@@ -69,11 +70,16 @@ def _place(origin: str) -> str:
     return os.path.dirname(package)
 
 
-def _distributed(module: str, origin: Path) -> str:
-    """The version of the distribution that lies beside a module, rather than of one further along ``sys.path``."""
-    found = list(distributions(path=[_place(str(origin))]))
+def _version(module: str, place: str) -> str:
+    found = distributed(module, place)
+    return found.version if found else ""
+
+
+def distributed(module: str, place: str) -> Distribution | None:
+    """What was installed in the folder ``place`` as this module, rather than further along ``sys.path``."""
+    found = list(distributions(path=[place]))
     same = [one for one in found if _normal(one.metadata["Name"] or "") == _normal(module)]
-    return next((one.version for one in same or (one for one in found if module in _modules(one))), "")
+    return next(iter(same), None) or next((one for one in found if module in _modules(one)), None)
 
 
 def _modules(found: Distribution) -> Iterable[str]:

@@ -15,6 +15,8 @@ def import_torchvision() -> ModuleType:
 
     There its compiled part does not load, and its import then fails at ``torchvision::nms``, an operator of
     that part. Its data sets, transforms and models do without: the operator is declared here, by name only.
+    What needs the part, as ``torchvision.ops.nms`` or ``torchvision.io.read_image`` do, raises torchvision's
+    RuntimeError that it could not be loaded.
 
     Raises:
         ImportError: torchvision is not installed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 from srunddp.bootstrap import channels, mpi, slurm
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
+from srunddp.site.script import imports, parsed
 
 NAME = "launch"
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -41,8 +41,8 @@ class Facts:
 def collect(subject: Subject) -> Facts:
     """This rank's."""
     environment = subject.environment
-    tree, script = _parsed(subject.script)
-    uses_mpi = tree is not None and "mpi4py" in _imports(tree)
+    tree, script = parsed(subject.script)
+    uses_mpi = tree is not None and "mpi4py" in imports(tree)
     return Facts(
         launcher=environment.launcher,
         channel=channels.on_channel(environment),
@@ -53,26 +53,6 @@ def collect(subject: Subject) -> Facts:
         uses_mpi=uses_mpi,
         mpi=_mpi(subject.variables) if uses_mpi and environment.local_rank == 0 else "",
     )
-
-
-def _parsed(script: str | None) -> tuple[ast.Module | None, str]:
-    """The script, and what is wrong with its text. That it is there is another check's."""
-    if script is None:
-        return None, ""
-    try:
-        with open(script, "rb") as file:
-            return ast.parse(file.read()), ""
-    except (SyntaxError, ValueError) as error:
-        return None, f"{script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}"
-    except OSError:
-        return None, ""
-
-
-def _imports(tree: ast.Module) -> set[str]:
-    """The packages that it imports anywhere."""
-    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
-    return {name.partition(".")[0] for name in names}
 
 
 def _allocated(variables: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""One Python, one torch and one version of each named package on all ranks; and does torch import, and how fast."""
+"""One Python, one torch and one version of each named package on all ranks; does torch import, and does torchvision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import TypedDict
 
 from srunddp.site.comparison import about, by_node, odd_ones, on_node
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
+from srunddp.site.mixed_build import Vision, look, misfit
 from srunddp.site.packages import Package, find
+from srunddp.site.script import imports, names, parsed
 
 NAME = "versions"
 _PATIENCE = 120  # seconds for an import of torch, from a file server that many nodes ask at once
@@ -53,6 +55,7 @@ class Facts:
         python: its version; executable, prefix: of the environment.
         packages: torch and those named, by name.
         imported: torch, on local rank 0 alone.
+        vision: torchvision, there as well, if it is there, and the script imports it or it is named.
     """
 
     python: str
@@ -60,6 +63,7 @@ class Facts:
     prefix: str
     packages: dict[str, Package]
     imported: Imported
+    vision: Vision | None = None
 
 
 Ranks = Sequence[Seen[Facts]]
@@ -71,16 +75,28 @@ def collect(subject: Subject) -> Facts:
     folder = os.path.dirname(os.path.realpath(subject.script)) if subject.script else ""
     shared: Callable[[str], str] = subject.staged.shared if subject.staged else str
     packages = {name: find(name, folder) for name in ("torch", *subject.packages)}
+    ask = subject.environment.local_rank == 0 and packages["torch"]["place"]
+    vision = _vision(packages, subject.script, folder) if ask else None
     for package in packages.values():
         package["place"] = shared(package["place"])
-    ask = subject.environment.local_rank == 0 and packages["torch"]["place"]
     return Facts(
         python=platform.python_version(),
         executable=shared(sys.executable),
         prefix=shared(sys.prefix),
         packages=packages,
         imported=import_torch(folder) if ask else NOT_ASKED,
+        vision=vision,
     )
+
+
+def _vision(packages: dict[str, Package], script: str | None, folder: str) -> Vision | None:
+    tree, _ = parsed(script)
+    # With import_torchvision() a mixed build is provided for.
+    plain = tree is not None and "torchvision" in imports(tree) and not names(tree, "import_torchvision")
+    if not plain and "torchvision" not in packages:
+        return None
+    torchvision = find("torchvision", folder)
+    return look(packages["torch"], torchvision, script=plain) if torchvision["place"] else None
 
 
 def import_torch(folder: str, patience: float = _PATIENCE) -> Imported:
@@ -106,6 +122,20 @@ def judge(seen: Ranks) -> Iterator[Finding]:
     for name in dict.fromkeys(name for one in seen for name in one.facts.packages):
         yield from _package(seen, name)
     yield from _imports(seen)
+    for one in seen:
+        if one.facts.vision:
+            yield from _misfit(one, one.facts.vision)
+
+
+def _misfit(one: Seen[Facts], vision: Vision) -> Iterator[Finding]:
+    torch = one.facts.packages["torch"]
+    found, fails = misfit(vision, torch)
+    if found:
+        cure = "install torchvision from the same index as torch (for the CPU or one CUDA)"
+        if vision["lacks"]:
+            cure += ", or import it by srunddp.train.import_torchvision()"
+        level = Level.FAIL if fails and vision["script"] else Level.WARN
+        yield on_node(one, level, NAME, found, f"the torchvision of torch {torch['version']}", cure)
 
 
 def _pythons(seen: Ranks) -> Iterator[Finding]:
