@@ -99,6 +99,7 @@ def test_it_stops_the_job_only_where_the_script_imports_it(tmp_path: Path) -> No
 
     assert levels("def late():\n    from torchvision.transforms import v2\n") == [FAIL]
     assert levels("import torch\n", packages=["torchvision"]) == [WARN]
+    assert levels("import torch\nimport torchmetrics\n") == [WARN]
     assert levels("import torch\n") == []
     provided = "from srunddp.train import import_torchvision\nimport_torchvision()\nfrom torchvision import models\n"
     assert levels(provided) == []

@@ -20,6 +20,7 @@ from srunddp.site.script import imports, names, parsed
 
 NAME = "versions"
 _PATIENCE = 120  # seconds for an import of torch, from a file server that many nodes ask at once
+_IMPORT_IT = {"torchmetrics", "lightning", "pytorch_lightning", "timm"}  # torchvision, where it is there
 _SLOW, _SLOWER = 10.0, 3  # seconds, and times the usual
 
 _IMPORT = """
@@ -55,7 +56,7 @@ class Facts:
         python: its version; executable, prefix: of the environment.
         packages: torch and those named, by name.
         imported: torch, on local rank 0 alone.
-        vision: torchvision, there as well, if it is there, and the script imports it or it is named.
+        vision: torchvision, there as well, if it is there, and named or imported by the script.
     """
 
     python: str
@@ -92,8 +93,10 @@ def collect(subject: Subject) -> Facts:
 def _vision(packages: dict[str, Package], script: str | None, folder: str) -> Vision | None:
     tree, _ = parsed(script)
     # With import_torchvision() a mixed build is provided for.
-    plain = tree is not None and "torchvision" in imports(tree) and not names(tree, "import_torchvision")
-    if not plain and "torchvision" not in packages:
+    if tree and names(tree, "import_torchvision"):
+        tree = None
+    plain = tree is not None and "torchvision" in imports(tree)
+    if not plain and "torchvision" not in packages and not (tree and _IMPORT_IT & imports(tree)):
         return None
     torchvision = find("torchvision", folder)
     return look(packages["torch"], torchvision, script=plain) if torchvision["place"] else None
