@@ -25,8 +25,11 @@ RANK = "import os, sys\nprint('rank', *(os.environ[name] for name in ('RANK', 'W
 def spans(text: str) -> list[str]:
     """What stands as code, within lines and in blocks of shell."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
-    return [*inline, *(line for block in blocks for line in block.replace("\\\n", "").splitlines())]
+    inline = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    return [
+        *(" ".join(each.split()) for each in inline),
+        *(line for block in blocks for line in block.replace("\\\n", "").splitlines()),
+    ]
 
 
 def starts(text: str) -> dict[str, list[str]]:
