@@ -1,9 +1,9 @@
 """Samples per second of docs/examples/vision.py's training over those of a hand-written loop, in one run.
 
-The same model, data, augmentation, batches and loader workers, on made images of CIFAR-10's shape, read by torchvision's
-class for it; one rank. Rounds of both in turn, with and without an average of the weights, which the hand-written loop
-makes by torch's AveragedModel. On a GPU by wall-clock time, with workers and bf16; on the CPU by CPU time, without.
-The figure is the ratio at the smallest times, which should be at least 0.98.
+The same model, data, augmentation, batches and loader workers, on made images of CIFAR-10's shape, read by
+torchvision's class for it; one rank. Rounds of both in turn, with and without an average of the weights, which the
+hand-written loop makes by torch's AveragedModel. On a GPU by wall-clock time, with workers and bf16; on the CPU by CPU
+time, without. The figure is the ratio at the smallest times, which should be at least 0.98.
 
     python -m tests.benchmarks.vision [ROUNDS]
 """
@@ -40,7 +40,8 @@ EPOCHS, STEPS, BATCH, WORKERS = (3, 100, 256, 8) if GPU else (1, 6, 32, 0)
 
 def example() -> Any:
     spec = importlib.util.spec_from_file_location("vision", ROOT / "docs" / "examples" / "vision.py")
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["vision"] = module  # where a dataclass looks for its annotations' names
     spec.loader.exec_module(module)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import ROOT
 from problems import classes, settings
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -209,6 +213,16 @@ def test_an_evaluation_leaves_the_gpu_s_random_numbers_alone() -> None:
     with randomness.undisturbed(world()):
         expected = torch.rand(9, device=GPU)
     assert torch.equal(torch.rand(9, device=GPU), expected)
+
+
+def test_vision_py_is_within_2_per_cent_of_a_bare_loop() -> None:
+    """In samples per second; with the average of the weights it may be faster than with torch's own."""
+    command = [sys.executable, "-m", "tests.benchmarks.vision"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    ratios = [float(ratio) for ratio in re.findall(r"of vision\.py: (\d\.\d+)", done.stdout)]
+    assert len(ratios) == 2, done.stdout
+    assert min(ratios) >= 0.98, done.stdout
 
 
 class Stop(Callback):

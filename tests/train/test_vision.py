@@ -1,0 +1,195 @@
+"""The example with torchvision's models, on each kind of data that it reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from conftest import HERE, ROOT, start
+from PIL import Image
+from worlds import StandIn
+
+from srunddp.errors import ConfigError
+from srunddp.train import import_torchvision, load_checkpoint
+
+EXAMPLE = ROOT / "docs" / "examples" / "vision.py"
+CIFAR_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+
+
+@pytest.fixture(scope="module")
+def vision() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("vision", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["vision"] = module  # where a dataclass looks for its annotations' names
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(vision: ModuleType, **changes: Any) -> Any:
+    settings = vision.Settings(**changes)
+    return vision.read(vision.prepare(StandIn(), settings), settings)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder and each rank's output of a start of two."""
+    folder = tmp_path_factory.mktemp("vision")
+    options = [f"--data-dir={folder / 'data'}", f"--output-dir={folder}", "--tensorboard=false"]
+    return folder, start(HERE / "start_example.py", str(EXAMPLE), *options, ranks=2, folder=folder, timeout=300)
+
+
+def test_two_ranks_learn_the_digits_and_the_figure_is_the_averages(
+    trained: tuple[Path, list[str]], vision: ModuleType
+) -> None:
+    folder, outputs = trained
+    last = outputs[0].splitlines()[-1]
+    figures = re.fullmatch(r"test accuracy (\d+\.\d\d) %, top 5 (\d+\.\d\d) %", last)
+    assert figures, last
+    assert float(figures[1]) >= 95
+    assert float(figures[2]) >= 99
+    assert outputs[1] == ""
+    newest = load_checkpoint(max((folder / "checkpoints").glob("step-*.pt")))
+    _, test = read(vision, data_dir=folder / "data")
+    model = vision.network(vision.Settings(), 10)
+    model.load_state_dict(newest["ema"])
+    images, targets = (torch.stack([torch.as_tensor(part) for part in parts]) for parts in zip(*test, strict=True))
+    with torch.no_grad():
+        right = (model.eval()(images).argmax(dim=1) == targets).double().mean()
+    assert 100 * float(right) == pytest.approx(float(figures[1]), abs=0.01)
+
+
+def test_the_stand_in_is_ten_classes_in_a_folder_of_its_own(
+    trained: tuple[Path, list[str]], vision: ModuleType
+) -> None:
+    data = trained[0] / "data"
+    train, test = read(vision, data_dir=data)
+    assert (len(train), len(test), train.classes) == (1437, 360, [str(digit) for digit in range(10)])
+    assert [path.name for path in data.iterdir()] == ["digits"]
+    assert not {path for path, _ in train.samples} & {path for path, _ in test.samples}
+
+
+def test_the_stand_in_is_left_alone_where_another_writes_it_meanwhile(
+    vision: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_digits() -> SimpleNamespace:
+        folder_of_images(tmp_path / "digits", theirs=1)
+        return SimpleNamespace(images=numpy.zeros((50, 8, 8)), target=numpy.arange(50) % 10)
+
+    monkeypatch.setattr("sklearn.datasets.load_digits", load_digits)
+    vision.write_digits(tmp_path / "digits")
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["digits", "theirs", "0.png"]
+
+
+def folder_of_images(root: Path, **classes: int) -> None:
+    """Of so many images each, wider than high, of a colour for each class."""
+    for number, (name, images) in enumerate(sorted(classes.items())):
+        (root / name).mkdir(parents=True)
+        for image in range(images):
+            Image.new("RGB", (60, 40), (80 * number, 0, 0)).save(root / name / f"{image}.png")
+
+
+def test_a_folder_of_images_is_read_and_no_digits_are_written(vision: ModuleType, tmp_path: Path) -> None:
+    folder_of_images(tmp_path / "train", cat=3, dog=2)
+    folder_of_images(tmp_path / "val", cat=1, dog=1)
+    train, test = read(vision, data_dir=tmp_path, image_size=24)
+    assert [(tuple(image.shape), target) for image, target in train] == [((3, 24, 24), n) for n in (0, 0, 0, 1, 1)]
+    assert [(tuple(image.shape), target) for image, target in test] == [((3, 24, 24), 0), ((3, 24, 24), 1)]
+    assert float(test[1][0][0].mean()) == pytest.approx((80 / 255 - 0.485) / 0.229, abs=1e-4)
+    assert not (tmp_path / "digits").exists()
+
+
+def test_classes_that_differ_between_training_and_test_are_refused(vision: ModuleType, tmp_path: Path) -> None:
+    folder_of_images(tmp_path / "train", cat=1, dog=1)
+    folder_of_images(tmp_path / "val", dog=1)
+    with pytest.raises(ConfigError, match="other classes in val than in train"):
+        read(vision, data_dir=tmp_path)
+
+
+def write_cifar(root: Path) -> None:
+    """Four images in each file: the n-th is of class n, and red, green or blue."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    images = numpy.zeros((4, 3, 1024), dtype=numpy.uint8)
+    for number in range(3):
+        images[number, number] = 255
+    for name in CIFAR_FILES:
+        (folder / name).write_bytes(pickle.dumps({"data": images.reshape(4, 3072), "labels": [0, 1, 2, 3]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class{number}" for number in range(10)]}))
+
+
+def test_cifar_10_is_read_from_its_own_files(
+    vision: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cifar = import_torchvision().datasets.CIFAR10
+    monkeypatch.setattr(cifar, "_check_integrity", lambda _: True)  # the files' sums are the real ones'
+    monkeypatch.setitem(cifar.meta, "md5", None)
+    write_cifar(tmp_path)
+    train, test = read(vision, data_dir=tmp_path, dataset="cifar10")
+    assert (len(train), len(test), len(train.classes)) == (20, 4, 10)
+    for number in range(3):
+        image, target = test[number]
+        assert (tuple(image.shape), target, int(image.mean(dim=(1, 2)).argmax())) == ((3, 32, 32), number, number)
+
+
+def test_cifar_10_that_is_not_there_is_said_with_its_cure(vision: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no whole CIFAR-10; .* -> add --download=true"):
+        read(vision, data_dir=tmp_path, dataset="cifar10")
+
+
+def test_training_images_are_augmented_and_test_images_are_not(
+    trained: tuple[Path, list[str]], vision: ModuleType
+) -> None:
+    train, test = read(vision, data_dir=trained[0] / "data")
+    assert not torch.equal(train[0][0], train[0][0])
+    assert torch.equal(test[0][0], test[0][0])
+
+
+@pytest.mark.parametrize(("name", "flip", "mirrored"), [("digits", None, 0), ("photos", None, 0.5), ("digits", 1.0, 1)])
+def test_digits_are_not_mirrored_unless_it_is_asked_for(
+    vision: ModuleType, tmp_path: Path, name: str, flip: float | None, mirrored: float
+) -> None:
+    root = tmp_path / name
+    folder_of_images(root / "train", cat=1)
+    folder_of_images(root / "val", cat=1)
+    train, _ = vision.read(root, vision.Settings(flip=flip))
+    (found,) = (part.p for part in train.transform.transforms if type(part).__name__ == "RandomHorizontalFlip")
+    assert found == mirrored
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "small_stem"), [("resnet18", 32, False), ("resnet50", 32, True), ("vit_b_16", 48, False)]
+)
+def test_models_take_small_images(vision: ModuleType, model: str, size: int, small_stem: bool) -> None:
+    with torch.device("meta"):
+        network = vision.network(vision.Settings(model=model, image_size=size, small_stem=small_stem), 7)
+        assert network(torch.empty(2, 3, size, size)).shape == (2, 7)
+    if small_stem:
+        assert network.conv1.stride == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "resnet19"}, "model=resnet19; expected one of torchvision.models"),
+        ({"model": "vit_b_16", "small_stem": True}, "small_stem with model=vit_b_16; expected a ResNet"),
+    ],
+)
+def test_a_model_that_is_not_there_is_refused(vision: ModuleType, changes: dict[str, Any], words: str) -> None:
+    with torch.device("meta"), pytest.raises(ConfigError, match=words):
+        vision.network(vision.Settings(**changes), 10)
+
+
+def test_a_target_counts_that_is_among_the_five_best(vision: ModuleType) -> None:
+    scores = torch.tensor([[6.0, 5, 4, 3, 2, 1, 0]] * 7)
+    assert vision.top5_accuracy(scores, torch.arange(7)).tolist() == [True] * 5 + [False] * 2
+    assert vision.top5_accuracy(scores[:2, :3], torch.tensor([2, 0])).tolist() == [True, True]
