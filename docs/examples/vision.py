@@ -12,7 +12,7 @@ digits that scikit-learn brings along stand in, written as PNG files to ``DIR/di
 ``~/.cache/srunddp/vision`` by default.
 
 On a GPU add ``--precision=bf16 --ddp.channels_last=true``. For longer trainings take a longer average: the default,
-``--ema-decay=0.95``, is of about 20 steps, 0.9999 of 10000. ``--output-dir=DIR --resume=auto`` writes checkpoints, and
+``--ema-decay=0.9``, is of about 10 steps, 0.9999 of 10000. ``--output-dir=DIR --resume=auto`` writes checkpoints, and
 goes on from the newest; ``--help`` lists all settings.
 """
 
@@ -69,8 +69,8 @@ class Settings(srunddp.Config):
     epochs: int = 4
     batch_size: int = 32
     schedule: Literal["constant", "cosine"] = "cosine"
-    warmup_steps: int = 10
-    ema_decay: float | None = 0.95
+    warmup_steps: int = 5
+    ema_decay: float | None = 0.9
     best: str = "accuracy"
     best_mode: Literal["min", "max"] = "max"
     # BatchNorm cannot learn of one image alone, as a rank may have in an epoch's last step.
