@@ -14,15 +14,19 @@ PROGRAMS = ROOT / "tests" / "programs"
 # What the machine, or the shell that runs the tests, may have exported.
 _FOREIGN = ("SLURM", "OMPI_COMM", "PMI", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SRUNDDP", "GLOO_", "NCCL_")
 _FOREIGN += ("VIRTUAL_ENV", "CONDA_PREFIX")
+_APART = ("soak", "interop")  # kinds of tests that are run by themselves, each with an option of its name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long campaigns, and nothing else")
+    parser.addoption("--interop", action="store_true", help="run other people's programs, and nothing else")
 
 
+# After the conftest.py files of folders that mark their tests.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    soak = config.getoption("--soak")
-    chosen = [item for item in items if ("soak" in item.keywords) == soak]
+    wanted = [kind for kind in _APART if config.getoption(f"--{kind}")]
+    chosen = [item for item in items if [kind for kind in _APART if item.get_closest_marker(kind)] == wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 

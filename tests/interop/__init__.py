@@ -1,0 +1,1 @@
+"""Other people's training scripts, under their own launcher and under srunddp."""
