@@ -1,0 +1,51 @@
+"""DistributedDataParallel by hand with torchmetrics, which sum up over the ranks by themselves; for torchrun."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    out = parser.parse_args().out
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    inputs = torch.randn(640, 10)
+    labels = (inputs.sum(dim=1) > 0).long() + (inputs[:, 0] > 1).long()
+    model = DistributedDataParallel(torch.nn.Linear(10, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # AUROC keeps lists of what it saw, of other lengths on each rank.
+    scores = MetricCollection([MulticlassAccuracy(3), MulticlassAUROC(3)])
+    mean, losses, results = MeanMetric(), [], []
+    for step in range(20):
+        own = slice(32 * step + rank, 32 * (step + 1), world_size)
+        optimizer.zero_grad()
+        outputs = model(inputs[own])
+        loss = torch.nn.functional.cross_entropy(outputs, labels[own])
+        loss.backward()
+        optimizer.step()
+        if rank == 0 or step % 2:
+            scores.update(outputs.detach().softmax(dim=1), labels[own])
+        mean.update(loss.detach())
+        losses.append(loss.item().hex())
+        if step % 10 == 9:
+            found = {**scores.compute(), "loss": mean.compute()}
+            results.append({name: value.item().hex() for name, value in found.items()})
+            scores.reset()
+            mean.reset()
+    place = {"rank": rank, "local_rank": int(os.environ["LOCAL_RANK"]), "world_size": world_size}
+    (out / f"rank{rank}.json").write_text(json.dumps(place | {"losses": losses, "results": results}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
