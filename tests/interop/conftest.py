@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,15 @@ import pytest
 
 from tests.conftest import ROOT, missing
 from tests.mpirun.conftest import there
-from tests.slurm.conftest import SRUNDDP, Bench, bench, cancelled  # noqa: F401
+from tests.slurm.conftest import SRUNDDP, Bench, Outcome, bench, cancelled  # noqa: F401
+from tests.slurm.test_mpirun_in_allocation import NETWORK
 
 ENVIRONMENT = ROOT / ".venv-interop"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
 PROGRAMS = ROOT / "tests" / "interop" / "programs"
 RANKS = 2
 LIMIT = 120.0  # seconds for one program
+LIBMPI = {"MPI4PY_LIBMPI": str(ROOT / ".venv" / "lib" / "libmpi.so.40")}  # the wheel is in another environment
 
 Record = dict[str, Any]
 
@@ -34,9 +37,19 @@ class Run:
     records: list[Record]
     errors: str
 
+    def results(self) -> list[Record]:
+        """All that they left but `launch`, what may be another thing under another launcher."""
+        return [{name: value for name, value in record.items() if name != "launch"} for record in self.records]
+
     def losses(self) -> list[list[str]]:
         """Of each rank, each to the bit."""
         return [record["losses"] for record in self.records]
+
+    def trained(self, steps: int = 20) -> bool:
+        """Whether each rank made so many steps, upon data of its own, and the loss fell."""
+        values = [list(map(float.fromhex, losses)) for losses in self.losses()]
+        whole = all(len(losses) == steps and sum(losses[-5:]) < sum(losses[:5]) for losses in values)
+        return whole and len(set(map(tuple, values))) == len(values)
 
     def places(self) -> list[tuple[int, int, int]]:
         """Of each rank: itself, its local rank and the world's size."""
@@ -53,15 +66,22 @@ def program(name: str) -> str:
     return str(PROGRAMS / f"{name}.py")
 
 
-def alone(words: list[str], out: Path, env: dict[str, str] | None = None) -> Run:
-    """The environment's Python with these words: a program that starts its own ranks, or a launcher's module."""
-    command = [PYTHON, *words, "--out", str(out)]
-    return _finished(subprocess.run(command, env=_env(env), capture_output=True, text=True, timeout=LIMIT), out)
+def words(name: str) -> tuple[str, ...]:
+    """What a launcher is given: a program's file, or a module where the name has a dot."""
+    return ("-m", name) if "." in name else (program(name),)
+
+
+def alone(command: list[str], out: Path, env: dict[str, str] | None = None) -> Run:
+    """The environment's Python with this: a program that starts its own ranks, or a launcher's module."""
+    whole = [PYTHON, *command, "--out", str(out)]
+    variables = {**os.environ, **_ours(), **(env or {})}
+    done = subprocess.run(whole, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    return read(out, done.returncode, done.stderr)
 
 
 def torchrun(name: str, out: Path, *arguments: str, ranks: int = RANKS, env: dict[str, str] | None = None) -> Run:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return alone([*launcher, program(name), *arguments], out, env)
+    return alone([*launcher, *words(name), *arguments], out, env)
 
 
 def accelerate_launch(
@@ -69,15 +89,14 @@ def accelerate_launch(
 ) -> Run:
     options = ["--cpu", "--multi_cpu" if ranks > 1 else "--num_machines=1", f"--num_processes={ranks}"]
     launcher = ["-m", "accelerate.commands.launch", *options, "--num_cpu_threads_per_process=1"]
-    return alone([*launcher, program(name), *arguments], out, env)
+    return alone([*launcher, *words(name), *arguments], out, env)
 
 
 def mpirun(name: str, out: Path, *arguments: str, ranks: int = RANKS, env: dict[str, str] | None = None) -> Run:
     """Under srunddp below the wheel's Open MPI."""
-    libmpi = {"MPI4PY_LIBMPI": str(ROOT / ".venv" / "lib" / "libmpi.so.40")}  # another environment than the wheel's
-    words = (SRUNDDP, program(name), *arguments, "--out", str(out))
-    done = there("openmpi5").run(ranks, *words, env=_ours() | libmpi | (env or {}), timeout=LIMIT)
-    return _read(out, done.code, done.errors)
+    command = (SRUNDDP, *words(name), *arguments, "--out", str(out))
+    done = there("openmpi5").run(ranks, *command, env=_ours() | LIBMPI | (env or {}), timeout=LIMIT)
+    return read(out, done.code, done.errors)
 
 
 def srun(
@@ -103,9 +122,30 @@ def on_login(
 ) -> Run:
     """Under srunddp below any launcher, from the cluster's login node."""
     out = shared(bench, name)
-    words = (*launcher, SRUNDDP, program(name), *arguments, "--out", str(out))
-    done = bench.on_login(*words, env=_ours() | (env or {}), timeout=LIMIT)
-    return _read(out, done.code, done.errors)
+    command = (*launcher, SRUNDDP, *words(name), *arguments, "--out", str(out))
+    done = bench.on_login(*command, env=_ours() | (env or {}), timeout=LIMIT)
+    return read(out, done.code, done.errors)
+
+
+def mpirun_in_job(
+    bench: Bench,  # noqa: F811
+    name: str,
+    *arguments: str,
+    nodes: int = 1,
+    per_node: int = RANKS,
+    wrapper: str = "",
+) -> tuple[Path, Outcome]:
+    """Under srunddp below the wheel's mpirun in a batch job: the ranks inherit the daemons' SLURM_ variables.
+
+    Returns:
+        The folder of what the ranks leave, for `read`, and how the job ended.
+    """
+    out = shared(bench, name)
+    exports = there("openmpi5").env() | _ours() | LIBMPI | NETWORK["openmpi5"]
+    lines = [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
+    command = [there("openmpi5").mpirun, *wrapper.split(), SRUNDDP, *words(name), *arguments, "--out", str(out)]
+    body = "\n".join([*lines, shlex.join(command)])
+    return out, bench.batch(body, f"--nodes={nodes}", f"--ntasks-per-node={per_node}", timeout=LIMIT)
 
 
 def shared(bench: Bench, name: str) -> Path:  # noqa: F811
@@ -127,15 +167,7 @@ def _ours() -> dict[str, str]:
     return {"VIRTUAL_ENV": str(ENVIRONMENT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def _env(env: dict[str, str] | None) -> dict[str, str]:
-    return {**os.environ, **_ours(), **(env or {})}
-
-
-def _finished(done: subprocess.CompletedProcess[str], out: Path) -> Run:
-    return _read(out, done.returncode, done.stderr)
-
-
-def _read(out: Path, code: int, errors: str) -> Run:
+def read(out: Path, code: int, errors: str) -> Run:
     assert code == 0, errors
     records = [json.loads(file.read_text()) for file in out.glob("rank*.json")]
     assert records, f"no rank has written to {out}\n{errors}"

@@ -25,10 +25,10 @@ def build(mesh: dist.DeviceMesh) -> tuple[torch.nn.Module, torch.optim.Optimizer
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> list[str]:
-    """Ten steps, on other samples on each rank."""
+    """Twenty steps, on other samples on each rank."""
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     losses = []
-    for _ in range(10):
+    for _ in range(20):
         batch = torch.randn(16, 10, generator=generator)
         loss = torch.nn.functional.cross_entropy(model(batch), (batch.sum(dim=1) > 0).long())
         loss.backward()

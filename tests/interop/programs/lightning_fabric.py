@@ -37,9 +37,11 @@ def main() -> None:
         "node_rank": fabric.node_rank,
         "world_size": fabric.world_size,
         "losses": losses,
-        "environment": type(fabric.strategy.cluster_environment).__name__,
-        "started": len(fabric.strategy.launcher.procs),
         "mean": fabric.all_reduce(loss.detach()).item().hex(),
+        "launch": {
+            "environment": type(fabric.strategy.cluster_environment).__name__,
+            "started": len(fabric.strategy.launcher.procs),
+        },
     }
     (options.out / f"rank{fabric.global_rank}.json").write_text(json.dumps(record))
 

@@ -58,9 +58,11 @@ def main() -> None:
         "node_rank": trainer.node_rank,
         "world_size": trainer.world_size,
         "losses": model.losses,
-        "environment": type(trainer.strategy.cluster_environment).__name__,
-        "started": len(trainer.strategy.launcher.procs),
         "checkpoint": Path(trainer.checkpoint_callback.best_model_path).is_file(),
+        "launch": {
+            "environment": type(trainer.strategy.cluster_environment).__name__,
+            "started": len(trainer.strategy.launcher.procs),
+        },
     }
     (options.out / f"rank{trainer.global_rank}.json").write_text(json.dumps(record))
 
