@@ -5,10 +5,12 @@ Each takes `--out FOLDER` and leaves rankR.json there: rank, local_rank, world_s
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ ENVIRONMENT = ROOT / ".venv-interop"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
 PROGRAMS = ROOT / "tests" / "interop" / "programs"
 RANKS = 2
+STARTS_ITS_RANKS = ("lightning_trainer", "lightning_fabric")  # the other programs are for torchrun
 LIMIT = 120.0  # seconds for one program
 LIBMPI = {"MPI4PY_LIBMPI": str(ROOT / ".venv" / "lib" / "libmpi.so.40")}  # the wheel is in another environment
 
@@ -154,6 +157,21 @@ def shared(bench: Bench, name: str) -> Path:  # noqa: F811
     folder = bench.cluster.shared / f"{name}.{number}"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """A program's run with two ranks under its own launcher, which is made once."""
+
+    @functools.cache
+    def run(name: str) -> Run:
+        out = tmp_path_factory.mktemp(name)
+        done = alone([program(name)], out) if name in STARTS_ITS_RANKS else torchrun(name, out)
+        assert done.places() == [(0, 0, 2), (1, 1, 2)]
+        assert done.trained()
+        return done
+
+    return run
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,18 +29,25 @@ def loaded(saved: Run, checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     return run
 
 
+def loads(run: Run) -> list[str]:
+    """Of each rank: the digest of all weights and moments that it has read."""
+    return [record["loaded"] for record in run.records]
+
+
 @pytest.mark.mpirun
 def test_what_torchrun_saved_goes_on_below_mpirun_to_the_same_bits(
     loaded: Run, checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert mpirun(NAME, tmp_path, f"--load={checkpoint}", ranks=3).results() == loaded.results()
+    ours = mpirun(NAME, tmp_path, f"--load={checkpoint}", ranks=3)
+    assert loads(ours) == loads(loaded)
+    assert ours.losses() == loaded.losses()
 
 
 @pytest.mark.slurm
 def test_what_two_nodes_saved_goes_on_on_three_to_the_same_bits(saved: Run, loaded: Run, bench: Bench) -> None:
     folder = shared(bench, "checkpoint")
     first = srun(bench, NAME, f"--save={folder}", nodes=2, per_node=1)
-    assert [record["saved"] for record in first.records] == [record["saved"] for record in saved.records]
+    assert {record["saved"] for record in first.records} == {saved.records[0]["saved"]}
     second = srun(bench, NAME, f"--load={folder}", nodes=3, per_node=1)
-    assert [record["loaded"] for record in second.records] == [record["loaded"] for record in loaded.records]
+    assert loads(second) == loads(loaded)
     assert second.losses() == loaded.losses()

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.interop.conftest import Run, alone, mpirun_in_job, program, read, srun, torchrun
+from tests.interop.conftest import Run, alone, mpirun_in_job, program, read, srun
 from tests.slurm.conftest import Bench
 
 NAME = "ignite_engine"
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = torchrun(NAME, tmp_path_factory.mktemp("own"))
-    assert run.trained()
-    return run
-
-
-def test_its_own_ranks_train_to_the_same_bits(own: Run, tmp_path: Path) -> None:
-    assert alone([program(NAME), "--spawn=2"], tmp_path).results() == own.results()
+def test_its_own_ranks_train_to_the_same_bits(own: Callable[[str], Run], tmp_path: Path) -> None:
+    assert alone([program(NAME), "--spawn=2"], tmp_path).results() == own(NAME).results()
 
 
 @pytest.mark.slurm
@@ -40,6 +34,8 @@ def test_below_mpirun_in_a_job_of_two_nodes_it_stops_at_the_daemons_variables(be
 
 @pytest.mark.slurm
 @pytest.mark.mpirun
-def test_below_mpirun_in_a_job_of_two_nodes_it_trains_without_the_job_s_number(own: Run, bench: Bench) -> None:
+def test_below_mpirun_in_a_job_of_two_nodes_it_trains_without_the_job_s_number(
+    own: Callable[[str], Run], bench: Bench
+) -> None:
     out, done = mpirun_in_job(bench, NAME, nodes=2, per_node=1, wrapper="env -u SLURM_JOB_ID")
-    assert read(out, done.code, done.errors).losses() == own.losses()
+    assert read(out, done.code, done.errors).losses() == own(NAME).losses()

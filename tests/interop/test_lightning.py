@@ -1,16 +1,16 @@
-"""Lightning takes its ranks from srunddp and starts none by itself; its own ways to find them say the same."""
+"""Lightning's own ways to find its ranks say what srunddp says, and train to the same bits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.interop.conftest import Run, alone, mpirun, mpirun_in_job, on_login, program, read, srun
+from tests.interop.conftest import Run, mpirun, mpirun_in_job, on_login, read, srun
 from tests.slurm.conftest import Bench
 
-PROGRAMS = ("lightning_trainer", "lightning_fabric")
-TWO_NODES = ("--devices=1", "--nodes=2")
+NAME = "lightning_trainer"
 SAID = "lightning_environments"
 
 
@@ -19,50 +19,31 @@ def launches(run: Run) -> list[tuple[str, int]]:
     return [(record["launch"]["environment"], record["launch"]["started"]) for record in run.records]
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = alone([program("lightning_trainer")], tmp_path_factory.mktemp("own"))
-    assert launches(run) == [("LightningEnvironment", 1), ("LightningEnvironment", 0)]
-    return run
-
-
-@pytest.mark.mpirun
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_below_mpirun_it_starts_no_ranks(name: str, tmp_path: Path) -> None:
-    assert launches(mpirun(name, tmp_path)) == [("TorchElasticEnvironment", 0)] * 2
-
-
 @pytest.mark.slurm
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_below_srun_it_starts_no_ranks(name: str, bench: Bench) -> None:
-    assert launches(srun(bench, name, *TWO_NODES, nodes=2, per_node=1)) == [("TorchElasticEnvironment", 0)] * 2
-
-
-@pytest.mark.slurm
-def test_with_its_own_environment_for_slurm_it_trains_to_the_same_bits(own: Run, bench: Bench) -> None:
-    ours = srun(bench, "lightning_trainer", "--environment=slurm")
+def test_with_its_own_environment_for_slurm_it_trains_to_the_same_bits(own: Callable[[str], Run], bench: Bench) -> None:
+    ours = srun(bench, NAME, "--environment=slurm")
     assert launches(ours) == [("SLURMEnvironment", 0)] * 2
-    assert ours.results() == own.results()
+    assert ours.results() == own(NAME).results()
 
 
 @pytest.mark.mpirun
-def test_with_its_own_environment_for_mpi_it_trains_to_the_same_bits(own: Run, tmp_path: Path) -> None:
-    ours = mpirun("lightning_trainer", tmp_path, "--environment=mpi")
+def test_with_its_own_environment_for_mpi_it_trains_to_the_same_bits(own: Callable[[str], Run], tmp_path: Path) -> None:
+    ours = mpirun(NAME, tmp_path, "--environment=mpi")
     assert launches(ours) == [("MPIEnvironment", 0)] * 2
-    assert ours.results() == own.results()
+    assert ours.results() == own(NAME).results()
 
 
 @pytest.mark.slurm
-def test_in_an_interactive_job_it_trains_to_the_same_bits(own: Run, bench: Bench) -> None:
+def test_in_an_interactive_job_it_trains_to_the_same_bits(own: Callable[[str], Run], bench: Bench) -> None:
     """Lightning by itself takes a job called interactive for no job."""
     launcher = ("salloc", "-Q", "--nodes=1", "--ntasks-per-node=2", "srun")
-    assert on_login(bench, launcher, "lightning_trainer").results() == own.results()
+    assert on_login(bench, launcher, NAME).results() == own(NAME).results()
 
 
 @pytest.mark.slurm
-def test_with_ntasks_it_trains_to_the_same_bits(own: Run, bench: Bench) -> None:
+def test_with_ntasks_it_trains_to_the_same_bits(own: Callable[[str], Run], bench: Bench) -> None:
     """Lightning by itself refuses that, and wants --ntasks-per-node."""
-    assert on_login(bench, ("srun", "-N1", "--ntasks=2"), "lightning_trainer").results() == own.results()
+    assert on_login(bench, ("srun", "-N1", "--ntasks=2"), NAME).results() == own(NAME).results()
 
 
 @pytest.mark.slurm
