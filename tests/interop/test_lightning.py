@@ -48,24 +48,22 @@ def test_with_ntasks_it_trains_to_the_same_bits(own: Callable[[str], Run], bench
 
 @pytest.mark.slurm
 def test_on_slurm_its_own_environment_says_what_ours_says(bench: Bench) -> None:
-    run = srun(bench, SAID, nodes=2, per_node=2)
+    run = srun(bench, SAID, "--ask=slurm", nodes=2, per_node=2)
     for rank, said in enumerate(run.records):
-        assert said["TorchElasticEnvironment"] == [rank, rank % 2, rank // 2, 4]
-        assert said["SLURMEnvironment"] == said["TorchElasticEnvironment"]
+        assert said["slurm"] == said["torchrun"] == [rank, rank % 2, rank // 2, 4]
 
 
 @pytest.mark.mpirun
 def test_below_mpirun_its_own_environment_says_what_ours_says(tmp_path: Path) -> None:
-    for rank, said in enumerate(mpirun(SAID, tmp_path).records):
-        assert said["TorchElasticEnvironment"] == [rank, rank, 0, 2]
-        assert said["MPIEnvironment"] == said["TorchElasticEnvironment"]
+    for rank, said in enumerate(mpirun(SAID, tmp_path, "--ask=mpi").records):
+        assert said["mpi"] == said["torchrun"] == [rank, rank, 0, 2]
 
 
 @pytest.mark.slurm
 @pytest.mark.mpirun
 def test_below_mpirun_in_a_job_the_ranks_are_mpirun_s(bench: Bench) -> None:
     """Lightning's environment for Slurm would believe the variables of mpirun's daemons."""
-    out, done = mpirun_in_job(bench, SAID, nodes=2)
-    for rank, said in enumerate(read(out, done.code, done.errors).records):
-        assert said["TorchElasticEnvironment"] == [rank, rank % 2, rank // 2, 4]
-        assert said["SLURMEnvironment"] != said["TorchElasticEnvironment"]
+    out, done = mpirun_in_job(bench, SAID, "--ask=slurm", nodes=2)
+    records = read(out, done.code, done.errors).records
+    assert [said["torchrun"] for said in records] == [[rank, rank % 2, rank // 2, 4] for rank in range(4)]
+    assert len({said["slurm"][0] for said in records}) < 4

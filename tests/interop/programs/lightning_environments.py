@@ -1,4 +1,4 @@
-"""What each of Lightning's cluster environments that finds its launcher says of this rank; nothing is trained."""
+"""What Lightning's cluster environments say of this rank: that of torchrun and those asked for. Nothing is trained."""
 
 import argparse
 import json
@@ -7,17 +7,20 @@ from pathlib import Path
 
 from lightning.fabric.plugins.environments import MPIEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
+ASKED = {"slurm": SLURMEnvironment, "mpi": MPIEnvironment}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
+    parser.add_argument("--ask", choices=ASKED, required=True)
+    options = parser.parse_args()
     record = {"rank": int(os.environ["RANK"]), "losses": []}
-    for kind in (TorchElasticEnvironment, SLURMEnvironment, MPIEnvironment):
-        if kind.detect():
-            here = kind()
-            record[kind.__name__] = [here.global_rank(), here.local_rank(), here.node_rank(), here.world_size()]
-    (out / f"rank{record['rank']}.json").write_text(json.dumps(record))
+    for name, kind in (("torchrun", TorchElasticEnvironment), (options.ask, ASKED[options.ask])):
+        assert kind.detect()
+        here = kind()
+        record[name] = [here.global_rank(), here.local_rank(), here.node_rank(), here.world_size()]
+    (options.out / f"rank{record['rank']}.json").write_text(json.dumps(record))
 
 
 if __name__ == "__main__":
