@@ -1,0 +1,71 @@
+"""A tiny BERT and Hugging Face's Trainer: `accelerate launch --cpu --num_processes 2 hf_trainer.py --out FOLDER`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+# transformers imports it wherever it is installed, also for text, and fails where its build does not suit torch's.
+sys.modules["torchvision"] = None
+# ruff: noqa: E402
+
+import datasets
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+
+WORDS, LENGTH = 50, 12
+
+
+class Recording(Trainer):
+    """Keeps this rank's loss of each step."""
+
+    def training_step(self, *arguments, **options):
+        loss = super().training_step(*arguments, **options)
+        self.losses = [*getattr(self, "losses", []), loss.item().hex()]
+        return loss
+
+
+def made() -> datasets.Dataset:
+    """Of two kinds of texts, told apart by whether the word 1 or the word 2 is in them."""
+    torch.manual_seed(0)
+    texts = torch.randint(3, WORDS, (320, LENGTH))
+    labels = torch.randint(2, (320,))
+    texts[:, 5] = 1 + labels
+    data = datasets.Dataset.from_dict({"text": [" ".join(map(str, text)) for text in texts.tolist()], "labels": labels})
+    return data.map(lambda row: {"input_ids": [int(word) for word in row["text"].split()]}).with_format("torch")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    out = parser.parse_args().out
+    set_seed(0)
+    model = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=WORDS,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=LENGTH,
+        )
+    )
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        num_train_epochs=1,
+        per_device_train_batch_size=8,
+        learning_rate=5e-3,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = Recording(model=model, args=arguments, train_dataset=made())
+    trainer.train()
+    rank = arguments.process_index
+    place = {"rank": rank, "local_rank": arguments.local_process_index, "world_size": arguments.world_size}
+    device = str(arguments.device)
+    (out / f"rank{rank}.json").write_text(json.dumps(place | {"losses": trainer.losses, "device": device}))
+
+
+if __name__ == "__main__":
+    main()
