@@ -113,6 +113,8 @@ def install(place: Joined) -> None:
         sys.meta_path.insert(0, _OnImport(_RENDEZVOUS, _replacing))
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _OnImport("torch", _uncollected))
+    if place.environment.world_size > 1:
+        sys.meta_path.insert(0, _OnImport("accelerate", _on_cpus))
 
 
 @contextlib.contextmanager
@@ -134,6 +136,19 @@ def _uncollected(_: ModuleType) -> Iterator[None]:
         gc.freeze()
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _on_cpus(_: ModuleType) -> Iterator[None]:
+    """Without a GPU, accelerate takes ranks for a world only if it is told of CPUs; else each would train for itself.
+
+    ``accelerate launch --cpu`` exports the same.
+    """
+    import torch
+
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    yield
 
 
 class _OnImport:
