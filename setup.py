@@ -34,6 +34,10 @@ setup(
     extras_require={
         "mpi": ["mpi4py>=4.0"],  # meeting over MPI's broadcast; a site brings its own MPI
         "vision": ["torchvision>=0.23"],  # the examples' data sets
+        "hf": [
+            "transformers>=5.0",  # docs/examples/tiny_bert.py: BERT and the Trainer; with tokenizers
+            "accelerate>=1.10",  # what that Trainer finds its place in the world with
+        ],
         "report": ["matplotlib>=3.8"],  # the pictures of srunddp report; text and page do without
         "test": [
             "pytest>=8.0",  # the suite

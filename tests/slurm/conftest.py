@@ -46,7 +46,7 @@ class Outcome:
 def outcome(done: subprocess.CompletedProcess[str]) -> Outcome:
     # At a terminal the end of the input is shown, in the same line.
     lines = [line.removeprefix("^@") for line in done.stdout.splitlines()]
-    reports = [json.loads(line) for line in lines if line.startswith("{")]
+    reports = [json.loads(line) for line in lines if line.startswith('{"')]  # Python's own dicts are others' words
     return Outcome(done.returncode, reports, done.stdout, done.stderr)
 
 

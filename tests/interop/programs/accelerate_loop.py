@@ -1,4 +1,5 @@
-"""A loop of its own with Accelerate: `accelerate launch --cpu --num_processes 2 accelerate_loop.py --out FOLDER`."""
+"""A loop of its own with Accelerate: `accelerate launch --cpu --num_processes 2
+--mpirun_hostfile FILE accelerate_loop.py --out FOLDER`."""
 
 import argparse
 import json

@@ -1,13 +1,9 @@
-"""A tiny BERT and Hugging Face's Trainer: `accelerate launch --cpu --num_processes 2 hf_trainer.py --out FOLDER`."""
+"""A tiny BERT and Hugging Face's Trainer: `accelerate launch --cpu --num_processes 2
+--mpirun_hostfile FILE hf_trainer.py --out FOLDER`."""
 
 import argparse
 import json
-import sys
 from pathlib import Path
-
-# transformers imports it wherever it is installed, also for text, and fails where its build does not suit torch's.
-sys.modules["torchvision"] = None
-# ruff: noqa: E402
 
 import datasets
 import torch

@@ -1,0 +1,36 @@
+"""Accelerate, and what stands on it, takes ranks without a GPU for one world, as below its own launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.run.starting import write
+from tests.run.worlds import run
+
+# Stand-ins for what takes seconds to import: srunddp asks torch about GPUs, and accelerate reads a variable.
+TORCH = 'import os\nclass accelerator:\n    is_available = staticmethod(lambda: os.environ["GPUS"] != "0")\n'
+READS = 'import os\nfound = os.environ.get("ACCELERATE_USE_CPU", "unset")\n'
+SCRIPT = 'import accelerate; say("found", accelerate.found)'
+
+
+def found(folder: Path, size: int = 2, **variables: str) -> set[str]:
+    write(folder / "torch.py", TORCH)
+    write(folder / "accelerate.py", READS)
+    ended = run(folder, SCRIPT, size=size, variables={"PYTHONPATH": str(folder), **variables})
+    assert ended.codes == [0] * size, ended.text
+    return {(folder / f"found.{rank}").read_text() for rank in range(size)}
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [("0", "true"), ("2", "unset")])
+def test_accelerate_is_told_that_the_ranks_have_no_gpu(tmp_path: Path, gpus: str, expected: str) -> None:
+    assert found(tmp_path, GPUS=gpus) == {expected}
+
+
+def test_what_the_user_told_accelerate_stays(tmp_path: Path) -> None:
+    assert found(tmp_path, GPUS="0", ACCELERATE_USE_CPU="false") == {"false"}
+
+
+def test_a_world_of_one_is_left_to_accelerate(tmp_path: Path) -> None:
+    assert found(tmp_path, size=1, GPUS="0") == {"unset"}
