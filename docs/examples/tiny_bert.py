@@ -207,7 +207,7 @@ def made_csv(rows: int) -> str:
     writer = csv.writer(file, quoting=csv.QUOTE_ALL)
     for _ in range(rows):
         topic = chance.randrange(len(vocabulary))
-        words = [chance.choice(common if chance.random() < 0.6 else vocabulary[topic]) for _ in range(20)]
+        words = [chance.choice(common if chance.random() < 0.5 else vocabulary[topic]) for _ in range(20)]
         words[chance.randrange(20)] = chance.choice(chance.choice(vocabulary))
         writer.writerow([topic + 1, " ".join(words[:5]).capitalize(), " ".join(words[5:]).capitalize() + "."])
     return file.getvalue()

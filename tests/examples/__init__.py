@@ -1,0 +1,1 @@
+"""Promises of docs/examples that need no cluster."""
