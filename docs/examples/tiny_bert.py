@@ -110,7 +110,7 @@ def main() -> None:
 def arguments(settings: Settings, world: srunddp.World) -> transformers.TrainingArguments:
     return transformers.TrainingArguments(
         output_dir=str(settings.output_dir or tempfile.gettempdir()),  # made at once; written to by save_model() alone
-        use_cpu=world.device.type == "cpu",  # else accelerate, without a GPU, has each rank train for itself
+        use_cpu=world.device.type == "cpu",  # without a GPU, what makes accelerate take the ranks for a world
         ddp_find_unused_parameters=False,
         average_tokens_across_devices=False,  # for language models; a classifier's loss it multiplies by the ranks
         num_train_epochs=settings.epochs,

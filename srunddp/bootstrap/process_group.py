@@ -114,7 +114,10 @@ def install(place: Joined) -> None:
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _OnImport("torch", _uncollected))
     if place.environment.world_size > 1:
-        sys.meta_path.insert(0, _OnImport("accelerate", _on_cpus))
+        if "accelerate" in sys.modules:
+            _tell_accelerate()
+        else:
+            sys.meta_path.insert(0, _OnImport("accelerate", _telling_accelerate))
 
 
 @contextlib.contextmanager
@@ -139,8 +142,13 @@ def _uncollected(_: ModuleType) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _on_cpus(_: ModuleType) -> Iterator[None]:
-    """Without a GPU, accelerate takes ranks for a world only if it is told of CPUs; else each would train for itself.
+def _telling_accelerate(_: ModuleType) -> Iterator[None]:
+    _tell_accelerate()
+    yield
+
+
+def _tell_accelerate() -> None:
+    """Without a GPU it takes ranks for a world only if it is told of CPUs; else each would train for itself.
 
     ``accelerate launch --cpu`` exports the same.
     """
@@ -148,7 +156,6 @@ def _on_cpus(_: ModuleType) -> Iterator[None]:
 
     if not torch.accelerator.is_available():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-    yield
 
 
 class _OnImport:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.run.starting import write
+from tests.conftest import ROOT
+from tests.run.starting import python, slurm, write
 from tests.run.worlds import run
 
 # Stand-ins for what takes seconds to import: srunddp asks torch about GPUs, and accelerate reads a variable.
@@ -34,3 +38,21 @@ def test_what_the_user_told_accelerate_stays(tmp_path: Path) -> None:
 
 def test_a_world_of_one_is_left_to_accelerate(tmp_path: Path) -> None:
     assert found(tmp_path, size=1, GPUS="0") == {"unset"}
+
+
+def test_accelerate_is_told_also_where_it_is_imported_before_the_ranks_meet(tmp_path: Path) -> None:
+    """As in a script that calls srunddp.init() after its imports, without the srunddp command."""
+    write(tmp_path / "torch.py", TORCH)
+    write(tmp_path / "accelerate.py", "")
+    joins = """
+import accelerate, contextlib, os, srunddp
+with contextlib.suppress(ImportError):  # of torch.distributed, after the ranks have met
+    srunddp.init()
+print(os.environ["ACCELERATE_USE_CPU"], flush=True)
+os._exit(0)
+"""
+    script, path = write(tmp_path / "train.py", joins), f"{tmp_path}:{ROOT}"
+    with ThreadPoolExecutor() as ranks:
+        place = partial(python, script, folder=tmp_path, PYTHONPATH=path, GPUS="0")
+        runs = [ranks.submit(place, **slurm(rank, SLURM_JOB_ID=str(os.getpid()))) for rank in (0, 1)]
+    assert [run.result().stdout for run in runs] == ["true\n"] * 2, [run.result().stderr for run in runs]
