@@ -38,7 +38,7 @@ with contextlib.suppress(ImportError):
     import_torchvision()  # transformers imports it wherever it is installed, and fails with one built for another torch
 
 import transformers
-from tokenizers import BertWordPieceTokenizer, Tokenizer
+from tokenizers import BertWordPieceTokenizer
 
 TOPICS = {
     "World": "minister treaty embassy border election parliament ceasefire envoy refugees summit coalition protest",
@@ -96,6 +96,8 @@ def main() -> None:
             compute_metrics=accuracy,
             callbacks=[Heartbeat()],
         )
+        if world.rank > 0:
+            trainer.remove_callback(transformers.PrinterCallback)  # it prints on each node
         trainer.train()
         figures = trainer.evaluate()
         if settings.output_dir:
@@ -141,22 +143,27 @@ def tiny_bert(tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.P
     return transformers.BertForSequenceClassification(config)
 
 
-def load_tokenizer(
-    world: srunddp.World, folder: Path | None, texts: Iterable[str]
-) -> transformers.PreTrainedTokenizerFast:
+def load_tokenizer(world: srunddp.World, folder: Path | None, texts: list[str]) -> transformers.PreTrainedTokenizerFast:
     """The one that is in the folder, or WordPiece as BERT has it, trained by rank 0 for all."""
     if folder:
         if not folder.is_dir():
             raise ConfigError(f"tokenizer={folder}: no folder", expected="a saved tokenizer", cure="correct the path")
         return transformers.AutoTokenizer.from_pretrained(folder)
-    trained = [""]
-    if world.rank == 0:
-        pieces = BertWordPieceTokenizer(lowercase=True)
-        pieces.train_from_iterator(texts, vocab_size=8000, show_progress=False)
-        trained = [pieces.to_str()]
+    trained = [wordpiece(texts) if world.rank == 0 else {}]
     dist.broadcast_object_list(trained)
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(trained[0]), **names)
+    pieces = BertWordPieceTokenizer(trained[0])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=pieces._tokenizer, **names)
+
+
+def wordpiece(texts: list[str]) -> dict[str, int]:
+    """A vocabulary trained on the texts."""
+    pieces = BertWordPieceTokenizer()
+    letters = sorted({letter for text in texts for letter in pieces.normalize(text) if not letter.isspace()})
+    # The trainer numbers other letters' pieces in any order, which decides where two are equally frequent.
+    fixed = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"##{letter}" for letter in letters)]
+    pieces.train_from_iterator(texts, vocab_size=8000, special_tokens=fixed, show_progress=False)
+    return pieces.get_vocab()
 
 
 def encode(tokenizer: transformers.PreTrainedTokenizerFast, rows: list[tuple[int, str]]) -> list[dict[str, Any]]:

@@ -1,1 +1,0 @@
-"""Promises of docs/examples that need no cluster."""
