@@ -2,7 +2,8 @@
 
 - the order: ``loop`` (a step, an epoch, :class:`Trainer`), ``run`` (what goes on around the steps), ``state`` (where
   training stands), ``agreement`` (what all ranks agree on)
-- the model: ``replica`` (its copy on each rank), ``fsdp`` (its shards), ``optimizer`` (fused kernels, learning rate)
+- the model: ``replica`` (its copy on each rank), ``fsdp`` (its shards), ``average`` (of its weights), ``optimizer``
+  (fused kernels, learning rate)
 - data: ``order`` (of an epoch), ``shares`` (who gets what of it), ``reading`` (in the workers), ``data`` (on the
   device), ``workers`` and ``cpus`` (how many, and how they start), ``randomness`` (what is drawn)
 - figures: ``metrics``, ``stateful`` (torchmetrics), ``late`` (the loss), ``history``, ``progress``, ``profile``,
