@@ -66,8 +66,8 @@ class Settings:
     tokenizer: Path | None = None
     output_dir: Path | None = None
     epochs: int = 3
-    batch_size: int = 16
-    lr: float = 2e-3
+    batch_size: int = 8
+    lr: float = 3e-3
 
 
 class Heartbeat(transformers.TrainerCallback):
