@@ -48,6 +48,19 @@ EXAMPLES = {
             r"test accuracy ([\d.]+) %",
             90,
         ),
+        Example(
+            "vision.py",
+            ("--model=shufflenet_v2_x0_5", "--lr=0.01", "--epochs=3", "--batch-size=16", "--data-dir={shared}/images"),
+            r"test accuracy ([\d.]+) %, top 5 [\d.]+ %",
+            50,
+        ),
+        Example(
+            "tiny_bert.py",
+            ("--subset=1000", "--epochs=3"),
+            r"test accuracy ([\d.]+) %, loss [\d.]+, on made data",
+            80,
+            has_history=False,
+        ),
         Example("imbalanced.py", (), r"recall [\d.]+ %, of rare classes ([\d.]+) %", 70),
         Example("single_to_multi.py", ("--epochs=3", "--channels=16"), r"test accuracy ([\d.]+) %", 90),
     )
