@@ -33,6 +33,8 @@ import srunddp
 from srunddp.errors import ConfigError
 from srunddp.train import LoadingConfig, accuracy, import_torchvision
 
+# Here, so that loader workers that start anew, as where MPI runs, have it before they are sent the data set.
+torchvision = import_torchvision()
 DIGITS = "digits"
 # Of ImageNet; near enough for other images.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -100,7 +102,7 @@ def trainer_of(world: srunddp.World, settings: Settings, classes: int) -> srundd
 
 def network(settings: Settings, classes: int) -> nn.Module:
     """Images of shape (samples, 3, image_size, image_size) in, a score for each class out."""
-    models = import_torchvision().models
+    models = torchvision.models
     name, size = settings.model, {"image_size": settings.image_size}
     if name not in models.list_models(module=models):
         raise ConfigError(f"model={name}", expected="one of torchvision.models, such as vit_b_16", cure="correct it")
@@ -121,7 +123,7 @@ def top5_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def read(root: Path, settings: Settings) -> tuple[Dataset[Any], Dataset[Any]]:
     """The training images, augmented, and the test images."""
-    datasets = import_torchvision().datasets
+    datasets = torchvision.datasets
     flip = settings.flip if settings.flip is not None else 0.0 if root.name == DIGITS else 0.5
     augmented, plain = transform(settings, flip), transform(settings)
     if settings.dataset == "folder":
@@ -137,7 +139,6 @@ def read(root: Path, settings: Settings) -> tuple[Dataset[Any], Dataset[Any]]:
 
 def transform(settings: Settings, flip: float | None = None) -> Any:
     """Of an image to a tensor; with ``flip`` augmented."""
-    import_torchvision()
     from torchvision.transforms import v2
 
     size, scale = settings.image_size, (settings.crop, 1.0)
@@ -155,7 +156,7 @@ def prepare(world: srunddp.World, settings: Settings) -> Path:
     with world.rank0_first(), world.rank0_first(per_node=True):
         if settings.dataset == "cifar10":
             if settings.download:
-                import_torchvision().datasets.CIFAR10(root, download=True)
+                torchvision.datasets.CIFAR10(root, download=True)
             return root
         if (root / "train").is_dir() and (root / "val").is_dir():
             return root
