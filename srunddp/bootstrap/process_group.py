@@ -154,7 +154,8 @@ def _tell_accelerate() -> None:
     """
     import torch
 
-    if not torch.accelerator.is_available():
+    # is_available() would initialise CUDA, which processes forked later could not use then; this asks NVML.
+    if not torch.accelerator.device_count():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 

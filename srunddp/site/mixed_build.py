@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import mmap
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypedDict
 
 from srunddp.site.packages import Package, distributed
 
-_NEEDED = re.compile(rb"\0((?:libtorch|libc10)\w*\.so|libcudart\.so\.\d+)(?=\0)")
+_NEEDED = re.compile(rb"\0((?:libtorch|libc10)\w*\.so|libcudart[\w.-]*\.so\.\d[\d.]*)(?=\0)")
 _PINNED = re.compile(r"torch\s*\(?\s*==\s*([^\s,;)]+)")
 
 
@@ -22,9 +23,10 @@ class Vision(TypedDict):
 
     Attributes:
         version: its own.
-        script: whether the script's text imports it.
+        script: whether the script imports it, and ends where that fails.
         lacks: libraries of torch that its compiled part needs, and this torch does not have.
-        cuda: major number of the CUDA that it is built for; torch_cuda: whether this torch has libraries for CUDA.
+        cuda: major number of the CUDA that it is built for.
+        no_gpu: whether it is without CUDA beside a torch that has it.
         wants: the one version of torch that its metadata names.
     """
 
@@ -32,7 +34,7 @@ class Vision(TypedDict):
     script: bool
     lacks: list[str]
     cuda: str
-    torch_cuda: bool
+    no_gpu: bool
     wants: str
 
 
@@ -47,8 +49,8 @@ def look(torch: Package, torchvision: Package, *, script: bool) -> Vision:
         version=torchvision["version"],
         script=script,
         lacks=lacks if known else [],
-        cuda=next((name.rpartition(".")[2] for name in needed if "cudart" in name), ""),
-        torch_cuda=bool(known) and (libraries / "libtorch_cuda.so").exists(),
+        cuda=next((name.partition(".so.")[2].partition(".")[0] for name in needed if "cudart" in name), ""),
+        no_gpu=bool(known) and (libraries / "libtorch_cuda.so").exists() and not any("cuda" in name for name in needed),
         wants=_wanted(torchvision["place"]),
     )
 
@@ -77,9 +79,9 @@ def misfit(vision: Vision, torch: Package) -> tuple[str, bool]:
         return f"{name} needs {which}, which torch {known} is without: importing it fails at torchvision::nms", True
     if vision["cuda"] and torch["cuda"] and vision["cuda"] != torch["cuda"].partition(".")[0]:
         return f"{name} is for CUDA {vision['cuda']}, torch {known} for {torch['cuda']}: importing it fails", True
-    if vision["wants"] and _public(vision["wants"]) != _public(known):
+    if vision["wants"] and known and not fnmatchcase(_public(known), _public(vision["wants"])):
         return f"{name} is for torch {vision['wants']}, and importing it beside another may fail", False
-    if vision["torch_cuda"] and not vision["cuda"]:
+    if vision["no_gpu"]:
         return f"{name} is without CUDA: nms, roi_align and its other operators do not run on a GPU", False
     return "", False
 

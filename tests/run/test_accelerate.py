@@ -14,7 +14,8 @@ from tests.run.starting import python, slurm, write
 from tests.run.worlds import run
 
 # Stand-ins for what takes seconds to import: srunddp asks torch about GPUs, and accelerate reads a variable.
-TORCH = 'import os\nclass accelerator:\n    is_available = staticmethod(lambda: os.environ["GPUS"] != "0")\n'
+# Of torch's two answers, is_available's costs the processes that are forked later their GPUs.
+TORCH = 'import os\nclass accelerator:\n    device_count = staticmethod(lambda: int(os.environ["GPUS"]))\n'
 READS = 'import os\nfound = os.environ.get("ACCELERATE_USE_CPU", "unset")\n'
 SCRIPT = 'import accelerate; say("found", accelerate.found)'
 

@@ -76,6 +76,13 @@ BUILDS: dict[str, tuple[tuple[str, str, list[str], str, list[str], str], list[tu
     "no version is asked for": (("2.14.0a0+git1", "", CPU, "0.29.0a0", CPU, ""), []),
     "any newer version": (("2.14.0", "", CPU, "0.29.0", CPU, ">=2.13"), []),
     "torch's libraries are elsewhere": (("2.13.0", "", [], "0.28.0", [*CUDA, "libcudart.so.13"], "==2.13.0"), []),
+    "a library with a hash in its name": (
+        ("2.13.0+cu130", "13.0", CUDA, "0.28.0", [*CUDA, "libcudart-e8e8b82a.so.13.0.96"], "==2.13.0"),
+        [],
+    ),
+    "CUDA's runtime is linked in": (("2.13.0+cu130", "13.0", CUDA, "0.28.0", CUDA, "==2.13.0"), []),
+    "any patch release": (("2.13.1", "", CPU, "0.28.0", CPU, "==2.13.*"), []),
+    "the same day": (("2.14.0.dev20261101+cpu", "", CPU, "0.29.0.dev20261101", CPU, "==2.14.0.dev20261101"), []),
     "nothing is compiled": (("2.13.0+cu130", "13.0", CUDA, "0.28.0", [], "==2.13.0"), []),
 }
 
@@ -101,6 +108,12 @@ def test_it_stops_the_job_only_where_the_script_imports_it(tmp_path: Path) -> No
     assert levels("import torch\n", packages=["torchvision"]) == [WARN]
     assert levels("import torch\nimport torchmetrics\n") == [WARN]
     assert levels("import torch\n") == []
+    assert levels("try:\n    import torchvision\nexcept ImportError:\n    pass\n") == [FAIL]
+    for guard in ("except:", "except Exception:", "except (ImportError, RuntimeError) as error:"):
+        assert levels(f"try:\n    import torchvision\n{guard}\n    torchvision = None\n") == [WARN]
+    assert levels("import typing\nif typing.TYPE_CHECKING:\n    import torchvision\n") == [WARN]
+    declares = 'import torch\ntorch.library.define("torchvision::nms", "() -> ()")\nimport torchvision\n'
+    assert levels(declares) == [WARN]
     provided = "from srunddp.train import import_torchvision\nimport_torchvision()\nfrom torchvision import models\n"
     assert levels(provided) == []
     assert levels("import srunddp.train as t\nt.import_torchvision()\nimport torchvision\n") == []

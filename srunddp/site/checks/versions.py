@@ -16,7 +16,7 @@ from srunddp.site.comparison import about, by_node, odd_ones, on_node
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 from srunddp.site.mixed_build import Vision, look, misfit
 from srunddp.site.packages import Package, find
-from srunddp.site.script import imports, names, parsed
+from srunddp.site.script import imports, names, parsed, quotes
 
 NAME = "versions"
 _PATIENCE = 120  # seconds for an import of torch, from a file server that many nodes ask at once
@@ -95,11 +95,12 @@ def _vision(packages: dict[str, Package], script: str | None, folder: str) -> Vi
     # With import_torchvision() a mixed build is provided for.
     if tree and names(tree, "import_torchvision"):
         tree = None
-    plain = tree is not None and "torchvision" in imports(tree)
-    if not plain and "torchvision" not in packages and not (tree and _IMPORT_IT & imports(tree)):
+    if "torchvision" not in packages and not (tree and ({"torchvision"} | _IMPORT_IT) & imports(tree)):
         return None
     torchvision = find("torchvision", folder)
-    return look(packages["torch"], torchvision, script=plain) if torchvision["place"] else None
+    # Who writes its name as a text looks for it, or declares its operators.
+    fails = tree is not None and "torchvision" in imports(tree, guarded=False) and not quotes(tree, "torchvision")
+    return look(packages["torch"], torchvision, script=fails) if torchvision["place"] else None
 
 
 def import_torch(folder: str, patience: float = _PATIENCE) -> Imported:
