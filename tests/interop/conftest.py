@@ -31,8 +31,8 @@ RANKS = 2
 STARTS_ITS_RANKS = ("lightning_trainer", "lightning_fabric")  # the other programs are for torchrun
 LIMIT = 120.0  # seconds for one program
 TRIES = 3
-# A failure below us, upon which a run is repeated: one of Gloo's threads still at work when Python takes its objects
-# down, seen with FSDP2 (docs/interop.md).
+# A failure below us, upon which a run is repeated if all ranks have left their results: one of Gloo's threads still
+# at work when Python takes its objects down, seen with FSDP2 (docs/interop.md).
 NOT_OURS = "terminate called without an active exception"
 LIBMPI = {"MPI4PY_LIBMPI": str(ROOT / ".venv" / "lib" / "libmpi.so.40")}  # the wheel is in another environment
 
@@ -211,14 +211,31 @@ def _ours() -> dict[str, str]:
 def _finished(out: Path, start: Callable[[], Outcome]) -> Run:
     for _ in range(TRIES):
         done = start()
-        if done.code == 0 or NOT_OURS not in done.errors:
+        if done.code == 0 or NOT_OURS not in done.errors or not _whole(out):
             break
         warnings.warn(f"a run is repeated after: {NOT_OURS}", stacklevel=3)
+        for file in out.glob("rank*.json"):
+            file.unlink()
     return read(out, done.code, done.errors)
 
 
 def read(out: Path, code: int, errors: str) -> Run:
     assert code == 0, errors
-    records = [json.loads(file.read_text()) for file in out.glob("rank*.json")]
+    records = _left(out)
     assert records, f"no rank has written to {out}\n{errors}"
-    return Run(sorted(records, key=lambda record: int(record["rank"])), errors)
+    assert [record["rank"] for record in records] == list(range(records[0]["world_size"])), errors
+    return Run(records, errors)
+
+
+def _whole(out: Path) -> bool:
+    try:
+        records = _left(out)
+    except ValueError:  # a rank was ended while it wrote
+        return False
+    return bool(records) and len(records) == records[0]["world_size"]
+
+
+def _left(out: Path) -> list[Record]:
+    """What the ranks have left, by rank."""
+    records: list[Record] = [json.loads(file.read_text()) for file in out.glob("rank*.json")]
+    return sorted(records, key=lambda record: int(record["rank"]))

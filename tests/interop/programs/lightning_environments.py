@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ask", choices=ASKED, required=True)
     options = parser.parse_args()
-    record = {"rank": int(os.environ["RANK"]), "losses": []}
+    record = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"]), "losses": []}
     for name, kind in (("torchrun", TorchElasticEnvironment), (options.ask, ASKED[options.ask])):
         assert kind.detect()
         here = kind()
