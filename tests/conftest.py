@@ -26,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted = [kind for kind in _APART if config.getoption(f"--{kind}")]
+    if len(wanted) > 1:
+        raise pytest.UsageError(f"{' and '.join(f'--{kind}' for kind in wanted)}; expected one of them")
     chosen = [item for item in items if [kind for kind in _APART if item.get_closest_marker(kind)] == wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen

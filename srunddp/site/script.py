@@ -17,7 +17,7 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
             return ast.parse(file.read()), ""
     except (SyntaxError, ValueError) as error:
         return None, f"{script}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}"
-    except OSError:
+    except (OSError, RecursionError):  # Python itself may run what is too deep for ast
         return None, ""
 
 

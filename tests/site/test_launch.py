@@ -60,6 +60,8 @@ def test_a_syntax_error_is_said_with_file_and_line(tmp_path: Path) -> None:
     assert facts(tmp_path, "import os\nfor x in:\n").script == f"{tmp_path}/train.py:2: invalid syntax"
     assert facts(tmp_path, "x = 1\0").script.startswith(f"{tmp_path}/train.py:1: ")
     assert facts(tmp_path, "# coding: nothing\n").script.startswith(f"{tmp_path}/train.py:1: ")
+    too_deep_for_ast = "x = " + "+".join(["1"] * 9999)
+    assert facts(tmp_path, too_deep_for_ast).script == ""
 
 
 def test_a_script_that_is_not_there_is_another_checks(tmp_path: Path) -> None:
