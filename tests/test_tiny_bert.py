@@ -116,6 +116,41 @@ def test_a_row_that_is_not_ag_news_is_named(tiny_bert: ModuleType, line: str) ->
         tiny_bert.parse(["1,a title,a text", line], "news.csv")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "0 rows to train on, 0 to test with"),
+        (b"1,a title,a text\n", "0 rows to train on, 1 to test with"),
+        ("1,caf\u00e9,a text\n".encode("latin-1"), r"news\.csv: 'utf-8' codec.*expected AG News as CSV in UTF-8"),
+        (b'1,a title,"' + 140_000 * b"x" + b'"\n', r"news\.csv: field larger than field limit"),
+    ],
+    ids=["empty", "one row", "latin-1", "an open quote"],
+)
+def test_a_file_that_cannot_be_used_is_refused(
+    tiny_bert: ModuleType, tmp_path: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "news.csv").write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        tiny_bert.read(tiny_bert.Settings(data_file=tmp_path / "news.csv"))
+
+
+@pytest.mark.parametrize("name", ["subset", "epochs", "batch_size", "lr"])
+def test_a_setting_that_trains_nothing_is_refused(tiny_bert: ModuleType, name: str) -> None:
+    tiny_bert.check(tiny_bert.Settings())
+    with pytest.raises(ConfigError, match=f"{name}=0; expected more than 0"):
+        tiny_bert.check(tiny_bert.Settings(**{name: 0}))
+
+
+def test_a_tokenizer_that_is_not_there_and_a_folder_that_cannot_be_made_are_refused(
+    tiny_bert: ModuleType, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer=.*: none there; expected a saved one"):
+        tiny_bert.load_tokenizer(None, tmp_path, [])
+    file = write(tmp_path / "file", "")
+    with pytest.raises(ConfigError, match=r"file: File exists; .* -> correct --output-dir"):
+        tiny_bert.make(file)
+
+
 def test_a_file_that_is_not_there_is_named(tiny_bert: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.csv: No such file"):
         tiny_bert.load(tmp_path / "train.csv", None)

@@ -56,8 +56,10 @@ class Settings:
     Attributes:
         data_file, test_file: CSV of class, title, description.
         subset: read no more than so many rows of each; none for all.
-        tokenizer: folder of one; output_dir: where rank 0 saves.
-        batch_size: of each rank; lr: AdamW's learning rate at its highest.
+        tokenizer: folder of one that was saved.
+        output_dir: where rank 0 saves.
+        batch_size: of each rank.
+        lr: AdamW's learning rate at its highest.
     """
 
     data_file: Path | None = None
@@ -82,8 +84,11 @@ class Heartbeat(transformers.TrainerCallback):
 
 def main() -> None:
     settings = srunddp.read_config(Settings)
+    check(settings)
     train, test = read(settings)
     with srunddp.init() as world:
+        if settings.output_dir and world.rank == 0:
+            make(settings.output_dir)
         transformers.utils.logging.disable_progress_bar()
         transformers.set_seed(0)  # the same weights on all ranks
         tokenizer = load_tokenizer(world, settings.tokenizer, [text for _, text in train])
@@ -148,7 +153,10 @@ def load_tokenizer(world: srunddp.World, folder: Path | None, texts: list[str]) 
     if folder:
         if not folder.is_dir():
             raise ConfigError(f"tokenizer={folder}: no folder", expected="a saved tokenizer", cure="correct the path")
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        try:
+            return transformers.AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"tokenizer={folder}: none there", expected="a saved one", cure="correct it") from error
     trained = [wordpiece(texts) if world.rank == 0 else {}]
     dist.broadcast_object_list(trained)
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
@@ -178,6 +186,20 @@ def accuracy(prediction: transformers.EvalPrediction) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(axis=-1) == prediction.label_ids).mean())}
 
 
+def check(settings: Settings) -> None:
+    for name in ("subset", "epochs", "batch_size", "lr"):
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name}={value}", expected="more than 0", cure="correct it")
+
+
+def make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}", expected="a folder", cure="correct --output-dir") from None
+
+
 def read(settings: Settings) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
     """Topics (0 to 3) with texts, to train on and to test with."""
     if settings.data_file is None:
@@ -185,8 +207,13 @@ def read(settings: Settings) -> tuple[list[tuple[int, str]], list[tuple[int, str
     else:
         rows = load(settings.data_file, settings.subset)
     if settings.test_file:
-        return rows, load(settings.test_file, settings.subset)
-    return [row for place, row in enumerate(rows) if place % 10], rows[::10]
+        train, test = rows, load(settings.test_file, settings.subset)
+    else:
+        train, test = [row for place, row in enumerate(rows) if place % 10], rows[::10]
+    if not train or not test:
+        found = f"{len(train)} rows to train on, {len(test)} to test with"
+        raise ConfigError(found, expected="some of both", cure="name a file with more rows, or leave out --subset")
+    return train, test
 
 
 def load(path: Path, subset: int | None) -> list[tuple[int, str]]:
@@ -195,6 +222,10 @@ def load(path: Path, subset: int | None) -> list[tuple[int, str]]:
             return parse(lines, str(path))[:subset]
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", expected="AG News as CSV", cure="correct the path") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(
+            f"{path}: {error}", expected="AG News as CSV in UTF-8", cure="convert or correct it"
+        ) from None
 
 
 def parse(lines: Iterable[str], name: str) -> list[tuple[int, str]]:

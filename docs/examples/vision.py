@@ -127,7 +127,10 @@ def read(root: Path, settings: Settings) -> tuple[Dataset[Any], Dataset[Any]]:
     flip = settings.flip if settings.flip is not None else 0.0 if root.name == DIGITS else 0.5
     augmented, plain = transform(settings, flip), transform(settings)
     if settings.dataset == "folder":
-        train, test = datasets.ImageFolder(root / "train", augmented), datasets.ImageFolder(root / "val", plain)
+        try:
+            train, test = datasets.ImageFolder(root / "train", augmented), datasets.ImageFolder(root / "val", plain)
+        except FileNotFoundError as error:
+            raise ConfigError(str(error), expected="images in each CLASS/", cure=f"complete {root}") from None
         if train.classes != test.classes:
             raise ConfigError(f"{root}: other classes in val than in train", expected="the same", cure="complete them")
         return train, test

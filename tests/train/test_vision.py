@@ -126,6 +126,16 @@ def test_classes_that_differ_between_training_and_test_are_refused(vision: Modul
         read(vision, data_dir=tmp_path)
 
 
+def test_a_class_without_images_and_a_folder_without_classes_are_refused(vision: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    folder_of_images(tmp_path / "val", cat=1)
+    with pytest.raises(ConfigError, match=r"any class folder in .*train\.; expected images in each CLASS/"):
+        read(vision, data_dir=tmp_path)
+    folder_of_images(tmp_path / "train", cat=1, dog=0)
+    with pytest.raises(ConfigError, match=r"for the classes dog.*-> complete"):
+        read(vision, data_dir=tmp_path)
+
+
 def write_cifar(root: Path) -> None:
     """Four images in each file: the n-th is of class n, and red, green or blue."""
     folder = root / "cifar-10-batches-py"
