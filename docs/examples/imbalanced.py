@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import srunddp
+from srunddp.errors import ConfigError
 from srunddp.train import Weighted, accuracy
 
 CLASSES, RARE = 10, (3, 8, 9)
@@ -45,6 +46,8 @@ class Settings(srunddp.Config):
 
 def main() -> None:
     settings = srunddp.read_config(Settings)
+    if settings.kept < 1:
+        raise ConfigError(f"kept={settings.kept}", expected="1 or more", cure="correct it")
     torch.manual_seed(0)
     with srunddp.init() as world:
         train, test = read(settings.kept)

@@ -28,6 +28,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import TensorDataset
 
 import srunddp
+from srunddp.errors import ConfigError
 from srunddp.train import accuracy, import_torchvision
 
 FILES = {True: "train", False: "t10k"}
@@ -92,12 +93,25 @@ def prepare(world: srunddp.World, data_dir: Path, download: bool) -> Path:
     """See that the data is there on every node, and return the folder to read it from."""
     # Rank 0 first; then, for folders that nodes do not share, one rank of each other node.
     with world.rank0_first(), world.rank0_first(per_node=True):
-        if download:
-            import_torchvision().datasets.MNIST(data_dir, download=True)
-        if complete(data_dir):
-            return data_dir
-        write_digits(data_dir / "digits")
-        return data_dir / "digits"
+        try:
+            folder = written(data_dir, download)
+        except (OSError, RuntimeError) as error:
+            found = f"{data_dir}: {' '.join(str(error).split())}"
+            cure = "correct --data-dir; fetch MNIST where there is internet"
+            raise ConfigError(found, expected="MNIST, or a folder to write digits to", cure=cure) from error
+    if world.rank == 0 and folder != data_dir:
+        print(f"no MNIST/raw in {data_dir}: scikit-learn's digits stand in", flush=True)
+    return folder
+
+
+def written(data_dir: Path, download: bool) -> Path:
+    """The folder to read from, after what has to be written there."""
+    if download:
+        import_torchvision().datasets.MNIST(data_dir, download=True)
+    if complete(data_dir):
+        return data_dir
+    write_digits(data_dir / "digits")
+    return data_dir / "digits"
 
 
 def complete(root: Path) -> bool:

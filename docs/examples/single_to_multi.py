@@ -69,6 +69,9 @@ class Throughput(srunddp.Callback):
 
 def main() -> None:
     settings = srunddp.read_config(Settings)
+    if min(settings.channels, settings.copies) < 1:
+        found = f"channels={settings.channels}, copies={settings.copies}"
+        raise ConfigError(found, expected="1 or more of both", cure="correct it")
     torch.manual_seed(0)
     with srunddp.init() as world:
         compares = world.rank == 0 and world.world_size > 1 and settings.baseline is not None

@@ -81,6 +81,7 @@ class Settings(srunddp.Config):
 
 def main() -> None:
     settings = srunddp.read_config(Settings)
+    check(settings)
     torch.manual_seed(0)
     with srunddp.init() as world:
         train, test = read(prepare(world, settings), settings)
@@ -90,6 +91,13 @@ def main() -> None:
         print(
             f"test accuracy {100 * figures['accuracy']:.2f} %, top 5 {100 * figures['top5_accuracy']:.2f} %", flush=True
         )
+
+
+def check(settings: Settings) -> None:
+    for name, least, most in (("image_size", 1, 10_000), ("crop", 0, 1), ("flip", 0, 1)):
+        value = getattr(settings, name)
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{name}={value}", expected=f"from {least} to {most}", cure="correct it")
 
 
 def trainer_of(world: srunddp.World, settings: Settings, classes: int) -> srunddp.Trainer:
@@ -106,7 +114,10 @@ def network(settings: Settings, classes: int) -> nn.Module:
     name, size = settings.model, {"image_size": settings.image_size}
     if name not in models.list_models(module=models):
         raise ConfigError(f"model={name}", expected="one of torchvision.models, such as vit_b_16", cure="correct it")
-    model = models.get_model(name, num_classes=classes, **(size if name.startswith("vit") else {}))
+    try:
+        model = models.get_model(name, num_classes=classes, **(size if name.startswith("vit") else {}))
+    except AssertionError as error:
+        raise ConfigError(f"{size} with model={name}: {error}", expected="another size", cure="correct it") from None
     if settings.small_stem:
         if not isinstance(model, models.ResNet):
             raise ConfigError(f"small_stem with model={name}", expected="a ResNet", cure="leave it out")
@@ -157,14 +168,28 @@ def prepare(world: srunddp.World, settings: Settings) -> Path:
     root = settings.data_dir
     # Rank 0 first; then, for folders that nodes do not share, one rank of each other node.
     with world.rank0_first(), world.rank0_first(per_node=True):
-        if settings.dataset == "cifar10":
-            if settings.download:
-                torchvision.datasets.CIFAR10(root, download=True)
-            return root
-        if (root / "train").is_dir() and (root / "val").is_dir():
-            return root
-        write_digits(root / DIGITS)
-        return root / DIGITS
+        try:
+            folder = written(settings)
+        except (OSError, RuntimeError) as error:
+            found = f"{root}: {' '.join(str(error).split())}"
+            cure = "correct --data-dir; fetch the data where there is internet"
+            raise ConfigError(found, expected="data, or a folder to write them to", cure=cure) from error
+    if world.rank == 0 and folder != root:
+        print(f"no train/ and val/ in {root}: scikit-learn's digits stand in", flush=True)
+    return folder
+
+
+def written(settings: Settings) -> Path:
+    """The folder to read from, after what has to be written there."""
+    root = settings.data_dir
+    if settings.dataset == "cifar10":
+        if settings.download:
+            torchvision.datasets.CIFAR10(root, download=True)
+        return root
+    if (root / "train").is_dir() or (root / "val").is_dir():
+        return root
+    write_digits(root / DIGITS)
+    return root / DIGITS
 
 
 def write_digits(root: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from conftest import HERE, ROOT, start
 from worlds import StandIn
 
+from srunddp.errors import ConfigError
 from srunddp.train import load_checkpoint
 
 EXAMPLE = ROOT / "docs" / "examples" / "mnist.py"
@@ -53,8 +54,17 @@ def test_the_stand_in_is_whole_when_many_write_it_at_once(tmp_path: Path) -> Non
     assert len(list((tmp_path / "MNIST" / "raw").iterdir())) == 4, "temporary files are left"
 
 
-def test_the_stand_in_never_passes_for_mnist(mnist: ModuleType, tmp_path: Path) -> None:
+def test_a_data_dir_that_cannot_be_made_is_refused(mnist: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file: .*Not a directory.* -> correct --data-dir"):
+        mnist.prepare(StandIn(), tmp_path / "file", download=False)
+
+
+def test_the_stand_in_never_passes_for_mnist(
+    mnist: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert mnist.prepare(StandIn(), tmp_path, download=False) == tmp_path / "digits"
+    assert capsys.readouterr().out == f"no MNIST/raw in {tmp_path}: scikit-learn's digits stand in\n"
     assert not (tmp_path / "MNIST").exists()
     (tmp_path / "digits" / "MNIST").rename(tmp_path / "MNIST")
     assert mnist.prepare(StandIn(), tmp_path, download=False) == tmp_path, "real MNIST comes first"

@@ -136,6 +136,30 @@ def test_a_class_without_images_and_a_folder_without_classes_are_refused(vision:
         read(vision, data_dir=tmp_path)
 
 
+def test_half_a_data_set_is_not_replaced_by_digits(vision: ModuleType, tmp_path: Path) -> None:
+    folder_of_images(tmp_path / "train", cat=1, dog=1)
+    with pytest.raises(ConfigError, match=r"No such file or directory: '.*val'"):
+        read(vision, data_dir=tmp_path)
+
+
+def test_a_data_dir_without_data_is_named_and_one_that_cannot_be_made_is_refused(
+    vision: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "digits").mkdir()
+    vision.prepare(StandIn(), vision.Settings(data_dir=tmp_path))
+    assert capsys.readouterr().out == f"no train/ and val/ in {tmp_path}: scikit-learn's digits stand in\n"
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file: .*Not a directory.* -> correct --data-dir"):
+        vision.prepare(StandIn(), vision.Settings(data_dir=tmp_path / "file"))
+
+
+@pytest.mark.parametrize("changes", [{"image_size": 0}, {"flip": 1.5}, {"crop": -1.0}])
+def test_a_setting_of_images_that_cannot_be_is_refused(vision: ModuleType, changes: dict[str, Any]) -> None:
+    vision.check(vision.Settings())
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))}=.*; expected from "):
+        vision.check(vision.Settings(**changes))
+
+
 def write_cifar(root: Path) -> None:
     """Four images in each file: the n-th is of class n, and red, green or blue."""
     folder = root / "cifar-10-batches-py"
@@ -202,6 +226,7 @@ def test_models_take_small_images(vision: ModuleType, model: str, size: int, sma
     ("changes", "words"),
     [
         ({"model": "resnet19"}, "model=resnet19; expected one of torchvision.models"),
+        ({"model": "vit_b_16", "image_size": 33}, "model=vit_b_16: Input shape indivisible"),
         ({"model": "vit_b_16", "small_stem": True}, "small_stem with model=vit_b_16; expected a ResNet"),
     ],
 )
