@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
+from torch.optim import SGD, Adafactor, Optimizer, Rprop
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, FSDPConfig
 from srunddp.train.replica import check_classes, prepared, share_buffers
 from srunddp.train.world import World
+
+_UNFIT = (Adafactor, Rprop)
 
 
 class Sharded:
@@ -38,8 +41,8 @@ class Sharded:
         Raises:
             ConfigError: this model or this optimizer cannot be sharded so.
         """
-        _check_new(optimizer)
-        _check_dtype(model, config.fsdp)
+        _check_optimizer(optimizer)
+        _check_model(model, config.fsdp)
         model = prepared(model, world, config.ddp)
         before = dict(model.named_parameters())
         _share(model, world)
@@ -83,21 +86,40 @@ class Sharded:
             share_buffers(model)
 
 
-def _check_new(optimizer: Optimizer) -> None:
-    if optimizer.state:
+def _check_optimizer(optimizer: Optimizer) -> None:
+    fused = type(optimizer) is SGD and any(group["fused"] for group in optimizer.param_groups)
+    if fused or isinstance(optimizer, _UNFIT):
         raise ConfigError(
-            "an optimizer with a state, and parallel=fsdp",
-            expected="one that has made no step: its parameters become shards",
-            cure="build the optimizer just before the Trainer",
+            f"the optimizer {type(optimizer).__name__}{' with fused=True' * fused}, and parallel=fsdp",
+            expected="one that steps shards, for which torch's has no way",
+            cure="leave fused out" if fused else "take another optimizer, such as AdamW",
         )
 
 
-def _check_dtype(model: nn.Module, config: FSDPConfig) -> None:
+def _check_model(model: nn.Module, config: FSDPConfig) -> None:
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise ConfigError(
+            "a model that is in shards already, and parallel=fsdp",
+            expected="a whole one, which the Trainer shards",
+            cure="build the model anew for each Trainer, or go on with the first one",
+        )
     if config.param_dtype == "bf16" and any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise ConfigError(
             "fsdp.param_dtype=bf16, and BatchNorm in the model",
             expected="no BatchNorm, whose running statistics stay in fp32, which torch does not mix with bf16",
             cure="use precision=bf16 instead, or another norm",
+        )
+    if scalars := [name for name, parameter in model.named_parameters() if parameter.ndim == 0]:
+        raise ConfigError(
+            f"the parameter {scalars[0]} without a dimension, and parallel=fsdp",
+            expected="one dimension or more, as torch shards the first",
+            cure="make it nn.Parameter(torch.ones(1))",
+        )
+    if any(getattr(module, "sparse", False) for module in model.modules()):
+        raise ConfigError(
+            "an embedding with sparse=True, and parallel=fsdp",
+            expected="gradients that are not sparse, as torch has no shards of those",
+            cure="leave sparse out",
         )
 
 
@@ -120,8 +142,21 @@ def _shard(model: nn.Module, world: World, config: FSDPConfig) -> None:
     )
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": config.reshard_after_forward}
     for module in _chosen(model, config.modules):
+        _check_dtypes(module)
         fully_shard(module, mp_policy=policy, **options)
+    _check_dtypes(model)
     fully_shard(model, mp_policy=last, **options)
+
+
+def _check_dtypes(module: nn.Module) -> None:
+    """What is gathered at once; the parameters that are in shards already are not."""
+    left = [each for each in module.parameters() if each.requires_grad and not isinstance(each, DTensor)]
+    if len(dtypes := {str(each.dtype).removeprefix("torch.") for each in left}) > 1:
+        raise ConfigError(
+            f"parameters of {' and '.join(sorted(dtypes))} in one {type(module).__name__}, and parallel=fsdp",
+            expected="one type for what is gathered at once",
+            cure="use one, or name the classes in fsdp.modules whose parameters are of another",
+        )
 
 
 def _chosen(model: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
@@ -141,7 +176,27 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 
 def _adopt(optimizer: Optimizer, before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> None:
-    """Have the optimizer step the shards: they are new objects."""
+    """Have the optimizer step the shards, which are new objects; it may have a state, as Adagrad has at once.
+
+    Raises:
+        ConfigError: parameters that were one are two now.
+    """
+    if parted := after.keys() - before.keys():
+        raise ConfigError(
+            f"{', '.join(sorted(parted))} shared between modules that are gathered one after the other",
+            expected="shared parameters within one of fsdp.modules, or outside of all",
+            cure="leave out of fsdp.modules what shares them",
+        )
     shards = {id(parameter): after[name] for name, parameter in before.items()}
     for group in optimizer.param_groups:
         group["params"] = [shards[id(parameter)] for parameter in group["params"]]
+    for parameter in list(optimizer.state):
+        new, values = shards[id(parameter)], optimizer.state.pop(parameter)
+        optimizer.state[new] = {name: sharded_as(new, value) for name, value in values.items()}
+
+
+def sharded_as(like: Tensor, value: Any) -> Any:
+    """The shard of a tensor that each rank has as a whole, where it is of the shape of one in shards."""
+    if not (isinstance(value, Tensor) and isinstance(like, DTensor) and like.shape == value.shape):
+        return value
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

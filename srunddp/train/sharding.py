@@ -14,10 +14,11 @@ import torch.distributed as dist
 from ClusterShell.RangeSet import RangeSet
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from srunddp.errors import ConfigError
 from srunddp.train import shards
+from srunddp.train.fsdp import sharded_as
 from srunddp.train.shelf import Shelf
 from srunddp.train.state import TrainingState
 from srunddp.train.world import World
@@ -94,7 +95,7 @@ class Sharding:
             return found
         plain, tensors = shards.split(found)
         own = _Own(self._state)
-        return shards.join(plain, {key: _sharded(tensor, own[key]) for key, tensor in tensors.items()})
+        return shards.join(plain, {key: sharded_as(own[key], tensor) for key, tensor in tensors.items()})
 
     def _new_group(self) -> Any:
         # Of its own, and on the CPU: checkpoints are written beside training, which shares gradients meanwhile.
@@ -134,15 +135,4 @@ class _Own:
 def _place(own: _Own, key: str, stored: TensorStorageMetadata) -> Tensor:
     """An empty tensor as this one is to be: in shards where it belongs to a parameter in shards."""
     like, dtype = own[key], stored.properties.dtype
-    if like.shape == stored.size:
-        return torch.empty_like(like, dtype=dtype)
-    if key.startswith("model/"):
-        raise ValueError(f"{key} has the shape {tuple(stored.size)}, the model's is {tuple(like.shape)}")
-    return torch.empty(stored.size, dtype=dtype)
-
-
-def _sharded(tensor: Tensor, like: Tensor) -> Tensor:
-    """The same for a whole tensor that each rank has."""
-    if not isinstance(like, DTensor) or like.shape != tensor.shape:
-        return tensor
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return torch.empty_like(like, dtype=dtype) if like.shape == stored.size else torch.empty(stored.size, dtype=dtype)

@@ -108,7 +108,7 @@ def verify_whole(path: str | os.PathLike[str]) -> None:
         CheckpointError: one of them is missing or damaged.
     """
     verify(path)
-    state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)  # no tensor is read
+    state = _without_tensors(path)
     if has_shards(state):
         _check(folder_of(path, state), state[_TOLD]["files"])
 
@@ -128,6 +128,23 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 def has_shards(state: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's tensors lie in a folder beside it."""
     return _TOLD in state
+
+
+def tells_of(path: Path, folder: Path) -> bool:
+    """Whether this is the checkpoint of these shards; it is taken for that where it cannot be read."""
+    if not path.exists():
+        return False
+    try:
+        state = _without_tensors(path)
+    except Exception:  # torch's are many
+        return True
+    return has_shards(state) and state[_TOLD]["folder"] == folder.name
+
+
+def _without_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """They are read when they are used."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    return state
 
 
 def folder_of(path: str | os.PathLike[str], state: Mapping[str, Any]) -> Path:

@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import Any
 
 from srunddp.train.checkpoint import CheckpointError, remove_temporaries, save_checkpoint, sync_folder
-from srunddp.train.shards import SUFFIX, load_whole, verify_whole
+from srunddp.train.shards import SUFFIX, load_whole, tells_of, verify_whole
 
 _NAME = re.compile(r"step-([0-9]{8,})\.pt")
 _FOLDER = re.compile(r"(step-[0-9]{8,})\.[0-9a-f]+" + re.escape(SUFFIX))
@@ -87,12 +87,14 @@ class Shelf:
         return self.folder / f"step-{step:08}.{token_hex(4)}{SUFFIX}"
 
     def tidy(self, *, but: Path | None = None) -> None:
-        """Delete what killed saves have left, other than this folder: it may be what fills the disk."""
+        """Delete what killed saves have left, and shards of no checkpoint but this folder: they may fill the disk."""
         for name in ("step-*.pt", _BEST):
             remove_temporaries(self.folder, name)
-        for folder in self._folders():
-            file = self.folder / f"{folder.name.partition('.')[0]}.pt"
-            if folder != but and not file.exists() and not file.with_suffix(".pt.aside").exists():
+        for folder in self.folder.glob(f"step-*{SUFFIX}"):
+            match = _FOLDER.fullmatch(folder.name)
+            if not match or (but and folder.name == but.name):  # one of the two paths may be relative
+                continue
+            if not any(tells_of(self.folder / f"{match[1]}{suffix}", folder) for suffix in (".pt", ".pt.aside")):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, step: int, state: Mapping[str, Any], folder: Path | None = None) -> None:
@@ -108,7 +110,7 @@ class Shelf:
         save_checkpoint(self.path(step), state)
         self._whole.add(step)
         self._prune(step)
-        self._remove_folders(step, but=folder)
+        self.tidy()
 
     def set_aside(self, after: int) -> list[Path]:
         """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts anew from ``after``.
@@ -139,17 +141,6 @@ class Shelf:
             if step not in kept:
                 self.path(step).unlink(missing_ok=True)
                 self._whole.discard(step)
-                self._remove_folders(step)
-
-    def _folders(self) -> list[Path]:
-        return [path for path in self.folder.glob(f"step-*{SUFFIX}") if _FOLDER.fullmatch(path.name)]
-
-    def _remove_folders(self, step: int, but: Path | None = None) -> None:
-        file = self.path(step)
-        if not file.with_suffix(".pt.aside").exists():
-            for folder in self._folders():
-                if folder != but and folder.name.startswith(f"{file.stem}."):
-                    shutil.rmtree(folder, ignore_errors=True)
 
     def _by_score(self, steps: list[int]) -> Iterator[int]:
         scores = dict(self.scores)  # the caller may add to it meanwhile

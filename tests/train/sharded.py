@@ -11,13 +11,15 @@ import io
 import os
 import signal
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from course import until
 from forked import start, world_of
-from problems import classes
+from problems import Scale, classes
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.tensor import DTensor
@@ -69,10 +71,14 @@ def config(parallel: str = "fsdp", folder: Path | None = None, **changes: Any) -
 
 
 def train(
-    world: StandIn, settings: Config, stop: int | None = None, norm: type[nn.Module] = nn.BatchNorm1d
+    world: StandIn,
+    settings: Config,
+    stop: int | None = None,
+    norm: type[nn.Module] = nn.BatchNorm1d,
+    optimizing: Any = torch.optim.AdamW,
 ) -> dict[str, Any]:
     model, journal = network(world.rank, norm), Stops(stop)  # all are to begin with rank 0's
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = optimizing(model.parameters(), lr=0.01)
     trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), settings, world=world, callbacks=[journal])
     torch.manual_seed(world.rank)  # of the dropout
     try:
@@ -163,15 +169,62 @@ def refused(world: StandIn) -> list[str]:
             train(world, config(**({"parallel": "fsdp", "fsdp": FSDPConfig(modules=("Block",))} | case)))
         except ConfigError as error:
             messages.append(str(error))
+    sgd, fused = torch.optim.SGD, partial(torch.optim.SGD, fused=True)
+    parts = [
+        (network(), fused),
+        (network(), torch.optim.Rprop),
+        (nn.Sequential(network(), Scale()), sgd),
+        (Tied(), sgd),
+        (nn.Sequential(network(), nn.Embedding(2, 2, sparse=True)), sgd),
+        (nn.Sequential(network(), nn.Linear(5, 5).double()), sgd),
+        (in_shards(world), sgd),
+    ]
+    for model, optimizing in parts:
+        try:
+            Trainer(model, optimizing(model.parameters()), nn.CrossEntropyLoss(), config("fsdp"), world=world)
+        except ConfigError as error:
+            messages.append(str(error))
+    return messages
+
+
+class Tied(nn.Module):
+    """A parameter that two modules share, of which one is gathered by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.last = Block(nn.LayerNorm), nn.Linear(16, 16)
+        self.last.weight = self.block.linear.weight
+
+
+def in_shards(world: StandIn) -> Any:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters())
+    return Trainer(model, optimizer, nn.CrossEntropyLoss(), config("fsdp"), world=world).model
+
+
+def adopted(world: StandIn) -> Any:
+    """The state of an optimizer that has made a step, before and after its parameters become shards."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(torch.randn(4, 8)).sum().backward()
+    model(torch.ones(4, 8)).sum().backward()
     optimizer.step()
-    try:
-        Trainer(model, optimizer, nn.CrossEntropyLoss(), config("fsdp"), world=world)
-    except ConfigError as error:
-        messages.append(str(error))
-    return messages
+    before = [values["momentum_buffer"] for values in optimizer.state.values()]
+    Trainer(model, optimizer, nn.CrossEntropyLoss(), config("fsdp"), world=world)
+    after = [optimizer.state[each]["momentum_buffer"] for each in model.parameters()]
+    return before, list(map(whole, after)), [local(each).numel() for each in after]
+
+
+def elsewhere(world: StandIn, folder: Path) -> Any:
+    """A run in a relative folder, and one that goes on from a checkpoint amid it; the folder then."""
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    settings = config("fsdp", Path("run"), checkpoint=CheckpointConfig(every_steps=4, keep_last=9))
+    first = train(world, settings, None, nn.BatchNorm1d, torch.optim.Adagrad)
+    keeping = CheckpointConfig(every_steps=4, keep_last=1, keep_best=0)
+    asked = replace(settings, resume="run/checkpoints/step-00000004.pt", checkpoint=keeping)
+    with contextlib.redirect_stderr(io.StringIO()):
+        second = train(world, asked, None, nn.BatchNorm1d, torch.optim.Adagrad)
+    return first, second, sorted(path.name for path in Path("run/checkpoints").glob("step-*"))
 
 
 def resumed(folder: Path) -> dict[str, Any]:
@@ -207,6 +260,9 @@ def all_results(folder: Path) -> dict[str, Any]:
         "clipped": {parallel: run(2, folder, config(parallel, clip_norm=0.5)) for parallel in ("ddp", "fsdp")},
         "bf16": run(2, folder, config("fsdp", fsdp=BF16), None, nn.LayerNorm),
         "checkpointed": run(2, folder, config("fsdp", ddp=DDPConfig(activation_checkpointing=("Block",)))),
+        "sgd": {name: run(2, folder, config(name), None, nn.BatchNorm1d, torch.optim.SGD) for name in ("ddp", "fsdp")},
+        "adopted": world_of(2, folder / "world", adopted),
+        "elsewhere": world_of(2, folder / "world", elsewhere, folder / "elsewhere"),
         "refused": world_of(2, folder / "world", refused),
         "resumed": resumed(folder),
         "full once": world_of(2, folder / "world", full_once, folder / "full"),

@@ -71,14 +71,49 @@ def test_checkpointed_activations_change_nothing(results: Any) -> None:
 
 def test_what_shards_cannot_do_is_refused_with_its_cure(results: Any) -> None:
     for messages in results["refused"]:
-        fp16, ema, hook, name, norm, ddp, used = messages
+        fp16, ema, hook, name, norm, ddp, fused, rprop, scalar, tied, sparse, mixed, again = messages
         assert "GradScaler knows nothing of shards" in fp16
         assert ema.startswith("ema_decay is 0.9, with parallel=fsdp; expected null, shards are not averaged")
         assert hook.startswith("ddp.hook with parallel=fsdp; expected parallel=ddp, which alone has it")
         assert name.startswith("fsdp.modules names Blok; expected classes of the modules in the model: ")
         assert norm.startswith("fsdp.param_dtype=bf16, and BatchNorm in the model")
         assert ddp.startswith("fsdp.modules, fsdp.param_dtype with parallel=ddp; expected parallel=fsdp")
-        assert used.startswith("an optimizer with a state, and parallel=fsdp")
+        assert fused.startswith("the optimizer SGD with fused=True, and parallel=fsdp")
+        assert rprop.startswith("the optimizer Rprop, and parallel=fsdp")
+        assert scalar.startswith("the parameter 1.factor without a dimension, and parallel=fsdp")
+        assert tied.startswith("last.weight shared between modules that are gathered one after the other")
+        assert sparse.startswith("an embedding with sparse=True, and parallel=fsdp")
+        assert mixed.startswith("parameters of float32 and float64 in one Sequential, and parallel=fsdp")
+        assert again.startswith("a model that is in shards already, and parallel=fsdp")
+
+
+def test_sgd_which_torch_fuses_for_whole_models_alone_trains_in_shards(results: Any) -> None:
+    whole, sharded = (results["sgd"][parallel][0]["losses"] for parallel in ("ddp", "fsdp"))
+    assert sharded == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_state_that_the_optimizer_has_becomes_shards(results: Any) -> None:
+    numbers = 0
+    for before, after, own in results["adopted"]:
+        assert equal(after, before)
+        numbers += sum(own)
+    assert numbers == sum(tensor.numel() for tensor in before)
+
+
+def test_a_relative_folder_and_a_checkpoint_asked_for_lead_to_the_same_bits(results: Any) -> None:
+    """With Adagrad, which has a state before its first step."""
+    for first, second, _ in results["elsewhere"]:
+        assert len(second["losses"]) < len(first["losses"])
+        assert all(equal(first[name], second[name]) for name in ("records", "weights", "state"))
+
+
+def test_a_checkpoint_that_was_set_aside_keeps_its_shards_and_no_others_stay(results: Any) -> None:
+    _, _, left = results["elsewhere"][0]
+    folders = [name.partition(".")[0] for name in left if name.endswith(".shards")]
+    files = [name.partition(".")[0] for name in left if not name.endswith(".shards")]
+    assert len([name for name in left if name.endswith(".aside")]) > 2
+    assert len(files) > len(set(files)), "no step was made again"
+    assert folders == files
 
 
 def test_a_run_in_shards_that_was_stopped_goes_on_to_the_same_bits(results: Any) -> None:
