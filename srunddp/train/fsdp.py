@@ -87,11 +87,11 @@ class Sharded:
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:
-    fused = type(optimizer) is SGD and any(group["fused"] for group in optimizer.param_groups)
+    fused = type(optimizer) is SGD and any(group.get("fused") for group in optimizer.param_groups)
     if fused or isinstance(optimizer, _UNFIT):
         raise ConfigError(
             f"the optimizer {type(optimizer).__name__}{' with fused=True' * fused}, and parallel=fsdp",
-            expected="one that steps shards, for which torch's has no way",
+            expected="one whose step torch makes of shards too",
             cure="leave fused out" if fused else "take another optimizer, such as AdamW",
         )
 
