@@ -18,7 +18,7 @@ from torch.optim import SGD, Adafactor, Optimizer, Rprop
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, FSDPConfig
-from srunddp.train.replica import check_classes, prepared, share_buffers
+from srunddp.train.replica import prepared, share_buffers
 from srunddp.train.world import World
 
 _UNFIT = (Adafactor, Rprop)
@@ -132,7 +132,6 @@ def _share(model: nn.Module, world: World) -> None:
 
 
 def _shard(model: nn.Module, world: World, config: FSDPConfig) -> None:
-    check_classes("fsdp.modules", config.modules, model)
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     dtype = torch.bfloat16 if config.param_dtype == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)

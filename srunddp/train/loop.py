@@ -25,7 +25,7 @@ from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.order import Order
 from srunddp.train.pace import Pace
 from srunddp.train.progress import EpochRecord
-from srunddp.train.replica import Replica
+from srunddp.train.replica import Replica, check_classes
 from srunddp.train.run import Run
 from srunddp.train.state import TrainingState
 from srunddp.train.world import World
@@ -82,6 +82,7 @@ class Trainer:
         if isinstance(loss_function, nn.Module):
             loss_function.to(world.device)
         self._loss_function = loss_function
+        check_classes("fsdp.modules", config.fsdp.modules, model)
         self._replica: Replica | Sharded = (
             Sharded(model, optimizer, world, config)
             if config.parallel == "fsdp" and world.world_size > 1

@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 from conftest import results_of
-from sharded import network
+from sharded import config, network, train
+from worlds import StandIn
 
-from srunddp.train import CheckpointError, load_checkpoint, shards
+from srunddp.errors import ConfigError
+from srunddp.train import CheckpointError, FSDPConfig, load_checkpoint, shards
 from srunddp.train.checkpoint import load_file
 from srunddp.train.shelf import Shelf
 
@@ -178,6 +180,11 @@ def checkpoint(results: Any, folder: Path, tmp_path: Path) -> Path:
 def shards_of(path: Path) -> Path:
     (found,) = path.parent.glob(f"{path.stem}.*.shards")
     return found
+
+
+def test_a_misspelt_class_is_refused_also_of_one_rank() -> None:
+    with pytest.raises(ConfigError, match="fsdp.modules names Blok"):
+        train(StandIn(), config("fsdp", fsdp=FSDPConfig(modules=("Blok",))))
 
 
 def test_one_call_loads_a_checkpoint_as_a_whole(results: Any, checkpoint: Path) -> None:
