@@ -18,10 +18,22 @@ from torch.optim import SGD, Adafactor, Optimizer, Rprop
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, FSDPConfig
-from srunddp.train.replica import prepared, share_buffers
+from srunddp.train.replica import Replica, check_classes, prepared, share_buffers
 from srunddp.train.world import World
 
 _UNFIT = (Adafactor, Rprop)
+
+
+def replica_of(model: nn.Module, optimizer: Optimizer, world: World, config: Config) -> Replica | Sharded:
+    """The model as this rank trains it: in shards where that is asked for and there is more than one rank.
+
+    Raises:
+        ConfigError: the configuration asks for what this model, optimizer, device or backend cannot do.
+    """
+    if config.parallel == "fsdp" and world.world_size > 1:
+        return Sharded(model, optimizer, world, config)
+    check_classes("fsdp.modules", config.fsdp.modules, model)
+    return Replica(model, world, config.ddp)
 
 
 class Sharded:
@@ -132,6 +144,7 @@ def _share(model: nn.Module, world: World) -> None:
 
 
 def _shard(model: nn.Module, world: World, config: FSDPConfig) -> None:
+    check_classes("fsdp.modules", config.modules, model)
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     dtype = torch.bfloat16 if config.param_dtype == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)

@@ -19,13 +19,12 @@ from srunddp.train.callbacks import Callback
 from srunddp.train.checks import check_parts
 from srunddp.train.config import Config
 from srunddp.train.data import Step
-from srunddp.train.fsdp import Sharded
+from srunddp.train.fsdp import replica_of
 from srunddp.train.metrics import LossFunction, Metric, Sums
 from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.order import Order
 from srunddp.train.pace import Pace
 from srunddp.train.progress import EpochRecord
-from srunddp.train.replica import Replica, check_classes
 from srunddp.train.run import Run
 from srunddp.train.state import TrainingState
 from srunddp.train.world import World
@@ -82,12 +81,7 @@ class Trainer:
         if isinstance(loss_function, nn.Module):
             loss_function.to(world.device)
         self._loss_function = loss_function
-        check_classes("fsdp.modules", config.fsdp.modules, model)
-        self._replica: Replica | Sharded = (
-            Sharded(model, optimizer, world, config)
-            if config.parallel == "fsdp" and world.world_size > 1
-            else Replica(model, world, config.ddp)
-        )
+        self._replica = replica_of(model, optimizer, world, config)
         self.model, self.optimizer = self._replica.model, optimizer
         decay, compiles = config.ema_decay, config.ddp.compile
         self._average = None if decay is None else Average(self.model, decay, compile=compiles)

@@ -183,7 +183,7 @@ def shards_of(path: Path) -> Path:
 
 
 def test_a_misspelt_class_is_refused_also_of_one_rank() -> None:
-    with pytest.raises(ConfigError, match="fsdp.modules names Blok"):
+    with pytest.raises(ConfigError, match=r"fsdp\.modules names Blok"):
         train(StandIn(), config("fsdp", fsdp=FSDPConfig(modules=("Blok",))))
 
 
