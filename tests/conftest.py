@@ -16,6 +16,8 @@ _FOREIGN = ("SLURM", "OMPI_COMM", "PMI", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MA
 _FOREIGN += ("VIRTUAL_ENV", "CONDA_PREFIX")
 _APART = ("soak", "interop")  # kinds of tests that are run by themselves, each with an option of its name
 
+_LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long campaigns, and nothing else")
@@ -31,6 +33,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if [kind for kind in _APART if item.get_closest_marker(kind)] == wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+    if wanted != ["soak"]:
+        for item in chosen:
+            item.add_marker(pytest.mark.timeout(_LIMIT))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,9 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 from typing import TypeVar
 
 import pytest
@@ -44,6 +46,11 @@ def train(bench: Bench, folder: Path, case: str, *layout: str, **variables: str)
 def start_of(folder: Path) -> Path:
     (found,) = folder.glob("*/monitor.0")
     return found
+
+
+def job_of(folder: Path) -> str:
+    """By the run's name; squeue may still list the job before."""
+    return start_of(folder).parent.name.partition(".")[0]
 
 
 def summed(folder: Path) -> Summary:
@@ -136,10 +143,10 @@ def accounted(bench: Bench, *words: str) -> list[str]:
 def test_figures_agree_with_those_of_sstat_and_sacct_within_a_tenth(bench: Bench, folder: Path) -> None:
     words = ("-N3", "--ntasks-per-node=2", "--time=5", SRUNDDP, "run", "--monitor=1", f"--monitor-dir={folder}")
     variables = {"SRUNDDP_IFACES": str(bench.ifaces), "OMP_NUM_THREADS": "1"}
-    with bench.cluster.popen("srun", *words, MONITORED, "starving", "10", env=variables) as step:
-        job = wait_for(lambda: bench.cluster.run("squeue", "--noheader", "--format=%A").stdout.strip())
+    with ending(bench.cluster.popen("srun", *words, MONITORED, "starving", "10", env=variables)) as step:
         # Once it trains its memory stays as it is, and a second between two samples changes little.
         wait_for(lambda: [rank for rank in summed(folder).ranks if rank.steps > 150] if ready(folder) else None)
+        job = job_of(folder)
         running = accounted(bench, "sstat", "--allsteps", "-j", f"{job}.0", "--format=AveCPU,MaxRSS,AveRSS")
         live = summed(folder)
         step.communicate(timeout=60)
@@ -173,10 +180,10 @@ def test_of_a_job_that_is_killed_the_report_is_complete_to_the_last_sample_and_n
 ) -> None:
     words = ("-N3", "--ntasks-per-node=2", SRUNDDP, "run", "--monitor=0.5", f"--monitor-dir={folder}")
     variables = {"SRUNDDP_IFACES": str(bench.ifaces), "OMP_NUM_THREADS": "1"}
-    with bench.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables) as step:
+    with ending(bench.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables)) as step:
         wait_for(lambda: ready(folder) and summed(folder).steps > 150)
-        assert len(samplers()) == 3
-        job = bench.cluster.run("squeue", "--noheader", "--format=%A").stdout.strip()
+        wait_for(lambda: len(samplers()) == 3)  # those of the test before may be about to end
+        job = job_of(folder)
         killed = time.time()
         for process in supervisors(job):
             os.kill(process, signal.SIGKILL)
@@ -190,8 +197,18 @@ def test_of_a_job_that_is_killed_the_report_is_complete_to_the_last_sample_and_n
     assert len(steps) == 6
     assert min(steps) > 100
     # Until then it might still run.
-    ending = wait_for(lambda: told(bench, folder), limit=20).splitlines()[3]
-    assert "killed" in ending, ending
+    last_line = wait_for(lambda: told(bench, folder), limit=20).splitlines()[3]
+    assert "killed" in last_line, last_line
+
+
+@contextmanager
+def ending(process: Popen[str]) -> Iterator[Popen[str]]:
+    """Whatever happens: one that is waited for without a limit would hold up all tests."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def told(bench: Bench, folder: Path) -> str:
