@@ -132,6 +132,7 @@ def test_the_cure_is_one_line_and_names_the_function_that_does_without_the_opera
 def test_without_torchvision_only_the_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = [folder for folder in sys.path if (Path(folder) / "torchvision").is_dir()]
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in installed])
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)  # of a test before
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     assert found(tmp_path, "import torchvision\n") == []
