@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 from tests.conftest import ROOT
 from tests.slurm.conftest import Outcome
@@ -65,6 +68,17 @@ EXAMPLES = {
         Example("single_to_multi.py", ("--epochs=3", "--channels=16"), r"test accuracy ([\d.]+) %", 90),
     )
 }
+
+
+def loaded(name: str) -> ModuleType:
+    """An example as a module that is called so."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where a dataclass looks for its annotations' names
+    spec.loader.exec_module(module)
+    return module
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import re
 import shlex
@@ -11,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
@@ -19,7 +17,7 @@ import pytest
 from srunddp import cli, read_config
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
-from tests.examples import EXAMPLES, FOLDER, Figures, figures
+from tests.examples import EXAMPLES, FOLDER, Figures, figures, loaded
 from tests.slurm.conftest import SRUNDDP, outcome
 
 PAGE = FOLDER / "README.md"
@@ -80,15 +78,7 @@ def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: Callable[[str], tuple[Fig
     assert re.findall(r"^Epoch (\d) - loss [\d.]+, accuracy [\d.]+ %", plain.output, re.MULTILINE) == ["1", "2", "3"]
 
 
-@functools.cache
-def module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found  # where a dataclass looks for its annotations' names
-    spec.loader.exec_module(found)
-    return found
+module = functools.cache(loaded)
 
 
 def parse(words: list[str]) -> None:

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +13,7 @@ import pytest
 
 from srunddp.errors import ConfigError
 from tests.conftest import PROGRAMS, ROOT, missing
+from tests.examples import loaded
 from tests.run.starting import SRUNDDP, bare, slurm, write
 
 EXAMPLE = ROOT / "docs" / "examples" / "tiny_bert.py"
@@ -29,13 +29,7 @@ def transformers() -> None:
 
 @pytest.fixture(scope="module")
 def tiny_bert() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tiny_bert", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["tiny_bert"] = module  # where a dataclass looks for its annotations' names
-    spec.loader.exec_module(module)
-    return module
+    return loaded("tiny_bert")
 
 
 def start(folder: Path, *options: str, ranks: int) -> list[str]:

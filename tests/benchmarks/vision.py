@@ -11,7 +11,6 @@ time, without. The figure is the ratio at the smallest times, which should be at
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import math
 import statistics
@@ -30,7 +29,7 @@ from torch.utils.data import DataLoader
 
 from srunddp.train import DDPConfig, LoadingConfig, import_torchvision
 from tests.benchmarks.loop import World
-from tests.conftest import ROOT
+from tests.examples import loaded
 
 ROUNDS = 5
 GPU = torch.cuda.is_available()
@@ -38,17 +37,7 @@ DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
 EPOCHS, STEPS, BATCH, WORKERS = (3, 100, 256, 8) if GPU else (1, 6, 32, 0)
 
 
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("vision", ROOT / "docs" / "examples" / "vision.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["vision"] = module  # where a dataclass looks for its annotations' names
-    spec.loader.exec_module(module)
-    return module
-
-
-VISION = example()
+VISION: Any = loaded("vision")
 
 
 class Made(import_torchvision().datasets.CIFAR10):  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -17,19 +16,14 @@ from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import load_checkpoint
+from tests.examples import loaded
 
 EXAMPLE = ROOT / "docs" / "examples" / "mnist.py"
 
 
 @pytest.fixture(scope="module")
 def mnist() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mnist", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mnist"] = module  # where a dataclass looks for its annotations' names
-    spec.loader.exec_module(module)
-    return module
+    return loaded("mnist")
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

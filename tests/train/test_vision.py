@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 import re
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,6 +18,7 @@ from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import import_torchvision, load_checkpoint
+from tests.examples import loaded
 
 EXAMPLE = ROOT / "docs" / "examples" / "vision.py"
 SIZE = 16  # twice the digits' own, and half of the example's
@@ -28,13 +27,7 @@ CIFAR_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"
 
 @pytest.fixture(scope="module")
 def vision() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("vision", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["vision"] = module  # where a dataclass looks for its annotations' names
-    spec.loader.exec_module(module)
-    return module
+    return loaded("vision")
 
 
 def read(vision: ModuleType, **changes: Any) -> Any:
