@@ -9,7 +9,8 @@
 - figures: ``metrics``, ``stateful`` (torchmetrics), ``late`` (the loss), ``history``, ``progress``, ``profile``,
   ``callbacks``
 - checkpoints: ``checkpoint`` (a file), ``shelf`` (a folder of them), ``snapshot`` and ``writer`` (beside training),
-  ``saving`` (a run's), ``keeping`` (when, and when to leave); of a model in shards ``shards`` (files), ``sharding``
+  ``saving`` (a run's), ``keeping`` (when, and when to leave); of a model in shards ``shards``,
+  ``dcp`` (files), ``sharding``
 - the end of a job: ``preemption`` (who wishes it), ``requeue`` (how it goes on)
 - settings: ``config``, ``configure`` (from a file and the command line; ``keys``, ``typed``, ``files``), ``settings``
   and ``checks`` (a user's errors, found before they hang or mislead)

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from ClusterShell.RangeSet import RangeSet
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from srunddp.errors import ConfigError
@@ -22,6 +21,9 @@ from srunddp.train.fsdp import sharded_as
 from srunddp.train.shelf import Shelf
 from srunddp.train.state import TrainingState
 from srunddp.train.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _SEEN_WITHIN = 5.0  # seconds
 
@@ -73,7 +75,9 @@ class Sharding:
         plain, tensors = shards.split(state)
         # Of what all ranks have, such as buffers, torch would take any rank's.
         own = {key: each for key, each in tensors.items() if isinstance(each, DTensor) or self._world.rank == 0}
-        shards.write(folder, own, self._group)
+        from srunddp.train import dcp
+
+        dcp.write(folder, own, self._group)
         if self._world.rank == 0:
             self._shelf.add(step, plain | shards.told(folder), folder)
 
@@ -90,7 +94,9 @@ class Sharding:
         if shards.has_shards(found):
             self._group = self._group or self._new_group()
             folder = self._agreed(shards.folder_of(path or "", found))
-            return shards.read(found, folder, partial(_place, _Own(self._state)), self._group)
+            from srunddp.train import dcp
+
+            return dcp.read(found, folder, partial(_place, _Own(self._state)), self._group)
         if not self.shards:
             return found
         plain, tensors = shards.split(found)

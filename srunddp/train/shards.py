@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from srunddp.train.checkpoint import CheckpointError, load_file, sync_folder, verify
 
 SUFFIX = ".shards"
-_TOLD = "shards"  # where the file tells of its folder
+TOLD = "shards"  # where the file tells of its folder
 _CURE = "use another checkpoint"
-Target = Callable[[str, TensorStorageMetadata], Tensor]
-"""``target(key, stored)``: the tensor to read ``key`` into."""
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -62,22 +53,6 @@ def _parted(values: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dic
     return {name: value for name, value in values.items() if not isinstance(value, Tensor)}, tensors
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
-    """Write each rank's shards into a new folder; all ranks of the group call this.
-
-    Raises:
-        OSError: a rank could not write its own.
-    """
-    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
-    try:
-        save(dict(tensors), storage_writer=writer, process_group=group)
-    except CheckpointException as error:
-        rank, (cause, _) = next(iter(error.failures.items()))
-        if isinstance(cause, OSError):
-            raise OSError(cause.errno, f"rank {rank}: {cause.strerror}", str(folder)) from error
-        raise RuntimeError(f"rank {rank} could not write its shards: {cause!r}") from error
-
-
 def told(folder: Path) -> dict[str, Any]:
     """What a checkpoint's file tells of its folder, which is on the disk when this returns.
 
@@ -86,7 +61,7 @@ def told(folder: Path) -> dict[str, Any]:
     """
     sync_folder(folder)
     sync_folder(folder.parent)
-    return {_TOLD: {"folder": folder.name, "files": {path.name: _digest(path) for path in sorted(folder.iterdir())}}}
+    return {TOLD: {"folder": folder.name, "files": {path.name: _digest(path) for path in sorted(folder.iterdir())}}}
 
 
 def load_whole(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -97,7 +72,7 @@ def load_whole(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     state = load_file(path)
     if has_shards(state):
-        _check(folder_of(path, state), state[_TOLD]["files"])
+        _check(folder_of(path, state), state[TOLD]["files"])
     return state
 
 
@@ -110,7 +85,7 @@ def verify_whole(path: str | os.PathLike[str]) -> None:
     verify(path)
     state = _without_tensors(path)
     if has_shards(state):
-        _check(folder_of(path, state), state[_TOLD]["files"])
+        _check(folder_of(path, state), state[TOLD]["files"])
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -122,12 +97,16 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointError: it is missing, damaged or cut short, or it holds something else.
     """
     state = load_whole(path)
-    return read(state, folder_of(path, state), _empty) if has_shards(state) else state
+    if not has_shards(state):
+        return state
+    from srunddp.train.dcp import empty, read  # 60 ms, which a training without shards does without
+
+    return read(state, folder_of(path, state), empty)
 
 
 def has_shards(state: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's tensors lie in a folder beside it."""
-    return _TOLD in state
+    return TOLD in state
 
 
 def tells_of(path: Path, folder: Path) -> bool:
@@ -138,7 +117,7 @@ def tells_of(path: Path, folder: Path) -> bool:
         state = _without_tensors(path)
     except Exception:  # torch's are many
         return True
-    return has_shards(state) and state[_TOLD]["folder"] == folder.name
+    return has_shards(state) and state[TOLD]["folder"] == folder.name
 
 
 def _without_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -149,37 +128,16 @@ def _without_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def folder_of(path: str | os.PathLike[str], state: Mapping[str, Any]) -> Path:
     """Where they lie."""
-    return Path(path).resolve().parent / str(state.get(_TOLD, {}).get("folder", ""))
-
-
-def read(state: Mapping[str, Any], folder: Path, target: Target, group: Any = None) -> dict[str, Any]:
-    """A checkpoint's state with its tensors; with a group all its ranks call this, and each reads what it needs.
-
-    Raises:
-        CheckpointError: they cannot be read.
-    """
-    try:
-        stored = _Reader(folder).read_metadata().state_dict_metadata
-        tensors = {key: target(key, cast(TensorStorageMetadata, each)) for key, each in stored.items()}
-        with warnings.catch_warnings():  # that it is a single process, which was asked for
-            warnings.simplefilter("ignore", UserWarning)
-            load(dict(tensors), storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
-    except (OSError, pickle.UnpicklingError, CheckpointException) as error:
-        raise _broken(folder, " ".join(str(error).split())[-300:]) from error
-    return join({name: value for name, value in state.items() if name != _TOLD}, tensors)
-
-
-def _empty(key: str, stored: TensorStorageMetadata) -> Tensor:
-    return torch.empty(stored.size, dtype=stored.properties.dtype)
+    return Path(path).resolve().parent / str(state.get(TOLD, {}).get("folder", ""))
 
 
 def _check(folder: Path, files: Mapping[str, Any]) -> None:
     for name, digest in files.items():
         try:
             if _digest(folder / name) != digest:
-                raise _broken(folder / name, "its SHA-256 is not that of its content")
+                raise broken(folder / name, "its SHA-256 is not that of its content")
         except OSError as error:
-            raise _broken(folder / name, f"it cannot be read: {error.strerror}") from error
+            raise broken(folder / name, f"it cannot be read: {error.strerror}") from error
 
 
 def _digest(path: Path) -> str:
@@ -188,30 +146,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _broken(path: Path, found: str) -> CheckpointError:
+def broken(path: Path, found: str) -> CheckpointError:
+    """The error of a shard that is not as it was written."""
     return CheckpointError(found, expected="shards as srunddp wrote them", cure=_CURE, where=str(path))
-
-
-class _Reader(FileSystemReader):
-    """Reads the metadata, a pickle, without executing what is in it."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with open(self.path / ".metadata", "rb") as file:  # type: ignore[operator]
-            metadata = cast(Metadata, _Unpickler(file).load())
-        metadata.storage_meta = None
-        return metadata
-
-
-class _Unpickler(pickle.Unpickler):
-    _MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-    _CLASSES = (
-        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "ChunkStorageMetadata"),
-        *("TensorProperties", "_MEM_FORMAT_ENCODING", "_StorageInfo"),
-    )
-    _OTHERS = (("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"))
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = (module in self._MODULES and name in self._CLASSES) or (module, name) in self._OTHERS
-        if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is refused")

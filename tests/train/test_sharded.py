@@ -15,7 +15,7 @@ from sharded import config, network, train
 from worlds import StandIn
 
 from srunddp.errors import ConfigError
-from srunddp.train import CheckpointError, FSDPConfig, load_checkpoint, shards
+from srunddp.train import CheckpointError, FSDPConfig, dcp, load_checkpoint
 from srunddp.train.checkpoint import load_file
 from srunddp.train.shelf import Shelf
 
@@ -236,5 +236,5 @@ def test_a_pickle_in_the_shards_metadata_is_not_executed(checkpoint: Path, tmp_p
     (shards_of(checkpoint) / ".metadata").write_bytes(pickle.dumps(Harmful()))
     state = load_file(checkpoint)
     with pytest.raises(CheckpointError, match=r"pathlib\.Path\.touch, which is refused|pathlib\.\w+, which is refused"):
-        shards.read(state, shards_of(checkpoint), shards._empty)
+        dcp.read(state, shards_of(checkpoint), dcp.empty)
     assert not (tmp_path / "executed").exists()
