@@ -203,6 +203,8 @@ def _main_config(folder: Path, settings: Settings) -> str:
 def _daemon_lines(folder: Path) -> list[str]:
     return [
         "ClusterName=cluster",
+        # As many digits as where a cluster has run for years.
+        "FirstJobId=9876543",
         f"SlurmctldHost={LOGIN.name}({LOGIN.management})",
         "SlurmUser=root",
         "AuthType=auth/munge",

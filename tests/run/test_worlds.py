@@ -68,7 +68,7 @@ def test_the_error_of_a_collective_is_an_echo_also_where_it_comes_first(tmp_path
 if RANK == 2:
     {ECHOES[echo]}
 if RANK == 1:
-    wait_for("over.2")
+    wait_for_end(2)
     raise IndexError("the cause")
 rest()
 """
@@ -87,7 +87,7 @@ def test_a_rank_that_left_with_0_is_named_when_the_others_then_miss_it(tmp_path:
     script = """
 if RANK == 1:
     sys.exit(0)
-wait_for("over.1")
+wait_for_end(1)
 raise RuntimeError("Connection closed by peer")
 """
     ended = run(tmp_path, script)
@@ -97,7 +97,7 @@ raise RuntimeError("Connection closed by peer")
 
 
 def test_a_rank_that_left_with_0_is_not_blamed_for_another_s_own_error(tmp_path: Path) -> None:
-    script = "if RANK == 1: sys.exit(0)\nwait_for('over.1')\nif RANK == 2: raise ValueError('boom')\nrest()"
+    script = "if RANK == 1: sys.exit(0)\nwait_for_end(1)\nif RANK == 2: raise ValueError('boom')\nrest()"
     ended = run(tmp_path, script)
     assert [(each.ranks, each.code) for each in ended.verdicts] == [((2,), 1)], ended.text
 
@@ -193,7 +193,7 @@ def test_failure_json_says_what_the_verdict_says_and_the_victim_s_file_holds_its
 if RANK == 2:
     raise RuntimeError("Connection closed by peer")
 if RANK == 1:
-    wait_for("over.2")
+    wait_for_end(2)
     raise ValueError("boom")
 rest()
 """

@@ -33,17 +33,26 @@ def wait_for(*names):
     while not all(Path(name).exists() for name in names):
         time.sleep(0.01)
 
-def is_gone(pid):
+def state(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return True
+        return "Z"
+
+def is_gone(pid):
+    return state(pid) == "Z"
+
+def wait_for_end(rank):
+    wait_for(f"over.{rank}")
+    while state(Path(f"supervisor.{rank}").read_text()) != "S":  # it is passing that on
+        time.sleep(0.01)
 
 def rest():
     while True:
         time.sleep(0.05)
 
 atexit.register(say, "over")
+say("supervisor", os.getppid())
 say("ready", os.getpid())
 wait_for(*(f"ready.{rank}" for rank in range(SIZE)))
 """

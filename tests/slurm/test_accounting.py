@@ -47,7 +47,9 @@ def test_slurm_counts_a_steps_tasks_cpu_time_and_memory_while_it_runs_and_after(
     code = BUSY.format(seconds=SECONDS)
     with bench.cluster.popen("srun", *layout, PYTHON, "-c", code, str(end)) as step:
         try:
-            job = wait_for(lambda: bench.cluster.run("squeue", "--noheader", "--format=%A").stdout.strip())
+            job = wait_for(
+                lambda: bench.cluster.run("squeue", "--noheader", "--name=busy step", "--format=%A").stdout.strip()
+            )
             running = wait_for(lambda: at_work(bench, job))
         finally:
             end.touch()
@@ -70,10 +72,10 @@ def at_work(bench: Bench, job: str) -> list[str] | None:
 
 
 def over(bench: Bench, job: str) -> dict[str, list[str]] | None:
-    """The rows of sacct, as soon as the job's says so."""
+    """The rows of sacct, as soon as the job's says so, and the step has its figures: those come later."""
     columns = "JobID,State,NTasks,TotalCPU,MaxRSS,AveRSS,Timelimit,JobName"
     seen = rows(bench, "sacct", f"--jobs={job}", f"--format={columns}")
-    return seen if job in seen and seen[job][0] == "COMPLETED" else None
+    return seen if job in seen and seen[job][0] == "COMPLETED" and seen[f"{job}.0"][3] else None
 
 
 def wait_for(look: Callable[[], T | None], limit: float = 30.0) -> T:

@@ -73,13 +73,13 @@ def samplers() -> list[Path]:
 
 def supervisors(job: str) -> list[int]:
     """Of a job, on all nodes; their workers and samplers are not among them."""
-    found = []
-    for stepd in processes("slurmstepd"):
-        if f"[{job}.0]" in (stepd / "cmdline").read_text():
-            found += [
-                int(pid) for task in (stepd / "task").iterdir() for pid in (task / "children").read_text().split()
-            ]
-    return found
+    found = [
+        int(pid)
+        for stepd in processes("slurmstepd")
+        for task in (stepd / "task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ]
+    return [pid for pid in found if f"SLURM_JOB_ID={job}\0" in Path(f"/proc/{pid}/environ").read_text()]
 
 
 def wait_for(look: Callable[[], T], limit: float = 60.0) -> T:
@@ -184,8 +184,10 @@ def test_of_a_job_that_is_killed_the_report_is_complete_to_the_last_sample_and_n
         wait_for(lambda: ready(folder) and summed(folder).steps > 150)
         wait_for(lambda: len(samplers()) == 3)  # those of the test before may be about to end
         job = job_of(folder)
+        there = supervisors(job)
+        assert len(there) == 6
         killed = time.time()
-        for process in supervisors(job):
+        for process in there:
             os.kill(process, signal.SIGKILL)
         step.communicate(timeout=60)
         wait_for(lambda: not samplers(), limit=5)
