@@ -19,6 +19,7 @@ from srunddp.bootstrap.world import open_world, settle
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.farewell import tell_failure
 from srunddp.meeting import Options, Prepared, bind, joined, meet, prepare
+from srunddp.unguarded import end_in_one_line
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.world import World
@@ -57,6 +58,7 @@ def init(backend: str | None = None, *, timeout: timedelta | None = None) -> Wor
 
 
 def _meet_in_process(options: Options) -> process_group.Joined:
+    end_in_one_line()
     environment = detect(os.environ)
     if mpi.is_running() and "mpi" in environment.channels:
         # It has used PMI up, and tells as well.

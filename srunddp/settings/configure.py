@@ -20,6 +20,7 @@ from srunddp.errors import ConfigError, Scope
 from srunddp.settings.files import replace_file
 from srunddp.settings.keys import RESERVED, Key, build, keys_of, usage
 from srunddp.settings.typed import MismatchError, expected, is_ambiguous, is_null, plain, value_of
+from srunddp.unguarded import end_in_one_line
 
 T = TypeVar("T")
 
@@ -57,6 +58,7 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
         ConfigError: a key is unknown, given twice in a file, or missing; a value is of another type; a file is wrong.
         SystemExit: with 0, after ``--help``.
     """
+    end_in_one_line()
     options = list(_options(sys.argv[1:] if arguments is None else arguments))
     if any(name == "help" for name, _ in options):
         # srunddp has told the rank before the script began; every rank would print it.
