@@ -18,24 +18,29 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from srunddp.train.shards import TOLD, broken, join
 
+_METADATA = ".metadata"
 Target = Callable[[str, TensorStorageMetadata], Tensor]
 """``target(key, stored)``: the tensor to read ``key`` into."""
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
+def write(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> list[str]:
     """Write each rank's shards into a new folder; all ranks of the group call this.
+
+    Returns:
+        The names of all ranks' files.
 
     Raises:
         OSError: a rank could not write its own.
     """
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
     try:
-        save(dict(tensors), storage_writer=writer, process_group=group)
+        metadata = save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         if isinstance(cause, OSError):
             raise OSError(cause.errno, f"rank {rank}: {cause.strerror}", str(folder)) from error
         raise RuntimeError(f"rank {rank} could not write its shards: {cause!r}") from error
+    return [_METADATA, *sorted({each.relative_path for each in metadata.storage_data.values()})]
 
 
 def read(state: Mapping[str, Any], folder: Path, target: Target, group: Any = None) -> dict[str, Any]:
@@ -64,7 +69,7 @@ class _Reader(FileSystemReader):
     """Reads the metadata, a pickle, without executing what is in it."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with open(self.path / ".metadata", "rb") as file:  # type: ignore[operator]
+        with open(self.path / _METADATA, "rb") as file:  # type: ignore[operator]
             metadata = cast(Metadata, _Unpickler(file).load())
         metadata.storage_meta = None
         return metadata

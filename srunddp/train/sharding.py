@@ -67,7 +67,7 @@ class Sharding:
         """Write this rank's shards, and on rank 0 then the checkpoint.
 
         Raises:
-            CheckpointError, OSError: as :meth:`Shelf.add`; where a rank could not write its own, on all.
+            CheckpointError, OSError: as :meth:`Shelf.add`; where a rank could not write or read back, on all.
         """
         folder = self._agreed(self._shelf.new_folder(step))
         if self._world.rank == 0:
@@ -77,9 +77,23 @@ class Sharding:
         own = {key: each for key, each in tensors.items() if isinstance(each, DTensor) or self._world.rank == 0}
         from srunddp.train import dcp
 
-        dcp.write(folder, own, self._group)
+        names = dcp.write(folder, own, self._group)
+        files = self._read_back(folder, names)
         if self._world.rank == 0:
-            self._shelf.add(step, plain | shards.told(folder), folder)
+            self._shelf.add(step, plain | shards.told(folder, files), folder)
+
+    def _read_back(self, folder: Path, names: list[str]) -> dict[str, str]:
+        """The SHA-256 of all files; each rank reads some of them."""
+        found: list[Any] = [None] * self._world.world_size
+        try:
+            own: Any = shards.digests(folder, names[self._world.rank :: self._world.world_size])
+        except OSError as error:
+            own = error
+        dist.all_gather_object(found, own, group=self._group)
+        for rank, each in enumerate(found):
+            if isinstance(each, OSError):
+                raise OSError(each.errno, f"rank {rank}: {each.strerror}", each.filename)
+        return {name: digest for each in found for name, digest in each.items()}
 
     def fitted(self, found: Mapping[str, Any], path: Path | None) -> Mapping[str, Any]:
         """A checkpoint's state as this run's model and optimizer take it; all ranks call this.

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from srunddp.bootstrap import cpus
 from srunddp.train.checkpoint import CheckpointError, load_file, sync_folder, verify
 
 SUFFIX = ".shards"
@@ -53,15 +55,27 @@ def _parted(values: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dic
     return {name: value for name, value in values.items() if not isinstance(value, Tensor)}, tensors
 
 
-def told(folder: Path) -> dict[str, Any]:
-    """What a checkpoint's file tells of its folder, which is on the disk when this returns.
+def digests(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """The SHA-256 of each of these files, read back.
 
     Raises:
-        OSError: they cannot be read here.
+        OSError: one cannot be read.
+    """
+    return {name: _digest(folder / name) for name in names}
+
+
+def told(folder: Path, files: Mapping[str, str]) -> dict[str, Any]:
+    """What a checkpoint's file tells of its folder, which is on the disk when this returns.
+
+    Args:
+        files: the SHA-256 of each.
+
+    Raises:
+        OSError: the disk's.
     """
     sync_folder(folder)
     sync_folder(folder.parent)
-    return {TOLD: {"folder": folder.name, "files": {path.name: _digest(path) for path in sorted(folder.iterdir())}}}
+    return {TOLD: {"folder": folder.name, "files": dict(files)}}
 
 
 def load_whole(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -131,13 +145,18 @@ def folder_of(path: str | os.PathLike[str], state: Mapping[str, Any]) -> Path:
     return Path(path).resolve().parent / str(state.get(TOLD, {}).get("folder", ""))
 
 
-def _check(folder: Path, files: Mapping[str, Any]) -> None:
-    for name, digest in files.items():
-        try:
-            if _digest(folder / name) != digest:
-                raise broken(folder / name, "its SHA-256 is not that of its content")
-        except OSError as error:
-            raise broken(folder / name, f"it cannot be read: {error.strerror}") from error
+def _check(folder: Path, files: Mapping[str, str]) -> None:
+    """Several at once: those of a large model are as large as all of its ranks' memory."""
+    with ThreadPoolExecutor(max(1, cpus.usable())) as readers:
+        list(readers.map(lambda file: _check_file(folder, *file), sorted(files.items())))
+
+
+def _check_file(folder: Path, name: str, digest: str) -> None:
+    try:
+        if _digest(folder / name) != digest:
+            raise broken(folder / name, "its SHA-256 is not that of its content")
+    except OSError as error:
+        raise broken(folder / name, f"it cannot be read: {error.strerror}") from error
 
 
 def _digest(path: Path) -> str:

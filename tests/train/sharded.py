@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from worlds import StandIn
 
 from srunddp.errors import ConfigError
-from srunddp.train import Callback, CheckpointConfig, Config, DDPConfig, FSDPConfig, Trainer, sharding
+from srunddp.train import Callback, CheckpointConfig, Config, DDPConfig, FSDPConfig, Trainer, sharding, shards
 
 BF16 = FSDPConfig(modules=("Block",), param_dtype="bf16")
 
@@ -107,21 +108,26 @@ def run(ranks: int, folder: Path, *args: Any) -> Any:
     return world_of(ranks, folder / "world", train, *args) if ranks > 1 else [train(StandIn(), *args)]
 
 
-def full_once(world: StandIn, folder: Path) -> Any:
-    """Rank 1's disk is full when the first checkpoint is written."""
+def failing_disk(world: StandIn, folder: Path) -> Any:
+    """Rank 1's disk is full when the first checkpoint is written, and broken when the second is read back."""
     if world.rank == 1:
-        write, errors = FileSystemWriter.write_data, [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
-
-        def failing(self: FileSystemWriter, *args: Any) -> Any:
-            if errors:
-                raise errors.pop()
-            return write(self, *args)
-
-        FileSystemWriter.write_data = failing
+        FileSystemWriter.write_data = failing_once(FileSystemWriter.write_data, errno.ENOSPC)
+        shards._digest = failing_once(shards._digest, errno.EIO)
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed):
         result = train(world, config("fsdp", folder))
     return result, printed.getvalue()
+
+
+def failing_once(function: Callable[..., Any], number: int) -> Callable[..., Any]:
+    errors = [OSError(number, os.strerror(number))]
+
+    def failing(*args: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return function(*args)
+
+    return failing
 
 
 def unshared(world: StandIn, folder: Path) -> str:
@@ -265,7 +271,7 @@ def all_results(folder: Path) -> dict[str, Any]:
         "elsewhere": world_of(2, folder / "world", elsewhere, folder / "elsewhere"),
         "refused": world_of(2, folder / "world", refused),
         "resumed": resumed(folder),
-        "full once": world_of(2, folder / "world", full_once, folder / "full"),
+        "failing disk": world_of(2, folder / "world", failing_disk, folder / "failing"),
         "unshared": world_of(2, folder / "world", unshared, folder / "unshared"),
         "killed": killed(folder, 3),
     }

@@ -154,12 +154,13 @@ def test_saves_that_are_killed_leave_a_checkpoint_and_nothing_else(results: Any)
     assert left == sorted(2 * list(set(left))), "each has its file and its folder"
 
 
-def test_a_full_disk_of_one_rank_is_told_and_the_next_checkpoint_is_whole(results: Any, folder: Path) -> None:
-    (result, printed), (_, other) = results["full once"]
+def test_a_failing_disk_of_one_rank_is_told_and_the_next_checkpoint_is_whole(results: Any, folder: Path) -> None:
+    (result, printed), (_, other) = results["failing disk"]
     assert "the checkpoint of step 2 could not be written: [Errno 28] rank 1: No space left on device" in printed
+    assert "the checkpoint of step 4 could not be written: [Errno 5] rank 1: Input/output error" in printed
     assert other == ""
     assert len(result["records"]) == 2
-    state = load_checkpoint(folder / "full" / "checkpoints" / "step-00000016.pt")
+    state = load_checkpoint(folder / "failing" / "checkpoints" / "step-00000016.pt")
     assert equal(dict(state["model"]), results["alike"]["fsdp"][0]["weights"])
 
 
