@@ -111,19 +111,26 @@ def trainer_of(world: srunddp.World, settings: Settings, classes: int) -> srundd
 def network(settings: Settings, classes: int) -> nn.Module:
     """Images of shape (samples, 3, image_size, image_size) in, a score for each class out."""
     models = torchvision.models
-    name, size = settings.model, {"image_size": settings.image_size}
+    name, size = settings.model, settings.image_size
     if name not in models.list_models(module=models):
         raise ConfigError(f"model={name}", expected="one of torchvision.models, such as vit_b_16", cure="correct it")
+    how: dict[str, Any] = {"image_size": size} if name.startswith("vit") else {}
+    if name in ("googlenet", "inception_v3"):
+        how = {"aux_logits": False, "init_weights": True}  # else they have further outputs when they are trained
     try:
-        model = models.get_model(name, num_classes=classes, **(size if name.startswith("vit") else {}))
-    except AssertionError as error:
-        raise ConfigError(f"{size} with model={name}: {error}", expected="another size", cure="correct it") from None
+        model = models.get_model(name, num_classes=classes, **how)
+        with torch.inference_mode():
+            model.eval()(torch.zeros(1, 3, size, size))
+    except (AssertionError, RuntimeError) as error:
+        raise ConfigError(
+            f"image_size={size} with model={name}: {error}", expected="a size that it takes", cure="correct it"
+        ) from None
     if settings.small_stem:
         if not isinstance(model, models.ResNet):
             raise ConfigError(f"small_stem with model={name}", expected="a ResNet", cure="leave it out")
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
         model.maxpool = nn.Identity()
-    return model
+    return model.train()
 
 
 def top5_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -205,7 +205,8 @@ def test_digits_are_not_mirrored_unless_it_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("model", "size", "small_stem"), [("resnet18", 32, False), ("resnet50", 32, True), ("vit_b_16", 48, False)]
+    ("model", "size", "small_stem"),
+    [("resnet18", 32, False), ("resnet50", 32, True), ("vit_b_16", 48, False), ("googlenet", 32, False)],
 )
 def test_models_take_small_images(vision: ModuleType, model: str, size: int, small_stem: bool) -> None:
     with torch.device("meta"):
@@ -219,7 +220,8 @@ def test_models_take_small_images(vision: ModuleType, model: str, size: int, sma
     ("changes", "words"),
     [
         ({"model": "resnet19"}, "model=resnet19; expected one of torchvision.models"),
-        ({"model": "vit_b_16", "image_size": 33}, "model=vit_b_16: Input shape indivisible"),
+        ({"model": "vit_b_16", "image_size": 33}, "image_size=33 with model=vit_b_16: Input shape indivisible"),
+        ({"model": "alexnet"}, "image_size=32 with model=alexnet: Given input size"),
         ({"model": "vit_b_16", "small_stem": True}, "small_stem with model=vit_b_16; expected a ResNet"),
     ],
 )
