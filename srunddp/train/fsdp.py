@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.optim import SGD, Adafactor, Optimizer, Rprop
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, FSDPConfig
+from srunddp.train.deferred import Deferred, inner_first, is_deferred
 from srunddp.train.replica import Replica, check_classes, prepared, share_buffers
 from srunddp.train.world import World
 
@@ -33,6 +33,11 @@ def replica_of(model: nn.Module, optimizer: Optimizer, world: World, config: Con
     if config.parallel == "fsdp" and world.world_size > 1:
         return Sharded(model, optimizer, world, config)
     check_classes("fsdp.modules", config.fsdp.modules, model)
+    if is_deferred(model):
+        before = dict(model.named_parameters())
+        _check_state(optimizer)
+        Deferred().make_all(model)
+        _adopt(optimizer, before, dict(model.named_parameters()))
     return Replica(model, world, config.ddp)
 
 
@@ -57,7 +62,6 @@ class Sharded:
         _check_model(model, config.fsdp)
         model = prepared(model, world, config.ddp)
         before = dict(model.named_parameters())
-        _share(model, world)
         _shard(model, world, config.fsdp)
         _adopt(optimizer, before, dict(model.named_parameters()))
         self.model: Any = model
@@ -106,6 +110,16 @@ def _check_optimizer(optimizer: Optimizer) -> None:
             expected="one whose step torch makes of shards too",
             cure="leave fused out" if fused else "take another optimizer, such as AdamW",
         )
+    _check_state(optimizer)
+
+
+def _check_state(optimizer: Optimizer) -> None:
+    if any(parameter.is_meta for parameter in optimizer.state):
+        raise ConfigError(
+            f"the optimizer {type(optimizer).__name__} with a state already, and a model on the meta device",
+            expected="one whose state begins with its first step",
+            cure="take another optimizer, such as AdamW, or build the model on the CPU",
+        )
 
 
 def _check_model(model: nn.Module, config: FSDPConfig) -> None:
@@ -135,29 +149,40 @@ def _check_model(model: nn.Module, config: FSDPConfig) -> None:
         )
 
 
-def _share(model: nn.Module, world: World) -> None:
-    """One tensor after the other: the model need not fit on one device."""
-    for tensor in chain(model.parameters(), model.buffers()):
-        moved = tensor.detach().to(world.device).contiguous()
-        dist.broadcast(moved, src=0)
-        tensor.detach().copy_(moved)
-
-
 def _shard(model: nn.Module, world: World, config: FSDPConfig) -> None:
+    """Module by module: the model as a whole need not fit on one device, and where it was built on the meta device not
+    into this host's memory either."""
     check_classes("fsdp.modules", config.modules, model)
     mesh = init_device_mesh(world.device.type, (world.world_size,))
-    dtype = torch.bfloat16 if config.param_dtype == "bf16" else None
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    deferred = Deferred() if is_deferred(model) else None
+    chosen = _chosen(model, config.modules)
+    for module in inner_first(model):
+        if deferred:
+            deferred.make(module)
+        if module is model or id(module) in chosen:
+            if deferred:
+                deferred.check(module)
+            _check_dtypes(module)
+            _share(module, world)
+            policy = _policy(config, last=module is model)
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
+    share_buffers(model)
+
+
+def _share(module: nn.Module, world: World) -> None:
+    """Give all ranks rank 0's parameters, one after the other; those in shards have them."""
+    for parameter in module.parameters():
+        if not isinstance(parameter, DTensor):
+            moved = parameter.detach().to(world.device).contiguous()
+            dist.broadcast(moved, src=0)
+            parameter.detach().copy_(moved)
+
+
+def _policy(config: FSDPConfig, *, last: bool) -> MixedPrecisionPolicy:
+    if config.param_dtype != "bf16":
+        return MixedPrecisionPolicy()
     # The loss is computed in fp32 of what comes out at the end.
-    last = MixedPrecisionPolicy(
-        param_dtype=dtype, reduce_dtype=policy.reduce_dtype, output_dtype=torch.float32 if dtype else None
-    )
-    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": config.reshard_after_forward}
-    for module in _chosen(model, config.modules):
-        _check_dtypes(module)
-        fully_shard(module, mp_policy=policy, **options)
-    _check_dtypes(model)
-    fully_shard(model, mp_policy=last, **options)
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32 if last else None)
 
 
 def _check_dtypes(module: nn.Module) -> None:
@@ -171,16 +196,14 @@ def _check_dtypes(module: nn.Module) -> None:
         )
 
 
-def _chosen(model: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
-    """The modules of these classes, inner ones first; with its wrapper where one's activations are checkpointed."""
+def _chosen(model: nn.Module, names: tuple[str, ...]) -> set[int]:
+    """The ids of the modules of these classes; with its wrapper where one's activations are checkpointed."""
     inner = {id(module._checkpoint_wrapped_module) for module in model.modules() if _is_wrapper(module)}
-    return [
-        module
-        for module in reversed(list(model.modules()))
-        if module is not model
-        and id(module) not in inner
-        and type(getattr(module, "_checkpoint_wrapped_module", module)).__name__ in names
-    ]
+    return {
+        id(module)
+        for module in model.modules()
+        if id(module) not in inner and type(getattr(module, "_checkpoint_wrapped_module", module)).__name__ in names
+    }
 
 
 def _is_wrapper(module: nn.Module) -> bool:

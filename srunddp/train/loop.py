@@ -59,8 +59,8 @@ class Trainer:
         """Move the model to the device, or with ``parallel`` fsdp a shard of it; all ranks have rank 0's parameters.
 
         Args:
-            model: called as ``model(inputs)``.
-            optimizer: built from ``model.parameters()``, which stay the same objects.
+            model: called as ``model(inputs)``; where it was built on the meta device it is given its values here.
+            optimizer: built from ``model.parameters()``.
             loss_function: ``loss_function(outputs, targets)``, the mean over a batch.
             config: all other settings; the same on all ranks.
             world: from :func:`srunddp.init`.

@@ -77,8 +77,12 @@ def train(
     stop: int | None = None,
     norm: type[nn.Module] = nn.BatchNorm1d,
     optimizing: Any = torch.optim.AdamW,
+    built_on: str = "cpu",
 ) -> dict[str, Any]:
-    model, journal = network(world.rank, norm), Stops(stop)  # all are to begin with rank 0's
+    with torch.device(built_on):
+        model, journal = network(world.rank, norm), Stops(stop)  # all are to begin with rank 0's
+    if built_on == "meta":
+        torch.manual_seed(world.rank)
     optimizer = optimizing(model.parameters(), lr=0.01)
     trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), settings, world=world, callbacks=[journal])
     torch.manual_seed(world.rank)  # of the dropout
@@ -220,6 +224,53 @@ def adopted(world: StandIn) -> Any:
     return before, list(map(whole, after)), [local(each).numel() for each in after]
 
 
+def peak(world: StandIn, built_on: str) -> float:
+    """MiB of memory that a rank needed at most to have its shards of 384 MiB."""
+    with torch.device(built_on):
+        model = nn.Sequential(*(Wide() for _ in range(6)))
+    Path("/proc/self/clear_refs").write_text("5")  # the highest is what there is now
+    before = memory("VmRSS") if built_on == "meta" else memory("VmRSS") - 384
+    optimizer = torch.optim.SGD(model.parameters())
+    settings = config("fsdp", fsdp=FSDPConfig(modules=("Wide",)))
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), settings, world=world)
+    assert local(next(trainer.model.parameters())).shape == (2048, 4096)
+    return memory("VmHWM") - before
+
+
+class Wide(nn.Module):
+    """64 MiB, of which glibc gives what is freed back to the kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4096, 4096, bias=False)
+
+    def forward(self, inputs: Any) -> Any:
+        return self.linear(inputs)
+
+
+def memory(name: str) -> float:
+    (line,) = (each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(name))
+    return int(line.split()[1]) / 1024
+
+
+class Resets(nn.Sequential):
+    """Sets what is in it."""
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+
+
+def reset_in_shards(world: StandIn) -> str:
+    with torch.device("meta"):
+        model = Resets(Block(nn.LayerNorm), nn.Linear(16, 5))
+    try:
+        Trainer(model, torch.optim.SGD(model.parameters()), nn.CrossEntropyLoss(), config("fsdp"), world=world)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def elsewhere(world: StandIn, folder: Path) -> Any:
     """A run in a relative folder, and one that goes on from a checkpoint amid it; the folder then."""
     folder.mkdir(exist_ok=True)
@@ -267,6 +318,9 @@ def all_results(folder: Path) -> dict[str, Any]:
         "bf16": run(2, folder, config("fsdp", fsdp=BF16), None, nn.LayerNorm),
         "checkpointed": run(2, folder, config("fsdp", ddp=DDPConfig(activation_checkpointing=("Block",)))),
         "sgd": {name: run(2, folder, config(name), None, nn.BatchNorm1d, torch.optim.SGD) for name in ("ddp", "fsdp")},
+        "deferred": run(2, folder, config("fsdp"), None, nn.BatchNorm1d, torch.optim.AdamW, "meta"),
+        "peaks": {device: world_of(2, folder / "world", peak, device) for device in ("cpu", "meta")},
+        "reset in shards": world_of(2, folder / "world", reset_in_shards),
         "adopted": world_of(2, folder / "world", adopted),
         "elsewhere": world_of(2, folder / "world", elsewhere, folder / "elsewhere"),
         "refused": world_of(2, folder / "world", refused),

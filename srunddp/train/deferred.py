@@ -1,0 +1,137 @@
+"""A model that was built on torch's meta device, without memory: its values are made here, module by module.
+
+A module's constructor ends by ``reset_parameters()``, those of the modules in it before. What is called in that order
+here draws the values that the model would have had, had it been built on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from srunddp.errors import ConfigError
+
+
+class Deferred:
+    """Gives the tensors of one model their memory, on the CPU, and their values; keeps none of them."""
+
+    def __init__(self) -> None:
+        self._left: list[Tensor] = []  # alive, so that no other has the number of one
+        self._made: dict[int, weakref.ref[Tensor]] = {}
+
+    def make_all(self, model: nn.Module) -> None:
+        """Those of the whole model.
+
+        Raises:
+            ConfigError: as :meth:`make` and :meth:`check`.
+        """
+        for module in inner_first(model):
+            self.make(module)
+        self.check(model)
+
+    def make(self, module: nn.Module) -> None:
+        """Those of a module itself; for those of the modules in it that was done before.
+
+        Raises:
+            ConfigError: it would set what is in shards already.
+        """
+        tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for held in tensors:
+            for name, tensor in held.items():
+                if tensor is not None and tensor.is_meta:
+                    held[name] = self._with_memory(tensor)
+        # Some of torch's own, such as MultiheadAttention, have it by the other name.
+        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if reset is None:
+            return
+        before = _versions(module)
+        with torch.no_grad(), torch.device("cpu"):
+            reset()
+        if _versions(module) != before:
+            raise ConfigError(
+                f"reset_parameters() of {type(module).__name__}, on the meta device, sets what is in shards by then",
+                expected="the parameters of fsdp.modules to be set by those, or in them",
+                cure="move that there, or build the model on the CPU",
+            )
+
+    def check(self, module: nn.Module) -> None:
+        """All that was made has a value.
+
+        Raises:
+            ConfigError: something has not.
+        """
+        made = {id(each()) for each in self._made.values()}
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if id(tensor) in made and _is_unset(tensor):
+                raise ConfigError(
+                    f"{name} of a {type(module).__name__}, on the meta device, has no value after reset_parameters()",
+                    expected="a method of that name that sets it, in the module that has it or in one around it",
+                    cure="add one, or build the model on the CPU",
+                )
+
+    def _with_memory(self, tensor: Tensor) -> Tensor:
+        known = self._made.get(id(tensor), lambda: None)()
+        if known is not None:  # several modules share it
+            return known
+        new = torch.empty_like(tensor, device="cpu")
+        if (unset := _unset(new.dtype)) is not None:
+            new.fill_(unset)
+        if isinstance(tensor, nn.Parameter):
+            new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+        self._left.append(tensor)
+        self._made[id(tensor)] = weakref.ref(new)
+        return new
+
+
+def is_deferred(model: nn.Module) -> bool:
+    """Whether values are to be made.
+
+    Raises:
+        ConfigError: some of the parameters have values, and some have not.
+    """
+    parameters = dict(model.named_parameters())
+    without = [name for name, parameter in parameters.items() if parameter.is_meta]
+    if without and len(without) < len(parameters):
+        raise ConfigError(
+            f"{len(without)} of {len(parameters)} parameters on the meta device, the first {without[0]}",
+            expected="all or none",
+            cure="build the whole model there, or none of it",
+        )
+    return bool(without) or any(buffer.is_meta for buffer in model.buffers())
+
+
+def inner_first(model: nn.Module, seen: set[int] | None = None) -> Iterator[nn.Module]:
+    """All modules of a model, each once, in the order in which their constructors ended."""
+    seen = set() if seen is None else seen
+    if id(model) not in seen:
+        seen.add(id(model))
+        for child in model.children():
+            yield from inner_first(child, seen)
+        yield model
+
+
+def _versions(module: nn.Module) -> list[int]:
+    """They count the changes of what is in shards."""
+    return [each._version for each in module.parameters() if isinstance(each, DTensor)]
+
+
+def _unset(dtype: torch.dtype) -> float | None:
+    """What nobody sets a parameter to; None where any value may be meant."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return math.nan if dtype.itemsize > 1 else None  # of those of 8 bits torch finds no least
+    return torch.iinfo(dtype).min if dtype.is_signed else None
+
+
+def _is_unset(tensor: Tensor) -> bool:
+    unset = _unset(tensor.dtype)
+    if unset is None or not tensor.numel():
+        return False
+    # Without a tensor beside it, which may stay in the allocator; torch's least number of any with NaN is NaN.
+    lowest = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().min()
+    return bool(lowest.isnan() if math.isnan(unset) else lowest == unset)
