@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,24 @@ from torch.distributed.tensor import DTensor
 from srunddp.errors import ConfigError
 
 
+class _Made(NamedTuple):
+    """A tensor with memory.
+
+    Attributes:
+        left: on the meta device; alive, so that no other has its number.
+        version: before it had a value.
+    """
+
+    left: Tensor
+    new: weakref.ref[Tensor]
+    version: int
+
+
 class Deferred:
     """Gives the tensors of one model their memory, on the CPU, and their values; keeps none of them."""
 
     def __init__(self) -> None:
-        self._left: list[Tensor] = []  # alive, so that no other has the number of one
-        self._made: dict[int, weakref.ref[Tensor]] = {}
+        self._made: dict[int, _Made] = {}
 
     def make_all(self, model: nn.Module) -> None:
         """Those of the whole model.
@@ -61,31 +73,39 @@ class Deferred:
             )
 
     def check(self, module: nn.Module) -> None:
-        """All that was made has a value.
+        """All that was made has a value, and no constructor meant another one.
 
         Raises:
             ConfigError: something has not.
         """
-        made = {id(each()) for each in self._made.values()}
+        made = {id(each.new()): each for each in self._made.values()}
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if id(tensor) in made and _is_unset(tensor):
+            if (each := made.get(id(tensor))) is None:
+                continue
+            changes = tensor._version - each.version
+            if _is_unset(tensor, changes):
                 raise ConfigError(
                     f"{name} of a {type(module).__name__}, on the meta device, has no value after reset_parameters()",
                     expected="a method of that name that sets it, in the module that has it or in one around it",
                     cure="add one, or build the model on the CPU",
                 )
+            if each.left._version > changes:
+                raise ConfigError(
+                    f"{name} of a {type(module).__name__}, on the meta device, was set by more than reset_parameters()",
+                    expected="nothing else to set it, such as a constructor or load_state_dict()",
+                    cure="set it in that method, or build the model on the CPU",
+                )
 
     def _with_memory(self, tensor: Tensor) -> Tensor:
-        known = self._made.get(id(tensor), lambda: None)()
-        if known is not None:  # several modules share it
-            return known
+        known = self._made.get(id(tensor))
+        if known and (shared := known.new()) is not None:
+            return shared
         new = torch.empty_like(tensor, device="cpu")
         if (unset := _unset(new.dtype)) is not None:
             new.fill_(unset)
         if isinstance(tensor, nn.Parameter):
             new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-        self._left.append(tensor)
-        self._made[id(tensor)] = weakref.ref(new)
+        self._made[id(tensor)] = _Made(tensor, weakref.ref(new), new._version)
         return new
 
 
@@ -128,10 +148,11 @@ def _unset(dtype: torch.dtype) -> float | None:
     return torch.iinfo(dtype).min if dtype.is_signed else None
 
 
-def _is_unset(tensor: Tensor) -> bool:
-    unset = _unset(tensor.dtype)
-    if unset is None or not tensor.numel():
+def _is_unset(tensor: Tensor, changes: int) -> bool:
+    if not tensor.numel():
         return False
+    if (unset := _unset(tensor.dtype)) is None:
+        return changes == 0
     # Without a tensor beside it, which may stay in the allocator; torch's least number of any with NaN is NaN.
     lowest = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().min()
     return bool(lowest.isnan() if math.isnan(unset) else lowest == unset)
