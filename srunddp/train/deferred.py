@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from inspect import getattr_static
 from typing import Any, NamedTuple
 
 import torch
@@ -58,9 +59,7 @@ class Deferred:
             for name, tensor in held.items():
                 if tensor is not None and tensor.is_meta:
                     held[name] = self._with_memory(tensor)
-        # Some of torch's own, such as MultiheadAttention, have it by the other name.
-        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        if reset is None:
+        if (reset := _reset_of(module)) is None:
             return
         before = _versions(module)
         with torch.no_grad(), torch.device("cpu"):
@@ -134,6 +133,15 @@ def inner_first(model: nn.Module, seen: set[int] | None = None) -> Iterator[nn.M
         for child in model.children():
             yield from inner_first(child, seen)
         yield model
+
+
+def _reset_of(module: nn.Module) -> Callable[[], None] | None:
+    # Some of torch's own, such as MultiheadAttention, have it by the other name.
+    for name in ("reset_parameters", "_reset_parameters"):
+        if getattr_static(module, name, None) is not None:  # its own: a checkpointed module's wrapper passes on all
+            reset: Callable[[], None] = getattr(module, name)
+            return reset
+    return None
 
 
 def _versions(module: nn.Module) -> list[int]:

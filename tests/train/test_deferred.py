@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from srunddp.errors import ConfigError
 from srunddp.train.deferred import Deferred
@@ -35,6 +36,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "TransformerDecoderLayer": lambda: nn.TransformerDecoderLayer(4, 2, 8),
     "Transformer": lambda: nn.Transformer(4, 2, 1, 1, 8),
     "PReLU": lambda: nn.PReLU(3, 0.5),
+    "a checkpointed one": lambda: checkpoint_wrapper(nn.Linear(3, 4)),
 }
 
 
