@@ -92,7 +92,10 @@ class Replica:
 def share_buffers(model: nn.Module) -> None:
     """Give all ranks rank 0's buffers; all call this."""
     for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
+        shared = buffer.detach().contiguous()  # of one with gaps, Gloo would share the beginning only
+        dist.broadcast(shared, src=0)
+        if not buffer.is_contiguous():
+            buffer.detach().copy_(shared)
 
 
 def prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:

@@ -271,6 +271,14 @@ def reset_in_shards(world: StandIn) -> str:
     return ""
 
 
+def with_gaps(world: StandIn) -> Any:
+    """Rank 0's buffer that is a part of a wider one."""
+    model = network(0, nn.LayerNorm)
+    model.register_buffer("part", torch.full((3, 4), float(world.rank))[:, :2])
+    optimizer = torch.optim.SGD(model.parameters())
+    return Trainer(model, optimizer, nn.CrossEntropyLoss(), config("fsdp"), world=world).model.part
+
+
 def elsewhere(world: StandIn, folder: Path) -> Any:
     """A run in a relative folder, and one that goes on from a checkpoint amid it; the folder then."""
     folder.mkdir(exist_ok=True)
@@ -321,6 +329,7 @@ def all_results(folder: Path) -> dict[str, Any]:
         "deferred": run(2, folder, config("fsdp"), None, nn.BatchNorm1d, torch.optim.AdamW, "meta"),
         "peaks": {device: world_of(2, folder / "world", peak, device) for device in ("cpu", "meta")},
         "reset in shards": world_of(2, folder / "world", reset_in_shards),
+        "with gaps": world_of(2, folder / "world", with_gaps),
         "adopted": world_of(2, folder / "world", adopted),
         "elsewhere": world_of(2, folder / "world", elsewhere, folder / "elsewhere"),
         "refused": world_of(2, folder / "world", refused),

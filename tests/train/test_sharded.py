@@ -126,6 +126,11 @@ def test_a_parameter_that_modules_share_stays_one() -> None:
     assert len(list(model.parameters())) == 3
 
 
+def test_all_of_rank_0s_buffers_go_to_the_others(results: Any) -> None:
+    for part in results["with gaps"]:
+        assert not part.any()
+
+
 def test_clipping_takes_the_norm_over_all_shards(results: Any) -> None:
     whole, sharded = (results["clipped"][parallel][0]["losses"] for parallel in ("ddp", "fsdp"))
     assert sharded == pytest.approx(whole, rel=1e-4)
