@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -71,7 +72,8 @@ class Sharding:
         """
         folder = self._agreed(self._shelf.new_folder(step))
         if self._world.rank == 0:
-            self._shelf.tidy(but=folder)
+            with suppress(OSError):  # the others wait already; it is done again, and told, by Shelf.add
+                self._shelf.tidy(but=folder)
         plain, tensors = shards.split(state)
         # Of what all ranks have, such as buffers, torch would take any rank's.
         own = {key: each for key, each in tensors.items() if isinstance(each, DTensor) or self._world.rank == 0}

@@ -28,6 +28,7 @@ from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointConfig, Config, DDPConfig, FSDPConfig, Trainer, sharding, shards
+from srunddp.train.shelf import Shelf
 
 BF16 = FSDPConfig(modules=("Block",), param_dtype="bf16")
 
@@ -113,7 +114,12 @@ def run(ranks: int, folder: Path, *args: Any) -> Any:
 
 
 def failing_disk(world: StandIn, folder: Path) -> Any:
-    """Rank 1's disk is full when the first checkpoint is written, and broken when the second is read back."""
+    """Rank 1's disk is full when the first checkpoint is written, and broken when the second is read back.
+
+    At first rank 0's does not list its files either.
+    """
+    if world.rank == 0:
+        Shelf.tidy = failing_once(Shelf.tidy, errno.EIO)
     if world.rank == 1:
         FileSystemWriter.write_data = failing_once(FileSystemWriter.write_data, errno.ENOSPC)
         shards._digest = failing_once(shards._digest, errno.EIO)
@@ -126,10 +132,10 @@ def failing_disk(world: StandIn, folder: Path) -> Any:
 def failing_once(function: Callable[..., Any], number: int) -> Callable[..., Any]:
     errors = [OSError(number, os.strerror(number))]
 
-    def failing(*args: Any) -> Any:
+    def failing(*args: Any, **named: Any) -> Any:
         if errors:
             raise errors.pop()
-        return function(*args)
+        return function(*args, **named)
 
     return failing
 
