@@ -44,7 +44,7 @@ def is_gone(pid):
 
 def wait_for_end(rank):
     wait_for(f"over.{rank}")
-    while state(Path(f"supervisor.{rank}").read_text()) != "S":  # it is passing that on
+    while state(Path(f"supervisor.{rank}").read_text()) not in "SZ":  # it is passing that on
         time.sleep(0.01)
 
 def rest():
