@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from worlds import StandIn
 
 from srunddp.errors import ConfigError
-from srunddp.train.deferred import Deferred
+from srunddp.train import Trainer
+from srunddp.train.deferred import Deferred, is_deferred
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(3, 4),
@@ -34,7 +36,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "GRUCell": lambda: nn.GRUCell(3, 4),
     "MultiheadAttention": lambda: nn.MultiheadAttention(4, 2, kdim=3, vdim=5, add_bias_kv=True),
     "TransformerDecoderLayer": lambda: nn.TransformerDecoderLayer(4, 2, 8),
-    "Transformer": lambda: nn.Transformer(4, 2, 1, 1, 8),
+    "Transformer": lambda: nn.Transformer(4, 2, 1, 1, 8, batch_first=True),
     "PReLU": lambda: nn.PReLU(3, 0.5),
     "a checkpointed one": lambda: checkpoint_wrapper(nn.Linear(3, 4)),
 }
@@ -61,6 +63,21 @@ def test_torchs_modules_get_the_values_that_they_have_on_the_cpu(name: str) -> N
         for key, tensor in one:
             assert torch.equal(tensor, found[key]), key
             assert (tensor.dtype, tensor.requires_grad) == (found[key].dtype, found[key].requires_grad)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+
+class Placed(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.arange(4))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
 
 
 class Masked(nn.Module):
@@ -95,6 +112,8 @@ def loaded() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
+        (Scaled, "scale of a Scaled, on the meta device, has no value"),
+        (Placed, "places of a Placed, on the meta device, has no value"),
         (Masked, "mask of a Masked, on the meta device, has no value"),
         (Starts, "last.weight of a Starts, on the meta device, was set by more than reset_parameters()"),
         (loaded, "weight of a Linear, on the meta device, was set by more than reset_parameters()"),
@@ -109,3 +128,27 @@ def test_values_that_only_a_constructor_knew_are_not_replaced_by_others(
 
 def test_values_that_a_module_sets_in_others_are_theirs() -> None:
     assert not deferred(Restarts).get_parameter("last.weight").any()
+
+
+def test_a_parameter_that_modules_share_stays_one() -> None:
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        return model
+
+    made = deferred(tied)
+    assert made.get_parameter("1.weight") is made.get_parameter("0.weight")
+    assert len(list(made.parameters())) == 3
+
+
+def test_a_model_with_values_for_some_of_its_parameters_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, device="meta"), nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match=r"2 of 4 parameters on the meta device, the first 0\.weight; expected all"):
+        is_deferred(model)
+
+
+def test_a_state_of_what_has_no_values_is_refused() -> None:
+    model = nn.Linear(2, 2, device="meta")
+    optimizer = torch.optim.Adagrad(model.parameters())
+    with pytest.raises(ConfigError, match="the optimizer Adagrad with a state already, and a model on the meta device"):
+        Trainer(model, optimizer, nn.MSELoss(), world=StandIn())

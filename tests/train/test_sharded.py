@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from torch import nn
 from worlds import StandIn
 
 from srunddp.errors import ConfigError
-from srunddp.train import CheckpointError, FSDPConfig, Trainer, dcp, load_checkpoint
+from srunddp.train import CheckpointError, FSDPConfig, dcp, load_checkpoint
 from srunddp.train.checkpoint import load_file
-from srunddp.train.deferred import Deferred
 from srunddp.train.shelf import Shelf
 
 
@@ -67,63 +65,12 @@ def test_a_model_built_on_the_meta_device_trains_to_the_same_bits(results: Any) 
 
 
 def test_a_model_built_on_the_meta_device_is_never_as_a_whole_in_a_ranks_memory(results: Any) -> None:
-    assert min(results["peaks"]["cpu"]) > 384
-    assert max(results["peaks"]["meta"]) < 384 / 2 + 64 + 50
+    assert max(results["peaks"]) < 384 / 2 + 64 + 50
 
 
 def test_values_that_would_be_set_after_they_are_in_shards_are_refused(results: Any) -> None:
     for message in results["reset in shards"]:
         assert message.startswith("reset_parameters() of Resets, on the meta device, sets what is in shards by then")
-
-
-class Scales(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3))
-        self.register_buffer("places", torch.arange(4))
-
-
-DEFERRED = {
-    "a parameter without a value": (
-        lambda: nn.Sequential(Scales()),
-        "0.scale of a Sequential, on the meta device, has no",
-    ),
-    "a buffer without a value": (lambda: Sets(), "places of a Sets, on the meta device, has no value"),
-    "some with values": (
-        lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="cpu")),
-        "2 of 4 parameters on the",
-    ),
-}
-
-
-class Sets(Scales):
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.scale)
-
-
-@pytest.mark.parametrize("case", DEFERRED)
-def test_what_cannot_be_made_of_a_model_on_the_meta_device_is_refused(case: str) -> None:
-    build, words = DEFERRED[case]
-    with torch.device("meta"):
-        model = build()
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        Trainer(model, torch.optim.SGD(model.parameters()), nn.MSELoss(), config("ddp"), world=StandIn())
-
-
-def test_a_state_of_what_has_no_values_is_refused() -> None:
-    with torch.device("meta"):
-        model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="the optimizer Adagrad with a state already"):
-        Trainer(model, torch.optim.Adagrad(model.parameters()), nn.MSELoss(), config("ddp"), world=StandIn())
-
-
-def test_a_parameter_that_modules_share_stays_one() -> None:
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-        model[1].weight = model[0].weight
-    Deferred().make_all(model)
-    assert model[0].weight is model[1].weight
-    assert len(list(model.parameters())) == 3
 
 
 def test_all_of_rank_0s_buffers_go_to_the_others(results: Any) -> None:
