@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adafactor, Optimizer, Rprop
@@ -90,11 +90,17 @@ class Sharded:
     def learnt(self) -> None:
         """Nothing is to be learnt."""
 
-    def around_waits(
-        self, before: Callable[[], None], after: Callable[[], None]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Nothing: a forward waits for shards throughout, among its own work."""
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def around_waits(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+        """Have both called around each wait for a module's shards, and for buffers, before its forward."""
+        waiting: list[Any] = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        hooks = [module.register_forward_pre_hook(lambda *_: before(), prepend=True) for module in waiting]
+        hooks += [module.register_forward_pre_hook(lambda *_: after()) for module in waiting]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def share_buffers(self, model: nn.Module) -> None:
         """Give all ranks rank 0's buffers of this model, such as BatchNorm's running statistics."""

@@ -26,7 +26,10 @@ class Pace:
         return steps
 
     def waits(self) -> None:
-        """What follows waits for other ranks, until :meth:`goes_on`: the backward pass that shares gradients."""
+        """What follows waits for other ranks, until :meth:`goes_on`: the backward pass that shares gradients.
+
+        There may be more of these in between, as where a checkpointed module's forward is made again.
+        """
 
     def goes_on(self) -> None:
         """This rank's own work again."""
@@ -49,6 +52,7 @@ class Timed(Pace):
         self._gpu = _Gpu() if device.type == "cuda" else None
         self._asked = self._arrived = self._since = self._clock()
         self._waited = 0.0
+        self._depth = 0
 
     def arriving(self, steps: Iterator[T]) -> Iterator[T]:
         """The same steps, and how long each was waited for."""
@@ -64,12 +68,18 @@ class Timed(Pace):
 
     def waits(self) -> None:
         """See :class:`Pace`."""
+        self._depth += 1
+        if self._depth > 1:
+            return
         if self._gpu:
             self._gpu.turn()
         self._since = self._clock()
 
     def goes_on(self) -> None:
         """See :class:`Pace`."""
+        self._depth -= 1
+        if self._depth > 0:
+            return
         if self._gpu:
             self._gpu.turn()
         self._waited += self._clock() - self._since

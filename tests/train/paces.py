@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from worlds import StandIn
 
 from srunddp.observe import marks
-from srunddp.train import Callback, CheckpointConfig, Trainer
+from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer
 
 STEPS, SLEEP = 12, 0.05
 
@@ -44,7 +44,8 @@ class Sleeps(Callback):
 
     def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
         time.sleep(self._seconds)
-        torch.save(trainer.model, io.BytesIO())
+        if trainer.config.parallel == "ddp":  # torch saves no model in shards so
+            torch.save(trainer.model, io.BytesIO())
 
 
 def of(world: StandIn, *, slow: int, where: str, buffers: bool = False, **changes: Any) -> dict[str, Any]:
@@ -82,6 +83,9 @@ def main(folder: Path) -> None:
         "data of 1": functools.partial(of, slow=1, where="data"),
         "work of 0": functools.partial(of, slow=0, where="callback"),
         "work of 0, buffers": functools.partial(of, slow=0, where="data", buffers=True),
+        "work of 0, shards": functools.partial(
+            of, slow=0, where="data", parallel="fsdp", ddp=DDPConfig(activation_checkpointing=("Linear",))
+        ),
         "accumulation": functools.partial(of, slow=1, where="data", accumulation=3),
         "checkpoints": functools.partial(
             of, slow=1, where="", output_dir=str(folder / "training"), checkpoint=checkpoint

@@ -22,7 +22,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return results_of("paces.py", tmp_path_factory.mktemp("paces"), timeout=120)
 
 
-@pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers"])
+@pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers", "work of 0, shards"])
 def test_the_steps_of_all_ranks_take_as_long_as_those_of_the_slow_one(results: Any, name: str) -> None:
     ours, theirs = results[name]
     assert (ours["steps"], ours["samples"]) == (theirs["steps"], theirs["samples"]) == (STEPS, 2 * STEPS * 4)
@@ -46,8 +46,9 @@ def test_a_rank_that_is_slow_in_its_own_work_shows_there_and_not_as_a_wait_for_d
     assert slow["data_s"] < SLEPT / 2
 
 
-def test_the_wait_for_rank_0s_buffers_before_a_forward_is_not_a_ranks_own(results: Any) -> None:
-    slow, fast = results["work of 0, buffers"]
+@pytest.mark.parametrize("what", ["buffers", "shards"])
+def test_the_wait_for_others_before_a_forward_is_not_a_ranks_own(results: Any, what: str) -> None:
+    slow, fast = results[f"work of 0, {what}"]
     assert slow["own_s"] >= SLEPT
     assert slow["own_s"] - fast["own_s"] > SLEPT / 2
 
@@ -126,7 +127,11 @@ def test_with_a_gpu_a_ranks_own_time_is_the_gpus_without_its_waiting_for_others_
         for _ in pace.arriving(iter(["a step"])):
             gpu.now += forward
             pace.waits()
-            gpu.now += 4.0  # the backward pass
+            gpu.now += 1.0  # the backward pass
+            pace.waits()  # of a module whose forward is made again in it
+            gpu.now += 1.0
+            pace.goes_on()
+            gpu.now += 2.0
             clock.now += 1.0
             pace.goes_on()
             clock.now += 9.0  # it reads the loss
