@@ -135,16 +135,20 @@ def test_no_sign_takes_long_for_the_longest_line_that_is_looked_at(piece: str) -
     before = time.process_time()
     for sign in SIGNS:
         sign.fits(line)
-    assert time.process_time() - before < 0.5
+    assert time.process_time() - before < 5  # twenty times of what it takes; to try all ways takes minutes
 
 
-def test_a_long_healthy_log_is_read_at_10_mb_in_8_s(tmp_path: Path) -> None:
-    path = log(
-        tmp_path, "".join(f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(200_000))
-    )
-    before = time.process_time()
-    assert verdict(path).first is None
-    assert (time.process_time() - before) / path.stat().st_size * 10e6 < 8
+def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) -> None:
+    def cost(lines: int) -> float:
+        path = log(
+            tmp_path, "".join(f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(lines))
+        )
+        before = time.process_time()
+        assert verdict(path).first is None
+        return time.process_time() - before
+
+    cost(100)  # the table of signs is read once
+    assert cost(80_000) < 16 * cost(10_000)
 
 
 def test_of_a_file_over_the_limit_head_and_tail_are_read_and_that_is_said(

