@@ -119,7 +119,7 @@ class Trainer:
             Stopped: the job has to leave its nodes; a checkpoint is written.
         """
         with Run(self, train_data, test_data, order, collate) as run:
-            with self._replica.around_waits(run.pace.waits, run.pace.goes_on):
+            with run.pace.around_waits(self._replica):
                 while self.state.epoch < self.config.epochs and (self.state.seen or not run.is_over):
                     self._epoch(run)
             run.finish()

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from srunddp.observe.marks import Marks, event, recorded
+
+if TYPE_CHECKING:
+    from srunddp.train.fsdp import Sharded
+    from srunddp.train.replica import Replica
 
 T = TypeVar("T")
 _LOOK_EVERY = 0.5  # seconds between two measurements of a GPU
@@ -24,6 +29,10 @@ class Pace:
     def arriving(self, steps: Iterator[T]) -> Iterator[T]:
         """The same steps, as they come."""
         return steps
+
+    def around_waits(self, replica: Replica | Sharded) -> AbstractContextManager[None]:
+        """Around a training, whose forwards may wait for other ranks as well."""
+        return nullcontext()
 
     def waits(self) -> None:
         """What follows waits for other ranks, until :meth:`goes_on`: the backward pass that shares gradients.
@@ -65,6 +74,10 @@ class Timed(Pace):
                 return
             self._arrived, self._waited = self._clock(), 0.0
             yield step
+
+    def around_waits(self, replica: Replica | Sharded) -> AbstractContextManager[None]:
+        """See :class:`Pace`."""
+        return replica.around_waits(self.waits, self.goes_on)
 
     def waits(self) -> None:
         """See :class:`Pace`."""
