@@ -23,16 +23,16 @@ from typing import IO, Self
 
 from . import commands, network, slurm, sockets
 from .commands import ClusterError, CommandError
-from .nodes import LOGIN, NODES, node
+from .nodes import LOGIN, NODES, PREFIX, node
 from .requirements import requirements
 from .slurm import Settings
 
 __all__ = ["Cluster", "ClusterError", "CommandError", "Settings", "requirements"]
 
 # Not in a folder that others can write to: it names the folder whose configuration we then trust.
-STATE_FILE = Path("/run/sdp-cluster")
+STATE_FILE = Path(f"/run/{PREFIX}cluster")
 _WORK_FOLDERS = Path("/var/tmp")
-_WORK_PREFIX = "sdp-cluster-"
+_WORK_PREFIX = f"{PREFIX}cluster-"
 _UP_SECONDS = 60.0
 
 

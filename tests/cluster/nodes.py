@@ -1,8 +1,11 @@
 """The plan of the cluster: its machines, their interfaces and their addresses."""
 
+import os
 from dataclasses import dataclass
 
-PREFIX = "sdp-"
+INSTANCE = int(os.environ.get("SRUNDDP_TEST_CLUSTER", "1"))
+"""Clusters of different numbers can be up at the same time."""
+PREFIX = "sdp-" if INSTANCE == 1 else f"sdp{INSTANCE}-"
 """Marks the namespaces as ours, so that cleaning up cannot hit somebody else's."""
 
 MANAGEMENT_INTERFACE = "mgmt0"
