@@ -1,9 +1,10 @@
-"""What a check needs of the machine. A check that does not find it is skipped, and says what it needs and what is there."""
+"""What a check needs of the machine; one that does not find it is skipped, and says what it needs and what is there."""
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def need_slurm() -> dict[str, str]:
         pytest.skip("needs a Slurm site, found no scontrol")
     done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, timeout=60)
     if done.returncode:
-        pytest.skip(f"needs a Slurm site, and scontrol said: {done.stderr.strip()}")
+        pytest.skip(f"needs a Slurm site, and scontrol said: {done.stderr.strip().rpartition(chr(10))[2]}")
     pairs = (line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, value in pairs}
 
@@ -117,10 +118,7 @@ def need_slurm_gpus(count: int) -> dict[str, str]:
     """The same, of a site with nodes that have so many GPUs."""
     config = need_slurm()
     gres = subprocess.run(["sinfo", "-h", "-o", "%G"], capture_output=True, text=True, timeout=60).stdout
-    numbers = [
-        part.partition("(")[0].rsplit(":", 1)[-1] for part in gres.replace("\n", ",").split(",") if "gpu" in part
-    ]
-    most = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    most = max(map(int, re.findall(r"\bgpu:(?:[^,:(]+:)?(\d+)", gres)), default=0)
     if most < count:
         pytest.skip(f"needs a Slurm site with {_counted(count, 'GPU')} on a node, found {most}")
     return config
