@@ -98,6 +98,8 @@ def seconds(epochs: Callable[[], None]) -> float:
 
 
 def main() -> None:
+    if not torch.cuda.device_count():
+        sys.exit("needs 1 GPU, found 0")
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     hand, loop = hand_written(), ours()
     times: dict[str, list[float]] = {"hand": [], "ours": []}

@@ -65,6 +65,15 @@ def started(
         yield it
 
 
+def wait_for(it: World, *what: str, limit: float = LIMIT / 2) -> None:
+    """Wait until all of these have been said; fail at once where a rank ends before."""
+    end = time.monotonic() + limit
+    while not all(it.has_said(each) for each in what):
+        assert all(rank.poll() is None for rank in it.ranks), "".join(said(it))
+        assert time.monotonic() < end, f"{', '.join(what)}: not within {limit:g} s:\n{''.join(said(it))}"
+        time.sleep(0.05)
+
+
 def ended(it: World, limit: float = LIMIT) -> Ended:
     """Wait for the end of all ranks, and fail with what they said if they do not end."""
     end, codes = time.monotonic() + limit, []

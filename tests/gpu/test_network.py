@@ -12,10 +12,10 @@ import pytest
 
 from tests.gpu import ranks
 from tests.gpu.rails import ifaces, switch, two_nodes, within
-from tests.gpu.ranks import PREAMBLE, ended, printed, ran, started, variables_here
+from tests.gpu.ranks import PREAMBLE, ended, printed, ran, started, variables_here, wait_for
 from tests.gpu.requirements import need_gpus, need_infiniband, need_nccl_ranks, need_slurm_gpus
 from tests.gpu.site import STARTS_WITHIN, command
-from tests.run.starting import bare, until, write
+from tests.run.starting import bare, write
 from tests.run.worlds import TOGETHER
 
 PORT = 29617
@@ -64,7 +64,7 @@ def flap(over: str, folder: Path, *options: str) -> list[int]:
         below = within(names, 1, PORT, variables)
         conf = str(ifaces(folder, "r0"))
         with started(folder, TRAINS, "--ifaces", conf, *options, below=below) as it:
-            until(lambda: it.has_said("trains.0") and it.has_said("trains.1"))
+            wait_for(it, "trains.0", "trains.1")
             for name in names.values():
                 switch(name, 0, "down")
             time.sleep(AWAY)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.ranks import ended, printed, started
+from tests.gpu.ranks import ended, printed, started, wait_for
 from tests.gpu.requirements import need_slurm_gpus
 from tests.gpu.site import STARTS_WITHIN, job
-from tests.run.starting import until
 
 HANDLER = """
 got = []
@@ -31,7 +30,7 @@ world.close()
 
 def test_a_signal_to_srunddp_reaches_a_script_with_a_busy_gpu(tmp_path: Path) -> None:
     with started(tmp_path, HANDLER, size=1) as it:
-        until(lambda: it.has_said("handles.0"))
+        wait_for(it, "handles.0")
         subprocess.run(["kill", "-USR1", str(it.ranks[0].pid)], check=True)
         done = ended(it)
     assert done.codes == [0], done.text

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.ranks import ended, run, started
+from tests.gpu.ranks import ended, run, started, wait_for
 from tests.gpu.requirements import need_tool
-from tests.run.starting import until
 from tests.run.worlds import is_gone, named
 
 HELD = 0.35  # of the GPU's memory, by each rank
@@ -40,7 +39,7 @@ def test_no_process_and_no_memory_is_left_on_the_gpu_at_the_end(tmp_path: Path) 
     need_tool("nvidia-smi")
     before = used_mib()
     with started(tmp_path, HOLDS, backend="gloo") as it:
-        until(lambda: it.has_said("holds.0") and it.has_said("holds.1"))
+        wait_for(it, "holds.0", "holds.1")
         workers = it.workers()
         (tmp_path / "fail").touch()
         done = ended(it)
