@@ -10,7 +10,7 @@ from srunddp.wishes import Wishes
 from tests.gpu.ranks import ran
 from tests.gpu.requirements import need_tool
 
-LAYERS, WIDTH, LENGTH = 24, 2048, 512  # 1.2e9 parameters
+LAYERS, WIDTH, LENGTH = 12, 2048, 512  # 6e8 parameters
 LIMIT = 580.0
 
 COMPILED = """

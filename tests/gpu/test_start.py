@@ -13,7 +13,6 @@ from tests.gpu.site import STARTS_WITHIN, command, options
 from tests.run.starting import write
 
 LATE = """
-import srunddp.inside
 if RANK == 0:
     time.sleep(25)
 world = srunddp.init(timeout=datetime.timedelta(seconds=120))
@@ -21,14 +20,14 @@ total = ones(world)
 if RANK == 0:
     time.sleep(15)
 dist.all_reduce(total)
-print(total.sum().item())
+print(total.sum().item(), dist.distributed_c10d._get_default_store().timeout.total_seconds())
 world.close()
 """
 
 
 def test_a_rank_0_that_prepares_data_may_be_late(tmp_path: Path) -> None:
     """NCCL's first collective takes an id from the store, whose limit is that of init() and not of the meeting."""
-    assert ran(tmp_path, LATE, "--timeout", "10", variables=need_nccl_ranks(2)) == ["8.0\n"] * 2
+    assert ran(tmp_path, LATE, "--timeout", "10", variables=need_nccl_ranks(2)) == ["8.0 120.0\n"] * 2
 
 
 MANY = """

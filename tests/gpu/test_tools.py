@@ -72,7 +72,7 @@ def test_nsys_sees_the_kernels_of_a_worker_by_exec(tmp_path: Path) -> None:
     done = plain(tmp_path, COMPUTE + "compute()\n", *before, "--output=plain")
     expected = kernels(nsys, tmp_path / "plain.nsys-rep")
     if not expected:
-        pytest.skip(f"needs an nsys that traces kernels of plain Python, and it said: {done.stderr.strip()[-500:]}")
+        pytest.skip(f"needs an nsys that traces kernels of plain Python, and it said: {last_line(done.stderr)}")
     done = alone(tmp_path, COMPUTE + "compute()\n", *before, "--output=ours", SRUNDDP_WORKER="exec")
     assert done.returncode == 0, done.stderr
     assert kernels(nsys, tmp_path / "ours.nsys-rep") == expected, done.stderr
@@ -93,7 +93,7 @@ def test_cuda_gdb_sees_the_kernel_of_a_running_rank(worker: str, tmp_path: Path)
     with spinning(tmp_path / "plain", "plain.py", variables={}) as pid:
         expected = shown(gdb, pid)
     if "spin" not in expected:
-        pytest.skip(f"needs a cuda-gdb that sees kernels of plain Python, and it said: {expected.strip()[-500:]}")
+        pytest.skip(f"needs a cuda-gdb that sees kernels of plain Python, and it said: {last_line(expected)}")
     srunddp = (str(ROOT / "bin" / "srunddp"), "--quiet", "plain.py")
     with spinning(tmp_path / "ours", *srunddp, variables={"SRUNDDP_WORKER": worker} if worker else {}) as pid:
         assert "spin" in shown(gdb, pid)
@@ -105,9 +105,13 @@ def test_cuda_gdb_follows_srunddp_into_a_worker_by_exec(tmp_path: Path) -> None:
     before = (gdb, "-batch", *(word for order in orders for word in ("-ex", order)), "--args")
     expected = plain(tmp_path, ABORTING, *before)
     if "SIGABRT" not in expected.stdout:
-        pytest.skip(f"needs a cuda-gdb that runs plain Python, and it said: {expected.stderr.strip()[-500:]}")
+        pytest.skip(f"needs a cuda-gdb that runs plain Python, and it said: {last_line(expected.stderr)}")
     found = alone(tmp_path, ABORTING, *before, SRUNDDP_WORKER="exec")
     assert "SIGABRT" in found.stdout, found.stdout + found.stderr
+
+
+def last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
 
 
 @contextmanager
