@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError
@@ -42,10 +41,8 @@ def claim(store: Store, node: str, gpu: str, rank: int) -> None:
         store: that all ranks share; node: this rank's; gpu: the UUID of its device.
 
     Raises:
-        ConfigError: another rank has it, and NCCL is not told that ranks share.
+        ConfigError: another rank has it.
     """
-    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
-        return
     holder = store.compare_set(f"srunddp/gpu/{node}/{gpu}", "", str(rank)).decode()
     if holder != str(rank):
         raise ConfigError(

@@ -105,16 +105,6 @@ def test_idle_gpus_are_warned_of(torch: Torch) -> None:
     assert device.pick("auto", 0, 1) == ("cuda:0", "nccl", device.unused_devices(1, 8))
 
 
-def test_ranks_may_share_a_gpu_where_nccl_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `srunddp check` has it."""
-    from torch.distributed import HashStore
-
-    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    store = HashStore()
-    for rank in range(2):
-        device.claim(store, "n1", "GPU-a", rank)
-
-
 def test_row_11_two_ranks_that_see_the_same_gpu_are_named() -> None:
     """Such as eight tasks that were all given the first one."""
     source = (

@@ -15,6 +15,13 @@ world = srunddp.init()
 print(world.backend, dist.distributed_c10d._get_default_group().bound_device_id)
 world.close()
 """
+HANDED_OVER = """
+world = srunddp.init(device_id=True)
+total = ones(world)
+dist.all_reduce(total)
+print(dist.distributed_c10d._get_default_group().bound_device_id, total.sum().item())
+world.close()
+"""
 ASKED_FOR = """
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl", device_id=device)
@@ -45,8 +52,9 @@ def test_the_default_group_is_bound_to_no_device(backend: str, tmp_path: Path) -
     assert ran(tmp_path, BOUND, size=1, backend=chosen) == [f"{chosen} None\n"]
 
 
-def test_a_device_that_the_script_gives_is_kept(tmp_path: Path) -> None:
-    assert ran(tmp_path, ASKED_FOR, size=1) == ["cuda:0 4.0\n"]
+@pytest.mark.parametrize("script", [HANDED_OVER, ASKED_FOR], ids=["by srunddp.init", "by init_process_group"])
+def test_a_device_is_handed_over_where_the_script_says_so(script: str, tmp_path: Path) -> None:
+    assert ran(tmp_path, script, size=1) == ["cuda:0 4.0\n"]
 
 
 def test_ranks_on_gpus_make_subgroups_of_nccl_and_gloo(tmp_path: Path) -> None:
