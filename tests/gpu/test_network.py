@@ -49,7 +49,7 @@ def test_15_s_without_the_lines_network_end_nothing(over: str, tmp_path: Path) -
     assert printed(tmp_path, 2) == ["True\n"] * 2
 
 
-def test_a_network_that_is_away_for_longer_than_lost_after_ends_the_run(tmp_path: Path) -> None:
+def test_a_network_away_for_longer_than_lost_after_ends_the_run(tmp_path: Path) -> None:
     assert flap("the bus", tmp_path, "--lost-after", "5") == [69, 69]
 
 

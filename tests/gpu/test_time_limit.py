@@ -27,7 +27,7 @@ rest()
 """
 
 
-def test_who_hangs_is_named_with_its_stack_when_the_watchdog_strikes(tmp_path: Path) -> None:
+def test_who_hangs_is_named_when_nccls_watchdog_strikes(tmp_path: Path) -> None:
     """And the flight recorders of those who waited are written to their ends."""
     recorder = str(tmp_path / "recorder_")
     variables = need_nccl_ranks(2) | {
