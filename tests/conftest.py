@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.requirements import need_gpus
+
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 
@@ -36,6 +38,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wanted != ["soak"]:
         for item in chosen:
             item.add_marker(pytest.mark.timeout(_LIMIT))
+
+
+# Before fixtures are set up, which may use the GPU.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if marker := item.get_closest_marker("gpu"):
+        need_gpus(*marker.args)
 
 
 @pytest.fixture(scope="session", autouse=True)
