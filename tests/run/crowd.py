@@ -22,6 +22,7 @@ from srunddp.run.guard import Guard
 from srunddp.run.member import PING_EVERY, Post
 from srunddp.run.pipe import pipe
 from srunddp.run.report import Report
+from srunddp.run.signals import Launcher
 from srunddp.run.stacks import Dump
 from srunddp.run.supervisor import Met, Supervisor
 from srunddp.run.wire import Wire
@@ -64,7 +65,7 @@ def head(count: int, idle: float) -> int:
         condemn=lambda: None,
         ended=lambda: None,
         finish=lambda _: None,
-        launcher=None,
+        launcher=Launcher(None),
     ).run()
 
 
