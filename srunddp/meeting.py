@@ -36,7 +36,6 @@ class Prepared:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
-        notes: lines to be said once, on who else may change ifaces.conf.
         held: rank 0's listening sockets; told: what it tells over PMI or MPI, its token, where its line is and the
             secret. None on the others.
     """
@@ -45,7 +44,6 @@ class Prepared:
     environment: Environment
     entries: tuple[ifaces.Entry, ...]
     interface: interface.Interface
-    notes: tuple[str, ...] = ()
     held: Held | None = None
     told: str | None = field(default=None, repr=False)
 
@@ -58,7 +56,7 @@ def prepare(options: Options, environment: Environment) -> Prepared:
     """
     loaded = ifaces.load(options.ifaces, os.environ)
     chosen = interface.choose(loaded.entries, environment, os.environ, interface.links_here())
-    return Prepared(options, environment, loaded.entries, chosen, loaded.notes)
+    return Prepared(options, environment, loaded.entries, chosen)
 
 
 def bind(prepared: Prepared) -> Prepared:
