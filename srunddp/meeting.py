@@ -116,9 +116,7 @@ def meet(
         channels.rank_zero_node(environment.step)
     if prepared.held:
         layout = environment.step.layout() if environment.step else {}
-        return Roster(
-            hello, prepared.held, channel, layout, own, say, interrupt, lambda node: _known_as(prepared, node)
-        ).gather(deadline)
+        return Roster(hello, prepared.held, channel, layout, own, say, interrupt).gather(deadline)
     line, meeting = find(_candidates(prepared, heard), hello, deadline, own, interrupt)
     return Company(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
 
@@ -127,10 +125,6 @@ def _candidates(prepared: Prepared, heard: Announcement | None) -> list[Address]
     if heard:
         return list(heard.addresses)
     return channels.locate(prepared.environment, prepared.interface, prepared.entries, prepared.options.ports)
-
-
-def _known_as(prepared: Prepared, node: str) -> str:
-    return channels.known_as(ifaces.entry_or_default(prepared.entries, node), node)
 
 
 def joined(prepared: Prepared, meeting: Meeting) -> process_group.Joined:

@@ -24,7 +24,6 @@ from srunddp.bootstrap import mpi
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.interface import Interface
 from srunddp.bootstrap.line import Meeting
-from srunddp.bootstrap.quiet import without_name_lookups
 from srunddp.observe.marks import event
 
 if TYPE_CHECKING:
@@ -75,17 +74,16 @@ class Joined:
 
         event("init")
         if self._store is None:
-            with without_name_lookups():
-                self._store = TCPStore(
-                    self.meeting.master_addr,
-                    self.meeting.master_port,
-                    self.environment.world_size,
-                    is_master=self.store_fd is not None,
-                    timeout=timedelta(seconds=self.timeout),
-                    wait_for_workers=False,
-                    master_listen_fd=self.store_fd,
-                    use_libuv=True,
-                )
+            self._store = TCPStore(
+                self.meeting.master_addr,
+                self.meeting.master_port,
+                self.environment.world_size,
+                is_master=self.store_fd is not None,
+                timeout=timedelta(seconds=self.timeout),
+                wait_for_workers=False,
+                master_listen_fd=self.store_fd,
+                use_libuv=True,
+            )
         self.initialisations += 1
         return PrefixStore(f"srunddp/{self.initialisations}", self._store)
 

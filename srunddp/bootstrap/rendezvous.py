@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from srunddp.bootstrap import absent, failure, trust
+from srunddp.bootstrap import failure, trust
 from srunddp.bootstrap.failure import Failure, Interrupt
 from srunddp.bootstrap.line import Address, Hello, Meeting, receive, send
 from srunddp.bootstrap.trust import Claim, Trust, Unproven
@@ -224,14 +224,12 @@ class _Search:
                 told = _confirmed(line, self.interrupt.failure.message())
                 raise self.interrupt.failure.of(self.hello.rank, self.hello.node, Scope.JOB if told else Scope.RANK)
             answer = receive(line, deadline)
-            if "look" in answer:
-                send(line, absent.asked(answer, self.hello.address))
-            elif "failed" in answer:
+            if "failed" in answer:
                 raise failure.told(answer)
-            elif "refused" in answer:
+            if "refused" in answer:
                 self.refused = f"rank 0 refused it: {_printable(answer['refused'])}"
                 raise self._refusal()
-            elif "meeting" in answer:
+            if "meeting" in answer:
                 line.settimeout(None)
                 return Meeting(**answer["meeting"])
 

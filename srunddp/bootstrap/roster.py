@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from srunddp.bootstrap import absent, failure
+from srunddp.bootstrap import failure
 from srunddp.bootstrap.absent import SAY_EVERY, named
 from srunddp.bootstrap.door import PATIENCE, UNPROVEN, Door
 from srunddp.bootstrap.failure import Interrupt
-from srunddp.bootstrap.inquiry import inquire
 from srunddp.bootstrap.line import Company, Held, Hello, Meeting, send
 from srunddp.bootstrap.trust import Trust, Unproven
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
@@ -37,7 +36,6 @@ class Roster:
         layout: the node of each rank as far as the launcher tells, to name those that do not come.
         trust: rank 0's kind of proof; say: takes a line for the log.
         interrupt: ends the gathering by this rank's own failure.
-        known_as: the name by which others reach a node.
         every: seconds between two lines that say who is missing.
         mourn: seconds for which ranks that come after a failure are told of it.
         unproven, patience: how many connections without a proof are kept, and how long; see :class:`Door`.
@@ -51,7 +49,6 @@ class Roster:
     trust: Trust = field(default_factory=Unproven)
     say: Callable[[str], None] = _nothing
     interrupt: Interrupt | None = None
-    known_as: Callable[[str], str] = str
     every: float = SAY_EVERY
     mourn: float = MOURN
     unproven: int = UNPROVEN
@@ -102,7 +99,7 @@ class Roster:
         while len(self.lines) < self.own.world_size - 1:
             now = time.monotonic()
             if now >= deadline:
-                raise RendezvousError(self._absent(door), scope=Scope.JOB)
+                raise RendezvousError(self._absent(), scope=Scope.JOB)
             if now >= next_word:
                 self.say(f"waiting for {named(self._missing(), self.layout)}")
                 next_word += self.every
@@ -157,20 +154,13 @@ class Roster:
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.own.world_size) if rank not in self._here]
 
-    def _absent(self, door: Door) -> str:
+    def _absent(self) -> str:
         missing = self._missing()
-        cure = "see whether they started, and whether their interface reaches it"
         return (
             f"{len(missing)} of {self.own.world_size} ranks did not come: {named(missing, self.layout)}; expected all "
-            f"of them on {self.held.line_address} -> {self._looked_at(door, missing) or cure}"
+            f"of them on {self.held.line_address} -> see whether they started, and whether their interface reaches it; "
+            "`srunddp check` names the nodes that do not answer each other"
         )
-
-    def _looked_at(self, door: Door, missing: list[int]) -> str:
-        nodes = absent.nodes_to_look_at(missing, self.layout, [hello.node for hello in self._here.values()])
-        where = {node: (self.known_as(node), self.held.line_address.port) for node in nodes}
-        first = {self._here[rank].node: rank for rank in sorted(self.lines, reverse=True)}
-        askers = {node: self.lines[rank] for node, rank in first.items() if node != self.own.node}
-        return absent.seen(inquire(door, where, self.own, askers)) if nodes else ""
 
     def _tell(self) -> Meeting:
         hellos = [self._here[rank] for rank in range(self.own.world_size)]

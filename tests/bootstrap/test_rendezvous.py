@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap import absent, channels, environment, line, rendezvous
+from srunddp.bootstrap import channels, environment, line, rendezvous
 from srunddp.bootstrap.failure import Failure, Interrupt, read
 from srunddp.bootstrap.ifaces import DEFAULT
 from srunddp.bootstrap.line import Address, Company, Held, Hello, Meeting, hold
@@ -666,31 +666,6 @@ def test_nobody_is_said_to_be_waited_for_when_all_come_soon() -> None:
     with rank_zero(2) as server:
         meet(server, hello(1))
         assert server.said == []
-
-
-def test_the_error_says_which_nodes_see_the_node_of_a_missing_rank() -> None:
-    """127.0.0.3 is a node that answers, with nobody listening there; the other two do not resolve and have no route."""
-    layout = dict(enumerate(["node01", "node02", "127.0.0.3", "no-such.invalid", "255.255.255.255"]))
-    with rank_zero(5, layout=layout, within=0.5) as server:
-        text = refusal(server, hello(1, 5, "node02"))
-        assert server.refusal() == text
-    reached, unknown, unreachable = text.partition(" -> ")[2].split("; ")
-    assert reached == "127.0.0.3 answers node01 and node02: see whether srunddp started there"
-    by = "node01 (unknown name), node02 (unknown name)"
-    assert unknown == f"no-such.invalid does not answer {by}: the node or its interface is down"
-    assert unreachable.startswith("255.255.255.255 does not answer node01 (")
-
-
-def test_a_node_that_some_see_and_others_do_not_is_said_so() -> None:
-    found = {"node03": {"node01": "", "node02": "no route to host"}}
-    assert (
-        absent.seen(found) == "node03 answers node01, but not node02 (no route to host): see the network between them"
-    )
-
-
-def test_an_inquiry_of_any_content_is_answered() -> None:
-    for asked in (7, [], {"n": 1}, {"n": ["h", "x"]}, {"n": ["127.0.0.1", 99999]}, {"": ["\0", 1]}):
-        assert set(absent.asked({"look": asked}, "127.0.0.1")) == {"looked"}
 
 
 # Failures before all have met.
