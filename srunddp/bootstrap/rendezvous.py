@@ -15,6 +15,7 @@ from typing import Any
 
 from srunddp.bootstrap import failure, trust
 from srunddp.bootstrap.failure import Failure, Interrupt
+from srunddp.bootstrap.interface import shares_subnet
 from srunddp.bootstrap.line import Address, Hello, Meeting, receive, send
 from srunddp.bootstrap.trust import Claim, Trust, Unproven
 from srunddp.errors import RendezvousError, Scope, SrunddpError
@@ -164,7 +165,8 @@ class _Search:
         nonce = trust.nonce()
         try:
             line.settimeout(patience)
-            if self.hello.address:
+            # Between two subnets routes decide: a strict reverse-path filter drops what comes by another interface.
+            if self.hello.address and shares_subnet(self.hello.address, address.host):
                 line.bind((self.hello.address, 0))
             line.connect((address.host, address.port))
             send(line, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
