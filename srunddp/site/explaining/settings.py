@@ -6,7 +6,7 @@ import datetime
 import re
 
 from srunddp.bootstrap import channels
-from srunddp.bootstrap.device import device_index
+from srunddp.bootstrap.device import device_index, has_own
 from srunddp.bootstrap.trust import MUNGE_SOCKET
 from srunddp.errors import ConfigError
 from srunddp.run.offline import THREADS, offline
@@ -58,10 +58,17 @@ def _device(case: Case) -> Row:
     if environment is None or (local_size is None and visible > 1):
         return Row("device", UNKNOWN, f"{shown}: {visible} visible, if they are there", passed_over)
     try:
-        index = device_index(environment.local_rank, local_size or 1, visible)
+        own = has_own(case.variables, local_size or 1, visible)
+        index = device_index(environment.local_rank, local_size or 1, visible, own=own)
     except ConfigError as error:
         return Row("device", UNKNOWN, f"{shown}, if they are there: {error}", passed_over)
-    rule = "the only one" if visible == 1 else f"local rank {environment.local_rank} of {visible} visible"
+    rule = (
+        "the only one"
+        if visible == 1
+        else f"the first of {visible} of its own"
+        if own
+        else f"local rank {environment.local_rank} of {visible} visible"
+    )
     return Row("device", f"cuda:{index}", f"{rule}, {shown}, if there is such a GPU", passed_over)
 
 
