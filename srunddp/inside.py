@@ -65,6 +65,8 @@ def _meet_in_process(options: Options) -> process_group.Joined:
     if mpi.is_running() and "mpi" in environment.channels:
         # It has used PMI up, and tells as well.
         environment = detect(os.environ, channel="mpi")
+    for note in environment.notes if environment.rank == 0 else ():
+        _log.warning("srunddp: %s", note)
     prepared = _ready(options, environment)
     company = meet(
         prepared,

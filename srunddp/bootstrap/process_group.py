@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from srunddp.bootstrap import mpi
+from srunddp.bootstrap import mpi, rank_mark
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.interface import Interface
 from srunddp.bootstrap.line import Meeting
@@ -103,6 +103,7 @@ def install(place: Joined) -> None:
     # Inherited from a torchrun around us, it would make every rank a client of a store that nobody serves.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ.update(place.variables())
+    os.environ[rank_mark.VARIABLE] = rank_mark.mark(os.environ, os.getpid())
     if place.meeting.channel == "pmi":
         sys.meta_path.insert(0, mpi.NotAfterPmi())
     if _RENDEZVOUS in sys.modules:
