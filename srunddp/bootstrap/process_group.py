@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 from srunddp.bootstrap import mpi, rank_mark
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.interface import Interface
-from srunddp.bootstrap.line import Meeting
+from srunddp.bootstrap.line import Meeting, allow_many
 from srunddp.observe.marks import event
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+# Of rank 0: NCCL's threads have connections to the store of their own.
+_FILES_PER_RANK, _SPARE_FILES = 4, 256
 _RENDEZVOUS = "torch.distributed.rendezvous"
 
 
@@ -74,6 +76,8 @@ class Joined:
 
         event("init")
         if self._store is None:
+            if self.store_fd is not None:
+                allow_many(_FILES_PER_RANK * self.environment.world_size + _SPARE_FILES)
             self._store = TCPStore(
                 self.meeting.master_addr,
                 self.meeting.master_port,

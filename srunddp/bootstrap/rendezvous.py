@@ -90,6 +90,10 @@ class _PassedOverError(Exception):
     """This address is not rank 0's line, or not yet."""
 
 
+class _StrangerError(_PassedOverError):
+    """Somebody else's process has answered."""
+
+
 class _RefusedError(_PassedOverError):
     """Somebody there has our token, and refuses us."""
 
@@ -109,6 +113,7 @@ class _Search:
     own: Trust
     interrupt: Interrupt
     last: str = "nothing tried"
+    stranger: str = ""
     refused: str = ""
 
     def run(self, deadline: float) -> tuple[socket.socket, Meeting]:
@@ -118,7 +123,11 @@ class _Search:
                 self._stop_if_interrupted()
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    raise self._refusal() if self.refused else _not_found(self.candidates, self.hello, self.last)
+                    raise (
+                        self._refusal()
+                        if self.refused
+                        else _not_found(self.candidates, self.hello, self.stranger or self.last)
+                    )
                 if greeted := self._try(address, min(patience, remaining)):
                     line, proof = greeted
                     return line, self._await_others(line, proof, address, deadline)
@@ -156,6 +165,8 @@ class _Search:
             return self._greet(address, patience)
         except _RefusedError as reason:
             self.refused = f"{address} {reason}"
+        except _StrangerError as reason:
+            self.stranger = f"{address} {reason}"
         except _PassedOverError as reason:
             self.last = f"{address} {reason}"
         return None
@@ -187,7 +198,7 @@ class _Search:
         if "refused" in greeting:
             self._refused(_printable(greeting["refused"]))
         if "seen" not in greeting or not trust.is_nonce(greeting.get("nonce")):
-            raise _PassedOverError("belongs to somebody else")
+            raise _StrangerError("belongs to somebody else")
         claim = Claim(
             self.hello.token, self.hello.rank, str(Address(*line.getpeername()[:2])), nonce, greeting["nonce"]
         )

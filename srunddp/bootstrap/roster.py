@@ -132,6 +132,12 @@ class Roster:
         )
 
     def _objection(self, hello: Hello) -> str:
+        if hello.version != self.own.version:
+            return (
+                f"rank {hello.rank} on {hello.node} has srunddp {hello.version or 'of another version'}, rank 0 on "
+                f"{self.own.node} has {self.own.version}; expected one version on all nodes "
+                "-> start all ranks from one installation"
+            )
         if hello.world_size != self.own.world_size or not 0 <= hello.rank < self.own.world_size:
             return (
                 f"rank {hello.rank} on {hello.node} counts {hello.world_size} ranks, rank 0 counts "
@@ -164,8 +170,9 @@ class Roster:
 
     def _tell(self) -> Meeting:
         hellos = [self._here[rank] for rank in range(self.own.world_size)]
-        sizes = Counter(hello.node for hello in hellos)
-        masks = Counter((hello.node, hello.cpus) for hello in hellos)
+        nodes = _nodes(hellos)
+        sizes = Counter(nodes)
+        masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))
         node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
         store = self.held.store_address
         meetings = [
@@ -173,19 +180,29 @@ class Roster:
                 master_addr=store.host,
                 master_port=store.port,
                 nnodes=len(sizes),
-                node_rank=node_ranks[hello.node],
-                local_world_size=sizes[hello.node],
+                node_rank=node_ranks[node],
+                local_world_size=hello.local_world_size or sizes[node],
                 run=self.own.token,
                 channel=self.channel,
                 master_node=self.own.node,
-                sharers=masks[hello.node, hello.cpus],
+                sharers=masks[node, hello.cpus],
             )
-            for hello in hellos
+            for node, hello in zip(nodes, hellos, strict=True)
         ]
         for rank, line in self.lines.items():
             line.setblocking(True)
             send(line, {"meeting": asdict(meetings[rank])})
         return meetings[self.own.rank]
+
+
+def _nodes(hellos: list[Hello]) -> list[tuple[str, int]]:
+    """The node of each rank: containers on several hosts may have one name, but a node has each local rank once."""
+    before: Counter[tuple[str, int]] = Counter()
+    nodes = []
+    for hello in hellos:
+        nodes.append((hello.node, before[hello.node, hello.local_rank]))
+        before[hello.node, hello.local_rank] += 1
+    return nodes
 
 
 def tell_all(door: Door, message: dict[str, Any], settled: set[int], seconds: float) -> None:

@@ -49,7 +49,7 @@ def hello(
     pid: int | None = None,
     address: str = "127.0.0.1",
 ) -> Hello:
-    return Hello(token, rank, world_size, 0, node, address, 1000 + rank if pid is None else pid)
+    return Hello(token, rank, world_size, rank, node, address, 1000 + rank if pid is None else pid)
 
 
 def greeting(one: Hello, kind: str = "none") -> dict[str, object]:
@@ -200,6 +200,20 @@ def test_ranks_of_a_cyclic_placement_get_their_nodes_numbers() -> None:
     assert [meeting.node_rank for meeting in meetings] == [0, 1, 2, 0, 0, 0]
     assert [meeting.local_world_size for meeting in meetings] == [4, 1, 1, 4, 4, 4]
     assert {meeting.nnodes for meeting in meetings} == {3}
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_hosts_with_one_name_are_nodes_of_their_own(told: int) -> None:
+    """Containers; where the launcher told how many ranks a node has, that is kept."""
+    hellos = [replace(hello(rank, 4, "worker"), local_rank=rank // 2, local_world_size=told) for rank in range(4)]
+    server = RankZero(hellos[0])
+    try:
+        meetings = meet(server, *hellos[1:])
+    finally:
+        server.end()
+    assert [meeting.node_rank for meeting in meetings] == [0, 1, 0, 1]
+    assert [meeting.local_world_size for meeting in meetings] == [told or 2] * 4
+    assert {meeting.nnodes for meeting in meetings} == {2}
 
 
 def test_512_ranks_meet() -> None:
@@ -556,6 +570,8 @@ def test_a_rank_that_does_not_find_rank_zero_says_where_it_looked() -> None:
         assert "belongs to somebody else" in refusal(other.address, hello(1), within=0.3)
         with pytest.raises(RendezvousError, match=f"at {nowhere} and 2 more: "):
             find([nowhere] * 3, hello(1), soon(0.3))
+        with pytest.raises(RendezvousError, match=f": {other.address} belongs to somebody else; "):
+            find([other.address, nowhere], hello(1), soon(0.5))
 
 
 def test_a_rank_that_only_mute_strangers_answer_stops_at_its_deadline() -> None:

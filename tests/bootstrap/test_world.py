@@ -191,6 +191,27 @@ def test_the_store_waits_as_long_as_a_collective(tmp_path: Path, given: str, lim
     assert [(tmp_path / f"limit.{rank}").read_text() for rank in range(2)] == [limit, limit]
 
 
+CROWDED = """
+import socket, srunddp
+from datetime import timedelta
+from torch.distributed import TCPStore
+with srunddp.init("gloo") as it:
+    if RANK == 1:
+        where = it.master_addr, it.master_port
+        crowd = [socket.create_connection(where) for _ in range(200)]
+        store = TCPStore(*where, is_master=False, timeout=timedelta(seconds=10))
+        say("found", store.check(["nothing"]))
+"""
+
+
+def test_rank_0s_store_takes_more_than_the_soft_limit(tmp_path: Path) -> None:
+    """A torch process has some 20 files open before."""
+    with world(tmp_path, CROWDED, size=2, below={0: ["prlimit", "--nofile=100:4096"]}) as it:
+        ended = it.wait()
+    assert ended.codes == [0, 0], ended.text
+    assert (tmp_path / "found.1").read_text() == "False"
+
+
 # A node with GPUs, where Gloo was asked for; the groups are real.
 GLOO_BESIDE_GPUS = """
 import torch, srunddp
