@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from srunddp.bootstrap import mpi, rank_mark
+from srunddp.bootstrap import cpus, mpi, rank_mark
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.interface import Interface
 from srunddp.bootstrap.line import Meeting, allow_many
@@ -62,10 +62,16 @@ class Joined:
             "WORLD_SIZE": str(environment.world_size),
             "LOCAL_WORLD_SIZE": str(meeting.local_world_size),
             "GROUP_RANK": str(meeting.node_rank),
+            "GROUP_WORLD_SIZE": str(meeting.nnodes),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(environment.rank),
+            "ROLE_WORLD_SIZE": str(environment.world_size),
             "NODE_RANK": str(meeting.node_rank),
             "MASTER_ADDR": meeting.master_addr,
             "MASTER_PORT": str(meeting.master_port),
             "TORCHELASTIC_RUN_ID": meeting.run,
+            "TORCHELASTIC_RESTART_COUNT": os.environ.get("SLURM_RESTART_COUNT") or "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
             **self.interface.exports,
         }
 
@@ -107,6 +113,8 @@ def install(place: Joined) -> None:
     # Inherited from a torchrun around us, it would make every rank a client of a store that nobody serves.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ.update(place.variables())
+    if place.meeting.local_world_size > 1 and "torch" not in sys.modules:
+        os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
     os.environ[rank_mark.VARIABLE] = rank_mark.mark(os.environ, os.getpid())
     if place.meeting.channel == "pmi":
         sys.meta_path.insert(0, mpi.NotAfterPmi())

@@ -6,10 +6,11 @@ import datetime
 import re
 
 from srunddp.bootstrap import channels
+from srunddp.bootstrap.cpus import THREADS
 from srunddp.bootstrap.device import device_index, has_own
 from srunddp.bootstrap.trust import MUNGE_SOCKET
 from srunddp.errors import ConfigError
-from srunddp.run.offline import THREADS, offline
+from srunddp.run.offline import offline
 from srunddp.run.staged import VARIABLE
 from srunddp.site.explaining.case import UNKNOWN, Case, Row
 
@@ -121,18 +122,17 @@ def _threads(case: Case) -> Row:
         )
     if case.asked.offline:
         return Row("threads", UNKNOWN, "--offline: this rank's CPUs by the ranks that share them, known when they meet")
-    return Row("threads", UNKNOWN, "torch's choice; with Trainer at most this rank's CPUs")
+    rule = "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the node"
+    return Row("threads", UNKNOWN, rule)
 
 
 def _offline(case: Case) -> list[Row]:
     if not case.asked.offline:
         return []
-    ours = offline({}, 0, 1)
-    exported = offline({**case.variables, THREADS[0]: ""}, 0, 1)
+    exported = offline(case.variables)
     return [
         Row(name, exported[name], "--offline") if name in exported else Row(name, case.variables[name], "exported")
-        for name in ours
-        if name not in THREADS
+        for name in offline({})
     ]
 
 
