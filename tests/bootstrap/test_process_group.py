@@ -63,3 +63,20 @@ def test_threads_that_the_user_gave_stay(name: str) -> None:
 
 def test_threads_are_no_more_than_slurm_was_asked_for() -> None:
     assert threads({"SLURM_CPUS_PER_TASK": "1"}, 1) == {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "code"), [("", (), 0), ("sys.exit(3)", (), 3), ("", ("--log-dir=logs",), 0)]
+)
+def test_pythons_development_mode_has_nothing_to_say(
+    tmp_path: Path, script: str, options: tuple[str, ...], code: int
+) -> None:
+    with world(tmp_path, script, *options, size=2, variables={"PYTHONDEVMODE": "1"}) as it:
+        ended = it.wait()
+    assert (ended.codes, "Warning" in ended.text) == ([code, code], False), ended.text
+
+
+def test_nor_has_it_where_ranks_do_not_come_to_meet(tmp_path: Path) -> None:
+    with world(tmp_path, "", "--ifaces=absent", size=2, variables={"PYTHONDEVMODE": "1"}) as it:
+        ended = it.wait()
+    assert (ended.codes, "Warning" in ended.text) == ([78, 78], False), ended.text
