@@ -27,7 +27,6 @@ setup(
         "click>=8.1",  # the command line: options, help, usage errors
         "pyyaml>=6.0",  # ifaces.conf, by the safe loader
         "psutil>=5.9",  # network interfaces, their addresses and whether they are up
-        "ClusterShell>=1.9",  # folding ranks and node names in messages
         "nvidia-ml-py>=12.535",  # NVML: GPUs are looked at without CUDA; srunddp check and the monitor import it
         "tqdm>=4.66",  # the bar of a training in a terminal
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import select
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -68,7 +69,10 @@ def launch(
         ours.end.close()
         monitor.in_worker()
         bench = Bench(theirs, mask, output, dump, monitor.marks, wishes.fast_exit, wishes.offline)
-        return work(prepared, script, bench)
+        with theirs.end:
+            return work(prepared, script, bench)
+    # What is open here ends with this process, and not before: so the others see its end.
+    warnings.simplefilter("ignore", ResourceWarning)
     theirs.end.close()
     output.start()
     monitor.start()
