@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from srunddp.run.memory import memory_file
+
 # Neither Python, torch, NCCL nor MPI uses it.
 ASK = signal.SIGRTMAX - 3
 _WITHIN = 1.0
@@ -26,7 +28,7 @@ class Dump:
     """Memory into which faulthandler writes; made before the fork."""
 
     def __init__(self) -> None:
-        self._file = os.memfd_create("srunddp-stacks")
+        self._file = memory_file()
         self._read = 0
 
     def arm(self) -> None:

@@ -8,6 +8,7 @@ the end of one rank means for all.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import signal
@@ -31,6 +32,7 @@ _MEETING_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
 _SIGNAL_MAY_FOLLOW = 0.1
 _PUMPED_WITHIN = 0.5
 _LONGEST_WAIT = 30.0
+_PIDFD_OPEN = 434  # Linux's number of this call, the same on all processors
 
 
 class Guard(Protocol):
@@ -153,7 +155,7 @@ class Supervisor:
         register(ours, selectors.EVENT_READ, self._on_met)
         if self.launcher:
             with contextlib.suppress(OSError):  # it is gone already, and the kernel ends us soon, or it is old
-                register(os.pidfd_open(self.launcher), selectors.EVENT_READ, self._on_launcher)
+                register(_pidfd_open(self.launcher), selectors.EVENT_READ, self._on_launcher)
 
     def _meet(self, ended: socket.socket) -> None:
         try:
@@ -297,3 +299,13 @@ class Supervisor:
         else:
             self.interrupt(failure.cause, failure.exit_code)
             self._leave_by = self._clock.now + _MEETING_ENDS_WITHIN
+
+
+def _pidfd_open(process: int) -> int:
+    """A descriptor that becomes readable when the process ends, also where this Python was built without the call."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(process)
+    opened: int = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, process, 0)
+    if opened < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return opened
