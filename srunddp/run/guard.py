@@ -60,20 +60,20 @@ class Guard:
         self._pinged = self._checked = 0.0
         self._deputies: dict[int, dict[str, Any]] = {}
         self._stall = Stall(post.stall_timeout)
+        self._order = sorted(lines)
+        self._deputy = self._away = self._third = 0  # places in it of the next deputies and their witness
         self._appointed = False
+        self._working = self._open = len(lines)
 
     @property
     def released(self) -> bool:
         """Rank 0's worker hosts the store, and leaves when the others have said goodbye."""
-        working = any(rank.state is State.WORKING for rank in self._ranks.values())
-        return self._own is not State.WORKING and not working
+        return self._own is not State.WORKING and not self._working
 
     @property
     def finished(self) -> bool:
         """Rank 0's supervisor leaves last."""
-        return (self._own is State.LEFT or self.verdict is not None) and not any(
-            rank.wire.open for rank in self._ranks.values()
-        )
+        return (self._own is State.LEFT or self.verdict is not None) and not self._open
 
     def lines(self) -> Iterable[socket.socket]:
         """What to watch for :meth:`on_line`."""
@@ -87,6 +87,7 @@ class Guard:
         for message in rank.wire.read():
             self._hear(number, message, now)
         if not rank.wire.open:
+            self._open -= 1
             self._on_end(number, now)
         return rank.wire.open
 
@@ -108,8 +109,10 @@ class Guard:
             self._stall.hear(number, message["stacks"])
 
     def _turn(self, number: int, state: State) -> None:
-        if self._ranks[number].state is not State.FAILED:
-            self._ranks[number].state = state
+        rank = self._ranks[number]
+        self._working -= rank.state is State.WORKING
+        if rank.state is not State.FAILED:
+            rank.state = state
         self._stall.forget(number)
         self._appointed = False
 
@@ -241,21 +244,31 @@ class Guard:
     def _appoint(self) -> None:
         """Tell the lowest ranks that work, and may have to speak for us, when they are others than before."""
         self._appointed = True
-        working = [number for number, rank in sorted(self._ranks.items()) if rank.state is State.WORKING]
-        away = [number for number in working if self._post.nodes[number] != self._post.node]
+        self._deputy = self._next(self._deputy)
+        self._away = self._next(max(self._away, self._deputy), self._post.node)
         deputies: dict[int, dict[str, Any]] = {}
-        if working:
-            deputies[working[0]] = {"here": True}
-        if away:
-            deputies[away[0]] = deputies.get(away[0], {}) | {"elsewhere": True, "witness": self._witness(away)}
+        if self._deputy < len(self._order):
+            deputies[self._order[self._deputy]] = {"here": True}
+        if self._away < len(self._order):
+            number = self._order[self._away]
+            deputies[number] = deputies.get(number, {}) | {"elsewhere": True, "witness": self._witness(number)}
         for number, task in deputies.items():
             if self._deputies.get(number) != task:
                 self._ranks[number].wire.send({"deputy": task})
         self._deputies = deputies
 
-    def _witness(self, away: list[int]) -> tuple[str, int] | None:
+    def _next(self, place: int, *nodes: str) -> int:
+        """From this place on the next rank that works, on none of these nodes; a rank that is through stays so."""
+        while place < len(self._order):
+            number = self._order[place]
+            if self._ranks[number].state is State.WORKING and self._post.nodes[number] not in nodes:
+                break
+            place += 1
+        return place
+
+    def _witness(self, away: int) -> tuple[str, int] | None:
         """An address on a third node, by which the deputy tells whether it is its own node that is cut off."""
-        for number in away:
-            if self._post.nodes[number] != self._post.nodes[away[0]]:
-                return self._ranks[number].wire.line.getpeername()[0], _WITNESS_PORT
-        return None
+        self._third = self._next(max(self._third, self._away), self._post.node, self._post.nodes[away])
+        if self._third == len(self._order):
+            return None
+        return self._ranks[self._order[self._third]].wire.line.getpeername()[0], _WITNESS_PORT

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -140,6 +142,35 @@ def test_the_lowest_rank_left_is_appointed_to_speak_for_rank_0() -> None:
         second = deputies(lines[2])[-1]
         assert second["here"]
         assert second["elsewhere"]
+
+
+def test_a_witness_is_on_a_third_node_however_the_ranks_before_it_leave() -> None:
+    nodes = {0: "a", 1: "b", 2: "a", 3: "b", 4: "c", 5: "b", 6: "d"}
+    with guard(size=7, nodes=nodes, node="a") as (zero, lines):
+        for leaves, deputy, third in ((0, 1, 4), (4, 1, 6), (1, 3, 6), (3, 5, 6)):
+            if leaves:
+                tell(lines[leaves], goodbye=True)
+                hear(zero)
+            zero.tick(0.1)
+            assert zero._deputies[deputy]["elsewhere"]
+            assert zero._deputies[deputy]["witness"][0] == lines[third].getsockname()[0]
+            assert zero._order[zero._third] == third
+
+
+def test_the_goodbyes_of_four_thousand_ranks_cost_less_than_a_second() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    with guard(size=4096, nodes={rank: f"node{rank // 8}" for rank in range(4096)}, node="node0") as (zero, lines):
+        zero.tick(0.0)
+        began = time.process_time()
+        for word in ("goodbye", "left"):
+            for number, line in zip(lines, zero.lines(), strict=True):
+                tell(lines[number], **{word: True})
+                zero.on_line(line, 1.0)
+                zero.tick(1.0)
+                assert not zero.finished
+        assert time.process_time() - began < 1.0
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 # Whatever comes over a line.
