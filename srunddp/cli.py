@@ -20,7 +20,7 @@ from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
-from srunddp.cli_options import MONITOR_LEAST, Run, Seconds
+from srunddp.cli_options import LOST_LEAST, MONITOR_LEAST, Run, Seconds
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.farewell import tell_failure
 from srunddp.launch import check_lines, launch
@@ -95,6 +95,22 @@ def main() -> None:
     show_default=True,
     metavar="SECONDS",
     help="End the run when no rank makes a step for so long; 0 for no limit. See srunddp.heartbeat().",
+)
+@click.option(
+    "--lost-after",
+    type=Seconds(least=LOST_LEAST),
+    default=Wishes.lost_after,
+    show_default=True,
+    metavar="SECONDS",
+    help="End the run when a node has given no answer for so long.",
+)
+@click.option(
+    "--grace",
+    type=Seconds(positive=False),
+    default=Wishes.grace,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the end of a failed or stopped script may take, as uploads in atexit.",
 )
 @click.option("--log-dir", metavar="DIR", help="A file for each rank's output, in a folder for each run.")
 @click.option("--tee", metavar="RANKS", help="With --log-dir: the ranks shown on the terminal too; 0 unless given.")

@@ -152,6 +152,7 @@ def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker
         stacks=partial(worker.dump.ask, worker.pid),
         link_is_up=partial(interface.has_link, prepared.interface.name),
         folder=folder,
+        lost_after=wishes.lost_after,
     )
     if prepared.environment.rank:
         return Member(post, company.lines[0])

@@ -13,13 +13,16 @@ from enum import Enum
 from typing import Any
 
 from srunddp.run.failure import Failure, Weight
-from srunddp.run.member import SILENT_FOR, Post
+from srunddp.run.member import Post
+from srunddp.run.slurm_nodes import DownNodes
 from srunddp.run.stall import Stall
 from srunddp.run.verdict import LOST, Verdict, announce, decide
-from srunddp.run.wire import CHECK_EVERY, LOST_AFTER, Wire
+from srunddp.run.wire import Wire
 
 _ECHO_WAITS = 0.7
 _ASKED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
+_SLURM_IS_ASKED_AFTER = 10.0  # seconds without a sign of a node
+_SELDOM = 30.0
 _WITNESS_PORT = 9  # nobody listens there, and its refusal is the answer
 
 
@@ -51,13 +54,14 @@ class Guard:
     def __init__(self, post: Post, lines: Mapping[int, socket.socket]) -> None:
         self.verdict: Verdict | None = None
         self._post = post
-        self._ranks = {rank: _Rank(Wire(line)) for rank, line in lines.items()}
+        self._ranks = {rank: _Rank(Wire(line, post.lost_after)) for rank, line in lines.items()}
         self._by_line = {line: rank for rank, line in lines.items()}
         self._own = State.WORKING
         self._failures: list[Failure] = []
         self._left_before: dict[int, str] = {}
         self._judge_at: float | None = None
-        self._pinged = self._checked = 0.0
+        self._pinged = 0.0
+        self._down = DownNodes()
         self._deputies: dict[int, dict[str, Any]] = {}
         self._stall = Stall(post.stall_timeout)
         self._order = sorted(lines)
@@ -128,23 +132,27 @@ class Guard:
         if self.verdict or rank.state in (State.LEFT, State.FAILED):
             return
         if rank.wire.lost:
-            self._end_with(self._lost())
+            self._end_with(self._lost(number, now))
             return
         self._fail_of(number, Failure(number, self._post.nodes[number], "srunddp itself was killed", 137), now)
 
-    def _lost(self) -> Verdict:
-        """The node that does not answer; where none does, or our own link is down, it is our own."""
-        away = {number for number in self._ranks if self._post.nodes[number] != self._post.node}
-        silent = {number for number, rank in self._ranks.items() if rank.wire.lost or rank.wire.silent}
-        others = {self._post.nodes[number] for number in away}
-        if not self._post.link_is_up() or (silent >= away and len(others) > 1):
-            node = self._post.node
-            culprits = [number for number, where in self._post.nodes.items() if where == node]
-        else:
-            first = next(number for number in sorted(silent) if self._ranks[number].wire.lost)
-            node = self._post.nodes[first]
-            culprits = [number for number in sorted(silent) if self._post.nodes[number] == node]
-        return Verdict(tuple(culprits), node, f"no answer for {LOST_AFTER:g} s", LOST, how="lost")
+    def _lost(self, number: int, now: float) -> Verdict:
+        """The node of a rank that does not answer; where none does, or our own link is down, it is our own."""
+        away = {other for other in self._ranks if self._post.nodes[other] != self._post.node}
+        silent = self._unheard(now, self._post.lost_after / 2)
+        silent |= {other for other, rank in self._ranks.items() if rank.wire.lost}
+        ours = silent >= away and len({self._post.nodes[other] for other in away}) > 1
+        node = self._post.node if ours or not self._post.link_is_up() else self._post.nodes[number]
+        return self._lost_node(node, f"no answer for {self._post.lost_after:g} s")
+
+    def _lost_node(self, node: str, cause: str) -> Verdict:
+        ranks = tuple(number for number, where in self._others().items() if where == node)
+        return Verdict(ranks, node, cause, LOST, how="lost")
+
+    def _unheard(self, now: float, seconds: float) -> set[int]:
+        """The ranks whose line is open, but of which nothing has come for so long."""
+        ranks = self._ranks.items()
+        return {number for number, rank in ranks if rank.wire.open and now - (rank.heard or now) > seconds}
 
     def fail(self, failure: Failure, now: float) -> None:
         """A rank has failed, this one or another."""
@@ -193,22 +201,19 @@ class Guard:
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
         if self.verdict:
-            return SILENT_FOR
+            return _SELDOM
         if not self._appointed:
             self._appoint()
-        if now >= self._checked + CHECK_EVERY:
-            self._checked = now
-            if any([rank.wire.check() for rank in self._ranks.values() if rank.state is not State.LEFT]):
-                self._end_with(self._lost())
-                return SILENT_FOR
         if now >= self._pinged + self._post.ping_every:
             self._pinged = now
             self._ping(now)
+            if self.verdict:
+                return _SELDOM
         if self._failures and (now >= (self._judge_at or 0.0) or not self._are_working()):
             self._judge()
         elif not self._failures:
             self._watch_steps(now)
-        due = [self._checked + CHECK_EVERY, self._pinged + self._post.ping_every, self._judge_at]
+        due = [self._pinged + self._post.ping_every, self._judge_at]
         due += [] if self._failures else [self._stall.due]
         return max(0.0, min(each for each in due if each is not None) - now)
 
@@ -225,9 +230,16 @@ class Guard:
             if rank.state is State.WORKING:
                 rank.wire.send({"ping": True})
             rank.heard = rank.heard or now  # nothing is expected before the first ping
-            if now - rank.heard > SILENT_FOR and rank.state is not State.FAILED:
-                cause = f"srunddp has been silent for {SILENT_FOR:g} s, stopped or starved"
-                self._fail_of(number, Failure(number, self._post.nodes[number], cause, LOST), now)
+            if now - rank.heard > self._post.silent_after and rank.state is not State.FAILED:
+                self._fail_of(number, Failure(number, self._post.nodes[number], self._post.starved, LOST), now)
+        self._ask_slurm(now)
+
+    def _ask_slurm(self, now: float) -> None:
+        silent = {self._post.nodes[number] for number in self._unheard(now, _SLURM_IS_ASKED_AFTER)}
+        if down := silent & self._down.names:
+            self._end_with(self._lost_node(min(down), "Slurm says that the node is down"))
+        elif silent:
+            self._down.ask(silent)
 
     def _watch_steps(self, now: float) -> None:
         if self._stall.is_new(now):

@@ -12,11 +12,12 @@ from typing import Any
 
 from srunddp.run.failure import Failure, Weight
 from srunddp.run.verdict import LOST, Verdict, announce
-from srunddp.run.wire import CHECK_EVERY, LOST_AFTER, Wire
+from srunddp.run.wire import LOST_AFTER, Wire
 
 PING_EVERY = 5.0
-SILENT_FOR = 30.0
+_STARVED_FOR = 30.0
 _WITNESS_WITHIN = 2.0
+_SOON = 0.1
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Post:
         step: how many steps the worker has made; stacks: asks it where it is.
         link_is_up: whether this node's interface has a link.
         folder: of the run's logs.
+        lost_after: seconds without an answer of another node's kernel, after which that node is lost.
     """
 
     rank: int
@@ -39,11 +41,22 @@ class Post:
     stacks: Callable[[], str]
     link_is_up: Callable[[], bool]
     folder: Path | None = None
+    lost_after: float = LOST_AFTER
 
     @property
     def ping_every(self) -> float:
         """Seconds between two pings, which also say how far this rank has come."""
-        return min(PING_EVERY, self.stall_timeout / 4) if self.stall_timeout else PING_EVERY
+        return min(PING_EVERY, self.lost_after / 4, self.stall_timeout / 4 or PING_EVERY)
+
+    @property
+    def silent_after(self) -> float:
+        """Seconds without a ping, though the kernel answers, after which a supervisor is stopped or starved."""
+        return self.lost_after + _STARVED_FOR
+
+    @property
+    def starved(self) -> str:
+        """The cause then."""
+        return f"srunddp has been silent for {self.silent_after:g} s, stopped or starved"
 
 
 class Member:
@@ -57,15 +70,15 @@ class Member:
         self.verdict: Verdict | None = None
         self.released = self._left = False
         self._post = post
-        self._wire = Wire(line)
+        self._wire = Wire(line, post.lost_after)
         self._failure: Failure | None = None
         self._deputy: Mapping[str, Any] = {}
-        self._heard = self._pinged = self._checked = 0.0
+        self._heard = self._pinged = 0.0
 
     @property
     def finished(self) -> bool:
         """Whether the supervisor may leave."""
-        return self._left or self.verdict is not None
+        return (self._left and self._wire.sent) or self.verdict is not None
 
     def lines(self) -> Iterable[socket.socket]:
         """What to watch for :meth:`on_line`."""
@@ -77,7 +90,7 @@ class Member:
         for message in self._wire.read():
             self._hear(message)
         if not self._wire.open and not self.finished:
-            self._on_end("no answer" if self._wire.lost else "srunddp itself was killed")
+            self._on_end("srunddp itself was killed")
         return self._wire.open
 
     def _hear(self, message: Mapping[str, Any]) -> None:
@@ -107,16 +120,12 @@ class Member:
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
         self._heard = self._heard or now  # nothing is expected before the first ping
-        if now - self._heard > SILENT_FOR and not self.finished and not self.released:
-            self._on_end(f"srunddp has been silent for {SILENT_FOR:g} s, stopped or starved", silent=True)
-        if now >= self._checked + CHECK_EVERY:
-            self._checked = now
-            if self._wire.check() and not self.finished:
-                self._on_end("no answer")
+        if now - self._heard > self._post.silent_after and not self.finished and not self.released:
+            self._on_end(self._post.starved, silent=True)
         if now >= self._pinged + self._post.ping_every:
             self._pinged = now
             self._wire.send({"ping": self._post.step()})
-        return min(self._pinged + self._post.ping_every, self._checked + CHECK_EVERY) - now
+        return _SOON if self._left else self._pinged + self._post.ping_every - now
 
     def _on_end(self, cause: str, *, silent: bool = False) -> None:
         lost = self._wire.lost or silent
@@ -125,9 +134,7 @@ class Member:
         elif lost:
             ours = self._wire.lost and not self._connected
             rank, node = (self._post.rank, self._post.node) if ours else (0, self._post.nodes[0])
-            cause = f"no answer for {LOST_AFTER:g} s" if self._wire.lost else cause
-            # Rank 0 may hear us all the same.
-            self._wire.send({"failure": asdict(Failure(self._post.rank, self._post.node, f"rank 0: {cause}", LOST))})
+            cause = f"no answer for {self._post.lost_after:g} s" if self._wire.lost else cause
             self.verdict = Verdict((rank,), node, cause, LOST, how="lost")
         else:
             self.verdict = Verdict((0,), self._post.nodes[0], cause, 137)
