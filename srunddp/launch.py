@@ -130,6 +130,8 @@ def _supervise(
         condemn=monitor.marks.condemn,
         ended=stop_sampler,
         finish=worker.output.finish,
+        # Nobody waits for a world of one.
+        grace=wishes.grace if environment.world_size > 1 else None,
         launcher=worker.launcher,
     ).run()
 
@@ -153,6 +155,7 @@ def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker
         link_is_up=partial(interface.has_link, prepared.interface.name),
         folder=folder,
         lost_after=wishes.lost_after,
+        grace=wishes.grace,
     )
     if prepared.environment.rank:
         return Member(post, company.lines[0])

@@ -16,7 +16,7 @@ from srunddp.run.failure import Failure, Weight
 from srunddp.run.member import Post
 from srunddp.run.slurm_nodes import DownNodes
 from srunddp.run.stall import Stall
-from srunddp.run.verdict import LOST, Verdict, announce, decide
+from srunddp.run.verdict import LOST, Verdict, announce, decide, write
 from srunddp.run.wire import Wire
 
 _ECHO_WAITS = 0.7
@@ -42,6 +42,7 @@ class _Rank:
     wire: Wire
     state: State = State.WORKING
     heard: float = 0.0
+    ended: bool = False  # its worker has, after the verdict
 
 
 class Guard:
@@ -49,6 +50,7 @@ class Guard:
 
     Attributes:
         verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
+        awaits: whether a script that has failed or stopped is still at its own end.
     """
 
     def __init__(self, post: Post, lines: Mapping[int, socket.socket]) -> None:
@@ -57,6 +59,9 @@ class Guard:
         self._ranks = {rank: _Rank(Wire(line, post.lost_after)) for rank, line in lines.items()}
         self._by_line = {line: rank for rank, line in lines.items()}
         self._own = State.WORKING
+        self.awaits = self._own_ended = self._dismissed = False
+        self._awaits_until: float | None = None
+        self._tellers: set[int] = set()  # the ranks that have told of their own failure
         self._failures: list[Failure] = []
         self._left_before: dict[int, str] = {}
         self._judge_at: float | None = None
@@ -106,9 +111,12 @@ class Guard:
                 failure = Failure.parse(message["failure"])
             except (TypeError, ValueError):
                 failure = Failure(number, "", "it has failed, and its message cannot be read", 1)
+            self._tellers.add(number)
             self._fail_of(number, replace(failure, rank=number, node=self._post.nodes[number]), now)
         elif isinstance(message.get("ping"), int) and rank.state is State.WORKING:
             self._stall.note(number, message["ping"], now)
+        elif "ended" in message:
+            rank.ended = True
         elif isinstance(message.get("stacks"), str):
             self._stall.hear(number, message["stacks"])
 
@@ -158,6 +166,7 @@ class Guard:
         """A rank has failed, this one or another."""
         if failure.rank == self._post.rank:
             self._own = State.FAILED
+            self._tellers.add(failure.rank)
             self._stall.forget(failure.rank)
         if not self._failures:
             self._left_before = {number: self._post.nodes[number] for number in self._through()}
@@ -180,9 +189,26 @@ class Guard:
     def _end_with(self, verdict: Verdict) -> None:
         self.verdict = verdict
         # Said before the others are told: a launcher kills all at the first bad end.
-        announce(verdict, self._others(), self._post.folder)
+        announce(verdict, self._others())
         for rank in self._ranks.values():
             rank.wire.send({"verdict": {"ranks": verdict.ranks, "exit_code": verdict.exit_code}})
+        write(verdict, self._others(), self._post.folder)
+
+    def _see_off(self, now: float) -> float:
+        """After the verdict: let all leave when the scripts that are to end by themselves have done so."""
+        self._awaits_until = self._awaits_until or now + self._post.seen_off_within
+        assert self.verdict
+        culprits = {each.rank for each in self._failures if each.weight >= Weight.STOPPED} | {*self.verdict.ranks}
+        ending = {number for number, rank in self._ranks.items() if rank.wire.open and not rank.ended}
+        if not self._own_ended:
+            ending.add(self._post.rank)
+        awaited = now < self._awaits_until and bool(culprits & ending & self._tellers)
+        if not awaited and (self.awaits or not self._dismissed):
+            self._dismissed = True
+            for rank in self._ranks.values():
+                rank.wire.send({"leave": True})
+        self.awaits = awaited
+        return self._awaits_until - now if awaited else _SELDOM
 
     def _others(self) -> dict[int, str]:
         gone = [number for number, rank in self._ranks.items() if rank.state is State.LEFT]
@@ -198,17 +224,22 @@ class Guard:
         self._own = State.LEFT
         self._stall.forget(self._post.rank)
 
+    def ended(self, now: float) -> None:
+        """The worker has ended after the verdict."""
+        self._own_ended = True
+        self._see_off(now)
+
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
         if self.verdict:
-            return _SELDOM
+            return self._see_off(now)
         if not self._appointed:
             self._appoint()
         if now >= self._pinged + self._post.ping_every:
             self._pinged = now
             self._ping(now)
             if self.verdict:
-                return _SELDOM
+                return self._see_off(now)
         if self._failures and (now >= (self._judge_at or 0.0) or not self._are_working()):
             self._judge()
         elif not self._failures:

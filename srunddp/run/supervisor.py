@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from srunddp.errors import PeerError, Scope
-from srunddp.run import children, signals
+from srunddp.run import children, files, signals
 from srunddp.run.clock import Clock
-from srunddp.run.failure import Failure
+from srunddp.run.failure import Failure, Weight
 from srunddp.run.pipe import Pipe
 from srunddp.run.report import Report
 from srunddp.run.verdict import Verdict
-from srunddp.run.worker_process import WorkerProcess
+from srunddp.run.worker_process import KILL_AFTER, WorkerProcess
 
 _LAST_WORD = 1.2  # one message that was lost on the way can be sent again
 _MEETING_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
@@ -50,6 +50,10 @@ class Guard(Protocol):
     def finished(self) -> bool:
         """Whether the supervisor may leave."""
 
+    @property
+    def awaits(self) -> bool:
+        """Whether all stay, after the verdict, for a script that is at its own end."""
+
     def lines(self) -> Iterable[socket.socket]:
         """What to watch for :meth:`on_line`."""
 
@@ -64,6 +68,9 @@ class Guard(Protocol):
 
     def left(self) -> None:
         """The worker has ended with 0."""
+
+    def ended(self, now: float) -> None:
+        """The worker has ended after the verdict."""
 
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
@@ -90,6 +97,7 @@ class Supervisor:
         condemn: tells the worker that a verdict stands, before it is ended for that.
         ended: called when the worker has ended, before what it left is killed.
         finish: called after that, for the rest of its output; within so many seconds.
+        grace: seconds that the end of a script may take that has failed or stopped; None for no limit.
         launcher: the process whose signals reach the worker as well, and not just us; None for none.
     """
 
@@ -102,6 +110,7 @@ class Supervisor:
     condemn: Callable[[], None]
     ended: Callable[[], None]
     finish: Callable[[float], object]
+    grace: float | None
     launcher: int | None
     _clock: Clock = field(default_factory=Clock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -110,6 +119,7 @@ class Supervisor:
     _error: BaseException | None = None
     _failure: Failure | None = None
     _done: bool = False
+    _ends_itself: bool = False  # the script has failed or stopped, and is about to end
     _seen: bool = False  # its end has been dealt with
     _released: bool = False
     _speak_at: float | None = None
@@ -130,7 +140,8 @@ class Supervisor:
                 self._loop()
         finally:
             self.ended()
-            children.end_all()
+            given_up = files.finish() | ({self.process.pid} if self.process.given_up else set())
+            children.end_all(given_up)
             self.finish(_PUMPED_WITHIN)
         if self._error:
             raise self._error
@@ -205,13 +216,20 @@ class Supervisor:
             self.condemn()
             if self._failure:
                 self._release()  # it may wait for the others
-            # Who has failed is about to end by itself, and may have something left to do.
-            self.process.end(now, ask=not self._failure)
-            # The others close first: what is lost on the way to them can be sent again only while our end is there.
+            self._end_worker(now, guard.verdict)
             if self.process.ended and self._leave_by is None:
+                guard.ended(now)
+            # The others close first: what is lost on the way to them can be sent again only while our end is there.
+            if self.process.ended and (self._leave_by is None or guard.awaits):
                 self._leave_by = now + _LAST_WORD
         elif guard and guard.released and self._done:
             self._release()
+
+    def _end_worker(self, now: float, verdict: Verdict) -> None:
+        # Who has failed is about to end by itself: the culprit, and all after a stop, may have something left to do.
+        stops = self._failure is not None and self._failure.weight >= Weight.STOPPED
+        has_time = self._ends_itself and (stops or self.report.rank in verdict.ranks)
+        self.process.end(now, ask=not self._failure, within=self.grace if has_time else KILL_AFTER)
 
     def _release(self) -> None:
         if not self._released:
@@ -244,6 +262,7 @@ class Supervisor:
         if message is None:
             self._selector.unregister(self.pipe.end)
         elif "failure" in message:
+            self._ends_itself = True
             self._fail(self.report.of_message(message["failure"], self._clock.now))
         elif "done" in message and self._guard:
             self._done = True
@@ -251,6 +270,7 @@ class Supervisor:
 
     def _on_launcher(self, process: int) -> None:
         self._selector.unregister(process)
+        self._ends_itself = False
         self._fail(self.report.of(f"its launcher, process {self.launcher}, has ended", 137, self._clock.now))
 
     def _on_signals(self, opened: int) -> None:
@@ -291,6 +311,10 @@ class Supervisor:
         if self._failure:
             return
         self._failure = failure
+        self._tell(failure)
+        self.report.write(failure)
+
+    def _tell(self, failure: Failure) -> None:
         if self._guard:
             self._guard.fail(failure, self._clock.now)
         elif self.report.asked:
