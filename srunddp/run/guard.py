@@ -15,7 +15,7 @@ from typing import Any
 from srunddp.run.failure import Failure, Weight
 from srunddp.run.member import Post
 from srunddp.run.slurm_nodes import DownNodes
-from srunddp.run.stall import Stall
+from srunddp.run.stall import Stall, may_be_of_a_hang
 from srunddp.run.verdict import LOST, Verdict, announce, decide, write
 from srunddp.run.wire import Wire
 
@@ -68,7 +68,7 @@ class Guard:
         self._pinged = 0.0
         self._down = DownNodes()
         self._deputies: dict[int, dict[str, Any]] = {}
-        self._stall = Stall(post.stall_timeout)
+        self._stall, self._hang = Stall(post.stall_timeout), Stall(0.0)
         self._order = sorted(lines)
         self._deputy = self._away = self._third = 0  # places in it of the next deputies and their witness
         self._appointed = False
@@ -119,6 +119,7 @@ class Guard:
             rank.ended = True
         elif isinstance(message.get("stacks"), str):
             self._stall.hear(number, message["stacks"])
+            self._hang.hear(number, message["stacks"])
 
     def _turn(self, number: int, state: State) -> None:
         rank = self._ranks[number]
@@ -196,19 +197,18 @@ class Guard:
 
     def _see_off(self, now: float) -> float:
         """After the verdict: let all leave when the scripts that are to end by themselves have done so."""
-        self._awaits_until = self._awaits_until or now + self._post.seen_off_within
-        assert self.verdict
+        if self._dismissed or not self.verdict:
+            return _SELDOM
+        until = self._awaits_until = self._awaits_until or now + self._post.seen_off_within
         culprits = {each.rank for each in self._failures if each.weight >= Weight.STOPPED} | {*self.verdict.ranks}
-        ending = {number for number, rank in self._ranks.items() if rank.wire.open and not rank.ended}
-        if not self._own_ended:
-            ending.add(self._post.rank)
-        awaited = now < self._awaits_until and bool(culprits & ending & self._tellers)
-        if not awaited and (self.awaits or not self._dismissed):
+        ended = {number for number, rank in self._ranks.items() if rank.ended or not rank.wire.open}
+        ended |= {self._post.rank} if self._own_ended else set()
+        self.awaits = now < until and bool((culprits & self._tellers) - ended)
+        if not self.awaits:
             self._dismissed = True
             for rank in self._ranks.values():
                 rank.wire.send({"leave": True})
-        self.awaits = awaited
-        return self._awaits_until - now if awaited else _SELDOM
+        return until - now
 
     def _others(self) -> dict[int, str]:
         gone = [number for number, rank in self._ranks.items() if rank.state is State.LEFT]
@@ -241,10 +241,10 @@ class Guard:
             if self.verdict:
                 return self._see_off(now)
         if self._failures and (now >= (self._judge_at or 0.0) or not self._are_working()):
-            self._judge()
+            self._judge_late(now)
         elif not self._failures:
             self._watch_steps(now)
-        due = [self._pinged + self._post.ping_every, self._judge_at]
+        due = [self._pinged + self._post.ping_every, self._hang.due or self._judge_at]
         due += [] if self._failures else [self._stall.due]
         return max(0.0, min(each for each in due if each is not None) - now)
 
@@ -274,15 +274,29 @@ class Guard:
 
     def _watch_steps(self, now: float) -> None:
         if self._stall.is_new(now):
-            working = [number for number, rank in self._ranks.items() if rank.state is State.WORKING]
-            for number in working:
-                self._ranks[number].wire.send({"stacks": True})
-            self._stall.gather([self._post.rank, *working] if self._own is State.WORKING else working, now)
-            if self._own is State.WORKING:
-                self._stall.hear(self._post.rank, self._post.stacks())
+            self._ask_where(self._stall, now)
         if self._stall.is_told(now):
             through = {number: self._post.nodes[number] for number in self._through()}
             self._end_with(self._stall.verdict(self._post.nodes, through))
+
+    def _ask_where(self, stall: Stall, now: float) -> None:
+        working = [number for number, rank in self._ranks.items() if rank.state is State.WORKING]
+        for number in working:
+            self._ranks[number].wire.send({"stacks": True})
+        stall.gather([self._post.rank, *working] if self._own is State.WORKING else working, now)
+        if self._own is State.WORKING:
+            stall.hear(self._post.rank, self._post.stacks())
+
+    def _judge_late(self, now: float) -> None:
+        """No failure is more than an echo: it may be of a rank that hangs, and has not failed."""
+        if self._left_before or not may_be_of_a_hang(self._failures):
+            self._judge()
+        elif self._hang.due is None:
+            self._ask_where(self._hang, now)
+        if not self.verdict and self._hang.is_told(now):
+            if found := self._hang.verdict_upon(self._failures, self._post.nodes):
+                self._end_with(found)
+            self._judge()
 
     def _appoint(self) -> None:
         """Tell the lowest ranks that work, and may have to speak for us, when they are others than before."""

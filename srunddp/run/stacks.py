@@ -38,6 +38,7 @@ class Dump:
         """
         if not faulthandler.is_enabled():
             faulthandler.enable(self._file)
+        signal.signal(ASK, signal.SIG_IGN)  # what it is again when Python itself has ended, and C's exit handlers run
         faulthandler.register(ASK, self._file, all_threads=True)
 
     def read(self) -> str:

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from srunddp.errors import PeerError, Scope
-from srunddp.run import children, files, signals
+from srunddp.run import children, files, signals, stacks
 from srunddp.run.clock import Clock
 from srunddp.run.failure import Failure, Weight
 from srunddp.run.pipe import Pipe
 from srunddp.run.report import Report
-from srunddp.run.verdict import Verdict
+from srunddp.run.verdict import STALLED, Verdict, say
 from srunddp.run.worker_process import KILL_AFTER, WorkerProcess
 
 _LAST_WORD = 1.2  # one message that was lost on the way can be sent again
@@ -32,6 +32,7 @@ _MEETING_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
 _SIGNAL_MAY_FOLLOW = 0.1
 _PUMPED_WITHIN = 0.5
 _LONGEST_WAIT = 30.0
+ENDS_WITHIN = 60.0  # a process whose script is over
 _PIDFD_OPEN = 434  # Linux's number of this call, the same on all processors
 
 
@@ -124,6 +125,8 @@ class Supervisor:
     _released: bool = False
     _speak_at: float | None = None
     _leave_by: float | None = None
+    _over_at: float | None = None
+    _place: str = ""  # where the process hangs though its script is over
 
     def run(self) -> int:
         """Supervise to the end.
@@ -197,7 +200,7 @@ class Supervisor:
         if overdue := self.process.overdue(now):
             self._fail(self.report.of(*overdue, now))
         if self._guard:
-            due.append(self._guard.tick(now))
+            due += [self._guard.tick(now), self._watch_end(now)]
             self._obey(now)
         elif self._leave_by is not None and now >= self._leave_by and self._failure:
             # The meeting cannot be interrupted, as in PMI's barrier.
@@ -223,7 +226,24 @@ class Supervisor:
             if self.process.ended and (self._leave_by is None or guard.awaits):
                 self._leave_by = now + _LAST_WORD
         elif guard and guard.released and self._done:
+            self._over_at = now if self._over_at is None else self._over_at
             self._release()
+
+    def _watch_end(self, now: float) -> float:
+        """A script that is over, and whose process stays, as in an exit handler: named, and ended after a while."""
+        if self._over_at is None or self.grace is None or self.process.ended or self._failure:
+            return _LONGEST_WAIT
+        due = self._over_at + ENDS_WITHIN + (self.grace if self._place else 0.0)
+        if now < due:
+            return due - now
+        stack = stacks.main_stack(self.report.dump.ask(self.process.pid))
+        where, told = stacks.place(stack), f"its script is over, and it has not ended for {now - self._over_at:.0f} s"
+        if self._place:
+            self._fail(self.report.of(f"{told}, in {where}", STALLED, now, trace=stacks.shown(stack)))
+        else:
+            say(f"srunddp: rank {self.report.rank} on {self.report.node}: {told}, in {where}\n")
+        self._place = where
+        return 0.0
 
     def _end_worker(self, now: float, verdict: Verdict) -> None:
         # Who has failed is about to end by itself: the culprit, and all after a stop, may have something left to do.
