@@ -32,6 +32,7 @@ from srunddp.run.script import Script, check
 from srunddp.run.staged import enter, hold, outside, read
 from srunddp.run.verdict import say
 from srunddp.wishes import Wishes, destination, open_output, plan_monitor
+from srunddp.worker_exec import is_wanted
 
 _LAST_WORD = 1.0
 # Each in the module that has it: a rank that starts a training is not to import them.
@@ -208,6 +209,7 @@ def _ready(start: _Start, wishes: Wishes, environment: Environment) -> _Ready:
     try:
         if wishes.staged:
             start, notes = _in_copies(start)
+        is_wanted(os.environ)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
         output, monitor = open_output(start.where, environment), open_monitor(start.plan)

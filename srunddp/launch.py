@@ -29,6 +29,7 @@ from srunddp.run.supervisor import Guard, Met, Supervisor
 from srunddp.run.worker_process import STOPPED_FOR, WorkerProcess
 from srunddp.wishes import Wishes, description
 from srunddp.worker import Bench, work
+from srunddp.worker_exec import become, is_wanted
 
 _SPARE_FILES = 64
 
@@ -68,7 +69,7 @@ def launch(
         ours.end.close()
         monitor.in_worker()
         bench = Bench(theirs, mask, output, dump, monitor.marks, wishes.fast_exit, wishes.offline)
-        return work(prepared, script, bench)
+        return (become if is_wanted(os.environ) else work)(prepared, script, bench)
     theirs.end.close()
     output.start()
     monitor.start()
