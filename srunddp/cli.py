@@ -20,7 +20,7 @@ from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
-from srunddp.cli_options import MONITOR_LEAST, Run, Seconds
+from srunddp.cli_options import LOST_LEAST, MONITOR_LEAST, Run, Seconds
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.farewell import tell_failure
 from srunddp.launch import check_lines, launch
@@ -32,6 +32,7 @@ from srunddp.run.script import Script, check
 from srunddp.run.staged import enter, hold, outside, read
 from srunddp.run.verdict import say
 from srunddp.wishes import Wishes, destination, open_output, plan_monitor
+from srunddp.worker_exec import is_wanted
 
 _LAST_WORD = 1.0
 # Each in the module that has it: a rank that starts a training is not to import them.
@@ -95,6 +96,22 @@ def main() -> None:
     show_default=True,
     metavar="SECONDS",
     help="End the run when no rank makes a step for so long; 0 for no limit. See srunddp.heartbeat().",
+)
+@click.option(
+    "--lost-after",
+    type=Seconds(least=LOST_LEAST),
+    default=Wishes.lost_after,
+    show_default=True,
+    metavar="SECONDS",
+    help="End the run when a node has given no answer for so long.",
+)
+@click.option(
+    "--grace",
+    type=Seconds(positive=False),
+    default=Wishes.grace,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the end of a failed or stopped script may take, as uploads in atexit.",
 )
 @click.option("--log-dir", metavar="DIR", help="A file for each rank's output, in a folder for each run.")
 @click.option("--tee", metavar="RANKS", help="With --log-dir: the ranks shown on the terminal too; 0 unless given.")
@@ -192,6 +209,7 @@ def _ready(start: _Start, wishes: Wishes, environment: Environment) -> _Ready:
     try:
         if wishes.staged:
             start, notes = _in_copies(start)
+        is_wanted(os.environ)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
         output, monitor = open_output(start.where, environment), open_monitor(start.plan)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 MONITOR_SECONDS = 5
+LOST_LEAST = 2.0  # a kernel counts some of this in whole seconds
 MONITOR_LEAST = 0.1  # of which a sample still takes less than a hundredth
 
 

@@ -30,6 +30,7 @@ from srunddp.run.supervisor import Guard, Met, Supervisor
 from srunddp.run.worker_process import STOPPED_FOR, WorkerProcess
 from srunddp.wishes import Wishes, description
 from srunddp.worker import Bench, work
+from srunddp.worker_exec import become, is_wanted
 
 _SPARE_FILES = 64
 
@@ -70,7 +71,7 @@ def launch(
         monitor.in_worker()
         bench = Bench(theirs, mask, output, dump, monitor.marks, wishes.fast_exit, wishes.offline)
         with theirs.end:
-            return work(prepared, script, bench)
+            return (become if is_wanted(os.environ) else work)(prepared, script, bench)
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
     theirs.end.close()
@@ -134,6 +135,8 @@ def _supervise(
         condemn=monitor.marks.condemn,
         ended=stop_sampler,
         finish=worker.output.finish,
+        # Nobody waits for a world of one.
+        grace=wishes.grace if environment.world_size > 1 else None,
         launcher=worker.launcher,
     ).run()
 
@@ -156,6 +159,8 @@ def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker
         stacks=partial(worker.dump.ask, worker.pid),
         link_is_up=partial(interface.has_link, prepared.interface.name),
         folder=folder,
+        lost_after=wishes.lost_after,
+        grace=wishes.grace,
     )
     if prepared.environment.rank:
         return Member(post, company.lines[0])

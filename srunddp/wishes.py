@@ -16,6 +16,7 @@ from srunddp.meeting import Prepared
 from srunddp.observe.monitor import Plan
 from srunddp.run import logs, verdict
 from srunddp.run.script import Script
+from srunddp.run.wire import LOST_AFTER
 
 DEFAULT_FOLDER = "logs"  # as in a job script of srunddp sbatch
 
@@ -26,6 +27,7 @@ class Wishes:
 
     Attributes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
+        lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
         log_dir, prefix, tee: where output goes, see :func:`srunddp.run.logs.plan`.
         fast_exit: end without taking Python's objects down.
         offline: export what :mod:`srunddp.run.offline` says.
@@ -34,6 +36,8 @@ class Wishes:
     """
 
     stall_timeout: float = 300.0
+    lost_after: float = LOST_AFTER
+    grace: float = 30.0
     log_dir: str | None = None
     prefix: bool = False
     tee: str | None = None

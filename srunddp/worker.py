@@ -45,6 +45,11 @@ class Bench:
     fast_exit: bool = False
     offline: bool = False
 
+    @property
+    def descriptors(self) -> list[int]:
+        """All that the worker needs, but for sockets."""
+        return [self.dump.descriptor, self.marks.descriptor, *self.output.descriptors]
+
 
 def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
     """Meet over MPI where that is the channel, wait to be told, become the script.

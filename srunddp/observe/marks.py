@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import struct
 import threading
 import time
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
+
+from srunddp.run.memory import memory_file
 
 EVENTS = (
     "import",
@@ -75,14 +79,21 @@ class Marks:
     Attributes:
         count: of this process's steps so far.
         recording: whether times are wanted, too.
+        descriptor: of the page; it is pickled for a process that inherits it.
     """
 
-    def __init__(self, *, recording: bool = False) -> None:
-        self._page = mmap.mmap(-1, _SIZE if recording else mmap.PAGESIZE)
+    def __init__(self, *, recording: bool = False, descriptor: int | None = None) -> None:
+        self.descriptor = memory_file() if descriptor is None else descriptor
+        size = _SIZE if recording else mmap.PAGESIZE
+        os.ftruncate(self.descriptor, size)
+        self._page = mmap.mmap(self.descriptor, size)
         self.count = 0
         self.recording = recording
         self._events = 0
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Marks, recording=self.recording, descriptor=self.descriptor), ()
 
     def mark(self) -> None:
         """In the worker: one step more."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from srunddp.run.failure import Failure
-from srunddp.run.verdict import Verdict, announce
+from srunddp.run.verdict import Verdict, announce, write
 
 _SELDOM = 3600.0
 # Of other ends whoever asked for them knows, and Python is silent about them, too.
@@ -20,12 +20,12 @@ class Alone:
     """Its failure is the verdict.
 
     Attributes:
-        verdict: once it has failed; released: the worker may end; finished: and so may we.
+        verdict: once it has failed; released: the worker may end; finished: and so may we; awaits: nobody.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.verdict: Verdict | None = None
-        self.released = self.finished = False
+        self.released = self.finished = self.awaits = False
         self._folder = folder
 
     def lines(self) -> Iterable[socket.socket]:
@@ -41,7 +41,8 @@ class Alone:
         if not self.verdict:
             told = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
             self.verdict = Verdict.of(replace(failure, shown=told))
-            announce(self.verdict, {}, self._folder)
+            announce(self.verdict, {})
+            write(self.verdict, {}, self._folder)
             self.finished = True
 
     def done(self) -> None:
@@ -51,6 +52,9 @@ class Alone:
     def left(self) -> None:
         """The worker has ended with 0."""
         self.finished = True
+
+    def ended(self, _: float) -> None:
+        """There is nobody to tell."""
 
     def tick(self, _: float) -> float:
         """Nothing is ever due."""

@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from srunddp.run import signals
 
-_WITHIN = 1.0
+_WITHIN = 10.0
 
 
 def adopt() -> None:
@@ -19,18 +20,24 @@ def adopt() -> None:
     signals.prctl(signals.SET_CHILD_SUBREAPER, 1)
 
 
-def end_all() -> None:
+def end_all(given_up: Collection[int] = ()) -> None:
     """In the supervisor, when the worker has ended: kill and collect every process that it left.
 
     Not without limit: one in a kernel call that does not return cannot be killed.
+
+    Args:
+        given_up: those of which that is known.
     """
     end = time.monotonic() + _WITHIN
-    while (children := _children(os.getpid())) and time.monotonic() < end:
+    while True:
+        children = _children(os.getpid())
         for child in children:
             _kill_with_children(child)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+        if set(children) <= set(given_up) or time.monotonic() >= end:
+            return
         time.sleep(0.002)
 
 

@@ -13,13 +13,16 @@ from enum import Enum
 from typing import Any
 
 from srunddp.run.failure import Failure, Weight
-from srunddp.run.member import SILENT_FOR, Post
-from srunddp.run.stall import Stall
-from srunddp.run.verdict import LOST, Verdict, announce, decide
-from srunddp.run.wire import CHECK_EVERY, LOST_AFTER, Wire
+from srunddp.run.member import Post
+from srunddp.run.slurm_nodes import DownNodes
+from srunddp.run.stall import Stall, may_be_of_a_hang
+from srunddp.run.verdict import LOST, Verdict, announce, decide, write
+from srunddp.run.wire import Wire
 
 _ECHO_WAITS = 0.7
 _ASKED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
+_SLURM_IS_ASKED_AFTER = 10.0  # seconds without a sign of a node
+_SELDOM = 30.0
 _WITNESS_PORT = 9  # nobody listens there, and its refusal is the answer
 
 
@@ -39,6 +42,7 @@ class _Rank:
     wire: Wire
     state: State = State.WORKING
     heard: float = 0.0
+    ended: bool = False  # its worker has, after the verdict
 
 
 class Guard:
@@ -46,34 +50,39 @@ class Guard:
 
     Attributes:
         verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
+        awaits: whether a script that has failed or stopped is still at its own end.
     """
 
     def __init__(self, post: Post, lines: Mapping[int, socket.socket]) -> None:
         self.verdict: Verdict | None = None
         self._post = post
-        self._ranks = {rank: _Rank(Wire(line)) for rank, line in lines.items()}
+        self._ranks = {rank: _Rank(Wire(line, post.lost_after)) for rank, line in lines.items()}
         self._by_line = {line: rank for rank, line in lines.items()}
         self._own = State.WORKING
+        self.awaits = self._own_ended = self._dismissed = False
+        self._awaits_until: float | None = None
+        self._tellers: set[int] = set()  # the ranks that have told of their own failure
         self._failures: list[Failure] = []
         self._left_before: dict[int, str] = {}
         self._judge_at: float | None = None
-        self._pinged = self._checked = 0.0
+        self._pinged = 0.0
+        self._down = DownNodes()
         self._deputies: dict[int, dict[str, Any]] = {}
-        self._stall = Stall(post.stall_timeout)
+        self._stall, self._hang = Stall(post.stall_timeout), Stall(0.0)
+        self._order = sorted(lines)
+        self._deputy = self._away = self._third = 0  # places in it of the next deputies and their witness
         self._appointed = False
+        self._working = self._open = len(lines)
 
     @property
     def released(self) -> bool:
         """Rank 0's worker hosts the store, and leaves when the others have said goodbye."""
-        working = any(rank.state is State.WORKING for rank in self._ranks.values())
-        return self._own is not State.WORKING and not working
+        return self._own is not State.WORKING and not self._working
 
     @property
     def finished(self) -> bool:
         """Rank 0's supervisor leaves last."""
-        return (self._own is State.LEFT or self.verdict is not None) and not any(
-            rank.wire.open for rank in self._ranks.values()
-        )
+        return (self._own is State.LEFT or self.verdict is not None) and not self._open
 
     def lines(self) -> Iterable[socket.socket]:
         """What to watch for :meth:`on_line`."""
@@ -87,6 +96,7 @@ class Guard:
         for message in rank.wire.read():
             self._hear(number, message, now)
         if not rank.wire.open:
+            self._open -= 1
             self._on_end(number, now)
         return rank.wire.open
 
@@ -101,15 +111,21 @@ class Guard:
                 failure = Failure.parse(message["failure"])
             except (TypeError, ValueError):
                 failure = Failure(number, "", "it has failed, and its message cannot be read", 1)
+            self._tellers.add(number)
             self._fail_of(number, replace(failure, rank=number, node=self._post.nodes[number]), now)
         elif isinstance(message.get("ping"), int) and rank.state is State.WORKING:
             self._stall.note(number, message["ping"], now)
+        elif "ended" in message:
+            rank.ended = True
         elif isinstance(message.get("stacks"), str):
             self._stall.hear(number, message["stacks"])
+            self._hang.hear(number, message["stacks"])
 
     def _turn(self, number: int, state: State) -> None:
-        if self._ranks[number].state is not State.FAILED:
-            self._ranks[number].state = state
+        rank = self._ranks[number]
+        self._working -= rank.state is State.WORKING
+        if rank.state is not State.FAILED:
+            rank.state = state
         self._stall.forget(number)
         self._appointed = False
 
@@ -125,28 +141,33 @@ class Guard:
         if self.verdict or rank.state in (State.LEFT, State.FAILED):
             return
         if rank.wire.lost:
-            self._end_with(self._lost())
+            self._end_with(self._lost(number, now))
             return
         self._fail_of(number, Failure(number, self._post.nodes[number], "srunddp itself was killed", 137), now)
 
-    def _lost(self) -> Verdict:
-        """The node that does not answer; where none does, or our own link is down, it is our own."""
-        away = {number for number in self._ranks if self._post.nodes[number] != self._post.node}
-        silent = {number for number, rank in self._ranks.items() if rank.wire.lost or rank.wire.silent}
-        others = {self._post.nodes[number] for number in away}
-        if not self._post.link_is_up() or (silent >= away and len(others) > 1):
-            node = self._post.node
-            culprits = [number for number, where in self._post.nodes.items() if where == node]
-        else:
-            first = next(number for number in sorted(silent) if self._ranks[number].wire.lost)
-            node = self._post.nodes[first]
-            culprits = [number for number in sorted(silent) if self._post.nodes[number] == node]
-        return Verdict(tuple(culprits), node, f"no answer for {LOST_AFTER:g} s", LOST, how="lost")
+    def _lost(self, number: int, now: float) -> Verdict:
+        """The node of a rank that does not answer; where none does, or our own link is down, it is our own."""
+        away = {other for other in self._ranks if self._post.nodes[other] != self._post.node}
+        silent = self._unheard(now, self._post.lost_after / 2)
+        silent |= {other for other, rank in self._ranks.items() if rank.wire.lost}
+        ours = silent >= away and len({self._post.nodes[other] for other in away}) > 1
+        node = self._post.node if ours or not self._post.link_is_up() else self._post.nodes[number]
+        return self._lost_node(node, f"no answer for {self._post.lost_after:g} s")
+
+    def _lost_node(self, node: str, cause: str) -> Verdict:
+        ranks = tuple(number for number, where in self._others().items() if where == node)
+        return Verdict(ranks, node, cause, LOST, how="lost")
+
+    def _unheard(self, now: float, seconds: float) -> set[int]:
+        """The ranks whose line is open, but of which nothing has come for so long."""
+        ranks = self._ranks.items()
+        return {number for number, rank in ranks if rank.wire.open and now - (rank.heard or now) > seconds}
 
     def fail(self, failure: Failure, now: float) -> None:
         """A rank has failed, this one or another."""
         if failure.rank == self._post.rank:
             self._own = State.FAILED
+            self._tellers.add(failure.rank)
             self._stall.forget(failure.rank)
         if not self._failures:
             self._left_before = {number: self._post.nodes[number] for number in self._through()}
@@ -169,9 +190,25 @@ class Guard:
     def _end_with(self, verdict: Verdict) -> None:
         self.verdict = verdict
         # Said before the others are told: a launcher kills all at the first bad end.
-        announce(verdict, self._others(), self._post.folder)
+        announce(verdict, self._others())
         for rank in self._ranks.values():
             rank.wire.send({"verdict": {"ranks": verdict.ranks, "exit_code": verdict.exit_code}})
+        write(verdict, self._others(), self._post.folder)
+
+    def _see_off(self, now: float) -> float:
+        """After the verdict: let all leave when the scripts that are to end by themselves have done so."""
+        if self._dismissed or not self.verdict:
+            return _SELDOM
+        until = self._awaits_until = self._awaits_until or now + self._post.seen_off_within
+        culprits = {each.rank for each in self._failures if each.weight >= Weight.STOPPED} | {*self.verdict.ranks}
+        ended = {number for number, rank in self._ranks.items() if rank.ended or not rank.wire.open}
+        ended |= {self._post.rank} if self._own_ended else set()
+        self.awaits = now < until and bool((culprits & self._tellers) - ended)
+        if not self.awaits:
+            self._dismissed = True
+            for rank in self._ranks.values():
+                rank.wire.send({"leave": True})
+        return until - now
 
     def _others(self) -> dict[int, str]:
         gone = [number for number, rank in self._ranks.items() if rank.state is State.LEFT]
@@ -187,25 +224,27 @@ class Guard:
         self._own = State.LEFT
         self._stall.forget(self._post.rank)
 
+    def ended(self, now: float) -> None:
+        """The worker has ended after the verdict."""
+        self._own_ended = True
+        self._see_off(now)
+
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
         if self.verdict:
-            return SILENT_FOR
+            return self._see_off(now)
         if not self._appointed:
             self._appoint()
-        if now >= self._checked + CHECK_EVERY:
-            self._checked = now
-            if any([rank.wire.check() for rank in self._ranks.values() if rank.state is not State.LEFT]):
-                self._end_with(self._lost())
-                return SILENT_FOR
         if now >= self._pinged + self._post.ping_every:
             self._pinged = now
             self._ping(now)
+            if self.verdict:
+                return self._see_off(now)
         if self._failures and (now >= (self._judge_at or 0.0) or not self._are_working()):
-            self._judge()
+            self._judge_late(now)
         elif not self._failures:
             self._watch_steps(now)
-        due = [self._checked + CHECK_EVERY, self._pinged + self._post.ping_every, self._judge_at]
+        due = [self._pinged + self._post.ping_every, self._hang.due or self._judge_at]
         due += [] if self._failures else [self._stall.due]
         return max(0.0, min(each for each in due if each is not None) - now)
 
@@ -222,40 +261,71 @@ class Guard:
             if rank.state is State.WORKING:
                 rank.wire.send({"ping": True})
             rank.heard = rank.heard or now  # nothing is expected before the first ping
-            if now - rank.heard > SILENT_FOR and rank.state is not State.FAILED:
-                cause = f"srunddp has been silent for {SILENT_FOR:g} s, stopped or starved"
-                self._fail_of(number, Failure(number, self._post.nodes[number], cause, LOST), now)
+            if now - rank.heard > self._post.silent_after and rank.state is not State.FAILED:
+                self._fail_of(number, Failure(number, self._post.nodes[number], self._post.starved, LOST), now)
+        self._ask_slurm(now)
+
+    def _ask_slurm(self, now: float) -> None:
+        silent = {self._post.nodes[number] for number in self._unheard(now, _SLURM_IS_ASKED_AFTER)}
+        if down := silent & self._down.names:
+            self._end_with(self._lost_node(min(down), "Slurm says that the node is down"))
+        elif silent:
+            self._down.ask(silent)
 
     def _watch_steps(self, now: float) -> None:
         if self._stall.is_new(now):
-            working = [number for number, rank in self._ranks.items() if rank.state is State.WORKING]
-            for number in working:
-                self._ranks[number].wire.send({"stacks": True})
-            self._stall.gather([self._post.rank, *working] if self._own is State.WORKING else working, now)
-            if self._own is State.WORKING:
-                self._stall.hear(self._post.rank, self._post.stacks())
+            self._ask_where(self._stall, now)
         if self._stall.is_told(now):
             through = {number: self._post.nodes[number] for number in self._through()}
             self._end_with(self._stall.verdict(self._post.nodes, through))
 
+    def _ask_where(self, stall: Stall, now: float) -> None:
+        working = [number for number, rank in self._ranks.items() if rank.state is State.WORKING]
+        for number in working:
+            self._ranks[number].wire.send({"stacks": True})
+        stall.gather([self._post.rank, *working] if self._own is State.WORKING else working, now)
+        if self._own is State.WORKING:
+            stall.hear(self._post.rank, self._post.stacks())
+
+    def _judge_late(self, now: float) -> None:
+        """No failure is more than an echo: it may be of a rank that hangs, and has not failed."""
+        if self._left_before or not may_be_of_a_hang(self._failures):
+            self._judge()
+        elif self._hang.due is None:
+            self._ask_where(self._hang, now)
+        if not self.verdict and self._hang.is_told(now):
+            if found := self._hang.verdict_upon(self._failures, self._post.nodes):
+                self._end_with(found)
+            self._judge()
+
     def _appoint(self) -> None:
         """Tell the lowest ranks that work, and may have to speak for us, when they are others than before."""
         self._appointed = True
-        working = [number for number, rank in sorted(self._ranks.items()) if rank.state is State.WORKING]
-        away = [number for number in working if self._post.nodes[number] != self._post.node]
+        self._deputy = self._next(self._deputy)
+        self._away = self._next(max(self._away, self._deputy), self._post.node)
         deputies: dict[int, dict[str, Any]] = {}
-        if working:
-            deputies[working[0]] = {"here": True}
-        if away:
-            deputies[away[0]] = deputies.get(away[0], {}) | {"elsewhere": True, "witness": self._witness(away)}
+        if self._deputy < len(self._order):
+            deputies[self._order[self._deputy]] = {"here": True}
+        if self._away < len(self._order):
+            number = self._order[self._away]
+            deputies[number] = deputies.get(number, {}) | {"elsewhere": True, "witness": self._witness(number)}
         for number, task in deputies.items():
             if self._deputies.get(number) != task:
                 self._ranks[number].wire.send({"deputy": task})
         self._deputies = deputies
 
-    def _witness(self, away: list[int]) -> tuple[str, int] | None:
+    def _next(self, place: int, *nodes: str) -> int:
+        """From this place on the next rank that works, on none of these nodes; a rank that is through stays so."""
+        while place < len(self._order):
+            number = self._order[place]
+            if self._ranks[number].state is State.WORKING and self._post.nodes[number] not in nodes:
+                break
+            place += 1
+        return place
+
+    def _witness(self, away: int) -> tuple[str, int] | None:
         """An address on a third node, by which the deputy tells whether it is its own node that is cut off."""
-        for number in away:
-            if self._post.nodes[number] != self._post.nodes[away[0]]:
-                return self._ranks[number].wire.line.getpeername()[0], _WITNESS_PORT
-        return None
+        self._third = self._next(max(self._third, self._away), self._post.node, self._post.nodes[away])
+        if self._third == len(self._order):
+            return None
+        return self._ranks[self._order[self._third]].wire.line.getpeername()[0], _WITNESS_PORT

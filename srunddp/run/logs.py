@@ -106,6 +106,11 @@ class Output:
     _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of STDOUT and STDERR: where to read and write
     _pump: Pump | None = None
 
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that the worker has, and turns."""
+        return [end for ends in self._pipes.values() for end in ends] + ([] if self._file is None else [self._file])
+
     @classmethod
     def open(cls, destination: Destination) -> Output:
         """Open the file and what leads to it; before the fork, and before any socket. May open nothing.
@@ -128,9 +133,7 @@ class Output:
             target = self._pipes[number][1] if self._pipes else self._file
             if target is not None:
                 os.dup2(target, number)
-        self._close([end for ends in self._pipes.values() for end in ends])
-        if self._file is not None:
-            self._close([self._file])
+        self._close(self.descriptors)
 
     def start(self) -> None:
         """In the supervisor, after the fork and with its signals blocked: pass on what comes, in a thread."""

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.run.failure import Failure, Weight
-from srunddp.run.verdict import LOST, Verdict, announce
-from srunddp.run.wire import CHECK_EVERY, LOST_AFTER, Wire
+from srunddp.run.verdict import LOST, Verdict, announce_as_deputy
+from srunddp.run.wire import LOST_AFTER, Wire
 
 PING_EVERY = 5.0
-SILENT_FOR = 30.0
+_STARVED_FOR = 30.0
 _WITNESS_WITHIN = 2.0
+_SOON = 0.1
+_KILLED_WITHIN = 12.0
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Post:
         step: how many steps the worker has made; stacks: asks it where it is.
         link_is_up: whether this node's interface has a link.
         folder: of the run's logs.
+        lost_after: seconds without an answer of another node's kernel, after which that node is lost.
+        grace: seconds that the end of a failed or stopped script may take.
     """
 
     rank: int
@@ -39,11 +43,28 @@ class Post:
     stacks: Callable[[], str]
     link_is_up: Callable[[], bool]
     folder: Path | None = None
+    lost_after: float = LOST_AFTER
+    grace: float = 0.0
 
     @property
     def ping_every(self) -> float:
         """Seconds between two pings, which also say how far this rank has come."""
-        return min(PING_EVERY, self.stall_timeout / 4) if self.stall_timeout else PING_EVERY
+        return min(PING_EVERY, self.lost_after / 4, self.stall_timeout / 4 or PING_EVERY)
+
+    @property
+    def silent_after(self) -> float:
+        """Seconds without a ping, though the kernel answers, after which a supervisor is stopped or starved."""
+        return self.lost_after + _STARVED_FOR
+
+    @property
+    def seen_off_within(self) -> float:
+        """Seconds after a verdict in which all workers that are to end by themselves have ended."""
+        return self.grace + _KILLED_WITHIN
+
+    @property
+    def starved(self) -> str:
+        """The cause then."""
+        return f"srunddp has been silent for {self.silent_after:g} s, stopped or starved"
 
 
 class Member:
@@ -51,20 +72,26 @@ class Member:
 
     Attributes:
         verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
+        awaits: whether rank 0 waits for the end of a failed script. A launcher kills all at the first bad end.
     """
 
     def __init__(self, post: Post, line: socket.socket) -> None:
         self.verdict: Verdict | None = None
-        self.released = self._left = False
+        self.released = self.awaits = self._left = self._dismissed = False
+        self._awaits_until: float | None = None
         self._post = post
-        self._wire = Wire(line)
+        self._wire = Wire(line, post.lost_after)
         self._failure: Failure | None = None
         self._deputy: Mapping[str, Any] = {}
-        self._heard = self._pinged = self._checked = 0.0
+        self._heard = self._pinged = 0.0
 
     @property
     def finished(self) -> bool:
         """Whether the supervisor may leave."""
+        return (self._left and self._wire.sent) or (self.verdict is not None and not self.awaits)
+
+    @property
+    def _is_through(self) -> bool:
         return self._left or self.verdict is not None
 
     def lines(self) -> Iterable[socket.socket]:
@@ -76,8 +103,8 @@ class Member:
         self._heard = now
         for message in self._wire.read():
             self._hear(message)
-        if not self._wire.open and not self.finished:
-            self._on_end("no answer" if self._wire.lost else "srunddp itself was killed")
+        if not self._wire.open and not self._is_through:
+            self._on_end("srunddp itself was killed")
         return self._wire.open
 
     def _hear(self, message: Mapping[str, Any]) -> None:
@@ -85,6 +112,8 @@ class Member:
             self.verdict = self.verdict or _told(message["verdict"])
         elif "stacks" in message:
             self._wire.send({"stacks": self._post.stacks()})
+        elif "leave" in message:
+            self._dismissed = True
         elif isinstance(message.get("deputy"), dict):
             self._deputy = message["deputy"]
 
@@ -104,35 +133,36 @@ class Member:
         self._wire.send({"left": True})
         self._left = True
 
+    def ended(self, _: float) -> None:
+        """The worker has ended after the verdict."""
+        self._wire.send({"ended": True})
+
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
+        if self.verdict:
+            self._awaits_until = self._awaits_until or now + self._post.seen_off_within
+            self.awaits = self._wire.open and not self._dismissed and now < self._awaits_until
         self._heard = self._heard or now  # nothing is expected before the first ping
-        if now - self._heard > SILENT_FOR and not self.finished and not self.released:
-            self._on_end(f"srunddp has been silent for {SILENT_FOR:g} s, stopped or starved", silent=True)
-        if now >= self._checked + CHECK_EVERY:
-            self._checked = now
-            if self._wire.check() and not self.finished:
-                self._on_end("no answer")
+        if now - self._heard > self._post.silent_after and not self._is_through and not self.released:
+            self._on_end(self._post.starved, silent=True)
         if now >= self._pinged + self._post.ping_every:
             self._pinged = now
             self._wire.send({"ping": self._post.step()})
-        return min(self._pinged + self._post.ping_every, self._checked + CHECK_EVERY) - now
+        return _SOON if self._left else self._pinged + self._post.ping_every - now
 
     def _on_end(self, cause: str, *, silent: bool = False) -> None:
-        lost = self._wire.lost or silent
+        lost, self._dismissed = self._wire.lost or silent, True
         if self._failure and not (lost and self._failure.weight is Weight.ECHO):
             self.verdict = Verdict.of(self._failure)
         elif lost:
             ours = self._wire.lost and not self._connected
             rank, node = (self._post.rank, self._post.node) if ours else (0, self._post.nodes[0])
-            cause = f"no answer for {LOST_AFTER:g} s" if self._wire.lost else cause
-            # Rank 0 may hear us all the same.
-            self._wire.send({"failure": asdict(Failure(self._post.rank, self._post.node, f"rank 0: {cause}", LOST))})
+            cause = f"no answer for {self._post.lost_after:g} s" if self._wire.lost else cause
             self.verdict = Verdict((rank,), node, cause, LOST, how="lost")
         else:
             self.verdict = Verdict((0,), self._post.nodes[0], cause, 137)
         if self._is_to_speak(lost):
-            announce(self.verdict, {}, self._post.folder, deputy=True)
+            announce_as_deputy(self.verdict, self._post.folder)
 
     def _is_to_speak(self, lost: bool) -> bool:
         """Where rank 0 is gone: the lowest rank left, that is one on another node when rank 0's node is gone."""

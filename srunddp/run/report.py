@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srunddp.run import memory
+from srunddp.run import files, memory
 from srunddp.run.failure import Failure, Weight, of_status, signal_name, time_of_day
 from srunddp.run.stacks import Dump
 
@@ -63,12 +62,14 @@ class Report:
         *,
         shown: bool = False,
     ) -> Failure:
-        """Of anything; the traceback is written to the rank's log unless it has been shown."""
+        """Of anything."""
         if self._asked and weight is not Weight.STOPPED and now < self._asked[1] + _ASKED_COUNTS:
             own = f"; then {cause}" if trace and code != 128 + self.asked else ""
             cause = f"the launcher ended the run with {signal_name(self.asked)}, as for scancel or the time limit{own}"
             weight, trace = Weight.ASKED, trace if own else ""
-        if self.log and trace and not shown:
-            with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(trace.rstrip("\n") + "\n")
         return Failure(self.rank, self.node, cause, code, weight, trace, time_of_day(), shown)
+
+    def write(self, failure: Failure) -> None:
+        """Its traceback goes to the rank's log unless it has been shown; only when the others have been told."""
+        if self.log and failure.traceback and not failure.shown:
+            files.write(self.log, failure.traceback.rstrip("\n") + "\n")

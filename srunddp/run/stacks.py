@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from srunddp.run.memory import memory_file
+
 # Neither Python, torch, NCCL nor MPI uses it.
 ASK = signal.SIGRTMAX - 3
 _WITHIN = 1.0
@@ -23,10 +25,14 @@ _OURS = 'srunddp/run/script.py", line'
 
 
 class Dump:
-    """Memory into which faulthandler writes; made before the fork."""
+    """Memory into which faulthandler writes; made before the fork.
+
+    Attributes:
+        descriptor: of the file in that memory.
+    """
 
     def __init__(self) -> None:
-        self._file = os.memfd_create("srunddp-stacks")
+        self.descriptor = memory_file()
         self._read = 0
 
     def arm(self) -> None:
@@ -35,12 +41,13 @@ class Dump:
         A handler that the user has switched on (PYTHONFAULTHANDLER) stays, and writes to standard error.
         """
         if not faulthandler.is_enabled():
-            faulthandler.enable(self._file)
-        faulthandler.register(ASK, self._file, all_threads=True)
+            faulthandler.enable(self.descriptor)
+        signal.signal(ASK, signal.SIG_IGN)  # what it is again when Python itself has ended, and C's exit handlers run
+        faulthandler.register(ASK, self.descriptor, all_threads=True)
 
     def read(self) -> str:
         """In the supervisor: what has been written since the last reading."""
-        text = os.pread(self._file, 1 << 18, self._read)
+        text = os.pread(self.descriptor, 1 << 18, self._read)
         self._read += len(text)
         return _without_us(text.decode(errors="replace").strip())
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from srunddp.run.failure import time_of_day
-from srunddp.run.stacks import groups, main_stack, odd_one, place, shown
+from srunddp.run.failure import Failure, Weight, time_of_day
+from srunddp.run.stacks import groups, main_stack, odd_one, place, shown, waits
 from srunddp.run.verdict import STALLED, Verdict, folded
 
 _ANSWERS_WITHIN = 3.0
@@ -71,15 +72,48 @@ class Stall:
         """
         texts = {rank: self._stacks.get(rank, "") for rank in self._asked}
         odd = odd_one(texts, self._steps)
+        found = self._verdict(odd, texts, nodes, f"no step for {self.timeout:g} s, in")
+        left = (f"{folded(list(through), through)} left with exit code 0 before",) if through else ()
+        return replace(found, notes=(*found.notes, *left))
+
+    def verdict_upon(self, failures: Sequence[Failure], nodes: Mapping[int, str]) -> Verdict | None:
+        """The rank that hangs, where these failures are of the others' collective; None where that is not clear.
+
+        It still works, and does not wait for others. That a rank does so proves nothing if another has aborted of its
+        own accord: one failure has to speak of a time limit, or more ranks have aborted than such ranks are left.
+        """
+        failed = {each.rank for each in failures}
+        texts = {rank: self._stacks.get(rank, "") for rank in self._asked if rank not in failed}
+        busy = {rank: text for rank, text in texts.items() if not waits(main_stack(text))}
+        if not busy or not (any(map(_is_of_a_limit, failures)) or len(failed) > len(busy)):
+            return None
+        first = min(failures, key=lambda each: each.weight)
+        found = self._verdict(odd_one(busy, {}), texts, nodes, "it hangs in")
+        cause = f"{found.cause}; then rank {first.rank} on {first.node} failed: {first.cause}"
+        return replace(found, cause=cause, victims=tuple(failures))
+
+    def _verdict(self, odd: int, texts: Mapping[int, str], nodes: Mapping[int, str], why: str) -> Verdict:
         stack = main_stack(texts[odd])
         notes = [f"{folded(ranks, nodes)} in {where}" for where, ranks in groups(texts).items() if odd not in ranks]
-        notes += [f"{folded(list(through), through)} left with exit code 0 before"] if through else []
         return Verdict(
             (odd,),
             nodes[odd],
-            f"no step for {self.timeout:g} s, in {place(stack)}",
+            f"{why} {place(stack)}",
             STALLED,
             traceback=shown(stack),
             time=time_of_day(),
             notes=tuple(notes),
         )
+
+
+_LIMIT = re.compile(r"tim(e|ed|ing)[ -]?out|watchdog", re.IGNORECASE)
+
+
+def _is_of_a_limit(failure: Failure) -> bool:
+    return failure.weight is Weight.ECHO and bool(_LIMIT.search(failure.cause + failure.traceback))
+
+
+def may_be_of_a_hang(failures: Sequence[Failure]) -> bool:
+    """Whether all may come of one rank that hangs: collectives that ran into their limit, and what aborted for that."""
+    echoes = all(each.weight in (Weight.ECHO, Weight.ABORTED) for each in failures)
+    return echoes and (any(map(_is_of_a_limit, failures)) or all(each.weight is Weight.ABORTED for each in failures))

@@ -8,6 +8,7 @@ the end of one rank means for all.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import signal
@@ -18,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from srunddp.errors import PeerError, Scope
-from srunddp.run import children, signals
+from srunddp.run import children, files, signals, stacks
 from srunddp.run.clock import Clock
-from srunddp.run.failure import Failure
+from srunddp.run.failure import Failure, Weight
 from srunddp.run.pipe import Pipe
 from srunddp.run.report import Report
-from srunddp.run.verdict import Verdict
-from srunddp.run.worker_process import WorkerProcess
+from srunddp.run.verdict import STALLED, Verdict, say
+from srunddp.run.worker_process import KILL_AFTER, WorkerProcess
 
 _LAST_WORD = 1.2  # one message that was lost on the way can be sent again
 _MEETING_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
@@ -32,6 +33,8 @@ _SIGNAL_MAY_FOLLOW = 0.1
 _TWICE_AFTER = 1.0  # where we do not know whether the worker has got a signal, it gets it once in so many seconds
 _PUMPED_WITHIN = 0.5
 _LONGEST_WAIT = 30.0
+ENDS_WITHIN = 60.0  # a process whose script is over
+_PIDFD_OPEN = 434  # Linux's number of this call, the same on all processors
 
 
 class Guard(Protocol):
@@ -49,6 +52,10 @@ class Guard(Protocol):
     def finished(self) -> bool:
         """Whether the supervisor may leave."""
 
+    @property
+    def awaits(self) -> bool:
+        """Whether all stay, after the verdict, for a script that is at its own end."""
+
     def lines(self) -> Iterable[socket.socket]:
         """What to watch for :meth:`on_line`."""
 
@@ -63,6 +70,9 @@ class Guard(Protocol):
 
     def left(self) -> None:
         """The worker has ended with 0."""
+
+    def ended(self, now: float) -> None:
+        """The worker has ended after the verdict."""
 
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
@@ -89,6 +99,7 @@ class Supervisor:
         condemn: tells the worker that a verdict stands, before it is ended for that.
         ended: called when the worker has ended, before what it left is killed.
         finish: called after that, for the rest of its output; within so many seconds.
+        grace: seconds that the end of a script may take that has failed or stopped; None for no limit.
         launcher: who sends this rank signals, and which of them reach the worker as well.
     """
 
@@ -101,6 +112,7 @@ class Supervisor:
     condemn: Callable[[], None]
     ended: Callable[[], None]
     finish: Callable[[float], object]
+    grace: float | None
     launcher: signals.Launcher
     _clock: Clock = field(default_factory=Clock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -109,11 +121,14 @@ class Supervisor:
     _error: BaseException | None = None
     _failure: Failure | None = None
     _done: bool = False
+    _ends_itself: bool = False  # the script has failed or stopped, and is about to end
     _seen: bool = False  # its end has been dealt with
     _released: bool = False
     _speak_at: float | None = None
     _leave_by: float | None = None
     _forwarded: dict[int, float] = field(default_factory=dict)  # when each signal was last passed on
+    _over_at: float | None = None
+    _place: str = ""  # where the process hangs though its script is over
 
     def run(self) -> int:
         """Supervise to the end.
@@ -130,7 +145,8 @@ class Supervisor:
                 self._loop()
         finally:
             self.ended()
-            children.end_all()
+            given_up = files.finish() | ({self.process.pid} if self.process.given_up else set())
+            children.end_all(given_up)
             self.finish(_PUMPED_WITHIN)
         if self._error:
             raise self._error
@@ -155,7 +171,7 @@ class Supervisor:
         register(ours, selectors.EVENT_READ, self._on_met)
         if self.launcher.pid:
             with contextlib.suppress(OSError):  # it is gone already, and the kernel ends us soon, or it is old
-                register(os.pidfd_open(self.launcher.pid), selectors.EVENT_READ, self._on_launcher)
+                register(_pidfd_open(self.launcher.pid), selectors.EVENT_READ, self._on_launcher)
 
     def _meet(self, ended: socket.socket) -> None:
         try:
@@ -186,7 +202,7 @@ class Supervisor:
         if overdue := self.process.overdue(now):
             self._fail(self.report.of(*overdue, now))
         if self._guard:
-            due.append(self._guard.tick(now))
+            due += [self._guard.tick(now), self._watch_end(now)]
             self._obey(now)
         elif self._leave_by is not None and now >= self._leave_by and self._failure:
             # The meeting cannot be interrupted, as in PMI's barrier.
@@ -205,13 +221,37 @@ class Supervisor:
             self.condemn()
             if self._failure:
                 self._release()  # it may wait for the others
-            # Who has failed is about to end by itself, and may have something left to do.
-            self.process.end(now, ask=not self._failure)
-            # The others close first: what is lost on the way to them can be sent again only while our end is there.
+            self._end_worker(now, guard.verdict)
             if self.process.ended and self._leave_by is None:
+                guard.ended(now)
+            # The others close first: what is lost on the way to them can be sent again only while our end is there.
+            if self.process.ended and (self._leave_by is None or guard.awaits):
                 self._leave_by = now + _LAST_WORD
         elif guard and guard.released and self._done:
+            self._over_at = now if self._over_at is None else self._over_at
             self._release()
+
+    def _watch_end(self, now: float) -> float:
+        """A script that is over, and whose process stays, as in an exit handler: named, and ended after a while."""
+        if self._over_at is None or self.grace is None or self.process.ended or self._failure:
+            return _LONGEST_WAIT
+        due = self._over_at + ENDS_WITHIN + (self.grace if self._place else 0.0)
+        if now < due:
+            return due - now
+        stack = stacks.main_stack(self.report.dump.ask(self.process.pid))
+        where, told = stacks.place(stack), f"its script is over, and it has not ended for {now - self._over_at:.0f} s"
+        if self._place:
+            self._fail(self.report.of(f"{told}, in {where}", STALLED, now, trace=stacks.shown(stack)))
+        else:
+            say(f"srunddp: rank {self.report.rank} on {self.report.node}: {told}, in {where}\n")
+        self._place = where
+        return 0.0
+
+    def _end_worker(self, now: float, verdict: Verdict) -> None:
+        # Who has failed is about to end by itself: the culprit, and all after a stop, may have something left to do.
+        stops = self._failure is not None and self._failure.weight >= Weight.STOPPED
+        has_time = self._ends_itself and (stops or self.report.rank in verdict.ranks)
+        self.process.end(now, ask=not self._failure, within=self.grace if has_time else KILL_AFTER)
 
     def _release(self) -> None:
         if not self._released:
@@ -244,6 +284,7 @@ class Supervisor:
         if message is None:
             self._selector.unregister(self.pipe.end)
         elif "failure" in message:
+            self._ends_itself = True
             self._fail(self.report.of_message(message["failure"], self._clock.now))
         elif "done" in message and self._guard:
             self._done = True
@@ -251,6 +292,7 @@ class Supervisor:
 
     def _on_launcher(self, process: int) -> None:
         self._selector.unregister(process)
+        self._ends_itself = False
         self._fail(self.report.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self._clock.now))
 
     def _on_signals(self, opened: int) -> None:
@@ -295,6 +337,10 @@ class Supervisor:
         if self._failure:
             return
         self._failure = failure
+        self._tell(failure)
+        self.report.write(failure)
+
+    def _tell(self, failure: Failure) -> None:
         if self._guard:
             self._guard.fail(failure, self._clock.now)
         elif self.report.asked:
@@ -303,3 +349,13 @@ class Supervisor:
         else:
             self.interrupt(failure.cause, failure.exit_code)
             self._leave_by = self._clock.now + _MEETING_ENDS_WITHIN
+
+
+def _pidfd_open(process: int) -> int:
+    """A descriptor that becomes readable when the process ends, also where this Python was built without the call."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(process)
+    opened: int = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, process, 0)
+    if opened < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return opened

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.bootstrap.absent import named
+from srunddp.run import files
 from srunddp.run.failure import Failure, Weight
 
 LOST = 69  # sysexits' EX_UNAVAILABLE, as of a RendezvousError
@@ -122,17 +123,28 @@ def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
     return named(ranks, nodes) if len(where) <= _NODES_NAMED else f"{len(ranks)} ranks on {len(where)} nodes"
 
 
-def announce(verdict: Verdict, others: Mapping[int, str], folder: Path | None, *, deputy: bool = False) -> None:
-    """Say it once on standard error, and write ``failure.json`` where there is a folder for logs.
+def announce(verdict: Verdict, others: Mapping[int, str]) -> None:
+    """Say it once on standard error.
 
     Args:
         others: the nodes of the ranks that end with it.
-        deputy: it is not rank 0 who speaks; where the file is there already, the verdict is another's.
     """
-    if folder and not _write(record(verdict, others), folder) and deputy:
-        return
     if not verdict.shown:
         say(render(verdict, others))
+
+
+def write(verdict: Verdict, others: Mapping[int, str], folder: Path | None) -> int | None:
+    """Start to write ``failure.json`` where there is a folder for logs; see :mod:`srunddp.run.files`."""
+    if folder is None:
+        return None
+    return files.write(folder / "failure.json", json.dumps(record(verdict, others), indent=2) + "\n", new=True)
+
+
+def announce_as_deputy(verdict: Verdict, folder: Path | None) -> None:
+    """The same for rank 0, who is gone; where the file is there already, the verdict is another's."""
+    writer = write(verdict, {}, folder)
+    if writer is None or files.wait(writer, _PATIENCE) != files.IS_THERE:
+        announce(verdict, {})
 
 
 def record(verdict: Verdict, others: Mapping[int, str]) -> dict[str, Any]:
@@ -155,20 +167,6 @@ def record(verdict: Verdict, others: Mapping[int, str]) -> dict[str, Any]:
         "notes": list(verdict.notes),
         "victims": victims,
     }
-
-
-def _write(text: dict[str, Any], folder: Path) -> bool:
-    """False where another's verdict is there already; a folder that cannot be written is no reason to be silent."""
-    try:
-        opened = os.open(folder / "failure.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except FileExistsError:
-        return False
-    except OSError:
-        return True
-    with contextlib.suppress(OSError), open(opened, "w", encoding="utf-8") as file:
-        json.dump(text, file, indent=2)
-        file.write("\n")
-    return True
 
 
 def set_aside(folder: Path) -> None:

@@ -1,46 +1,31 @@
 """The line after the meeting: messages without waiting, and the difference between an end and a loss.
 
-A process that ends closes its line, and so does the kernel of one that is killed. A node that is lost closes
-nothing: then the kernel's probes go unanswered, also where the process at the other end is merely stopped or busy,
-for it is the other kernel that answers them.
+A process that ends closes its line, and so does the kernel of one that is killed; a node that was started again
+resets it. A node that is lost does nothing: then what is sent and the kernel's probes go unanswered, for so long as
+``lost_after`` says. A process that is merely stopped or busy is none: it is the other kernel that answers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import socket
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 from srunddp.bootstrap.line import parse
 
-CHECK_EVERY = 3.0
-LOST_AFTER = 9.0
-_SILENT_AFTER = LOST_AFTER - CHECK_EVERY
-_PROBE_AFTER = 4
-_PROBE_EVERY = 2
-_KERNEL_GIVES_UP = 30.0  # later than we do: where only one direction is lost, the verdict still has to get through
+LOST_AFTER = 60.0
+_PROBES = 6  # in this time
 # Linux's TCP_THIN_LINEAR_TIMEOUTS: what is lost is sent again every second or so, and not after 1, 3, 7 and 15 s,
 # or a network that loses one packet of twenty would now and then look like none.
 _THIN_LINEAR_TIMEOUTS = 16
+_UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes that have not even been sent
 _LONGEST = 1 << 20
 
 _MISSING = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
-# Of Linux's struct tcp_info: packets not acknowledged, milliseconds since the last acknowledgement came, bytes
-# acknowledged so far, and bytes not even sent, as where a firewall of our own stops them.
-_TCP_INFO = struct.Struct("=24xI28xI60xQ16xI")
-
-
-@dataclass(frozen=True)
-class _Kernel:
-    """What this kernel knows of the other end's."""
-
-    waits: bool = False  # for an acknowledgement of what we sent
-    silent_for: float = 0.0
-    acknowledged: int = 0
 
 
 class Wire:
@@ -51,19 +36,23 @@ class Wire:
             kernel took it back.
     """
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, lost_after: float = LOST_AFTER) -> None:
+        """Take a connection.
+
+        Args:
+            lost_after: seconds without an answer of the other end's kernel, after which it is lost.
+        """
         self.line = line
         self.open, self.lost, self.reset = True, False, False
         self._text, self._unsent = bytearray(), bytearray()
-        self._last = _Kernel()
-        self._stuck = 0
         line.setblocking(False)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        seconds = max(1, round(lost_after / _PROBES))
         for option, value in (
-            (socket.TCP_KEEPIDLE, _PROBE_AFTER),
-            (socket.TCP_KEEPINTVL, _PROBE_EVERY),
-            (socket.TCP_KEEPCNT, int(_KERNEL_GIVES_UP / _PROBE_EVERY)),
-            (socket.TCP_USER_TIMEOUT, int(1000 * _KERNEL_GIVES_UP)),
+            (socket.TCP_KEEPIDLE, seconds),
+            (socket.TCP_KEEPINTVL, seconds),
+            (socket.TCP_KEEPCNT, _PROBES),
+            (socket.TCP_USER_TIMEOUT, round(1000 * lost_after)),
             (socket.TCP_NODELAY, 1),
             (_THIN_LINEAR_TIMEOUTS, 1),
         ):
@@ -72,9 +61,19 @@ class Wire:
     def send(self, message: dict[str, Any]) -> None:
         """Send without waiting: what the kernel does not take now goes with the next message."""
         self._unsent += json.dumps(message).encode() + b"\n"
-        with contextlib.suppress(OSError):
+        try:
             sent = self.line.send(self._unsent, socket.MSG_DONTWAIT)
             self._unsent = self._unsent[sent:]
+        except OSError as error:
+            self._note(error)  # the kernel says it once, and afterwards that the line has ended
+
+    @property
+    def sent(self) -> bool:
+        """Whether all is on its way: what a network that is away for some seconds holds back gets lost if we leave."""
+        with contextlib.suppress(OSError):
+            waiting = struct.unpack("=i", fcntl.ioctl(self.line, _UNSENT, bytes(4)))[0]
+            return not (self.open and (waiting or self._unsent))
+        return True
 
     def read(self) -> list[dict[str, Any]]:
         """The messages that are there; afterwards ``open`` says whether the line still is."""
@@ -83,7 +82,7 @@ class Wire:
         except BlockingIOError:
             return []
         except OSError as error:
-            self.lost, self.reset = error.errno in _MISSING, error.errno == errno.ECONNRESET
+            self._note(error)
             piece = b""
         self.open = bool(piece) and len(self._text) < _LONGEST
         self._text += piece
@@ -91,28 +90,6 @@ class Wire:
         self._text = rest
         return [parse(bytes(line)) for line in lines]
 
-    @property
-    def silent(self) -> bool:
-        """Whether the other end's kernel has not answered for longer than it takes to ask it."""
-        return self.open and (self._stuck > 0 or self._kernel().silent_for > _SILENT_AFTER)
-
-    def _kernel(self) -> _Kernel:
-        try:
-            told = _TCP_INFO.unpack(self.line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
-        except (OSError, struct.error):
-            return _Kernel()
-        return _Kernel(bool(told[0] or told[3]), told[1] / 1000, told[2])
-
-    def check(self) -> bool:
-        """Whether it is lost, to be asked every ``CHECK_EVERY`` seconds.
-
-        The kernel's own limits would do where both directions are lost. Where only ours is, what comes in still
-        counts as an answer for them; then it is what we have sent that is never acknowledged. Never after one look:
-        a machine that was paused finds everybody silent at first.
-        """
-        last, self._last = self._last, self._kernel()
-        stuck = last.waits and self._last.waits and last.acknowledged == self._last.acknowledged
-        self._stuck = self._stuck + 1 if stuck else 0
-        silent = min(last.silent_for + CHECK_EVERY, self._last.silent_for) > LOST_AFTER
-        self.lost = self.lost or (self.open and (silent or self._stuck * CHECK_EVERY >= LOST_AFTER))
-        return self.lost
+    def _note(self, error: OSError) -> None:
+        self.lost = self.lost or error.errno in _MISSING
+        self.reset = self.reset or error.errno == errno.ECONNRESET

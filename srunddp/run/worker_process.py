@@ -12,7 +12,9 @@ from srunddp.run.failure import signal_name
 STOPPED_FOR = 10.0
 KILL_AFTER = 1.0
 _LOOK_EVERY = 1.0  # at a stopped one: where we are stopped, too, no more than the wait counts, see Clock
-_GIVE_UP_AFTER = 1.0  # a process in a kernel call that does not return cannot be killed
+_GIVE_UP_AFTER = (
+    10.0  # it may have a GPU's memory to give back; a process in a kernel call that does not return cannot be killed
+)
 
 
 @dataclass
@@ -74,12 +76,14 @@ class WorkerProcess:
             return None
         return self._stopped_at + self.stop_limit
 
-    def end(self, now: float, *, ask: bool) -> None:
-        """Make it go: by SIGTERM where ``ask``, and by SIGKILL a second later."""
-        if self.ended or self._kill_at is not None:
+    def end(self, now: float, *, ask: bool, within: float | None = KILL_AFTER) -> None:
+        """Make it go: by SIGTERM where ``ask``, and by SIGKILL ``within`` some seconds; None leaves it its time."""
+        if self.ended or within is None:
             return
-        self._kill_at = now if self._stopped_by else now + KILL_AFTER
-        if ask and not self._stopped_by:
+        first = self._kill_at is None
+        kill_at = now if self._stopped_by else now + within
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        if first and ask and not self._stopped_by:
             self.send(signal.SIGTERM)
 
     def tick(self, now: float) -> float | None:

@@ -65,6 +65,7 @@ def head(count: int, idle: float) -> int:
         condemn=lambda: None,
         ended=lambda: None,
         finish=lambda _: None,
+        grace=0.0,
         launcher=Launcher(None),
     ).run()
 

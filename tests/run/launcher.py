@@ -6,6 +6,7 @@ python -m tests.run.launcher FOLDER SCRIPT   a line of input is the number of a 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,11 +39,11 @@ class Launcher:
 
 
 @contextmanager
-def launched(folder: Path, script: str) -> Iterator[Launcher]:
-    """Start one; it is killed at the end."""
+def launched(folder: Path, script: str, **variables: str) -> Iterator[Launcher]:
+    """Start one, which passes PYTHONPATH on; it is killed at the end."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "tests.run.launcher", str(folder), script]
-    with subprocess.Popen(command, cwd=ROOT, env=bare(), stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=bare(variables), stdin=pipe, stdout=pipe, text=True) as process:
         try:
             yield Launcher(process, **_read(process))
         finally:
@@ -55,7 +56,8 @@ def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def main(folder: str, script: str) -> None:
-    with world(Path(folder), script) as it:
+    passed = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    with world(Path(folder), script, variables=passed) as it:
         supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
         print(json.dumps({"supervisors": supervisors, "workers": workers}), flush=True)
         if number := sys.stdin.readline():

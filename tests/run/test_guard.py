@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import resource
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from srunddp.run.failure import Failure, Weight
 from srunddp.run.guard import Guard
 from tests.run.crowds import fail_in_a_crowd
 from tests.run.lines import hear, pairs, post, tell, told
+from tests.run.starting import until, write
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7)
 
@@ -111,15 +116,43 @@ def test_rank_0_s_worker_stays_until_every_other_has_said_goodbye() -> None:
         hear(zero, until=lambda: zero.released)
 
 
-def test_a_rank_that_is_silent_for_half_a_minute_is_named() -> None:
-    with guard() as (zero, lines):
-        for now in range(0, 42, 5):
+def test_a_rank_that_is_silent_though_its_kernel_answers_is_named() -> None:
+    with guard(lost_after=9.0) as (zero, lines):
+        for now in range(0, 52, 5):
             tell(lines[1], ping=0)
             hear(zero, now=float(now))
             zero.tick(float(now))
         assert zero.verdict
         assert zero.verdict.ranks == (2,)
-        assert "silent for 30 s" in zero.verdict.cause
+        assert "silent for 39 s" in zero.verdict.cause
+
+
+SINFO = """#!/bin/sh
+echo "$@" >> {folder}/asked
+echo "node02 {state}"
+"""
+
+
+@pytest.mark.parametrize(("state", "down"), [("down*", True), ("alloc", False), ("", False)])
+def test_a_silent_node_that_slurm_takes_for_down_is_lost_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, down: bool
+) -> None:
+    write(tmp_path / "sinfo", SINFO.format(folder=tmp_path, state=state)).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    with guard() as (zero, lines):
+        for now in (6.0, 11.0, 16.0, 21.0):
+            assert not (tmp_path / "asked").exists()
+            tell(lines[2], ping=0)
+            hear(zero, now=now)
+            zero.tick(now)
+        until((tmp_path / "asked").exists)
+        zero._down._thread.join()  # type: ignore[union-attr]
+        zero.tick(26.0)
+        assert "--nodes node02" in (tmp_path / "asked").read_text()
+        assert bool(zero.verdict) == down
+        if zero.verdict:
+            assert (zero.verdict.ranks, zero.verdict.cause) == ((1,), "Slurm says that the node is down")
 
 
 def deputies(line: socket.socket) -> list[Any]:
@@ -140,6 +173,35 @@ def test_the_lowest_rank_left_is_appointed_to_speak_for_rank_0() -> None:
         second = deputies(lines[2])[-1]
         assert second["here"]
         assert second["elsewhere"]
+
+
+def test_a_witness_is_on_a_third_node_however_the_ranks_before_it_leave() -> None:
+    nodes = {0: "a", 1: "b", 2: "a", 3: "b", 4: "c", 5: "b", 6: "d"}
+    with guard(size=7, nodes=nodes, node="a") as (zero, lines):
+        for leaves, deputy, third in ((0, 1, 4), (4, 1, 6), (1, 3, 6), (3, 5, 6)):
+            if leaves:
+                tell(lines[leaves], goodbye=True)
+                hear(zero)
+            zero.tick(0.1)
+            assert zero._deputies[deputy]["elsewhere"]
+            assert zero._deputies[deputy]["witness"][0] == lines[third].getsockname()[0]
+            assert zero._order[zero._third] == third
+
+
+def test_the_goodbyes_of_four_thousand_ranks_cost_less_than_a_second() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    with guard(size=4096, nodes={rank: f"node{rank // 8}" for rank in range(4096)}, node="node0") as (zero, lines):
+        zero.tick(0.0)
+        began = time.process_time()
+        for word in ("goodbye", "left"):
+            for number, line in zip(lines, zero.lines(), strict=True):
+                tell(lines[number], **{word: True})
+                zero.on_line(line, 1.0)
+                zero.tick(1.0)
+                assert not zero.finished
+        assert time.process_time() - began < 1.0
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 # Whatever comes over a line.
@@ -190,7 +252,7 @@ def test_no_garbage_on_a_line_ends_the_guard_or_blames_another_rank(said: list[b
         lines[1].close()
         hear(zero)
         zero.tick(20.0)
-        zero.tick(40.0)
+        zero.tick(140.0)
         if zero.verdict:
             assert zero.verdict.ranks in ((1,), (2,))
             assert zero.verdict.ranks == (1,) or zero.verdict.exit_code != 7, "rank 2 has said nothing"

@@ -86,7 +86,7 @@ ARMED = """
 import os, signal, sys, time
 from srunddp.run.stacks import Dump
 dump = Dump.__new__(Dump)
-dump._file, dump._read = int(sys.argv[1]), 0
+dump.descriptor, dump._read = int(sys.argv[1]), 0
 dump.arm()
 print("ready", flush=True)
 def deep():
@@ -103,8 +103,8 @@ load_batch()
 
 
 def armed(dump: Dump, how: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", ARMED, str(dump._file), how]
-    process = subprocess.Popen(command, pass_fds=[dump._file], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", ARMED, str(dump.descriptor), how]
+    process = subprocess.Popen(command, pass_fds=[dump.descriptor], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     return process

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from srunddp.run import files
 from srunddp.run.failure import Failure, Weight
-from srunddp.run.verdict import Verdict, announce, decide, record, render, set_aside
+from srunddp.run.verdict import Verdict, announce, announce_as_deputy, decide, record, render, set_aside, write
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
 ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, Weight.ECHO, "a victim's traceback")
@@ -96,7 +97,7 @@ def test_failure_json_names_the_victims_with_their_own_causes() -> None:
 def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = [Verdict.of(replace(BOOM, rank=rank)) for rank in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda each: announce(each, NODES, tmp_path, deputy=True), found))
+        list(pool.map(lambda each: announce_as_deputy(each, tmp_path), found))
     assert capfd.readouterr().err.count(" failed: ") == 1
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 7
 
@@ -104,28 +105,28 @@ def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, cap
 def test_a_folder_that_cannot_be_written_does_not_keep_the_verdict_back(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    announce(Verdict.of(BOOM), NODES, tmp_path / "nowhere")
+    announce_as_deputy(Verdict.of(BOOM), tmp_path / "nowhere")
     assert "rank 1 on node02 failed" in capfd.readouterr().err
 
 
 def test_a_reader_that_does_not_read_holds_the_verdict_up_for_half_a_second_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    with open(read, "rb"), open(write, "w", closefd=False) as full:
+    read, end = os.pipe()
+    os.set_blocking(end, False)
+    with open(read, "rb"), open(end, "w", closefd=False) as full:
         while True:
             try:
-                os.write(write, b"x" * 4096)
+                os.write(end, b"x" * 4096)
             except BlockingIOError:
                 break
         monkeypatch.setattr("sys.stderr", full)
-        announce(Verdict.of(BOOM), NODES, None)
-    os.close(write)
+        announce(Verdict.of(BOOM), NODES)
+    os.close(end)
 
 
 def test_what_the_user_has_seen_is_not_said_again(capfd: pytest.CaptureFixture[str]) -> None:
-    announce(Verdict.of(replace(BOOM, shown=True)), NODES, None)
+    announce(Verdict.of(replace(BOOM, shown=True)), NODES)
     assert capfd.readouterr().err == ""
 
 
@@ -133,9 +134,10 @@ def test_earlier_attempts_are_counted_and_none_is_lost(tmp_path: Path) -> None:
     set_aside(tmp_path)
     for attempt in range(3):
         set_aside(tmp_path)
-        announce(Verdict.of(replace(BOOM, shown=True, cause=f"attempt {attempt}")), NODES, tmp_path)
-    files = ("failure.1.json", "failure.2.json", "failure.json")
-    assert [json.loads((tmp_path / name).read_text())["cause"] for name in files] == [
+        write(Verdict.of(replace(BOOM, cause=f"attempt {attempt}")), NODES, tmp_path)
+        assert files.finish() == set()
+    names = ("failure.1.json", "failure.2.json", "failure.json")
+    assert [json.loads((tmp_path / name).read_text())["cause"] for name in names] == [
         "attempt 0",
         "attempt 1",
         "attempt 2",

@@ -31,7 +31,7 @@ def site(bench: Bench) -> Site:
 
 
 def cut_off(fault: str, name: str, site: Site) -> Result:
-    with started(Plan(), site) as run:
+    with started(Plan(options=("--lost-after", "9")), site) as run:
         run.ready()
         run.failing()
         with FAULTS[fault](node(name)):

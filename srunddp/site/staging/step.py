@@ -15,6 +15,7 @@ from typing import IO, Any, Self
 
 from srunddp import errors
 from srunddp.bootstrap.host_list import fold
+from srunddp.run.memory import memory_file
 from srunddp.site import places
 from srunddp.site.staging import archive, node, removal, sight, unpack
 from srunddp.site.staging import start as starting
@@ -51,7 +52,7 @@ class Step:
         self._nodes: set[str] = set()
         self._unread = b""
         # Not the caller's standard error, which may be a pipe that somebody reads to its end.
-        self._errors = os.memfd_create("srun")
+        self._errors = memory_file()
         words = [*srun(job.number, job.nnodes), "/bin/sh", "-c", _START, "sh", python, READ]
         self._process = start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
         self._write(sources())
