@@ -160,7 +160,6 @@ def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker
         link_is_up=partial(interface.has_link, prepared.interface.name),
         folder=folder,
         lost_after=wishes.lost_after,
-        grace=wishes.grace,
     )
     if prepared.environment.rank:
         return Member(post, company.lines[0])

@@ -20,12 +20,12 @@ class Alone:
     """Its failure is the verdict.
 
     Attributes:
-        verdict: once it has failed; released: the worker may end; finished: and so may we; awaits: nobody.
+        verdict: once it has failed; released: the worker may end; finished: and so may we.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.verdict: Verdict | None = None
-        self.released = self.finished = self.awaits = False
+        self.released = self.finished = False
         self._folder = folder
 
     def lines(self) -> Iterable[socket.socket]:
@@ -53,7 +53,7 @@ class Alone:
         """The worker has ended with 0."""
         self.finished = True
 
-    def ended(self, _: float) -> None:
+    def ended(self) -> None:
         """There is nobody to tell."""
 
     def tick(self, _: float) -> float:

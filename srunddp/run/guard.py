@@ -22,7 +22,7 @@ from srunddp.run.wire import Wire
 _ECHO_WAITS = 0.7
 _ASKED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
 _SLURM_IS_ASKED_AFTER = 10.0  # seconds without a sign of a node
-_SELDOM = 30.0
+_LAST_WORD = 1.2  # one message that was lost on the way can be sent again
 _WITNESS_PORT = 9  # nobody listens there, and its refusal is the answer
 
 
@@ -42,7 +42,6 @@ class _Rank:
     wire: Wire
     state: State = State.WORKING
     heard: float = 0.0
-    ended: bool = False  # its worker has, after the verdict
 
 
 class Guard:
@@ -50,7 +49,6 @@ class Guard:
 
     Attributes:
         verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
-        awaits: whether a script that has failed or stopped is still at its own end.
     """
 
     def __init__(self, post: Post, lines: Mapping[int, socket.socket]) -> None:
@@ -59,8 +57,9 @@ class Guard:
         self._ranks = {rank: _Rank(Wire(line, post.lost_after)) for rank, line in lines.items()}
         self._by_line = {line: rank for rank, line in lines.items()}
         self._own = State.WORKING
-        self.awaits = self._own_ended = self._dismissed = False
-        self._awaits_until: float | None = None
+        self._is_late = False
+        self._ended: set[int] = set()  # the ranks whose worker has, after the verdict, or whose supervisor has
+        self._over_at: float | None = None
         self._tellers: set[int] = set()  # the ranks that have told of their own failure
         self._failures: list[Failure] = []
         self._left_before: dict[int, str] = {}
@@ -82,7 +81,7 @@ class Guard:
     @property
     def finished(self) -> bool:
         """Rank 0's supervisor leaves last."""
-        return (self._own is State.LEFT or self.verdict is not None) and not self._open
+        return ((self._own is State.LEFT or self.verdict is not None) and not self._open) or self._is_late
 
     def lines(self) -> Iterable[socket.socket]:
         """What to watch for :meth:`on_line`."""
@@ -97,6 +96,7 @@ class Guard:
             self._hear(number, message, now)
         if not rank.wire.open:
             self._open -= 1
+            self._ended.add(number)
             self._on_end(number, now)
         return rank.wire.open
 
@@ -116,7 +116,7 @@ class Guard:
         elif isinstance(message.get("ping"), int) and rank.state is State.WORKING:
             self._stall.note(number, message["ping"], now)
         elif "ended" in message:
-            rank.ended = True
+            self._ended.add(number)
         elif isinstance(message.get("stacks"), str):
             self._stall.hear(number, message["stacks"])
             self._hang.hear(number, message["stacks"])
@@ -196,19 +196,16 @@ class Guard:
         write(verdict, self._others(), self._post.folder)
 
     def _see_off(self, now: float) -> float:
-        """After the verdict: let all leave when the scripts that are to end by themselves have done so."""
-        if self._dismissed or not self.verdict:
-            return _SELDOM
-        until = self._awaits_until = self._awaits_until or now + self._post.seen_off_within
+        """After the verdict: end all lines when the scripts that are to end by themselves have done so."""
+        assert self.verdict
         culprits = {each.rank for each in self._failures if each.weight >= Weight.STOPPED} | {*self.verdict.ranks}
-        ended = {number for number, rank in self._ranks.items() if rank.ended or not rank.wire.open}
-        ended |= {self._post.rank} if self._own_ended else set()
-        self.awaits = now < until and bool((culprits & self._tellers) - ended)
-        if not self.awaits:
-            self._dismissed = True
+        if self._over_at is None and culprits & self._tellers <= self._ended:
+            self._over_at = now
             for rank in self._ranks.values():
-                rank.wire.send({"leave": True})
-        return until - now
+                rank.wire.end()
+        # The others close first: what is lost on the way to them can be sent again only while our end is there.
+        self._is_late = self._over_at is not None and now >= self._over_at + _LAST_WORD
+        return _LAST_WORD
 
     def _others(self) -> dict[int, str]:
         gone = [number for number, rank in self._ranks.items() if rank.state is State.LEFT]
@@ -224,10 +221,9 @@ class Guard:
         self._own = State.LEFT
         self._stall.forget(self._post.rank)
 
-    def ended(self, now: float) -> None:
+    def ended(self) -> None:
         """The worker has ended after the verdict."""
-        self._own_ended = True
-        self._see_off(now)
+        self._ended.add(self._post.rank)
 
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
@@ -238,15 +234,15 @@ class Guard:
         if now >= self._pinged + self._post.ping_every:
             self._pinged = now
             self._ping(now)
-            if self.verdict:
-                return self._see_off(now)
+        if self.verdict:
+            return 0.0
         if self._failures and (now >= (self._judge_at or 0.0) or not self._are_working()):
             self._judge_late(now)
         elif not self._failures:
             self._watch_steps(now)
         due = [self._pinged + self._post.ping_every, self._hang.due or self._judge_at]
         due += [] if self._failures else [self._stall.due]
-        return max(0.0, min(each for each in due if each is not None) - now)
+        return max(0.0, min(each for each in due if each is not None) - now) if not self.verdict else 0.0
 
     def _are_working(self) -> bool:
         states = [self._own, *(rank.state for rank in self._ranks.values())]

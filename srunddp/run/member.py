@@ -18,7 +18,6 @@ PING_EVERY = 5.0
 _STARVED_FOR = 30.0
 _WITNESS_WITHIN = 2.0
 _SOON = 0.1
-_KILLED_WITHIN = 12.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ class Post:
         link_is_up: whether this node's interface has a link.
         folder: of the run's logs.
         lost_after: seconds without an answer of another node's kernel, after which that node is lost.
-        grace: seconds that the end of a failed or stopped script may take.
     """
 
     rank: int
@@ -44,7 +42,6 @@ class Post:
     link_is_up: Callable[[], bool]
     folder: Path | None = None
     lost_after: float = LOST_AFTER
-    grace: float = 0.0
 
     @property
     def ping_every(self) -> float:
@@ -57,11 +54,6 @@ class Post:
         return self.lost_after + _STARVED_FOR
 
     @property
-    def seen_off_within(self) -> float:
-        """Seconds after a verdict in which all workers that are to end by themselves have ended."""
-        return self.grace + _KILLED_WITHIN
-
-    @property
     def starved(self) -> str:
         """The cause then."""
         return f"srunddp has been silent for {self.silent_after:g} s, stopped or starved"
@@ -72,13 +64,11 @@ class Member:
 
     Attributes:
         verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
-        awaits: whether rank 0 waits for the end of a failed script. A launcher kills all at the first bad end.
     """
 
     def __init__(self, post: Post, line: socket.socket) -> None:
         self.verdict: Verdict | None = None
-        self.released = self.awaits = self._left = self._dismissed = False
-        self._awaits_until: float | None = None
+        self.released = self._left = False
         self._post = post
         self._wire = Wire(line, post.lost_after)
         self._failure: Failure | None = None
@@ -87,8 +77,8 @@ class Member:
 
     @property
     def finished(self) -> bool:
-        """Whether the supervisor may leave."""
-        return (self._left and self._wire.sent) or (self.verdict is not None and not self.awaits)
+        """Whether the supervisor may leave: after a verdict when rank 0 ends the line, as a launcher then kills all."""
+        return (self._left and self._wire.sent) or (self.verdict is not None and not self._wire.open)
 
     @property
     def _is_through(self) -> bool:
@@ -112,8 +102,6 @@ class Member:
             self.verdict = self.verdict or _told(message["verdict"])
         elif "stacks" in message:
             self._wire.send({"stacks": self._post.stacks()})
-        elif "leave" in message:
-            self._dismissed = True
         elif isinstance(message.get("deputy"), dict):
             self._deputy = message["deputy"]
 
@@ -133,15 +121,12 @@ class Member:
         self._wire.send({"left": True})
         self._left = True
 
-    def ended(self, _: float) -> None:
+    def ended(self) -> None:
         """The worker has ended after the verdict."""
         self._wire.send({"ended": True})
 
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
-        if self.verdict:
-            self._awaits_until = self._awaits_until or now + self._post.seen_off_within
-            self.awaits = self._wire.open and not self._dismissed and now < self._awaits_until
         self._heard = self._heard or now  # nothing is expected before the first ping
         if now - self._heard > self._post.silent_after and not self._is_through and not self.released:
             self._on_end(self._post.starved, silent=True)
@@ -151,7 +136,7 @@ class Member:
         return _SOON if self._left else self._pinged + self._post.ping_every - now
 
     def _on_end(self, cause: str, *, silent: bool = False) -> None:
-        lost, self._dismissed = self._wire.lost or silent, True
+        lost, self._wire.open = self._wire.lost or silent, False
         if self._failure and not (lost and self._failure.weight is Weight.ECHO):
             self.verdict = Verdict.of(self._failure)
         elif lost:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
-from collections.abc import Iterable
 
 _WITHIN = 10.0
 
 
 class DownNodes:
-    """In a Slurm step, what ``sinfo`` says; where there is no such command, nothing.
-
-    Attributes:
-        names: of those that it has said so of.
-    """
+    """In a Slurm step, those that ``sinfo`` says are down; where there is no such command, none."""
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread()
 
-    def ask(self, nodes: Iterable[str]) -> None:
+    def ask(self, nodes: set[str]) -> None:
         """Ask for these in a thread, unless one does so already."""
-        if "SLURM_STEP_ID" in os.environ and not (self._thread and self._thread.is_alive()):
+        if "SLURM_STEP_ID" in os.environ and not self._thread.is_alive():
             self._thread = threading.Thread(target=self._ask, args=(",".join(sorted(nodes)),), daemon=True)
             self._thread.start()
 
@@ -33,5 +29,4 @@ class DownNodes:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             command = ["sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t"]
             said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_WITHIN)
-            states = [line.split() for line in said.stdout.splitlines()]
-            self.names = frozenset(state[0] for state in states if len(state) == 2 and state[1].startswith("down"))
+            self.names = frozenset(re.findall(r"^(\S+) down", said.stdout, re.MULTILINE))

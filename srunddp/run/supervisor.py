@@ -27,7 +27,7 @@ from srunddp.run.report import Report
 from srunddp.run.verdict import STALLED, Verdict, say
 from srunddp.run.worker_process import KILL_AFTER, WorkerProcess
 
-_LAST_WORD = 1.2  # one message that was lost on the way can be sent again
+_KILLED_WITHIN = 12.0
 _MEETING_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
 _SIGNAL_MAY_FOLLOW = 0.1
 _TWICE_AFTER = 1.0  # where we do not know whether the worker has got a signal, it gets it once in so many seconds
@@ -52,10 +52,6 @@ class Guard(Protocol):
     def finished(self) -> bool:
         """Whether the supervisor may leave."""
 
-    @property
-    def awaits(self) -> bool:
-        """Whether all stay, after the verdict, for a script that is at its own end."""
-
     def lines(self) -> Iterable[socket.socket]:
         """What to watch for :meth:`on_line`."""
 
@@ -71,7 +67,7 @@ class Guard(Protocol):
     def left(self) -> None:
         """The worker has ended with 0."""
 
-    def ended(self, now: float) -> None:
+    def ended(self) -> None:
         """The worker has ended after the verdict."""
 
     def tick(self, now: float) -> float:
@@ -202,8 +198,8 @@ class Supervisor:
         if overdue := self.process.overdue(now):
             self._fail(self.report.of(*overdue, now))
         if self._guard:
-            due += [self._guard.tick(now), self._watch_end(now)]
             self._obey(now)
+            due += [self._guard.tick(now), self._watch_end(now)]
         elif self._leave_by is not None and now >= self._leave_by and self._failure:
             # The meeting cannot be interrupted, as in PMI's barrier.
             failure, code = self._failure, self._failure.exit_code
@@ -223,10 +219,8 @@ class Supervisor:
                 self._release()  # it may wait for the others
             self._end_worker(now, guard.verdict)
             if self.process.ended and self._leave_by is None:
-                guard.ended(now)
-            # The others close first: what is lost on the way to them can be sent again only while our end is there.
-            if self.process.ended and (self._leave_by is None or guard.awaits):
-                self._leave_by = now + _LAST_WORD
+                guard.ended()
+                self._leave_by = now + _KILLED_WITHIN + (self.grace or 0.0)
         elif guard and guard.released and self._done:
             self._over_at = now if self._over_at is None else self._over_at
             self._release()

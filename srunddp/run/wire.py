@@ -67,6 +67,11 @@ class Wire:
         except OSError as error:
             self._note(error)  # the kernel says it once, and afterwards that the line has ended
 
+    def end(self) -> None:
+        """Say no more."""
+        with contextlib.suppress(OSError):
+            self.line.shutdown(socket.SHUT_WR)
+
     @property
     def sent(self) -> bool:
         """Whether all is on its way: what a network that is away for some seconds holds back gets lost if we leave."""

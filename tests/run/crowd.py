@@ -17,6 +17,7 @@ import threading
 import time
 from dataclasses import asdict
 
+from srunddp.run import signals
 from srunddp.run.failure import Failure
 from srunddp.run.guard import Guard
 from srunddp.run.member import PING_EVERY, Post
@@ -51,6 +52,7 @@ def head(count: int, idle: float) -> int:
     nodes = {rank: node(rank) for rank in range(count + 1)}
     post = Post(0, node(0), nodes, 300.0, lambda: 1, lambda: "", lambda: True)
     worker = subprocess.Popen(["sleep", "600"])
+    signals.block()
     ours, _theirs = pipe()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     guard = Guard(post, lines)

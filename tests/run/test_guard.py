@@ -61,6 +61,8 @@ def test_what_may_be_an_echo_waits_for_its_cause_and_no_longer_than_a_second(wei
         assert zero.verdict is None
         assert zero.tick(10.0) <= 1.0
         zero.tick(11.0)
+        assert bool(zero.verdict) == (weight is Weight.ECHO), "after an abort the others are asked where they are"
+        zero.tick(14.0)
         assert zero.verdict
         assert zero.verdict.ranks == (2,)
 
@@ -147,7 +149,7 @@ def test_a_silent_node_that_slurm_takes_for_down_is_lost_at_once(
             hear(zero, now=now)
             zero.tick(now)
         until((tmp_path / "asked").exists)
-        zero._down._thread.join()  # type: ignore[union-attr]
+        zero._down._thread.join()
         zero.tick(26.0)
         assert "--nodes node02" in (tmp_path / "asked").read_text()
         assert bool(zero.verdict) == down

@@ -33,7 +33,11 @@ def test_the_verdict_is_obeyed_and_not_said_again(capfd: pytest.CaptureFixture[s
         tell(zero, verdict={"ranks": [2], "exit_code": 9})
         hear(guard, until=lambda: guard.verdict)
         assert guard.verdict
-        assert (guard.verdict.ranks, guard.verdict.exit_code, guard.finished) == ((2,), 9, True)
+        assert (guard.verdict.ranks, guard.verdict.exit_code, guard.finished) == ((2,), 9, False)
+        guard.ended()
+        zero.shutdown(socket.SHUT_WR)
+        hear(guard, until=lambda: guard.finished)
+        assert told(zero) == [{"ended": True}]
     assert capfd.readouterr().err == ""
 
 
