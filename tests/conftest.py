@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def clean_environment() -> None:
     for name in [name for name in os.environ if name.startswith(_FOREIGN) and name != "SRUNDDP_TEST_CLUSTER"]:
         del os.environ[name]
+    # A shell has those that it starts in the background ignore Ctrl-C, and so would all that the tests start.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def missing(what: str) -> None:
