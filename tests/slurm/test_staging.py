@@ -113,8 +113,9 @@ def site(bench: Bench) -> Iterator[Site]:
 @contextmanager
 def mounted(bench: Bench, node: str, *mounts: Mount) -> Iterator[None]:
     """Mounts on a node, the later ones below the first; gone at the end, whoever still works there."""
+    bench.cluster.on(node, "mount", *mounts[0])
     try:
-        for mount in mounts:
+        for mount in mounts[1:]:
             bench.cluster.on(node, "mount", *mount)
         yield
     finally:
