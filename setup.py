@@ -40,6 +40,7 @@ setup(
         "report": ["matplotlib>=3.8"],  # the pictures of srunddp report; text and page do without
         "test": [
             "pytest>=8.0",  # the suite
+            "pytest-xdist>=3.8",  # tests at the same time
             "pytest-timeout>=2.4",  # a test that hangs fails, and does not hold up the others
             "hypothesis>=6.0",  # host lists and ifaces.conf files nobody thought of
             "ruff>=0.15",  # lint and format

@@ -19,9 +19,6 @@ TORCH = "torch"
 MEMORY = 6000  # MiB for a job on each node that does not say otherwise
 GRACE = 10  # seconds between the SIGTERM of a preempted job and its end
 
-# Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and shared
-# memory must not connect what are meant to be two hosts.
-_NODE_MOUNTS: list[Mount] = [("-t", "tmpfs", "tmpfs", "/tmp"), ("-t", "tmpfs", "tmpfs", "/dev/shm")]
 _MUNGED_SECONDS = 10.0
 
 
@@ -119,14 +116,22 @@ def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes
 
 
 def _around_tmp(folder: Path) -> list[Mount]:
-    """The node's own /tmp and /dev/shm; a checkout that lies below the /tmp they hide is put back into it."""
-    checkout = Path.cwd()
-    if not checkout.is_relative_to("/tmp"):
-        return _NODE_MOUNTS
+    """The node's own /tmp and /dev/shm.
+
+    Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and shared memory must
+    not connect what are meant to be two hosts.
+    """
     aside = folder / "checkout"
     aside.mkdir()
-    back = ("-o", "X-mount.mkdir", "--bind", str(aside), str(checkout))
-    return [("--bind", str(checkout), str(aside)), *_NODE_MOUNTS, back]
+    keep = ("--bind", str(Path.cwd()), str(aside))
+    return [keep, *over_tmp(folder), ("-t", "tmpfs", "tmpfs", "/dev/shm")]
+
+
+def over_tmp(folder: Path, *options: str) -> list[Mount]:
+    """Hide a node's /tmp below an empty one; a checkout that lies in /tmp is put back into it."""
+    checkout, tmp = Path.cwd(), ("-t", "tmpfs", *options, "tmpfs", "/tmp")
+    back = ("-o", "X-mount.mkdir", "--bind", str(folder / "checkout"), str(checkout))
+    return [tmp, back] if checkout.is_relative_to("/tmp") else [tmp]
 
 
 def log_tails(folder: Path, lines: int = 8) -> str:

@@ -174,6 +174,7 @@ def test_once_all_have_agreed_to_stop_no_second_signal_ends_a_rank_with_another_
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
 
 
+@pytest.mark.alone
 def test_a_look_costs_less_than_a_third_of_a_microsecond() -> None:
     with preemption() as it:
         assert min(timeit.repeat(it.wish, number=100_000, repeat=5)) / 100_000 < 0.3e-6
