@@ -73,6 +73,9 @@ def test_mpirun_below_a_rank_starts_its_own_world(tmp_path: Path, name: str) -> 
 
 INNER = """
 import os, socket, torch.distributed as dist, torch.multiprocessing as mp
+def free():
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1:]
 def inner(rank, port=0):
     if port:
         os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -92,7 +95,7 @@ def inner(rank, port=0):
         ),
         (
             "sys.executable, 'inner.py'",
-            "if __name__ == '__main__': mp.spawn(inner, nprocs=2, args=socket.create_server(('', 0)).getsockname()[1:])",
+            "if __name__ == '__main__': mp.spawn(inner, args=free(), nprocs=2)",
         ),
     ],
     ids=["torchrun", "mp.spawn"],
