@@ -20,7 +20,7 @@ OURS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0
 STARTS = f"""
 import subprocess
 def start(*command, **variables):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=os.environ | variables)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=os.environ | variables)
     say("started", done.stdout + done.stderr + str(done.returncode))
 if RANK == 0:
     SRUNDDP = {SRUNDDP!r}
@@ -69,6 +69,41 @@ def test_mpirun_below_a_rank_starts_its_own_world(tmp_path: Path, name: str) -> 
     words = (mpi.mpirun, *mpi.options, "-n", "2", mpi.python, SRUNDDP[1], "--quiet", "place.py")
     said = started(tmp_path, f"*{words!r}, **{mpi.env()!r}").splitlines()
     assert (sorted(said[:2]), said[-1]) == (["0 2", "1 2"], "0")
+
+
+INNER = """
+import os, socket, torch.distributed as dist, torch.multiprocessing as mp
+def free():
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1:]
+def inner(rank, port=0):
+    if port:
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo")
+    dist.barrier()
+    os.write(1, b"%d of %d\\n" % (dist.get_rank(), dist.get_world_size()))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        (
+            "sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', 'inner.py'",
+            "inner(-1)",
+        ),
+        (
+            "sys.executable, 'inner.py'",
+            "if __name__ == '__main__': mp.spawn(inner, args=free(), nprocs=2)",
+        ),
+    ],
+    ids=["torchrun", "mp.spawn"],
+)
+def test_torchs_own_launchers_below_a_rank_have_their_world(tmp_path: Path, command: str, last: str) -> None:
+    write(tmp_path / "inner.py", f"{INNER}{last}\n")
+    said = started(tmp_path, command).splitlines()
+    assert ({"0 of 2", "1 of 2"} <= {*said}, said[-1]) == (True, "0"), said
 
 
 def test_a_rank_that_becomes_another_program_stays_the_rank(tmp_path: Path) -> None:
