@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -17,18 +18,27 @@ pytestmark = pytest.mark.slurm
 Jobs = dict[str, dict[str, Recorded]]
 
 
-@pytest.fixture(scope="module", params=["cgroup", "linuxproc"])
-def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
-    """Every row with plain Python and with srunddp, all at once; tracked by control groups, and by process trees."""
+TRACKINGS = {"cgroup": 11, "linuxproc": 12}  # with the number of its cluster
+
+
+@pytest.fixture(scope="module")
+def tables() -> Iterator[dict[str, Future[Jobs]]]:
+    """For each tracking, every row with plain Python and with srunddp; all of it at once, as most of it is waiting."""
     if problem := requirements():
         missing(problem)
-    number = 11 + ["cgroup", "linuxproc"].index(request.param)
-    with beside(Settings(tracking=request.param), number) as cluster:
-        recorded = record(Bench(cluster, data_network(cluster)))
-        print(f"proctrack/{request.param}\n{table(recorded)}")
-        yield recorded
+    with ThreadPoolExecutor(len(TRACKINGS)) as pool:
+        yield {tracking: pool.submit(recorded, tracking) for tracking in TRACKINGS}
 
 
+def recorded(tracking: str) -> Jobs:
+    with beside(Settings(tracking=tracking), TRACKINGS[tracking]) as cluster:
+        jobs = record(Bench(cluster, data_network(cluster)))
+    print(f"proctrack/{tracking}\n{table(jobs)}")
+    return jobs
+
+
+@pytest.mark.parametrize("tracking", TRACKINGS)
 @pytest.mark.parametrize("row", ROWS)
-def test_a_script_gets_what_plain_python_gets(row: str, jobs: Jobs) -> None:
-    assert not differences(jobs[row]["plain"], jobs[row]["srunddp"])
+def test_a_script_gets_what_plain_python_gets(row: str, tracking: str, tables: dict[str, Future[Jobs]]) -> None:
+    jobs = tables[tracking].result()[row]
+    assert not differences(jobs["plain"], jobs["srunddp"])
