@@ -23,7 +23,7 @@ from srunddp.bootstrap.line import Meeting
 from srunddp.cli_options import LOST_LEAST, MONITOR_LEAST, Run, Seconds
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.farewell import tell_failure
-from srunddp.launch import check_lines, launch
+from srunddp.launch import check_lines, is_worker_exec, launch
 from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
 from srunddp.observe.monitor import Monitor, Plan, open_monitor
 from srunddp.run.logs import Destination, Output
@@ -32,7 +32,6 @@ from srunddp.run.script import Script, check
 from srunddp.run.staged import enter, hold, outside, read
 from srunddp.run.verdict import say
 from srunddp.wishes import Wishes, destination, open_output, plan_monitor
-from srunddp.worker_exec import is_wanted
 
 _LAST_WORD = 1.0
 # Each in the module that has it: a rank that starts a training is not to import them.
@@ -209,7 +208,7 @@ def _ready(start: _Start, wishes: Wishes, environment: Environment) -> _Ready:
     try:
         if wishes.staged:
             start, notes = _in_copies(start)
-        is_wanted(os.environ)
+        is_worker_exec(os.environ)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
         output, monitor = open_output(start.where, environment), open_monitor(start.plan)

@@ -10,7 +10,7 @@ import os
 import resource
 import select
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -30,7 +30,6 @@ from srunddp.run.supervisor import Guard, Met, Supervisor
 from srunddp.run.worker_process import STOPPED_FOR, WorkerProcess
 from srunddp.wishes import Wishes, description
 from srunddp.worker import Bench, work
-from srunddp.worker_exec import become, is_wanted
 
 _SPARE_FILES = 64
 
@@ -70,8 +69,12 @@ def launch(
         ours.end.close()
         monitor.in_worker()
         bench = Bench(theirs, mask, output, dump, monitor.marks, wishes.fast_exit, wishes.offline)
+        if is_worker_exec(os.environ):
+            from srunddp.worker_exec import become  # most runs need none of it
+
+            become(prepared, script, bench)
         with theirs.end:
-            return (become if is_wanted(os.environ) else work)(prepared, script, bench)
+            return work(prepared, script, bench)
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
     theirs.end.close()
@@ -166,6 +169,19 @@ def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker
     from srunddp.run.guard import Guard as OfAll
 
     return OfAll(post, company.lines)
+
+
+def is_worker_exec(environ: Mapping[str, str]) -> bool:
+    """Whether the worker is to be a program of its own, see :mod:`srunddp.worker_exec`.
+
+    Raises:
+        ConfigError: ``SRUNDDP_WORKER`` says something else.
+    """
+    value = environ.get("SRUNDDP_WORKER") or "fork"
+    if value not in ("fork", "exec"):
+        cure = "export SRUNDDP_WORKER=exec for a profiler, else unset it"
+        raise ConfigError(f"SRUNDDP_WORKER={value}", expected="fork or exec", cure=cure, scope=Scope.JOB)
+    return value == "exec"
 
 
 def check_lines(environment: Environment) -> None:

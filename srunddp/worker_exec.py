@@ -9,30 +9,14 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from srunddp.errors import ConfigError, Scope, SrunddpError
+from srunddp.errors import SrunddpError
 from srunddp.meeting import Prepared
 from srunddp.run.memory import memory_file
 from srunddp.run.script import Script
 from srunddp.run.verdict import say
 from srunddp.worker import Bench, work
-
-_VARIABLE = "SRUNDDP_WORKER"
-
-
-def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the user has asked for it.
-
-    Raises:
-        ConfigError: for something else.
-    """
-    value = environ.get(_VARIABLE) or "fork"
-    if value not in ("fork", "exec"):
-        cure = f"export {_VARIABLE}=exec for a profiler, else unset it"
-        raise ConfigError(f"{_VARIABLE}={value}", expected="fork or exec", cure=cure, scope=Scope.JOB)
-    return value == "exec"
 
 
 class _Pickler(pickle.Pickler):
