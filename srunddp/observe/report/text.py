@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from srunddp.errors import one_line
 from srunddp.observe.report import units
-from srunddp.observe.report.note import Note
-from srunddp.observe.report.notes import too_short
+from srunddp.observe.report.notes import Note, too_short
 from srunddp.observe.report.slurm import View
 from srunddp.observe.report.summary import Span, Summary, middle, share
 from srunddp.observe.report.tables import MOST, gpu_rows, launch_rows, node_rows, rank_rows, slurm_rows, table
