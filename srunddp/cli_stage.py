@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from srunddp.cli_options import Seconds
+from srunddp.cli_options import limit
 from srunddp.errors import SrunddpError, one_line
 from srunddp.run.verdict import say
 from srunddp.site.staging import cleaning, items, pushing
@@ -68,14 +68,7 @@ _base = click.option(
     show_default=True,
     help="A folder that each node has on a disk of its own.",
 )
-_timeout = click.option(
-    "--timeout",
-    type=Seconds(),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the nodes may take for each step.",
-)
+_timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
 
 
 @stage.command()
