@@ -148,13 +148,8 @@ def _steps(summary: Summary) -> Iterator[str]:
         yield (
             f"slowest: {units.ranks([slowest.rank], summary.layout)}, "
             f"{units.duration(slowest.own_s)} of its own in each step; the rank in the middle "
-            f"{units.duration(middle_own(summary))}"
+            f"{units.duration(middle([each.own_s for each in summary.ranks]))}"
         )
-
-
-def middle_own(summary: Summary) -> float | None:
-    """The median of the ranks' own time in a step."""
-    return middle([each.own_s for each in summary.ranks])
 
 
 def _launch(summary: Summary) -> Iterator[str]:
