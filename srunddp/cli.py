@@ -20,7 +20,7 @@ from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.line import Meeting
-from srunddp.cli_options import LOST_LEAST, MONITOR_LEAST, Run, Seconds
+from srunddp.cli_options import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.farewell import tell_failure
 from srunddp.launch import check_lines, is_worker_exec, launch
@@ -78,39 +78,21 @@ def main() -> None:
 )
 @click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init(); auto unless given.")
 @click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
-@click.option(
-    "--timeout",
-    type=Seconds(),
-    default=DEFAULT_TIMEOUT,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the ranks wait for each other.",
-)
+@limit("--timeout", DEFAULT_TIMEOUT, "How long the ranks wait for each other.")
 @click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
-@click.option(
+@limit(
     "--stall-timeout",
-    type=Seconds(positive=False),
-    default=Wishes.stall_timeout,
-    show_default=True,
-    metavar="SECONDS",
-    help="End the run when no rank makes a step for so long; 0 for no limit. See srunddp.heartbeat().",
+    Wishes.stall_timeout,
+    "End the run when no rank makes a step for so long; 0 for no limit. See srunddp.heartbeat().",
+    positive=False,
 )
-@click.option(
-    "--lost-after",
-    type=Seconds(least=LOST_LEAST),
-    default=Wishes.lost_after,
-    show_default=True,
-    metavar="SECONDS",
-    help="End the run when a node has given no answer for so long.",
-)
-@click.option(
+@limit("--lost-after", Wishes.lost_after, "End the run when a node has given no answer for so long.", least=LOST_LEAST)
+@limit(
     "--grace",
-    type=Seconds(positive=False),
-    default=Wishes.grace,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the end of a failed or stopped script may take, as uploads in atexit.",
+    Wishes.grace,
+    "How long the end of a failed or stopped script may take, as uploads in atexit.",
+    positive=False,
 )
 @click.option("--log-dir", metavar="DIR", help="A file for each rank's output, in a folder for each run.")
 @click.option("--tee", metavar="RANKS", help="With --log-dir: the ranks shown on the terminal too; 0 unless given.")
@@ -143,7 +125,9 @@ def run(**given: Any) -> None:
     environment: Environment | None = None
     try:
         if given["explain"]:
-            _explain(given)
+            from srunddp.cli_explain import explained
+
+            explained(given)
         environment = detect(os.environ, channel=given["channel"])
         sys.exit(_run(given, environment))
     except SrunddpError as error:
@@ -274,9 +258,3 @@ def _placement(prepared: Prepared, meeting: Meeting) -> str:
         f"master {meeting.master_addr} port {meeting.master_port}, interface {prepared.interface.name} "
         f"({prepared.interface.source}), backend {prepared.options.backend}"
     )
-
-
-def _explain(given: Mapping[str, Any]) -> None:
-    from srunddp.cli_explain import explained
-
-    explained(given)

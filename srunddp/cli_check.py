@@ -17,7 +17,7 @@ from srunddp.run.places import Staged
 from srunddp.run.staged import enter, read
 from srunddp.run.verdict import say
 from srunddp.site import check as checking
-from srunddp.site import joining, presence, table
+from srunddp.site import joining, table
 from srunddp.site.finding import Subject, subject_of
 from srunddp.site.hub import LostError
 from srunddp.site.rank import Rank
@@ -84,7 +84,7 @@ def _lead(given: dict[str, Any], own: Rank, ports: range | None) -> int:
         hub = joining.lead(own.subject, own.act, given["timeout"], ports)
     except SrunddpError as error:
         report = checking.alone(own.subject)
-        report.findings[:0] = presence.apart(environment, error)
+        report.findings[:0] = checking.apart(environment, error)
         return _ended(environment, _tell(report, given, environment))
     code = FAILED
     try:

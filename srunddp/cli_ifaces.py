@@ -16,7 +16,7 @@ from srunddp.cli_ranks import come_within, followed
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.run.verdict import say
 from srunddp.site import check as checking
-from srunddp.site import joining, presence, table
+from srunddp.site import joining, table
 from srunddp.site.checks import interface
 from srunddp.site.draft import draft
 from srunddp.site.finding import Level, Subject, subject_of
@@ -156,7 +156,7 @@ def _on_every_node(file: str | None, environment: Environment, timeout: float) -
             judged = check_file(file, os.environ)
             report.add(NAME, judged.findings, judged.summary())
             notes = [f"note: {note}" for note in judged.notes]
-        report.findings += presence.lost(hub)
+        report.findings += checking.lost(hub)
         click.echo("\n".join([*table.lines(table.merged(report.findings), report.summaries), *notes]))
         code = _WRONG if report.failed else 0
     finally:

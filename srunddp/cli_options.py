@@ -1,16 +1,23 @@
-"""Options that several commands have, or that click has no kind for."""
+"""What several commands have in common: options, kinds of value that click lacks, and how an answer ends."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
+from srunddp.errors import SrunddpError
+from srunddp.run.verdict import say
+
 MONITOR_SECONDS = 5
 LOST_LEAST = 2.0  # a kernel counts some of this in whole seconds
 MONITOR_LEAST = 0.1  # of which a sample still takes less than a hundredth
+_CANNOT_PRINT = 74  # sysexits' EX_IOERR
 
 
 class Seconds(click.FloatRange):
@@ -25,6 +32,12 @@ class Seconds(click.FloatRange):
         if math.isnan(number):
             self.fail("a number of seconds is expected", param, ctx)
         return number
+
+
+def limit(name: str, default: float, text: str, **within: Any) -> Callable[[Any], Any]:
+    """An option that is a time limit; ``within`` is for :class:`Seconds`."""
+    kind = Seconds(**within)
+    return click.option(name, type=kind, default=default, show_default=True, metavar="SECONDS", help=text)
 
 
 class Run(click.Command):
@@ -45,3 +58,17 @@ def _options(args: list[str], takes: set[str]) -> Iterator[int]:
     while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
         yield place
         place += 2 if args[place] in takes else 1
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Around all that it does: an error is one line and a fixed exit code, also where nothing can be printed."""
+    try:
+        yield
+        sys.stdout.flush()
+    except SrunddpError as error:
+        say(f"srunddp: error: {error}\n")
+        sys.exit(error.exit_code)
+    except OSError as error:
+        say(f"srunddp: error: standard output: {os.strerror(error.errno or 0)}; expected one that can be written\n")
+        os._exit(_CANNOT_PRINT)  # Python's own end would try to write once more

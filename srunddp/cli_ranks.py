@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import click
-
-from srunddp.cli_options import Seconds
+from srunddp.cli_options import limit
 from srunddp.errors import SrunddpError
 from srunddp.run.verdict import say
 from srunddp.site import joining
 from srunddp.site.finding import Subject
 from srunddp.site.hub import Act, LostError
 
-come_within = click.option(
-    "--timeout",
-    type=Seconds(),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long rank 0 waits for the others.",
-)
+come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
 def followed(command: str, subject: Subject, act: Act, timeout: float, ports: range | None = None) -> tuple[int, bool]:

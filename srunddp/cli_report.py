@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from srunddp.cli_answer import answering
+from srunddp.cli_options import answering
 from srunddp.errors import ConfigError, one_line
 from srunddp.observe.report import places, slurm, text
 from srunddp.observe.report.notes import notes

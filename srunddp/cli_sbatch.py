@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 import click
 import yaml
 
-from srunddp.cli_answer import answering
+from srunddp.cli_options import answering
 from srunddp.errors import ConfigError
 from srunddp.run.verdict import say
 from srunddp.settings.configure import fill
@@ -158,7 +158,8 @@ def sbatch(context: click.Context, /, **given: Any) -> None:
     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=4:00:00 train.py --epochs=20
     srunddp sbatch --config=job.yaml --submit
     """
-    _carried_out(lambda: _sbatch(wish(Job, given, context.meta[_SAID])))
+    with answering():
+        _sbatch(wish(Job, given, context.meta[_SAID]))
 
 
 @click.command(cls=_Options, context_settings=_common)
@@ -175,12 +176,8 @@ def mpirun(context: click.Context, /, **given: Any) -> None:
     \b
     srunddp mpirun --hosts=a:4,b:4 train.py --epochs=20
     """
-    _carried_out(lambda: _mpirun(wish(MpiJob, given, context.meta[_SAID])))
-
-
-def _carried_out(act: Callable[[], None]) -> None:
     with answering():
-        act()
+        _mpirun(wish(MpiJob, given, context.meta[_SAID]))
 
 
 def _sbatch(wished: Wish[Job]) -> None:

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 import click
 
-from srunddp.cli_options import Seconds
+from srunddp.cli_options import limit
 from srunddp.errors import SrunddpError, one_line
 from srunddp.run.verdict import say
-from srunddp.site.staging import cleaning, items, pushing
+from srunddp.site.staging import items, pushing
 from srunddp.site.staging.build import Built, build
-from srunddp.site.staging.jobs import Job
+from srunddp.site.staging.slurm import Job
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,14 +68,7 @@ _base = click.option(
     show_default=True,
     help="A folder that each node has on a disk of its own.",
 )
-_timeout = click.option(
-    "--timeout",
-    type=Seconds(),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the nodes may take for each step.",
-)
+_timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
 
 
 @stage.command()
@@ -115,7 +108,7 @@ def push(**given: Any) -> None:
 def clean(base: str, timeout: float) -> None:
     """In a job: remove what was staged for it, as its end does."""
     try:
-        cleaning.clean(Job.of(os.environ, base), timeout, _say)
+        pushing.clean(Job.of(os.environ, base), timeout, _say)
     except SrunddpError as error:
         _fail(error)
 

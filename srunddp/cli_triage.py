@@ -6,7 +6,7 @@ import json
 
 import click
 
-from srunddp.cli_answer import answering
+from srunddp.cli_options import answering
 from srunddp.errors import ConfigError
 from srunddp.observe.triage import text
 from srunddp.observe.triage.events import gather

@@ -93,15 +93,15 @@ def test_every_mark_is_in_the_reference() -> None:
 
 
 def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> None:
-    from srunddp.observe.report import notes, requested
+    from srunddp.observe.report import notes
     from tests.observe.test_report_notes import PLANTED, noted
 
     table = cells("Notes", "note")
     made = [note for name in PLANTED for note in noted(PLANTED[name][0], tmp_path / name)]
     assert {name: row[0] for name, row in table.items()} == {note.rule: note.threshold for note in made}
     assert f"below {notes.OTHER_LINK_RATE / 2**20:.0f} MiB/s" in table["wrong interface"][2]
-    assert f"less than {requested.TIME_SAVED / 60:.0f} min to be saved" in table["time limit"][2]
-    assert f"less than {requested.MEMORY_UNUSED / 2**30:.0f} GiB unused" in table["memory unused"][2]
+    assert f"less than {notes.TIME_SAVED / 60:.0f} min to be saved" in table["time limit"][2]
+    assert f"less than {notes.MEMORY_UNUSED / 2**30:.0f} GiB unused" in table["memory unused"][2]
     assert all(f"fewer than {notes.FEWEST_SAMPLES} samples" in table[name][2] for name in ("gpu idle", "gpu throttled"))
     few = f"Below {notes.FEWEST_STEPS} steps, where steps are counted, or {notes.FEWEST_SAMPLES} samples"
     assert few in (ROOT / "docs" / "reference.md").read_text()

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.observe.marks import Marks
-from srunddp.observe.process import started_at
 from srunddp.settings.files import replace_file
 
 STEPS = "time,steps,samples,step_s,data_s,own_s,longest_step_s,epoch\n"
 MARKS = "time,mark,value\n"
 RUN = "run.json"
+_START = 19  # starttime of /proc/PID/stat, counted from the field behind the name
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Recorder:
 
     def start(self) -> None:
         """Write from now on, in a thread: a slow file system must not keep a supervisor from its work."""
-        self._tell(started_at(os.getpid()), "process", math.nan)
+        self._tell(_started_at(os.getpid()), "process", math.nan)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -141,3 +141,10 @@ def _open(path: Path, header: str) -> int:
     os.set_blocking(opened, True)
     os.write(opened, header.encode())
     return opened
+
+
+def _started_at(pid: int) -> float:
+    """When a process was started, in Unix time, by the kernel."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_START]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age

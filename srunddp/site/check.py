@@ -8,10 +8,16 @@ from dataclasses import asdict
 from typing import Any
 
 from srunddp.bootstrap import channels
+from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.ifaces import entry_or_default
+from srunddp.bootstrap.interface import addresses_of
 from srunddp.bootstrap.line import Meeting, listen
-from srunddp.site import clocks, collective, presence, rates, reach
+from srunddp.errors import SrunddpError
+from srunddp.site import clocks, collective, rates, reach
 from srunddp.site.checks import CHECKS, interface
-from srunddp.site.finding import Check, Subject
+from srunddp.site.checks.launch import NAME
+from srunddp.site.comparison import parts
+from srunddp.site.finding import Check, Finding, Level, Subject
 from srunddp.site.hub import Hub
 from srunddp.site.rank import Rank, facts
 from srunddp.site.reach import Ways
@@ -35,14 +41,14 @@ def examine(hub: Hub, own: Rank, timeout: float, *, with_collective: bool) -> Re
     ways = reached(hub, report)
     if with_collective:
         _measure(hub, own, report, ways)
-    report.findings += presence.lost(hub)
+    report.findings += lost(hub)
     return report
 
 
 def look(hub: Hub, own: Rank, timeout: float, checks: Sequence[Check[Any]]) -> Report:
     """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
     report = Report(dict(sorted(hub.here.items())))
-    report.findings += presence.absent(hub, own.subject, timeout)
+    report.findings += absent(hub, own.subject, timeout)
     question = {"do": "facts", "checks": [check.name for check in checks]}
     report.take(hub.ask_all(question, max(check.within for check in checks) + _FACTS_WITHIN))
     report.judge(checks)
@@ -65,6 +71,42 @@ def alone(subject: Subject) -> Report:
     report.take({own.rank: facts(subject, [check.name for check in CHECKS])})
     report.judge(CHECKS)
     return report
+
+
+def absent(hub: Hub, subject: Subject, timeout: float) -> list[Finding]:
+    """The ranks that did not come, with who was refused meanwhile; and what is wrong with those that did."""
+    environment, entries = subject.environment, subject.loaded.entries
+    layout = environment.step.layout() if environment.step else {}
+    missing: dict[str, list[int]] = {}
+    for rank in sorted(set(range(environment.world_size)) - hub.here.keys()):
+        missing.setdefault(layout.get(rank, ""), []).append(rank)
+    cure = "see its own lines, and whether srun started srunddp there"
+    findings = []
+    for node, ranks in missing.items():
+        name = channels.known_as(entry_or_default(entries, node), node)
+        known = addresses_of(name) & set(hub.unanswered) if node and hub.unanswered else set()
+        came = "; its packets come here, our answers do not reach it" if known else ""
+        found, nodes = f"no word within {timeout:g} s{came}", (node,) if node else ()
+        findings.append(Finding(Level.FAIL, NAME, found, "all ranks", cure, nodes, tuple(ranks)))
+    if missing:
+        findings += [Finding(Level.WARN, NAME, *parts(line)) for line in hub.refused]
+    cure = "start all ranks with one srun, and one srunddp per task"
+    return findings + [Finding(Level.FAIL, NAME, each, "each rank once", cure) for each in hub.objections]
+
+
+def lost(hub: Hub) -> list[Finding]:
+    """The ranks that came, and then could not answer or were lost."""
+    cure = "see what ended it there, or that node's load and file systems"
+    return [
+        Finding(Level.FAIL, NAME, f"during the check: {why}", "answers", cure, (hub.here[rank].node,), (rank,))
+        for rank, why in sorted(hub.trouble.items())
+    ]
+
+
+def apart(environment: Environment, error: SrunddpError) -> list[Finding]:
+    """Why this rank did not come together with the others."""
+    here = (environment.node,), (environment.rank,)
+    return [Finding(Level.FAIL, NAME, error.found, error.expected, error.cure, *here)]
 
 
 def _measure(hub: Hub, own: Rank, report: Report, ways: Ways) -> None:

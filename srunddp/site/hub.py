@@ -21,7 +21,6 @@ from srunddp.bootstrap.line import Hello, Meeting, parse, send
 from srunddp.bootstrap.trust import Trust
 from srunddp.errors import RendezvousError
 from srunddp.site.answer import ask
-from srunddp.site.half_open import half_open
 
 Act = Callable[[Mapping[str, Any]], Any]
 _LONGEST = 1 << 24
@@ -178,6 +177,15 @@ def gather(own: Hello, listening: Sequence[socket.socket], trust: Trust, act: Ac
         line.setblocking(True)
         send(line, {"meeting": asdict(Meeting("", 0, 0, 0, 0, own.token, "", own.node))})
     return hub
+
+
+def half_open(listeners: Sequence[socket.socket]) -> list[str]:
+    """The addresses whose connections to these sockets came through, but not the answer, by what the kernel knows."""
+    import psutil
+
+    ports = {listener.getsockname()[1] for listener in listeners}
+    waiting = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_SYN_RECV]
+    return [one.raddr.ip for one in waiting if one.laddr and one.raddr and one.laddr.port in ports]
 
 
 def _take(hub: Hub, hello: Hello, line: socket.socket) -> None:

@@ -15,7 +15,7 @@ from srunddp.site import collective, rates
 from srunddp.site.answer import ask
 from srunddp.site.checks import CHECKS
 from srunddp.site.finding import Subject
-from srunddp.site.half_open import half_open
+from srunddp.site.hub import half_open
 from srunddp.site.reach import Prober
 
 

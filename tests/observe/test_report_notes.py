@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.observe.report import notes as judging
-from srunddp.observe.report.note import Note
+from srunddp.observe.report.notes import Note
 from srunddp.observe.report.run import read
 from srunddp.observe.report.summing import summary_of
 from tests.observe.made_up_run import GIB, MadeUp

@@ -9,8 +9,7 @@ import pytest
 
 from srunddp.bootstrap.line import Address, listen
 from srunddp.site import reach
-from srunddp.site.half_open import half_open
-from srunddp.site.hub import Act, Hub
+from srunddp.site.hub import Act, Hub, half_open
 from srunddp.site.reach import Prober, Ways, survey
 from tests.site.namespaces import address, asked, hub_of, rule, two_nodes
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from srunddp.errors import one_line
 from srunddp.observe.report import units
-from srunddp.observe.report.note import Note
 from srunddp.observe.report.outliers import Outliers, outliers
-from srunddp.observe.report.requested import memory, time_limit
 from srunddp.observe.report.summary import GpuFigures, LinkFigures, NodeFigures, Summary, middle, share
 
 GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
@@ -20,6 +20,29 @@ SLOWED = 0.05  # of the samples
 FEWEST_SAMPLES, FEWEST_STEPS = 5, 10
 _MOSTLY = 0.5  # of the time
 _BY_DATA = 0.5  # of what a slow rank has more than the others
+# Of what was requested of Slurm.
+TIME_USED = 0.40  # of the limit, as jobstats has it
+TIME_SAVED = 1800.0  # seconds
+MEMORY_USED = 0.50  # of the limit
+MEMORY_UNUSED = 4 * 2.0**30  # bytes
+
+
+@dataclass(frozen=True)
+class Note:
+    """One finding.
+
+    Attributes:
+        rule: its name; found, threshold: the figure with what it is of, and the limit that it passes.
+        cure: the next thing to change.
+    """
+
+    rule: str
+    found: str
+    threshold: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.found} (threshold: {self.threshold}) -> {self.cure}"
 
 
 def notes(summary: Summary) -> tuple[Note, ...]:
@@ -36,7 +59,7 @@ def notes(summary: Summary) -> tuple[Note, ...]:
     found += waiting
     found += _gpu(summary, explained=bool(waiting or crowded or unlike.ranks))
     found += _interface(summary)
-    return (*found, *time_limit(summary), *memory(summary))
+    return (*found, *_time_limit(summary), *_memory(summary))
 
 
 def too_short(summary: Summary) -> str:
@@ -224,3 +247,44 @@ def _both_ways(link: LinkFigures) -> float:
 
 def _carried(node: NodeFigures) -> float:
     return sum(each.received + each.sent for each in node.links if each.chosen or each.kind == "rdma")
+
+
+def _time_limit(summary: Summary) -> list[Note]:
+    """More time than the whole run took."""
+    limit, used = summary.time_limit_s, max(summary.seconds, summary.job_s or 0.0)
+    # The rest of a run that went on from a checkpoint is no measure for the whole, nor one step of a job of several.
+    part_of_it = bool(summary.restarts) or summary.resumed is not None
+    part_of_it |= summary.job_s is None and summary.step not in ("", "0")
+    if not limit or not summary.ending.finished or part_of_it or limit - used < TIME_SAVED or used >= TIME_USED * limit:
+        return []
+    minutes = max(10, -(-int(used * 1.5) // 600) * 10)
+    return [
+        Note(
+            "time limit",
+            f"{units.duration(used)} of {units.duration(limit)} used, {units.percent(used / limit)}",
+            f"below {units.percent(TIME_USED)}",
+            f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
+        )
+    ]
+
+
+def _memory(summary: Summary) -> list[Note]:
+    """More memory on a node than was used on any."""
+    known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
+    # What was killed for its memory may have needed all of it, between two samples.
+    if not known or not summary.steps or not summary.ending.finished:
+        return []
+    worst = max(known, key=lambda each: each.memory_bytes or 0.0)
+    peak, limit = worst.memory_bytes or 0.0, worst.memory_limit_bytes or 0.0
+    if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
+        return []
+    enough = max(1, -(-int(peak * 1.25) // 2**30))
+    return [
+        Note(
+            "memory unused",
+            f"{units.size(peak)} of {units.size(limit)} used at most, on {units.nodes([worst.node])}, "
+            f"{units.percent(peak / limit)}",
+            f"below {units.percent(MEMORY_USED)}",
+            f"--mem={enough}G",
+        )
+    ]

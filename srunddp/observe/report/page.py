@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from srunddp.errors import one_line
 from srunddp.observe.report import slurm, tables, text, units
-from srunddp.observe.report.note import Note
-from srunddp.observe.report.notes import too_short
+from srunddp.observe.report.notes import Note, too_short
 from srunddp.observe.report.summary import Span, Summary
 
 if TYPE_CHECKING:

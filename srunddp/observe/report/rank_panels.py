@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from srunddp.observe.report import canvas, units
 from srunddp.observe.report.canvas import COLOURS, TimeAxis
-from srunddp.observe.report.launches import NAMES
+from srunddp.observe.report.course import NAMES
 from srunddp.observe.report.lines import Grid, grid, heat
 from srunddp.observe.report.panels import Drawn
 from srunddp.observe.report.run import Run

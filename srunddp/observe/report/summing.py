@@ -7,8 +7,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 
-from srunddp.observe.report.course import checkpoints, ending, spans
-from srunddp.observe.report.launches import launches
+from srunddp.observe.report.course import checkpoints, ending, launches, spans
 from srunddp.observe.report.places import start_of
 from srunddp.observe.report.run import Gpu, Link, Run
 from srunddp.observe.report.series import Samples
@@ -32,8 +31,9 @@ def summary_of(run: Run, now: float | None = None) -> Summary:
         now: Unix time, to tell whether it is still running; this moment unless given.
     """
     begin, end = training(run)
+    first, last = -math.inf if begin is None else begin, math.inf if end is None else end
     end_of_run = ending(run, time.time() if now is None else now)
-    ranks = tuple(_rank(run, rank, begin, end) for rank in run.ranks)
+    ranks = tuple(_rank(run, rank, first, last) for rank in run.ranks)
     return Summary(
         folder=run.folder,
         name=run.word("run") or run.folder.parent.name,
@@ -52,15 +52,15 @@ def summary_of(run: Run, now: float | None = None) -> Summary:
         ending=end_of_run,
         first_step=begin,
         steps=max((each.steps for each in ranks), default=0),
-        samples=_sample_count(run, begin),
+        samples=_sample_count(run, first),
         epochs=spans(run, "epoch", "epoch_end"),
         evaluations=spans(run, "evaluation", "evaluation_end"),
         checkpoints=checkpoints(run),
         launches=launches(run),
         ranks=ranks,
-        per_node=tuple(_node(run, node, begin, end) for node in run.nodes),
-        gpus=tuple(_gpu(gpu, begin, end) for gpu in run.gpus),
-        throughput=_throughput(run, ranks, begin, end),
+        per_node=tuple(_node(run, node, first, last) for node in run.nodes),
+        gpus=tuple(_gpu(gpu, first, last) for gpu in run.gpus),
+        throughput=_throughput(run, ranks, first, last),
         resumed=next((int(mark.value) for mark in run.marks if mark.name == "resumed" and mark.value >= 0), None),
     )
 
@@ -91,15 +91,10 @@ def _first_growth(samples: Samples) -> float | None:
     return next((time for time, count in samples.known("steps") if count > 0), None)
 
 
-def _span(begin: float | None, end: float | None) -> tuple[float, float]:
-    return -math.inf if begin is None else begin, math.inf if end is None else end
-
-
-def _rank(run: Run, rank: int, begin: float | None, end: float | None) -> RankFigures:
+def _rank(run: Run, rank: int, first: float, last: float) -> RankFigures:
     steps, task = run.steps.get(rank, Samples()), run.tasks.get(rank, Samples())
-    since = _since(steps, "steps", begin, end)
-    first, last = _span(begin, end)
-    each = {name: share(_since(steps, name, begin, end), since) for name in ("step_s", "own_s", "data_s")}
+    since = _since(steps, "steps", first, last)
+    each = {name: share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s")}
     if each["step_s"] is None and (pace := steps.rate("steps", first, last)):
         each["step_s"] = 1 / pace
     waits = dict(steps.ratios("data_s", "steps", first, last))
@@ -137,15 +132,14 @@ def _less(whole: float | None, part: float | None) -> float | None:
     return None if whole is None else whole - (part or 0.0)
 
 
-def _since(samples: Samples, name: str, begin: float | None, end: float | None) -> float | None:
+def _since(samples: Samples, name: str, first: float, last: float) -> float | None:
     """A counter's growth from the first step on; from its own begin where nothing later is known."""
-    first, last = _span(begin, end)
     steps = samples.growth("steps", first, last)
     return samples.growth(name, first, last) if steps else samples.total(name)
 
 
-def _node(run: Run, node: str, begin: float | None, end: float | None) -> NodeFigures:
-    usage, (first, last) = run.usage.get(node, Samples()), _span(begin, end)
+def _node(run: Run, node: str, first: float, last: float) -> NodeFigures:
+    usage = run.usage.get(node, Samples())
     return NodeFigures(
         node=node,
         samples=usage.count,
@@ -168,8 +162,8 @@ def _link(link: Link, first: float, last: float) -> LinkFigures:
     return LinkFigures(link.name, link.kind, link.chosen, received, sent)
 
 
-def _gpu(gpu: Gpu, begin: float | None, end: float | None) -> GpuFigures:
-    samples, (first, last) = gpu.samples, _span(begin, end)
+def _gpu(gpu: Gpu, first: float, last: float) -> GpuFigures:
+    samples = gpu.samples
 
     def mean(name: str) -> float | None:
         return samples.mean(name, first, last)
@@ -203,20 +197,18 @@ def _energy(samples: Samples) -> float | None:
     return sum((stop - start) * (before + after) / 2 for (start, before), (stop, after) in pairs) if pairs else None
 
 
-def _sample_count(run: Run, begin: float | None) -> int:
+def _sample_count(run: Run, first: float) -> int:
     """How many samples there are since the first step, of the series that has most."""
-    first, _ = _span(begin, None)
     series = [*run.steps.values(), *run.usage.values(), *(gpu.samples for gpu in run.gpus)]
     return max((sum(time >= first for time in each.time) for each in series), default=0)
 
 
-def _throughput(run: Run, ranks: tuple[RankFigures, ...], begin: float | None, end: float | None) -> Throughput:
+def _throughput(run: Run, ranks: tuple[RankFigures, ...], first: float, last: float) -> Throughput:
     counts = [(each.total("samples"), each) for each in run.steps.values()]
     known = [(count, each) for count, each in counts if count]
     if not known:
         return Throughput(None, None, _own_share(ranks))
     count, samples = max(known, key=lambda pair: pair[0] or 0.0)
-    first, last = _span(begin, end)
     rate = samples.rate("samples", first, last) or samples.rate("samples", first)
     return Throughput(count, rate, _own_share(ranks))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from srunddp.errors import one_line
 from srunddp.observe.report import units
-from srunddp.observe.report.launches import NAMES
+from srunddp.observe.report.course import NAMES
 from srunddp.observe.report.slurm import View
 from srunddp.observe.report.summary import GpuFigures, NodeFigures, RankFigures, Summary, share
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from srunddp.errors import one_line
 from srunddp.observe.report import units
-from srunddp.observe.report.note import Note
-from srunddp.observe.report.notes import too_short
+from srunddp.observe.report.notes import Note, too_short
 from srunddp.observe.report.slurm import View
 from srunddp.observe.report.summary import Span, Summary, middle, share
 from srunddp.observe.report.tables import MOST, gpu_rows, launch_rows, node_rows, rank_rows, slurm_rows, table
@@ -149,13 +148,8 @@ def _steps(summary: Summary) -> Iterator[str]:
         yield (
             f"slowest: {units.ranks([slowest.rank], summary.layout)}, "
             f"{units.duration(slowest.own_s)} of its own in each step; the rank in the middle "
-            f"{units.duration(middle_own(summary))}"
+            f"{units.duration(middle([each.own_s for each in summary.ranks]))}"
         )
-
-
-def middle_own(summary: Summary) -> float | None:
-    """The median of the ranks' own time in a step."""
-    return middle([each.own_s for each in summary.ranks])
 
 
 def _launch(summary: Summary) -> Iterator[str]:

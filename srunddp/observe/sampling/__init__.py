@@ -5,6 +5,6 @@ whatever ends it.
 """
 
 from srunddp.observe.sampling.sampler import Sampler, start
-from srunddp.observe.sampling.site import Site
+from srunddp.observe.sampling.sampling import Site
 
 __all__ = ["Sampler", "Site", "start"]

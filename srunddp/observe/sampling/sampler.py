@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.observe.sampling.sampling import sample_until_told
-from srunddp.observe.sampling.site import Site
+from srunddp.observe.sampling.sampling import Site, sample_until_told
 from srunddp.observe.sampling.table import UnwritableError
 from srunddp.run import signals
 

@@ -10,13 +10,39 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from srunddp.observe.sampling import gpus, links, node, tasks
-from srunddp.observe.sampling.site import Site
 from srunddp.observe.sampling.table import Table, UnwritableError
 
 _THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
 _THOROUGH_EVERY = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is to be watched on this node.
+
+    Attributes:
+        folder: of this start; it exists.
+        node: its name, as files may be called.
+        seconds: from one sample to the next.
+        interface: the chosen network interface.
+        rank_variable: that tells a task its rank; empty for a world of one.
+        rank: of the supervisor's own task.
+        supervisor: process id of who forks the sampler.
+        launcher: process id of whose children the tasks of this node are; None or 0 where that is not known.
+    """
+
+    folder: Path
+    node: str
+    seconds: float
+    interface: str
+    rank_variable: str
+    rank: int
+    supervisor: int
+    launcher: int | None
 
 
 def sample_until_told(site: Site, end: socket.socket) -> None:

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from srunddp.observe.triage.clock import time_of
 from srunddp.observe.triage.crowd import Crowd, Stream
 from srunddp.observe.triage.event import Event
 from srunddp.observe.triage.exceptions import of_exception
 from srunddp.observe.triage.level import is_handled, is_quiet, is_quoted
 from srunddp.observe.triage.ours import of_record, ours
 from srunddp.observe.triage.progress import Progress, is_ended, is_finished, is_on_its_way, is_well, tells_part
-from srunddp.observe.triage.reading import Log
+from srunddp.observe.triage.reading import Log, time_of
 from srunddp.observe.triage.reports import Reports
 from srunddp.observe.triage.signatures import Sign, table
 from srunddp.observe.triage.tracebacks import Raised, Tracebacks

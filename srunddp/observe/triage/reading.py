@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,6 +32,11 @@ _NO_LOG = re.compile(
 _FOLDERS = frozenset({"__pycache__", ".git", "node_modules", "site-packages", ".venv", "wandb", "checkpoints"})
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_ISO = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_GLOG = re.compile(r"\b[IWEFD](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
+_SYSLOG = re.compile(r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(\d{1,2}) (\d\d):(\d\d):(\d\d)\b")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_TIME_WITHIN = 160  # characters from the line's beginning
 
 
 @dataclass
@@ -173,3 +179,26 @@ def _clean(text: str) -> str:
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST - _END]} … {text[-_END:]}"
     return text if text.isprintable() else _CONTROL.sub("", text)
+
+
+def time_of(text: str) -> float | None:
+    """When the line was written, as far as it says so, in seconds since the beginning of a year, which many leave out.
+
+    Clocks of nodes and their zones are taken to agree.
+    """
+    head = text[:_TIME_WITHIN]
+    if ":" not in head:
+        return None
+    if match := _ISO.search(head):
+        _, month, day, *clock = match.groups()
+    elif match := _GLOG.search(head):
+        month, day, *clock = match.groups()
+    elif match := _SYSLOG.search(head):
+        month, (day, *clock) = str(_MONTHS.index(match[1]) + 1), [*match.groups()[1:], None]
+    else:
+        return None
+    try:
+        then = datetime(2024, int(month), int(day), int(clock[0]), int(clock[1]), int(clock[2]))
+    except ValueError:
+        return None
+    return (then - datetime(2024, 1, 1)).total_seconds() + float(f"0.{clock[3] or 0}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from srunddp.observe.triage.event import Event
+from srunddp.observe.triage.event import Event, surely_before
 from srunddp.observe.triage.events import GOES_ON, Story
 from srunddp.observe.triage.level import is_quiet
-from srunddp.observe.triage.order import surely_before
 from srunddp.observe.triage.reports import Report
 from srunddp.observe.triage.signatures import table
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from srunddp.bootstrap.host_list import ranges
 from srunddp.errors import one_line
 from srunddp.observe.triage.event import Event
 from srunddp.observe.triage.events import Story
@@ -79,14 +80,8 @@ def _followed(verdict: Verdict) -> list[str]:
 
 def ranks_named(ranks: Sequence[int]) -> str:
     """``ranks 0-1, 3``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    shown = [str(low) if low == high else f"{low}-{high}" for low, high in spans[:20]]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{', …' if len(spans) > 20 else ''}"
+    shown = ranges(ranks).split(",")
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown[:20])}{', …' if len(shown) > 20 else ''}"
 
 
 def _last_words(story: Story) -> list[str]:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from srunddp.observe.triage.event import Event
+from srunddp.observe.triage.event import MARGIN, Event, earliest, surely_before
 from srunddp.observe.triage.events import GOES_ON, Story
-from srunddp.observe.triage.order import MARGIN, earliest, surely_before
 from srunddp.observe.triage.reports import Report
 from srunddp.observe.triage.standing import Told, explains, first_report, is_certain, split
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from srunddp.errors import ConfigError
-from srunddp.site.staging.sight import Mark, mark
+from srunddp.site.places import Mark, mark
 
 
 @dataclass(frozen=True)

@@ -12,24 +12,28 @@ import fcntl
 import json
 import math
 import os
+import shlex
 import signal
 import socket
 import stat
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from srunddp.errors import ConfigError, SrunddpError
+from srunddp.site.places import mark, same
 from srunddp.site.staging.removal import KEEPER, LOCK, SPOILT, UNPACKED, left, lock, remove, remove_if_over, touch
-from srunddp.site.staging.sight import mark, same
-from srunddp.site.staging.start import PLACES, launcher, merged, write
 from srunddp.site.staging.unpack import unpack
 
+PLACES = "places.json"
 _PUSH = "push"
 _WAIT = 10.0
 _LONGEST = 250
 # Sent to all steps as a warning of the end, or by a terminal: the ranks' own affair.
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+Place = Mapping[str, str]
 
 NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
@@ -139,9 +143,9 @@ class _Node:
 
     def finish(self, request: dict[str, Any]) -> dict[str, Any]:
         """Say where everything is on this node, to the ranks that are to start."""
-        places = merged(self._path(PLACES), [self._place(place) for place in request["places"]])
-        write(self._path(PLACES), json.dumps({"places": places, "cwd": request["cwd"]}), 0o600)
-        write(self._path("srunddp"), launcher(self._folder, places, request), 0o700)
+        places = _merged(self._path(PLACES), [self._place(place) for place in request["places"]])
+        _write(self._path(PLACES), json.dumps({"places": places, "cwd": request["cwd"]}), 0o600)
+        _write(self._path("srunddp"), _launcher(self._folder, places, request), 0o700)
         self._let_go()
         return {}
 
@@ -212,3 +216,47 @@ def _set_aside(folder: str) -> None:
     os.rename(folder, f"{folder}.kept-{number}")
     if os.path.lexists(folder + SPOILT):
         os.rename(folder + SPOILT, f"{folder}.kept-{number}{SPOILT}")
+
+
+def _merged(path: str, places: list[Place]) -> list[Place]:
+    """These places, and those that an earlier push of the job has written to the file."""
+    try:
+        with open(path) as file:
+            before = json.load(file)["places"]
+    except FileNotFoundError:
+        before = []
+    paths = {place["path"] for place in places}
+    return [*places, *(place for place in before if place["path"] not in paths)]
+
+
+def _launcher(folder: str, places: list[Place], start: Mapping[str, Any]) -> str:
+    """A shell script that becomes srunddp.
+
+    Args:
+        folder: the job's; start: the interpreter ``python`` and the program ``srunddp`` where nothing is a copy.
+    """
+    env = next((place for place in places if place["role"] == "env"), None)
+    lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(folder)}"]
+    if env is None:
+        words = [_moved(start[name], places) for name in ("python", "srunddp")]
+    else:
+        here = env["here"]
+        variable = "VIRTUAL_ENV" if os.path.exists(f"{here}/pyvenv.cfg") else "CONDA_PREFIX"
+        lines += [f"export {variable}={shlex.quote(here)}", f'PATH={shlex.quote(here + "/bin")}:"$PATH"']
+        words = [f"{here}/bin/python", f"{here}/bin/srunddp"]
+    return "\n".join([*lines, f'exec {shlex.join(words)} "$@"', ""])
+
+
+def _moved(path: str, places: Iterable[Place]) -> str:
+    for place in places:
+        if path.startswith(place["path"] + "/"):
+            return place["here"] + path.removeprefix(place["path"])
+    return path
+
+
+def _write(path: str, text: str, mode: int) -> None:
+    """Replace a file of our own as a whole."""
+    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "w") as file:
+        file.write(text)
+        os.fchmod(file.fileno(), mode)
+    os.replace(path + ".new", path)

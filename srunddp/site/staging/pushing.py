@@ -1,4 +1,4 @@
-"""Brings folders to the nodes of a job that do not see them, once a node, and says where they are there."""
+"""Brings folders to the nodes of a job that do not see them, once a node, says where they are, and removes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 
 from srunddp.bootstrap.host_list import fold
 from srunddp.site.staging.items import Item, absolute, require_whole
-from srunddp.site.staging.jobs import Job, alive
 from srunddp.site.staging.pack import Packed, fingerprint, pack
 from srunddp.site.staging.sending import send
-from srunddp.site.staging.slurm import StagingError
+from srunddp.site.staging.slurm import Job, StagingError, alive
 from srunddp.site.staging.step import Step
 
 Say = Callable[[str], None]
@@ -154,3 +153,23 @@ def _tell(copy: _Copy, job: Job, say: Say) -> None:
 
 def _place(copy: _Copy) -> dict[str, Any]:
     return {"role": copy.item.role, "path": copy.item.path, "name": copy.name, "nodes": copy.nodes}
+
+
+def clean(job: Job, timeout: float, say: Say) -> None:
+    """Remove the job's folder from all nodes, but for files that were written there.
+
+    Args:
+        timeout: seconds that a node may take; say: takes a line for each node where files stay.
+
+    Raises:
+        StagingError: ranks still use it, or a node does not answer.
+    """
+    with Step(job, sys.executable, timeout) as step:
+        answers = step.ask(do="clean")
+        if all(answer["kept"] is None for answer in answers.values()):
+            say(f"nothing was staged for job {job.number} in {job.base}")
+        for node in sorted(answers):
+            if kept := answers[node]["kept"]:
+                files = "1 file" if kept == 1 else f"{kept} files"
+                say(f"{node} keeps {files} written in a copy: {job.folder}")
+        step.wait()

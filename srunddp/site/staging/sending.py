@@ -9,8 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO
 
-from srunddp.site.staging.jobs import Job
-from srunddp.site.staging.slurm import StagingError, last_line, srun, start
+from srunddp.site.staging.slurm import Job, StagingError, last_line, srun, start
 
 _WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
 

@@ -1,22 +1,60 @@
-"""Slurm's own commands, started for the whole job from within it."""
+"""The Slurm job whose nodes are meant, and Slurm's own commands, started for the whole job from within it."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from srunddp.errors import SrunddpError
+from srunddp.errors import ConfigError, SrunddpError
 
 # What the commands take from a batch script's environment to find the job; the rest would be the training's layout.
 _JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_JOB_ID", "SLURM_JOBID")
+_SQUEUE = 20.0
 
 
 class StagingError(SrunddpError):
     """The nodes cannot be brought what they lack (sysexits' EX_UNAVAILABLE)."""
 
     exit_code = 69
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job with nodes of its own.
+
+    Attributes:
+        number: Slurm's; nnodes: how many nodes.
+        base: a folder that each node has on a disk of its own; folder: of this job in it.
+    """
+
+    number: str
+    nnodes: int
+    base: str
+    folder: str
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], base: str) -> Job:
+        """The one that this process is part of, or whose allocation its shell has.
+
+        Raises:
+            ConfigError: there is none, or it has several components, each with nodes of its own.
+        """
+        number, nnodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NUM_NODES", "")
+        if not (re.fullmatch(r"[0-9]{1,12}", number) and re.fullmatch(r"[0-9]{1,6}", nnodes)):
+            raise ConfigError(
+                "this is no Slurm job: SLURM_JOB_ID and SLURM_JOB_NUM_NODES do not say which",
+                expected="a batch script, or a shell below salloc",
+                cure="call srunddp stage there",
+            )
+        if "SLURM_HET_SIZE" in environ:
+            cure = "submit one job with nodes of one kind"
+            raise ConfigError("this is a heterogeneous job", expected="a job with one component", cure=cure)
+        base = os.path.abspath(base)
+        return cls(number, int(nnodes), base, os.path.join(base, f"sdd-{os.getuid()}-{number}"))
 
 
 def srun(job: str, nnodes: int, nodes: Sequence[str] = ()) -> list[str]:
@@ -51,3 +89,19 @@ def last_line(output: bytes) -> str:
     """What a command said last, which says the most; without its name in front."""
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1].partition("error: ")[2] or lines[-1] if lines else "it says nothing"
+
+
+def alive() -> list[str] | None:
+    """The numbers of this user's jobs that have nodes; None where Slurm does not say."""
+    states = "--states=running,suspended,stopped,configuring,completing,stage_out,signaling,resizing"
+    words = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%A", states]
+    try:
+        with start(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            try:
+                output, _ = process.communicate(timeout=_SQUEUE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return None
+    except StagingError:
+        return None
+    return output.decode().split() if process.returncode == 0 else None

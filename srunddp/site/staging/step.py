@@ -17,12 +17,10 @@ from srunddp import errors
 from srunddp.bootstrap.host_list import fold
 from srunddp.run.memory import memory_file
 from srunddp.site import places
-from srunddp.site.staging import archive, node, removal, sight, unpack
-from srunddp.site.staging import start as starting
-from srunddp.site.staging.jobs import Job
-from srunddp.site.staging.slurm import StagingError, last_line, srun, start
+from srunddp.site.staging import archive, node, removal, unpack
+from srunddp.site.staging.slurm import Job, StagingError, last_line, srun, start
 
-_SENT = (errors, places, sight, removal, starting, archive, unpack, node)
+_SENT = (errors, places, removal, archive, unpack, node)
 READ = """
 import json, sys, types
 for name, source in json.loads(sys.stdin.buffer.readline()):

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from srunddp.site.places import mark
 from srunddp.site.staging import step
-from srunddp.site.staging.sight import mark
 
 NODE = "node09"
 

@@ -12,8 +12,8 @@ import pytest
 
 from srunddp.errors import ConfigError
 from srunddp.site.staging.items import Item, absolute, collect, require_whole
-from srunddp.site.staging.jobs import Job
 from srunddp.site.staging.pack import pack
+from srunddp.site.staging.slurm import Job
 from tests.conftest import ROOT
 
 

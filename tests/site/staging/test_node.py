@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from srunddp.run import staged
+from srunddp.site.places import mark, same
 from srunddp.site.staging import step
+from srunddp.site.staging.node import PLACES
 from srunddp.site.staging.pack import pack
 from srunddp.site.staging.removal import LOCK
-from srunddp.site.staging.sight import mark, same
-from srunddp.site.staging.start import PLACES
 from tests.site.staging.nodes import NODE, Node, node
 
 LIMIT = 20.0
