@@ -115,20 +115,22 @@ def _supervise(
 ) -> int:
     environment, interrupt, monitor = prepared.environment, Interrupt(), worker.monitor
 
+    report = Report(environment.rank, environment.node, worker.dump, worker.output.destination.file)
+
     def meet_others() -> Met:
         monitor.mark("meeting")
         company = meet(prepared, lambda _: _told_by_worker(worker.pipe, prepared.options.timeout), say, interrupt)
         monitor.mark("met")
         if environment.rank == 0:
             monitor.describe(description(prepared, company))
-        return Met(asdict(company.meeting), _guard(prepared, wishes, company, worker))
+        return Met(asdict(company.meeting), _guard(prepared, wishes, company, worker, report))
 
     def stop_sampler() -> None:
         if trouble := monitor.stop_sampler():
             say(trouble)
 
     return Supervisor(
-        report=Report(environment.rank, environment.node, worker.dump, worker.output.destination.file),
+        report=report,
         # In a world of one nobody waits for a rank that is stopped.
         process=WorkerProcess(worker.pid, STOPPED_FOR if environment.world_size > 1 else None),
         pipe=worker.pipe,
@@ -144,7 +146,7 @@ def _supervise(
     ).run()
 
 
-def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker) -> Guard:
+def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker, report: Report) -> Guard:
     file = worker.output.destination.file
     folder = file.parent if file else None
     if not company.lines:
@@ -163,6 +165,7 @@ def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker
         link_is_up=partial(interface.has_link, prepared.interface.name),
         folder=folder,
         lost_after=wishes.lost_after,
+        asked=report.asked,
     )
     if prepared.environment.rank:
         return Member(post, company.lines[0])

@@ -103,6 +103,11 @@ def of_status(code: int, dump: str, hint: str = "") -> tuple[str, str, Weight]:
     return f"killed by {name}{f', {hint}' if hint else ''}", shortened(dump), weight
 
 
+def by_launcher(number: int) -> str:
+    """The cause where the launcher has sent a signal that ends a run."""
+    return f"the launcher ended the run with {signal_name(number)}, as for scancel or the time limit"
+
+
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9."""
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from srunddp.run.failure import Failure, Weight
+from srunddp.run.failure import Failure, Weight, by_launcher
 from srunddp.run.member import Post
 from srunddp.run.slurm_nodes import DownNodes
 from srunddp.run.stall import Stall, may_be_of_a_hang
@@ -143,7 +143,10 @@ class Guard:
         if rank.wire.lost:
             self._end_with(self._lost(number, now))
             return
-        self._fail_of(number, Failure(number, self._post.nodes[number], "srunddp itself was killed", 137), now)
+        killed = Failure(number, self._post.nodes[number], "srunddp itself was killed", 137)
+        if asked := self._post.asked(now):  # as we have been, and so is whoever handles that signal for too long
+            killed = replace(killed, cause=by_launcher(asked), exit_code=128 + asked, weight=Weight.ASKED)
+        self._fail_of(number, killed, now)
 
     def _lost(self, number: int, now: float) -> Verdict:
         """The node of a rank that does not answer; where none does, or our own link is down, it is our own."""

@@ -30,6 +30,7 @@ class Post:
         step: how many steps the worker has made; stacks: asks it where it is.
         link_is_up: whether this node's interface has a link.
         folder: of the run's logs.
+        asked: the number of the launcher's signal that ends this run, at a time; 0 for none.
         lost_after: seconds without an answer of another node's kernel, after which that node is lost.
     """
 
@@ -42,6 +43,7 @@ class Post:
     link_is_up: Callable[[], bool]
     folder: Path | None = None
     lost_after: float = LOST_AFTER
+    asked: Callable[[float], int] = lambda _: 0
 
     @property
     def ping_every(self) -> float:
@@ -94,7 +96,7 @@ class Member:
         for message in self._wire.read():
             self._hear(message)
         if not self._wire.open and not self._is_through:
-            self._on_end("srunddp itself was killed")
+            self._on_end("srunddp itself was killed", now)
         return self._wire.open
 
     def _hear(self, message: Mapping[str, Any]) -> None:
@@ -105,10 +107,12 @@ class Member:
         elif isinstance(message.get("deputy"), dict):
             self._deputy = message["deputy"]
 
-    def fail(self, failure: Failure, _: float) -> None:
+    def fail(self, failure: Failure, now: float) -> None:
         """This rank has failed; rank 0 is told and judges."""
         self._failure = self._failure or failure
         self._wire.send({"failure": asdict(failure)})
+        if not self._wire.open and not self._is_through:
+            self._on_end("srunddp itself was killed", now)
 
     def done(self) -> None:
         """The script is over, without an error. The worker need not wait: the store is rank 0's."""
@@ -129,13 +133,17 @@ class Member:
         """Do what is due; returns the seconds until something is."""
         self._heard = self._heard or now  # nothing is expected before the first ping
         if now - self._heard > self._post.silent_after and not self._is_through and not self.released:
-            self._on_end(self._post.starved, silent=True)
+            self._on_end(self._post.starved, now, silent=True)
+        if not self._wire.open and not self._is_through:
+            self._on_end("srunddp itself was killed", now)
         if now >= self._pinged + self._post.ping_every:
             self._pinged = now
             self._wire.send({"ping": self._post.step()})
         return _SOON if self._left else self._pinged + self._post.ping_every - now
 
-    def _on_end(self, cause: str, *, silent: bool = False) -> None:
+    def _on_end(self, cause: str, now: float, *, silent: bool = False) -> None:
+        if self._post.asked(now) and not self._failure:
+            return  # the launcher ends one node after the other, and the worker may have something to save
         lost, self._wire.open = self._wire.lost or silent, False
         if self._failure and not (lost and self._failure.weight is Weight.ECHO):
             self.verdict = Verdict.of(self._failure)

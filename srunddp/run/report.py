@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.run import files, memory
-from srunddp.run.failure import Failure, Weight, of_status, signal_name, time_of_day
+from srunddp.run.failure import Failure, Weight, by_launcher, of_status, time_of_day
 from srunddp.run.stacks import Dump
 
 _ASKED_COUNTS = 120.0  # what fails so long after the launcher's signal fails for a reason of its own
@@ -31,10 +31,9 @@ class Report:
     _asked: tuple[int, float] | None = None
     _oom_kills: int = field(default_factory=memory.oom_kills)
 
-    @property
-    def asked(self) -> int:
-        """The number of the signal with which the launcher has asked this run to end; 0 for none."""
-        return self._asked[0] if self._asked else 0
+    def asked(self, now: float) -> int:
+        """The number of the signal with which the launcher has asked this run to end; 0 for none, or long ago."""
+        return self._asked[0] if self._asked and now < self._asked[1] + _ASKED_COUNTS else 0
 
     def ask(self, number: int, now: float) -> None:
         """The launcher has sent a signal that ends a run."""
@@ -63,9 +62,10 @@ class Report:
         shown: bool = False,
     ) -> Failure:
         """Of anything."""
-        if self._asked and weight is not Weight.STOPPED and now < self._asked[1] + _ASKED_COUNTS:
-            own = f"; then {cause}" if trace and code != 128 + self.asked else ""
-            cause = f"the launcher ended the run with {signal_name(self.asked)}, as for scancel or the time limit{own}"
+        asked = self.asked(now)
+        if asked and weight is not Weight.STOPPED:
+            own = f"; then {cause}" if trace and code != 128 + asked else ""
+            cause = f"{by_launcher(asked)}{own}"
             weight, trace = Weight.ASKED, trace if own else ""
         return Failure(self.rank, self.node, cause, code, weight, trace, time_of_day(), shown)
 

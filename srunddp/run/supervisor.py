@@ -324,7 +324,9 @@ class Supervisor:
         elif not (self._failure or self._error or (self._guard and self._guard.verdict)):
             # The launcher's signal may have come to the worker first.
             ended_by = -(self.process.status or 0)
-            late = ended_by in signals.ENDING and not self.report.asked and self.launcher.pid is not None
+            late = (
+                ended_by in signals.ENDING and not self.report.asked(self._clock.now) and self.launcher.pid is not None
+            )
             self._speak_at = self._clock.now + (_SIGNAL_MAY_FOLLOW if late else 0.0)
 
     def _fail(self, failure: Failure) -> None:
@@ -337,7 +339,7 @@ class Supervisor:
     def _tell(self, failure: Failure) -> None:
         if self._guard:
             self._guard.fail(failure, self._clock.now)
-        elif self.report.asked:
+        elif self.report.asked(self._clock.now):
             # All ranks end by the same signal, and nobody has to be told.
             self._error = PeerError(failure.cause, code=failure.exit_code)
         else:

@@ -108,3 +108,22 @@ def test_a_skew_of_sigterm_between_nodes_blames_nobody(skew: float, tmp_path: Pa
     assert ended.verdicts == []
     said = "srunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit (exit code 143)\n"
     assert ended.text == said
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_skew_of_sigkill_between_nodes_ends_no_rank_early(first: int, tmp_path: Path) -> None:
+    """As after two Ctrl-C at srun, or after KillWait: what handles the signal is left alone on the other nodes."""
+    ignores = "signal.signal(signal.SIGINT, lambda *_: say('asked'))\nsignal.signal(signal.SIGTERM, lambda *_: say('ended'))\n"
+    with world(tmp_path, f"{ignores}say('waits')\nrest()", size=2) as it:
+        workers = it.workers()
+        until(lambda: all((tmp_path / f"waits.{rank}").exists() for rank in range(2)))
+        it.send(signal.SIGINT, *(rank.pid for rank in it.ranks), *workers)
+        until(lambda: all((tmp_path / f"asked.{rank}").exists() for rank in range(2)))
+        it.send(signal.SIGKILL, it.ranks[first].pid)
+        time.sleep(1.0)
+        assert not (tmp_path / f"ended.{1 - first}").exists()
+        assert it.ranks[1 - first].poll() is None
+        it.send(signal.SIGKILL, workers[1 - first])
+        ended = it.wait()
+    assert ended.codes[1 - first] == 128 + signal.SIGINT, ended.text
+    assert ended.verdicts == []
