@@ -27,7 +27,6 @@ setup(
         "click>=8.1",  # the command line: options, help, usage errors
         "pyyaml>=6.0",  # ifaces.conf, by the safe loader
         "psutil>=5.9",  # network interfaces, their addresses and whether they are up
-        "ClusterShell>=1.9",  # folding ranks and node names in messages
         "nvidia-ml-py>=12.535",  # NVML: GPUs are looked at without CUDA; srunddp check and the monitor import it
         "tqdm>=4.66",  # the bar of a training in a terminal
     ],
@@ -41,6 +40,7 @@ setup(
         "report": ["matplotlib>=3.8"],  # the pictures of srunddp report; text and page do without
         "test": [
             "pytest>=8.0",  # the suite
+            "pytest-xdist>=3.8",  # tests at the same time
             "pytest-timeout>=2.4",  # a test that hangs fails, and does not hold up the others
             "hypothesis>=6.0",  # host lists and ifaces.conf files nobody thought of
             "ruff>=0.15",  # lint and format

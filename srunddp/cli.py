@@ -262,7 +262,7 @@ def _notes(prepared: Prepared) -> list[str]:
     chosen = prepared.interface
     kept = [f"{name}={chosen.exports[name]}" for name in chosen.kept]
     note = f"{' and '.join(kept)} exported, which wins over ifaces.conf on every node"
-    return [*prepared.environment.notes, *prepared.notes, *([note] if kept else [])]
+    return [*prepared.environment.notes, *([note] if kept and prepared.environment.world_size > 1 else [])]
 
 
 def _placement(prepared: Prepared, meeting: Meeting) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -180,8 +179,7 @@ def mpirun(context: click.Context, /, **given: Any) -> None:
 
 
 def _carried_out(act: Callable[[], None]) -> None:
-    with answering(), warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: _note([str(message)])
+    with answering():
         act()
 
 

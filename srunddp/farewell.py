@@ -61,6 +61,8 @@ def _answer(
     token = channels.token(environment)
     with Door(listening, token, trust.choose(), environment.world_size, lambda _: None) as door:
         tell_all(door, failure.message(), {0}, within if listening else 0.0)
+        for each in (*listening, *door.known):
+            each.close()
 
 
 def _listen(

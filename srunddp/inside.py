@@ -28,7 +28,7 @@ _log = logging.getLogger("srunddp")
 _GOODBYES_WITHIN = 30.0
 
 
-def init(backend: str | None = None, *, timeout: timedelta | None = None) -> World:
+def init(backend: str | None = None, *, timeout: timedelta | None = None, device_id: bool = False) -> World:
     """Join the world: choose the device and initialise the default process group on the right interface.
 
     Works in a script that ``srunddp`` started, and in one that srun or mpirun started directly; there the
@@ -36,7 +36,9 @@ def init(backend: str | None = None, *, timeout: timedelta | None = None) -> Wor
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``; None for what ``--backend`` said, else ``auto``.
-        timeout: of collectives, as in ``init_process_group``; None for torch's default.
+        timeout: of collectives and of the store, as in ``init_process_group``; None for torch's default.
+        device_id: with NCCL, hand the device to ``init_process_group``: the communicator is made at once, and those of
+            subgroups are split from it. Only where all ranks take part in making each subgroup, Gloo's as well.
 
     Returns:
         The world, a context manager that destroys the group at its end.
@@ -51,8 +53,8 @@ def init(backend: str | None = None, *, timeout: timedelta | None = None) -> Wor
             cure='keep it below `if __name__ == "__main__":`',
         )
     place = process_group.joined() or _meet_in_process(Options(backend=backend or "auto"))
-    world, warning = open_world(place, backend or place.backend, timeout)
-    if warning:
+    world, warning = open_world(place, backend or place.backend, timeout, device_id=device_id)
+    if warning and world.local_rank == 0:
         _log.warning("srunddp: %s", warning)
     return world
 
@@ -63,6 +65,8 @@ def _meet_in_process(options: Options) -> process_group.Joined:
     if mpi.is_running() and "mpi" in environment.channels:
         # It has used PMI up, and tells as well.
         environment = detect(os.environ, channel="mpi")
+    for note in environment.notes if environment.rank == 0 else ():
+        _log.warning("srunddp: %s", note)
     prepared = _ready(options, environment)
     company = meet(
         prepared,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import select
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -61,7 +62,7 @@ def launch(
     dump, launcher = Dump(), _launcher(prepared.environment)
     children.adopt()
     supervisor, mask = os.getpid(), signals.block()
-    monitor.start_sampler(prepared.interface.name, _rank_variable(prepared.environment), launcher)
+    monitor.start_sampler(prepared.interface.name, _rank_variable(prepared.environment), launcher.pid)
     worker = os.fork()
     if worker == 0:
         signals.die_with_parent(supervisor)
@@ -72,7 +73,10 @@ def launch(
             from srunddp.worker_exec import become  # most runs need none of it
 
             become(prepared, script, bench)
-        return work(prepared, script, bench)
+        with theirs.end:
+            return work(prepared, script, bench)
+    # What is open here ends with this process, and not before: so the others see its end.
+    warnings.simplefilter("ignore", ResourceWarning)
     theirs.end.close()
     output.start()
     monitor.start()
@@ -99,7 +103,7 @@ class _Worker:
     output: logs.Output
     dump: Dump
     monitor: Monitor
-    launcher: int | None
+    launcher: signals.Launcher
 
 
 def _supervise(
@@ -202,10 +206,10 @@ def _rank_variable(environment: Environment) -> str:
     return environment.sources["rank"].partition("=")[0] if environment.world_size > 1 else ""
 
 
-def _launcher(environment: Environment) -> int | None:
-    if environment.launcher in ("none", "explicit variables"):
-        return None
-    return signals.launcher(environment.sources["rank"].partition("=")[0])
+def _launcher(environment: Environment) -> signals.Launcher:
+    told = environment.launcher not in ("none", "explicit variables")
+    variable = environment.sources["rank"].partition("=")[0] if told else ""
+    return signals.find_launcher(variable, slurm=environment.step is not None)
 
 
 def _told_by_worker(worker: Pipe, timeout: float) -> str:

@@ -36,7 +36,6 @@ class Prepared:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
-        notes: lines to be said once, on who else may change ifaces.conf.
         held: rank 0's listening sockets; told: what it tells over PMI or MPI, its token, where its line is and the
             secret. None on the others.
     """
@@ -45,7 +44,6 @@ class Prepared:
     environment: Environment
     entries: tuple[ifaces.Entry, ...]
     interface: interface.Interface
-    notes: tuple[str, ...] = ()
     held: Held | None = None
     told: str | None = field(default=None, repr=False)
 
@@ -58,7 +56,7 @@ def prepare(options: Options, environment: Environment) -> Prepared:
     """
     loaded = ifaces.load(options.ifaces, os.environ)
     chosen = interface.choose(loaded.entries, environment, os.environ, interface.links_here())
-    return Prepared(options, environment, loaded.entries, chosen, loaded.notes)
+    return Prepared(options, environment, loaded.entries, chosen)
 
 
 def bind(prepared: Prepared) -> Prepared:
@@ -118,9 +116,7 @@ def meet(
         channels.rank_zero_node(environment.step)
     if prepared.held:
         layout = environment.step.layout() if environment.step else {}
-        return Roster(
-            hello, prepared.held, channel, layout, own, say, interrupt, lambda node: _known_as(prepared, node)
-        ).gather(deadline)
+        return Roster(hello, prepared.held, channel, layout, own, say, interrupt).gather(deadline)
     line, meeting = find(_candidates(prepared, heard), hello, deadline, own, interrupt)
     return Company(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
 
@@ -129,10 +125,6 @@ def _candidates(prepared: Prepared, heard: Announcement | None) -> list[Address]
     if heard:
         return list(heard.addresses)
     return channels.locate(prepared.environment, prepared.interface, prepared.entries, prepared.options.ports)
-
-
-def _known_as(prepared: Prepared, node: str) -> str:
-    return channels.known_as(ifaces.entry_or_default(prepared.entries, node), node)
 
 
 def joined(prepared: Prepared, meeting: Meeting) -> process_group.Joined:

@@ -95,7 +95,7 @@ def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
 def _take_place(prepared: Prepared, meeting: Meeting, bench: Bench) -> None:
     process_group.install(joined(prepared, meeting))
     if bench.offline:
-        os.environ.update(offline(os.environ, cpus.usable(), meeting.sharers))
+        os.environ.update(offline(os.environ) | cpus.threads(os.environ, meeting.sharers))
 
 
 def _set_up(bench: Bench) -> None:

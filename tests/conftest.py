@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
+
+from tests.gpu.requirements import need_gpus
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
@@ -16,12 +19,32 @@ _FOREIGN = ("SLURM", "OMPI_COMM", "PMI", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MA
 _FOREIGN += ("VIRTUAL_ENV", "CONDA_PREFIX")
 _APART = ("soak", "interop")  # kinds of tests that are run by themselves, each with an option of its name
 
+# Of the tests that `--quick` leaves out besides those of a cluster, nearly all start several processes with torch.
+_SLOW = """
+interop mpirun slurm soak test_examples.py test_tiny_bert.py test_unguarded.py
+bootstrap/test_hostile_variables.py bootstrap/test_quiet.py bootstrap/test_world.py
+observe/sampling/test_processes.py observe/test_report.py observe/test_report_browser.py observe/test_triage_corpus.py
+run/test_standstill.py run/test_stopped.py run/test_supervisor.py
+site/jobs/test_cli.py site/jobs/test_hostile.py site/staging/test_build.py
+site/test_check_alone.py site/test_many_nodes.py site/test_two_nodes.py
+train/test_average.py train/test_checkpoint.py train/test_cpus.py train/test_exactness.py train/test_figures.py
+train/test_history.py train/test_loop.py train/test_mnist.py train/test_pace.py train/test_preemption.py
+train/test_reading.py train/test_resume.py train/test_sharded.py train/test_step.py train/test_torchvision.py
+train/test_vision.py train/test_writer.py
+"""
+
 _LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long campaigns, and nothing else")
+    parser.addoption("--quick", action="store_true", help="run what needs no cluster and takes little time")
     parser.addoption("--interop", action="store_true", help="run other people's programs, and nothing else")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    slow = [ROOT / "tests" / name for name in _SLOW.split()]
+    return True if config.getoption("--quick") and collection_path in slow else None
 
 
 # After the conftest.py files of folders that mark their tests.
@@ -31,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(wanted) > 1:
         raise pytest.UsageError(f"{' and '.join(f'--{kind}' for kind in wanted)}; expected one of them")
     chosen = [item for item in items if [kind for kind in _APART if item.get_closest_marker(kind)] == wanted]
+    if config.getoption("--quick"):
+        chosen = [item for item in chosen if not item.get_closest_marker("alone")]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
     if wanted != ["soak"]:
@@ -38,10 +63,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(_LIMIT))
 
 
+# Before fixtures are set up, which may use the GPU.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if marker := item.get_closest_marker("gpu"):
+        need_gpus(*marker.args)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment() -> None:
-    for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
+    for name in [name for name in os.environ if name.startswith(_FOREIGN) and name != "SRUNDDP_TEST_CLUSTER"]:
         del os.environ[name]
+    # A shell has those that it starts in the background ignore Ctrl-C, and so would all that the tests start.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def missing(what: str) -> None:

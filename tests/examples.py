@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import pytest
 
 from tests.conftest import ROOT
 from tests.slurm.conftest import Outcome
@@ -23,6 +28,8 @@ class Example:
     Attributes:
         file: in docs/examples.
         arguments: short ones, beside the output_dir; ``{shared}`` is a folder that all nodes see.
+        channel: with that of the cluster, or with that mpirun, several ranks train it in every run of the tests; with
+            the others upon ``--soak``.
         figure: its last line, with the figure as a group.
         least, most: between which that is.
         has_history: it writes metrics.jsonl.
@@ -30,6 +37,7 @@ class Example:
 
     file: str
     arguments: tuple[str, ...]
+    channel: str
     figure: str
     least: float
     most: float = 100.0
@@ -44,30 +52,40 @@ class Example:
 EXAMPLES = {
     example.file.removesuffix(".py"): example
     for example in (
-        Example("simple.py", ("--epochs=10",), r"test loss [\d.]+, test accuracy ([\d.]+) %", 90),
+        Example("simple.py", ("--epochs=10",), "slurm", r"test loss [\d.]+, test accuracy ([\d.]+) %", 90),
         Example(
             "mnist.py",
             ("--epochs=3", "--checkpoint.keep_last=3", "--data-dir={shared}/digits"),
+            "pmi",
             r"test accuracy ([\d.]+) %",
             90,
         ),
         Example(
             "vision.py",
             ("--model=shufflenet_v2_x0_5", "--lr=0.01", "--epochs=3", "--batch-size=16", "--data-dir={shared}/images"),
+            "mpich",
             r"test accuracy ([\d.]+) %, top 5 [\d.]+ %",
             50,
         ),
         Example(
             "tiny_bert.py",
             ("--subset=1000", "--epochs=3"),
+            "mpich",
             r"test accuracy ([\d.]+) %, loss [\d.]+, on made data",
             80,
             has_history=False,
         ),
-        Example("imbalanced.py", (), r"recall [\d.]+ %, of rare classes ([\d.]+) %", 70),
-        Example("single_to_multi.py", ("--epochs=3", "--channels=16"), r"test accuracy ([\d.]+) %", 90),
+        Example("imbalanced.py", (), "openmpi5", r"recall [\d.]+ %, of rare classes ([\d.]+) %", 70),
+        Example("single_to_multi.py", ("--epochs=3", "--channels=16"), "mpi", r"test accuracy ([\d.]+) %", 90),
     )
 }
+
+
+def over(channels: Iterable[str]) -> list[Any]:
+    """Each example over each channel, of which one is not left to the long campaigns."""
+    pairs = itertools.product(EXAMPLES, channels)
+    marks = {True: (), False: (pytest.mark.soak,)}
+    return [pytest.param(name, channel, marks=marks[EXAMPLES[name].channel == channel]) for name, channel in pairs]
 
 
 def loaded(name: str) -> ModuleType:

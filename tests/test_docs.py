@@ -72,6 +72,12 @@ def test_every_column_of_the_monitors_files_is_in_the_reference_in_its_order() -
     assert columns("NODE.rankR.marks.csv") == recorder.MARKS.strip().split(",")
 
 
+def test_every_module_of_gpu_checks_is_in_the_measurements() -> None:
+    section = (ROOT / "docs" / "measurements.md").read_text().split("\n## On GPUs\n")[1].split("\n## ")[0]
+    told = re.findall(r"^\| `(test_\w+)` \|", section, re.MULTILINE)
+    assert sorted(told) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+
+
 def cells(title: str, first: str) -> dict[str, list[str]]:
     """The rows of a section's table whose first column is called so, by that."""
     section = re.split(rf"\n#+ {title}\n", (ROOT / "docs" / "reference.md").read_text())[1]

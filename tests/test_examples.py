@@ -21,6 +21,7 @@ from tests.examples import EXAMPLES, FOLDER, Figures, figures, loaded
 from tests.slurm.conftest import SRUNDDP, outcome
 
 PAGE = FOLDER / "README.md"
+SHORT = ("simple", "mnist", "imbalanced")
 VARIABLES = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix}
 
 
@@ -50,7 +51,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Fig
     return run
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in EXAMPLES]
+)
 def test_an_example_comes_to_the_same_bits_by_python_and_by_srunddp(
     alone: Callable[[str], tuple[Figures, Figures, Path]], name: str
 ) -> None:
@@ -118,6 +121,10 @@ def test_every_command_of_an_example_and_of_their_page_names_a_file_and_options_
     monkeypatch.chdir(ROOT)
     for command in said(where):
         parse(shlex.split(command))
+
+
+def test_every_channel_and_mpirun_trains_an_example_in_every_run_of_the_tests() -> None:
+    assert {example.channel for example in EXAMPLES.values()} == {"slurm", "pmi", "mpi", "mpich", "openmpi5"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

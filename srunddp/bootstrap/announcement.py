@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from urllib.parse import quote, unquote
 
 from srunddp.bootstrap import trust
 from srunddp.bootstrap.failure import Failure
@@ -33,8 +34,6 @@ def make(token: str, addresses: Sequence[Address]) -> str:
 
 def make_failed(failure: Failure) -> str:
     """The text that announces rank 0's failure."""
-    from urllib.parse import quote
-
     return f"{_FAILED}@{failure.code}@{quote(failure.text)[:_LONGEST]}"
 
 
@@ -48,8 +47,6 @@ def read(text: str) -> Announcement:
     first, _, rest = text.partition("@")
     where, _, last = rest.partition("@")
     if first == _FAILED and where.isdecimal():
-        from urllib.parse import unquote
-
         raise PeerError(unquote(last), code=int(where))
     parts = [part.rpartition(":") for part in where.split(",")]
     try:

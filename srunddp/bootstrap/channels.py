@@ -10,6 +10,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping
 
+from srunddp import __version__
 from srunddp.bootstrap import mpi, pmi
 from srunddp.bootstrap.absent import SAY_EVERY, saying
 from srunddp.bootstrap.cpus import mask
@@ -57,6 +58,8 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
         address=address,
         pid=os.getpid(),
         cpus=mask(),
+        local_world_size=environment.local_world_size or 0,
+        version=__version__,
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that is set
+
 
 @dataclass(frozen=True)
 class Cpus:
@@ -56,6 +58,17 @@ def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
     """
     own = cpus // sharers
     return max(1, min(own, asked(environ) or own))
+
+
+def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
+    """``OMP_NUM_THREADS`` as this rank's share of its CPUs, to be exported before torch is imported; not over a user's.
+
+    Args:
+        environ, sharers: as for :func:`share`.
+    """
+    if any(name in environ for name in THREADS):
+        return {}
+    return {THREADS[0]: str(share(usable(), sharers, environ))}
 
 
 def asked(environ: Mapping[str, str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from srunddp.errors import ConfigError
@@ -13,17 +15,30 @@ if TYPE_CHECKING:
 BACKENDS = ("nccl", "gloo", "auto")
 
 
-def device_index(local_rank: int, local_world_size: int, visible: int) -> int:
-    """The CUDA device of a rank: the only visible one, or the one with the local rank's number.
+def has_own(variables: Mapping[str, str], local_world_size: int, visible: int) -> bool:
+    """Whether Slurm shows each rank several GPUs of its own, as with ``--gpus-per-task=2``, and not the node's to all.
+
+    Args:
+        variables: ``SLURM_GPUS_PER_TASK`` has that option where sbatch was given it, ``SLURM_STEP_GPUS`` all GPUs of
+            the step on this node.
+    """
+    asked, step = variables.get("SLURM_GPUS_PER_TASK", ""), variables.get("SLURM_STEP_GPUS", "")
+    shared_out = bool(step) and len(step.split(",")) == visible * local_world_size
+    return visible > 1 and local_world_size > 1 and (asked.rpartition(":")[2] == str(visible) or shared_out)
+
+
+def device_index(local_rank: int, local_world_size: int, visible: int, *, own: bool = False) -> int:
+    """The CUDA device of a rank: the first of its own, or the one with the local rank's number.
 
     Args:
         local_rank, local_world_size: torch's terms.
         visible: ``torch.cuda.device_count()``, at least 1.
+        own: no other rank sees these, by :func:`has_own`.
 
     Raises:
         ConfigError: fewer GPUs are visible than ranks share this node.
     """
-    if visible == 1:
+    if visible == 1 or own:
         return 0
     if visible >= local_world_size:
         return local_rank
@@ -32,6 +47,19 @@ def device_index(local_rank: int, local_world_size: int, visible: int) -> int:
         expected="one GPU for each rank, or all of the node's for each",
         cure=f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks",
     )
+
+
+def identity(index: int) -> str:
+    """The UUID of a device that one rank alone may use.
+
+    Empty where NCCL lets several use it, and where the UUID is another device's too, as on ROCm or of MIG instances.
+    """
+    import torch
+
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
+        return ""
+    uuids = [str(torch.cuda.get_device_properties(each).uuid) for each in range(torch.cuda.device_count())]
+    return uuids[index] if uuids.count(uuids[index]) == 1 else ""
 
 
 def claim(store: Store, node: str, gpu: str, rank: int) -> None:
@@ -52,8 +80,11 @@ def claim(store: Store, node: str, gpu: str, rank: int) -> None:
         )
 
 
-def unused_devices(local_world_size: int, visible: int) -> str:
-    """A warning for one task that sees many GPUs and can use one; empty when there is nothing to say."""
+def unused_devices(local_world_size: int, visible: int, *, own: bool = False) -> str:
+    """A warning for a task that alone sees many GPUs and can use one; empty when there is nothing to say."""
+    if own:
+        unused = ", ".join(f"cuda:{index}" for index in range(1, visible))
+        return f"each rank sees {visible} GPUs of its own, {unused} unused; start one rank per GPU: --gpus-per-task=1"
     if local_world_size > 1 or visible <= 1:
         return ""
     return (
@@ -84,6 +115,7 @@ def pick(backend: str, local_rank: int, local_world_size: int) -> tuple[torch.de
         )
     if not visible:
         return torch.device("cpu"), "gloo", ""
-    device = torch.device("cuda", device_index(local_rank, local_world_size, visible))
+    own = has_own(os.environ, local_world_size, visible)
+    device = torch.device("cuda", device_index(local_rank, local_world_size, visible, own=own))
     torch.cuda.set_device(device)
-    return device, "nccl" if backend == "auto" else backend, unused_devices(local_world_size, visible)
+    return device, "nccl" if backend == "auto" else backend, unused_devices(local_world_size, visible, own=own)

@@ -210,9 +210,10 @@ class Door:
 
 
 def _hello(message: Mapping[str, Any]) -> Hello | None:
+    known = {each.name for each in fields(Hello)}
     try:
-        hello = Hello(**message["hello"])
-    except (KeyError, TypeError):
+        hello = Hello(**{name: value for name, value in message["hello"].items() if name in known})
+    except (KeyError, TypeError, AttributeError):
         return None
     values = [getattr(hello, each.name) for each in fields(hello)]
     if any(isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST_WORD) for value in values):

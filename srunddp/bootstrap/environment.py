@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from srunddp.bootstrap import mpi, slurm
+from srunddp.bootstrap import mpi, rank_mark, slurm
 from srunddp.errors import ConfigError, Scope
 
 EXPLICIT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -68,7 +68,9 @@ def detect(variables: Mapping[str, str], *, channel: str | None = None, pid: int
     if channel == "env":
         return _explicit(variables)
     found = identify(variables, pid=pid)
-    return _forced(found if found.master else _cross_check(found, variables), channel)
+    # A rank's own exports are no contradiction, in what it starts.
+    ours = found.master or rank_mark.VARIABLE in variables
+    return _forced(found if ours else _cross_check(found, variables), channel)
 
 
 def identify(variables: Mapping[str, str], *, pid: int | None = None) -> Environment:
@@ -81,13 +83,19 @@ def identify(variables: Mapping[str, str], *, pid: int | None = None) -> Environ
         ConfigError: launchers that disagree, incomplete or contradicting variables.
     """
     pid = os.getpid() if pid is None else pid
+    if pid and rank_mark.is_below(variables, pid):  # 0 where it is another process's environment
+        return _single(variables, "a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
     if launchers := mpi.find_launchers(variables):
         return _from_mpi(variables, launchers, step)
     if step and not step.typed:
         return _from_slurm(variables, step)
     mpi.refuse_size_less(variables)
-    return _explicit(variables) if any(name in variables for name in EXPLICIT) else _single(variables, step)
+    return (
+        _explicit(variables)
+        if any(name in variables for name in EXPLICIT)
+        else _single(variables, _shell(variables, step))
+    )
 
 
 def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
@@ -230,11 +238,14 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
     )
 
 
-def _single(variables: Mapping[str, str], step: slurm.SlurmStep | None) -> Environment:
-    notes: tuple[str, ...] = ()
-    if step or slurm.in_allocation(variables):
-        where = "a shell of srun --pty" if step else "an allocation of Slurm, but not a step"
-        notes = (f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task",)
+def _shell(variables: Mapping[str, str], step: slurm.SlurmStep | None) -> str:
+    if step:
+        return "a shell of srun --pty"
+    return "an allocation of Slurm, but not a step" if slurm.in_allocation(variables) else ""
+
+
+def _single(variables: Mapping[str, str], where: str) -> Environment:
+    start = f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task"
     alone = "no launcher was found"
     return Environment(
         launcher="none",
@@ -245,7 +256,7 @@ def _single(variables: Mapping[str, str], step: slurm.SlurmStep | None) -> Envir
         node=_node_name(variables),
         channels=(),
         sources=dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size"), alone),
-        notes=notes,
+        notes=(start,) if where else (),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import stat
 import string
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srunddp.bootstrap.secure_path import Content, read
 from srunddp.bootstrap.slurm import expand
 from srunddp.errors import ConfigError, Scope
 
@@ -26,7 +26,9 @@ VARIABLE = "SRUNDDP_IFACES"
 AUTO = "auto"
 # What every rank is given anyway; torch's names, and the interface in Gloo's and NCCL's spelling.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
-OURS = (*_RANKS, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_TORCHRUNS = ("GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_ELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+OURS = (*_RANKS, *_TORCHRUNS, *_ELASTIC, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _KEYS = ("nodes", "interface", "address", "env", "ports")
 
 
@@ -98,11 +100,10 @@ def entry_or_default(entries: tuple[Entry, ...], node: str) -> Entry:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What counts: the entries, the file that they are from, empty for the default, and lines to be said once."""
+    """What counts: the entries, and the file that they are from; empty for the default."""
 
     entries: tuple[Entry, ...] = (DEFAULT,)
     path: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def load(named: str | None, variables: Mapping[str, str]) -> Loaded:
@@ -113,15 +114,15 @@ def load(named: str | None, variables: Mapping[str, str]) -> Loaded:
         variables: the environment, read for ``SRUNDDP_IFACES``.
 
     Raises:
-        ConfigError: a file that was asked for is not there, or a file is wrong or not to be trusted.
+        ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
     """
     asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, "--ifaces")) if path}
     for path in candidates(named, variables):
         # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
         if path in asked or os.path.lexists(path):
-            content = _read(path, asked.get(path, ""))
-            if entries := parse(content.data, str(path)):
-                return Loaded(entries, str(path), content.notes)
+            text = _read(path, asked.get(path, ""))
+            if entries := parse(text, str(path)):
+                return Loaded(entries, str(path))
     return Loaded()
 
 
@@ -141,7 +142,7 @@ def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
     return [*asked, *(folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp")))]
 
 
-def _read(path: Path, origin: str) -> Content:
+def _read(path: Path, origin: str) -> bytes:
     if not os.path.isfile(path):
         missing = "a link that leads nowhere" if os.path.islink(path) else "not there"
         raise _wrong(
@@ -151,10 +152,30 @@ def _read(path: Path, origin: str) -> Content:
             f"correct {origin}" if origin else "remove it",
         )
     try:
-        return read(path)
+        if not origin:
+            _check_owner(path)
+        return path.read_bytes()
     except OSError as error:
         cause = os.strerror(error.errno or 0)
         raise _wrong(str(path), f"cannot be read: {cause}", "a readable file", "correct its permissions") from None
+
+
+def _check_owner(path: Path) -> None:
+    """Refuse a file that nobody named and somebody else may have written: its ``env`` reaches every rank.
+
+    Raises:
+        ConfigError: its owner, or its folder's, is neither root, the user nor the owner of srunddp; all may write.
+        OSError: it cannot be looked at.
+    """
+    # In a user namespace root appears as another number, the one that the root folder has.
+    trusted = {os.geteuid(), *(os.stat(place).st_uid for place in ("/", __file__))}
+    for place in (path.resolve(), path.resolve().parent):
+        status = place.stat()
+        if status.st_uid in trusted and not status.st_mode & stat.S_IWOTH:
+            continue
+        others = "may be changed by every user" if status.st_uid in trusted else f"belongs to user id {status.st_uid}"
+        cure = "correct its owner and mode, or name the file with --ifaces"
+        raise _wrong(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", cure)
 
 
 def parse(text: bytes, path: str) -> tuple[Entry, ...]:

@@ -187,6 +187,18 @@ def addresses_of(name: str) -> set[str]:
         return set()
 
 
+def shares_subnet(own: str, other: str) -> bool:
+    """Whether an address is in the subnet that an interface of this node has for its own address."""
+    import psutil
+
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    here = [found for addresses in psutil.net_if_addrs().values() for found in addresses if found.address == own]
+    for mask in (found.netmask for found in here if found.netmask):
+        bits = [int.from_bytes(socket.inet_pton(family, text)) for text in (own, other, mask)]
+        return (bits[0] ^ bits[1]) & bits[2] == 0
+    return False
+
+
 def _checked(
     name: str,
     links: tuple[Link, ...],

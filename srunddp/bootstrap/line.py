@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import resource
 import socket
@@ -49,7 +50,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank says of itself: who it is, where, which process, and on which CPUs it may run."""
+    """What a rank says of itself: who it is, where, which process, and on which CPUs it may run.
+
+    Attributes:
+        local_world_size: as the launcher told it; 0 where it did not. version: srunddp's.
+    """
 
     token: str
     rank: int
@@ -59,6 +64,8 @@ class Hello:
     address: str
     pid: int
     cpus: str = ""
+    local_world_size: int = 0
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,10 +148,11 @@ def listen(host: str, ports: list[int]) -> socket.socket:
     )
 
 
-def allow_many() -> None:
-    """Let this process have as many connections as its hard limit of open files allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def allow_many(needed: float = math.inf) -> None:
+    """Let this process have as many connections as its hard limit of open files allows, where it needs so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def send(line: socket.socket, message: dict[str, Any]) -> None:

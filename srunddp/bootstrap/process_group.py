@@ -20,16 +20,17 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from srunddp.bootstrap import mpi
+from srunddp.bootstrap import cpus, mpi, rank_mark
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.interface import Interface
-from srunddp.bootstrap.line import Meeting
-from srunddp.bootstrap.quiet import without_name_lookups
+from srunddp.bootstrap.line import Meeting, allow_many
 from srunddp.observe.marks import event
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+# Of rank 0: NCCL's threads have connections to the store of their own.
+_FILES_PER_RANK, _SPARE_FILES = 4, 256
 _RENDEZVOUS = "torch.distributed.rendezvous"
 
 
@@ -61,10 +62,16 @@ class Joined:
             "WORLD_SIZE": str(environment.world_size),
             "LOCAL_WORLD_SIZE": str(meeting.local_world_size),
             "GROUP_RANK": str(meeting.node_rank),
+            "GROUP_WORLD_SIZE": str(meeting.nnodes),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(environment.rank),
+            "ROLE_WORLD_SIZE": str(environment.world_size),
             "NODE_RANK": str(meeting.node_rank),
             "MASTER_ADDR": meeting.master_addr,
             "MASTER_PORT": str(meeting.master_port),
             "TORCHELASTIC_RUN_ID": meeting.run,
+            "TORCHELASTIC_RESTART_COUNT": os.environ.get("SLURM_RESTART_COUNT") or "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
             **self.interface.exports,
         }
 
@@ -75,17 +82,18 @@ class Joined:
 
         event("init")
         if self._store is None:
-            with without_name_lookups():
-                self._store = TCPStore(
-                    self.meeting.master_addr,
-                    self.meeting.master_port,
-                    self.environment.world_size,
-                    is_master=self.store_fd is not None,
-                    timeout=timedelta(seconds=self.timeout),
-                    wait_for_workers=False,
-                    master_listen_fd=self.store_fd,
-                    use_libuv=True,
-                )
+            if self.store_fd is not None:
+                allow_many(_FILES_PER_RANK * self.environment.world_size + _SPARE_FILES)
+            self._store = TCPStore(
+                self.meeting.master_addr,
+                self.meeting.master_port,
+                self.environment.world_size,
+                is_master=self.store_fd is not None,
+                timeout=timedelta(seconds=self.timeout),
+                wait_for_workers=False,
+                master_listen_fd=self.store_fd,
+                use_libuv=True,
+            )
         self.initialisations += 1
         return PrefixStore(f"srunddp/{self.initialisations}", self._store)
 
@@ -105,6 +113,9 @@ def install(place: Joined) -> None:
     # Inherited from a torchrun around us, it would make every rank a client of a store that nobody serves.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ.update(place.variables())
+    if place.meeting.local_world_size > 1 and "torch" not in sys.modules:
+        os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
+    os.environ[rank_mark.VARIABLE] = rank_mark.mark(os.environ, os.getpid())
     if place.meeting.channel == "pmi":
         sys.meta_path.insert(0, mpi.NotAfterPmi())
     if _RENDEZVOUS in sys.modules:

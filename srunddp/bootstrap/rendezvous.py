@@ -13,8 +13,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from srunddp.bootstrap import absent, failure, trust
+from srunddp.bootstrap import failure, trust
 from srunddp.bootstrap.failure import Failure, Interrupt
+from srunddp.bootstrap.interface import shares_subnet
 from srunddp.bootstrap.line import Address, Hello, Meeting, receive, send
 from srunddp.bootstrap.trust import Claim, Trust, Unproven
 from srunddp.errors import RendezvousError, Scope, SrunddpError
@@ -89,6 +90,10 @@ class _PassedOverError(Exception):
     """This address is not rank 0's line, or not yet."""
 
 
+class _StrangerError(_PassedOverError):
+    """Somebody else's process has answered."""
+
+
 class _RefusedError(_PassedOverError):
     """Somebody there has our token, and refuses us."""
 
@@ -108,6 +113,7 @@ class _Search:
     own: Trust
     interrupt: Interrupt
     last: str = "nothing tried"
+    stranger: str = ""
     refused: str = ""
 
     def run(self, deadline: float) -> tuple[socket.socket, Meeting]:
@@ -117,7 +123,11 @@ class _Search:
                 self._stop_if_interrupted()
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    raise self._refusal() if self.refused else _not_found(self.candidates, self.hello, self.last)
+                    raise (
+                        self._refusal()
+                        if self.refused
+                        else _not_found(self.candidates, self.hello, self.stranger or self.last)
+                    )
                 if greeted := self._try(address, min(patience, remaining)):
                     line, proof = greeted
                     return line, self._await_others(line, proof, address, deadline)
@@ -155,6 +165,8 @@ class _Search:
             return self._greet(address, patience)
         except _RefusedError as reason:
             self.refused = f"{address} {reason}"
+        except _StrangerError as reason:
+            self.stranger = f"{address} {reason}"
         except _PassedOverError as reason:
             self.last = f"{address} {reason}"
         return None
@@ -164,7 +176,8 @@ class _Search:
         nonce = trust.nonce()
         try:
             line.settimeout(patience)
-            if self.hello.address:
+            # Between two subnets routes decide: a strict reverse-path filter drops what comes by another interface.
+            if self.hello.address and shares_subnet(self.hello.address, address.host):
                 line.bind((self.hello.address, 0))
             line.connect((address.host, address.port))
             send(line, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
@@ -185,7 +198,7 @@ class _Search:
         if "refused" in greeting:
             self._refused(_printable(greeting["refused"]))
         if "seen" not in greeting or not trust.is_nonce(greeting.get("nonce")):
-            raise _PassedOverError("belongs to somebody else")
+            raise _StrangerError("belongs to somebody else")
         claim = Claim(
             self.hello.token, self.hello.rank, str(Address(*line.getpeername()[:2])), nonce, greeting["nonce"]
         )
@@ -224,14 +237,12 @@ class _Search:
                 told = _confirmed(line, self.interrupt.failure.message())
                 raise self.interrupt.failure.of(self.hello.rank, self.hello.node, Scope.JOB if told else Scope.RANK)
             answer = receive(line, deadline)
-            if "look" in answer:
-                send(line, absent.asked(answer, self.hello.address))
-            elif "failed" in answer:
+            if "failed" in answer:
                 raise failure.told(answer)
-            elif "refused" in answer:
+            if "refused" in answer:
                 self.refused = f"rank 0 refused it: {_printable(answer['refused'])}"
                 raise self._refusal()
-            elif "meeting" in answer:
+            if "meeting" in answer:
                 line.settimeout(None)
                 return Meeting(**answer["meeting"])
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from srunddp.bootstrap import absent, failure
+from srunddp.bootstrap import failure
 from srunddp.bootstrap.absent import SAY_EVERY, named
 from srunddp.bootstrap.door import PATIENCE, UNPROVEN, Door
 from srunddp.bootstrap.failure import Interrupt
-from srunddp.bootstrap.inquiry import inquire
 from srunddp.bootstrap.line import Company, Held, Hello, Meeting, send
 from srunddp.bootstrap.trust import Trust, Unproven
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
@@ -37,7 +36,6 @@ class Roster:
         layout: the node of each rank as far as the launcher tells, to name those that do not come.
         trust: rank 0's kind of proof; say: takes a line for the log.
         interrupt: ends the gathering by this rank's own failure.
-        known_as: the name by which others reach a node.
         every: seconds between two lines that say who is missing.
         mourn: seconds for which ranks that come after a failure are told of it.
         unproven, patience: how many connections without a proof are kept, and how long; see :class:`Door`.
@@ -51,7 +49,6 @@ class Roster:
     trust: Trust = field(default_factory=Unproven)
     say: Callable[[str], None] = _nothing
     interrupt: Interrupt | None = None
-    known_as: Callable[[str], str] = str
     every: float = SAY_EVERY
     mourn: float = MOURN
     unproven: int = UNPROVEN
@@ -102,7 +99,7 @@ class Roster:
         while len(self.lines) < self.own.world_size - 1:
             now = time.monotonic()
             if now >= deadline:
-                raise RendezvousError(self._absent(door), scope=Scope.JOB)
+                raise RendezvousError(self._absent(), scope=Scope.JOB)
             if now >= next_word:
                 self.say(f"waiting for {named(self._missing(), self.layout)}")
                 next_word += self.every
@@ -135,6 +132,12 @@ class Roster:
         )
 
     def _objection(self, hello: Hello) -> str:
+        if hello.version != self.own.version:
+            return (
+                f"rank {hello.rank} on {hello.node} has srunddp {hello.version or 'of another version'}, rank 0 on "
+                f"{self.own.node} has {self.own.version}; expected one version on all nodes "
+                "-> start all ranks from one installation"
+            )
         if hello.world_size != self.own.world_size or not 0 <= hello.rank < self.own.world_size:
             return (
                 f"rank {hello.rank} on {hello.node} counts {hello.world_size} ranks, rank 0 counts "
@@ -157,25 +160,19 @@ class Roster:
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.own.world_size) if rank not in self._here]
 
-    def _absent(self, door: Door) -> str:
+    def _absent(self) -> str:
         missing = self._missing()
-        cure = "see whether they started, and whether their interface reaches it"
         return (
             f"{len(missing)} of {self.own.world_size} ranks did not come: {named(missing, self.layout)}; expected all "
-            f"of them on {self.held.line_address} -> {self._looked_at(door, missing) or cure}"
+            f"of them on {self.held.line_address} -> see whether they started, and whether their interface reaches it; "
+            "`srunddp check` names the nodes that do not answer each other"
         )
-
-    def _looked_at(self, door: Door, missing: list[int]) -> str:
-        nodes = absent.nodes_to_look_at(missing, self.layout, [hello.node for hello in self._here.values()])
-        where = {node: (self.known_as(node), self.held.line_address.port) for node in nodes}
-        first = {self._here[rank].node: rank for rank in sorted(self.lines, reverse=True)}
-        askers = {node: self.lines[rank] for node, rank in first.items() if node != self.own.node}
-        return absent.seen(inquire(door, where, self.own, askers)) if nodes else ""
 
     def _tell(self) -> Meeting:
         hellos = [self._here[rank] for rank in range(self.own.world_size)]
-        sizes = Counter(hello.node for hello in hellos)
-        masks = Counter((hello.node, hello.cpus) for hello in hellos)
+        nodes = _nodes(hellos)
+        sizes = Counter(nodes)
+        masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))
         node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
         store = self.held.store_address
         meetings = [
@@ -183,19 +180,29 @@ class Roster:
                 master_addr=store.host,
                 master_port=store.port,
                 nnodes=len(sizes),
-                node_rank=node_ranks[hello.node],
-                local_world_size=sizes[hello.node],
+                node_rank=node_ranks[node],
+                local_world_size=hello.local_world_size or sizes[node],
                 run=self.own.token,
                 channel=self.channel,
                 master_node=self.own.node,
-                sharers=masks[hello.node, hello.cpus],
+                sharers=masks[node, hello.cpus],
             )
-            for hello in hellos
+            for node, hello in zip(nodes, hellos, strict=True)
         ]
         for rank, line in self.lines.items():
             line.setblocking(True)
             send(line, {"meeting": asdict(meetings[rank])})
         return meetings[self.own.rank]
+
+
+def _nodes(hellos: list[Hello]) -> list[tuple[str, int]]:
+    """The node of each rank: containers on several hosts may have one name, but a node has each local rank once."""
+    before: Counter[tuple[str, int]] = Counter()
+    nodes = []
+    for hello in hellos:
+        nodes.append((hello.node, before[hello.node, hello.local_rank]))
+        before[hello.node, hello.local_rank] += 1
+    return nodes
 
 
 def tell_all(door: Door, message: dict[str, Any], settled: set[int], seconds: float) -> None:

@@ -114,6 +114,7 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
     Raises:
         ConfigError: a variable does not parse, or two of them contradict each other.
     """
+    nodes = tuple(expand(variables.get(NODE_LIST, ""), where=NODE_LIST))
     step = SlurmStep(
         job=_digits(variables, "SLURM_JOB_ID", 20),
         step=_digits(variables, STEP_ID, 20),
@@ -121,18 +122,24 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         rank=whole_number(variables, RANK),
         local_rank=whole_number(variables, LOCAL_RANK),
         world_size=whole_number(variables, WORLD_SIZE),
-        nodes=tuple(expand(variables.get(NODE_LIST, ""), where=NODE_LIST)),
+        nodes=nodes,
         tasks_per_node=tuple(task_counts(variables.get(TASKS_PER_NODE, ""))),
         ranks_here=tuple(_numbers(variables.get(RANKS_HERE, ""), where=RANKS_HERE)),
         # A host file means -m arbitrary, also where the option was not given.
         distribution="arbitrary" if "SLURM_HOSTFILE" in variables else variables.get("SLURM_DISTRIBUTION", "block"),
         reserved_ports=tuple(_numbers(variables.get("SLURM_STEP_RESV_PORTS", ""), where="SLURM_STEP_RESV_PORTS")),
-        heterogeneous="SLURM_HET_SIZE" in variables,
+        heterogeneous="SLURM_HET_SIZE" in variables and not _in_one_component(variables, nodes),
         direct=variables.get("SLURM_TASK_PID") == str(pid),
         typed="SLURM_PTY_PORT" in variables and typed_into(variables.get("SLURM_TASK_PID", "")),
     )
     _check(step)
     return step
+
+
+def _in_one_component(variables: Mapping[str, str], nodes: tuple[str, ...]) -> bool:
+    """Whether a step of a heterogeneous job is within one component, as after ``srun --het-group=0``."""
+    lists = {name: value for name, value in variables.items() if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")}
+    return [{*nodes} <= {*expand(value, where=name)} for name, value in lists.items()].count(True) == 1
 
 
 def typed_into(task: str) -> bool:

@@ -130,34 +130,36 @@ class World:
         settle()
 
 
-def open_world(place: Joined, backend: str, timeout: timedelta | None) -> tuple[World, str]:
+def open_world(place: Joined, backend: str, timeout: timedelta | None, *, device_id: bool = False) -> tuple[World, str]:
     """Initialise the default process group on our store.
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``.
-        timeout: of collectives, ``init_process_group``'s own; None for torch's default.
+        timeout: of collectives and of the store, ``init_process_group``'s own; None for torch's default.
+        device_id: hand the device to ``init_process_group``, with NCCL.
 
     Returns:
         The world, and a warning about GPUs that stay idle, empty when there is none.
     """
-    import torch
     import torch.distributed as dist
+    from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 
     from srunddp.bootstrap import device
 
     environment, meeting = place.environment, place.meeting
     chosen, backend, warning = device.pick(backend, environment.local_rank, meeting.local_world_size)
     store = place.next_store()
-    if backend == "nccl":
-        gpu = str(torch.cuda.get_device_properties(chosen).uuid)
+    if backend == "nccl" and (gpu := device.identity(chosen.index)):
         device.claim(store, environment.node, gpu, environment.rank)
+    # As init_process_group does with a store of its own making; else it would wait for 5 minutes at most.
+    store.set_timeout(timeout or (backend == "nccl" and default_pg_nccl_timeout) or default_pg_timeout)
     dist.init_process_group(
         backend,
         store=store,
         rank=environment.rank,
         world_size=environment.world_size,
         timeout=timeout,
-        device_id=chosen if chosen.type == "cuda" else None,
+        device_id=chosen if device_id and backend == "nccl" else None,
     )
     event("initialised")
     world = World(

@@ -1,4 +1,4 @@
-"""Variables for nodes without internet: ask no server, look in one cache, and take no more threads than CPUs.
+"""Variables for nodes without internet: ask no server, and look in one cache.
 
 Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets 2.19 to 5.2, tokenizers
 and torch.hub. What the user exported stays.
@@ -9,23 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from srunddp.bootstrap.cpus import share
-
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that is set
 _ON = ("1", "ON", "YES", "TRUE")  # in any case
 
 
-def offline(environ: Mapping[str, str], cpus: int, sharers: int) -> dict[str, str]:
-    """What is to be exported.
+def offline(environ: Mapping[str, str]) -> dict[str, str]:
+    """What is to be exported, besides :func:`srunddp.bootstrap.cpus.threads`.
 
     Args:
         environ: of the rank; what is in it is left out.
-        cpus: that the rank may use; sharers: ranks that share them, see :func:`srunddp.bootstrap.cpus.share`.
     """
     wanted = {**dict.fromkeys(SWITCHES, "1"), **caches(environ), "TOKENIZERS_PARALLELISM": "false"}
-    if not any(name in environ for name in THREADS):
-        wanted["OMP_NUM_THREADS"] = str(share(cpus, sharers, environ))
     return {name: value for name, value in wanted.items() if name not in environ}
 
 

@@ -6,7 +6,9 @@ import ctypes
 import os
 import signal
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 # What users, Slurm and MPI send. SIGKILL and SIGSTOP cannot be passed on, SIGPIPE and faults are one's own.
@@ -23,7 +25,14 @@ FORWARDED = (
 # Whose sender wants the run to end.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-_WATCHED = (*FORWARDED, signal.SIGCHLD)
+# Passed on where Slurm's tracking cannot be told: a job's last chance of a checkpoint goes before a signal too many.
+URGENT = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+_WATCHED = (*FORWARDED, signal.SIGCONT, signal.SIGCHLD)
+
+# The launchers' processes that start ranks, by the names that the kernel has of them, of at most 15 letters.
+_SLURMSTEPD = "slurmstepd"
+_DAEMONS = (_SLURMSTEPD, "orted", "prted", "prterun", "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "palsd")
+_INITIAL_NAMESPACE = "cgroup:[4026531835]"  # the kernel's fixed number of the one that hides no group
 
 _SET_PDEATHSIG = 1
 SET_CHILD_SUBREAPER = 36
@@ -74,23 +83,106 @@ def read(opened: int) -> list[Received]:
         received.append(Received(number, sender, code == _FROM_KERNEL))
 
 
-def launcher(rank_variable: str) -> int:
-    """The process id of the launcher: our nearest ancestor that was not itself told a rank by it.
+class Tracking(Enum):
+    """Which processes of a job step get a signal that Slurm sends."""
 
-    Wrappers in between were told the same rank. A process that we may not look into is another user's, as Slurm's.
-    0 where the launcher is outside our process namespace, as for a container.
+    TASKS = "the tasks"  # proctrack/cgroup: the processes that slurmstepd started, and none of their children
+    ALL = "all processes"  # proctrack/linuxproc and proctrack/pgid
+    UNKNOWN = "unknown"  # where a container hides the control groups
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Who starts this process and sends signals to it.
+
+    Attributes:
+        pid: the launcher's process id; 0 where it is outside our process namespace; None for no launcher.
+        slurm: the process ids of Slurm among our ancestors, and 0 where they are outside our process namespace.
+        tracking: which processes Slurm signals.
     """
-    pid, wanted = os.getppid(), rank_variable.encode() + b"="
-    while pid > 1:
+
+    pid: int | None
+    slurm: frozenset[int] = frozenset()
+    tracking: Tracking = Tracking.ALL
+
+    def sent(self, received: Received) -> bool:
+        """Whether the launcher, or Slurm around it, has sent this signal."""
+        return received.sender == self.pid or received.sender in self.slurm
+
+    def reached_worker(self, received: Received) -> bool | None:
+        """Whether the worker has got this signal as well; None where that cannot be told.
+
+        Slurm goes by its process tracking. Open MPI and Hydra signal the process group of each rank, and a terminal
+        its whole foreground group.
+        """
+        if received.from_kernel:
+            return received.number in TERMINAL
+        if received.sender in self.slurm:
+            return {Tracking.TASKS: False, Tracking.ALL: True, Tracking.UNKNOWN: None}[self.tracking]
+        return received.sender == self.pid
+
+
+def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:
+    """Find the launcher among our ancestors.
+
+    Args:
+        rank_variable: the variable in which the launcher tells the rank; empty for no launcher.
+        slurm: whether this process belongs to a job step of Slurm.
+    """
+    pid = _launcher(rank_variable) if rank_variable else None
+    steps = {ancestor for ancestor, name in _ancestors() if name == _SLURMSTEPD}
+    if slurm and not steps:
+        steps = {pid or 0}
+    return Launcher(pid, frozenset(steps), tracking(Path("/proc/self/cgroup"), Path("/proc/self/ns/cgroup")))
+
+
+def _launcher(rank_variable: str) -> int:
+    """Our nearest ancestor that was not itself told a rank; wrappers in between were told the same rank as we.
+
+    The environment of another user's process may not be read, nor that of one outside our user namespace, as of a
+    container's starter: there the name counts.
+    """
+    wanted, unreadable = rank_variable.encode() + b"=", 0
+    for pid, name in _ancestors():
         try:
             told = any(entry.startswith(wanted) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
-            return pid
+            told, unreadable = name not in _DAEMONS, unreadable or pid
         if not told:
             return pid
-        pid = parent
-    return pid
+    return unreadable
+
+
+def _ancestors() -> Iterator[tuple[int, str]]:
+    """Process id and name of our parent, its parent, and so on, as far as our process namespace goes."""
+    pid = os.getppid()
+    while pid:
+        try:
+            before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+        except OSError:
+            return
+        yield pid, before.partition("(")[2]
+        pid = int(after.split()[1])
+
+
+def tracking(groups: Path, namespace: Path) -> Tracking:
+    """Which processes Slurm signals, by this process's control group.
+
+    ``proctrack/cgroup`` uses the kind ``freezer`` of version 1, or version 2.
+
+    Args:
+        groups: ``/proc/self/cgroup``; namespace: ``/proc/self/ns/cgroup``.
+    """
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+        hidden = os.readlink(namespace) != _INITIAL_NAMESPACE
+    except OSError:
+        return Tracking.UNKNOWN
+    by_kind = {kind: group for _, kind, group in lines}
+    group = by_kind.get("freezer", by_kind.get("", ""))
+    if "/step_" in group:
+        return Tracking.TASKS
+    return Tracking.UNKNOWN if hidden else Tracking.ALL
 
 
 def prctl(option: int, value: int) -> None:

@@ -30,6 +30,7 @@ from srunddp.run.worker_process import KILL_AFTER, WorkerProcess
 _KILLED_WITHIN = 12.0
 _MEETING_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
 _SIGNAL_MAY_FOLLOW = 0.1
+_TWICE_AFTER = 1.0  # where we do not know whether the worker has got a signal, it gets it once in so many seconds
 _PUMPED_WITHIN = 0.5
 _LONGEST_WAIT = 30.0
 ENDS_WITHIN = 60.0  # a process whose script is over
@@ -95,7 +96,7 @@ class Supervisor:
         ended: called when the worker has ended, before what it left is killed.
         finish: called after that, for the rest of its output; within so many seconds.
         grace: seconds that the end of a script may take that has failed or stopped; None for no limit.
-        launcher: the process whose signals reach the worker as well, and not just us; None for none.
+        launcher: who sends this rank signals, and which of them reach the worker as well.
     """
 
     report: Report
@@ -108,7 +109,7 @@ class Supervisor:
     ended: Callable[[], None]
     finish: Callable[[float], object]
     grace: float | None
-    launcher: int | None
+    launcher: signals.Launcher
     _clock: Clock = field(default_factory=Clock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _met: Met | None = None
@@ -121,6 +122,7 @@ class Supervisor:
     _released: bool = False
     _speak_at: float | None = None
     _leave_by: float | None = None
+    _forwarded: dict[int, float] = field(default_factory=dict)  # when each signal was last passed on
     _over_at: float | None = None
     _place: str = ""  # where the process hangs though its script is over
 
@@ -163,9 +165,9 @@ class Supervisor:
         register = self._selector.register
         register(signals.descriptor(), selectors.EVENT_READ, self._on_signals)
         register(ours, selectors.EVENT_READ, self._on_met)
-        if self.launcher:
+        if self.launcher.pid:
             with contextlib.suppress(OSError):  # it is gone already, and the kernel ends us soon, or it is old
-                register(_pidfd_open(self.launcher), selectors.EVENT_READ, self._on_launcher)
+                register(_pidfd_open(self.launcher.pid), selectors.EVENT_READ, self._on_launcher)
 
     def _meet(self, ended: socket.socket) -> None:
         try:
@@ -285,28 +287,32 @@ class Supervisor:
     def _on_launcher(self, process: int) -> None:
         self._selector.unregister(process)
         self._ends_itself = False
-        self._fail(self.report.of(f"its launcher, process {self.launcher}, has ended", 137, self._clock.now))
+        self._fail(self.report.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self._clock.now))
 
     def _on_signals(self, opened: int) -> None:
         arrived = signals.read(opened)
         for received in arrived:
             if received.number == signal.SIGCHLD:
                 continue
-            if not self._worker_has_it(received):
-                self.process.send(received.number)
-            elif received.number in signals.ENDING:
+            if self.launcher.sent(received) and received.number in signals.ENDING:
                 self.report.ask(received.number, self._clock.now)
+            if self._is_to_forward(received):
+                self._forwarded[received.number] = self._clock.now
+                self.process.send(received.number)
         if any(received.number == signal.SIGCHLD for received in arrived):
             self.process.collect(self._clock.now)
             if self.process.ended and not self._seen:
                 self._on_end()
 
-    def _worker_has_it(self, received: signals.Received) -> bool:
-        # A terminal's keys go to the whole foreground group; Slurm signals every process of a step, and Open MPI
-        # and Hydra the whole process group. Passing such a signal on would deliver it twice. An alarm is ours alone.
-        of_a_terminal = received.from_kernel and received.number in signals.TERMINAL
-        # A sender outside our process namespace has no id, and 0 comes here: the launcher too, where it is outside.
-        return of_a_terminal or received.sender == self.launcher
+    def _is_to_forward(self, received: signals.Received) -> bool:
+        """Whether the worker is to get this signal from us; twice would be wrong, and never would cost the run."""
+        if received.number == signal.SIGCONT and not self.launcher.sent(received):
+            return False  # a shell's, for the whole process group
+        reached = self.launcher.reached_worker(received)
+        if reached is None:
+            last = self._forwarded.get(received.number)
+            return received.number in signals.URGENT and (last is None or self._clock.now >= last + _TWICE_AFTER)
+        return not reached
 
     def _on_end(self) -> None:
         """The worker has ended: tell the guard, or the meeting that goes on without it."""
@@ -318,7 +324,7 @@ class Supervisor:
         elif not (self._failure or self._error or (self._guard and self._guard.verdict)):
             # The launcher's signal may have come to the worker first.
             ended_by = -(self.process.status or 0)
-            late = ended_by in signals.ENDING and not self.report.asked and self.launcher is not None
+            late = ended_by in signals.ENDING and not self.report.asked and self.launcher.pid is not None
             self._speak_at = self._clock.now + (_SIGNAL_MAY_FOLLOW if late else 0.0)
 
     def _fail(self, failure: Failure) -> None:

@@ -71,7 +71,7 @@ def decide(failures: Sequence[Failure], left: Mapping[int, str]) -> Verdict:
         left: the nodes of the ranks whose script was over, without an error, before the first failure.
     """
     # Those that agreed have all been waited for, and rank 0 knows best.
-    failure = min(failures, key=lambda each: (each.weight, each.rank if each.weight is Weight.STOPPED else 0))
+    failure = min(_causes(failures), key=lambda each: (each.weight, each.rank if each.weight is Weight.STOPPED else 0))
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
     if failure.weight is not Weight.ECHO or not left:
         return replace(Verdict.of(failure), victims=others)
@@ -83,6 +83,18 @@ def decide(failures: Sequence[Failure], left: Mapping[int, str]) -> Verdict:
     )
     found = Verdict((rank,), left[rank], cause, failure.exit_code, traceback=failure.traceback, time=failure.time)
     return replace(found, victims=(replace(failure, traceback=""), *others))
+
+
+def _causes(failures: Sequence[Failure]) -> Sequence[Failure]:
+    """Those that may be the cause: once the launcher has ended a rank, that is what its peers' errors tell of.
+
+    A signal reaches the nodes of a job one after the other.
+    """
+    asked = next((number for number, each in enumerate(failures) if each.weight is Weight.ASKED), len(failures))
+    if asked == len(failures):
+        return failures
+    own = [each for each in failures[:asked] if each.weight is not Weight.ECHO]
+    return own + [each for each in failures[asked:] if each.weight is Weight.PRIMARY or each.weight >= Weight.STOPPED]
 
 
 def render(verdict: Verdict, others: Mapping[int, str]) -> str:

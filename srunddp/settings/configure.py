@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import os
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 
 import yaml
 
-from srunddp.bootstrap import secure_path
 from srunddp.bootstrap.ifaces import at, where_not_yaml
 from srunddp.errors import ConfigError, Scope
 from srunddp.settings.files import replace_file
@@ -146,22 +144,20 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _from_file(path: str, keys: Mapping[str, Key]) -> dict[str, _Given]:
     try:
-        read = secure_path.read(path)
+        text = Path(path).read_bytes()
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         cure = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
         raise ConfigError(f"{path}: {reason}", expected="a file of settings", cure=cure, scope=Scope.NODE) from None
-    if read.notes and os.environ.get("RANK", "0") == "0":
-        warnings.warn("; ".join(read.notes), stacklevel=4)
     try:
-        root = yaml.compose(read.data, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "nested too deeply"
         raise ConfigError(
             f"this is not YAML: {problem}",
             expected="lines such as `epochs: 3`",
             cure="correct it",
-            where=where_not_yaml(error, read.data, path),
+            where=where_not_yaml(error, text, path),
             scope=Scope.JOB,
         ) from None
     if root is None or is_null(root):

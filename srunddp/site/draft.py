@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from srunddp.bootstrap.host_list import fold
 from srunddp.bootstrap.interface import shown_speed
 from srunddp.site.scan import End, Link, Scan
 
@@ -95,13 +96,13 @@ def draft(scan: Scan, today: datetime.date) -> Draft:
     best = found[0] if found else Network({})
     missing = tuple(node for node in nodes if node not in best.links)
     lines = [
-        f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all interfaces of {_folded(nodes)}.",
+        f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all interfaces of {fold(nodes)}.",
         *(f"# Not taken: {_described(network)}." for network in found[1:]),
         *(f"# Passed over: {text}." for text in _passed_over(scan)),
         *_broken(best),
     ]
     if missing:
-        lines.append(f"# {_folded(missing)}: no interface reaches the others; there is no entry for it.")
+        lines.append(f"# {fold(missing)}: no interface reaches the others; there is no entry for it.")
     for entry, theirs in _entries(scan, best):
         lines += ["", *_written(entry, theirs, len(best.links))]
     return Draft("\n".join(lines) + "\n", missing)
@@ -160,7 +161,7 @@ def _written(entry: _Entry, nodes: Sequence[str], count: int) -> list[str]:
     names = entry.interfaces[0] if len(entry.interfaces) == 1 else f"[{', '.join(entry.interfaces)}]"
     rates = " and ".join(map(shown_speed, entry.speeds))
     reached = "reaches the other node" if count == 2 else f"reaches all {count - 1} other nodes"
-    folded = _folded(nodes)
+    folded = fold(nodes)
     folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
     lines = [f"- nodes: {folded}", f"  interface: {names}  # up, {rates}, {reached}"]
     if entry.address:
@@ -179,7 +180,7 @@ def _described(network: Network) -> str:
     every = [link for links in network.links.values() for link in links]
     family = ", IPv6" if any(":" in link.address for link in every) else ""
     rate = shown_speed(min(link.speed for link in every))
-    return f"{', '.join(names)} on {_folded(network.links)}, which reach each other ({rate}{family})"
+    return f"{', '.join(names)} on {fold(network.links)}, which reach each other ({rate}{family})"
 
 
 def _passed_over(scan: Scan) -> list[str]:
@@ -188,10 +189,4 @@ def _passed_over(scan: Scan) -> list[str]:
     for (node, name), link in sorted(scan.ends.items()):
         if (node, name) not in reaching:
             why.setdefault((name, link.passed_over or "reaches no other node"), []).append(node)
-    return [f"{name} on {_folded(nodes)}, {reason}" for (name, reason), nodes in why.items()]
-
-
-def _folded(nodes: Iterable[str]) -> str:
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-
-    return str(NodeSet.fromlist(list(nodes), resolver=RESOLVER_NOGROUP))
+    return [f"{name} on {fold(nodes)}, {reason}" for (name, reason), nodes in why.items()]

@@ -86,7 +86,7 @@ def _case(
     variables: Mapping[str, str], asked: Asked, here: Here | None, errors: list[ConfigError], notes: list[str]
 ) -> Case:
     environment, offered = _environment(variables, asked, here, errors, notes)
-    entries, entry, chosen = _entries(variables, asked, errors, notes), None, None
+    entries, entry, chosen = _entries(variables, asked, errors), None, None
     if entries and environment:
         entry = _entry(entries, environment, errors)
     if entry and entries and environment:
@@ -126,16 +126,12 @@ def _environment(
     return found, offered
 
 
-def _entries(
-    variables: Mapping[str, str], asked: Asked, errors: list[ConfigError], notes: list[str]
-) -> tuple[Entry, ...] | None:
+def _entries(variables: Mapping[str, str], asked: Asked, errors: list[ConfigError]) -> tuple[Entry, ...] | None:
     try:
-        loaded = ifaces.load(asked.ifaces, variables)
+        return ifaces.load(asked.ifaces, variables).entries
     except ConfigError as error:
         errors.append(error)
         return None
-    notes += loaded.notes
-    return loaded.entries
 
 
 def _entry(entries: tuple[Entry, ...], environment: Environment, errors: list[ConfigError]) -> Entry | None:

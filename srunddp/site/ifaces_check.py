@@ -77,11 +77,11 @@ def check_file(named: str | None, variables: Mapping[str, str], run: Run = ask) 
     """
     loaded = load(named, variables)
     if not loaded.path:
-        return Report(loaded, (), (), loaded.notes)
+        return Report(loaded, (), (), ())
     cluster, unasked = nodes_of_cluster(variables, run)
     findings, notes = judge(loaded.entries, cluster, socket.gethostname())
     passed_over = [f"{named} has no entries"] if named and loaded.path != named else []
-    notes = (*loaded.notes, *passed_over, *unasked, *notes)
+    notes = (*passed_over, *unasked, *notes)
     return Report(loaded, cluster, (*findings, *_unresolved(loaded.entries, cluster)), notes)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from srunddp.bootstrap.host_list import fold, ranges
 from srunddp.errors import ConfigError, one_line
 from srunddp.site.checks import CHECKS
 from srunddp.site.finding import Finding, Level
@@ -50,13 +51,9 @@ def lines(
 
 def where(finding: Finding) -> str:
     """The nodes, folded; the ranks, where it is about them; a way between two nodes."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-    from ClusterShell.RangeSet import RangeSet
-
-    nodes = str(NodeSet.fromlist(list(finding.nodes), resolver=RESOLVER_NOGROUP)) if finding.nodes else ""
     many = "s" if len(finding.ranks) > 1 else ""
-    ranks = f"rank{many} {RangeSet.fromlist(map(str, finding.ranks))}" if finding.ranks else ""
-    return one_line(finding.between or " on ".join(part for part in (ranks, nodes) if part))
+    ranks = f"rank{many} {ranges(finding.ranks)}" if finding.ranks else ""
+    return one_line(finding.between or " on ".join(part for part in (ranks, fold(finding.nodes)) if part))
 
 
 def said(finding: Finding) -> str:

@@ -25,7 +25,7 @@ def set_threads(cpus: int, wanted: int | None) -> None:
 
     if wanted is not None:
         torch.set_num_threads(wanted)
-    elif not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys() and torch.get_num_threads() > cpus:
+    elif not {*of_rank.THREADS} & os.environ.keys() and torch.get_num_threads() > cpus:
         torch.set_num_threads(cpus)
 
 

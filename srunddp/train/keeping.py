@@ -123,6 +123,7 @@ class Keeping:
             Stopped: always.
         """
         heartbeat(last=True)
+        self._preemption.ignore_interrupts()  # another rank may have got the signal
         path = self.save(sums)
         self._wait()
         leave(self._preemption, agreed.agreed, self._state.step, path, broadcast=self._of_rank_0)

@@ -81,6 +81,13 @@ class Preemption:
         if error is None:
             _unheard.extend(self._noted)
 
+    def ignore_interrupts(self) -> None:
+        """Ctrl-C ends nothing from now on: a checkpoint is to be written, and this rank is about to end."""
+        if threading.current_thread() is threading.main_thread() and signal.SIGINT not in self._before:
+            before = signal.getsignal(signal.SIGINT)
+            self._before[signal.SIGINT] = signal.SIG_DFL if before is None else before
+            signal.signal(signal.SIGINT, lambda *_: None)
+
     def wish(self) -> tuple[Wish, int]:
         """What is wished, and the number of the signal that said so; 0 for the end of the job's time."""
         if self._noted:
@@ -94,6 +101,7 @@ class Preemption:
             os.kill(os.getpid(), number)
         else:
             self._noted.append((self._wishes[signal.Signals(number)], number))  # one call, which nothing interrupts
+            self.ignore_interrupts()
 
     def _find_end(self) -> None:
         told = self.environ.get("SLURM_JOB_END_TIME", "")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from ClusterShell.RangeSet import RangeSet
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from srunddp.bootstrap.host_list import ranges
 from srunddp.errors import ConfigError
 from srunddp.train import shards
 from srunddp.train.fsdp import sharded_as
@@ -59,7 +59,7 @@ class Sharding:
             probe.unlink(missing_ok=True)
         if blind := [rank for rank, sees in enumerate(seen) if not sees]:
             raise ConfigError(
-                f"what rank 0 writes to {probe.parent} is not seen by rank {RangeSet.fromlist(map(str, blind))}",
+                f"what rank 0 writes to {probe.parent} is not seen by rank {ranges(blind)}",
                 expected="with parallel=fsdp an output_dir that all nodes share, as each rank writes its shards there",
                 cure="put output_dir on a shared file system",
             )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from srunddp.train import Config, LoadingConfig, Trainer
-from tests.benchmarks.loop import Alone
+from tests.benchmarks.loop import World
 
 ROUNDS, EPOCHS, STEPS, BATCH, WORKERS = 5, 3, 100, 256, 4
 GPU = torch.device("cuda", 0)
@@ -78,7 +78,7 @@ def ours() -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loading = LoadingConfig(num_workers=WORKERS)
     whole = {"batch_size": BATCH, "precision": "bf16", "loading": loading}
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), Config(**whole), world=Alone(device=GPU))
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), Config(**whole), world=World(device=GPU))
     data = Images()
 
     def epochs() -> None:
@@ -98,6 +98,8 @@ def seconds(epochs: Callable[[], None]) -> float:
 
 
 def main() -> None:
+    if not torch.cuda.device_count():
+        sys.exit("needs 1 GPU, found 0")
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     hand, loop = hand_written(), ours()
     times: dict[str, list[float]] = {"hand": [], "ours": []}

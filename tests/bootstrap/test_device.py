@@ -42,6 +42,49 @@ def test_no_warning_where_there_is_nothing_to_say(local_world_size: int, visible
     assert device.unused_devices(local_world_size, visible) == ""
 
 
+OWN = {"SLURM_STEP_GPUS": "0,1,2,3"}  # two tasks of the step are on this node
+
+
+@pytest.mark.parametrize("variables", [OWN, {"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_GPUS_PER_TASK": "a100:2"}])
+def test_each_rank_takes_the_first_of_its_own(variables: dict[str, str]) -> None:
+    """--gpus-per-task=2 --ntasks-per-node=2."""
+    assert device.has_own(variables, 2, 2)
+    assert [device.device_index(local_rank, 2, 2, own=True) for local_rank in range(2)] == [0, 0]
+    assert device.unused_devices(2, 2, own=True) == (
+        "each rank sees 2 GPUs of its own, cuda:1 unused; start one rank per GPU: --gpus-per-task=1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "local_world_size", "visible"),
+    [
+        ({}, 2, 2),
+        ({"SLURM_STEP_GPUS": "0,1"}, 2, 2),  # all of the node's to all
+        ({"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}, 4, 4),  # --gpu-bind=closest: two ranks see the same four
+        ({"SLURM_STEP_GPUS": "0,1"}, 2, 1),
+        ({"SLURM_GPUS_PER_TASK": "2"}, 2, 4),  # --gpu-bind=none
+        (OWN, 1, 4),
+    ],
+)
+def test_gpus_of_the_node_are_not_a_ranks_own(variables: dict[str, str], local_world_size: int, visible: int) -> None:
+    assert not device.has_own(variables, local_world_size, visible)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "shared", "known"),
+    [("ab", "", "b"), ("aa", "", ""), ("a" * 4, "", ""), ("ab", "1", ""), ("ab", "0", "b")],
+)
+def test_a_uuid_that_several_devices_have_is_no_claim(
+    monkeypatch: pytest.MonkeyPatch, uuids: str, shared: str, known: str
+) -> None:
+    """As ROCm and MIG have it; NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks use one GPU."""
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", shared)
+    made_up = Torch(len(uuids))
+    made_up.cuda.get_device_properties = lambda index: SimpleNamespace(uuid=uuids[index])
+    monkeypatch.setitem(sys.modules, "torch", made_up)  # type: ignore[arg-type]
+    assert device.identity(1) == known
+
+
 class Torch(SimpleNamespace):
     """As much of torch as the choice needs, with any number of GPUs; notes the current device."""
 

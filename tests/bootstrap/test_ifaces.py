@@ -23,6 +23,8 @@ from srunddp.errors import ConfigError
 KEYS = ("nodes", "interface", "address", "env", "ports")
 SHIPPED = Path(__file__).parents[2] / "etc" / "ifaces.conf"
 NODE = "- nodes: node1\n  interface: "
+STRANGER = 61234  # a user id that nothing here belongs to
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
 
 
 def entries(text: str) -> tuple[Entry, ...]:
@@ -289,13 +291,51 @@ def test_the_names_that_env_may_not_set_are_those_that_every_rank_is_given() -> 
     assert {*place.variables(), "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} == set(OURS)
 
 
-def test_a_large_file_is_refused_unread(own: Path) -> None:
-    with own.open("r+b") as file:
-        file.truncate((1 << 20) + 1)
-    with pytest.raises(ConfigError, match=r"ifaces.conf: more than 1 MiB; expected .* -> is this the right file"):
+@as_root
+def test_a_file_that_the_user_names_is_read_whoever_owns_it(own: Path, tmp_path: Path) -> None:
+    """A project account owns the folders on many clusters; the script in them is run unchecked as well."""
+    named = write(tmp_path / "project" / "named.conf", NODE + "ib0")
+    os.chown(named.parent, STRANGER, STRANGER)
+    named.parent.chmod(0o2777)
+    for mode in (0o644, 0o666):
+        named.chmod(mode)
+        os.chown(named, STRANGER, -1)
+        assert interface_of(load(str(named), {})) == "ib0"
+        assert interface_of(load(None, {"SRUNDDP_IFACES": str(named)})) == "ib0"
+
+
+@as_root
+@pytest.mark.parametrize("up", [0, 1])
+def test_a_default_file_of_somebody_else_is_refused(own: Path, up: int) -> None:
+    place = write(own, NODE + "ib0") if up == 0 else write(own, NODE + "ib0").parent
+    os.chown(place, STRANGER, -1)
+    with pytest.raises(ConfigError) as caught:
         load(None, {})
-    write(own, NODE + "ib0\n" + "#" * ((1 << 20) - 40))
+    assert (caught.value.exit_code, str(caught.value)) == (
+        78,
+        f"{own}: {place} belongs to user id {STRANGER}; expected root's, yours, or of the owner of srunddp "
+        "-> correct its owner and mode, or name the file with --ifaces",
+    )
+    os.chown(ifaces.__file__, STRANGER, -1)  # a software folder of a service account
     assert interface_of(load(None, {})) == "ib0"
+
+
+@pytest.mark.parametrize("up", [0, 1])
+def test_a_default_file_that_everybody_may_write(own: Path, up: int) -> None:
+    place = write(own, NODE + "ib0") if up == 0 else write(own, NODE + "ib0").parent
+    place.chmod(place.stat().st_mode | 0o002)
+    with pytest.raises(ConfigError, match=f"{place} may be changed by every user; expected .*--ifaces$"):
+        load(None, {})
+
+
+def test_a_default_place_that_holds_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FIFO or a dangling link where the site's file belongs is no reason to go without it."""
+    (tmp_path / "link").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "link", tmp_path / "fifo"):
+        monkeypatch.setattr(ifaces, "candidates", lambda *_, path=path: [path])
+        with pytest.raises(ConfigError, match=f"{path}: {path} is (a link|not a file).*remove it"):
+            load(None, {})
 
 
 # What is wrong with a file: each message has the file, line and column, what was found, what was expected, the cure.

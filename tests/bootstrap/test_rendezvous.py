@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap import absent, channels, environment, line, rendezvous
+from srunddp.bootstrap import channels, environment, line, rendezvous
 from srunddp.bootstrap.failure import Failure, Interrupt, read
 from srunddp.bootstrap.ifaces import DEFAULT
 from srunddp.bootstrap.line import Address, Company, Held, Hello, Meeting, hold
@@ -49,7 +49,7 @@ def hello(
     pid: int | None = None,
     address: str = "127.0.0.1",
 ) -> Hello:
-    return Hello(token, rank, world_size, 0, node, address, 1000 + rank if pid is None else pid)
+    return Hello(token, rank, world_size, rank, node, address, 1000 + rank if pid is None else pid)
 
 
 def greeting(one: Hello, kind: str = "none") -> dict[str, object]:
@@ -200,6 +200,20 @@ def test_ranks_of_a_cyclic_placement_get_their_nodes_numbers() -> None:
     assert [meeting.node_rank for meeting in meetings] == [0, 1, 2, 0, 0, 0]
     assert [meeting.local_world_size for meeting in meetings] == [4, 1, 1, 4, 4, 4]
     assert {meeting.nnodes for meeting in meetings} == {3}
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_hosts_with_one_name_are_nodes_of_their_own(told: int) -> None:
+    """Containers; where the launcher told how many ranks a node has, that is kept."""
+    hellos = [replace(hello(rank, 4, "worker"), local_rank=rank // 2, local_world_size=told) for rank in range(4)]
+    server = RankZero(hellos[0])
+    try:
+        meetings = meet(server, *hellos[1:])
+    finally:
+        server.end()
+    assert [meeting.node_rank for meeting in meetings] == [0, 1, 0, 1]
+    assert [meeting.local_world_size for meeting in meetings] == [told or 2] * 4
+    assert {meeting.nnodes for meeting in meetings} == {2}
 
 
 def test_512_ranks_meet() -> None:
@@ -556,6 +570,8 @@ def test_a_rank_that_does_not_find_rank_zero_says_where_it_looked() -> None:
         assert "belongs to somebody else" in refusal(other.address, hello(1), within=0.3)
         with pytest.raises(RendezvousError, match=f"at {nowhere} and 2 more: "):
             find([nowhere] * 3, hello(1), soon(0.3))
+        with pytest.raises(RendezvousError, match=f": {other.address} belongs to somebody else; "):
+            find([other.address, nowhere], hello(1), soon(0.5))
 
 
 def test_a_rank_that_only_mute_strangers_answer_stops_at_its_deadline() -> None:
@@ -666,31 +682,6 @@ def test_nobody_is_said_to_be_waited_for_when_all_come_soon() -> None:
     with rank_zero(2) as server:
         meet(server, hello(1))
         assert server.said == []
-
-
-def test_the_error_says_which_nodes_see_the_node_of_a_missing_rank() -> None:
-    """127.0.0.3 is a node that answers, with nobody listening there; the other two do not resolve and have no route."""
-    layout = dict(enumerate(["node01", "node02", "127.0.0.3", "no-such.invalid", "255.255.255.255"]))
-    with rank_zero(5, layout=layout, within=0.5) as server:
-        text = refusal(server, hello(1, 5, "node02"))
-        assert server.refusal() == text
-    reached, unknown, unreachable = text.partition(" -> ")[2].split("; ")
-    assert reached == "127.0.0.3 answers node01 and node02: see whether srunddp started there"
-    by = "node01 (unknown name), node02 (unknown name)"
-    assert unknown == f"no-such.invalid does not answer {by}: the node or its interface is down"
-    assert unreachable.startswith("255.255.255.255 does not answer node01 (")
-
-
-def test_a_node_that_some_see_and_others_do_not_is_said_so() -> None:
-    found = {"node03": {"node01": "", "node02": "no route to host"}}
-    assert (
-        absent.seen(found) == "node03 answers node01, but not node02 (no route to host): see the network between them"
-    )
-
-
-def test_an_inquiry_of_any_content_is_answered() -> None:
-    for asked in (7, [], {"n": 1}, {"n": ["h", "x"]}, {"n": ["127.0.0.1", 99999]}, {"": ["\0", 1]}):
-        assert set(absent.asked({"look": asked}, "127.0.0.1")) == {"looked"}
 
 
 # Failures before all have met.

@@ -357,3 +357,19 @@ def test_a_heterogeneous_step_has_no_layout() -> None:
     found = slurm.read_step(step(SLURM_HET_SIZE="2"), PID)
     assert found.heterogeneous
     assert found.layout() == {}
+
+
+@pytest.mark.parametrize(
+    ("components", "spans"),
+    [
+        (("node[02-03]", "node04"), False),  # srun --het-group=0
+        (("node02", "node03"), True),  # srun without it, or --het-group=0,1
+        (("node[02-03]", "node[02-03]"), True),  # nobody can tell
+        ((), True),
+    ],
+)
+def test_a_step_within_one_component_is_as_any_other(components: tuple[str, ...], spans: bool) -> None:
+    """SLURM_HET_SIZE is in the environment of every step of a heterogeneous allocation."""
+    groups = {f"SLURM_JOB_NODELIST_HET_GROUP_{number}": nodes for number, nodes in enumerate(components)}
+    found = slurm.read_step(step(SLURM_HET_SIZE="2", **groups), PID)
+    assert (found.heterogeneous, bool(found.layout())) == (spans, not spans)

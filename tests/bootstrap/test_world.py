@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from srunddp.bootstrap.world import World
+from srunddp.bootstrap import device
+from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.interface import Interface
+from srunddp.bootstrap.line import Meeting
+from srunddp.bootstrap.process_group import Joined
+from srunddp.bootstrap.world import World, open_world
 from srunddp.errors import PeerError, Stopped
 from tests.run.starting import until
 from tests.run.worlds import world
@@ -166,6 +172,87 @@ def test_with_torch_no_time_limit_of_the_group_counts_and_the_first_alone_is_bla
     assert [(each.ranks, each.code) for each in ended.verdicts] == [((0,), 1)], ended.text
     assert "OSError: disk full" in ended.verdicts[0].cause
     assert not it.has_said("never.1")
+
+
+LIMITED = """
+from datetime import timedelta
+import srunddp
+from torch.distributed.distributed_c10d import _get_default_store
+with srunddp.init("gloo", timeout=eval(os.environ["LIMIT"])):
+    say("limit", _get_default_store().timeout)
+"""
+
+
+@pytest.mark.parametrize(("given", "limit"), [("timedelta(minutes=45)", "0:45:00"), ("None", "0:30:00")])
+def test_the_store_waits_as_long_as_a_collective(tmp_path: Path, given: str, limit: str) -> None:
+    """As with init_process_group alone; a rank 0 that prepares data first would end the others else."""
+    with world(tmp_path, LIMITED, size=2, variables={"LIMIT": given}) as it:
+        assert it.wait().codes == [0, 0]
+    assert [(tmp_path / f"limit.{rank}").read_text() for rank in range(2)] == [limit, limit]
+
+
+CROWDED = """
+import socket, srunddp
+from datetime import timedelta
+from torch.distributed import TCPStore
+with srunddp.init("gloo") as it:
+    if RANK == 1:
+        where = it.master_addr, it.master_port
+        crowd = [socket.create_connection(where) for _ in range(200)]
+        store = TCPStore(*where, is_master=False, timeout=timedelta(seconds=10))
+        say("found", store.check(["nothing"]))
+"""
+
+
+def test_rank_0s_store_takes_more_than_the_soft_limit(tmp_path: Path) -> None:
+    """A torch process has some 20 files open before."""
+    with world(tmp_path, CROWDED, size=2, below={0: ["prlimit", "--nofile=100:4096"]}) as it:
+        ended = it.wait()
+    assert ended.codes == [0, 0], ended.text
+    assert (tmp_path / "found.1").read_text() == "False"
+
+
+# A node with GPUs, where Gloo was asked for; the groups are real.
+GLOO_BESIDE_GPUS = """
+import torch, srunddp
+import torch.distributed as dist
+from srunddp.bootstrap import device
+init = dist.init_process_group
+def initialised(*arguments, **options):
+    init(*arguments, **options | {"device_id": None})
+    dist.distributed_c10d._get_default_group().bound_device_id = options.get("device_id")
+dist.init_process_group = initialised
+device.pick = lambda *_: (torch.device("cuda", 0), "gloo", "")
+with srunddp.init("gloo"):
+    group = dist.new_group([0])
+    if RANK == 0:
+        dist.all_reduce(torch.ones(1), group=group)
+"""
+
+
+def test_gloo_beside_gpus_has_subgroups(tmp_path: Path) -> None:
+    with world(tmp_path, GLOO_BESIDE_GPUS, size=2) as it:
+        ended = it.wait()
+    assert ended.codes == [0, 0], ended.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "wanted", "given"), [("nccl", False, None), ("nccl", True, "cuda:1"), ("gloo", True, None)]
+)
+def test_a_device_is_handed_to_nccl_alone_where_asked_for(
+    monkeypatch: pytest.MonkeyPatch, backend: str, wanted: bool, given: str | None
+) -> None:
+    """What init_process_group is given; there is no GPU that it could be seen on."""
+    options: dict[str, Any] = {}
+    monkeypatch.setattr(device, "pick", lambda *_: (torch.device("cuda", 1), backend, ""))
+    monkeypatch.setattr(device, "identity", lambda _: "")
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **given: options.update(given))
+    monkeypatch.setattr(Joined, "next_store", lambda _: torch.distributed.HashStore())
+    place = Joined(
+        detect({}), Interface("lo", "127.0.0.1", {}, ""), Meeting("", 1, 1, 0, 1, "", "", "node01"), None, 1.0
+    )
+    open_world(place, backend, None, device_id=wanted)
+    assert options["device_id"] == (given and torch.device(given))
 
 
 @pytest.mark.parametrize(

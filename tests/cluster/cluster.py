@@ -6,9 +6,11 @@
     python -m tests.cluster.cluster sh CMD...        run a command on the login node
     python -m tests.cluster.cluster on NODE CMD...   run a command on a compute node
     python -m tests.cluster.cluster down             end it and remove every trace
+    python -m tests.cluster.cluster hold TRACKING    start it, and end it at the end of the input
 """
 
 import argparse
+import contextlib
 import fcntl
 import os
 import shutil
@@ -16,32 +18,47 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from . import commands, network, slurm, sockets
 from .commands import ClusterError, CommandError
-from .nodes import LOGIN, NODES, node
+from .nodes import INSTANCE, LOGIN, NODES, PREFIX, node
 from .requirements import requirements
 from .slurm import Settings
 
-__all__ = ["Cluster", "ClusterError", "CommandError", "Settings", "requirements"]
+__all__ = ["Cluster", "ClusterError", "CommandError", "Settings", "beside", "requirements"]
 
 # Not in a folder that others can write to: it names the folder whose configuration we then trust.
-STATE_FILE = Path("/run/sdp-cluster")
+STATE_FILE = Path(f"/run/{PREFIX}cluster")
 _WORK_FOLDERS = Path("/var/tmp")
-_WORK_PREFIX = "sdp-cluster-"
+_WORK_PREFIX = f"{PREFIX}cluster-"
 _UP_SECONDS = 60.0
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@contextlib.contextmanager
+def beside(settings: Settings, number: int) -> Iterator["Cluster"]:
+    """Another cluster, with a tracking of its own, beside the one that is up; a process of its own holds it."""
+    command = [sys.executable, "-m", "tests.cluster.cluster", "hold", settings.tracking]
+    environment = {**os.environ, "SRUNDDP_TEST_CLUSTER": str(100 * INSTANCE + number)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout
+        try:
+            yield Cluster(settings, Path(holder.stdout.readline().strip()))
+        finally:
+            holder.communicate(timeout=60)
 
 
 class Cluster:
     """Six Slurm nodes and a login node; a context manager that is up inside its block."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, folder: Path | None = None) -> None:
         self.settings = settings or Settings()
-        self._folder: Path | None = None
+        self._folder = folder
         self._lock: IO[str] | None = None
         self._daemons: list[subprocess.Popen[bytes]] = []
 
@@ -221,7 +238,7 @@ def _become(cluster: Cluster, name: str, argv: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.cluster", description=__doc__)
-    parser.add_argument("action", choices=("up", "down", "sh", "on"))
+    parser.add_argument("action", choices=("up", "down", "sh", "on", "hold"))
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     cluster = Cluster()
@@ -231,12 +248,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{len(NODES)} nodes idle, SLURM_CONF={slurm.config_file(cluster.folder)}")
         case "down", []:
             cluster.down()
+        case "hold", [tracking]:
+            with Cluster(Settings(tracking=tracking)) as held:
+                print(held.folder, flush=True)
+                sys.stdin.read()
         case "sh", [_, *_] as command:
             _become(cluster, LOGIN.name, command)
         case "on", [name, _, *_] as command:
             _become(cluster, name, command[1:])
         case _:
-            parser.error("up | down | sh CMD... | on NODE CMD...")
+            parser.error("up | down | hold TRACKING | sh CMD... | on NODE CMD...")
 
 
 if __name__ == "__main__":

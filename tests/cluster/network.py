@@ -21,6 +21,14 @@ Mount = tuple[str, ...]
 """The arguments of a mount command."""
 
 _ETC_NETNS = Path("/etc/netns")
+_NAMESPACES = Path("/run/netns")
+# The interfaces below /sys are those of the namespace that mounts it. `ip netns exec` would mount it as well, and
+# hide the control groups, by which Slurm tracks and limits steps: they are put aside, and back.
+_OWN_SYS: tuple[Mount, ...] = (
+    ("--rbind", "/sys/fs/cgroup", "/mnt"),
+    ("-t", "sysfs", "sysfs", "/sys"),
+    ("--move", "/mnt", "/sys/fs/cgroup"),
+)
 _END_SECONDS = 15.0
 
 
@@ -50,11 +58,15 @@ def command(owner: Machine, *argv: str, mounts: Sequence[Mount] = (), first: Seq
 
     `first` are shell commands for before that.
     """
-    mounting = [shlex.join(("mount", *mount)) for mount in mounts]
+    mounting = [shlex.join(("mount", *mount)) for mount in (*_own_files(owner), *_OWN_SYS, *mounts)]
     steps = ['hostname "$0"', *mounting, *first, 'exec "$@"']
     script = " && ".join(steps)
     unshare = ["unshare", "--uts", "--mount", "sh", "-c", script, owner.name]
-    return ["ip", "netns", "exec", owner.namespace, *unshare, *argv]
+    return ["nsenter", f"--net={_NAMESPACES / owner.namespace}", *unshare, *argv]
+
+
+def _own_files(owner: Machine) -> list[Mount]:
+    return [("--bind", str(etc_file(owner, name)), f"/etc/{name}") for name in ("hosts", "resolv.conf")]
 
 
 def build(*, open_management: bool) -> None:

@@ -1,8 +1,11 @@
 """The plan of the cluster: its machines, their interfaces and their addresses."""
 
+import os
 from dataclasses import dataclass
 
-PREFIX = "sdp-"
+INSTANCE = int(os.environ.get("SRUNDDP_TEST_CLUSTER", "1")) + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+"""Clusters of different numbers can be up at the same time; each worker of pytest-xdist has one of its own."""
+PREFIX = "sdp-" if INSTANCE == 1 else f"sdp{INSTANCE}-"
 """Marks the namespaces as ours, so that cleaning up cannot hit somebody else's."""
 
 MANAGEMENT_INTERFACE = "mgmt0"

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from pathlib import Path
 
 from .network import tool, tool_environment
 
@@ -23,6 +24,8 @@ def requirements(*, accounting: bool = False) -> str | None:
         return f"not in PATH: {', '.join(missing)} (Debian: slurm-wlm munge iproute2 nftables)"
     if accounting and (missing := [name for name in _ACCOUNTING if shutil.which(name, path=path) is None]):
         return f"not in PATH: {', '.join(missing)} (Debian: slurmdbd mariadb-server-core mariadb-client-core)"
+    if missing := [kind for kind in ("freezer", "memory") if not Path("/sys/fs/cgroup", kind).is_dir()]:
+        return f"no control groups (version 1) of the kinds {', '.join(missing)}"
     try:
         tool("unshare", "--net", "--uts", "--mount", "true")
     except RuntimeError as error:

@@ -10,17 +10,15 @@ from pathlib import Path
 
 from . import accounting, pmix
 from .network import SLURMD_PORT, SRUN_PORTS, Mount, command, tool_environment
-from .nodes import LOGIN, NODES, Machine
+from .nodes import INSTANCE, LOGIN, NODES, Machine
 
 FOLDERS = ("etc", "spool", "log", "run", "dev", "state", "shared")
 PARTITION = "gpu"
 URGENT = "urgent"
 TORCH = "torch"
+MEMORY = 6000  # MiB for a job on each node that does not say otherwise
 GRACE = 10  # seconds between the SIGTERM of a preempted job and its end
 
-# Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and shared
-# memory must not connect what are meant to be two hosts.
-_NODE_MOUNTS: list[Mount] = [("-t", "tmpfs", "tmpfs", "/tmp"), ("-t", "tmpfs", "tmpfs", "/dev/shm")]
 _MUNGED_SECONDS = 10.0
 
 
@@ -42,6 +40,11 @@ class Settings:
     """Whether the management network carries everything instead of Slurm only."""
     accounting: bool = False
     """Whether there is a slurmdbd, so that sacct and sstat answer; the start takes longer."""
+    tracking: str = "cgroup"
+    """By what Slurm tracks a step's processes: `cgroup`, its default, limits memory as well.
+
+    It signals the tasks alone, and SIGKILLs their descendants; `linuxproc` sends each signal to all processes.
+    """
     cpus: int = 32
     gpus: int = 8
 
@@ -72,8 +75,7 @@ def write_config(folder: Path, settings: Settings) -> None:
     (etc / "gres.conf").write_text(_make_gpus(folder, settings.gpus))
     # Otherwise slurmstepds connect to each other on ports of the kernel's choice, which the firewall drops.
     (etc / "mpi.conf").write_text("PMIxDirectConn=false\n")
-    # `ip netns exec` mounts a fresh /sys without the cgroups in it, so Slurm cannot detect their version.
-    (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainRAMSpace=yes\n")
     write_main_config(folder, settings)
     if settings.accounting:
         accounting.write_config(folder, munge_socket(folder))
@@ -114,14 +116,22 @@ def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes
 
 
 def _around_tmp(folder: Path) -> list[Mount]:
-    """The node's own /tmp and /dev/shm; a checkout that lies below the /tmp they hide is put back into it."""
-    checkout = Path.cwd()
-    if not checkout.is_relative_to("/tmp"):
-        return _NODE_MOUNTS
+    """The node's own /tmp and /dev/shm.
+
+    Every slurmstepd creates /tmp/spmix_appdir_*, so PMIx fails as soon as two nodes share /tmp; and shared memory must
+    not connect what are meant to be two hosts.
+    """
     aside = folder / "checkout"
     aside.mkdir()
-    back = ("-o", "X-mount.mkdir", "--bind", str(aside), str(checkout))
-    return [("--bind", str(checkout), str(aside)), *_NODE_MOUNTS, back]
+    keep = ("--bind", str(Path.cwd()), str(aside))
+    return [keep, *over_tmp(folder), ("-t", "tmpfs", "tmpfs", "/dev/shm")]
+
+
+def over_tmp(folder: Path, *options: str) -> list[Mount]:
+    """Hide a node's /tmp below an empty one; a checkout that lies in /tmp is put back into it."""
+    checkout, tmp = Path.cwd(), ("-t", "tmpfs", *options, "tmpfs", "/tmp")
+    back = ("-o", "X-mount.mkdir", "--bind", str(folder / "checkout"), str(checkout))
+    return [tmp, back] if checkout.is_relative_to("/tmp") else [tmp]
 
 
 def log_tails(folder: Path, lines: int = 8) -> str:
@@ -190,21 +200,21 @@ def _daemon(
 
 
 def _main_config(folder: Path, settings: Settings) -> str:
-    lines = [*_daemon_lines(folder), *_scheduler_lines(), *_node_lines(settings)]
+    lines = [*_daemon_lines(folder, settings), *_scheduler_lines(), *_node_lines(settings)]
     if settings.resv_ports:
         lines.append(f"MpiParams=ports={settings.resv_ports}")
     if settings.accounting:
-        lines += accounting.config_lines(munge_socket(folder))
+        lines += accounting.config_lines(munge_socket(folder), settings.tracking)
     if settings.interactive_step:
         lines.append("LaunchParameters=use_interactive_step")
     return "\n".join(lines) + "\n"
 
 
-def _daemon_lines(folder: Path) -> list[str]:
+def _daemon_lines(folder: Path, settings: Settings) -> list[str]:
     return [
         "ClusterName=cluster",
         # As many digits as where a cluster has run for years.
-        "FirstJobId=9876543",
+        f"FirstJobId={9876543 + 100000 * (INSTANCE - 1)}",
         f"SlurmctldHost={LOGIN.name}({LOGIN.management})",
         "SlurmUser=root",
         "AuthType=auth/munge",
@@ -221,9 +231,8 @@ def _daemon_lines(folder: Path) -> list[str]:
         # Otherwise every log begins with the complaint that the machine has no mail program.
         "MailProg=/bin/true",
         "ReturnToService=2",
-        # The cgroup plugins would need the mounts that `ip netns exec` hides.
-        "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
+        f"ProctrackType=proctrack/{settings.tracking}",
+        f"TaskPlugin={'task/cgroup' if settings.tracking == 'cgroup' else 'task/none'}",
         "KillWait=5",
         # srun listens for its steps, also when a batch script starts it on a node behind the firewall.
         f"SrunPortRange={SRUN_PORTS}",
@@ -233,7 +242,8 @@ def _daemon_lines(folder: Path) -> list[str]:
 def _scheduler_lines() -> list[str]:
     return [
         "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core",
+        "SelectTypeParameters=CR_Core_Memory",
+        f"DefMemPerNode={MEMORY}",
         # Heterogeneous jobs are started by the backfill scheduler alone, which looks every 30 s by default.
         "SchedulerType=sched/backfill",
         "SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1",
@@ -248,7 +258,7 @@ def _node_lines(settings: Settings) -> list[str]:
         "GresTypes=gpu",
         # Believe this file about CPUs and memory instead of the machine, which has fewer.
         "SlurmdParameters=config_overrides",
-        f"NodeName=DEFAULT {cpus} RealMemory=20000{gres} State=UNKNOWN",
+        f"NodeName=DEFAULT {cpus} RealMemory={32 * MEMORY}{gres} State=UNKNOWN",
         *(f"NodeName={node.name} NodeAddr={node.management} NodeHostname={node.name}" for node in NODES),
         f"PartitionName={PARTITION} Nodes={_node_range()} PriorityTier=1 GraceTime={GRACE} Default=YES {partition}",
         # Its jobs take nodes from those of the other, which are then requeued; not counted when nodes are listed.

@@ -77,6 +77,7 @@ def test_without_a_supervisor_a_heartbeat_does_nothing() -> None:
     heartbeat(last=True)
 
 
+@pytest.mark.alone
 def test_a_heartbeat_costs_less_than_ten_microseconds(ours: Marks) -> None:
     assert min(timeit.repeat(heartbeat, number=10_000, repeat=5)) / 10_000 < 10e-6
 

@@ -7,5 +7,5 @@ import sys
 from srunddp.run.offline import offline
 
 report = {"rank": int(os.environ["RANK"]), "node": os.environ["SLURMD_NODENAME"]}
-report |= {name: os.environ.get(name) for name in offline({}, 1, 1)}
+report |= {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", *offline({}))}
 sys.stdout.write(json.dumps(report) + "\n")

@@ -23,6 +23,7 @@ from srunddp.run.guard import Guard
 from srunddp.run.member import PING_EVERY, Post
 from srunddp.run.pipe import pipe
 from srunddp.run.report import Report
+from srunddp.run.signals import Launcher
 from srunddp.run.stacks import Dump
 from srunddp.run.supervisor import Met, Supervisor
 from srunddp.run.wire import Wire
@@ -67,7 +68,7 @@ def head(count: int, idle: float) -> int:
         ended=lambda: None,
         finish=lambda _: None,
         grace=0.0,
-        launcher=None,
+        launcher=Launcher(None),
     ).run()
 
 

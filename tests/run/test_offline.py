@@ -17,24 +17,18 @@ HOME = {"HOME": "/home/u"}
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
-def test_a_bare_environment_gets_switches_caches_and_threads() -> None:
-    assert offline(HOME, 8, 2) == SWITCHES | {
+def test_a_bare_environment_gets_switches_and_caches() -> None:
+    assert offline(HOME) == SWITCHES | {
         "HF_HOME": "/home/u/.cache/huggingface",
         "TORCH_HOME": "/home/u/.cache/torch",
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": "4",
     }
 
 
-@pytest.mark.parametrize("name", [*offline(HOME, 8, 2)])
+@pytest.mark.parametrize("name", [*offline(HOME)])
 @pytest.mark.parametrize("value", ["0", ""])
 def test_what_the_user_exported_stays(name: str, value: str) -> None:
-    assert set(offline(HOME | {name: value}, 8, 2)) == {*offline(HOME, 8, 2)} - {name}
-
-
-def test_threads_that_the_user_gave_mkl_are_not_overruled() -> None:
-    """torch looks at OMP_NUM_THREADS first."""
-    assert "OMP_NUM_THREADS" not in offline({"MKL_NUM_THREADS": "4"}, 8, 2)
+    assert set(offline(HOME | {name: value})) == {*offline(HOME)} - {name}
 
 
 @pytest.mark.parametrize(("xdg", "folder"), [("/cache", "/cache"), ("~/c", "/home/u/c"), ("", "/home/u/.cache")])
@@ -64,17 +58,20 @@ def test_a_contradiction_is_said_once_by_rank_0(tmp_path: Path) -> None:
 
 def test_without_the_option_nothing_is_exported(tmp_path: Path) -> None:
     write(tmp_path / "train.py", SHOW)
-    assert not {*offline({}, 1, 1)} & {*json.loads(srunddp("train.py", folder=tmp_path).stdout)}
+    assert not {*offline({})} & {*json.loads(srunddp("train.py", folder=tmp_path).stdout)}
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+@pytest.mark.parametrize("options", [(), ("--offline",)])
 @pytest.mark.parametrize("own", [False, True])
-def test_ranks_divide_the_cpus_that_they_share_and_keep_their_own(tmp_path: Path, own: bool) -> None:
+def test_ranks_divide_the_cpus_that_they_share_and_keep_their_own(
+    tmp_path: Path, own: bool, options: tuple[str, ...]
+) -> None:
     """One rank has all CPUs, the other the same, or only one: then nobody has its mask."""
     cpus = len(os.sched_getaffinity(0))
     below = {1: ["taskset", "-c", str(min(os.sched_getaffinity(0)))]} if own else {}
     script = 'say("threads", os.environ["OMP_NUM_THREADS"])'
-    with world(tmp_path, script, "--offline", size=2, below=below) as it:
+    with world(tmp_path, script, *options, size=2, below=below) as it:
         assert it.wait().codes == [0, 0]
     threads = [int((tmp_path / f"threads.{rank}").read_text()) for rank in (0, 1)]
     assert threads == ([cpus, 1] if own else [cpus // 2] * 2)

@@ -37,7 +37,17 @@ def test_of_ranks_that_agreed_to_end_the_lowest_speaks_whoever_was_heard_first()
     asked = replace(BOOM, rank=3, weight=Weight.ASKED)
     assert decide([asked, *stopped], {}).ranks == (0,)
     assert decide([asked, *stopped], {}).how == "ended"
-    assert decide([asked, *stopped, ECHO], {}).ranks == (2,)
+    assert decide([*stopped, ECHO], {}).ranks == (2,)
+
+
+@pytest.mark.parametrize("weight", [Weight.ABORTED, Weight.NETWORK, Weight.ECHO])
+def test_errors_after_the_launcher_s_signal_are_its_echo(weight: Weight) -> None:
+    asked, peer = replace(BOOM, exit_code=143, weight=Weight.ASKED), replace(ECHO, weight=weight)
+    assert decide([asked, peer], {}).exit_code == 143
+    assert decide([asked, peer], {}).how == "ended"
+    # An echo may also be heard before what it is of; an abort of one's own that came first is none.
+    assert decide([peer, asked], {}).exit_code == (143 if weight is Weight.ECHO else 1)
+    assert decide([asked, peer, replace(BOOM, rank=3)], {}).exit_code == 7
 
 
 def test_the_verdict_holds_no_traceback_of_a_victim() -> None:

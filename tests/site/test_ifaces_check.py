@@ -247,9 +247,3 @@ def test_an_address_that_leads_nowhere_or_to_loopback_is_found_for_the_first_nod
 def test_a_device_that_is_a_prefix_of_others_is_noted(conf: Path, setting: str, noted: str) -> None:
     notes = checked(conf, entry("n1", f'  env: {{NCCL_IB_HCA: "{setting}"}}\n'), "n1").notes
     assert [f"fits {noted} as well" in note for note in notes] == ([True] if noted else [])
-
-
-def test_who_else_may_change_the_file_is_among_the_notes(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = ifaces.Loaded(ifaces.parse(entry("n1").encode(), "x"), "x", ("a group may",))
-    monkeypatch.setattr(ifaces_check, "load", lambda *_: loaded)
-    assert check_file("x", {}, lambda *_: "n1").notes == ("a group may",)

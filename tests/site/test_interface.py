@@ -31,7 +31,6 @@ WELL = Facts(
     lookup=[],
     devices=["mlx5_0", "mlx5_1"],
     rdma_rate=200_000,
-    notes=[],
     one_node=False,
 )
 LO = Interface("lo", "127.0.0.1", {}, "loopback")
@@ -54,8 +53,8 @@ def test_the_chosen_interface_travels_with_speed_and_mtu() -> None:
 
 def test_why_there_is_none_travels() -> None:
     wrong = ("interface ib9 is not there", "one that is up", "correct it")
-    known = travelled(CHECK, replace(subject(), interface_error=wrong, loaded=Loaded(notes=("a group may change it",))))
-    assert (known.wrong, known.name, known.notes) == (list(wrong), "", ["a group may change it"])
+    known = travelled(CHECK, replace(subject(), interface_error=wrong))
+    assert (known.wrong, known.name) == (list(wrong), "")
 
 
 def test_an_interface_that_went_away_meanwhile_has_no_speed() -> None:
@@ -126,16 +125,6 @@ def test_where_all_is_well_nothing_is_said() -> None:
 def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
     (one,) = judge(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
     assert one == Finding(Level.FAIL, "interface", "no ib0", "one", "correct it", ("node03",))
-
-
-def test_a_note_on_the_file_is_a_warning_in_its_three_parts() -> None:
-    (one,) = judge(changed(WELL, {4: {"notes": ["a group may change it; expected its owner alone -> chmod g-w"]}}))
-    assert (one.level, one.found, one.expected, one.cure) == (
-        Level.WARN,
-        "a group may change it",
-        "its owner alone",
-        "chmod g-w",
-    )
 
 
 @pytest.mark.parametrize("own", [["127.0.1.1"], ["127.0.0.1", "::1"]])

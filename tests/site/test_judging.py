@@ -160,7 +160,7 @@ def test_a_bandwidth_above_its_threshold_or_without_a_known_link_is_not_judged_b
 
 
 FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "source": "", "speed": 10_000, "mtu": 1500, "physical": True}
-LINK = FIT | {"own_name": [], "lookup": [], "devices": [], "rdma_rate": 0, "notes": [], "one_node": False}
+LINK = FIT | {"own_name": [], "lookup": [], "devices": [], "rdma_rate": 0, "one_node": False}
 
 
 def carried(links: Sequence[dict[str, Any]], backend: str, per_node: int = 1) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.cluster.network import etc_file, tool
 from tests.cluster.nodes import Node
+from tests.cluster.slurm import over_tmp
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Bench
 
@@ -75,9 +76,10 @@ def hidden(path: Path) -> str:
     return _below_mount(f"mount -t tmpfs tmpfs {shlex.quote(str(path))}")
 
 
-def full_tmp() -> str:
+def full_tmp(bench: Bench) -> str:
     """Commands after which the node's /tmp has no room."""
-    return _below_mount("mount -t tmpfs -o size=1M tmpfs /tmp && head -c 2M /dev/zero >/tmp/full 2>/dev/null")
+    mounts = [shlex.join(("mount", *mount)) for mount in over_tmp(bench.cluster.folder, "-o", "size=1M")]
+    return _below_mount(" && ".join((*mounts, "head -c 2M /dev/zero >/tmp/full 2>/dev/null")))
 
 
 def _below_mount(commands: str) -> str:

@@ -55,7 +55,7 @@ def test_the_report_has_a_line_for_each_node_on_what_it_sees_and_has(bench: Benc
 
 def test_faults_that_leave_the_network_alone_are_all_named_at_once_each_on_its_node(bench: Bench) -> None:
     """Another torch, a full /tmp, a clock that is off, another MTU, a name on loopback: five nodes have one each."""
-    faults = {"node02": with_other_torch(), "node03": full_tmp(), "node04": with_clock_off()}
+    faults = {"node02": with_other_torch(), "node03": full_tmp(bench), "node04": with_clock_off()}
     with mtu(node("node05"), 1400), own_name_on_loopback(node("node06")):
         done = checked(bench, REPORT, faults=faults)
     assert done.named() == {

@@ -1,4 +1,4 @@
-"""Every example on the real cluster, over every channel; with the same ranks all channels come to the same bits."""
+"""The examples on the real cluster, over every channel; with the same ranks all channels come to the same bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.examples import EXAMPLES, FOLDER, Figures, figures
+from tests.examples import EXAMPLES, FOLDER, Figures, figures, over
 from tests.slurm.conftest import SRUNDDP, Bench
 
 CHANNELS = {"slurm": "none", "pmi": "pmi2", "mpi": "pmix"}
@@ -31,17 +31,18 @@ def started(bench: Bench) -> Callable[[str, str], Figures]:
     return start
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(("name", "channel"), over(CHANNELS))
 def test_an_example_reaches_its_figure(started: Callable[[str, str], Figures], name: str, channel: str) -> None:
     assert started(name, channel).last
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_comes_to_the_same_bits_over_all_channels(started: Callable[[str, str], Figures], name: str) -> None:
     assert len({started(name, channel) for channel in CHANNELS}) == 1
 
 
+@pytest.mark.soak
 def test_the_simple_example_trains_on_six_nodes_whose_interfaces_have_different_names(bench: Bench) -> None:
     folder, example = bench.cluster.shared / "examples" / "six", EXAMPLES["simple"]
     words = ("-N6", "--ntasks-per-node=1", SRUNDDP, "--backend=gloo", f"--ifaces={bench.ifaces}")

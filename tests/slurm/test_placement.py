@@ -89,6 +89,15 @@ def test_row_18_a_heterogeneous_step_is_refused_with_the_cure_and_works_over_pmi
     assert done.by_rank()[2]["master"].startswith("10.88.0.14 ")
 
 
+def test_a_step_on_one_component_of_a_heterogeneous_job(bench: Bench) -> None:
+    script = f"srun --het-group=0 {SRUNDDP} --quiet {REPORT}; srun --het-group=1 {SRUNDDP} --quiet {REPORT}"
+    done = bench.on_login(
+        "salloc", "-Q", "-N1", "-n2", "-w", "node04", ":", "-N1", "-w", "node02", "bash", "-c", script
+    )
+    assert done.code == 0, done.errors
+    assert [(report["node"], report["world_size"]) for report in done.reports] == [("node04", 2)] * 2 + [("node02", 1)]
+
+
 def test_row_8_an_allocation_s_shell_and_a_batch_body_are_a_world_of_one(bench: Bench) -> None:
     shell = bench.on_login("salloc", "-Q", "-N2", "-n4", "bash", "-c", f"{SRUNDDP} {REPORT}")
     body = bench.batch(f"{SRUNDDP} {REPORT}", "-N2", "-n4")

@@ -28,6 +28,8 @@ def preempted(bench: Bench, name: str, *options: str, lead: int = 120) -> Job:
     """A job of four ranks on two nodes that trains."""
     body = (
         f"export LEAD={lead}\n"
+        # Where steps are tracked by control groups, Slurm's SIGTERM ends the shell, and srun and its output with it.
+        "trap : TERM\n"
         f"srun {SRUNDDP} --quiet {PROGRAMS / 'preempted.py'} $FOLDER\n"
         "code=$?\n"
         "[ $code = 75 ] && scontrol requeue $SLURM_JOB_ID\n"

@@ -11,12 +11,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import slurm
+from tests.cluster.network import Mount
 from tests.cluster.nodes import NODES, machine
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm import jobs
@@ -102,11 +104,31 @@ def site(bench: Bench) -> Iterator[Site]:
     (here.project / "settings.py").write_text("")
     here.data.mkdir()
     (here.data / "sample").write_text("a sample")
-    for node in BLIND:
-        bench.cluster.on(node, "mount", "-t", "tmpfs", "tmpfs", str(here.folder))
-    yield here
-    for node in BLIND:
-        bench.cluster.on(node, "umount", str(here.folder))
+    with ExitStack() as stack:
+        for node in BLIND:
+            stack.enter_context(mounted(bench, node, ("-t", "tmpfs", "tmpfs", str(here.folder))))
+        yield here
+
+
+@contextmanager
+def mounted(bench: Bench, node: str, *mounts: Mount) -> Iterator[None]:
+    """Mounts on a node, the later ones below the first; gone at the end, whoever still works there."""
+    bench.cluster.on(node, "mount", *mounts[0])
+    try:
+        for mount in mounts[1:]:
+            bench.cluster.on(node, "mount", *mount)
+        yield
+    finally:
+        bench.cluster.on(node, "umount", "--recursive", "--lazy", mounts[0][-1])
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(bench: Bench) -> Iterator[None]:
+    """A test that fails leaves no copies, by which the next would fail."""
+    yield
+    bench.cluster.cancel_all()
+    for node in left(bench):
+        bench.cluster.on(node, "sh", "-c", "rm -rf /tmp/sdd-*")
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +220,8 @@ def test_what_a_rank_wrote_in_a_copy_stays_and_is_named(site: Site) -> None:
 
 
 def test_a_node_with_a_full_disk_is_named_before_anything_is_sent(site: Site) -> None:
-    site.bench.cluster.on("node05", "mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", "/tmp")
-    try:
+    with mounted(site.bench, "node05", *slurm.over_tmp(site.bench.cluster.folder, "-o", "size=2M")):
         done = site.job(f"{site.push} || exit $?")
-    finally:
-        site.bench.cluster.on("node05", "umount", "/tmp")
     assert done.code == 69
     assert re.search(
         r"error: node05 has \d MiB free in /tmp; expected \d+ MiB for \S+/env and its archive", done.output

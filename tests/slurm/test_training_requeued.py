@@ -28,6 +28,7 @@ REQUEUED = "; the job is requeued"
 def training(bench: Bench, name: str, *options: str, settings: str = "", srun: str = "srun", pace: float = PACE) -> Job:
     """A job of two ranks on two nodes; it takes its time in its first start alone."""
     body = (
+        "trap : TERM\n"  # which Slurm sends to the shell as well, and srun would end with it
         f"start=${{SLURM_RESTART_COUNT:-0}} pace={pace}; [ $start = 0 ] || pace=0\n"
         f"{srun} {SRUNDDP} --quiet {PROGRAM} --output-dir=$FOLDER/run --start=$start --pace=$pace {settings}\n"
         "code=$?\n"

@@ -35,7 +35,7 @@ def test_faults_on_random_nodes_are_named_and_nobody_else_is_blamed(
     project.mkdir(parents=True)
     for number in range(ROUNDS):
         at = draw.sample(NODES, len(NODES))
-        shell = {at[0].name: with_other_torch(), at[1].name: full_tmp(), at[2].name: with_clock_off()}
+        shell = {at[0].name: with_other_torch(), at[1].name: full_tmp(bench), at[2].name: with_clock_off()}
         lost = tuple(draw.sample(NODES, 2))
         expected = {
             ("FAIL", "versions", at[0].name),

@@ -29,7 +29,7 @@ from srunddp.train.shares import Deal
 from srunddp.train.snapshot import Snapshot
 from tests.train.test_preemption import until
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda", 0)
 
@@ -170,7 +170,7 @@ def test_nccl_with_each_hook(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None
             super().__init__(model, world, config)
             self._ddp = self.training = replica._wrapped(self.model, world, config)
 
-    monkeypatch.setattr("srunddp.train.loop.Replica", Wrapped)
+    monkeypatch.setattr("srunddp.train.fsdp.Replica", Wrapped)
     trainer = trainer_of(network(), ddp=DDPConfig(hook=hook), accumulation=2, precision="bf16", epochs=6)
     records = trainer.fit(classes(128), classes(32))
     assert records[-1].train["loss"] < records[0].train["loss"]

@@ -11,7 +11,6 @@ from torch import Tensor
 from srunddp.train.late import LateLoss
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-with_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def check(device: torch.device) -> None:
@@ -31,12 +30,12 @@ def test_a_loss_comes_one_push_later_and_the_last_by_flush() -> None:
     check(CPU)
 
 
-@with_cuda
+@pytest.mark.gpu
 def test_the_same_on_a_gpu() -> None:
     check(CUDA)
 
 
-@with_cuda
+@pytest.mark.gpu
 def test_a_push_does_not_wait_for_its_own_step() -> None:
     late, loss = LateLoss(CUDA), torch.ones((), device=CUDA)
     late.push(loss, 1)

@@ -28,12 +28,12 @@ def mnist() -> ModuleType:
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=200)
 
 
 def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
     options = ["--data-dir", str(tmp_path / "data"), f"--output-dir={tmp_path}"]
-    outputs = start(HERE / "start_example.py", str(EXAMPLE), *options, ranks=2, folder=tmp_path, timeout=60)
+    outputs = start(HERE / "start_example.py", str(EXAMPLE), *options, ranks=2, folder=tmp_path, timeout=200)
     last = outputs[0].splitlines()[-1]
     assert re.fullmatch(r"test accuracy \d+\.\d\d %", last), last
     assert float(last.split()[2]) >= 97

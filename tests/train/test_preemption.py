@@ -104,6 +104,18 @@ def test_a_rank_that_stops_is_not_killed_by_a_signal_that_comes_once_more() -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_an_interrupt_while_leaving_ends_nothing() -> None:
+    with pytest.raises(KeyboardInterrupt), preemption():
+        os.kill(os.getpid(), signal.SIGINT)
+    for leaves in (lambda it: os.kill(os.getpid(), signal.SIGTERM), Preemption.ignore_interrupts):
+        with preemption() as it:
+            leaves(it)
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_a_signal_that_was_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
@@ -162,6 +174,7 @@ def test_once_all_have_agreed_to_stop_no_second_signal_ends_a_rank_with_another_
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
 
 
+@pytest.mark.alone
 def test_a_look_costs_less_than_a_third_of_a_microsecond() -> None:
     with preemption() as it:
         assert min(timeit.repeat(it.wish, number=100_000, repeat=5)) / 100_000 < 0.3e-6

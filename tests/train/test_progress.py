@@ -100,6 +100,7 @@ def test_a_pause_that_fails_ends() -> None:
     assert progress.samples_per_second == 10.0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", [Silent, Progress])
 def test_a_step_at_which_nothing_is_due_costs_less_than_a_microsecond(kind: type[Silent]) -> None:
     progress = kind()

@@ -8,6 +8,7 @@ import math
 import random
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,7 +46,6 @@ from srunddp.train.metrics import Sums
 from srunddp.train.preemption import Wish
 from srunddp.train.run import Run
 from srunddp.train.shelf import Shelf
-from tests.train.test_preemption import until
 from tests.train.test_profile import traced
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
@@ -391,7 +391,10 @@ def interrupted(folder: Path, **changes: Any) -> dict[str, Any]:
     options = {"epochs": 2, "output_dir": str(folder), "checkpoint": checkpoint}
     with pytest.raises(KeyboardInterrupt):
         trainer_of(Stop(7), **options | changes).fit(classes(20), classes(8))
-    until(lambda: 6 in steps_kept(folder))  # it is written beside training
+    for thread in threading.enumerate():  # it is written beside training
+        if thread.name == "checkpoint":
+            thread.join()
+    assert 6 in steps_kept(folder)
     return options | changes
 
 

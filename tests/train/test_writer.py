@@ -288,7 +288,7 @@ def test_the_memory_of_one_snapshot_serves_the_next_and_no_more() -> None:
     assert not snapshot._free
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_snapshot_of_a_gpu_is_complete_when_it_is_taken() -> None:
     values = torch.zeros(50_000_000, device="cuda")
     for number in range(5):

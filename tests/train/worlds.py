@@ -45,7 +45,7 @@ def joined() -> Iterator[StandIn]:
         init_method=f"file://{os.environ['MEETING_FILE']}",
         rank=rank,
         world_size=world_size,
-        timeout=datetime.timedelta(seconds=20),
+        timeout=datetime.timedelta(seconds=60),
     )
     yield StandIn(rank, rank, world_size)
     dist.destroy_process_group()

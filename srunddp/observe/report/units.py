@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping
 
+from srunddp.bootstrap.host_list import fold, ranges
 from srunddp.errors import one_line
 
 UNKNOWN = "?"
@@ -92,24 +93,11 @@ def count(number: int, noun: str) -> str:
 
 def nodes(names: Iterable[str]) -> str:
     """Folded, as Slurm writes them."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-    listed = list(names)
-    try:
-        return one_line(str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP)))
-    except NodeSetException:
-        return one_line(", ".join(listed))
-
-
-def numbers(values: Iterable[int]) -> str:
-    """``0-3,5``."""
-    from ClusterShell.RangeSet import RangeSet
-
-    return str(RangeSet.fromlist(map(str, values)))
+    return one_line(fold(names))
 
 
 def ranks(values: Iterable[int], layout: Mapping[int, str]) -> str:
     """``rank 3 on node02``, ``ranks 4-7 on node02``."""
     chosen = sorted(values)
     where = nodes(dict.fromkeys(layout[rank] for rank in chosen if layout.get(rank)))
-    return f"rank{'s' if len(chosen) > 1 else ''} {numbers(chosen)}{f' on {where}' if where else ''}"
+    return f"rank{'s' if len(chosen) > 1 else ''} {ranges(chosen)}{f' on {where}' if where else ''}"

@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.bootstrap.cpus import Cpus, advice, quota
+from srunddp.bootstrap.cpus import THREADS, Cpus, advice, quota
 from srunddp.site.comparison import about, by_node, odd_ones, parts
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 
 NAME = "cpus"
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that is set
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def collect(subject: Subject) -> Facts:
 
 
 def _threads(variables: Mapping[str, str]) -> tuple[str, int]:
-    for name in _THREADS:
+    for name in THREADS:
         first = variables.get(name, "").partition(",")[0].strip()  # OpenMP takes a number for each nested level
         if first.isdecimal():
             return name, int(first)

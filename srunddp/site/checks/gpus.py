@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Literal
 
-from srunddp.bootstrap.device import device_index, unused_devices
+from srunddp.bootstrap.device import device_index, has_own, unused_devices
 from srunddp.bootstrap.visible import NO_GPU
 from srunddp.errors import ConfigError
 from srunddp.site import numa
@@ -31,6 +31,7 @@ class Facts(View):
     Attributes:
         wanted: ``CUDA_VISIBLE_DEVICES``; order: ``CUDA_DEVICE_ORDER``.
         present: there is a device file of an NVIDIA GPU.
+        own: Slurm shows them to this rank alone.
         shared: ``NCCL_MULTI_RANK_GPU_ENABLE`` lets several ranks use one GPU.
         numa: the NUMA nodes of this rank's CPUs.
     """
@@ -38,6 +39,7 @@ class Facts(View):
     wanted: str | None = None
     order: str = ""
     present: bool = False
+    own: bool = False
     shared: bool = False
     numa: list[int] | None = None
 
@@ -55,6 +57,7 @@ def collect(subject: Subject) -> Facts:
         wanted=wanted,
         order=variables.get("CUDA_DEVICE_ORDER", ""),
         present=os.path.exists("/dev/nvidia0"),
+        own=has_own(variables, subject.environment.local_world_size or 1, len(view.devices)),
         shared=variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
         numa=numa.of_cpus(os.sched_getaffinity(0)),
     )
@@ -115,7 +118,7 @@ def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
     for one in ranks:
         devices = one.facts.devices
         try:
-            used.append((one, devices[device_index(one.local_rank, len(ranks), len(devices))]))
+            used.append((one, devices[device_index(one.local_rank, len(ranks), len(devices), own=one.facts.own)]))
         except ConfigError as error:
             yield about([one], Level.FAIL, NAME, (error.found, error.expected, error.cure))
     return used
@@ -123,7 +126,7 @@ def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
 
 def _idle(ranks: Ranks) -> Iterator[Finding]:
     for one in ranks:
-        found, _, cure = unused_devices(len(ranks), len(one.facts.devices)).partition("; ")
+        found, _, cure = unused_devices(len(ranks), len(one.facts.devices), own=one.facts.own).partition("; ")
         if found:
             yield about([one], Level.WARN, NAME, (found, "a rank for each GPU", cure))
 

@@ -11,7 +11,7 @@ from srunddp.bootstrap import channels, ifaces
 from srunddp.bootstrap.interface import addresses_of, is_loopback, links_here, shown_speed
 from srunddp.errors import SrunddpError
 from srunddp.site import infiniband
-from srunddp.site.comparison import about, odd_ones, parts
+from srunddp.site.comparison import about, odd_ones
 from srunddp.site.finding import Check, Finding, Level, Seen, Subject
 
 NAME = "interface"
@@ -29,7 +29,6 @@ class Facts:
         own_name: the addresses that the node's own hostname leads to on it.
         lookup: the same as ``wrong``, for finding rank 0.
         devices: active InfiniBand and RoCE devices; rdma_rate: of all of these, in Mbit/s.
-        notes: lines on ifaces.conf itself.
         one_node: whether all ranks are known to share one.
     """
 
@@ -44,7 +43,6 @@ class Facts:
     lookup: list[str]
     devices: list[str]
     rdma_rate: int
-    notes: list[str]
     one_node: bool
 
 
@@ -72,7 +70,6 @@ def collect(subject: Subject) -> Facts:
         lookup=_lookup(subject),
         devices=[device.name for device in active],
         rdma_rate=sum(device.rate for device in active),
-        notes=list(subject.loaded.notes),
         one_node=subject.environment.one_node,
     )
 
@@ -110,8 +107,6 @@ def judge(seen: Ranks) -> Iterator[Finding]:
             if wrong:
                 found, expected, cure = wrong
                 yield Finding(Level.FAIL, NAME, found, expected, cure, (one.node,))
-        for note in one.facts.notes:
-            yield Finding(Level.WARN, NAME, *parts(note), (one.node,))
         own = one.facts.own_name
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"

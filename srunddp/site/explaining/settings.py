@@ -6,10 +6,11 @@ import datetime
 import re
 
 from srunddp.bootstrap import channels
-from srunddp.bootstrap.device import device_index
+from srunddp.bootstrap.cpus import THREADS
+from srunddp.bootstrap.device import device_index, has_own
 from srunddp.bootstrap.trust import MUNGE_SOCKET
 from srunddp.errors import ConfigError
-from srunddp.run.offline import THREADS, offline
+from srunddp.run.offline import offline
 from srunddp.run.staged import VARIABLE
 from srunddp.site.explaining.case import UNKNOWN, Case, Row
 
@@ -58,10 +59,17 @@ def _device(case: Case) -> Row:
     if environment is None or (local_size is None and visible > 1):
         return Row("device", UNKNOWN, f"{shown}: {visible} visible, if they are there", passed_over)
     try:
-        index = device_index(environment.local_rank, local_size or 1, visible)
+        own = has_own(case.variables, local_size or 1, visible)
+        index = device_index(environment.local_rank, local_size or 1, visible, own=own)
     except ConfigError as error:
         return Row("device", UNKNOWN, f"{shown}, if they are there: {error}", passed_over)
-    rule = "the only one" if visible == 1 else f"local rank {environment.local_rank} of {visible} visible"
+    rule = (
+        "the only one"
+        if visible == 1
+        else f"the first of {visible} of its own"
+        if own
+        else f"local rank {environment.local_rank} of {visible} visible"
+    )
     return Row("device", f"cuda:{index}", f"{rule}, {shown}, if there is such a GPU", passed_over)
 
 
@@ -114,18 +122,17 @@ def _threads(case: Case) -> Row:
         )
     if case.asked.offline:
         return Row("threads", UNKNOWN, "--offline: this rank's CPUs by the ranks that share them, known when they meet")
-    return Row("threads", UNKNOWN, "torch's choice; with Trainer at most this rank's CPUs")
+    rule = "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the node"
+    return Row("threads", UNKNOWN, rule)
 
 
 def _offline(case: Case) -> list[Row]:
     if not case.asked.offline:
         return []
-    ours = offline({}, 0, 1)
-    exported = offline({**case.variables, THREADS[0]: ""}, 0, 1)
+    exported = offline(case.variables)
     return [
         Row(name, exported[name], "--offline") if name in exported else Row(name, case.variables[name], "exported")
-        for name in ours
-        if name not in THREADS
+        for name in offline({})
     ]
 
 

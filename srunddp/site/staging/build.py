@@ -26,7 +26,7 @@ from srunddp.site.staging.pip import Pip, Wheel
 from srunddp.site.staging.relocate import make_relocatable, script
 
 # What setup.py names, except for torch, which is the user's to choose.
-OWN = ("click>=8.1", "pyyaml>=6.0", "psutil>=5.9", "ClusterShell>=1.9", "nvidia-ml-py>=12.535", "tqdm>=4.66")
+OWN = ("click>=8.1", "pyyaml>=6.0", "psutil>=5.9", "nvidia-ml-py>=12.535", "tqdm>=4.66")
 MARK, LOCK = "srunddp-environment.json", "srunddp-lock.txt"
 _SCRIPT = "import sys\n\nfrom srunddp.cli import main\n\nsys.exit(main())\n"
 

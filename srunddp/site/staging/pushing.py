@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from srunddp.bootstrap.host_list import fold
 from srunddp.site.staging.items import Item, absolute, require_whole
 from srunddp.site.staging.jobs import Job, alive
 from srunddp.site.staging.pack import Packed, fingerprint, pack
 from srunddp.site.staging.sending import send
-from srunddp.site.staging.slurm import StagingError, folded
+from srunddp.site.staging.slurm import StagingError
 from srunddp.site.staging.step import Step
 
 Say = Callable[[str], None]
@@ -89,7 +90,7 @@ def _check_interpreter(items: Sequence[Item], found: Answers, interpreter: str) 
     without = sorted(node for node in found if not found[node]["python"])
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
         raise StagingError(
-            f"{folded(without)}: no {interpreter}",
+            f"{fold(without)}: no {interpreter}",
             expected="the Python that the environment was made with",
             cure="install it there, or make the environment with one that all nodes have",
         )
@@ -118,7 +119,7 @@ def _unpack(step: Step, copy: _Copy, packed: Packed) -> float:
     wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
     done = step.ask(do="unpack", name=copy.name, packed=wanted)
     if without := [node for node in copy.lacking if done[node]["seconds"] is None]:
-        found = f"{folded(without)}: nothing has come to {step.job.folder}"
+        found = f"{fold(without)}: nothing has come to {step.job.folder}"
         raise StagingError(found, expected="the archive", cure="name a disk of each node's own with --dir")
     return max(float(done[node]["seconds"]) for node in copy.lacking)
 
@@ -138,7 +139,7 @@ def _check_room(step: Step, copy: _Copy, packed: Packed) -> None:
     if short := sorted(node for node in free if free[node] < needed):
         verb, least = "has" if len(short) == 1 else "have", min(free[node] for node in short)
         raise StagingError(
-            f"{folded(short)} {verb} {least >> 20} MiB free in {step.job.base}",
+            f"{fold(short)} {verb} {least >> 20} MiB free in {step.job.base}",
             expected=f"{needed >> 20} MiB for {copy.item.path} and its archive",
             cure="clear it, name another folder with --dir, or leave files out with --exclude",
         )
@@ -146,7 +147,7 @@ def _check_room(step: Step, copy: _Copy, packed: Packed) -> None:
 
 def _tell(copy: _Copy, job: Job, say: Say) -> None:
     if there := [node for node in copy.nodes if node not in copy.lacking]:
-        say(f"{folded(there)} staged before -> {os.path.join(job.folder, copy.name)}")
+        say(f"{fold(there)} staged before -> {os.path.join(job.folder, copy.name)}")
     if not copy.nodes:
         say(f"all nodes see {copy.item.path}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from srunddp.errors import SrunddpError
@@ -51,10 +51,3 @@ def last_line(output: bytes) -> str:
     """What a command said last, which says the most; without its name in front."""
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1].partition("error: ")[2] or lines[-1] if lines else "it says nothing"
-
-
-def folded(nodes: Iterable[str]) -> str:
-    """Node names as Slurm writes them."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-
-    return str(NodeSet.fromlist(sorted(nodes), resolver=RESOLVER_NOGROUP))

@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from srunddp import errors
+from srunddp.bootstrap.host_list import fold
 from srunddp.run.memory import memory_file
 from srunddp.site import places
 from srunddp.site.staging import archive, node, removal, sight, unpack
 from srunddp.site.staging import start as starting
 from srunddp.site.staging.jobs import Job
-from srunddp.site.staging.slurm import StagingError, folded, last_line, srun, start
+from srunddp.site.staging.slurm import StagingError, last_line, srun, start
 
 _SENT = (errors, places, sight, removal, starting, archive, unpack, node)
 READ = """
@@ -143,7 +144,7 @@ class Step:
                     return line
                 continue
             if not select.select([output], [], [], max(0.0, end - time.monotonic()))[0]:
-                silent = folded(self._nodes - {*answers}) or "some nodes"
+                silent = fold(self._nodes - {*answers}) or "some nodes"
                 cure = "look at these nodes; raise --timeout"
                 raise StagingError(f"no answer from {silent} within {self._timeout:g} s", expected="one", cure=cure)
             read = os.read(output.fileno(), 1 << 16)

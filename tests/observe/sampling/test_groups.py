@@ -13,12 +13,6 @@ from srunddp.observe.sampling.tasks import Tasks
 
 GIB = 1 << 30
 V2 = "0::/system.slice/slurmstepd.scope/job_71/step_0/user/task_1\n"
-V1 = (
-    "9:name=systemd:/\n"
-    "4:memory:/slurm/uid_1000/job_71/step_0/task_1\n"
-    "3:cpu,cpuacct:/slurm/uid_1000/job_71/step_0/task_1\n"
-    "0::/\n"
-)
 
 
 def write(path: Path, text: str) -> None:
@@ -37,23 +31,9 @@ def version_2(root: Path) -> str:
     return V2
 
 
-def version_1(root: Path) -> str:
-    for mount in ("cpu,cpuacct", "memory"):
-        write(root / mount / "slurm/memory.limit_in_bytes", f"{(1 << 63) - 4096}\n")
-    job = "slurm/uid_1000/job_71"
-    for folder, part in ((job, 1), (f"{job}/step_0", 2), (f"{job}/step_0/task_1", 4)):
-        write(root / "cpu,cpuacct" / folder / "cpuacct.usage", f"{12_500_000_000 // part}\n")
-        write(root / "memory" / folder / "memory.usage_in_bytes", f"{8 * GIB // part}\n")
-        own = f"cache 3\ninactive_file 1\ntotal_cache 9\ntotal_inactive_file {3 * GIB // part}\n"
-        write(root / "memory" / folder / "memory.stat", own)
-        write(root / "memory" / folder / "memory.limit_in_bytes", f"{(1 << 63) - 4096}\n")
-    write(root / "memory" / job / "memory.limit_in_bytes", f"{16 * GIB}\n")
-    return V1
-
-
-@pytest.mark.parametrize("made", [version_2, version_1])
-def test_cpu_time_and_memory_are_those_of_the_whole_job(tmp_path: Path, made) -> None:  # type: ignore[no-untyped-def]
-    groups = made(tmp_path)
+def test_cpu_time_and_memory_are_those_of_the_whole_job(tmp_path: Path) -> None:
+    """Version 2; tests/slurm/test_control_groups.py reads real groups of version 1."""
+    groups = version_2(tmp_path)
     found = JobGroup.find(groups, tmp_path)
     assert found is not None
     assert found.cpu_seconds() == 12.5

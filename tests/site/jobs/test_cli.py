@@ -150,18 +150,6 @@ def test_salloc_is_given_the_options_and_the_script(tmp_path: Path) -> None:
     assert text == srunddp("sbatch", *options, folder=tmp_path, PATH=path).stdout
 
 
-def test_a_file_that_a_group_may_change_is_noted_in_one_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "job.yaml", "script: train.py\n")
-    if os.geteuid():
-        pytest.skip("only root may give a file to a group")
-    os.chown(path, -1, 61234)
-    path.chmod(0o664)
-    done = srunddp("sbatch", "--config=job.yaml", folder=tmp_path)
-    assert done.returncode == 0
-    (line,) = [line for line in done.stderr.splitlines() if "61234" in line]
-    assert line.startswith("srunddp: note: ")
-
-
 def test_the_script_is_one_that_bash_reads(tmp_path: Path) -> None:
     done = srunddp("sbatch", "--monitor=5", "--requeue", "--preflight", "train.py", folder=tmp_path)
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True).returncode == 0

@@ -1,0 +1,6 @@
+"""``python -m srunddp``, the same as the command ``srunddp``."""
+
+from srunddp.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="srunddp")

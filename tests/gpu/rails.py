@@ -1,0 +1,95 @@
+"""Two nodes on this machine with several networks between them: namespaces, whose ranks share its GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.network import tool
+from tests.gpu.ranks import variables_here
+from tests.gpu.requirements import gpus, need_root, need_tool
+from tests.run.starting import bare, until
+
+NODES = ("west", "east")
+# Processes in two network namespaces cannot pass file descriptors by abstract sockets, which these would use.
+ONE_HOST = {"NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+
+
+@contextmanager
+def two_nodes(rails: int, *, strict: bool = False) -> Iterator[dict[str, str]]:
+    """Namespaces by node; their interfaces r0, r1, ... are in one subnet each. Gone at the end.
+
+    Args:
+        strict: packets that come by another rail than their answer would leave by are dropped (rp_filter=1).
+    """
+    need_root()
+    need_tool("ip")
+    names = {node: f"sdg-{os.getpid()}-{node}" for node in NODES}
+    with ExitStack() as stack:
+        for name in names.values():
+            try:
+                tool("ip", "netns", "add", name)
+            except RuntimeError as error:
+                pytest.skip(f"needs network namespaces, and ip said: {error}")
+            stack.callback(tool, "ip", "netns", "del", name)
+            tool("ip", "-n", name, "link", "set", "lo", "up")
+        for rail in range(rails):
+            _cable(names, rail)
+        for name in names.values():
+            for interface in ("all", "default", *(f"r{rail}" for rail in range(rails))):
+                _filter(name, interface, strict)
+        yield names
+
+
+def _cable(names: Mapping[str, str], rail: int) -> None:
+    west, east = names.values()
+    tool("ip", "link", "add", f"r{rail}", "netns", west, "type", "veth", "peer", "name", f"r{rail}", "netns", east)
+    for number, name in enumerate(names.values(), 1):
+        tool("ip", "-n", name, "addr", "add", f"10.202.{rail}.{number}/24", "dev", f"r{rail}")
+        switch(name, rail, "up")
+    until(lambda: all(" UP " in tool("ip", "-n", name, "-br", "link", "show", f"r{rail}") for name in names.values()))
+
+
+def _filter(name: str, interface: str, strict: bool) -> None:
+    file = f"/proc/sys/net/ipv4/conf/{interface}/rp_filter"
+    tool("ip", "netns", "exec", name, "sh", "-c", f"echo {int(strict)} > {file}")
+
+
+def switch(name: str, rail: int, way: str) -> None:
+    """Set a rail of a node ``up`` or ``down``."""
+    tool("ip", "-n", name, "link", "set", f"r{rail}", way)
+
+
+def within(names: Mapping[str, str], per_node: int, port: int, variables: Mapping[str, str]) -> dict[int, list[str]]:
+    """For each rank the command below which it is on its node, with explicit variables and no others."""
+    return {
+        rank: ["ip", "netns", "exec", names[NODES[rank // per_node]], "env", "-i", *told]
+        for rank, told in enumerate(_told(per_node, port, variables))
+    }
+
+
+def _told(per_node: int, port: int, variables: Mapping[str, str]) -> Iterator[Sequence[str]]:
+    size = len(NODES) * per_node
+    for rank in range(size):
+        known = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % per_node),
+            "WORLD_SIZE": str(size),
+            "MASTER_ADDR": "10.202.0.1",
+            "MASTER_PORT": str(port),
+            "SLURMD_NODENAME": NODES[rank // per_node],
+        }
+        if gpus() >= size:  # else all share the first one, as the variables say
+            known["CUDA_VISIBLE_DEVICES"] = str(rank)
+        yield [f"{key}={value}" for key, value in bare(variables_here(known | ONE_HOST | dict(variables))).items()]
+
+
+def ifaces(folder: Path, interface: str) -> Path:
+    """An ifaces.conf with this for all nodes."""
+    file = folder / "ifaces.conf"
+    file.write_text(f'- nodes: "*"\n  interface: {interface}\n')
+    return file

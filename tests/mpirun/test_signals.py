@@ -1,0 +1,66 @@
+"""A script below srunddp gets the signals that plain Python gets from the same mpirun, in kind, number and order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun.conftest import MPIS, Mpi, there
+from tests.recorded_signals import RECORDER, Recorded, differences, table, until
+from tests.slurm.conftest import SRUNDDP
+
+ROWS = {"SIGUSR1": 1, "SIGUSR2": 1, "SIGINT": 2, "SIGTERM": 2}  # with how many signals plain Python gets, at least
+# MPICH's mpiexec dies of SIGUSR2 itself, and forwards SIGINT as it is.
+LEAST = {"mpich": {"SIGUSR2": 0, "SIGINT": 1, "SIGTERM": 1}}
+SETTLED = 2.5
+
+Jobs = dict[str, dict[str, Recorded]]
+
+
+def start(mpi: Mpi, name: str, kind: str, folder: Path) -> Recorded:
+    command = [mpi.python] if kind == "plain" else [SRUNDDP, "--quiet"]
+    words = [mpi.mpirun, *mpi.options, "-n", "2", *command, str(RECORDER), str(folder)]
+    folder.mkdir()
+    env = {**os.environ, **mpi.env()}
+    null = subprocess.DEVNULL
+    return Recorded(folder, name, subprocess.Popen(words, env=env, stdin=null, stdout=null, stderr=null))
+
+
+@pytest.fixture(scope="module", params=sorted(MPIS))
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Jobs]]:
+    mpi, folder = there(request.param), tmp_path_factory.mktemp(request.param)
+    started = {
+        name: {kind: start(mpi, name, kind, folder / f"{kind}-{name}") for kind in ("plain", "srunddp")}
+        for name in ROWS
+    }
+    each = [job for kinds in started.values() for job in kinds.values()]
+    try:
+        until(lambda: all([job.is_ready(2) for job in each]), lambda: table(started))
+        for name, kinds in started.items():
+            for job in kinds.values():
+                assert job.srun
+                job.srun.send_signal(signal.Signals[name])
+        least = ROWS | LEAST.get(request.param, {})
+        until(lambda: all(kinds["plain"].has(least[name]) for name, kinds in started.items()), lambda: table(started))
+        time.sleep(SETTLED)
+        for job in each:
+            job.read()
+        print(f"{request.param}\n{table(started)}")
+        yield request.param, started
+    finally:
+        for job in each:
+            assert job.srun
+            job.srun.kill()
+            job.srun.wait()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_script_gets_what_plain_python_gets(row: str, jobs: tuple[str, Jobs]) -> None:
+    _, rows = jobs
+    assert not differences(rows[row]["plain"], rows[row]["srunddp"])

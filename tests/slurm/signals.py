@@ -1,0 +1,142 @@
+"""What a script gets of the signals that Slurm sends: as plain Python below srun, and below srunddp, in one run."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.cluster.slurm import URGENT
+from tests.conftest import ROOT
+from tests.recorded_signals import LIMIT, RECORDER, Recorded, table, until
+from tests.slurm.conftest import PYTHON, SRUNDDP, Bench
+
+COMMANDS = {"plain": PYTHON, "srunddp": f"{SRUNDDP} --quiet --channel slurm"}
+SETTLED = 2.5  # seconds without a new signal
+# A process that stays outside the script's user namespace, as the starter of Apptainer without setuid does.
+# It passes on what it gets; a while after, for a signal that is still pending does not come twice.
+CONTAINER = """bash -c 'unshare --user --map-root-user "$@" & trap "sleep 0.3; kill -USR1 $!" USR1; wait; wait' bash"""
+# A shell that passes on what it gets, as in the job scripts of many sites.
+FORWARDING = "srun {command} &\nSRUN_PID=$!\ntrap 'kill -USR2 $SRUN_PID' USR2\nwait $SRUN_PID\nwait $SRUN_PID"
+# A batch script that a signal does not end, and its step with it.
+UNMOVED = "trap : USR1\nsrun {command} &\nwait\nwait"
+NEAR_END = ("--time=60",)
+APART = "node05,node06"  # what is preempted there takes no other job along
+
+Act = Callable[[Bench, Recorded], object]
+
+
+def scancel(*options: str) -> Act:
+    return lambda bench, job: bench.cluster.run("scancel", *options, job.number)
+
+
+def interrupt(times: int) -> Act:
+    """Press Ctrl-C so many times at srun's terminal."""
+
+    def act(_: Bench, job: Recorded) -> None:
+        assert job.srun
+        for _ in range(times):
+            job.srun.send_signal(signal.SIGINT)
+            time.sleep(0.4)
+
+    return act
+
+
+def draw_near(bench: Bench, job: Recorded) -> None:
+    """Bring the job's end near, upon which Slurm sends the signal that was asked for."""
+    bench.cluster.run("scontrol", "update", f"jobid={job.number}", "TimeLimit=5")
+
+
+def preempt(bench: Bench, job: Recorded) -> None:
+    node = bench.cluster.run("squeue", "--noheader", f"--jobs={job.number}", "--format=%N").stdout.strip()
+    taking = (f"--partition={URGENT}", f"--nodelist={node}", "--gpus-per-node=8", "--output=/dev/null")
+    bench.cluster.run("sbatch", *taking, "--wrap=true")
+
+
+def nothing(_: Bench, __: Recorded) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way in which signals come.
+
+    Attributes:
+        act: what is done once the ranks are ready; least: how many signals plain Python gets upon that.
+        options: of sbatch, or of srun; body: of the batch script, empty for srun from the login node.
+        linger: seconds for which the script goes on after a signal that asks for an end.
+        ranks: how many.
+    """
+
+    act: Act
+    least: int
+    options: tuple[str, ...] = ()
+    body: str = "srun {command}"
+    linger: float = 2.0
+    ranks: int = 2
+
+
+ROWS = {
+    "scancel": Row(scancel(), 2),
+    "scancel --signal=USR1": Row(scancel("--signal=USR1"), 1),
+    "scancel --signal=USR2": Row(scancel("--signal=USR2"), 1),
+    "scancel --signal=INT": Row(scancel("--signal=INT"), 1),
+    "scancel --full --signal=USR1": Row(scancel("--full", "--signal=USR1"), 1, body=UNMOVED),
+    "scancel --full --signal=USR1, srun alone": Row(scancel("--full", "--signal=USR1"), 0, body=""),
+    "scancel --batch --signal=USR1": Row(scancel("--batch", "--signal=USR1"), 0, body=UNMOVED),
+    "one Ctrl-C at srun": Row(interrupt(1), 0, body=""),
+    "two Ctrl-C at srun": Row(interrupt(2), 1, body=""),
+    "the time limit": Row(nothing, 3, ("--time=1",)),
+    "--signal=USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=USR2@280")),
+    "--signal=B:USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=B:USR2@280")),
+    "--signal=B:USR2@280, kill -USR2 $SRUN_PID": Row(draw_near, 1, (*NEAR_END, "--signal=B:USR2@280"), FORWARDING),
+    "preemption": Row(preempt, 5, ("--exclude=node[01-04]", "-N1", "--gpus-per-node=8", "--no-requeue"), linger=14.0),
+    "a task of an array": Row(scancel("--signal=USR1"), 1, ("--array=7",)),
+    "srun -n1": Row(scancel("--signal=USR2"), 1, body="srun -N1 -n1 {command}", ranks=1),
+    "a container without setuid": Row(scancel("--signal=USR1"), 1, body=f"srun {CONTAINER} {{command}}"),
+}
+
+
+def start(bench: Bench, name: str, row: Row, kind: str) -> Recorded:
+    folder = bench.cluster.shared / re.sub(r"\W+", "-", f"{kind} {name}")
+    folder.mkdir()
+    command = f"{COMMANDS[kind]} {RECORDER} {folder} {row.linger}"
+    environment = {"SRUNDDP_IFACES": str(bench.ifaces), "PYTHONUNBUFFERED": "1"}
+    if not row.body:
+        job = folder.name
+        words = ("srun", "-N2", "-n2", f"--exclude={APART}", f"--job-name={job}", *row.options, *command.split())
+        process = bench.cluster.popen(*words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return Recorded(folder, _number(bench, job), process)
+    script = folder / "job.sh"
+    script.write_text(f"#!/bin/bash\n{row.body.format(command=command)}\n")
+    layout = ("-N2", "-n2", f"--exclude={APART}", "--parsable", f"--chdir={ROOT}", f"--output={folder}/out")
+    submitted = bench.cluster.run("sbatch", *layout, *row.options, str(script), env=environment)
+    return Recorded(folder, submitted.stdout.strip())
+
+
+def _number(bench: Bench, job: str) -> str:
+    end = time.monotonic() + LIMIT
+    while not (found := bench.cluster.run("squeue", "--noheader", f"--name={job}", "--format=%A").stdout.strip()):
+        assert time.monotonic() < end, job
+        time.sleep(0.1)
+    return found
+
+
+def record(bench: Bench) -> dict[str, dict[str, Recorded]]:
+    """All rows at once: for each of its name, the job of each kind with its records."""
+    jobs = {name: {kind: start(bench, name, row, kind) for kind in COMMANDS} for name, row in ROWS.items()}
+    each = [(ROWS[name], job) for name, kinds in jobs.items() for job in kinds.values()]
+    until(lambda: all([job.is_ready(row.ranks) for row, job in each]), lambda: table(jobs))
+    for row, job in each:
+        row.act(bench, job)
+    plain = [(ROWS[name].least, kinds["plain"]) for name, kinds in jobs.items()]
+    until(lambda: all([job.has(least) for least, job in plain]), lambda: table(jobs))
+    settled = time.monotonic() + SETTLED
+    while time.monotonic() < settled:
+        if any([job.read() for _, job in each]):
+            settled = time.monotonic() + SETTLED
+        time.sleep(0.2)
+    return jobs
