@@ -82,7 +82,7 @@ def test_a_failure_is_named(tmp_path: Path, end: str, code: int, cause: str) -> 
 def test_signals_reach_it(tmp_path: Path) -> None:
     script = write(
         tmp_path / "train.py",
-        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('USR1', flush=True))\n"
+        "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'USR1\\n'))\n"
         "print('ready', flush=True)\nwhile True: signal.pause()",
     )
     with started("--quiet", script, folder=tmp_path, **EXEC) as run:
