@@ -27,6 +27,7 @@ from tests.run.starting import until, write
 BOOM = Failure(1, "node02", "ValueError: boom", 7)
 
 
+@pytest.mark.alone
 def test_four_thousand_ranks_know_of_a_failure_within_two_seconds() -> None:
     seen = fail_in_a_crowd(lines=4095, culprit=1234)
     assert (seen.told, seen.codes, seen.code) == (4095, [7], 7)

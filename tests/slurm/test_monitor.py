@@ -24,7 +24,7 @@ from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Bench, Outcome
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.alone]
 
 MONITORED = str(PROGRAMS / "monitored.py")
 IDLE = {"utilization": 4, "memory_utilization": 1, "used": 6 << 30, "power": 91000, "temperature": 34, "reasons": 1}
