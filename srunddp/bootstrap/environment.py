@@ -124,7 +124,8 @@ def _from_mpi(variables: Mapping[str, str], launchers: list[mpi.Launcher], step:
 
 def _told(variables: Mapping[str, str], launcher: mpi.Launcher, channels: tuple[str, ...]) -> Environment:
     """Who a launcher's variables say that this process is."""
-    local_size = launcher.local_world_size if launcher.local_world_size in variables else None
+    # os.environ is asked for texts alone.
+    local_size = launcher.local_world_size if (launcher.local_world_size or "") in variables else None
     names = {"rank": launcher.rank, "local_rank": launcher.local_rank, "world_size": launcher.world_size}
     rank, local_rank, world_size = (slurm.whole_number(variables, name) for name in names.values())
     names |= {"local_world_size": local_size} if local_size else {}
