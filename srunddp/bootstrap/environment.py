@@ -17,6 +17,8 @@ from srunddp.errors import ConfigError, Scope
 
 EXPLICIT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 CHANNELS = ("mpi", "pmi", "slurm", "env")
+_SRUN = mpi.Launcher("Slurm", slurm.RANK, slurm.WORLD_SIZE, slurm.LOCAL_RANK)
+_USER = mpi.Launcher("explicit variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -112,33 +114,37 @@ def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
 
 def _from_mpi(variables: Mapping[str, str], launchers: list[mpi.Launcher], step: slurm.SlurmStep | None) -> Environment:
     launcher = launchers[0]
-    rank, local_rank, world_size = (
-        slurm.whole_number(variables, name) for name in (launcher.rank, launcher.local_rank, launcher.world_size)
-    )
+    found = _told(variables, launcher, _mpi_channels(variables))
     for other in launchers[1:]:
-        _agree(variables, launcher, rank, world_size, (other.rank, other.world_size))
+        _agree(variables, launcher, found, (other.rank, other.world_size))
     if step and step.direct:
-        _agree(variables, launcher, rank, world_size, (slurm.RANK, slurm.WORLD_SIZE))
-    local_size = launcher.local_world_size if launcher.local_world_size in variables else None
-    sources = {"rank": launcher.rank, "local_rank": launcher.local_rank, "world_size": launcher.world_size}
+        _agree(variables, launcher, found, (slurm.RANK, slurm.WORLD_SIZE))
+    return replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
+
+
+def _told(variables: Mapping[str, str], launcher: mpi.Launcher, channels: tuple[str, ...]) -> Environment:
+    """Who a launcher's variables say that this process is."""
+    # os.environ is asked for texts alone.
+    local_size = launcher.local_world_size if (launcher.local_world_size or "") in variables else None
+    names = {"rank": launcher.rank, "local_rank": launcher.local_rank, "world_size": launcher.world_size}
+    rank, local_rank, world_size = (slurm.whole_number(variables, name) for name in names.values())
+    names |= {"local_world_size": local_size} if local_size else {}
     return Environment(
-        launcher="Intel MPI" if "I_MPI_HYDRA_UUID" in variables else launcher.name,
+        launcher=launcher.name,
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
         local_world_size=slurm.whole_number(variables, local_size) if local_size else None,
         node=_node_name(variables),
-        channels=_mpi_channels(variables),
-        sources=_with_values(variables, sources | ({"local_world_size": local_size} if local_size else {})),
+        channels=channels,
+        sources={field: f"{name}={variables[name]}" for field, name in names.items()},
     )
 
 
-def _agree(
-    variables: Mapping[str, str], launcher: mpi.Launcher, rank: int, world_size: int, names: tuple[str, str]
-) -> None:
-    if (str(rank), str(world_size)) != (variables[names[0]], variables[names[1]]):
+def _agree(variables: Mapping[str, str], launcher: mpi.Launcher, found: Environment, names: tuple[str, str]) -> None:
+    if (str(found.rank), str(found.world_size)) != (variables[names[0]], variables[names[1]]):
         raise ConfigError(
-            f"two launchers disagree: {launcher.rank}={rank} of {launcher.world_size}={world_size}, "
+            f"two launchers disagree: {launcher.rank}={found.rank} of {launcher.world_size}={found.world_size}, "
             f"and {names[0]}={variables[names[0]]} of {names[1]}={variables[names[1]]}",
             expected="one launcher",
             cure=f"start from a shell that was not itself started by {launcher.name}",
@@ -160,24 +166,15 @@ def _from_slurm(variables: Mapping[str, str], step: slurm.SlurmStep) -> Environm
     if "PMIX_RANK" in variables and _has_mpi4py():
         # Last where SLURM_* tell enough: a broadcast costs MPI_Init, which can crash where MPI and Slurm do not match.
         channels.insert(0 if step.unordered else 1, "mpi")
-    if all(name in variables for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE")):
-        srun = mpi.Launcher("Slurm", slurm.RANK, slurm.WORLD_SIZE, slurm.LOCAL_RANK)
-        _agree(variables, srun, step.rank, step.world_size, ("PMI_RANK", "PMI_SIZE"))
+    if pmi := all(name in variables for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE")):
         channels.insert(0, "pmi")
-    sources = {"rank": slurm.RANK, "local_rank": slurm.LOCAL_RANK, "world_size": slurm.WORLD_SIZE}
+    found = _told(variables, _SRUN, tuple(channels))
+    if pmi:
+        _agree(variables, _SRUN, found, ("PMI_RANK", "PMI_SIZE"))
     if step.ranks_here:
-        sources["local_world_size"] = slurm.RANKS_HERE
-    return Environment(
-        launcher="Slurm",
-        rank=step.rank,
-        local_rank=step.local_rank,
-        world_size=step.world_size,
-        local_world_size=step.local_world_size,
-        node=_node_name(variables),
-        channels=tuple(channels),
-        sources=_with_values(variables, sources),
-        step=step,
-    )
+        sources = {**found.sources, "local_world_size": f"{slurm.RANKS_HERE}={variables[slurm.RANKS_HERE]}"}
+        found = replace(found, local_world_size=step.local_world_size, sources=sources)
+    return replace(found, step=step)
 
 
 def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environment:
@@ -213,29 +210,17 @@ def _require_explicit(variables: Mapping[str, str]) -> None:
 
 def _explicit(variables: Mapping[str, str]) -> Environment:
     _require_explicit(variables)
-    rank, world_size, local_rank = (slurm.whole_number(variables, name) for name in EXPLICIT[:3])
-    if rank >= world_size:
+    found = _told(variables, _USER, ("env",))
+    if found.rank >= found.world_size:
         raise ConfigError(
-            f"RANK={rank} with WORLD_SIZE={world_size}",
-            expected=f"RANK from 0 to {world_size - 1}",
+            f"RANK={found.rank} with WORLD_SIZE={found.world_size}",
+            expected=f"RANK from 0 to {found.world_size - 1}",
             cure="correct one of the two",
         )
     port = slurm.whole_number(variables, "MASTER_PORT")
     if not 0 < port < 65536:
         raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", cure="correct it", scope=Scope.JOB)
-    names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "world_size": "WORLD_SIZE"}
-    local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in variables else None
-    return Environment(
-        launcher="explicit variables",
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world_size,
-        local_world_size=slurm.whole_number(variables, local_size) if local_size else None,
-        node=_node_name(variables),
-        channels=("env",),
-        sources=_with_values(variables, names | ({"local_world_size": local_size} if local_size else {})),
-        master=(variables["MASTER_ADDR"], port),
-    )
+    return replace(found, master=(variables["MASTER_ADDR"], port))
 
 
 def _shell(variables: Mapping[str, str], step: slurm.SlurmStep | None) -> str:
@@ -290,10 +275,6 @@ _CHANNEL_CURES = {
     "pmi": "start with `srun --mpi=pmi2` or MPICH's mpirun",
     "slurm": "start with srun",
 }
-
-
-def _with_values(variables: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, str]:
-    return {field: f"{name}={variables[name]}" for field, name in sources.items()}
 
 
 def _node_name(variables: Mapping[str, str]) -> str:

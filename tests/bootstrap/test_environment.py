@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -35,7 +36,7 @@ def mpi4py(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return installed
 
 
-def detect(variables: dict[str, str], channel: str | None = None, pid: int = PID) -> Environment:
+def detect(variables: Mapping[str, str], channel: str | None = None, pid: int = PID) -> Environment:
     return environment.detect(variables, channel=channel, pid=pid)
 
 
@@ -117,6 +118,16 @@ def test_every_launcher_is_recognised_by_what_it_tells(launcher: str) -> None:
     assert found.local_world_size == local_world_size
     assert found.channels == channels
     assert found.notes == ()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_launcher_is_recognised_in_the_process_itself(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables, expected, _, _ = LAUNCHERS[launcher]
+    for name in {name for known, *_ in LAUNCHERS.values() for name in known} - variables.keys():
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert who(detect(os.environ)) == expected
 
 
 @pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "nothing"])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from shlex import quote as word
 
 from srunddp.site.jobs import parts
 from srunddp.site.jobs.job import MpiJob
-from srunddp.site.jobs.parts import Written
-from srunddp.site.jobs.quoting import continued, word
+from srunddp.site.jobs.parts import Written, continued
 
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
+_EXPORT_PATHS = [
+    "# For the other hosts, where mpirun starts the ranks by ssh. It complains of one that is not set.",
+    'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}"',
+]
 
 
 def render(job: MpiJob, written: Written) -> str:
@@ -25,7 +29,7 @@ def render(job: MpiJob, written: Written) -> str:
         parts.modules(job),
         parts.environment(job, written),
         parts.exports(job),
-        _paths(),
+        _EXPORT_PATHS,
         _preflight(job),
         [f"# {_why(job)}", *continued(start)],
     ]
@@ -40,13 +44,6 @@ def _head(job: MpiJob, written: Written) -> list[str]:
         f"#     {shlex.join(written.command)}",
         "# To be started in the folder that its paths are relative to:",
         "#     bash THIS_FILE",
-    ]
-
-
-def _paths() -> list[str]:
-    return [
-        "# For the other hosts, where mpirun starts the ranks by ssh. It complains of one that is not set.",
-        'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}"',
     ]
 
 

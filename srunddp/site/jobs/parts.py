@@ -1,13 +1,14 @@
-"""The sections that every job script has; each is a list of lines."""
+"""The sections that every job script has, each a list of lines, and texts as the shell, sbatch and Slurm read them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from shlex import quote as word
 
 from srunddp.site.jobs.job import Start
-from srunddp.site.jobs.quoting import word
 
 
 @dataclass(frozen=True)
@@ -110,3 +111,25 @@ def words_of_script(start: Start) -> str:
 def as_path(name: str) -> str:
     """A file's name that no command takes for an option."""
     return f"./{name}" if name.startswith("-") else name
+
+
+def directive(option: str, value: object = None) -> str:
+    """A line that sbatch reads: its parser knows quotes, ``#``, and a backslash before any letter."""
+    if value is None:
+        return f"#SBATCH --{option}"
+    text = str(value)
+    if not re.fullmatch(r"[\w%+,./:=@*\[\]-]*", text, re.ASCII):
+        text = '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+    return f"#SBATCH --{option}={text}"
+
+
+def pattern(path: str) -> str:
+    """A path without a backslash, for options in which Slurm replaces ``%j`` and the like."""
+    return path.replace("%", "%%")
+
+
+def continued(lines: Iterable[str]) -> list[str]:
+    """One command on several lines."""
+    first, *more = lines
+    parts = [first, *(f"  {line}" for line in more)]
+    return [*(f"{part} \\" for part in parts[:-1]), parts[-1]]

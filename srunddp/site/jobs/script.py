@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import shlex
+from shlex import quote as word
 
-from srunddp.site.jobs import beside, parts
+from srunddp.site.jobs import parts
 from srunddp.site.jobs.job import Job
-from srunddp.site.jobs.parts import Written
-from srunddp.site.jobs.quoting import continued, directive, pattern, word
+from srunddp.site.jobs.parts import Written, continued, directive, pattern
 
 _SLEEP = 600  # longer than Slurm takes to end a job
 _REPORT = 120  # seconds, for all nodes wait for it
@@ -29,10 +31,10 @@ def render(job: Job, written: Written, *, interactive: bool = False) -> str:
         parts.environment(job, written),
         parts.exports(job),
         _cpus(job),
-        _log_folder(job) if interactive else [],
-        beside.clean_up(job),
-        beside.patience(job),
-        beside.stage(job),
+        [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
+        _clean_up(job),
+        _patience(job),
+        _stage(job),
         _preflight(job),
         *_training(job),
     ]
@@ -137,8 +139,43 @@ def _cpus(job: Job) -> list[str]:
     ]
 
 
-def _log_folder(job: Job) -> list[str]:
-    return [f"mkdir -p -- {word(job.log_dir)}"] if job.preflight else []
+def _clean_up(job: Job) -> list[str]:
+    """What goes with the script, however that ends; empty where nothing has to."""
+    if not job.stage:
+        return []
+    return [
+        "clean_up() {",
+        "  trap - EXIT",
+        # At a job's end no step can be started any more, and the copies go by themselves.
+        f'  [ -n "${{ended:-}}" ] || {word(job.command)} stage clean || true',
+        "}",
+        "trap clean_up EXIT",
+    ]
+
+
+def _patience(job: Job) -> list[str]:
+    """Where something follows upon the training."""
+    if not (job.stage or job.monitor or job.requeue):
+        return []
+    return [
+        "# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.",
+        "ended=",
+        "trap ended=yes TERM",
+    ]
+
+
+def _stage(job: Job) -> list[str]:
+    """``srunddp stage push``."""
+    if not job.stage:
+        return []
+    logs = os.path.normpath(job.log_dir)
+    without = [*([] if logs.startswith("/") else [f"/{glob.escape(logs)}"]), *job.stage_exclude]
+    options = [*(f"--data {word(each)}" for each in job.data), *(f"--exclude {word(each)}" for each in without)]
+    return [
+        "# To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,",
+        "# since not all nodes could start here: so --chdir=/ below.",
+        " ".join([f'srunddp=$({word(job.command)} stage push --env "$VIRTUAL_ENV" --project "$PWD"', *options]) + ")",
+    ]
 
 
 def _command(job: Job) -> str:

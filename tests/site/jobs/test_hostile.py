@@ -18,8 +18,7 @@ from srunddp.errors import ConfigError
 from srunddp.settings.configure import fill
 from srunddp.site.jobs import checking, mpirun, script
 from srunddp.site.jobs.job import Job, MpiJob, Start
-from srunddp.site.jobs.parts import Written
-from srunddp.site.jobs.quoting import directive
+from srunddp.site.jobs.parts import Written, directive
 from tests.site.jobs.carried_out import Called, carry_out
 from tests.site.jobs.recipes import rendered, wished
 
