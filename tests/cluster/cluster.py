@@ -48,7 +48,9 @@ def beside(settings: Settings, number: int) -> Iterator["Cluster"]:
     with subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout
         try:
-            yield Cluster(settings, Path(holder.stdout.readline().strip()))
+            if not (folder := holder.stdout.readline().strip()):
+                raise ClusterError("the cluster beside the first did not start; see standard error")
+            yield Cluster(settings, Path(folder))
         finally:
             holder.communicate(timeout=60)
 

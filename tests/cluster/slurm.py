@@ -214,7 +214,7 @@ def _daemon_lines(folder: Path, settings: Settings) -> list[str]:
     return [
         "ClusterName=cluster",
         # As many digits as where a cluster has run for years.
-        f"FirstJobId={9876543 + 100000 * (INSTANCE - 1)}",
+        f"FirstJobId={9876543 + 100000 * ((INSTANCE - 1) % 500)}",
         f"SlurmctldHost={LOGIN.name}({LOGIN.management})",
         "SlurmUser=root",
         "AuthType=auth/munge",
