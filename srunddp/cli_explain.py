@@ -12,10 +12,9 @@ import click
 from srunddp.bootstrap import ifaces
 from srunddp.bootstrap.device import BACKENDS
 from srunddp.bootstrap.environment import CHANNELS
-from srunddp.errors import SrunddpError
+from srunddp.cli_options import refusing
 from srunddp.meeting import DEFAULT_TIMEOUT
 from srunddp.run.staged import enter, read
-from srunddp.run.verdict import say
 from srunddp.wishes import Wishes
 
 _LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": Wishes.stall_timeout}
@@ -38,11 +37,8 @@ def explain(env_file: str | None, **given: Any) -> None:
 
     The exit code is 78 where the run would be refused.
     """
-    try:
+    with refusing():
         explained(given, env_file)
-    except SrunddpError as error:
-        say(f"srunddp: error: {error}\n")
-        sys.exit(error.exit_code)
 
 
 def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:

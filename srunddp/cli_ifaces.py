@@ -12,6 +12,7 @@ import click
 
 from srunddp.bootstrap.environment import CHANNELS, Environment, detect
 from srunddp.bootstrap.ifaces import Loaded, load, port_range
+from srunddp.cli_options import refusing
 from srunddp.cli_ranks import come_within, followed
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.run.verdict import say
@@ -46,11 +47,8 @@ def scan(**given: Any) -> None:
 
     With PMI or MPI no name has to lead to rank 0 yet. Exit code 69 when a node has no interface that reaches others.
     """
-    try:
+    with refusing():
         sys.exit(_scan(given))
-    except SrunddpError as error:
-        say(f"srunddp: error: {error}\n")
-        sys.exit(error.exit_code)
 
 
 def _scan(given: dict[str, Any]) -> int:
@@ -128,12 +126,9 @@ def check(file: str | None, timeout: float) -> None:
 
     Exit code 0, or 78 when it is wrong.
     """
-    try:
+    with refusing():
         environment = detect(os.environ)
         sys.exit(_on_every_node(file, environment, timeout) if environment.world_size > 1 else _here(file))
-    except SrunddpError as error:
-        say(f"srunddp: error: {error}\n")
-        sys.exit(error.exit_code)
 
 
 def _here(file: str | None) -> int:

@@ -61,14 +61,22 @@ def _options(args: list[str], takes: set[str]) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
-    """Around all that it does: an error is one line and a fixed exit code, also where nothing can be printed."""
+def refusing() -> Iterator[None]:
+    """Around all that a command does: an error is one line and a fixed exit code."""
     try:
         yield
-        sys.stdout.flush()
     except SrunddpError as error:
         say(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """The same, also where nothing can be printed."""
+    try:
+        with refusing():
+            yield
+            sys.stdout.flush()
     except OSError as error:
         say(f"srunddp: error: standard output: {os.strerror(error.errno or 0)}; expected one that can be written\n")
         os._exit(_CANNOT_PRINT)  # Python's own end would try to write once more

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from srunddp.cli_options import limit
-from srunddp.errors import SrunddpError, one_line
+from srunddp.cli_options import limit, refusing
+from srunddp.errors import one_line
 from srunddp.run.verdict import say
 from srunddp.site.staging import items, pushing
 from srunddp.site.staging.build import Built, build
@@ -41,10 +41,8 @@ def build_command(**given: Any) -> None:
 
     The file srunddp-lock.txt in it names each version and its hash.
     """
-    try:
+    with refusing():
         _print_built(_build(given))
-    except SrunddpError as error:
-        _fail(error)
 
 
 def _build(given: dict[str, Any]) -> Built:
@@ -93,12 +91,10 @@ def push(**given: Any) -> None:
     srunddp stage clean
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too
-    try:
+    with refusing():
         job = Job.of(os.environ, given["base"])
         wanted = items.collect(given["env"], given["project"], given["data"], given["exclude"])
         program = pushing.push(job, wanted, sys.argv[0], given["timeout"], _say, everywhere=given["all_nodes"])
-    except SrunddpError as error:
-        _fail(error)
     click.echo(program)
 
 
@@ -107,16 +103,9 @@ def push(**given: Any) -> None:
 @_timeout
 def clean(base: str, timeout: float) -> None:
     """In a job: remove what was staged for it, as its end does."""
-    try:
+    with refusing():
         pushing.clean(Job.of(os.environ, base), timeout, _say)
-    except SrunddpError as error:
-        _fail(error)
 
 
 def _say(line: str) -> None:
     say(f"srunddp: {one_line(line)}\n")
-
-
-def _fail(error: SrunddpError) -> NoReturn:
-    _say(f"error: {error}")
-    sys.exit(error.exit_code)

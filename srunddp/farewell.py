@@ -11,7 +11,7 @@ from srunddp.bootstrap.door import Door
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.failure import Failure
 from srunddp.bootstrap.interface import Interface
-from srunddp.bootstrap.line import Address, listen
+from srunddp.bootstrap.line import listen
 from srunddp.bootstrap.roster import MOURN, tell_all
 from srunddp.bootstrap.slurm import whole_number
 from srunddp.errors import SrunddpError
@@ -88,13 +88,9 @@ def _tell(
         heard = announcement.read(pmi.broadcast(None, descriptor=_descriptor(), timeout=within))
         token, secret, candidates = heard.token, heard.secret, list(heard.addresses)
     else:
-        candidates = _candidates(environment, options, interface)
+        candidates = channels.locate(environment, interface, _entries(options), options.ports)
     hello = channels.hello(environment, token)
     return rendezvous.tell(candidates, hello, trust.choose(secret), failure, deadline)
-
-
-def _candidates(environment: Environment, options: Options, interface: Interface | None) -> list[Address]:
-    return channels.locate(environment, interface, _entries(options), options.ports)
 
 
 def _entries(options: Options) -> tuple[ifaces.Entry, ...]:

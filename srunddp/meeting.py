@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from srunddp.bootstrap import announcement, channels, ifaces, interface, process_group, trust
-from srunddp.bootstrap.announcement import Announcement
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.failure import Interrupt
-from srunddp.bootstrap.line import Address, Company, Held, Meeting, hold
+from srunddp.bootstrap.line import Company, Held, Meeting, hold
 from srunddp.bootstrap.rendezvous import find
 from srunddp.bootstrap.roster import Roster
 
@@ -71,8 +70,7 @@ def bind(prepared: Prepared) -> Prepared:
     alone = environment.world_size == 1
     entry = ifaces.entry_for(prepared.entries, environment.node, alone=alone)
     if environment.channels[:1] in (("slurm",), ("env",)) and not environment.one_node:
-        own = {address: link.name for link in interface.links_here() for address in link.addresses}
-        channels.check_reachable(environment, prepared.interface, entry, own)
+        channels.check_reachable(environment, prepared.interface, entry, interface.links_here())
     line_ports = [0] if alone else channels.line_ports(environment, entry, forced)
     held = hold(prepared.interface.address, line_ports, channels.store_ports(entry, forced))
     return replace(prepared, held=held, told=announcement.make(channels.token(environment), [held.line_address]))
@@ -117,14 +115,12 @@ def meet(
     if prepared.held:
         layout = environment.step.layout() if environment.step else {}
         return Roster(hello, prepared.held, channel, layout, own, say, interrupt).gather(deadline)
-    line, meeting = find(_candidates(prepared, heard), hello, deadline, own, interrupt)
-    return Company(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
-
-
-def _candidates(prepared: Prepared, heard: Announcement | None) -> list[Address]:
     if heard:
-        return list(heard.addresses)
-    return channels.locate(prepared.environment, prepared.interface, prepared.entries, prepared.options.ports)
+        candidates = list(heard.addresses)
+    else:
+        candidates = channels.locate(environment, prepared.interface, prepared.entries, prepared.options.ports)
+    line, meeting = find(candidates, hello, deadline, own, interrupt)
+    return Company(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
 
 
 def joined(prepared: Prepared, meeting: Meeting) -> process_group.Joined:

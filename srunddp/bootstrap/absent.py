@@ -7,18 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from srunddp.bootstrap.host_list import ranges
+from srunddp.bootstrap.host_list import grouped, ranges
 
 SAY_EVERY = 30.0
 
 
 def named(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
     """``ranks 4-5 on node03`` for ranks 4 and 5, folded; without nodes where the layout is not known."""
-    by_node: dict[str, list[int]] = {}
-    for rank in ranks:
-        by_node.setdefault(layout.get(rank, ""), []).append(rank)
     parts = []
-    for node, theirs in by_node.items():
+    for node, theirs in grouped((layout.get(rank, ""), rank) for rank in ranks).items():
         where = f" on {node}" if node else ""
         parts.append(f"rank{'s' if len(theirs) > 1 else ''} {ranges(theirs)}{where}")
     return ", ".join(parts)

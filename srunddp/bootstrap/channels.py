@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from srunddp import __version__
 from srunddp.bootstrap import mpi, pmi
@@ -16,7 +16,7 @@ from srunddp.bootstrap.absent import SAY_EVERY, saying
 from srunddp.bootstrap.cpus import mask
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.ifaces import Entry, entry_for, entry_or_default
-from srunddp.bootstrap.interface import Interface, addresses_of, is_loopback, links_here
+from srunddp.bootstrap.interface import Interface, Link, addresses_of, is_loopback, links_here
 from srunddp.bootstrap.line import Address, Hello
 from srunddp.bootstrap.slurm import NODE_LIST, SlurmStep, whole_number
 from srunddp.errors import ConfigError, Scope
@@ -208,18 +208,18 @@ def _unresolved(found: str) -> ConfigError:
     )
 
 
-def check_reachable(environment: Environment, interface: Interface, entry: Entry, addresses: Mapping[str, str]) -> None:
+def check_reachable(environment: Environment, interface: Interface, entry: Entry, links: Iterable[Link]) -> None:
     """On rank 0: refuse at once when the name that the others will look up is another interface of this node.
 
     Args:
         environment, interface, entry: of rank 0.
-        addresses: this node's own addresses, with the interface that has each.
+        links: this node's interfaces.
 
     Raises:
         ConfigError: the others would knock where nobody listens.
     """
     name = environment.master[0] if environment.master else known_as(entry, environment.node)
-    found = addresses_of(name)
+    found, addresses = addresses_of(name), {address: link.name for link in links for address in link.addresses}
     elsewhere = {host: addresses[host] for host in found if host in addresses and not host.startswith("127.")}
     if elsewhere and interface.address not in elsewhere:
         host, other = next(iter(elsewhere.items()))

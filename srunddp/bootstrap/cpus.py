@@ -30,7 +30,7 @@ class Cpus:
         """This process's."""
         allowed = os.sched_getaffinity(0)
         siblings = Path(f"/sys/devices/system/cpu/cpu{min(allowed)}/topology/thread_siblings")
-        mask = _read(siblings).replace(",", "")
+        mask = text_of(siblings).replace(",", "")
         return cls(len(allowed), os.cpu_count() or 1, int(mask or "1", 16).bit_count())
 
 
@@ -105,7 +105,7 @@ def _of_mpirun(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
 def quota(cgroups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float | None:
     """CPUs that the cgroups above this process leave it, as a container's ``--cpus=2`` does; None for any number."""
     limits = []
-    for line in _read(cgroups).splitlines():
+    for line in text_of(cgroups).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             limits += [_of_v2(folder) for folder in _upwards(root, path)]
@@ -122,14 +122,14 @@ def _upwards(root: Path, path: str) -> Iterator[Path]:
 
 
 def _of_v2(folder: Path) -> float | None:
-    match _read(folder / "cpu.max").split():
+    match text_of(folder / "cpu.max").split():
         case [quota, period] if quota != "max":
             return int(quota) / int(period)
     return None
 
 
 def _of_v1(folder: Path) -> float | None:
-    quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    quota, period = text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 
@@ -138,8 +138,9 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(value) if value.isdecimal() else 0
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What is in a file of the kernel; empty where there is none."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""

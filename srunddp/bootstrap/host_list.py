@@ -1,9 +1,13 @@
-"""Node names and numbers in few words, as Slurm writes them; nothing is imported for it when a rank fails."""
+"""Node names and numbers by group, and in few words as Slurm has them; nothing is imported for it when a rank fails."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 def fold(names: Iterable[str]) -> str:
@@ -37,3 +41,11 @@ def _ranges(numbers: Iterable[str]) -> str:
         else:
             runs.append((number, number))
     return ",".join(low if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The second of each pair, by the first."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups

@@ -118,23 +118,19 @@ def install(place: Joined) -> None:
     os.environ[rank_mark.VARIABLE] = rank_mark.mark(os.environ, os.getpid())
     if place.meeting.channel == "pmi":
         sys.meta_path.insert(0, mpi.NotAfterPmi())
-    if _RENDEZVOUS in sys.modules:
-        _replace_handlers(sys.modules[_RENDEZVOUS])
-    else:
-        sys.meta_path.insert(0, _OnImport(_RENDEZVOUS, _replacing))
+    _surround(_RENDEZVOUS, _replacing_handlers)
     if "torch" not in sys.modules:
-        sys.meta_path.insert(0, _OnImport("torch", _uncollected))
+        _surround("torch", _uncollected)
     if place.environment.world_size > 1:
-        if "accelerate" in sys.modules:
-            _tell_accelerate()
-        else:
-            sys.meta_path.insert(0, _OnImport("accelerate", _telling_accelerate))
+        _surround("accelerate", _telling_accelerate)
 
 
-@contextlib.contextmanager
-def _replacing(module: ModuleType) -> Iterator[None]:
-    yield
-    _replace_handlers(module)
+def _surround(name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
+    """Enter and leave it when the script imports a module; now, where that has been imported."""
+    if name in sys.modules:
+        with around(sys.modules[name]):
+            return
+    sys.meta_path.insert(0, _OnImport(name, around))
 
 
 @contextlib.contextmanager
@@ -154,11 +150,6 @@ def _uncollected(_: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling_accelerate(_: ModuleType) -> Iterator[None]:
-    _tell_accelerate()
-    yield
-
-
-def _tell_accelerate() -> None:
     """Without a GPU it takes ranks for a world only if it is told of CPUs; else each would train for itself.
 
     ``accelerate launch --cpu`` exports the same.
@@ -168,6 +159,7 @@ def _tell_accelerate() -> None:
     # is_available() would initialise CUDA, which processes forked later could not use then; this asks NVML.
     if not torch.accelerator.device_count():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    yield
 
 
 class _OnImport:
@@ -201,7 +193,9 @@ class _OnImport:
         return spec
 
 
-def _replace_handlers(rendezvous: ModuleType) -> None:
+@contextlib.contextmanager
+def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
+    yield
     handlers = rendezvous._rendezvous_handlers  # private to torch; a test pins it
     for scheme in ("env", "tcp"):
         if getattr(handlers[scheme], "stock", None) is None:

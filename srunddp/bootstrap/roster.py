@@ -20,10 +20,6 @@ from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 MOURN = 5.0
 
 
-def _nothing(_: str) -> None:
-    return
-
-
 @dataclass
 class Roster:
     """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
@@ -47,7 +43,7 @@ class Roster:
     channel: str
     layout: Mapping[int, str] = field(default_factory=dict)
     trust: Trust = field(default_factory=Unproven)
-    say: Callable[[str], None] = _nothing
+    say: Callable[[str], None] = lambda _: None
     interrupt: Interrupt | None = None
     every: float = SAY_EVERY
     mourn: float = MOURN

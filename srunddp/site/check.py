@@ -9,6 +9,7 @@ from typing import Any
 
 from srunddp.bootstrap import channels
 from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.host_list import grouped
 from srunddp.bootstrap.ifaces import entry_or_default
 from srunddp.bootstrap.interface import addresses_of
 from srunddp.bootstrap.line import Meeting, listen
@@ -77,9 +78,8 @@ def absent(hub: Hub, subject: Subject, timeout: float) -> list[Finding]:
     """The ranks that did not come, with who was refused meanwhile; and what is wrong with those that did."""
     environment, entries = subject.environment, subject.loaded.entries
     layout = environment.step.layout() if environment.step else {}
-    missing: dict[str, list[int]] = {}
-    for rank in sorted(set(range(environment.world_size)) - hub.here.keys()):
-        missing.setdefault(layout.get(rank, ""), []).append(rank)
+    unseen = sorted(set(range(environment.world_size)) - hub.here.keys())
+    missing = grouped((layout.get(rank, ""), rank) for rank in unseen)
     cure = "see its own lines, and whether srun started srunddp there"
     findings = []
     for node, ranks in missing.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from srunddp.bootstrap.host_list import grouped
 from srunddp.site.finding import Finding, Level, Seen
 
 F = TypeVar("F")
@@ -19,9 +20,7 @@ def odd_ones(seen: Sequence[Seen[F]], value: Callable[[Seen[F]], V]) -> tuple[V,
     Args:
         seen: of one rank at least.
     """
-    ranks: dict[V, list[Seen[F]]] = {}
-    for one in sorted(seen, key=lambda one: one.rank):
-        ranks.setdefault(value(one), []).append(one)
+    ranks = grouped((value(one), one) for one in sorted(seen, key=lambda one: one.rank))
     usual = Counter({known: len(who) for known, who in ranks.items()}).most_common(1)[0][0]
     del ranks[usual]
     return usual, ranks
@@ -29,10 +28,7 @@ def odd_ones(seen: Sequence[Seen[F]], value: Callable[[Seen[F]], V]) -> tuple[V,
 
 def by_node(seen: Iterable[Seen[F]]) -> dict[str, list[Seen[F]]]:
     """The ranks of each node."""
-    nodes: dict[str, list[Seen[F]]] = {}
-    for one in seen:
-        nodes.setdefault(one.node, []).append(one)
-    return nodes
+    return grouped((one.node, one) for one in seen)
 
 
 def about(

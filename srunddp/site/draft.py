@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from srunddp.bootstrap.host_list import fold
+from srunddp.bootstrap.host_list import fold, grouped
 from srunddp.bootstrap.interface import shown_speed
 from srunddp.site.scan import End, Link, Scan
 
@@ -41,11 +41,7 @@ class Network:
 
 def networks(scan: Scan) -> list[Network]:
     """The groups of interfaces that reach each other, the best first; an interface that reaches none is no group."""
-    near: dict[End, list[End]] = {}
-    for (a, b), worked in scan.reached.items():
-        if worked:
-            near.setdefault(a, []).append(b)
-            near.setdefault(b, []).append(a)
+    near = grouped(way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a)))
     return sorted((_network(scan, ends) for ends in _groups(near)), key=lambda network: network.rank)
 
 
@@ -64,9 +60,7 @@ def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
 
 
 def _network(scan: Scan, ends: Iterable[End]) -> Network:
-    by_node: dict[str, list[Link]] = {}
-    for end in sorted(ends):
-        by_node.setdefault(end[0], []).append(scan.ends[end])
+    by_node = grouped((end[0], scan.ends[end]) for end in sorted(ends))
     links = {
         node: tuple(link for link in theirs if link.speed == max(each.speed for each in theirs))
         for node, theirs in by_node.items()
@@ -185,8 +179,9 @@ def _described(network: Network) -> str:
 
 def _passed_over(scan: Scan) -> list[str]:
     reaching = {end for pair, worked in scan.reached.items() if worked for end in pair}
-    why: dict[tuple[str, str], list[str]] = {}
-    for (node, name), link in sorted(scan.ends.items()):
-        if (node, name) not in reaching:
-            why.setdefault((name, link.passed_over or "reaches no other node"), []).append(node)
+    why = grouped(
+        ((name, link.passed_over or "reaches no other node"), node)
+        for (node, name), link in sorted(scan.ends.items())
+        if (node, name) not in reaching
+    )
     return [f"{name} on {fold(nodes)}, {reason}" for (name, reason), nodes in why.items()]

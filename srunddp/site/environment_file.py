@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from srunddp.bootstrap.host_list import grouped
 from srunddp.errors import ConfigError
 
 # A shell's exported functions have odd names; all else that does not begin so belongs to the value before it.
@@ -48,10 +49,7 @@ def parse(text: str) -> list[dict[str, str]]:
     lines = text.removesuffix("\n").split("\n")
     labelled = [_LABEL.fullmatch(line) for line in lines]
     if all(labelled):
-        by_label: dict[int, list[str]] = {}
-        for found in labelled:
-            assert found
-            by_label.setdefault(int(found[1]), []).append(found[2])
+        by_label = grouped((int(found[1]), found[2]) for found in labelled if found)
         return [environment for _, own in sorted(by_label.items()) for environment in _split(_joined(own))]
     return _split(_joined(lines))
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from srunddp.bootstrap.cpus import text_of
+
 _ROOT = Path("/sys/class/infiniband")
 
 
@@ -52,11 +54,11 @@ def with_interface(own: Sequence[Device], every: Sequence[Device]) -> tuple[list
 
 def _device(folder: Path) -> Device:
     ports = sorted((folder / "ports").glob("*"))
-    active = [port for port in ports if "ACTIVE" in _read(port / "state")]
+    active = [port for port in ports if "ACTIVE" in text_of(port / "state")]
     port = max(active or ports, key=_rate, default=folder)
     return Device(
         name=folder.name,
-        layer=_read(port / "link_layer"),
+        layer=text_of(port / "link_layer"),
         active=bool(active),
         rate=_rate(port),
         interfaces=tuple(sorted(path.name for path in (folder / "device" / "net").glob("*"))),
@@ -64,12 +66,5 @@ def _device(folder: Path) -> Device:
 
 
 def _rate(port: Path) -> int:
-    rate = re.match(r"([0-9.]+) Gb/sec", _read(port / "rate"))
+    rate = re.match(r"([0-9.]+) Gb/sec", text_of(port / "rate"))
     return int(float(rate[1]) * 1000) if rate else 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -79,7 +79,8 @@ def look(wanted: str | None, sysfs: Path = numa.SYSFS) -> View:
 
 def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
     gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    known = [_instances(nvml, gpu, sysfs) or [_device(nvml, gpu, gpu, sysfs)] for gpu in gpus]
+    # Each as its MIG instances or as itself.
+    known = [[_device(nvml, each, gpu, sysfs) for each in instances(nvml, gpu) or [gpu]] for gpu in gpus]
     devices, unknown = visible(wanted, known)
     cuda = nvml.nvmlSystemGetCudaDriverVersion()
     return View(
@@ -91,11 +92,6 @@ def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
         unknown=unknown,
         separate=_separate(nvml, {nvml.nvmlDeviceGetUUID(gpu): gpu for gpu in gpus}, devices),
     )
-
-
-def _instances(nvml: Any, gpu: Any, sysfs: Path) -> list[Device]:
-    """The MIG instances of a GPU."""
-    return [_device(nvml, instance, gpu, sysfs) for instance in instances(nvml, gpu)]
 
 
 def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:

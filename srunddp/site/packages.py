@@ -78,7 +78,7 @@ def _version(module: str, place: str) -> str:
 def distributed(module: str, place: str) -> Distribution | None:
     """What was installed in the folder ``place`` as this module, rather than further along ``sys.path``."""
     found = list(distributions(path=[place]))
-    same = [one for one in found if _normal(one.metadata["Name"] or "") == _normal(module)]
+    same = [one for one in found if normal(one.metadata["Name"] or "") == normal(module)]
     return next(iter(same), None) or next((one for one in found if module in _modules(one)), None)
 
 
@@ -87,7 +87,8 @@ def _modules(found: Distribution) -> Iterable[str]:
     return named.split() if named else {file.parts[0].partition(".")[0] for file in found.files or ()}
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
+    """A package's name as all indexes spell it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

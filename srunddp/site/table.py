@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from srunddp.bootstrap.host_list import fold, ranges
+from srunddp.bootstrap.host_list import fold, grouped, ranges
 from srunddp.errors import ConfigError, one_line
 from srunddp.site.checks import CHECKS
 from srunddp.site.finding import Finding, Level
@@ -19,9 +19,7 @@ from srunddp.site.report import Report
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Equal findings of several nodes or ranks as one; the worst first, else in their order."""
-    by_text: dict[Finding, list[Finding]] = {}
-    for each in findings:
-        by_text.setdefault(replace(each, nodes=(), ranks=()), []).append(each)
+    by_text = grouped((replace(each, nodes=(), ranks=()), each) for each in findings)
     rows = [
         replace(
             text,

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+from srunddp.bootstrap.host_list import grouped
 from srunddp.observe.report.run import Run
 from srunddp.observe.report.summary import Checkpoints, Ending, Launch, Phase, Span
 
@@ -70,11 +71,7 @@ def checkpoints(run: Run) -> Checkpoints:
 
 
 def _values(run: Run, name: str) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for mark in run.marks:
-        if mark.name == name and mark.value >= 0:
-            found.setdefault(mark.rank, []).append(mark.value)
-    return found
+    return grouped((mark.rank, mark.value) for mark in run.marks if mark.name == name and mark.value >= 0)
 
 
 def launches(run: Run) -> tuple[Launch, ...]:

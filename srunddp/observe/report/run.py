@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from srunddp.bootstrap.host_list import grouped
 from srunddp.observe.report import files
 from srunddp.observe.report.files import Mark
 from srunddp.observe.report.series import Samples, shifted
@@ -191,9 +192,7 @@ def _seen(run: Run) -> Iterable[str]:
 
 def _shifts(run: Run) -> dict[str, float]:
     """How far each node's clock is ahead of that of the first: all ranks have met at one moment."""
-    met: dict[str, list[float]] = {}
-    for rank, mark in run.marked("met").items():
-        met.setdefault(run.ranks.get(rank, ""), []).append(mark.time)
+    met = grouped((run.ranks.get(rank, ""), mark.time) for rank, mark in run.marked("met").items())
     if not run.nodes or run.nodes[0] not in met:
         return {}
     own = median(met[run.nodes[0]])

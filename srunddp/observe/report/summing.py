@@ -76,7 +76,7 @@ def against(summary: Summary, baseline: Summary) -> Summary:
 def training(run: Run) -> tuple[float | None, float | None]:
     """When all ranks had made their first step, and when the last step was counted, or its epoch was over before."""
     marked = [mark.time for mark in run.marked("step").values()]
-    counted = [_first_growth(each) for each in run.steps.values()]
+    counted = [next((time for time, count in each.known("steps") if count > 0), None) for each in run.steps.values()]
     begins = marked or [each for each in counted if each is not None]
     if not begins:
         return None, None
@@ -85,10 +85,6 @@ def training(run: Run) -> tuple[float | None, float | None]:
     stop, start = max(grown, default=(begin, begin))
     over = max((mark.time for mark in run.marks if mark.name == "epoch_end"), default=stop)
     return begin, max(begin, over if start <= over < stop else stop)
-
-
-def _first_growth(samples: Samples) -> float | None:
-    return next((time for time, count in samples.known("steps") if count > 0), None)
 
 
 def _rank(run: Run, rank: int, first: float, last: float) -> RankFigures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from srunddp.bootstrap.host_list import grouped
 from srunddp.errors import one_line
 from srunddp.observe.report import units
 from srunddp.observe.report.notes import Note, too_short
@@ -64,9 +65,7 @@ def heading(summary: Summary) -> list[str]:
 def ending(summary: Summary) -> str:
     """How the run ended, in a sentence."""
     end = summary.ending
-    by_code: dict[int, list[int]] = {}
-    for rank, code in end.codes.items():
-        by_code.setdefault(code, []).append(rank)
+    by_code = grouped((code, rank) for rank, code in end.codes.items())
     if end.running:
         return f"still running; last sample at {units.clock(end.last)}"
     if not by_code:

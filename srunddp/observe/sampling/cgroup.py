@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.observe.sampling.kernel import KernelFile, number_after, opened, text_of
+from srunddp.bootstrap.cpus import text_of
+from srunddp.observe.sampling.kernel import KernelFile, number_after, opened
 
 ROOT = Path("/sys/fs/cgroup")
 _JOB = re.compile(r".*/job_\d+(?=/|$)")

@@ -69,11 +69,3 @@ def number_after(text: bytes, name: bytes) -> int | None:
     start += len(name)
     end = text.find(b"\n", start)
     return int(text[start : end if end >= 0 else None])
-
-
-def text_of(path: str | Path) -> str:
-    """What is in a file that is read once; empty where there is none."""
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from srunddp.bootstrap import cpus
 from srunddp.observe.sampling import cgroup
 from srunddp.observe.sampling.cgroup import JobGroup
-from srunddp.observe.sampling.kernel import opened, text_of
+from srunddp.observe.sampling.kernel import opened
 from srunddp.observe.sampling.tasks import Tasks
 
 COLUMNS = (
@@ -44,7 +44,7 @@ class Node:
         groups: str | None = None,
         root: Path = cgroup.ROOT,
     ) -> None:
-        groups = text_of("/proc/self/cgroup") if groups is None else groups
+        groups = cpus.text_of(Path("/proc/self/cgroup")) if groups is None else groups
         self._tasks = tasks
         self._interface = interface
         self._group = JobGroup.find(groups, root)

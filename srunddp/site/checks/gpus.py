@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Literal
 
 from srunddp.bootstrap.device import device_index, has_own, unused_devices
+from srunddp.bootstrap.host_list import grouped
 from srunddp.bootstrap.visible import NO_GPU
 from srunddp.errors import ConfigError
 from srunddp.site import numa
@@ -146,10 +147,7 @@ def _twice(used: Used) -> Iterator[Finding]:
 
 
 def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, list[Seen[Facts]]]:
-    users: dict[str, list[Seen[Facts]]] = {}
-    for one, device in used:
-        users.setdefault(device[key], []).append(one)
-    return users
+    return grouped((device[key], one) for one, device in used)
 
 
 def _apart(used: Used) -> Iterator[Finding]:

@@ -92,9 +92,8 @@ def _lookup(subject: Subject) -> list[str]:
         if environment.rank:
             channels.locate(environment, chosen, subject.loaded.entries, None)
         elif not environment.one_node:
-            own = {address: link.name for link in links_here() for address in link.addresses}
             entry = ifaces.entry_for(subject.loaded.entries, environment.node)
-            channels.check_reachable(environment, chosen, entry, own)
+            channels.check_reachable(environment, chosen, entry, links_here())
     except SrunddpError as error:
         return [error.found, error.expected, error.cure]
     return []

@@ -60,8 +60,7 @@ def _found(case: Case, environment: Environment, entry: Entry | None) -> Sequenc
         assert case.entries
         checked = case.interface if case.interface and case.interface.address != UNKNOWN else None
         if environment.rank == 0 and checked and case.entry and not environment.one_node:
-            own = {address: link.name for link in case.here.links for address in link.addresses}
-            channels.check_reachable(environment, checked, case.entry, own)
+            channels.check_reachable(environment, checked, case.entry, case.here.links)
         return channels.locate(environment, checked, case.entries, case.asked.ports)
     if environment.master:
         return [Address(*environment.master)]

@@ -60,25 +60,17 @@ def _names(job: MpiJob) -> list[str]:
 
 
 def _mpirun(job: MpiJob) -> list[str]:
-    return _openmpi(job) if job.mpi == "openmpi" else _mpich(job)
-
-
-def _openmpi(job: MpiJob) -> list[str]:
-    slots = set(job.slots.values()) or {job.tasks}
+    counts = set(job.slots.values()) or {job.tasks}
     # So many on each host; where they differ, as many as each has slots for.
-    mapping = f"ppr:{slots.pop()}:node" if len(slots) == 1 else "slot"
+    each = counts.pop() if len(counts) == 1 else None
     hosts = ",".join(f"{host}:{count}" for host, count in job.slots.items())
-    where = [f"--host {word(hosts)}"] if hosts else _hostfile(job, "--hostfile")
-    first = [f"{word(job.mpirun)} -np {job.ranks}", *where, f"--map-by {mapping} --bind-to none"]
-    return [" ".join(first), " ".join(f"-x {name}" for name in _names(job))]
-
-
-def _mpich(job: MpiJob) -> list[str]:
-    slots = set(job.slots.values()) or {job.tasks}
-    each = [f"-ppn {slots.pop()}"] if len(slots) == 1 else []
-    hosts = ",".join(f"{host}:{count}" for host, count in job.slots.items())
+    if job.mpi == "openmpi":
+        where = [f"--host {word(hosts)}"] if hosts else _hostfile(job, "--hostfile")
+        mapping = f"ppr:{each}:node" if each else "slot"
+        first = [f"{word(job.mpirun)} -np {job.ranks}", *where, f"--map-by {mapping} --bind-to none"]
+        return [" ".join(first), " ".join(f"-x {name}" for name in _names(job))]
     where = [f"-hosts {word(hosts)}"] if hosts else _hostfile(job, "-f")
-    first = [f"{word(job.mpirun)} -n {job.ranks}", *where, *each, "-bind-to none"]
+    first = [f"{word(job.mpirun)} -n {job.ranks}", *where, *([f"-ppn {each}"] if each else []), "-bind-to none"]
     return [" ".join(first), " ".join(f'-genv {name} "${name}"' for name in _names(job))]
 
 

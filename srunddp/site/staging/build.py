@@ -22,6 +22,7 @@ from pathlib import Path
 import srunddp
 from srunddp.bootstrap import ifaces
 from srunddp.errors import ConfigError
+from srunddp.site.packages import normal
 from srunddp.site.staging.pip import Pip, Wheel
 from srunddp.site.staging.relocate import make_relocatable, script
 
@@ -158,13 +159,9 @@ def _chosen(pip: Pip, requirements: Path, place: Path, online: bool, say: Callab
             say("fetching wheels")
             pip.fetch(words)
         say("choosing versions")
-        found |= {_canonical(wheel.name): wheel for wheel in pip.choose(words)}
+        found |= {normal(wheel.name): wheel for wheel in pip.choose(words)}
     pins.unlink()
     return [found[name] for name in sorted(found)]
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _write_lock(path: Path, chosen: list[Wheel]) -> None:
