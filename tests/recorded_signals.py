@@ -13,7 +13,7 @@ from tests.conftest import PROGRAMS
 
 RECORDER = PROGRAMS / "record_signals.py"
 LIMIT = 200.0
-MOMENT = 0.1  # seconds within which a launcher's SIGCONT and SIGTERM come, which it sends one right after the other
+MOMENT = 0.5  # seconds between two signals that a launcher sends one right after the other, as SIGCONT and SIGTERM
 
 
 @dataclass
@@ -71,9 +71,11 @@ def differences(plain: Recorded, ours: Recorded) -> list[str]:
 
 def _in_order(lines: list[str]) -> list[str]:
     """The lines of a record. Signals of one moment are sorted: pending together, they come in any order."""
-    moments: list[tuple[float, list[str]]] = []
+    moments: list[list[str]] = []
+    last = 0.0
     for name, at in map(str.split, lines):
-        if len(moments) < 2 or float(at) > moments[-1][0] + MOMENT:  # the first is no signal
-            moments.append((float(at), []))
-        moments[-1][1].append(name)
-    return [name for _, names in moments for name in sorted(names)]
+        if len(moments) < 2 or float(at) > last + MOMENT:  # the first is no signal
+            moments.append([])
+        moments[-1].append(name)
+        last = float(at)
+    return [name for moment in moments for name in sorted(moment)]
