@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.conftest import PROGRAMS
 
 RECORDER = PROGRAMS / "record_signals.py"
-LIMIT = 200.0
+LIMIT = 400.0
 MOMENT = 0.5  # seconds between two signals that a launcher sends one right after the other, as SIGCONT and SIGTERM
 
 

@@ -67,7 +67,8 @@ class Row:
     Attributes:
         act: what is done once the ranks are ready; least: how many signals plain Python gets upon that.
         options: of sbatch, or of srun; body: of the batch script, empty for srun from the login node.
-        linger: seconds for which the script goes on after a signal that asks for an end.
+        linger: seconds for which the script goes on after a signal that asks for an end; Slurm looks every 30 s whether
+            a time is over, as that of a preempted job.
         ranks: how many.
     """
 
@@ -93,7 +94,7 @@ ROWS = {
     "--signal=USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=USR2@280")),
     "--signal=B:USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=B:USR2@280")),
     "--signal=B:USR2@280, kill -USR2 $SRUN_PID": Row(draw_near, 1, (*NEAR_END, "--signal=B:USR2@280"), FORWARDING),
-    "preemption": Row(preempt, 5, ("--exclude=node[01-04]", "-N1", "--gpus-per-node=8", "--no-requeue"), linger=14.0),
+    "preemption": Row(preempt, 5, ("--exclude=node[01-04]", "-N1", "--gpus-per-node=8", "--no-requeue"), linger=90.0),
     "a task of an array": Row(scancel("--signal=USR1"), 1, ("--array=7",)),
     "srun -n1": Row(scancel("--signal=USR2"), 1, body="srun -N1 -n1 {command}", ranks=1),
     "a container without setuid": Row(scancel("--signal=USR1"), 1, body=f"srun {CONTAINER} {{command}}"),
