@@ -72,12 +72,12 @@ def style() -> Iterator[None]:
         yield
 
 
-def figure(heights: Sequence[float], *, share: bool = True) -> tuple[Figure, list[Axes]]:
+def figure(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
     """Panels below each other; heights in inches."""
     made = Figure(figsize=(_WIDTH, sum(heights) + 0.6), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(made)
     options: dict[str, Any] = {"height_ratios": heights}
-    axes = made.subplots(len(heights), 1, sharex=share, squeeze=False, gridspec_kw=options)
+    axes = made.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw=options)
     return made, [row[0] for row in axes]
 
 
@@ -125,15 +125,14 @@ def _number_epochs(panel: Axes, axis: TimeAxis) -> None:
             )
 
 
-def draw(panel: Axes, lines: Sequence[Line], axis: TimeAxis, what: str, colour: str = COLOURS[0]) -> None:
+def draw(panel: Axes, lines: Sequence[Line], axis: TimeAxis, what: str) -> None:
     """Few series as lines, many as a band; what they are is said beside the panel.
 
     Args:
         what: they are, in the plural.
-        colour: of a band.
     """
     if len(lines) > MOST_LINES:
-        draw_band(panel, band(lines, grid(0.0, axis.end, axis.interval)), axis, colour, f"{len(lines)} {what}")
+        draw_band(panel, band(lines, grid(0.0, axis.end, axis.interval)), axis, COLOURS[0], f"{len(lines)} {what}")
     else:
         for line, each in zip(lines, COLOURS, strict=False):
             _draw(panel, line, axis, each)

@@ -48,9 +48,9 @@ class Samples:
         values = self.within(name, begin, end)
         return fmean(values) if values else None
 
-    def most(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
-        """The highest of a span of time."""
-        return max(self.within(name, begin, end), default=None)
+    def most(self, name: str) -> float | None:
+        """The highest that is known."""
+        return max((value for _, value in self.known(name)), default=None)
 
     def steps(self, name: str) -> list[tuple[float, float, float]]:
         """Of a counter: begin, end and growth of each interval; one that falls has begun anew."""

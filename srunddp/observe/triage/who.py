@@ -44,7 +44,7 @@ class Labels:
     @classmethod
     def sniff(cls, lines: Sequence[str]) -> Labels:
         for kind, pattern in _DOUBTFUL.items():
-            found = [match for line in lines if (match := _label(kind, pattern, line))]
+            found = [match for line in lines if (match := _label(pattern, line))]
             values = Counter(match["rank"] if kind != "host" else match["node"] for match in found)
             if len(found) < 3 or len(found) * 5 < len(lines) * (1 if kind != "host" else 4):
                 continue
@@ -58,7 +58,7 @@ class Labels:
         """The line without its labels, whose it is, and on which node."""
         rank: int | None = None
         node: str | None = None
-        if self.kind and (match := _label(self.kind, _DOUBTFUL[self.kind], text)):
+        if self.kind and (match := _label(_DOUBTFUL[self.kind], text)):
             found = match.groupdict()
             rank = int(found["rank"]) if "rank" in found else None
             node = found.get("node")
@@ -70,7 +70,7 @@ class Labels:
         return text, rank, node
 
 
-def _label(kind: str, pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
+def _label(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
     match = pattern.match(line)
     if match and "node" in pattern.groupindex:
         node = match["node"]
