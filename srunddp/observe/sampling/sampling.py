@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import resource
 import select
 import socket
 import time
@@ -12,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.bootstrap.line import allow_many
 from srunddp.observe.sampling import gpus, links, node, tasks
 from srunddp.observe.sampling.table import Table, UnwritableError
 
@@ -51,8 +51,7 @@ def sample_until_told(site: Site, end: socket.socket) -> None:
     Raises:
         UnwritableError: a file cannot be written.
     """
-    with contextlib.suppress(OSError, ValueError):
-        allow_many()  # four of each process are kept open, and a node may have hundreds
+    _allow_many_files()
     samples = _Samples(site)
     gc.freeze()
     told = select.poll()
@@ -65,6 +64,13 @@ def sample_until_told(site: Site, end: socket.socket) -> None:
         if told.poll(1000 * (due - now)):
             break
     samples.take(last=True)
+
+
+def _allow_many_files() -> None:
+    """Four of each process are kept open, and a node may have hundreds."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Samples:
