@@ -88,10 +88,13 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+JOB = str(os.getpid())  # the port follows from it: worlds of tests that run at once do not see each other
+
+
 def slurm(rank: int, size: int = 2, /, **changes: str) -> dict[str, str]:
     """A made-up step whose tasks all run on this node."""
     variables = {
-        "SLURM_JOB_ID": "1207",
+        "SLURM_JOB_ID": JOB,
         "SLURM_STEP_ID": "3",
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(rank),

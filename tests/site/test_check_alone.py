@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.run.starting import NODE, ended, slurm, srunddp, started, write
+from tests.run.starting import JOB, NODE, ended, slurm, srunddp, started, write
 
 QUICK = {"PYTHONPATH": str(PROGRAMS / "other_torch")}  # the real one takes seconds to import
 Ended = tuple[int, str, str]
@@ -31,7 +31,7 @@ def codes(every: Sequence[Ended]) -> list[int]:
     return [code for code, _, _ in every]
 
 
-def findings(folder: Path, job: str = "1207") -> list[tuple[str, str, list[int], str]]:
+def findings(folder: Path, job: str = JOB) -> list[tuple[str, str, list[int], str]]:
     found = json.loads((folder / f"preflight.{job}.json").read_text())["findings"]
     return [(each["level"], each["check"], each["ranks"], each["found"]) for each in found]
 
@@ -65,7 +65,7 @@ def test_ranks_of_one_world_pass_together_and_rank_0_alone_speaks(kind: str, tmp
     assert codes(every) == [0, 0, 0]
     assert [(out, errors) for _, out, errors in every[1:]] == [("", ""), ("", "")]
     assert "3 of 3 ranks on 1 node, all is well\n" in every[0][1]
-    report = json.loads((tmp_path / f"preflight.{'1207' if kind == 'slurm' else 'local'}.json").read_text())
+    report = json.loads((tmp_path / f"preflight.{JOB if kind == 'slurm' else 'local'}.json").read_text())
     assert [(rank["rank"], rank["local_rank"], rank["node"]) for rank in report["ranks"]] == [
         (rank, rank, NODE) for rank in range(3)
     ]
