@@ -56,8 +56,11 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     finally:
         for job in each:
             assert job.srun
-            job.srun.kill()
-            job.srun.wait()
+            job.srun.terminate()
+            try:
+                job.srun.wait(30)
+            except subprocess.TimeoutExpired:
+                job.srun.kill()
 
 
 @pytest.mark.parametrize("row", ROWS)

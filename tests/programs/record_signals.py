@@ -29,11 +29,12 @@ RANK = next(
 )
 
 
-def record(who: str, parent: int | None = None) -> None:
+def record(who: str, parent: int) -> None:
+    """Until so long after a signal, or until the process that started this one has ended."""
     file = os.open(Path(sys.argv[1], f"{RANK}.{who}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     linger, ends = float(sys.argv[2]) if len(sys.argv) > 2 else 2.0, time.monotonic() + 300
     os.write(file, f"ready {time.time():.3f}\n".encode())
-    while time.monotonic() < ends and (parent is None or os.getppid() == parent):
+    while time.monotonic() < ends and os.getppid() == parent:
         # Taken one by one: where two are pending a handler of Python's would be called in the order of the numbers.
         received = signal.sigtimedwait(RECORDED, 0.2)
         if received is None:
@@ -44,8 +45,9 @@ def record(who: str, parent: int | None = None) -> None:
 
 
 signal.pthread_sigmask(signal.SIG_BLOCK, RECORDED)
+launcher, script = os.getppid(), os.getpid()
 if os.fork():
-    record("script")
+    record("script", launcher)
 else:
-    record("child", os.getppid())
+    record("child", script)
     os._exit(0)
