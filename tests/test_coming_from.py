@@ -130,7 +130,7 @@ def test_every_command_with_mpirun_starts_its_ranks(command: str, tmp_path: Path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     size = sum(int(words[place + 1]) for place, word in enumerate(words) if word == "-n")

@@ -49,6 +49,8 @@ def test_any_other_error_is_what_python_makes_of_it(tmp_path: Path) -> None:
 def test_an_interactive_python_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-q", "-i", write(tmp_path / "train.py", READS), "--wrong=1"]
     text = "print('still', 'there')\n"
-    done = subprocess.run(command, env=bare(PATH), cwd=tmp_path, input=text, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=bare(PATH), cwd=tmp_path, input=text, capture_output=True, text=True, timeout=180
+    )
     assert (done.returncode, done.stdout) == (0, "still there\n")
     assert "ConfigError" in done.stderr

@@ -128,7 +128,7 @@ def scontrol(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def _by_scontrol(host_list: str, scontrol: dict[str, str]) -> list[str]:
     command = ["scontrol", "show", "hostnames", host_list]
-    return subprocess.run(command, env=scontrol, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return subprocess.run(command, env=scontrol, capture_output=True, text=True, check=True, timeout=180).stdout.split()
 
 
 def test_the_table_is_what_scontrol_says(scontrol: dict[str, str]) -> None:

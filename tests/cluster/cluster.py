@@ -52,7 +52,7 @@ def beside(settings: Settings, number: int) -> Iterator["Cluster"]:
                 raise ClusterError("the cluster beside the first did not start; see standard error")
             yield Cluster(settings, Path(folder))
         finally:
-            holder.communicate(timeout=60)
+            holder.communicate(timeout=180)
 
 
 class Cluster:

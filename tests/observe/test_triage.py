@@ -84,7 +84,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(ROOT / "bin" / "srunddp"), "triage", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env=environment,
         check=False,
     )
@@ -377,7 +377,7 @@ def test_the_command_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )

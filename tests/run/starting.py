@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 SRUNDDP = (sys.executable, str(ROOT / "bin" / "srunddp"))
 NODE = socket.gethostname()
-LONG = 60.0  # a limit that only what is broken reaches
+LONG = 180.0  # a limit that only what is broken reaches
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -90,7 +90,7 @@ def test_signals_reach_it(tmp_path: Path) -> None:
         run.send_signal(signal.SIGUSR1)
         assert read_line(run) == "USR1"
         run.send_signal(signal.SIGTERM)
-        assert run.wait(timeout=60) == 143
+        assert run.wait(timeout=180) == 143
 
 
 def test_another_value_is_one_message(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_wrapper_below_the_launcher_can_end_the_script() -> None:
     )
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     done = start(sys.executable, "-c", wrapper, **step, SLURM_STEP_NUM_TASKS="1", SLURM_STEP_NODELIST="localhost")
-    output, errors = done.communicate(timeout=60)
+    output, errors = done.communicate(timeout=180)
     assert output.splitlines() == ["signal 1", "143"], errors
 
 
@@ -83,7 +83,7 @@ def test_without_a_supervisor_an_early_end_of_rank_zero_ends_the_others(tmp_path
         for rank in ("0", "1")
     ]
     for rank in ranks:
-        rank.communicate(timeout=60)
+        rank.communicate(timeout=180)
     assert ranks[0].returncode == (1 if how == "exception" else 3)
     assert ranks[1].returncode != 0
 

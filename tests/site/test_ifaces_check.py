@@ -161,9 +161,9 @@ def test_a_short_name_in_the_file_is_a_node_of_the_cluster_by_its_whole_name(con
 def test_thousands_of_nodes_are_checked_soon(conf: Path) -> None:
     nodes = " ".join(f"n{number}" for number in range(1, 10_001))
     text = "".join(entry(f"n[{low}-{low + 99}]") for low in range(1, 10_001, 100))
-    began = time.monotonic()
+    began = time.process_time()
     assert checked(conf, text, nodes).findings == ()
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 # Asking Slurm.

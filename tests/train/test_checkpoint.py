@@ -30,7 +30,7 @@ def campaign(script: str, folder: Path, number: int, *before: str) -> str:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert run.returncode == 0, run.stderr
     return run.stdout

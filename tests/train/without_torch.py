@@ -18,5 +18,5 @@ package.__path__ = [{str(ROOT / "srunddp" / "train")!r}]
 
 def run_without_torch(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", _BEFORE + code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", _BEFORE + code], cwd=ROOT, capture_output=True, text=True, timeout=180, check=True
     )

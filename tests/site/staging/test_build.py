@@ -46,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ran(*words: str | Path, **variables: str) -> str:
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"} | variables
-    done = subprocess.run(words, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=environment, cwd="/", capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
