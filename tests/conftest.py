@@ -21,16 +21,12 @@ _APART = ("soak", "interop")  # kinds of tests that are run by themselves, each 
 
 # Of the tests that `--quick` leaves out besides those of a cluster, nearly all start several processes with torch.
 _SLOW = """
-interop mpirun slurm soak test_examples.py test_tiny_bert.py test_unguarded.py
-bootstrap/test_hostile_variables.py bootstrap/test_quiet.py bootstrap/test_world.py
+gpu interop mpirun slurm soak train test_examples.py test_tiny_bert.py test_unguarded.py
+bootstrap/test_hostile_variables.py bootstrap/test_world.py
 observe/sampling/test_processes.py observe/test_report.py observe/test_report_browser.py observe/test_triage_corpus.py
-run/test_standstill.py run/test_stopped.py run/test_supervisor.py
-site/jobs/test_cli.py site/jobs/test_hostile.py site/staging/test_build.py
+run/test_standstill.py run/test_stopped.py run/test_supervisor.py run/test_hanging.py run/test_worlds.py
+site/jobs/test_cli.py site/jobs/test_hostile.py site/staging/test_build.py site/test_versions.py
 site/test_check_alone.py site/test_many_nodes.py site/test_two_nodes.py
-train/test_average.py train/test_checkpoint.py train/test_cpus.py train/test_exactness.py train/test_figures.py
-train/test_history.py train/test_loop.py train/test_mnist.py train/test_pace.py train/test_preemption.py
-train/test_reading.py train/test_resume.py train/test_sharded.py train/test_step.py train/test_torchvision.py
-train/test_vision.py train/test_writer.py
 """
 
 _LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others
