@@ -24,6 +24,7 @@ from srunddp.bootstrap import cpus, mpi, rank_mark
 from srunddp.bootstrap.environment import Environment
 from srunddp.bootstrap.interface import Interface
 from srunddp.bootstrap.line import Meeting, allow_many
+from srunddp.bootstrap.quiet import without_name_lookups
 from srunddp.observe.marks import event
 
 if TYPE_CHECKING:
@@ -84,16 +85,17 @@ class Joined:
         if self._store is None:
             if self.store_fd is not None:
                 allow_many(_FILES_PER_RANK * self.environment.world_size + _SPARE_FILES)
-            self._store = TCPStore(
-                self.meeting.master_addr,
-                self.meeting.master_port,
-                self.environment.world_size,
-                is_master=self.store_fd is not None,
-                timeout=timedelta(seconds=self.timeout),
-                wait_for_workers=False,
-                master_listen_fd=self.store_fd,
-                use_libuv=True,
-            )
+            with without_name_lookups():
+                self._store = TCPStore(
+                    self.meeting.master_addr,
+                    self.meeting.master_port,
+                    self.environment.world_size,
+                    is_master=self.store_fd is not None,
+                    timeout=timedelta(seconds=self.timeout),
+                    wait_for_workers=False,
+                    master_listen_fd=self.store_fd,
+                    use_libuv=True,
+                )
         self.initialisations += 1
         return PrefixStore(f"srunddp/{self.initialisations}", self._store)
 
