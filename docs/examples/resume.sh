@@ -20,6 +20,9 @@
 # Since Slurm 22.05 srun does not take this over from sbatch.
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
+# Slurm sends its SIGTERM to this shell, too, which has to wait for the ranks' checkpoint.
+trap : TERM
+
 # The same folder in each attempt. To go on with another job, add its folder: --output-dir=runs/NUMBER.
 srun --gpu-bind=none srunddp docs/examples/mnist.py --output-dir="runs/$SLURM_JOB_ID" --resume=auto "$@"
 code=$?

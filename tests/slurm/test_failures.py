@@ -20,8 +20,8 @@ from tests.slurm.conftest import SRUNDDP, Bench, site_mpi
 
 pytestmark = pytest.mark.slurm
 
-AT_ONCE = 2.0
-STOPPED = 13.0  # a rank that stands still is given 10 s to go on
+AT_ONCE = 20.0  # ten times what it takes; the trials of tests/chaos say how long that is
+STOPPED = 30.0  # a rank that stands still is given 10 s to go on
 STALL = 4
 SUSPENDED = 12.0
 REPORT = str(PROGRAMS / "report.py")
@@ -133,7 +133,7 @@ def test_a_rank_that_was_stopped_for_ten_seconds_is_named(rank: int, site: Site)
 @pytest.mark.parametrize("kind", ["sleep", "gil"])
 def test_a_rank_that_makes_no_step_is_named_with_where_it_stands(kind: str, site: Site) -> None:
     plan = Plan((Fault(4, kind),), heartbeat=True, options=("--stall-timeout", str(STALL)))
-    result = check(plan, site, STALL + 3.0)
+    result = check(plan, site, STALL + 20.0)
     assert "faults.py" in result.errors, result.told()
 
 
@@ -183,9 +183,10 @@ def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(site: Site, bench:
         job = next(word for word in environment(told["pid"]).split(b"\0") if word.startswith(b"SLURM_JOB_ID="))
         words = job.decode().removeprefix("SLURM_JOB_ID=")
         bench.cluster.run("scontrol", "suspend", words)
-        run.until(lambda: state(told["supervisor"]) == "T", 20)
+        # Frozen with its control group a process does not run, and is in no call that can be interrupted.
+        run.until(lambda: state(told["supervisor"]) in "TD", 20)
         time.sleep(SUSPENDED)
-        assert state(told["pid"]) == "T"
+        assert state(told["pid"]) in "TD"
         bench.cluster.run("scontrol", "resume", words)
         resumed = time.monotonic()
         run.until(lambda: all(said["time"] > resumed + 12.0 for said in run.said("steps").values()), 40)

@@ -15,7 +15,7 @@ from tests.slurm.conftest import Bench, site_mpi
 
 pytestmark = pytest.mark.slurm
 
-CUT_OFF = 20.0
+CUT_OFF = 60.0
 LOST = 69
 FAULTS: dict[str, Callable[[Node], AbstractContextManager[None]]] = {
     "link down": link_down,
