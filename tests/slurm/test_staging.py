@@ -175,7 +175,8 @@ def test_nodes_that_see_nothing_work_in_copies_and_the_others_in_what_is_shared(
 @pytest.mark.parametrize("end", ["end", "failure", "scancel", "scancel while staging"])
 def test_the_end_of_a_job_of_any_kind_leaves_no_copy(site: Site, end: str) -> None:
     last = {"end": "true", "failure": "exit 3"}.get(end, "sleep 1000")
-    number = site.submit(f"{site.push}\n{last}")
+    # Slurm's SIGTERM would end the shell, and the push with it, by SIGKILL.
+    number = site.submit(f"trap : TERM\n{site.push}\n{last}")
     if end.startswith("scancel"):
         role = "env" if end.endswith("staging") else "data"
         until(lambda: f" {role}: " in (site.folder / "job.out").read_text())
