@@ -140,7 +140,7 @@ def _supervise(
         condemn=monitor.marks.condemn,
         ended=stop_sampler,
         finish=worker.output.finish,
-        # Nobody waits for a world of one.
+        # Nobody waits for a single process.
         grace=wishes.grace if environment.world_size > 1 else None,
         launcher=worker.launcher,
     ).run()
