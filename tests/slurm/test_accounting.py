@@ -75,7 +75,8 @@ def over(bench: Bench, job: str) -> dict[str, list[str]] | None:
     """The rows of sacct, as soon as the job's says so, and the step has its figures: those come later."""
     columns = "JobID,State,NTasks,TotalCPU,MaxRSS,AveRSS,Timelimit,JobName"
     seen = rows(bench, "sacct", f"--jobs={job}", f"--format={columns}")
-    return seen if job in seen and seen[job][0] == "COMPLETED" and seen[f"{job}.0"][3] else None
+    # The job's row is there before its time limit and its name.
+    return seen if job in seen and seen[job][0] == "COMPLETED" and seen[job][-2] and seen[f"{job}.0"][3] else None
 
 
 def wait_for(look: Callable[[], T | None], limit: float = 30.0) -> T:
