@@ -160,6 +160,7 @@ def _ancestors() -> Iterator[tuple[int, str]]:
         try:
             before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
         except OSError:
+            yield pid, ""  # hidden (hidepid), as another user's
             return
         yield pid, before.partition("(")[2]
         pid = int(after.split()[1])

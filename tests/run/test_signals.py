@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -91,6 +92,20 @@ def test_the_launcher_is_found_from_a_user_namespace() -> None:
     done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, timeout=30, check=True)
     own, found = done.stdout.splitlines()
     assert found == f"{own} {own}", done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_launcher_that_is_hidden_is_the_parent() -> None:
+    """Where /proc shows a user's own processes only, as on many sites (hidepid=2)."""
+    code = (
+        "import os; from srunddp.run.signals import find_launcher; os.setgroups([]); os.setgid(65534); "
+        "os.setuid(65534); found = find_launcher('SLURM_PROCID', slurm=True); "
+        "print(found.pid, *found.slurm, os.getppid())"
+    )
+    hiding = ["unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh"]
+    done = subprocess.run([*hiding, sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    launcher, slurm, parent = done.stdout.split()
+    assert launcher == slurm == parent
 
 
 @pytest.mark.parametrize("skew", [0.05, 2.0])
