@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from srunddp.bootstrap.world import World as World
-    from srunddp.inside import init as init
-    from srunddp.observe.marks import heartbeat as heartbeat
+    from srunddp.bootstrap.process_group.init import init as init
+    from srunddp.bootstrap.process_group.world import World as World
+    from srunddp.telemetry import heartbeat as heartbeat
     from srunddp.train import Callback as Callback
     from srunddp.train import Config as Config
     from srunddp.train import Trainer as Trainer
@@ -21,9 +21,9 @@ _HOMES = {
     "Callback": "srunddp.train",
     "Config": "srunddp.train",
     "Trainer": "srunddp.train",
-    "World": "srunddp.bootstrap.world",
-    "heartbeat": "srunddp.observe.marks",
-    "init": "srunddp.inside",
+    "World": "srunddp.bootstrap.process_group.world",
+    "heartbeat": "srunddp.telemetry",
+    "init": "srunddp.bootstrap.process_group.init",
     "read_config": "srunddp.train",
 }
 

@@ -16,34 +16,34 @@ from typing import Any, cast
 import click
 
 from srunddp import __version__
-from srunddp.bootstrap import ifaces
-from srunddp.bootstrap.device import BACKENDS
-from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
-from srunddp.bootstrap.line import Meeting
-from srunddp.cli_options import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
+from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.process_group.device import BACKENDS
+from srunddp.bootstrap.rendezvous.early_failure import tell_failure
+from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
+from srunddp.bootstrap.rendezvous.protocol import Meeting
 from srunddp.errors import Scope, SrunddpError, one_line
-from srunddp.farewell import tell_failure
-from srunddp.launch import check_lines, is_worker_exec, launch
-from srunddp.meeting import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
-from srunddp.observe.monitor import Monitor, Plan, open_monitor
-from srunddp.run.logs import Destination, Output
-from srunddp.run.offline import contradictions
+from srunddp.monitor.monitor import Monitor, Plan, open_monitor
+from srunddp.run.launch import check_lines, is_worker_exec, launch
+from srunddp.run.options import Wishes, destination, open_output, plan_monitor
 from srunddp.run.script import Script, check
-from srunddp.run.staged import enter, hold, outside, read
-from srunddp.run.verdict import say
-from srunddp.wishes import Wishes, destination, open_output, plan_monitor
+from srunddp.stage.enter import enter, hold, outside, read
+from srunddp.stage.offline import contradictions
+from srunddp.supervisor.output.redirect import Destination, Output
+from srunddp.supervisor.root_cause import say
+from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
 
 _LAST_WORD = 1.0
 # Each in the module that has it: a rank that starts a training is not to import them.
 _BEFORE = {
-    "check": "srunddp.cli_check",
-    "explain": "srunddp.cli_explain",
-    "ifaces": "srunddp.cli_ifaces",
-    "stage": "srunddp.cli_stage",
-    "triage": "srunddp.cli_triage",
-    "mpirun": "srunddp.cli_sbatch",
-    "report": "srunddp.cli_report",
-    "sbatch": "srunddp.cli_sbatch",
+    "check": "srunddp.check.cli",
+    "explain": "srunddp.explain.cli",
+    "ifaces": "srunddp.ifaces.cli",
+    "stage": "srunddp.stage.cli",
+    "triage": "srunddp.triage.cli",
+    "mpirun": "srunddp.sbatch.cli",
+    "report": "srunddp.report.cli",
+    "sbatch": "srunddp.sbatch.cli",
 }
 
 
@@ -125,7 +125,7 @@ def run(**given: Any) -> None:
     environment: Environment | None = None
     try:
         if given["explain"]:
-            from srunddp.cli_explain import explained
+            from srunddp.explain.cli import explained
 
             explained(given)
         environment = detect(os.environ, channel=given["channel"])
@@ -143,7 +143,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
     wishes = Wishes(**{field.name: given[field.name] for field in fields(Wishes)})
     where = destination(wishes, environment)  # all ranks see the same error here, and nobody has to be told
     names = ("backend", "ifaces", "timeout")
-    ports = ifaces.port_range(given["port"], where="--port") if given["port"] else None
+    ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
     options = Options(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")

@@ -12,8 +12,9 @@ from subprocess import CompletedProcess
 import pytest
 
 import srunddp as package
-from srunddp.bootstrap import channels, environment
-from srunddp.bootstrap.ifaces import DEFAULT
+from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.rendezvous import discovery
 from tests.bootstrap.launchers import step
 from tests.bootstrap.munged import munged
 from tests.run.starting import NODE, SRUNDDP, bare, ended, slurm, srunddp, started, until, write
@@ -276,8 +277,8 @@ def test_explain_names_the_source_of_every_variable_that_is_exported(tmp_path: P
 
 
 def test_explain_says_where_rank_zero_is_looked_for(tmp_path: Path) -> None:
-    who = environment.detect(slurm(1))
-    first = channels.line_ports(who, DEFAULT, None)[0]
+    who = detect.detect(slurm(1))
+    first = discovery.line_ports(who, DEFAULT, None)[0]
     table = explained(srunddp("--explain", folder=tmp_path, **slurm(1)), 1)
     assert table["rank 0"].startswith(f"127.0.0.1:{first}, ")
 

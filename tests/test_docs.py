@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.settings.keys import keys_of
-from srunddp.settings.typed import text_of
-from srunddp.site.jobs.job import Job, MpiJob, Start
+from srunddp.config.schema import keys_of
+from srunddp.config.typed import text_of
+from srunddp.sbatch.spec import Job, MpiJob, Start
 from tests.conftest import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -63,8 +63,8 @@ def columns(file: str) -> list[str]:
 
 
 def test_every_column_of_the_monitors_files_is_in_the_reference_in_its_order() -> None:
-    from srunddp.observe import recorder
-    from srunddp.observe.sampling import gpus, links, node, tasks
+    from srunddp.monitor import recorder
+    from srunddp.monitor.sampler import gpus, links, node, tasks
 
     for part in (node, tasks, links, gpus):
         assert columns(f"NODE.{part.__name__.rpartition('.')[2]}.csv") == list(part.COLUMNS)
@@ -87,30 +87,32 @@ def cells(title: str, first: str) -> dict[str, list[str]]:
 
 
 def test_every_mark_is_in_the_reference() -> None:
-    from srunddp.observe.marks import EVENTS
+    from srunddp.telemetry import EVENTS
 
     assert set(cells("NODE.rankR.marks.csv", "mark")) == {"process", "meeting", "met", "end", *EVENTS}
 
 
 def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> None:
-    from srunddp.observe.report import notes
+    from srunddp.report import advice
     from tests.observe.test_report_notes import PLANTED, noted
 
     table = cells("Notes", "note")
     made = [note for name in PLANTED for note in noted(PLANTED[name][0], tmp_path / name)]
     assert {name: row[0] for name, row in table.items()} == {note.rule: note.threshold for note in made}
-    assert f"below {notes.OTHER_LINK_RATE / 2**20:.0f} MiB/s" in table["wrong interface"][2]
-    assert f"less than {notes.TIME_SAVED / 60:.0f} min to be saved" in table["time limit"][2]
-    assert f"less than {notes.MEMORY_UNUSED / 2**30:.0f} GiB unused" in table["memory unused"][2]
-    assert all(f"fewer than {notes.FEWEST_SAMPLES} samples" in table[name][2] for name in ("gpu idle", "gpu throttled"))
-    few = f"Below {notes.FEWEST_STEPS} steps, where steps are counted, or {notes.FEWEST_SAMPLES} samples"
+    assert f"below {advice.OTHER_LINK_RATE / 2**20:.0f} MiB/s" in table["wrong interface"][2]
+    assert f"less than {advice.TIME_SAVED / 60:.0f} min to be saved" in table["time limit"][2]
+    assert f"less than {advice.MEMORY_UNUSED / 2**30:.0f} GiB unused" in table["memory unused"][2]
+    assert all(
+        f"fewer than {advice.FEWEST_SAMPLES} samples" in table[name][2] for name in ("gpu idle", "gpu throttled")
+    )
+    few = f"Below {advice.FEWEST_STEPS} steps, where steps are counted, or {advice.FEWEST_SAMPLES} samples"
     assert few in (ROOT / "docs" / "reference.md").read_text()
 
 
 def test_every_option_of_a_run_of_the_report_and_of_triage_is_in_the_reference() -> None:
     from srunddp.cli import run
-    from srunddp.cli_report import report
-    from srunddp.cli_triage import triage
+    from srunddp.report.cli import report
+    from srunddp.triage.cli import triage
 
     for command, title in ((run, "Command line"), (report, "srunddp report"), (triage, "srunddp triage")):
         wanted = {name for option in command.params for name in option.opts if name.startswith("-")}

@@ -70,7 +70,7 @@ def test_neither_supervisor_nor_worker_imports_torch_before_the_script_does(tmp_
     assert (done.returncode, done.stdout) == (0, "[]\n")
     assert "runpy" in imported(done.stderr)
     assert not imported(done.stderr) & (HEAVY | {"tqdm"})
-    assert not re.search(r"srunddp\.observe\.(recorder|sampling)", done.stderr)  # those of --monitor
+    assert not re.search(r"srunddp\.monitor\.(recorder|sampler)", done.stderr)  # those of --monitor
 
 
 def maps(process: int) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from srunddp.errors import ConfigError, Scope
 
 if TYPE_CHECKING:
-    from srunddp.train.loop import Trainer
     from srunddp.train.progress import EpochRecord
+    from srunddp.train.trainer import Trainer
 
 
 class Callback:

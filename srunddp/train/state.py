@@ -11,8 +11,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from srunddp.train.average import Average
-from srunddp.train.checkpoint import CheckpointError
+from srunddp.train.checkpoint.file import CheckpointError
+from srunddp.train.model.ema import Average
 from srunddp.train.optimizer import rescale, with_kernels_of
 from srunddp.train.progress import EpochRecord
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from srunddp.train.config import DDPConfig
-from srunddp.train.replica import Replica
+from srunddp.train.model.ddp import Replica
 from tests.benchmarks.loop import World
 
 WINDOWS, STEPS = 40, 10

@@ -32,7 +32,7 @@ WORKER = f"import subprocess, sys\n[subprocess.Popen([sys.executable, '-c', each
 SUPERVISOR = f"""
 import os, subprocess, sys
 from pathlib import Path
-from srunddp.observe.sampling import Site, start
+from srunddp.monitor.sampler import Site, start
 subprocess.Popen([sys.executable, '-c', {WORKER + BUSY!r}])
 for line in sys.stdin:
     if words := line.split():

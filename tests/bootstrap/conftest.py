@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import settings
 
-from srunddp.bootstrap import slurm
+from srunddp.bootstrap.environment import slurm
 
 settings.register_profile("srunddp", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("srunddp")

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from srunddp.bootstrap import channels, slurm
-from srunddp.bootstrap.environment import CHANNELS, Environment, detect, likely_ranks
-from srunddp.bootstrap.ifaces import DEFAULT
-from srunddp.bootstrap.interface import Interface
+from srunddp.bootstrap.environment import slurm
+from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.network.interface import Interface
+from srunddp.bootstrap.rendezvous import discovery
 from srunddp.errors import SrunddpError
 from tests.bootstrap import launchers
 from tests.bootstrap.no_process import watch
@@ -111,22 +112,22 @@ def detected(variables: dict[str, str], channel: str | None) -> None:
     """All that is made of the variables before a socket opens."""
     likely_ranks(variables)
     found = detect(variables, channel=channel, pid=launchers.PID)
-    channels.because(found, variables)
-    if found.channels and found.channels[0] not in channels.TELLING:
+    discovery.because(found, variables)
+    if found.channels and found.channels[0] not in discovery.TELLING:
         located(found)
 
 
 def located(found: Environment) -> None:
-    channels.token(found)
-    channels.line_ports(found, DEFAULT, None)
-    channels.locate(found, INTERFACE, (DEFAULT,), None)
+    discovery.token(found)
+    discovery.line_ports(found, DEFAULT, None)
+    discovery.locate(found, INTERFACE, (DEFAULT,), None)
     if found.step:
         found.step.layout()
 
 
 def main() -> None:
     number, seed = map(int, sys.argv[1:])
-    channels.addresses_of = lambda name: {"10.0.0.7"}  # no network
+    discovery.addresses_of = lambda name: {"10.0.0.7"}  # no network
     slurm.typed_into = lambda task: task == "4000"
     starts: list[str] = []
     campaign = Campaign(random.Random(seed))

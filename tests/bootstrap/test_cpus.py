@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.cpus import Cpus, advice, quota, share
+from srunddp.bootstrap.environment.cpus import Cpus, advice, quota, share
 
 V2 = "0::/job/step\n"
 V1 = "4:memory:/job\n3:cpu,cpuacct:/job/step\n2:cpuset:/\n0::/init\n"
@@ -62,7 +62,7 @@ def test_row_25_a_rank_s_share_is_what_it_has_by_itself_and_no_more_than_was_ask
 
 ADVICE = """
 import os
-from srunddp.bootstrap.cpus import Cpus, advice
+from srunddp.bootstrap.environment.cpus import Cpus, advice
 print("\\n".join(advice(os.environ, Cpus.here())))
 """
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from srunddp.bootstrap import device
+from srunddp.bootstrap.process_group import device
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
 
@@ -152,7 +152,7 @@ def test_row_11_two_ranks_that_see_the_same_gpu_are_named() -> None:
     """Such as eight tasks that were all given the first one."""
     source = (
         "from torch.distributed import HashStore\n"
-        "from srunddp.bootstrap.device import claim\n"
+        "from srunddp.bootstrap.process_group.device import claim\n"
         "store = HashStore()\n"
         "for node, gpu, rank in (('n1', 'GPU-a', 0), ('n1', 'GPU-b', 1), ('n2', 'GPU-a', 2), ('n1', 'GPU-a', 0)):\n"
         "    claim(store, node, gpu, rank)\n"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from srunddp.bootstrap import environment
-from srunddp.bootstrap.environment import Environment
+from srunddp.bootstrap.environment import detect as environment
+from srunddp.bootstrap.environment.detect import Environment
 from srunddp.errors import ConfigError
 from tests.bootstrap.launchers import (
     JOB,

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from srunddp import farewell
-from srunddp.bootstrap import announcement, channels, environment, pmi
-from srunddp.bootstrap.environment import Environment
-from srunddp.bootstrap.ifaces import DEFAULT
-from srunddp.bootstrap.interface import Interface, Link
-from srunddp.bootstrap.line import hold
-from srunddp.bootstrap.trust import Secret
+from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.network.interface import Interface, Link
+from srunddp.bootstrap.rendezvous import advertisement, discovery, early_failure, pmi
+from srunddp.bootstrap.rendezvous.auth import Secret
+from srunddp.bootstrap.rendezvous.meet import Options
+from srunddp.bootstrap.rendezvous.protocol import hold
 from srunddp.errors import ConfigError, PeerError
-from srunddp.meeting import Options
 from tests.bootstrap.launchers import PID, hydra, open_mpi, step
 from tests.bootstrap.test_pmi import launcher
 from tests.bootstrap.test_rendezvous import rank_zero
@@ -23,27 +23,27 @@ SOON = Options(timeout=20)
 
 
 def on_hydra(rank: int, size: int = 2) -> Environment:
-    return environment.detect(hydra(rank, size), channel="pmi")
+    return detect.detect(hydra(rank, size), channel="pmi")
 
 
 def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with launcher(2) as server, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[0].fileno()))
         other = pool.submit(pmi.broadcast, None, descriptor=server.ends[1].fileno(), timeout=20)
-        assert farewell.tell_failure(on_hydra(0), SOON, BROKEN)
+        assert early_failure.tell_failure(on_hydra(0), SOON, BROKEN)
         with pytest.raises(PeerError, match=r"rank 0 on .* failed: no file train\.py; expected a script") as caught:
-            announcement.read(other.result())
+            advertisement.read(other.result())
     assert caught.value.exit_code == 78
 
 
 def test_over_pmi_another_ranks_failure_reaches_rank_zero_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     held = hold("127.0.0.1", [0], [0])
-    told = announcement.make("1207.0.0", [held.line_address])
-    secret = Secret(bytes.fromhex(announcement.read(told).secret))
+    told = advertisement.make("1207.0.0", [held.line_address])
+    secret = Secret(bytes.fromhex(advertisement.read(told).secret))
     with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[1].fileno()))
         first = pool.submit(pmi.broadcast, told, descriptor=server.ends[0].fileno(), timeout=20)
-        assert farewell.tell_failure(on_hydra(1), SOON, BROKEN)
+        assert early_failure.tell_failure(on_hydra(1), SOON, BROKEN)
         assert first.result() == told
         with pytest.raises(PeerError, match=r"rank 1 on .* failed: no file train\.py") as caught:
             zero.company()
@@ -51,14 +51,14 @@ def test_over_pmi_another_ranks_failure_reaches_rank_zero_with_the_secret(monkey
 
 
 def test_over_mpi_and_in_a_world_of_one_nothing_is_told() -> None:
-    assert not farewell.tell_failure(environment.detect(open_mpi(1), channel="mpi"), SOON, BROKEN)
-    assert not farewell.tell_failure(environment.detect({}), SOON, BROKEN)
+    assert not early_failure.tell_failure(detect.detect(open_mpi(1), channel="mpi"), SOON, BROKEN)
+    assert not early_failure.tell_failure(detect.detect({}), SOON, BROKEN)
 
 
 def test_rank_zero_that_has_no_name_to_be_found_by_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "addresses_of", lambda _: set())
-    who = environment.detect(step(0), pid=PID)
-    assert farewell.tell_failure(who, Options(timeout=300), BROKEN)
+    monkeypatch.setattr(discovery, "addresses_of", lambda _: set())
+    who = detect.detect(step(0), pid=PID)
+    assert early_failure.tell_failure(who, Options(timeout=300), BROKEN)
 
 
 def links(*addresses: str) -> tuple[Link, ...]:
@@ -67,20 +67,20 @@ def links(*addresses: str) -> tuple[Link, ...]:
 
 def test_rank_zero_is_heard_on_its_own_addresses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that its name leads to and the interface beside; not all of the node's, and nobody else's."""
-    monkeypatch.setattr(channels, "links_here", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1", "10.2.0.1"))
-    monkeypatch.setattr(channels, "addresses_of", lambda _: {"10.1.0.1", "127.0.0.1", "10.9.9.9"})
-    who = environment.detect(step(0), pid=PID)
-    assert channels.looked_up(who, None, (DEFAULT,)) == ["10.1.0.1"]
+    monkeypatch.setattr(discovery, "links_here", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1", "10.2.0.1"))
+    monkeypatch.setattr(discovery, "addresses_of", lambda _: {"10.1.0.1", "127.0.0.1", "10.9.9.9"})
+    who = detect.detect(step(0), pid=PID)
+    assert discovery.looked_up(who, None, (DEFAULT,)) == ["10.1.0.1"]
     chosen = Interface("eth1", "10.0.0.1", {}, "")
-    assert channels.looked_up(who, chosen, (DEFAULT,)) == ["10.0.0.1", "10.1.0.1"]
-    assert channels.looked_up(replace(who, local_world_size=4), None, (DEFAULT,)) == ["127.0.0.1"]
+    assert discovery.looked_up(who, chosen, (DEFAULT,)) == ["10.0.0.1", "10.1.0.1"]
+    assert discovery.looked_up(replace(who, local_world_size=4), None, (DEFAULT,)) == ["127.0.0.1"]
 
 
 def test_a_rank_beside_rank_zero_without_an_interface_looks_on_all_of_the_nodes_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "links_here", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1"))
-    who = environment.detect(step(1), pid=PID)
-    found = channels.locate(who, None, (DEFAULT,), range(40000, 40002))
+    monkeypatch.setattr(discovery, "links_here", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1"))
+    who = detect.detect(step(1), pid=PID)
+    found = discovery.locate(who, None, (DEFAULT,), range(40000, 40002))
     assert {address.host for address in found} == {"10.0.0.1", "10.1.0.1"}
     assert {address.port for address in found} == {40000, 40001}

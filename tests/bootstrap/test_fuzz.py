@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srunddp.bootstrap.rendezvous import find
-from srunddp.bootstrap.trust import Secret
+from srunddp.bootstrap.rendezvous.auth import Secret
+from srunddp.bootstrap.rendezvous.client import find
 from tests.bootstrap.test_rendezvous import RankZero, greeting, hello, rank_zero, soon
 
 SECRET = Secret(b"s" * 32)

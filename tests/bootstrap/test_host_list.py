@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.bootstrap.absent import named
-from srunddp.bootstrap.host_list import fold, ranges
-from srunddp.bootstrap.slurm import expand
+from srunddp.bootstrap.environment.slurm import expand
+from srunddp.bootstrap.rendezvous.missing_ranks import named
+from srunddp.util.hostlist import fold, ranges
 
 FOLDED = {
     "node01": ["node01"],

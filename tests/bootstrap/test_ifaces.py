@@ -12,12 +12,12 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from srunddp.bootstrap import ifaces
-from srunddp.bootstrap.environment import detect
-from srunddp.bootstrap.ifaces import DEFAULT, OURS, Entry, Loaded, entry_for, load, parse
-from srunddp.bootstrap.interface import Interface
-from srunddp.bootstrap.line import Meeting
-from srunddp.bootstrap.process_group import Joined
+from srunddp.bootstrap.environment.detect import detect
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, OURS, Entry, Loaded, entry_for, load, parse
+from srunddp.bootstrap.network.interface import Interface
+from srunddp.bootstrap.process_group.store import Joined
+from srunddp.bootstrap.rendezvous.protocol import Meeting
 from srunddp.errors import ConfigError
 
 KEYS = ("nodes", "interface", "address", "env", "ports")
@@ -163,7 +163,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The checkout's own etc/ifaces.conf, moved to a folder of the test's."""
     module = write(tmp_path / "checkout" / "srunddp" / "bootstrap" / "ifaces.py", "")
     write(tmp_path / "checkout" / "setup.py", "")
-    monkeypatch.setattr(ifaces, "__file__", str(module))
+    monkeypatch.setattr(ifaces_conf, "__file__", str(module))
     return write(tmp_path / "checkout" / "etc" / "ifaces.conf", "# comments\n")
 
 
@@ -173,7 +173,7 @@ def interface_of(found: Loaded) -> str:
 
 def test_the_files_are_looked_at_in_the_documented_order(tmp_path: Path, own: Path) -> None:
     named, variable = str(tmp_path / "named.conf"), str(tmp_path / "variable.conf")
-    assert ifaces.candidates(named, {"SRUNDDP_IFACES": variable}) == [
+    assert ifaces_conf.candidates(named, {"SRUNDDP_IFACES": variable}) == [
         Path(named),
         Path(variable),
         own,
@@ -183,7 +183,7 @@ def test_the_files_are_looked_at_in_the_documented_order(tmp_path: Path, own: Pa
 
 def test_an_installed_srunddp_looks_into_its_prefix(tmp_path: Path, own: Path) -> None:
     (tmp_path / "checkout" / "setup.py").unlink()
-    *own_prefix, last = ifaces.candidates(None, {})
+    *own_prefix, last = ifaces_conf.candidates(None, {})
     assert Path(sys.prefix, "etc", "srunddp", "ifaces.conf") in own_prefix
     assert last == Path("/etc/srunddp/ifaces.conf")
 
@@ -316,7 +316,7 @@ def test_a_default_file_of_somebody_else_is_refused(own: Path, up: int) -> None:
         f"{own}: {place} belongs to user id {STRANGER}; expected root's, yours, or of the owner of srunddp "
         "-> correct its owner and mode, or name the file with --ifaces",
     )
-    os.chown(ifaces.__file__, STRANGER, -1)  # a software folder of a service account
+    os.chown(ifaces_conf.__file__, STRANGER, -1)  # a software folder of a service account
     assert interface_of(load(None, {})) == "ib0"
 
 
@@ -333,7 +333,7 @@ def test_a_default_place_that_holds_no_file_is_refused(tmp_path: Path, monkeypat
     (tmp_path / "link").symlink_to("nowhere")
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "link", tmp_path / "fifo"):
-        monkeypatch.setattr(ifaces, "candidates", lambda *_, path=path: [path])
+        monkeypatch.setattr(ifaces_conf, "candidates", lambda *_, path=path: [path])
         with pytest.raises(ConfigError, match=f"{path}: {path} is (a link|not a file).*remove it"):
             load(None, {})
 

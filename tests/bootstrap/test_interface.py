@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from srunddp.bootstrap import interface
-from srunddp.bootstrap.environment import Environment
-from srunddp.bootstrap.ifaces import DEFAULT, Entry
-from srunddp.bootstrap.interface import Interface, Link, choose
+from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.network import interface
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entry
+from srunddp.bootstrap.network.interface import Interface, Link, choose
 from srunddp.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from srunddp.bootstrap import pmi
+from srunddp.bootstrap.rendezvous import pmi
 from srunddp.errors import RendezvousError
 
 SPACE = "kvs_4711_0"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.cpus import threads
+from srunddp.bootstrap.environment.cpus import threads
 from tests.run.starting import LONG, bare, srunddp, write
 from tests.run.worlds import world
 

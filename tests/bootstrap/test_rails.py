@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.interface import shares_subnet
+from srunddp.bootstrap.network.interface import shares_subnet
 from tests.cluster.network import tool
 from tests.conftest import missing
 from tests.run.starting import LONG, SRUNDDP, bare, until, write

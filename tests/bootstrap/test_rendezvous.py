@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap import channels, environment, line, rendezvous
-from srunddp.bootstrap.failure import Failure, Interrupt, read
-from srunddp.bootstrap.ifaces import DEFAULT
-from srunddp.bootstrap.line import Address, Company, Held, Hello, Meeting, hold
-from srunddp.bootstrap.rendezvous import find, tell
-from srunddp.bootstrap.roster import Roster, named
-from srunddp.bootstrap.trust import OTHER, Claim, Secret, Unproven
+from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.rendezvous import client, discovery, protocol
+from srunddp.bootstrap.rendezvous.abort import Failure, Interrupt, read
+from srunddp.bootstrap.rendezvous.auth import OTHER, Claim, Secret, Unproven
+from srunddp.bootstrap.rendezvous.client import find, tell
+from srunddp.bootstrap.rendezvous.protocol import Address, Company, Held, Hello, Meeting, hold
+from srunddp.bootstrap.rendezvous.server import Roster, named
 from srunddp.errors import PeerError, RendezvousError, Scope
 from tests.bootstrap.launchers import PID, step
 
@@ -156,7 +157,7 @@ def refusal(server: RankZero | Address, one: Hello, within: float = LONG) -> str
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mute stranger costs a rank this long before it looks elsewhere."""
-    monkeypatch.setattr(rendezvous, "_ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr(client, "_ANSWER_WITHIN", 0.3)
 
 
 # They meet.
@@ -238,11 +239,11 @@ def test_the_lines_stay_open_after_the_meeting() -> None:
     with rank_zero(2) as server:
         connection, _ = find([server.address], hello(1), soon())
         server.meeting()
-        line.send(server.roster.lines[1], {"later": 1})
-        assert line.receive(connection) == {"later": 1}
-        line.send(connection, {"goodbye": True})
+        protocol.send(server.roster.lines[1], {"later": 1})
+        assert protocol.receive(connection) == {"later": 1}
+        protocol.send(connection, {"goodbye": True})
         server.roster.lines[1].settimeout(LONG)
-        assert line.receive(server.roster.lines[1]) == {"goodbye": True}
+        assert protocol.receive(server.roster.lines[1]) == {"goodbye": True}
         connection.close()
 
 
@@ -353,7 +354,7 @@ STRANGERS = ("mute", "closing", "banner", "http", "store", "endless", "empty-lin
 def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
     # A banner is read before our hello has been sent whole, perhaps.
     heard = [bytes(received) for received in server.received if received]
-    messages = [line.parse(text) for text in heard]
+    messages = [protocol.parse(text) for text in heard]
     return all(text.count(b"\n") == 1 and text.endswith(b"\n") for text in heard) and all(
         message.pop("nonce") and message == {"hello": asdict(one), "kind": "none"} for message in messages
     )
@@ -385,7 +386,7 @@ def test_a_stranger_is_passed_over_and_hears_nothing_but_the_hello(kind: str) ->
     ids=lambda text: repr(text[:8]),
 )
 def test_a_line_that_is_no_message_of_ours_is_empty(text: bytes) -> None:
-    assert line.parse(text) == {}
+    assert protocol.parse(text) == {}
 
 
 def test_another_steps_rank_zero_is_passed_over_and_loses_nobody() -> None:
@@ -420,8 +421,8 @@ def test_two_steps_on_the_same_ports_meet_each_their_own() -> None:
 
 def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
     """The ports that job and step lead to are taken by strangers of three kinds."""
-    who = environment.detect(step(0), pid=PID)
-    ports = channels.line_ports(who, DEFAULT, None)
+    who = detect.detect(step(0), pid=PID)
+    ports = discovery.line_ports(who, DEFAULT, None)
     assert len(ports) == len(set(ports)) == 24
     with ExitStack() as stack:
         strangers = [stack.enter_context(stranger(kind, port)) for kind, port in zip(STRANGERS, ports, strict=False)]
@@ -509,10 +510,10 @@ def test_world_sizes_that_differ_are_told_to_both(rank: int, world_size: int) ->
 
 def test_address_families_that_differ_are_told_to_both() -> None:
     with rank_zero(2) as server, server.connect() as caller:
-        line.send(caller, greeting(hello(1, node="node02", address="fd00::7")))
-        assert "seen" in line.receive(caller)
-        line.send(caller, {"here": True, "proof": ""})
-        text = line.receive(caller)["failed"]
+        protocol.send(caller, greeting(hello(1, node="node02", address="fd00::7")))
+        assert "seen" in protocol.receive(caller)
+        protocol.send(caller, {"here": True, "proof": ""})
+        text = protocol.receive(caller)["failed"]
         assert text.startswith("rank 1 on node02 has fd00::7, rank 0 on node01 has 127.0.0.1; expected IPv4 on all")
         assert server.refusal() == text
 
@@ -588,8 +589,8 @@ def test_a_rank_that_only_mute_strangers_answer_stops_at_its_deadline() -> None:
 def greeted(server: RankZero, one: Hello) -> Iterator[socket.socket]:
     """A rank that has said hello and was seen."""
     with server.connect() as caller:
-        line.send(caller, greeting(one))
-        assert "seen" in line.receive(caller)
+        protocol.send(caller, greeting(one))
+        assert "seen" in protocol.receive(caller)
         yield caller
 
 
@@ -618,7 +619,7 @@ def test_a_rank_that_was_there_and_ended_is_named_to_all_with_the_code_of_a_kill
         found = meet_later(server, hello(2, 4))
         until(lambda: 2 in server.roster.lines)
         with greeted(server, hello(1, 4, "node02")) as caller:
-            line.send(caller, {"here": True})
+            protocol.send(caller, {"here": True})
             until(lambda: 1 in server.roster.lines)
         text = "rank 1 on node02 was lost before all ranks had met: its process ended; expected "
         for failed in (server.company, lambda: found.result(LONG)):
@@ -640,9 +641,9 @@ def test_a_rank_that_loses_rank_zero_says_so_and_does_not_look_elsewhere() -> No
         text = pool.submit(refusal, address, hello(1, node="node02"))
         connection, _ = listening.accept()
         with connection:
-            assert line.receive(connection)["hello"]["rank"] == 1
-            line.send(connection, {"seen": True, "nonce": NONCE, "proof": ""})
-            assert line.receive(connection) == {"here": True, "proof": ""}
+            assert protocol.receive(connection)["hello"]["rank"] == 1
+            protocol.send(connection, {"seen": True, "nonce": NONCE, "proof": ""})
+            assert protocol.receive(connection) == {"here": True, "proof": ""}
         assert f"rank 1 on node02 lost rank 0 at {address} before all ranks had met" in text.result(LONG)
 
 
@@ -659,7 +660,7 @@ def test_a_caller_that_has_not_said_hello_is_told_of_no_failure() -> None:
 def test_a_hello_of_wrong_types_is_a_strangers(wrong: dict[str, object]) -> None:
     with rank_zero(2) as server:
         with server.connect() as caller:
-            line.send(caller, {**greeting(hello(1)), "hello": asdict(hello(1)) | wrong})
+            protocol.send(caller, {**greeting(hello(1)), "hello": asdict(hello(1)) | wrong})
             assert caller.recv(4096) == b'{"stranger": true}\n'
         found = meet(server, hello(1), within=10)
         assert found[1] == found[0]
@@ -734,7 +735,7 @@ def test_a_rank_whose_worker_dies_while_it_looks_for_rank_zero_tells_it() -> Non
 
 
 def test_a_rank_whose_failure_reached_nobody_is_to_print_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_TELL_WITHIN", 0.2)
+    monkeypatch.setattr(client, "_TELL_WITHIN", 0.2)
     interrupt = Interrupt()
     interrupt.fail("its worker was killed", 137)
     with socket.socket() as silent:
@@ -800,12 +801,12 @@ def test_2048_ranks_meet_within_seconds() -> None:
         began = time.monotonic()
         lines = {rank: stack.enter_context(server.connect()) for rank in range(1, size)}
         for rank, one in lines.items():
-            line.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
+            protocol.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
         for rank, one in lines.items():
-            seen = line.receive(one)
+            seen = protocol.receive(one)
             claim = Claim(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
-            line.send(one, {"here": True, "proof": Secret(b"s" * 32).prove(claim.text(OTHER))})
-        meetings = [line.receive(one)["meeting"] for one in lines.values()]
+            protocol.send(one, {"here": True, "proof": Secret(b"s" * 32).prove(claim.text(OTHER))})
+        meetings = [protocol.receive(one)["meeting"] for one in lines.values()]
         assert time.monotonic() - began < 20
         assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]
         company = server.company()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srunddp.bootstrap import slurm
+from srunddp.bootstrap.environment import slurm
 from srunddp.errors import ConfigError
 from tests.bootstrap.host_lists import by_scontrol, host_lists
 from tests.bootstrap.launchers import JOB, PID, batch_body, interactive_step, nested_in_pty_shell, pty_shell, step
@@ -243,7 +243,7 @@ def test_a_program_typed_into_a_pty_shell_is_told_from_srun_pty_itself() -> None
     assert slurm.read_step(step(SLURM_PTY_PORT="40001"), PID).direct
 
 
-TYPED = "import os; from srunddp.bootstrap.slurm import typed_into; print(typed_into(os.environ['TASK']))"
+TYPED = "import os; from srunddp.bootstrap.environment.slurm import typed_into; print(typed_into(os.environ['TASK']))"
 
 
 @pytest.mark.parametrize(

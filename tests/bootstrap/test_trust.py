@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap import announcement, line, trust
-from srunddp.bootstrap.line import Address
-from srunddp.bootstrap.rendezvous import find
-from srunddp.bootstrap.trust import Claim, Secret, Trust, Unproven
+from srunddp.bootstrap.rendezvous import advertisement, auth, protocol
+from srunddp.bootstrap.rendezvous.auth import Claim, Secret, Trust, Unproven
+from srunddp.bootstrap.rendezvous.client import find
+from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.errors import PeerError, RendezvousError
 from tests.bootstrap.munged import munged
 from tests.bootstrap.test_rendezvous import NONCE, greeting, hello, rank_zero, refusal, soon, until
@@ -31,8 +31,8 @@ def munge() -> Iterator[Trust]:
         pytest.MonkeyPatch.context() as patch,
     ):
         Path(folder).chmod(0o755)
-        patch.setenv(trust.MUNGE_SOCKET, where)
-        chosen = trust.choose()
+        patch.setenv(auth.MUNGE_SOCKET, where)
+        chosen = auth.choose()
         assert chosen.kind == "munge"
         yield chosen
 
@@ -46,7 +46,7 @@ def prover(request: pytest.FixtureRequest) -> Trust:
 
 
 def test_a_proof_holds_for_what_it_is_about(prover: Trust) -> None:
-    text = CLAIM.text(trust.OTHER)
+    text = CLAIM.text(auth.OTHER)
     assert prover.objection(prover.prove(text), text) == ""
 
 
@@ -62,21 +62,21 @@ def test_a_proof_holds_for_what_it_is_about(prover: Trust) -> None:
     ids=["token", "rank", "line", "their-nonce", "zeros-nonce"],
 )
 def test_a_proof_of_something_else_is_none(prover: Trust, other: Claim) -> None:
-    proof = prover.prove(other.text(trust.OTHER))
-    assert prover.objection(proof, CLAIM.text(trust.OTHER))
+    proof = prover.prove(other.text(auth.OTHER))
+    assert prover.objection(proof, CLAIM.text(auth.OTHER))
 
 
 def test_a_proof_cannot_be_sent_back_to_its_maker(prover: Trust) -> None:
-    assert prover.objection(prover.prove(CLAIM.text(trust.ZERO)), CLAIM.text(trust.OTHER))
+    assert prover.objection(prover.prove(CLAIM.text(auth.ZERO)), CLAIM.text(auth.OTHER))
 
 
 @pytest.mark.parametrize("said", [None, 7, "", "MUNGE:", "x" * 4000, "\ud800", "MUNGE:\0:", ["a"]])
 def test_what_is_no_proof_at_all_is_objected_to(prover: Trust, said: object) -> None:
-    assert prover.objection(said, CLAIM.text(trust.OTHER))
+    assert prover.objection(said, CLAIM.text(auth.OTHER))
 
 
 def test_a_credential_counts_once(munge: Trust) -> None:
-    text = CLAIM.text(trust.OTHER)
+    text = CLAIM.text(auth.OTHER)
     proof = munge.prove(text)
     assert munge.objection(proof, text) == ""
     assert munge.objection(proof, text) == "munge: Replayed credential"
@@ -84,9 +84,9 @@ def test_a_credential_counts_once(munge: Trust) -> None:
 
 def test_another_clusters_credential_is_refused(munge: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with munged(tmp_path / "other") as where:
-        monkeypatch.setenv(trust.MUNGE_SOCKET, where)
-        proof = trust.choose().prove(CLAIM.text(trust.OTHER))
-    assert munge.objection(proof, CLAIM.text(trust.OTHER)).startswith("munge: ")
+        monkeypatch.setenv(auth.MUNGE_SOCKET, where)
+        proof = auth.choose().prove(CLAIM.text(auth.OTHER))
+    assert munge.objection(proof, CLAIM.text(auth.OTHER)).startswith("munge: ")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_another_users_credential_is_refused(
     """Restricted to that user it cannot be decoded; restricted to us it shows who made it."""
     if os.geteuid():
         missing("root, to become another user")
-    text = CLAIM.text(trust.OTHER)
+    text = CLAIM.text(auth.OTHER)
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: restricted_to)
         os.seteuid(65534)
@@ -113,17 +113,17 @@ def test_another_users_credential_is_refused(
 
 
 def test_what_the_launchers_channel_carried_comes_first(munge: Trust) -> None:
-    assert trust.choose("ab" * 32) == Secret(b"\xab" * 32)
+    assert auth.choose("ab" * 32) == Secret(b"\xab" * 32)
 
 
 @pytest.mark.parametrize("where", ["/no/such/socket", "/dev/null"])
 def test_where_munged_does_not_work_nothing_is_proven(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(trust.MUNGE_SOCKET, where)
-    assert trust.choose() == Unproven()
+    monkeypatch.setenv(auth.MUNGE_SOCKET, where)
+    assert auth.choose() == Unproven()
 
 
 def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
-    first, second = (announcement.read(announcement.make("1207.0.0", [Address("::1", 4000)])) for _ in range(2))
+    first, second = (advertisement.read(advertisement.make("1207.0.0", [Address("::1", 4000)])) for _ in range(2))
     assert (first.token, first.addresses) == ("1207.0.0", (Address("::1", 4000),))
     assert len(bytes.fromhex(first.secret)) == 32
     assert first.secret != second.secret
@@ -132,11 +132,11 @@ def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
 
 def test_rank_zeros_failure_is_announced_in_one_word() -> None:
     text = "no file /a b/ü.py; expected a script to run -> " + "x" * 2000
-    word = announcement.make_failed(announcement.Failure(text, 78))
+    word = advertisement.make_failed(advertisement.Failure(text, 78))
     assert not set(word) & set(" \t\n")
     assert len(word) < 800
     with pytest.raises(PeerError) as caught:
-        announcement.read(word)
+        advertisement.read(word)
     assert caught.value.exit_code == 78
     assert text.startswith(str(caught.value)[:300])
 
@@ -146,7 +146,7 @@ def test_rank_zeros_failure_is_announced_in_one_word() -> None:
 )
 def test_what_is_no_announcement_is_one_message(text: str) -> None:
     with pytest.raises(RendezvousError, match=r"rank 0 told .*; expected "):
-        announcement.read(text)
+        advertisement.read(text)
 
 
 # At the meeting.
@@ -169,10 +169,10 @@ def test_a_caller_without_the_proof_has_no_effect_but_one_line_in_the_log(prover
         until(lambda: 1 in server.roster.lines)
         for one in (hello(2, 3), hello(1, 3, "node09", pid=9), hello(2, 77), hello(0, 3), hello(2, 3, address="::1")):
             with server.connect() as caller:
-                line.send(caller, greeting(one, prover.kind))
-                assert "seen" in line.receive(caller)
-                line.send(caller, {"here": True, "proof": said, "failed": "the end", "code": 9})
-                assert "refused" in line.receive(caller)
+                protocol.send(caller, greeting(one, prover.kind))
+                assert "seen" in protocol.receive(caller)
+                protocol.send(caller, {"here": True, "proof": said, "failed": "the end", "code": 9})
+                assert "refused" in protocol.receive(caller)
                 assert caller.recv(100) == b""
         second = pool.submit(find, [server.address], hello(2, 3), soon(), prover)
         assert [first.result()[1], second.result()[1]] == [server.meeting()] * 2

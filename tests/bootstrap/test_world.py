@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from srunddp.bootstrap import device
-from srunddp.bootstrap.environment import detect
-from srunddp.bootstrap.interface import Interface
-from srunddp.bootstrap.line import Meeting
-from srunddp.bootstrap.process_group import Joined
-from srunddp.bootstrap.world import World, open_world
+from srunddp.bootstrap.environment.detect import detect
+from srunddp.bootstrap.network.interface import Interface
+from srunddp.bootstrap.process_group import device
+from srunddp.bootstrap.process_group.store import Joined
+from srunddp.bootstrap.process_group.world import World, open_world
+from srunddp.bootstrap.rendezvous.protocol import Meeting
 from srunddp.errors import PeerError, Stopped
 from tests.run.starting import until
 from tests.run.worlds import world
@@ -216,7 +216,7 @@ def test_rank_0s_store_takes_more_than_the_soft_limit(tmp_path: Path) -> None:
 GLOO_BESIDE_GPUS = """
 import torch, srunddp
 import torch.distributed as dist
-from srunddp.bootstrap import device
+from srunddp.bootstrap.process_group import device
 init = dist.init_process_group
 def initialised(*arguments, **options):
     init(*arguments, **options | {"device_id": None})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.wishes import Wishes
+from srunddp.run.options import Wishes
 from tests.gpu.ranks import ran
 from tests.gpu.requirements import need_tool
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 import srunddp
-from srunddp.observe import marks
-from srunddp.observe.marks import Marks, heartbeat, install
+from srunddp import telemetry
+from srunddp.telemetry import Marks, heartbeat, install
 from tests.run.starting import until
 
 
@@ -24,7 +24,7 @@ def ours() -> Iterator[Marks]:
     found = Marks()
     install(found)
     yield found
-    marks._marks = None
+    telemetry._marks = None
 
 
 def in_child(*calls: dict[str, bool]) -> None:
@@ -72,7 +72,7 @@ def test_after_the_last_step_none_is_expected_and_the_count_goes_on_with_the_nex
 
 
 def test_without_a_supervisor_a_heartbeat_does_nothing() -> None:
-    assert marks._marks is None
+    assert telemetry._marks is None
     heartbeat()
     heartbeat(last=True)
 
@@ -91,28 +91,28 @@ def test_a_heartbeat_is_found_in_the_package_and_does_not_bring_torch() -> None:
 def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours: Marks) -> None:
     child = os.fork()
     if child == 0:
-        before = marks.is_condemned()
+        before = telemetry.is_condemned()
         heartbeat()
         ours.condemn()
         heartbeat()
         heartbeat(last=True)
-        os._exit(0 if (before, marks.is_condemned()) == (False, True) else 1)
+        os._exit(0 if (before, telemetry.is_condemned()) == (False, True) else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert marks.is_condemned()
+    assert telemetry.is_condemned()
     assert ours.read() == 0
 
 
 def test_without_a_supervisor_no_verdict_stands_and_there_is_no_guard(ours: Marks) -> None:
-    assert marks.is_guarded()
-    marks._marks = None
-    assert not marks.is_guarded()
-    assert not marks.is_condemned()
+    assert telemetry.is_guarded()
+    telemetry._marks = None
+    assert not telemetry.is_guarded()
+    assert not telemetry.is_condemned()
 
 
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> Marks:
     found = Marks(recording=True)
-    monkeypatch.setattr(marks, "_marks", found)
+    monkeypatch.setattr(telemetry, "_marks", found)
     return found
 
 
@@ -120,8 +120,8 @@ def test_events_outlive_the_worker_with_their_time_and_figure(recording: Marks) 
     began = time.time()
     child = os.fork()
     if child == 0:
-        marks.event("epoch", 3)
-        marks.event("evaluation")
+        telemetry.event("epoch", 3)
+        telemetry.event("evaluation")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     events, seen = recording.events(0)
@@ -134,7 +134,7 @@ def test_events_outlive_the_worker_with_their_time_and_figure(recording: Marks) 
 
 def test_of_more_events_than_have_room_the_newest_are_left(recording: Marks) -> None:
     for number in range(5000):
-        marks.event("epoch", number)
+        telemetry.event("epoch", number)
     events, seen = recording.events(100)
     assert seen == 5000
     assert [event.value for event in events] == list(range(5000 - 4096, 5000))
@@ -147,8 +147,8 @@ def test_the_first_step_is_an_event_and_the_others_are_not(recording: Marks) -> 
 
 
 def test_without_monitoring_there_are_no_events_and_no_steps_to_write(ours: Marks) -> None:
-    marks.event("epoch", 1)
-    assert marks.recorded() is None
+    telemetry.event("epoch", 1)
+    assert telemetry.recorded() is None
     assert ours._events == 0
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.observe.marks import Marks
-from srunddp.observe.recorder import Recorder
+from srunddp.monitor.recorder import Recorder
+from srunddp.telemetry import Marks
 
 
 @pytest.fixture

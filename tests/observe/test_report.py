@@ -17,13 +17,13 @@ from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 
 import pytest
 
-from srunddp.observe.report import text
-from srunddp.observe.report.notes import notes
-from srunddp.observe.report.page import page
-from srunddp.observe.report.run import read
-from srunddp.observe.report.slurm import View
-from srunddp.observe.report.summary import Summary
-from srunddp.observe.report.summing import summary_of
+from srunddp.report import text
+from srunddp.report.advice import notes
+from srunddp.report.html import page
+from srunddp.report.run import read
+from srunddp.report.slurm import View
+from srunddp.report.summarize import summary_of
+from srunddp.report.summary import Summary
 from tests.observe.made_up_run import MadeUp
 from tests.run.starting import LONG, SRUNDDP, bare, srunddp, write
 from tests.test_imports import HEAVY, imported
@@ -145,7 +145,7 @@ def test_a_short_run_is_not_slower_for_the_interval_in_which_it_ended(seconds: i
 
 
 def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) -> None:
-    from srunddp.observe.report.pictures import pictures
+    from srunddp.report.plots.pictures import pictures
 
     run = read(MadeUp(trainer=False, epoch_s=0, step_s=0.25).write(tmp_path))
     summary = summary_of(run)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from srunddp.observe.report import files, text
-from srunddp.observe.report.notes import notes
-from srunddp.observe.report.page import page
-from srunddp.observe.report.run import read
-from srunddp.observe.report.slurm import View
-from srunddp.observe.report.summing import summary_of
+from srunddp.report import csv_files, text
+from srunddp.report.advice import notes
+from srunddp.report.html import page
+from srunddp.report.run import read
+from srunddp.report.slurm import View
+from srunddp.report.summarize import summary_of
 from tests.observe.made_up_run import MadeUp
 
 RUN = MadeUp(nodes=2, ranks_per_node=1, gpus_per_node=1, seconds=40, epoch_s=20, evaluation_s=2)
@@ -94,11 +94,11 @@ def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
     content = path.read_text()
     assert re.search(r"\.\d{4}\n$", content)
     path.write_text(content[:-3])
-    assert files.samples(path, files.TASKS)["0"].count == content.count("\n") - 2
+    assert csv_files.samples(path, csv_files.TASKS)["0"].count == content.count("\n") - 2
 
 
 def test_every_value_missing_still_gives_a_report_and_draws_nothing_empty(tmp_path: Path) -> None:
-    from srunddp.observe.report.pictures import pictures
+    from srunddp.report.plots.pictures import pictures
 
     folder = RUN.write(tmp_path)
     for path in folder.glob("*.csv"):
@@ -118,7 +118,7 @@ def test_lines_of_a_clock_that_was_set_back_are_left_out(tmp_path: Path) -> None
     head, *lines = path.read_text().splitlines()
     back = [f"{float(line.split(',')[0]) - 1000:.3f},{line.partition(',')[2]}" for line in lines[3:5]]
     path.write_text("".join(f"{line}\n" for line in [head, *lines[:3], *back, *lines[5:]]))
-    found = files.samples(path, files.NODE)[""]
+    found = csv_files.samples(path, csv_files.NODE)[""]
     assert found.count == len(lines) - 2
     assert list(found.time) == sorted(found.time)
 
@@ -141,7 +141,7 @@ def test_a_long_run_is_thinned_and_its_peaks_stay(tmp_path: Path) -> None:
     high[3] = str(77 * 2**30)
     lines[9999] = ",".join(high)
     path.write_text("".join(f"{line}\n" for line in lines))
-    found = files.samples(path, files.NODE)[""]
+    found = csv_files.samples(path, csv_files.NODE)[""]
     assert found.count == len(lines) - 1
     assert len(found.time) <= 1500
     assert found.most("memory_bytes") == 77 * 2**30

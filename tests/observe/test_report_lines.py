@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.observe.report import lines
-from srunddp.observe.report.canvas import TimeAxis
-from srunddp.observe.report.panels import timeline
-from srunddp.observe.report.run import read
-from srunddp.observe.report.series import NAN, Samples
-from srunddp.observe.report.summing import summary_of
+from srunddp.report.plots import lines
+from srunddp.report.plots.style import TimeAxis
+from srunddp.report.plots.timeline import timeline
+from srunddp.report.run import read
+from srunddp.report.series import NAN, Samples
+from srunddp.report.summarize import summary_of
 from tests.observe.made_up_run import MadeUp
 
 

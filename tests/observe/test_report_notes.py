@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.observe.report import notes as judging
-from srunddp.observe.report.notes import Note
-from srunddp.observe.report.run import read
-from srunddp.observe.report.summing import summary_of
+from srunddp.report import advice as judging
+from srunddp.report.advice import Note
+from srunddp.report.run import read
+from srunddp.report.summarize import summary_of
 from tests.observe.made_up_run import GIB, MadeUp
 
 ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus=32)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.observe.report import slurm
-from srunddp.observe.report.places import Job
-from srunddp.observe.report.run import read
-from srunddp.observe.report.summing import summary_of
+from srunddp.report import slurm
+from srunddp.report.locate import Job
+from srunddp.report.run import read
+from srunddp.report.summarize import summary_of
 from tests.observe.made_up_run import MadeUp
 from tests.run.starting import srunddp, write
 

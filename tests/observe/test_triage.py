@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.observe.triage import reading
-from srunddp.observe.triage.events import gather
-from srunddp.observe.triage.reading import find
-from srunddp.observe.triage.signatures import KINDS, WORDS, Sign, table
-from srunddp.observe.triage.text import lines
-from srunddp.observe.triage.tracebacks import Tracebacks
-from srunddp.observe.triage.verdict import Verdict, judge
-from srunddp.observe.triage.who import Labels, ranks_of_names, spread
+from srunddp.triage import logs
+from srunddp.triage.collect import gather
+from srunddp.triage.diagnose import Verdict, judge
+from srunddp.triage.logs import find
+from srunddp.triage.rank_labels import Labels, ranks_of_names, spread
+from srunddp.triage.render import lines
+from srunddp.triage.signatures import KINDS, WORDS, Sign, table
+from srunddp.triage.tracebacks import Tracebacks
 from tests.conftest import ROOT
 
 IDS = [
@@ -155,7 +155,7 @@ def test_of_a_file_over_the_limit_head_and_tail_are_read_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in (("WHOLE", 40_000), ("HEAD", 10_000), ("TAIL", 10_000)):
-        monkeypatch.setattr(reading, name, size)
+        monkeypatch.setattr(logs, name, size)
     path = log(tmp_path, "rank 1/2 up\n" + "step\n" * 20_000 + "MemoryError\n")
     assert verdict(path).cause == "host-out-of-memory"
     assert "its middle was not read" in said(path)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from srunddp.observe.triage.events import gather
-from srunddp.observe.triage.reading import find
-from srunddp.observe.triage.verdict import Verdict, judge
+from srunddp.triage.collect import gather
+from srunddp.triage.diagnose import Verdict, judge
+from srunddp.triage.logs import find
 
 CORPUS = Path(__file__).parent / "corpus"
 RIGHT = {"open": 0.95, "frozen": 0.95, "frozen2": 0.95, "frozen3": 0.85}  # the least share of each set

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from srunddp.bootstrap.cpus import Cpus, advice
+from srunddp.bootstrap.environment.cpus import Cpus, advice
 
 report = {"rank": int(os.environ["OMPI_COMM_WORLD_RANK"]), "advice": advice(os.environ, Cpus.here())}
 sys.stdout.write(json.dumps(report) + "\n")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from srunddp.train.config import LoadingConfig
-from srunddp.train.workers import start_method
+from srunddp.train.data.workers import start_method
 
 
 class Numbers(Dataset):

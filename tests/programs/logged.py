@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from srunddp.run.logs import Destination, Output
+from srunddp.supervisor.output.redirect import Destination, Output
 
 
 def main(order: dict) -> int:

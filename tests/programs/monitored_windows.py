@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import srunddp
-from srunddp.observe import marks
+from srunddp import telemetry
 from srunddp.train import Config, LoadingConfig
 
 WINDOWS, STEPS, WIDTH = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -43,7 +43,7 @@ def observers():
 
 torch.set_num_threads(1)
 figures = {"with": [], "without": []}
-page = marks.recorded()
+page = telemetry.recorded()
 assert page
 with srunddp.init() as world:
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ with srunddp.init() as world:
         monitored = window % 4 in (0, 3)
         for process in observers():
             os.kill(process, signal.SIGCONT if monitored else signal.SIGSTOP)
-        marks._marks = page if monitored else None
+        telemetry._marks = page if monitored else None
         watch.times = []
         trainer.config = replace(config, epochs=trainer.state.epoch + 1)
         with contextlib.redirect_stdout(io.StringIO()):

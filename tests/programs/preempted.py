@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from srunddp.train.config import PreemptionConfig
-from srunddp.train.preemption import Preemption, Wish
-from srunddp.train.requeue import leave
+from srunddp.train.preemption.requeue import leave
+from srunddp.train.preemption.signals import Preemption, Wish
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 PACE = 0.02  # seconds a step

@@ -17,17 +17,17 @@ import threading
 import time
 from dataclasses import asdict
 
-from srunddp.run import signals
-from srunddp.run.failure import Failure
-from srunddp.run.guard import Guard
-from srunddp.run.member import PING_EVERY, Post
-from srunddp.run.pipe import pipe
-from srunddp.run.report import Report
-from srunddp.run.signals import Launcher
-from srunddp.run.stacks import Dump
-from srunddp.run.supervisor import Met, Supervisor
-from srunddp.run.wire import Wire
-from srunddp.run.worker_process import WorkerProcess
+from srunddp.supervisor import signals
+from srunddp.supervisor.connection import Wire
+from srunddp.supervisor.coordinator import Guard
+from srunddp.supervisor.failure import Failure
+from srunddp.supervisor.failure_recorder import Report
+from srunddp.supervisor.participant import PING_EVERY, Post
+from srunddp.supervisor.pipe import pipe
+from srunddp.supervisor.signals import Launcher
+from srunddp.supervisor.stacks import Dump
+from srunddp.supervisor.supervisor import Met, Supervisor
+from srunddp.supervisor.worker_process import WorkerProcess
 
 PER_NODE = 8
 

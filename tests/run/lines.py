@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from srunddp.run.member import Post
+from srunddp.supervisor.participant import Post
 
 
 class Listener(Protocol):

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from srunddp.run import clock
-from srunddp.run.clock import Clock
+from srunddp.supervisor import clock
+from srunddp.supervisor.clock import Clock
 
 
 class Monotonic:
@@ -49,7 +49,7 @@ def test_of_a_suspension_a_second_counts_at_most(kernel: Monotonic) -> None:
 
 def test_a_process_that_was_stopped_has_not_lived_that_time() -> None:
     program = (
-        "import time; from srunddp.run.clock import Clock\n"
+        "import time; from srunddp.supervisor.clock import Clock\n"
         "clock, began = Clock(), time.monotonic()\n"
         "print('ready', flush=True)\n"
         "while time.monotonic() < began + 2.0:\n    time.sleep(0.1); clock.advance(0.1)\n"

@@ -41,7 +41,7 @@ def test_it_has_been_started_anew_and_ends_with_its_supervisor(tmp_path: Path) -
     script = write(tmp_path / "train.py", "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
     with started("--quiet", script, folder=tmp_path, **EXEC) as run:
         worker = int(read_line(run))
-        assert b"srunddp.worker_exec" in Path(f"/proc/{worker}/cmdline").read_bytes()
+        assert b"srunddp.run.worker_exec" in Path(f"/proc/{worker}/cmdline").read_bytes()
         assert f"PPid:\t{run.pid}\n" in Path(f"/proc/{worker}/status").read_text()
         run.send_signal(signal.SIGKILL)
         until(lambda: is_gone(worker))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.run.failure import Failure, Weight, of_exception, of_exit, of_status, shortened
+from srunddp.supervisor.failure import Failure, Weight, of_exception, of_exit, of_status, shortened
 
 REAL = Failure(1, "node02", "ValueError: boom", 7, Weight.ECHO, "Traceback", "2026-01-01T00:00:00.000+00:00")
 

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from srunddp.run.failure import Failure, Weight
-from srunddp.run.guard import Guard
+from srunddp.supervisor.coordinator import Guard
+from srunddp.supervisor.failure import Failure, Weight
 from tests.run.crowds import fail_in_a_crowd
 from tests.run.lines import hear, pairs, post, tell, told
 from tests.run.starting import until, write

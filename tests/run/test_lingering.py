@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from tests.run.starting import write
 from tests.run.worlds import run
 
-SOON = "import srunddp.run.supervisor\nsrunddp.run.supervisor.ENDS_WITHIN = 1.0\n"
+SOON = "import srunddp.supervisor.supervisor\nsrunddp.run.supervisor.ENDS_WITHIN = 1.0\n"
 PYTHON = "def flush(): time.sleep(600)\nif RANK == {rank}: atexit.register(flush)"
 C = """
 import ctypes

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.run.logs import Destination, Output, plan
-from srunddp.run.terminal import Lines
+from srunddp.supervisor.output.nonblocking import Lines
+from srunddp.supervisor.output.redirect import Destination, Output, plan
 from tests.conftest import PROGRAMS, ROOT
 from tests.run.starting import LONG, bare, until
 

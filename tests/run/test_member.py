@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srunddp.run.failure import Failure, Weight
-from srunddp.run.member import Member
+from srunddp.supervisor.failure import Failure, Weight
+from srunddp.supervisor.participant import Member
 from tests.run.lines import hear, pair, post, tell, told
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7)

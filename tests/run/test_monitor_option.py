@@ -10,8 +10,8 @@ import click
 import pytest
 
 from srunddp.cli import run
-from srunddp.cli_options import MONITOR_SECONDS
-from srunddp.observe.report.places import find
+from srunddp.report.locate import find
+from srunddp.util.click_types import MONITOR_SECONDS
 from tests.run.starting import python, slurm, write
 
 BIN = str(Path(__file__).resolve().parents[2] / "bin" / "srunddp")

@@ -6,10 +6,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from srunddp.run.failure import Failure, Weight
-from srunddp.run.guard import Guard
-from srunddp.run.member import Member
-from srunddp.run.wire import Wire
+from srunddp.supervisor.connection import Wire
+from srunddp.supervisor.coordinator import Guard
+from srunddp.supervisor.failure import Failure, Weight
+from srunddp.supervisor.participant import Member
 from tests.run.launcher import launched
 from tests.run.lines import hear, pair, pairs, post, tell
 from tests.run.starting import LONG, SRUNDDP, bare, python, srunddp, until, write

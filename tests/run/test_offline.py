@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.run.offline import caches, contradictions, offline
+from srunddp.stage.offline import caches, contradictions, offline
 from tests.run.starting import srunddp, write
 from tests.run.worlds import world
 

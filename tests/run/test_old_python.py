@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.run.memory import memory_file
+from srunddp.util.memory import memory_file
 from tests.run.launcher import launched
 from tests.run.starting import until, write
 from tests.run.worlds import is_gone, named, run

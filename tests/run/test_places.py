@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.run.places import Place, Staged
 from srunddp.run.script import Script
+from srunddp.stage.paths import Place, Staged
 
 SEEN = Staged("/f", (Place("project", "/shared/project", "/shared/project"), Place("data", "/d", "/tmp/f/d")))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.run.signals import Launcher, Received, Tracking, tracking
+from srunddp.supervisor.signals import Launcher, Received, Tracking, tracking
 from tests.run.starting import until
 from tests.run.worlds import world
 
@@ -35,7 +35,7 @@ rest()
 NAMED = """
 import ctypes, subprocess, sys
 ctypes.CDLL(None).prctl(15, b"slurmstepd")
-inner = [sys.executable, "-c", "from srunddp.run.signals import find_launcher; "
+inner = [sys.executable, "-c", "from srunddp.supervisor.signals import find_launcher; "
          "found = find_launcher('SLURM_PROCID', slurm=True); print(found.pid, *found.slurm)"]
 wrapper = ["sh", "-c", 'unshare --user --map-root-user "$@"; exit $?', "sh", *inner]
 print(__import__("os").getpid(), flush=True)
@@ -98,7 +98,7 @@ def test_the_launcher_is_found_from_a_user_namespace() -> None:
 def test_a_launcher_that_is_hidden_is_the_parent() -> None:
     """Where /proc shows a user's own processes only, as on many sites (hidepid=2)."""
     code = (
-        "import os; from srunddp.run.signals import find_launcher; os.setgroups([]); os.setgid(65534); "
+        "import os; from srunddp.supervisor.signals import find_launcher; os.setgroups([]); os.setgid(65534); "
         "os.setuid(65534); found = find_launcher('SLURM_PROCID', slurm=True); "
         "print(found.pid, *found.slurm, os.getppid())"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.run.stacks import ASK, Dump, groups, main_stack, odd_one, place, shown, waits
+from srunddp.supervisor.stacks import ASK, Dump, groups, main_stack, odd_one, place, shown, waits
 from tests.run.recorded import ALL_REDUCE, BACKWARD, LOAD_BATCH
 from tests.run.starting import until
 
@@ -84,7 +84,7 @@ def test_the_odd_one_is_the_rank_that_the_others_wait_for(
 
 ARMED = """
 import os, signal, sys, time
-from srunddp.run.stacks import Dump
+from srunddp.supervisor.stacks import Dump
 dump = Dump.__new__(Dump)
 dump.descriptor, dump._read = int(sys.argv[1]), 0
 dump.arm()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.run.staged import VARIABLE, hold, read
+from srunddp.stage.enter import VARIABLE, hold, read
 from tests.conftest import ROOT
 from tests.run.starting import LONG, NODE, SRUNDDP, bare, python, read_line, slurm, started, until, write
 
@@ -139,7 +139,7 @@ def test_a_folder_that_was_removed_while_its_lock_was_opened_is_refused(
 
 def test_what_holds_a_folder_never_takes_the_place_of_a_closed_standard_stream(copies: Copies) -> None:
     code = (
-        f"import os\nos.closerange(0, 3)\nfrom srunddp.run.staged import hold\nos._exit(hold({str(copies.folder)!r}))"
+        f"import os\nos.closerange(0, 3)\nfrom srunddp.stage.enter import hold\nos._exit(hold({str(copies.folder)!r}))"
     )
     done = python("-c", code, folder=ROOT)
     assert done.returncode > 2, done.stderr

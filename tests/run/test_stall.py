@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srunddp.run.stall import Stall
+from srunddp.supervisor.stall import Stall
 from tests.run.recorded import ALL_REDUCE, LOAD_BATCH
 
 NODES = {0: "node01", 1: "node02", 2: "node03"}

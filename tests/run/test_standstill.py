@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.run.wire import Wire
+from srunddp.supervisor.connection import Wire
 from tests.run.launcher import launched
 from tests.run.starting import until
 from tests.run.worlds import Ended, is_gone, named, run, world

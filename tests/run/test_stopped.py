@@ -144,7 +144,7 @@ def test_a_rank_that_has_stopped_waits_for_one_that_is_still_saving(tmp_path: Pa
 
 def test_a_worker_that_is_ended_for_a_verdict_knows_that_one_stands(tmp_path: Path) -> None:
     script = """
-from srunddp.observe import marks
+from srunddp import telemetry as marks
 signal.signal(signal.SIGTERM, lambda *_: (say("condemned", marks.is_condemned()), os._exit(0)))
 say("set", marks.is_condemned())
 wait_for(*(f"set.{rank}" for rank in range(SIZE)))

@@ -10,9 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.run import files
-from srunddp.run.failure import Failure, Weight
-from srunddp.run.verdict import Verdict, announce, announce_as_deputy, decide, record, render, set_aside, write
+from srunddp.supervisor import failure_files
+from srunddp.supervisor.failure import Failure, Weight
+from srunddp.supervisor.root_cause import (
+    Verdict,
+    announce,
+    announce_as_deputy,
+    decide,
+    record,
+    render,
+    set_aside,
+    write,
+)
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
 ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, Weight.ECHO, "a victim's traceback")
@@ -135,7 +144,7 @@ def test_earlier_attempts_are_counted_and_none_is_lost(tmp_path: Path) -> None:
     for attempt in range(3):
         set_aside(tmp_path)
         write(Verdict.of(replace(BOOM, cause=f"attempt {attempt}")), NODES, tmp_path)
-        assert files.finish() == set()
+        assert failure_files.finish() == set()
     names = ("failure.1.json", "failure.2.json", "failure.json")
     assert [json.loads((tmp_path / name).read_text())["cause"] for name in names] == [
         "attempt 0",

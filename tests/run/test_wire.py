@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from srunddp.run.wire import Wire
+from srunddp.supervisor.connection import Wire
 from tests.run.lines import pair, told
 
 

@@ -17,10 +17,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from srunddp.config.parse import read_config, save_config, to_dict
+from srunddp.config.schema import keys_of
+from srunddp.config.typed import NULLS, text_of, value_of
 from srunddp.errors import ConfigError
-from srunddp.settings.configure import read_config, save_config, to_dict
-from srunddp.settings.keys import keys_of
-from srunddp.settings.typed import NULLS, text_of, value_of
 from srunddp.train.config import Config
 from tests.train.without_torch import run_without_torch
 
@@ -388,7 +388,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
 def test_settings_are_read_where_torch_cannot_be_imported() -> None:
     done = run_without_torch(
         "from srunddp.train.config import Config\n"
-        "from srunddp.settings.configure import read_config, to_dict\n"
+        "from srunddp.config.parse import read_config, to_dict\n"
         "print(to_dict(read_config(Config, ['--epochs=4']))['epochs'])\n"
     )
     assert done.stdout == "4\n"

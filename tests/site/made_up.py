@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from srunddp.bootstrap.environment import detect
-from srunddp.bootstrap.ifaces import Loaded
-from srunddp.site.finding import Check, Finding, Level, Seen, Subject
+from srunddp.bootstrap.environment.detect import detect
+from srunddp.bootstrap.network.ifaces_conf import Loaded
+from srunddp.check.finding import Check, Finding, Level, Seen, Subject
 
 F = TypeVar("F")
 

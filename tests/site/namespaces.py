@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from srunddp.bootstrap.line import Hello
-from srunddp.site.hub import Act, Hub, serve
+from srunddp.bootstrap.rendezvous.protocol import Hello
+from srunddp.check.coordinator import Act, Hub, serve
 from tests.cluster.network import tool
 from tests.conftest import missing
 from tests.run.starting import until

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from srunddp.site.checks.cpus import CHECK, Facts
-from srunddp.site.finding import Level
+from srunddp.check.checks.cpus import CHECK, Facts
+from srunddp.check.finding import Level
 from tests.site.made_up import changed, seen, subject, told, travelled
 
 WELL = Facts(mask=[0, 1], quota=0.0, threads=1, variable="OMP_NUM_THREADS", advice=[])

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srunddp.bootstrap.ifaces import Entry, entry_for, parse
+from srunddp.bootstrap.network.ifaces_conf import Entry, entry_for, parse
 from srunddp.errors import ConfigError
-from srunddp.site.draft import Draft, draft, networks
-from srunddp.site.scan import Link, Scan
+from srunddp.ifaces.draft import Draft, draft, networks
+from srunddp.ifaces.scan import Link, Scan
 
 TODAY = datetime.date(2026, 1, 2)
 NODES = tuple(f"n{number:02d}" for number in range(1, 5))

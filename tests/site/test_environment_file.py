@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.site.environment_file import parse, read
+from srunddp.explain.environ_dump import parse, read
 
 ODD = {"A": "1", "LINES": "one\n two\nthree =3\n", "EMPTY": "", "BASH_FUNC_ml%%": "() {  x\n}", "Z": "a=b"}
 

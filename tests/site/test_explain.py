@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap import channels, environment, ifaces
-from srunddp.bootstrap.interface import Link
-from srunddp.site.explain import Asked, Explanation, Here, Row, explain
-from srunddp.site.explaining.settings import visible_devices
+from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.network.interface import Link
+from srunddp.bootstrap.rendezvous import discovery
+from srunddp.explain.defaults import visible_devices
+from srunddp.explain.explain import Asked, Explanation, Here, Row, explain
 from tests.bootstrap.launchers import batch_body, daemon_step, hydra, interactive_step, open_mpi, pty_shell, step
 from tests.run.starting import write
 
@@ -35,9 +37,9 @@ ETH0 = Link("eth0", True, 1000, ("10.0.0.2",), ())
 def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No file of interface entries but those a test names, mpi4py, and no look-up of a name."""
     monkeypatch.setattr(
-        ifaces, "candidates", lambda named, variables: [Path(named)] if named else [tmp_path / "none.conf"]
+        ifaces_conf, "candidates", lambda named, variables: [Path(named)] if named else [tmp_path / "none.conf"]
     )
-    monkeypatch.setattr(environment, "_has_mpi4py", lambda: True)
+    monkeypatch.setattr(detect, "_has_mpi4py", lambda: True)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
 
 
@@ -95,7 +97,7 @@ def test_a_jobs_shell_is_a_world_of_one_and_its_variables_are_passed_over(variab
 
 
 def test_every_launcher_that_is_known_decides_by_its_own_variables() -> None:
-    from srunddp.bootstrap.mpi import LAUNCHERS
+    from srunddp.bootstrap.environment.mpi import LAUNCHERS
 
     for launcher in LAUNCHERS:
         variables = {launcher.rank: "1", launcher.local_rank: "0", launcher.world_size: "2", "WORLD_SIZE": "2"}
@@ -115,7 +117,7 @@ def test_explicit_variables_that_rule_by_channel_env_pass_the_launcher_over() ->
 
 
 def test_a_shell_of_srun_pty_is_not_told_from_a_step_by_this_machines_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from srunddp.bootstrap import slurm
+    from srunddp.bootstrap.environment import slurm
 
     monkeypatch.setattr(slurm, "typed_into", lambda task: pytest.fail("looked at a process of this machine"))
     found = elsewhere(pty_shell(1))
@@ -190,7 +192,7 @@ def test_auto_is_left_to_the_node_itself() -> None:
 def test_each_file_is_taken_or_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing, empty = tmp_path / "missing.conf", write(tmp_path / "empty.conf", "# nothing\n")
     taken, later = write(tmp_path / "taken.conf", CONF), write(tmp_path / "later.conf", CONF)
-    monkeypatch.setattr(ifaces, "candidates", lambda *_: [missing, empty, taken, later])
+    monkeypatch.setattr(ifaces_conf, "candidates", lambda *_: [missing, empty, taken, later])
     found = elsewhere(step(1))
     assert said(found, "ifaces.conf") == (str(taken), "the first that has entries")
     assert row(found, "ifaces.conf").passed_over == (
@@ -215,8 +217,8 @@ def test_on_the_node_itself_other_interfaces_are_passed_over(monkeypatch: pytest
 def test_rank_zeros_line_follows_from_its_nodes_entry(conf: str) -> None:
     found = elsewhere(step(1), ifaces=conf)
     value, why = said(found, "rank 0")
-    who = environment.detect(step(1))
-    first = channels.line_ports(who, ifaces.Entry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
+    who = detect.detect(step(1))
+    first = discovery.line_ports(who, ifaces_conf.Entry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
     assert value.startswith(f"node02-data:{first}, ")
     assert why.startswith(f"the first node of SLURM_STEP_NODELIST=node[02-03], as address: of {conf}:2:3")
 

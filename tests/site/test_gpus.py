@@ -15,15 +15,15 @@ from typing import Any
 import pynvml
 import pytest
 
-from srunddp.bootstrap import visible as shared
-from srunddp.bootstrap.visible import visible
-from srunddp.observe.sampling import gpm
-from srunddp.observe.sampling import gpu as gpu_of_sampler
-from srunddp.observe.sampling import gpus as gpus_of_sampler
-from srunddp.site import numa, nvml
-from srunddp.site.checks.gpus import CHECK, Facts
-from srunddp.site.finding import Level
-from srunddp.site.nvml import Device, look
+from srunddp.bootstrap.environment import cuda_visible_devices as shared
+from srunddp.bootstrap.environment.cuda_visible_devices import visible
+from srunddp.check import numa, nvml
+from srunddp.check.checks.gpus import CHECK, Facts
+from srunddp.check.finding import Level
+from srunddp.check.nvml import Device, look
+from srunddp.monitor.sampler import gpm
+from srunddp.monitor.sampler import gpu as gpu_of_sampler
+from srunddp.monitor.sampler import gpus as gpus_of_sampler
 from tests.conftest import PROGRAMS, ROOT
 from tests.site.made_up import LOCAL_RANK_1, changed, seen, subject, told, travelled
 
@@ -257,8 +257,8 @@ def test_a_driver_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     from threading import Event
 
     over = Event()
-    monkeypatch.setattr("srunddp.site.checks.gpus._PATIENCE", 0.01)
-    monkeypatch.setattr("srunddp.site.checks.gpus.look", lambda _: over.wait())
+    monkeypatch.setattr("srunddp.check.checks.gpus._PATIENCE", 0.01)
+    monkeypatch.setattr("srunddp.check.checks.gpus.look", lambda _: over.wait())
     try:
         assert CHECK.collect(subject()).error == "no answer within 0.01 s"
     finally:
@@ -328,10 +328,10 @@ def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
 
     code = (
         "import sys\n"
-        "from srunddp.bootstrap.environment import detect\n"
-        "from srunddp.bootstrap.ifaces import Loaded\n"
-        "from srunddp.site.checks import cpus, gpus, paths, versions\n"
-        "from srunddp.site.finding import Subject\n"
+        "from srunddp.bootstrap.environment.detect import detect\n"
+        "from srunddp.bootstrap.network.ifaces_conf import Loaded\n"
+        "from srunddp.check.checks import cpus, gpus, paths, versions\n"
+        "from srunddp.check.finding import Subject\n"
         "me = Subject(detect({}), Loaded(), None, (), None, (), (), {})\n"
         "for check in (cpus, gpus, paths): check.collect(me)\n"
         "print(open('/proc/self/maps').read().count('libcuda'), {'torch'} & {*sys.modules})\n"

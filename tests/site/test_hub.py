@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.line import Address, Hello, listen
-from srunddp.bootstrap.rendezvous import find
-from srunddp.bootstrap.trust import Secret, Unproven
+from srunddp.bootstrap.rendezvous.auth import Secret, Unproven
+from srunddp.bootstrap.rendezvous.client import find
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen
+from srunddp.check.coordinator import Hub, LostError, gather, serve
 from srunddp.errors import RendezvousError
-from srunddp.site.hub import Hub, LostError, gather, serve
 
 WORLD = 3
 

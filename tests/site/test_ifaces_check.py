@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap import ifaces
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.check.finding import Finding, Level
 from srunddp.errors import ConfigError
-from srunddp.site import ifaces_check
-from srunddp.site.finding import Finding, Level
-from srunddp.site.ifaces_check import SINFO, Report, check_file
+from srunddp.ifaces import lint
+from srunddp.ifaces.lint import SINFO, Report, check_file
 from tests.run.starting import write
 
 HERE = socket.gethostname()
@@ -55,7 +55,7 @@ def test_a_wrong_file_is_the_error_that_a_job_would_have(conf: Path) -> None:
 
 def test_a_file_without_entries_is_passed_over_and_that_is_noted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = write(conf.with_name("other.conf"), entry("a"))
-    monkeypatch.setattr(ifaces, "candidates", lambda named, variables: [Path(named), other])
+    monkeypatch.setattr(ifaces_conf, "candidates", lambda named, variables: [Path(named), other])
     report = checked(conf, "# nothing\n", "a")
     assert (report.loaded.path, report.notes) == (str(other), (f"{conf} has no entries",))
     write(other, "")
@@ -114,7 +114,7 @@ def test_a_pattern_is_within_another_only_if_all_that_fits_it_fits_the_other() -
     patterns = ["".join(pattern) for pattern in itertools.product("a?*", repeat=3)]
     fits = {pattern: {name for name in names if fnmatch.fnmatchcase(name, pattern)} for pattern in patterns}
     for inner, outer in itertools.product(patterns, repeat=2):
-        assert ifaces_check._within(inner, outer) == (fits[inner] <= fits[outer]), (inner, outer)
+        assert lint._within(inner, outer) == (fits[inner] <= fits[outer]), (inner, outer)
 
 
 def test_all_lines_that_take_an_entrys_nodes_are_named(conf: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_sinfo_that_fails_is_noted_in_one_line(conf: Path, tmp_path: Path, bod
 
 
 def test_a_sinfo_that_hangs_is_given_up(conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ifaces_check, "_WITHIN", 0.2)
+    monkeypatch.setattr(lint, "_WITHIN", 0.2)
     write(conf, entry("n1"))
     (note,) = check_file(str(conf), sinfo(tmp_path, "exec sleep 60")).notes
     assert note.startswith("sinfo failed, and the nodes of the cluster are not known: ")
@@ -222,7 +222,7 @@ def test_whatever_fails_in_asking_is_noted(conf: Path) -> None:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     known: dict[str, set[str]] = {}
-    monkeypatch.setattr(ifaces_check, "addresses_of", lambda name: known.get(name, set()))
+    monkeypatch.setattr(lint, "addresses_of", lambda name: known.get(name, set()))
     return known
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.site.infiniband import Device, devices
+from srunddp.bootstrap.network.infiniband import Device, devices
 from tests.run.starting import write
 
 

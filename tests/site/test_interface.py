@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.ifaces import Loaded, parse
-from srunddp.bootstrap.interface import Interface, Link
-from srunddp.site import infiniband
-from srunddp.site.check import Report, slowest_link
-from srunddp.site.checks import interface
-from srunddp.site.checks.interface import CHECK, Facts, judge, summary
-from srunddp.site.finding import Finding, Level, Subject, subject_of
-from srunddp.site.infiniband import Device
+from srunddp.bootstrap.network import infiniband
+from srunddp.bootstrap.network.ifaces_conf import Loaded, parse
+from srunddp.bootstrap.network.infiniband import Device
+from srunddp.bootstrap.network.interface import Interface, Link
+from srunddp.check.checks import interface
+from srunddp.check.checks.interface import CHECK, Facts, judge, summary
+from srunddp.check.finding import Finding, Level, Subject, subject_of
+from srunddp.check.preflight import Report, slowest_link
 from tests.run.starting import NODE, slurm
 from tests.site.made_up import changed, seen, subject, told, travelled
 
@@ -79,7 +79,7 @@ def test_a_wrong_ifaces_conf_is_a_wrong_interface(tmp_path: Any) -> None:
 
 def at_step(rank: int, own: set[str], monkeypatch: pytest.MonkeyPatch, address: str = "") -> Subject:
     """A rank of two nodes whose names lead there."""
-    monkeypatch.setattr("srunddp.bootstrap.channels.addresses_of", lambda _: own)
+    monkeypatch.setattr("srunddp.bootstrap.rendezvous.discovery.addresses_of", lambda _: own)
     gtids = {"SLURM_GTIDS": str(rank), "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank)}
     if rank:
         gtids |= {"SLURM_STEP_NODELIST": f"node00,{NODE}"}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.line import Address, Hello
-from srunddp.site import check as checking
-from srunddp.site import clocks, collective, rates, reach
-from srunddp.site.checks import interface
-from srunddp.site.finding import Finding, Level, Seen
-from srunddp.site.rates import Rates, rounds
-from srunddp.site.reach import Ways
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello
+from srunddp.check import allreduce, bandwidth, clocks, connectivity
+from srunddp.check import preflight as checking
+from srunddp.check.bandwidth import Rates, rounds
+from srunddp.check.checks import interface
+from srunddp.check.connectivity import Ways
+from srunddp.check.finding import Finding, Level, Seen
 
 NODES = [f"node{number:02d}" for number in range(1, 7)]
 PAIRS = list(itertools.permutations(NODES, 2))
@@ -34,11 +34,11 @@ def named(findings: Sequence[Finding]) -> list[str]:
 
 
 def test_without_a_broken_way_there_is_nothing_to_say() -> None:
-    assert list(reach.judge(ways())) == []
+    assert list(connectivity.judge(ways())) == []
 
 
 def test_one_broken_way_names_the_pair_and_the_direction() -> None:
-    (finding,) = reach.judge(ways(("node03", "node05")))
+    (finding,) = connectivity.judge(ways(("node03", "node05")))
     assert (finding.between, finding.level) == ("node03 -> node05", Level.FAIL)
     assert finding.found == "no TCP from 10.88.0.13 to 10.88.0.15: no answer"
 
@@ -52,20 +52,20 @@ def test_one_broken_way_names_the_pair_and_the_direction() -> None:
     ],
 )
 def test_a_node_that_is_cut_off_is_named_alone(lost, words: str) -> None:
-    (finding,) = reach.judge(ways(*(pair for pair in PAIRS if lost(*pair))))
+    (finding,) = connectivity.judge(ways(*(pair for pair in PAIRS if lost(*pair))))
     assert finding.nodes == ("node04",)
     assert finding.found.startswith(words)
 
 
 def test_a_node_that_is_cut_off_does_not_hide_a_broken_pair() -> None:
     lost = [pair for pair in PAIRS if "node04" in pair] + [("node01", "node02")]
-    assert named(list(reach.judge(ways(*lost)))) == ["node04", "node01 -> node02"]
+    assert named(list(connectivity.judge(ways(*lost)))) == ["node04", "node01 -> node02"]
 
 
 def test_of_two_nodes_neither_is_blamed() -> None:
     two = NODES[:2]
     broken = list(itertools.permutations(two, 2))
-    assert named(list(reach.judge(ways(*broken, nodes=two)))) == ["node01 -> node02", "node02 -> node01"]
+    assert named(list(connectivity.judge(ways(*broken, nodes=two)))) == ["node01 -> node02", "node02 -> node01"]
 
 
 # How fast.
@@ -81,19 +81,19 @@ def measured(**slow: float) -> Rates:
 
 
 def test_even_rates_are_nothing_to_say() -> None:
-    assert list(rates.judge(measured())) == []
+    assert list(bandwidth.judge(measured())) == []
 
 
 @pytest.mark.parametrize(("slow", "verb"), [("from_node04", "sends"), ("to_node04", "receives")])
 def test_a_slow_node_alone_is_named(slow: str, verb: str) -> None:
-    (finding,) = rates.judge(measured(**{slow: 6e6}))
+    (finding,) = bandwidth.judge(measured(**{slow: 6e6}))
     assert finding.nodes == ("node04",)
     assert finding.found.startswith(f"it {verb} at most 6.0 MB/s")
     assert finding.level is Level.WARN
 
 
 def test_one_slow_way_is_named_as_a_way() -> None:
-    assert named(list(rates.judge(measured(node04_node05=6e6)))) == ["node04 -> node05"]
+    assert named(list(bandwidth.judge(measured(node04_node05=6e6)))) == ["node04 -> node05"]
 
 
 @pytest.mark.parametrize("count", range(2, 9))
@@ -137,26 +137,26 @@ def test_the_clock_that_is_off_is_named(offsets: dict[str, float], wrong: list[t
 NAMES = {0: "node01", 1: "node02"}
 
 
-def summed(*sweep: tuple[int, float], backend: str = "gloo", **changed) -> dict[int, collective.Facts]:
+def summed(*sweep: tuple[int, float], backend: str = "gloo", **changed) -> dict[int, allreduce.Facts]:
     return {
-        rank: collective.Facts(**{"wrong": "", "backend": backend, "right": True, "sweep": sweep} | changed)
+        rank: allreduce.Facts(**{"wrong": "", "backend": backend, "right": True, "sweep": sweep} | changed)
         for rank in NAMES
     }
 
 
 def test_a_bandwidth_below_its_threshold_is_warned_of_and_the_threshold_is_said() -> None:
     facts = summed((1 << 20, 0.2e9), (1 << 23, 0.6e9))
-    (finding,) = collective.judge(facts, NAMES, link=1.25e9)
+    (finding,) = allreduce.judge(facts, NAMES, link=1.25e9)
     assert (finding.level, finding.nodes) == (Level.WARN, ("node01", "node02"))
     assert finding.found == "all-reduce has a busbw of 0.60 GB/s over gloo"
     assert "0.62 GB/s, 0.5 of the link's 1.25" in finding.expected
-    assert "threshold 0.62, 0.5 of the link's rate" in collective.summary(facts, 1.25e9)
+    assert "threshold 0.62, 0.5 of the link's rate" in allreduce.summary(facts, 1.25e9)
 
 
 def test_a_bandwidth_above_its_threshold_or_without_a_known_link_is_not_judged_bad() -> None:
-    assert list(collective.judge(summed((1 << 23, 0.7e9)), NAMES, link=1.25e9)) == []
-    assert list(collective.judge(summed((1 << 23, 0.001e9)), NAMES, link=0.0)) == []
-    assert list(collective.judge(summed((1 << 23, 1.0e9), backend="nccl"), NAMES, link=1.25e9)) != []
+    assert list(allreduce.judge(summed((1 << 23, 0.7e9)), NAMES, link=1.25e9)) == []
+    assert list(allreduce.judge(summed((1 << 23, 0.001e9)), NAMES, link=0.0)) == []
+    assert list(allreduce.judge(summed((1 << 23, 1.0e9), backend="nccl"), NAMES, link=1.25e9)) != []
 
 
 FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "source": "", "speed": 10_000, "mtu": 1500, "physical": True}
@@ -203,8 +203,8 @@ def test_without_an_interface_that_is_fit_the_report_says_so() -> None:
 
 
 def test_a_wrong_sum_and_an_error_stop_a_job() -> None:
-    wrong = {0: collective.Facts("", "gloo", right=False), 1: collective.Facts("RuntimeError: no route")}
-    found = list(collective.judge(wrong, NAMES, 0.0))
+    wrong = {0: allreduce.Facts("", "gloo", right=False), 1: allreduce.Facts("RuntimeError: no route")}
+    found = list(allreduce.judge(wrong, NAMES, 0.0))
     assert [(each.level, each.ranks, each.found) for each in found] == [
         (Level.FAIL, (0,), "the sum of a small all-reduce is wrong"),
         (Level.FAIL, (1,), "RuntimeError: no route"),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from srunddp.site.checks import launch
-from srunddp.site.checks.launch import CHECK, Facts, judge, summary
-from srunddp.site.finding import Level
+from srunddp.check.checks import launch
+from srunddp.check.checks.launch import CHECK, Facts, judge, summary
+from srunddp.check.finding import Level
 from tests.run.starting import slurm, write
 from tests.site.made_up import LOCAL_RANK_1, changed, subject, told, travelled
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from srunddp.site.checks.limits import CHECK, Facts, judge, summary
-from srunddp.site.finding import Level
+from srunddp.check.checks.limits import CHECK, Facts, judge, summary
+from srunddp.check.finding import Level
 from tests.site.made_up import changed, subject, told, travelled
 
 GIB = 1 << 30

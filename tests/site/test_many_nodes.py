@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.line import Address
-from srunddp.site import rates, reach, scan, table
-from srunddp.site.checks import versions
-from srunddp.site.draft import draft
-from srunddp.site.finding import Finding, Level, Seen
-from srunddp.site.rates import Rates
-from srunddp.site.reach import Ways
-from srunddp.site.scan import Link
+from srunddp.bootstrap.rendezvous.protocol import Address
+from srunddp.check import bandwidth, connectivity, render
+from srunddp.check.bandwidth import Rates
+from srunddp.check.checks import versions
+from srunddp.check.connectivity import Ways
+from srunddp.check.finding import Finding, Level, Seen
+from srunddp.ifaces import scan
+from srunddp.ifaces.draft import draft
+from srunddp.ifaces.scan import Link
 from tests.conftest import ROOT
 
 NODES, PER_NODE, INTERFACES = 1000, 8, 4
@@ -80,7 +81,7 @@ def probed(lost: Callable[[str, str], bool]) -> Ways:
                 return {name: "no answer" if lost(host(rank), there) else "" for name, (there, _) in at}
         return []
 
-    return reach.survey(Told(answer), ADDRESSES)  # type: ignore[arg-type]
+    return connectivity.survey(Told(answer), ADDRESSES)  # type: ignore[arg-type]
 
 
 # Which node reaches which.
@@ -89,8 +90,10 @@ def probed(lost: Callable[[str, str], bool]) -> Ways:
 def test_each_of_thousands_of_endpoints_tries_some_others_and_all_are_tried() -> None:
     with quick():
         ways = probed(lambda a, b: False)
-        assert list(reach.judge(ways)) == []
-        assert reach.summary(ways) == ("TCP between 4000 endpoints, 128000 ways (each to the next 32), on random ports")
+        assert list(connectivity.judge(ways)) == []
+        assert connectivity.summary(ways) == (
+            "TCP between 4000 endpoints, 128000 ways (each to the next 32), on random ports"
+        )
     assert {name for pair in ways.tried for name in pair} == set(ways.endpoints)
     assert not any(a.partition(":")[0] == b.partition(":")[0] for a, b in ways.tried)
 
@@ -98,7 +101,7 @@ def test_each_of_thousands_of_endpoints_tries_some_others_and_all_are_tried() ->
 @pytest.mark.parametrize("count", [2, 17, 64])
 def test_up_to_64_endpoints_try_all_ways(count: int) -> None:
     names = [f"n{number}" for number in range(count)]
-    assert sorted(reach.plan(dict(zip(names, names, strict=True)))) == sorted(itertools.permutations(names, 2))
+    assert sorted(connectivity.plan(dict(zip(names, names, strict=True)))) == sorted(itertools.permutations(names, 2))
 
 
 @pytest.mark.parametrize(
@@ -111,20 +114,20 @@ def test_up_to_64_endpoints_try_all_ways(count: int) -> None:
 )
 def test_an_endpoint_is_named_alone_when_all_ways_that_were_tried_with_it_fail(lost: Any, words: str) -> None:
     with quick():
-        (finding,) = reach.judge(probed(lost))
+        (finding,) = connectivity.judge(probed(lost))
     assert (finding.nodes, finding.found) == (("node0250:ib1",), words)
 
 
 def test_where_no_node_reaches_another_one_row_says_so() -> None:
     with quick():
-        (finding,) = reach.judge(probed(lambda a, b: True))
+        (finding,) = connectivity.judge(probed(lambda a, b: True))
     assert finding.found == "no TCP between any two nodes over ib0, ib1, ib2, ib3: no answer"
     assert len(finding.nodes) == NODES
 
 
 def test_half_of_all_ways_lost_at_random_are_a_screenful() -> None:
     with quick():
-        findings = list(reach.judge(probed(lambda a, b: zlib.crc32(f"{a} {b}".encode()) % 2 == 0)))
+        findings = list(connectivity.judge(probed(lambda a, b: zlib.crc32(f"{a} {b}".encode()) % 2 == 0)))
     assert len(findings) == 21
     assert all(each.between for each in findings[:20])
     assert findings[-1].found.startswith("… and ")
@@ -143,14 +146,14 @@ def tried(nodes: int, *broken: tuple[str, str]) -> Ways:
 def test_each_of_several_nodes_that_are_cut_off_is_named_and_no_other() -> None:
     off = ("node02", "node05")
     broken = [pair for pair in itertools.permutations([f"node{n:02d}" for n in range(1, 7)], 2) if {*off} & {*pair}]
-    assert [each.nodes for each in reach.judge(tried(6, *broken))] == [("node02",), ("node05",)]
+    assert [each.nodes for each in connectivity.judge(tried(6, *broken))] == [("node02",), ("node05",)]
 
 
 def test_many_nodes_that_are_cut_off_are_one_row() -> None:
     names = [f"node{number:02d}" for number in range(1, 61)]
     fine = ("node07", "node08")
     broken = [pair for pair in itertools.permutations(names, 2) if set(pair) != {*fine}]
-    (row,) = table.merged(reach.judge(tried(60, *broken)))
+    (row,) = render.merged(connectivity.judge(tried(60, *broken)))
     assert row.found == "no TCP between its address and any other node: no answer"
     assert set(row.nodes) == set(names) - {*fine}
 
@@ -159,14 +162,14 @@ def test_many_nodes_that_are_cut_off_are_one_row() -> None:
 
 
 @contextmanager
-def prober(backlog: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[reach.Prober, int]]:
+def prober(backlog: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[connectivity.Prober, int]]:
     """One whose kernel holds few connections that nobody has accepted."""
 
     def listening(host: str, ports: list[int]) -> socket.socket:
         return socket.create_server((host, ports[0]), backlog=backlog)
 
-    monkeypatch.setattr(reach, "listen", listening)
-    one = reach.Prober("127.0.0.1")
+    monkeypatch.setattr(connectivity, "listen", listening)
+    one = connectivity.Prober("127.0.0.1")
     try:
         yield one, one.listen()
     finally:
@@ -189,7 +192,7 @@ def test_a_listener_that_is_made_anew_leaves_its_connections_to_the_measurement(
             line.sendall(b"x" * 1000)
             line.shutdown(socket.SHUT_WR)
             assert one.listener is not None
-            assert rates.receive(one.listener) > 0
+            assert bandwidth.receive(one.listener) > 0
 
 
 # How fast.
@@ -197,21 +200,21 @@ def test_a_listener_that_is_made_anew_leaves_its_connections_to_the_measurement(
 
 def test_rates_of_a_thousand_nodes() -> None:
     names = [f"node{number:04d}:ib{each}" for number in range(NODES) for each in range(INTERFACES)]
-    ways = {way: 1e9 for pairs in rates.rounds(names) for a, b in pairs for way in ((a, b), (b, a))}
+    ways = {way: 1e9 for pairs in bandwidth.rounds(names) for a, b in pairs for way in ((a, b), (b, a))}
     slow = {way: 1e6 if way[0] == "node0500:ib2" else rate for way, rate in ways.items()}
     with quick():
-        (finding,) = rates.judge(Rates(slow))
-        assert rates.summary(Rates(slow))
+        (finding,) = bandwidth.judge(Rates(slow))
+        assert bandwidth.summary(Rates(slow))
     assert finding.nodes == ("node0500:ib2",)
     uneven = {way: zlib.crc32(str(way).encode()) + (1e10 if number % 3 else 1) for number, way in enumerate(ways)}
     with quick():
-        assert list(rates.judge(Rates(uneven)))
+        assert list(bandwidth.judge(Rates(uneven)))
 
 
 def test_slow_ways_without_a_slow_node_are_a_screenful() -> None:
     names = [f"node{number:02d}" for number in range(60)]
     ways = {(a, b): 1e6 if (i + j) % 3 == 0 else 1e9 for (i, a), (j, b) in itertools.permutations(enumerate(names), 2)}
-    assert len(list(rates.judge(Rates(ways)))) == 21
+    assert len(list(bandwidth.judge(Rates(ways)))) == 21
 
 
 def test_of_many_slow_ways_the_slowest_alone_are_measured_again() -> None:
@@ -222,7 +225,7 @@ def test_of_many_slow_ways_the_slowest_alone_are_measured_again() -> None:
         return 1e9 if rank % 16 else 1e3
 
     at = {f"node{rank // 8}": (rank, Address("10.0.0.1", 1)) for rank in range(0, NODES * PER_NODE, PER_NODE)}
-    rates.survey(Told(answer), at)  # type: ignore[arg-type]
+    bandwidth.survey(Told(answer), at)  # type: ignore[arg-type]
     in_rounds = 2 * 8 * NODES
     assert len(measured) == in_rounds + 2 * 3 * 64
 
@@ -259,7 +262,7 @@ def test_a_look_up_that_hangs_keeps_no_process() -> None:
     program = (
         "import socket, time\n"
         "socket.gethostbyaddr = lambda address: time.sleep(60)\n"
-        "from srunddp.site import scan\n"
+        "from srunddp.ifaces import scan\n"
         "scan._WITHIN = 0.1\n"
         "print(scan._names('10.0.0.1'))\n"
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from srunddp.site.checks.versions import CHECK, NOT_ASKED
-from srunddp.site.finding import Finding, Level
+from srunddp.check.checks.versions import CHECK, NOT_ASKED
+from srunddp.check.finding import Finding, Level
 from tests.site.made_up import LOCAL_RANK_1, changed, subject, told, travelled
 
 FAIL, WARN = Level.FAIL, Level.WARN
@@ -22,7 +22,7 @@ CUDA = [*CPU, "libc10_cuda.so", "libtorch_cuda.so"]
 
 @pytest.fixture(autouse=True)
 def without_torchs_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("srunddp.site.checks.versions.import_torch", lambda _: NOT_ASKED)
+    monkeypatch.setattr("srunddp.check.checks.versions.import_torch", lambda _: NOT_ASKED)
 
 
 def found(folder: Path, text: str, **named: Any) -> list[Finding]:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap import interface as interfaces
-from srunddp.site import infiniband, scan
-from srunddp.site.checks.interface import physical
-from srunddp.site.draft import draft
-from srunddp.site.infiniband import Device, with_interface
-from srunddp.site.scan import Link, Scan
+from srunddp.bootstrap.network import infiniband
+from srunddp.bootstrap.network import interface as interfaces
+from srunddp.bootstrap.network.infiniband import Device, with_interface
+from srunddp.check.checks.interface import physical
+from srunddp.ifaces import scan
+from srunddp.ifaces.draft import draft
+from srunddp.ifaces.scan import Link, Scan
 
 # What is behind an interface.
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from srunddp.site import places
-from srunddp.site.checks import paths
-from srunddp.site.checks.paths import CHECK, Facts, node_lines
-from srunddp.site.finding import Level, Seen
-from srunddp.site.places import Mount, Place, content, look, mount_of
+from srunddp.check.checks import paths
+from srunddp.check.checks.paths import CHECK, Facts, node_lines
+from srunddp.check.finding import Level, Seen
+from srunddp.util import filesystem
+from srunddp.util.filesystem import Mount, Place, content, look, mount_of
 from tests.site.made_up import LOCAL_RANK_1, seen, subject, told, travelled
 
 FAIL, WARN = Level.FAIL, Level.WARN
@@ -193,8 +193,8 @@ def test_a_path_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPat
 
 def test_the_content_of_a_file_is_its_bytes_and_of_a_big_one_its_size(tmp_path: Path) -> None:
     big = tmp_path / "big"
-    big.write_bytes(bytes(places.SMALL + 1))
-    assert content(str(big)) == f"{places.SMALL + 1} bytes"
+    big.write_bytes(bytes(filesystem.SMALL + 1))
+    assert content(str(big)) == f"{filesystem.SMALL + 1} bytes"
     assert len(content(str(big), whole=True)) == 64
     small, other = tmp_path / "small", tmp_path / "other"
     small.write_text("a")
@@ -219,9 +219,9 @@ def test_the_content_of_a_folder_is_its_names_and_sizes(tmp_path: Path, monkeypa
     assert content(str(tmp_path)) == short
     (tmp_path / "file").write_text("22")
     assert content(str(tmp_path)) != short
-    monkeypatch.setattr(places, "FEW", 2)
+    monkeypatch.setattr(filesystem, "FEW", 2)
     assert content(str(tmp_path)) != ""
-    monkeypatch.setattr(places, "FEW", 1)
+    monkeypatch.setattr(filesystem, "FEW", 1)
     assert content(str(tmp_path)) == ""
 
 
@@ -270,5 +270,5 @@ def test_one_file_has_one_identity_by_whatever_name(tmp_path: Path) -> None:
 )
 def test_a_file_system_has_one_identity_on_all_nodes_that_share_it(one: Mount, other: Mount, same: bool) -> None:
     found = os.stat("/")
-    assert (places.identity(one, found) == places.identity(other, found)) == same
-    assert places.identity(one, found) != places.identity(one, os.stat("/proc"))
+    assert (filesystem.identity(one, found) == filesystem.identity(other, found)) == same
+    assert filesystem.identity(one, found) != filesystem.identity(one, os.stat("/proc"))

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from srunddp.bootstrap.line import Address, listen
-from srunddp.site import reach
-from srunddp.site.hub import Act, Hub, half_open
-from srunddp.site.reach import Prober, Ways, survey
+from srunddp.bootstrap.rendezvous.protocol import Address, listen
+from srunddp.check import connectivity
+from srunddp.check.connectivity import Prober, Ways, survey
+from srunddp.check.coordinator import Act, Hub, half_open
 from tests.site.namespaces import address, asked, hub_of, rule, two_nodes
 
 WITHIN = 0.5
@@ -25,13 +25,13 @@ def names() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def hub(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(reach, "_WITHIN", WITHIN)
+    monkeypatch.setattr(connectivity, "_WITHIN", WITHIN)
     with hub_of(names, probing) as hub:
         yield hub
 
 
 def probing(node: str) -> Act:
-    """As :class:`srunddp.site.rank.Rank` answers."""
+    """As :class:`srunddp.check.responder.Rank` answers."""
     prober = Prober(address(node, "data0"))
     actions = {
         "listen": lambda _: prober.listen(),
@@ -49,13 +49,13 @@ def test_a_rank_that_is_lost_says_nothing_of_the_network(hub: Hub) -> None:
     """It is named as lost; that nobody reaches it is no firewall's doing."""
     ways = surveyed(hub)
     hub.trouble[2] = "its process ended"
-    assert reach._try(hub, ways.ranks, {**ways.endpoints, "east": Address(EAST, 1)}, list(ways.tried)) == {}
+    assert connectivity._try(hub, ways.ranks, {**ways.endpoints, "east": Address(EAST, 1)}, list(ways.tried)) == {}
     del hub.trouble[2]
-    assert reach._try(hub, ways.ranks, {**ways.endpoints, "east": Address(EAST, 1)}, list(ways.tried)) != {}
+    assert connectivity._try(hub, ways.ranks, {**ways.endpoints, "east": Address(EAST, 1)}, list(ways.tried)) != {}
 
 
 def test_an_address_that_cannot_be_listened_on_is_named() -> None:
-    (finding,) = reach.judge(Ways({}, {}, [], mute=("node03:ib1",)))
+    (finding,) = connectivity.judge(Ways({}, {}, [], mute=("node03:ib1",)))
     assert (finding.nodes, finding.found) == (("node03",), "no port on the interface's address can be listened on")
 
 
@@ -63,7 +63,7 @@ def test_nodes_that_reach_each_other_are_found_to(hub: Hub) -> None:
     ways = surveyed(hub)
     assert (len(ways.tried), ways.broken) == (2, {})
     assert {name: at.host for name, at in ways.endpoints.items()} == {"west": WEST, "east": EAST}
-    assert list(reach.judge(ways)) == []
+    assert list(connectivity.judge(ways)) == []
 
 
 @pytest.mark.parametrize(

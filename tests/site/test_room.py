@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.site.checks import limits
-from srunddp.site.finding import Finding, Level
+from srunddp.check.checks import limits
+from srunddp.check.finding import Finding, Level
 from tests.site.made_up import seen, subject, travelled
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -11,12 +11,12 @@ from typing import Any
 import psutil
 import pytest
 
-from srunddp.bootstrap import interface
-from srunddp.bootstrap.line import listen
-from srunddp.site import infiniband, scan
-from srunddp.site.hub import Hub
-from srunddp.site.infiniband import Device
-from srunddp.site.scan import Scan, Scanner, links, reaches, survey
+from srunddp.bootstrap.network import infiniband, interface
+from srunddp.bootstrap.network.infiniband import Device
+from srunddp.bootstrap.rendezvous.protocol import listen
+from srunddp.check.coordinator import Hub
+from srunddp.ifaces import scan
+from srunddp.ifaces.scan import Scan, Scanner, links, reaches, survey
 from tests.cluster.network import tool
 from tests.run.starting import NODE
 from tests.site.namespaces import address, asked, hub_of, rule, two_nodes

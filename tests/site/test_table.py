@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.line import Hello
+from srunddp.bootstrap.rendezvous.protocol import Hello
+from srunddp.check import render
+from srunddp.check.checks import limits
+from srunddp.check.finding import Finding, Level
+from srunddp.check.preflight import Report
 from srunddp.errors import ConfigError
-from srunddp.site import table
-from srunddp.site.check import Report
-from srunddp.site.checks import limits
-from srunddp.site.finding import Finding, Level
 
 
 def finding(found: str = "full", *nodes: str, level: Level = Level.FAIL, **changes: Any) -> Finding:
@@ -37,21 +37,21 @@ def test_equal_findings_are_one_row_of_all_their_nodes_and_ranks() -> None:
         finding("other", "node01"),
         finding("full", "node01", ranks=(4, 1)),
     ]
-    assert table.merged(every) == [finding("full", "node03", "node01", ranks=(1, 4, 64)), finding("other", "node01")]
+    assert render.merged(every) == [finding("full", "node03", "node01", ranks=(1, 4, 64)), finding("other", "node01")]
 
 
 @pytest.mark.parametrize("change", [{"level": Level.WARN}, {"check": "x"}, {"expected": "x"}, {"cure": "x"}])
 def test_findings_that_differ_in_a_word_are_not_one(change: dict[str, Any]) -> None:
-    assert len(table.merged([finding(), finding(**change)])) == 2
+    assert len(render.merged([finding(), finding(**change)])) == 2
 
 
 def test_ways_between_other_nodes_are_not_one() -> None:
-    assert len(table.merged([finding(between="a -> b"), finding(between="b -> a")])) == 2
+    assert len(render.merged([finding(between="a -> b"), finding(between="b -> a")])) == 2
 
 
 def test_the_worst_comes_first_else_the_order_stays() -> None:
     words = [("a", Level.WARN), ("b", Level.FAIL), ("c", Level.WARN), ("d", Level.FAIL)]
-    rows = table.merged(finding(found, level=level) for found, level in words)
+    rows = render.merged(finding(found, level=level) for found, level in words)
     assert [row.found for row in rows] == ["b", "d", "a", "c"]
 
 
@@ -68,18 +68,18 @@ def test_the_worst_comes_first_else_the_order_stays() -> None:
     ],
 )
 def test_where_it_is_is_said_in_folded_names(given: Finding, shown: str) -> None:
-    assert table.where(given) == shown
+    assert render.where(given) == shown
 
 
 def test_the_table_is_aligned_what_is_wrong_comes_first_and_a_check_that_failed_is_not_called_ok() -> None:
     findings = [finding("full", "node01"), finding("odd", "node02", level=Level.WARN, check="versions")]
-    assert table.lines(findings, {"launch": "by srun", "limits": "/tmp 1 GiB"}) == [
+    assert render.lines(findings, {"launch": "by srun", "limits": "/tmp 1 GiB"}) == [
         "FAIL  limits    node01  full; expected room -> clear it",
         "WARN  versions  node02  odd; expected room -> clear it",
         "ok    launch            by srun",
         "      limits            /tmp 1 GiB",
     ]
-    assert table.lines([], {}) == []
+    assert render.lines([], {}) == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_table_is_aligned_what_is_wrong_comes_first_and_a_check_that_failed_
     ],
 )
 def test_the_first_line_counts(findings: tuple[Finding, ...], ranks: int, job: str, said: str) -> None:
-    assert table.verdict(report(*findings, ranks=ranks), 4, job) == said
+    assert render.verdict(report(*findings, ranks=ranks), 4, job) == said
 
 
 def test_a_warning_alone_stops_no_job() -> None:
@@ -111,7 +111,7 @@ def test_a_warning_alone_stops_no_job() -> None:
 def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> None:
     found = report(finding("full – ü", "node01", ranks=(1,)), finding("full – ü", "node01", ranks=(0,)))
     folder = tmp_path / "new" / "folder"
-    paths = table.write(found, ["the table"], str(folder), "1207", 69)
+    paths = render.write(found, ["the table"], str(folder), "1207", 69)
     assert paths == [str(folder / "preflight.1207.txt"), str(folder / "preflight.1207.json")]
     assert Path(paths[0]).read_text().startswith("the table\n\n")
     told = json.loads(Path(paths[1]).read_text())
@@ -137,13 +137,13 @@ def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> No
 def test_what_a_rank_that_did_not_answer_saw_is_left_empty(tmp_path: Path) -> None:
     found = report()
     del found.facts[1]
-    told = table.as_json(found, "", 69)
+    told = render.as_json(found, "", 69)
     assert [bool(rank["checks"]) for rank in told["ranks"]] == [True, False]
-    assert table.write(found, [], str(tmp_path), "", 0)[0] == str(tmp_path / "preflight.local.txt")
+    assert render.write(found, [], str(tmp_path), "", 0)[0] == str(tmp_path / "preflight.local.txt")
 
 
 def test_whatever_a_path_is_called_it_can_be_written(tmp_path: Path) -> None:
-    text, _ = table.write(report(finding("/data/\udcff")), ["… /data/\udcff"], str(tmp_path), "", 0)
+    text, _ = render.write(report(finding("/data/\udcff")), ["… /data/\udcff"], str(tmp_path), "", 0)
     assert Path(text).read_bytes().startswith("… /data/\\udcff\n".encode())
 
 
@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_written_is_one_error_with_a_cure(tmp_path: Path
     (tmp_path / "file").write_text("")
     folder = {"a file": f"{tmp_path}/file", "below a file": f"{tmp_path}/file/x"}.get(kind, "/proc/nowhere")
     with pytest.raises(ConfigError) as error:
-        table.write(report(), [], folder, "", 0)
+        render.write(report(), [], folder, "", 0)
     assert error.value.found.startswith(f"the report cannot be written to {folder}: ")
     assert error.value.cure == "name another with --output-dir"
 

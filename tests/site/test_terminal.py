@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from srunddp.bootstrap.line import Hello
-from srunddp.site import table
-from srunddp.site.check import Report
-from srunddp.site.checks import paths
-from srunddp.site.explain import Explanation, Row
-from srunddp.site.finding import Finding, Level
-from srunddp.site.places import Place
+from srunddp.bootstrap.rendezvous.protocol import Hello
+from srunddp.check import render
+from srunddp.check.checks import paths
+from srunddp.check.finding import Finding, Level
+from srunddp.check.preflight import Report
+from srunddp.explain.explain import Explanation, Row
+from srunddp.util.filesystem import Place
 
 COMMAND = "a\x1b]0;owned\x07b\rc\nd"
 SHOWN = r"a\x1b]0;owned\x07b\rc\nd"
@@ -27,15 +27,15 @@ def test_a_line_of_an_explanation_stays_one_and_is_printable() -> None:
 def test_a_row_of_the_table_stays_one_and_is_printable() -> None:
     finding = Finding(Level.WARN, "paths", f"the working directory is {COMMAND}", COMMAND, COMMAND, ("node01",))
     between = Finding(Level.FAIL, "reach", "no TCP", "TCP", "mend", between=f"{COMMAND} -> node02")
-    text = table.lines([finding, between], {"paths": COMMAND, "env": COMMAND})
+    text = render.lines([finding, between], {"paths": COMMAND, "env": COMMAND})
     assert len(text) == 4
     assert all(line.isprintable() and SHOWN in line for line in text)
-    assert table.said(finding).isprintable()
-    assert table.where(between) == f"{SHOWN} -> node02"
+    assert render.said(finding).isprintable()
+    assert render.where(between) == f"{SHOWN} -> node02"
 
 
 def test_the_lines_for_each_node_in_the_report_are_printable(tmp_path: Path) -> None:
     place = Place(role=COMMAND, path=COMMAND, kind="file", error="", system="ext4", identity="", content="")
     facts = {"places": [place]}
     report = Report({0: Hello("", 0, 1, 0, "node01", "", 1)}, {0: {paths.NAME: {"facts": facts}}})
-    assert table.per_node(report) == [f"node01 {SHOWN}=ok"]
+    assert render.per_node(report) == [f"node01 {SHOWN}=ok"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.ifaces import parse
+from srunddp.bootstrap.network.ifaces_conf import parse
 from tests.conftest import PROGRAMS
 from tests.run.starting import LONG, SRUNDDP, bare, write
 from tests.site.namespaces import NODES, address, rule, two_nodes

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from srunddp.site.checks.versions import CHECK, NOT_ASKED, Facts, Imported, import_torch, node_lines
-from srunddp.site.finding import Level
-from srunddp.site.packages import Package, find
+from srunddp.check.checks.versions import CHECK, NOT_ASKED, Facts, Imported, import_torch, node_lines
+from srunddp.check.finding import Level
+from srunddp.check.packages import Package, find
 from tests.site.made_up import LOCAL_RANK_1, changed, subject, told, travelled
 
 FAIL, WARN = Level.FAIL, Level.WARN
@@ -196,6 +196,6 @@ def test_the_working_folder_hides_nothing_as_it_does_not_from_a_script(
 
 
 def test_one_rank_of_a_node_imports_torch_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("srunddp.site.checks.versions.import_torch", lambda _: imported())
+    monkeypatch.setattr("srunddp.check.checks.versions.import_torch", lambda _: imported())
     assert CHECK.collect(subject()).imported == imported()
     assert CHECK.collect(subject(LOCAL_RANK_1)).imported == NOT_ASKED

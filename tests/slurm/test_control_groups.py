@@ -17,7 +17,7 @@ time.sleep(60)
 FIGURES = """
 import json, os, time
 from pathlib import Path
-from srunddp.observe.sampling.cgroup import JobGroup, memory_limit
+from srunddp.monitor.sampler.cgroup import JobGroup, memory_limit
 groups = Path("/proc/self/cgroup").read_text()
 found = JobGroup.find(groups)
 before = found.cpu_seconds(), found.memory_bytes()

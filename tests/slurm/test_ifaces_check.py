@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slurm
 CHECK = f"""
 import json, os, sys
 sys.path.insert(0, {str(ROOT)!r})
-from srunddp.site.ifaces_check import check_file
+from srunddp.ifaces.lint import check_file
 report = check_file(sys.argv[1], os.environ)
 found = [(finding.found, finding.nodes) for finding in report.findings]
 print(json.dumps([report.cluster, report.notes, found]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.ifaces import entry_for, parse
+from srunddp.bootstrap.network.ifaces_conf import entry_for, parse
 from tests.chaos.network import link_down
 from tests.cluster.nodes import NODES, node
 from tests.conftest import ROOT

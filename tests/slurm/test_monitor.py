@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import pytest
 
-from srunddp.observe.report.notes import notes
-from srunddp.observe.report.run import read
-from srunddp.observe.report.slurm import seconds, size
-from srunddp.observe.report.summary import Summary
-from srunddp.observe.report.summing import summary_of
+from srunddp.report.advice import notes
+from srunddp.report.run import read
+from srunddp.report.slurm import seconds, size
+from srunddp.report.summarize import summary_of
+from srunddp.report.summary import Summary
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Bench, Outcome

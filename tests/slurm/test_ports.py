@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap import channels, ifaces
-from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.environment.detect import detect
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.rendezvous import discovery
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
 from tests.run.starting import until
@@ -28,7 +29,7 @@ def preferred(job: str, step: int) -> list[int]:
     """The ports that the ranks of a step look at, the likeliest first."""
     names = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": str(step), "SLURM_STEP_NUM_TASKS": "2"}
     environment = detect({**names, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
-    return channels.line_ports(environment, ifaces.DEFAULT, None)
+    return discovery.line_ports(environment, ifaces_conf.DEFAULT, None)
 
 
 @contextmanager

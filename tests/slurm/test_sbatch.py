@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.site.jobs.parts import directive
+from srunddp.sbatch.sections import directive
 from tests.conftest import PROGRAMS, ROOT
 from tests.site.jobs.recipes import commands
 from tests.site.jobs.test_hostile import HOSTILE

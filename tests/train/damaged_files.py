@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from srunddp.train.checkpoint import CheckpointError, load_file
-from srunddp.train.shelf import Shelf
+from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.file import CheckpointError, load_file
 
 
 def flipped(data: bytes, bit: int) -> bytes:

@@ -18,8 +18,8 @@ from torchmetrics.retrieval import RetrievalMAP
 from worlds import StandIn
 
 from srunddp.train import Trainer, accuracy
-from srunddp.train.cpus import share
-from srunddp.train.metrics import Sums
+from srunddp.train.data.cpus import share
+from srunddp.train.metrics.accumulator import Sums
 
 # By (samples, samples per batch): the ranks' batches differ in number, and with 2 and 1 samples some ranks have none.
 SPLITS = [(10, 1), (10, 2), (10, 4), (11, 3), (2, 1), (1, 1)]

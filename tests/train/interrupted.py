@@ -28,9 +28,9 @@ from torch import Tensor
 from worlds import StandIn
 
 from srunddp.errors import Stopped
-from srunddp.train import keeping
-from srunddp.train.agreement import Agreement
-from srunddp.train.checkpoint import verify
+from srunddp.train import checkpoint_policy
+from srunddp.train.checkpoint.file import verify
+from srunddp.train.preemption.consensus import Agreement
 from tests.programs import resumable
 
 ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a machine that is busy
@@ -265,7 +265,7 @@ def signalled_amid_evaluation(world: StandIn, folder: Path, arguments: Sequence[
             return super().forward(inputs)
 
     resumable.Network = Signalled
-    keeping.Agreement = partial(Agreement, every=0.0)
+    checkpoint_policy.Agreement = partial(Agreement, every=0.0)
     return go_on(world, folder, arguments, harmless=False)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from srunddp.train.shelf import Shelf
+from srunddp.train.checkpoint.directory import Shelf
 
 VALUES = 500_000
 

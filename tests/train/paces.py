@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from worlds import StandIn
 
-from srunddp.observe import marks
+from srunddp import telemetry
 from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer
 
 STEPS, SLEEP = 12, 0.05
@@ -50,8 +50,8 @@ class Sleeps(Callback):
 
 def of(world: StandIn, *, slow: int, where: str, buffers: bool = False, **changes: Any) -> dict[str, Any]:
     """The sums of a training in which one rank sleeps in each step, and its events."""
-    page = marks.Marks(recording=True)
-    marks.install(page)
+    page = telemetry.Marks(recording=True)
+    telemetry.install(page)
     seconds = SLEEP if world.rank == slow else 0.0
     norm: list[nn.Module] = [nn.BatchNorm1d(8)] if buffers else []
     model = nn.Sequential(nn.Linear(8, 8), *norm, nn.Linear(8, 2))
@@ -67,7 +67,7 @@ def of(world: StandIn, *, slow: int, where: str, buffers: bool = False, **change
     )
     began = time.perf_counter()
     trainer.fit(data, Samples(8, 0.0))
-    again = dict(zip(marks.Steps._fields, page.read_steps(), strict=True))
+    again = dict(zip(telemetry.Steps._fields, page.read_steps(), strict=True))
     whole = again | {"seconds": time.perf_counter() - began, "events": page.events(0)[0]}
     if where == "callback":
         trainer.config = settings(epochs=2, tensorboard=False)

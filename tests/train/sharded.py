@@ -27,8 +27,9 @@ from torch.distributed.tensor import DTensor
 from worlds import StandIn
 
 from srunddp.errors import ConfigError
-from srunddp.train import Callback, CheckpointConfig, Config, DDPConfig, FSDPConfig, Trainer, sharding, shards
-from srunddp.train.shelf import Shelf
+from srunddp.train import Callback, CheckpointConfig, Config, DDPConfig, FSDPConfig, Trainer
+from srunddp.train.checkpoint import resharding, sharded
+from srunddp.train.checkpoint.directory import Shelf
 
 BF16 = FSDPConfig(modules=("Block",), param_dtype="bf16")
 
@@ -122,7 +123,7 @@ def failing_disk(world: StandIn, folder: Path) -> Any:
         Shelf.tidy = failing_once(Shelf.tidy, errno.EIO)
     if world.rank == 1:
         FileSystemWriter.write_data = failing_once(FileSystemWriter.write_data, errno.ENOSPC)
-        shards._digest = failing_once(shards._digest, errno.EIO)
+        sharded._digest = failing_once(sharded._digest, errno.EIO)
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed):
         result = train(world, config("fsdp", folder))
@@ -143,7 +144,7 @@ def failing_once(function: Callable[..., Any], number: int) -> Callable[..., Any
 def unshared(world: StandIn, folder: Path) -> str:
     """Each rank sees another folder there, as on nodes of their own; through a link, as the path is the same."""
     folder.mkdir(exist_ok=True)
-    exists, sharding._SEEN_WITHIN = Path.exists, 0.1
+    exists, resharding._SEEN_WITHIN = Path.exists, 0.1
     if world.rank == 1:
         Path.exists = lambda path: path.suffix != ".tmp" and exists(path)
     try:

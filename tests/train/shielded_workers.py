@@ -9,7 +9,7 @@ from functools import partial
 from torch.utils.data import DataLoader, Dataset
 
 from srunddp.train.config import PreemptionConfig
-from srunddp.train.preemption import Preemption, shield_worker, shielded
+from srunddp.train.preemption.signals import Preemption, shield_worker, shielded
 
 SIGNALS = ("USR1", "USR2")
 

@@ -14,7 +14,7 @@ from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointError, DDPConfig, Trainer, load_checkpoint
-from srunddp.train.average import Average
+from srunddp.train.model.ema import Average
 
 if TYPE_CHECKING:
     from conftest import Ranks

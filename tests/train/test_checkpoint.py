@@ -21,7 +21,7 @@ import torch
 from conftest import HERE, ROOT
 
 from srunddp.train import load_checkpoint, save_checkpoint
-from srunddp.train.checkpoint import CheckpointError, verify
+from srunddp.train.checkpoint.file import CheckpointError, verify
 
 
 def campaign(script: str, folder: Path, number: int, *before: str) -> str:

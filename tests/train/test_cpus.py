@@ -11,9 +11,9 @@ import pytest
 import torch
 from worlds import StandIn
 
-from srunddp.bootstrap import cpus
-from srunddp.bootstrap.cpus import Cpus
-from srunddp.train.cpus import set_threads, share
+from srunddp.bootstrap.environment import cpus
+from srunddp.bootstrap.environment.cpus import Cpus
+from srunddp.train.data.cpus import set_threads, share
 
 if TYPE_CHECKING:
     from conftest import Ranks

@@ -13,7 +13,7 @@ from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import Trainer
-from srunddp.train.deferred import Deferred, is_deferred
+from srunddp.train.model.meta_init import Deferred, is_deferred
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(3, 4),

@@ -19,7 +19,7 @@ from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import accuracy
-from srunddp.train.metrics import Sums
+from srunddp.train.metrics.accumulator import Sums
 
 if TYPE_CHECKING:
     from conftest import Ranks

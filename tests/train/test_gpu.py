@@ -19,14 +19,22 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from worlds import StandIn
 
-from srunddp.train import Callback, CheckpointConfig, DDPConfig, LoadingConfig, Trainer, load_checkpoint, randomness
-from srunddp.train.average import Average
-from srunddp.train.data import Feed
-from srunddp.train.late import LateLoss
-from srunddp.train.order import Sequential
-from srunddp.train.replica import Replica
-from srunddp.train.shares import Deal
-from srunddp.train.snapshot import Snapshot
+from srunddp.train import (
+    Callback,
+    CheckpointConfig,
+    DDPConfig,
+    LoadingConfig,
+    Trainer,
+    load_checkpoint,
+    rng,
+)
+from srunddp.train.checkpoint.snapshot import Snapshot
+from srunddp.train.data.loader import Feed
+from srunddp.train.data.order import Sequential
+from srunddp.train.data.sampler import Deal
+from srunddp.train.metrics.late import LateLoss
+from srunddp.train.model.ddp import Replica
+from srunddp.train.model.ema import Average
 from tests.train.test_preemption import until
 
 pytestmark = pytest.mark.gpu
@@ -163,14 +171,14 @@ def nccl(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("hook", ["none", "fp16", "bf16", "powersgd"])
 def test_nccl_with_each_hook(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """DistributedDataParallel is there only with several ranks: one rank is told that it is wrapped all the same."""
-    from srunddp.train import replica
+    from srunddp.train.model import ddp
 
     class Wrapped(Replica):
         def __init__(self, model: nn.Module, world: Any, config: DDPConfig) -> None:
             super().__init__(model, world, config)
-            self._ddp = self.training = replica._wrapped(self.model, world, config)
+            self._ddp = self.training = ddp._wrapped(self.model, world, config)
 
-    monkeypatch.setattr("srunddp.train.fsdp.Replica", Wrapped)
+    monkeypatch.setattr("srunddp.train.model.fsdp.Replica", Wrapped)
     trainer = trainer_of(network(), ddp=DDPConfig(hook=hook), accumulation=2, precision="bf16", epochs=6)
     records = trainer.fit(classes(128), classes(32))
     assert records[-1].train["loss"] < records[0].train["loss"]
@@ -199,10 +207,10 @@ def test_a_snapshot_is_of_the_moment_it_was_taken() -> None:
 def test_random_numbers_of_the_gpu_go_on_where_they_were() -> None:
     torch.cuda.manual_seed(5)
     torch.rand(7, device=GPU)
-    states = randomness.gather(world())
+    states = rng.gather(world())
     expected = torch.rand(9, device=GPU), torch.rand(9), random.random()
     torch.cuda.manual_seed(6)
-    randomness.restore(states, world(), 0)
+    rng.restore(states, world(), 0)
     found = torch.rand(9, device=GPU), torch.rand(9), random.random()
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
@@ -210,7 +218,7 @@ def test_random_numbers_of_the_gpu_go_on_where_they_were() -> None:
 
 
 def test_an_evaluation_leaves_the_gpu_s_random_numbers_alone() -> None:
-    with randomness.undisturbed(world()):
+    with rng.undisturbed(world()):
         expected = torch.rand(9, device=GPU)
     assert torch.equal(torch.rand(9, device=GPU), expected)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.train.history import FILE, History
+from srunddp.train.metrics.logger import FILE, History
 from tests.train.without_torch import ROOT, run_without_torch
 
 
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path: Path)
 
 _FULL = """
 from pathlib import Path
-from srunddp.train.history import History
+from srunddp.train.metrics.logger import History
 folder = Path({folder!r})
 history = History(folder, False, print)
 history.add("step", 1, loss=1.0)
@@ -211,7 +211,7 @@ def test_a_folder_that_tensorboard_cannot_make_ends_nothing(tmp_path: Path) -> N
 _FULL_TENSORBOARD = """
 import resource, sys
 from pathlib import Path
-from srunddp.train.history import History
+from srunddp.train.metrics.logger import History
 history = History(Path(sys.argv[1]), True, print)
 history.add("step", 1, loss=1.0)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1100, resource.RLIM_INFINITY))
@@ -232,5 +232,5 @@ def test_a_full_disk_below_tensorboard_ends_nothing(tmp_path: Path) -> None:
 
 def test_figures_are_written_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     code = f"from pathlib import Path; History(Path({str(tmp_path)!r}), False, print).add('step', 1, loss=1.0)"
-    assert run_without_torch("from srunddp.train.history import History; " + code).stdout == ""
+    assert run_without_torch("from srunddp.train.metrics.logger import History; " + code).stdout == ""
     assert steps(tmp_path) == [1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from srunddp.train.late import LateLoss
+from srunddp.train.metrics.late import LateLoss
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -200,7 +200,7 @@ def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> Non
             given.append(options)
             super().__init__(*args, **options)
 
-    monkeypatch.setattr("srunddp.train.data.DataLoader", Watched)
+    monkeypatch.setattr("srunddp.train.data.loader.DataLoader", Watched)
     loading = LoadingConfig(num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
     (record,) = scale_trainer(StandIn(), batch_size=2, loading=loading).fit(Numbered(10))
     assert record.train == exact_figures(10)

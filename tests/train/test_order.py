@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train.order import Order, Sequential, Shuffled, Weighted
+from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted
 
 RARE = [0] * 900 + [1] * 90 + [2] * 10
 

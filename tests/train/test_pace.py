@@ -10,9 +10,9 @@ import torch
 from conftest import results_of
 from paces import SLEEP, STEPS
 
-from srunddp.observe import marks
-from srunddp.observe.marks import Marks
-from srunddp.train.pace import Pace, Timed, pace_of
+from srunddp import telemetry
+from srunddp.telemetry import Marks
+from srunddp.train.step_timer import Pace, Timed, pace_of
 
 SLEPT = STEPS * SLEEP
 
@@ -167,7 +167,7 @@ def test_with_a_gpu_a_wish_for_data_at_the_end_of_an_epoch_is_no_step(monkeypatc
 
 
 def test_without_monitoring_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "_marks", Marks())
+    monkeypatch.setattr(telemetry, "_marks", Marks())
     assert type(pace_of(torch.device("cpu"))) is Pace
     steps = iter([1, 2])
     assert Pace().arriving(steps) is steps

@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
+from srunddp import telemetry
 from srunddp.errors import ConfigError, Stopped
-from srunddp.observe import marks
-from srunddp.train import preemption as module
 from srunddp.train.config import PreemptionConfig
-from srunddp.train.preemption import Preemption, Wish, asked_of_slurm
+from srunddp.train.preemption import signals as module
+from srunddp.train.preemption.signals import Preemption, Wish, asked_of_slurm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -150,10 +150,10 @@ def test_an_unknown_signal_is_a_configuration_error_that_names_the_nearest(name:
 
 
 def test_a_sigterm_upon_a_verdict_is_no_wish_and_ends_the_process_at_once() -> None:
-    shared = marks.Marks()
+    shared = telemetry.Marks()
     child = os.fork()
     if child == 0:
-        marks.install(shared)
+        telemetry.install(shared)
         with preemption():
             shared.condemn()
             os.kill(os.getpid(), signal.SIGTERM)

@@ -11,7 +11,7 @@ import torch
 from torch.profiler import record_function
 
 from srunddp.errors import ConfigError
-from srunddp.train.profile import Profile, parse
+from srunddp.train.profiler import Profile, parse
 from tests.train.without_torch import run_without_torch
 
 
@@ -105,4 +105,4 @@ def test_nonsense_is_refused(text: str) -> None:
 
 
 def test_a_range_is_read_without_torch() -> None:
-    assert run_without_torch("from srunddp.train.profile import parse; print(parse('1:2'))").stdout == "range(1, 2)\n"
+    assert run_without_torch("from srunddp.train.profiler import parse; print(parse('1:2'))").stdout == "range(1, 2)\n"

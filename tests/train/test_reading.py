@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 from worlds import StandIn
 
-from srunddp.train import LoadingConfig, reading
-from srunddp.train.data import Batch, Feed
-from srunddp.train.order import Order, Sequential, Shuffled
-from srunddp.train.reading import Reader, Rows, Stream
-from srunddp.train.shares import Deal, Part, Request, Requests
+from srunddp.train import LoadingConfig
+from srunddp.train.data import dataset
+from srunddp.train.data.dataset import Reader, Rows, Stream
+from srunddp.train.data.loader import Batch, Feed
+from srunddp.train.data.order import Order, Sequential, Shuffled
+from srunddp.train.data.sampler import Deal, Part, Request, Requests
 
 
 class Plain(IterableDataset[int]):
@@ -76,8 +77,8 @@ def by_workers(data: IterableDataset[Any], deal: Deal, workers: int, epoch: int 
         stream = Stream(data, deal)
         stream.begin(epoch, start)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reading, "get_worker_info", lambda number=number: Info(number, workers) if workers else None)
-            patch.setattr(reading._worker, "_worker_info", Info(number, workers) if workers else None)
+            patch.setattr(dataset, "get_worker_info", lambda number=number: Info(number, workers) if workers else None)
+            patch.setattr(dataset._worker, "_worker_info", Info(number, workers) if workers else None)
             turns.append(iter(list(stream)))
     parts: list[Part] = []
     while any(taken := [next(turn, None) for turn in turns]):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.train.requeue import requeue
+from srunddp.train.preemption.requeue import requeue
 
 JOB = {"SLURM_JOB_ID": "1207"}
 

@@ -19,7 +19,7 @@ from worlds import StandIn
 
 from srunddp.errors import Stopped
 from srunddp.train import CheckpointConfig, load_checkpoint
-from srunddp.train.saving import Saving
+from srunddp.train.checkpoint.manager import Saving
 
 
 @pytest.fixture(scope="module")

@@ -40,12 +40,12 @@ from srunddp.train import (
     read_config,
     save_checkpoint,
 )
-from srunddp.train import saving as saving_module
-from srunddp.train.agreement import Agreement
-from srunddp.train.metrics import Sums
-from srunddp.train.preemption import Wish
-from srunddp.train.run import Run
-from srunddp.train.shelf import Shelf
+from srunddp.train.checkpoint import manager as saving_module
+from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.fit import Run
+from srunddp.train.metrics.accumulator import Sums
+from srunddp.train.preemption.consensus import Agreement
+from srunddp.train.preemption.signals import Wish
 from tests.train.test_profile import traced
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
@@ -644,7 +644,7 @@ def test_an_error_at_the_start_leaves_no_signal_handler(tmp_path: Path) -> None:
 def agreed_at(step_seconds: Callable[[int], float], steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The times at which the ranks agree, in seconds."""
     now = [0.0]
-    monkeypatch.setattr("srunddp.train.agreement.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("srunddp.train.preemption.consensus.time", SimpleNamespace(perf_counter=lambda: now[0]))
     agreement, times = Agreement(StandIn()), []
     for step in range(steps):
         now[0] += step_seconds(step)

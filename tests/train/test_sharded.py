@@ -16,9 +16,10 @@ from torch import nn
 from worlds import StandIn
 
 from srunddp.errors import ConfigError
-from srunddp.train import CheckpointError, FSDPConfig, dcp, load_checkpoint
-from srunddp.train.checkpoint import load_file
-from srunddp.train.shelf import Shelf
+from srunddp.train import CheckpointError, FSDPConfig, load_checkpoint
+from srunddp.train.checkpoint import dcp
+from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.file import load_file
 
 
 @pytest.fixture(scope="module")

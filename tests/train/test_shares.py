@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ChainDataset, IterableDataset, TensorDataset
 
-from srunddp.train.shares import Deal, Request, Requests, length_of
+from srunddp.train.data.sampler import Deal, Request, Requests, length_of
 
 DEALS = {
     "samples": st.integers(0, 70),

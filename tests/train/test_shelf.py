@@ -15,7 +15,7 @@ import torch
 from killed_saves import fork_saver, kill, newest, shelf_of
 
 from srunddp.train import load_checkpoint
-from srunddp.train.shelf import Shelf
+from srunddp.train.checkpoint.directory import Shelf
 
 
 def shelf(folder: Path, *steps: int, keep_last: int = 2, keep_best: int = 0, **scores: float) -> Shelf:
@@ -151,7 +151,7 @@ def test_one_that_is_deleted_while_it_is_looked_for_is_not_said_to_be_broken(
         made.add(2, {"step": 2})
         return load_checkpoint(path)
 
-    monkeypatch.setattr("srunddp.train.shelf.load_whole", late)
+    monkeypatch.setattr("srunddp.train.checkpoint.directory.load_whole", late)
     assert step_of_newest(Shelf(tmp_path, 1, 0), said) == 2
     assert said == []
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from srunddp.train import workers
 from srunddp.train.config import LoadingConfig
-from srunddp.train.workers import default_workers, start_method
+from srunddp.train.data import workers
+from srunddp.train.data.workers import default_workers, start_method
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_row_35_workers_are_not_forked_from_mpi_or_rdma_unless_the_script_would_
     if rdma:
         (tmp_path / "infiniband" / "mlx5_0").mkdir()
     monkeypatch.setattr(workers, "_INFINIBAND", tmp_path / "infiniband")
-    monkeypatch.setattr("srunddp.bootstrap.mpi.is_running", lambda: mpi)
+    monkeypatch.setattr("srunddp.bootstrap.environment.mpi.is_running", lambda: mpi)
     script(text, tmp_path, monkeypatch)
     assert start_method(LoadingConfig(), backend) == expected
     assert preloaded == ([["torch"]] if expected == "forkserver" else [])

@@ -18,10 +18,10 @@ import torch
 from conftest import ROOT
 from torch import nn
 
-from srunddp.train.checkpoint import CheckpointError
-from srunddp.train.shelf import Shelf
-from srunddp.train.snapshot import Snapshot
-from srunddp.train.writer import Writer
+from srunddp.train.checkpoint.async_writer import Writer
+from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.file import CheckpointError
+from srunddp.train.checkpoint.snapshot import Snapshot
 
 LIMIT = 20.0  # seconds
 
@@ -213,8 +213,8 @@ def test_what_cannot_be_loaded_again_is_raised_where_training_is(tmp_path: Path)
 ENDS = """
 import sys, torch
 from pathlib import Path
-from srunddp.train.shelf import Shelf
-from srunddp.train.writer import Writer
+from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.async_writer import Writer
 writer = Writer(Shelf(Path(sys.argv[1]), 2, 0))
 writer.write(1, {"step": 1, "values": torch.ones(5_000_000)})
 assert writer.busy()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from srunddp.bootstrap.world import settle
+from srunddp.bootstrap.process_group.world import settle
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ RANK = "SLURM_PROCID"
 SUPERVISOR = """
 import os, sys
 from pathlib import Path
-from srunddp.observe.sampling import Site, start
+from srunddp.monitor.sampler import Site, start
 from srunddp.run import children, signals
 children.adopt()
 signals.block()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.observe.sampling.gpus import COLUMNS, Gpus
+from srunddp.monitor.sampler.gpus import COLUMNS, Gpus
 from tests.conftest import PROGRAMS, ROOT
 from tests.observe.sampling.running import supervised
 from tests.run.starting import until

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.observe.sampling.cgroup import JobGroup, memory_limit
-from srunddp.observe.sampling.node import COLUMNS, Node
-from srunddp.observe.sampling.tasks import Tasks
+from srunddp.monitor.sampler.cgroup import JobGroup, memory_limit
+from srunddp.monitor.sampler.node import COLUMNS, Node
+from srunddp.monitor.sampler.tasks import Tasks
 
 GIB = 1 << 30
 V2 = "0::/system.slice/slurmstepd.scope/job_71/step_0/user/task_1\n"

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from srunddp.observe.sampling.links import COLUMNS, Links
+from srunddp.monitor.sampler.links import COLUMNS, Links
 from tests.cluster.network import tool
 from tests.site.namespaces import address, two_nodes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.observe.sampling import Site, sampling
+from srunddp.monitor.sampler import Site, loop
 from tests.observe.sampling.running import NODE, is_there, rows, supervised
 from tests.run.starting import until
 
@@ -112,8 +112,8 @@ def test_a_source_that_fails_does_not_end_the_others(
     def fail(*_: object, **__: object) -> None:
         raise AttributeError(broken)
 
-    monkeypatch.setattr(f"srunddp.observe.sampling.{broken}", fail)
-    samples = sampling._Samples(Site(tmp_path, NODE, 1.0, "eth0", "", 0, os.getpid(), None))
+    monkeypatch.setattr(f"srunddp.monitor.sampler.{broken}", fail)
+    samples = loop._Samples(Site(tmp_path, NODE, 1.0, "eth0", "", 0, os.getpid(), None))
     samples.take()
     written = {name for name in ("node", "tasks", "links") if rows(tmp_path / f"{NODE}.{name}.csv")}
     missing = broken.removesuffix("rows") != broken and broken.partition(".")[0]

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from srunddp.observe.sampling.process import Process
-from srunddp.observe.sampling.tasks import Tasks
-from srunddp.observe.sampling.tree import Rising, Tree
+from srunddp.monitor.sampler.proc import Process
+from srunddp.monitor.sampler.process_tree import Rising, Tree
+from srunddp.monitor.sampler.tasks import Tasks
 from tests.observe.sampling.running import RANK, supervised
 from tests.run.starting import bare, until
 

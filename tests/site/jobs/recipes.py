@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from srunddp import cli_sbatch
-from srunddp.cli_sbatch import Wish
-from srunddp.site.jobs import checking, mpirun, script
-from srunddp.site.jobs.job import Job, MpiJob, Start
+from srunddp.sbatch import cli, render_mpirun, render_slurm, validate
+from srunddp.sbatch.cli import Wish
+from srunddp.sbatch.spec import Job, MpiJob, Start
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "recipes.md"
@@ -25,18 +24,18 @@ def commands() -> dict[str, list[str]]:
 
 def wished(words: Sequence[str]) -> Wish[Any]:
     """What ``srunddp sbatch …`` or ``srunddp mpirun …`` asks for."""
-    command, kind = {"sbatch": (cli_sbatch.sbatch, Job), "mpirun": (cli_sbatch.mpirun, MpiJob)}[words[1]]
+    command, kind = {"sbatch": (cli.sbatch, Job), "mpirun": (cli.mpirun, MpiJob)}[words[1]]
     context = command.make_context(words[1], list(words[2:]))
-    return cli_sbatch.wish(kind, context.params, words)
+    return cli.wish(kind, context.params, words)
 
 
 def rendered(start: Start, wish: Wish[Any]) -> str:
     interactive = bool(wish.given.get("salloc"))
-    checking.check(start, interactive=interactive)
+    validate.check(start, interactive=interactive)
     if isinstance(start, MpiJob):
-        return mpirun.render(start, wish.written)
+        return render_mpirun.render(start, wish.written)
     assert isinstance(start, Job)
-    return script.render(start, wish.written, interactive=interactive)
+    return render_slurm.render(start, wish.written, interactive=interactive)
 
 
 def written(words: Sequence[str]) -> str:

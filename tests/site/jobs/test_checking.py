@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.site.jobs import checking
-from srunddp.site.jobs.formats import seconds
-from srunddp.site.jobs.job import Job, MpiJob, gpu_types
+from srunddp.sbatch import validate
+from srunddp.sbatch.formats import seconds
+from srunddp.sbatch.spec import Job, MpiJob, gpu_types
 
 
 def refusal(interactive: bool = False, kind: type[Any] = Job, /, **fields: Any) -> str:
     with pytest.raises(ConfigError) as error:
-        checking.check(kind(**{"script": "train.py", **fields}), interactive=interactive)
+        validate.check(kind(**{"script": "train.py", **fields}), interactive=interactive)
     assert error.value.expected
     assert error.value.cure
     return str(error.value)
@@ -22,8 +22,8 @@ def refusal(interactive: bool = False, kind: type[Any] = Job, /, **fields: Any) 
 
 def notes(kind: type[Any] = Job, **fields: Any) -> str:
     job = kind(**{"script": "train.py", **fields})
-    checking.check(job)
-    return "\n".join(checking.notes(job))
+    validate.check(job)
+    return "\n".join(validate.notes(job))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def notes(kind: type[Any] = Job, **fields: Any) -> str:
     ],
 )  # fmt: skip
 def test_every_way_in_which_slurm_takes_a_time_is_taken_and_understood(time: str, value: float) -> None:
-    checking.check(Job(script="train.py", time=time))
+    validate.check(Job(script="train.py", time=time))
     assert seconds(time) == value
 
 
@@ -45,7 +45,7 @@ def test_a_time_that_slurm_would_not_take_is_refused(time: str) -> None:
 
 @pytest.mark.parametrize("mem", ["64G", "64000", "0", "1T", "512mb"])
 def test_a_size_is_taken(mem: str) -> None:
-    checking.check(Job(script="train.py", mem=mem))
+    validate.check(Job(script="train.py", mem=mem))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_cannot_be_meant_is_refused_with_its_cure(fields: dict[str, Any], s
 
 @pytest.mark.parametrize("fields", [{"requeue": True}, {"array": "0-3"}], ids=str)
 def test_what_salloc_does_not_know_is_refused(fields: dict[str, Any]) -> None:
-    checking.check(Job(script="train.py", **fields))
+    validate.check(Job(script="train.py", **fields))
     assert "--salloc with --" in refusal(True, **fields)
 
 
@@ -125,7 +125,7 @@ def test_hosts_that_mpirun_cannot_use_are_refused(fields: dict[str, Any], said: 
     "dependency", ["afterok:1", "afterany:1:2+30,singleton", "after:3?afternotok:4", "afterok:1_2"]
 )
 def test_dependencies_of_every_kind_are_taken(dependency: str) -> None:
-    checking.check(Job(script="train.py", dependency=dependency))
+    validate.check(Job(script="train.py", dependency=dependency))
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from srunddp.config.parse import fill
 from srunddp.errors import ConfigError
-from srunddp.settings.configure import fill
-from srunddp.site.jobs import checking, mpirun, script
-from srunddp.site.jobs.job import Job, MpiJob, Start
-from srunddp.site.jobs.parts import Written, directive
+from srunddp.sbatch import render_mpirun, render_slurm, validate
+from srunddp.sbatch.sections import Written, directive
+from srunddp.sbatch.spec import Job, MpiJob, Start
 from tests.site.jobs.carried_out import Called, carry_out
 from tests.site.jobs.recipes import rendered, wished
 
@@ -88,15 +88,15 @@ def filled(kind: type[Start], name: str, text: str) -> Start:
 
 def text_of(start: Start, *, interactive: bool = False) -> str | None:
     """The script; None where the job is refused, by one line that says why."""
-    if refusal := refused(lambda: checking.check(start, interactive=interactive)):
+    if refusal := refused(lambda: validate.check(start, interactive=interactive)):
         assert str(refusal).isprintable()
         assert all((refusal.expected, refusal.cure))
         return None
     written = Written(("srunddp", "sbatch"))
     if isinstance(start, MpiJob):
-        return mpirun.render(start, written)
+        return render_mpirun.render(start, written)
     assert isinstance(start, Job)
-    return script.render(start, written, interactive=interactive)
+    return render_slurm.render(start, written, interactive=interactive)
 
 
 def refused(act: Callable[[], object]) -> ConfigError | None:
@@ -201,7 +201,7 @@ def test_no_text_is_carried_out_on_the_way_into_salloc(name: str, tmp_path: Path
         folder.mkdir()
         called = carry_out(made, folder, SLURM_JOB_ID="")
         (words,) = called.of("salloc")
-        assert words == [*script.allocation(start)[1:], "bash", str(folder / "job.sh")]
+        assert words == [*render_slurm.allocation(start)[1:], "bash", str(folder / "job.sh")]
         assert called.of("srun") == []
         assert unharmed(tmp_path)
 

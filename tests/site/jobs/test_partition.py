@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.site.jobs import checking, partition
-from srunddp.site.jobs.job import Job
-from srunddp.site.jobs.partition import Partition
+from srunddp.sbatch import partition, validate
+from srunddp.sbatch.partition import Partition
+from srunddp.sbatch.spec import Job
 
 # As Slurm 22.05 and 24.11 print it, shortened in the middle.
 SCONTROL = """\
@@ -87,7 +87,7 @@ def test_gpus_may_be_of_a_type_that_begins_with_a_digit(kind: str) -> None:
     partitions = known(sinfo=f"gpu|4|64|512000|gpu:{kind}:4(S:0-1)\n")
     for fields in ({"gpus_per_node": "4"}, {"gpus_per_node": f"{kind}:4"}, {"gres": f"gpu:{kind}:4,lscratch:100g"}):
         job = Job(script="train.py", **fields)  # type: ignore[arg-type]
-        checking.check(job)
+        validate.check(job)
         partition.check_limits(job, partition.chosen(job, partitions))
         assert job.tasks == 4
 

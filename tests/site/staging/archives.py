@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from srunddp.site.staging.unpack import unpack
+from srunddp.stage.unpack import unpack
 
 Member = tuple[tarfile.TarInfo, bytes]
 AMPLE: dict[str, Any] = {"size": 1 << 20, "files": 1000}

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from srunddp.site.places import mark
-from srunddp.site.staging import step
+from srunddp.stage import remote_step
+from srunddp.util.filesystem import mark
 
 NODE = "node09"
 
@@ -23,12 +23,12 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", step.READ],
+            [sys.executable, "-I", "-c", remote_step.READ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"PATH": os.environ["PATH"], "SLURMD_NODENAME": NODE},
         )
-        self._send(step.sources())
+        self._send(remote_step.sources())
 
     def _send(self, message: Any) -> None:
         assert self.process.stdin is not None

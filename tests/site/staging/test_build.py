@@ -15,8 +15,8 @@ import pytest
 
 from srunddp import __version__
 from srunddp.errors import ConfigError
-from srunddp.site.staging import build as building
-from srunddp.site.staging.build import LOCK, MARK, OWN, Built, build, read_mark
+from srunddp.stage import build as building
+from srunddp.stage.build import LOCK, MARK, OWN, Built, build, read_mark
 from tests.conftest import ROOT
 from tests.run.starting import SRUNDDP
 from tests.site.staging.wheels import own_wheels, source, wheel

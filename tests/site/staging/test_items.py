@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.site.staging.items import Item, absolute, collect, require_whole
-from srunddp.site.staging.pack import pack
-from srunddp.site.staging.slurm import Job
+from srunddp.stage.items import Item, absolute, collect, require_whole
+from srunddp.stage.pack import pack
+from srunddp.stage.slurm import Job
 from tests.conftest import ROOT
 
 
@@ -63,7 +63,7 @@ def test_a_project_comes_with_its_data_and_without_environments_history_and_what
 
 def test_the_log_of_the_job_that_stages_does_not_come_along(project: Path, tmp_path: Path) -> None:
     """As in a batch script, whose output is a file in the project and whose command is substituted."""
-    code = "from srunddp.site.staging.items import collect; print(collect(None, '.', [], [])[0].apart)"
+    code = "from srunddp.stage.items import collect; print(collect(None, '.', [], [])[0].apart)"
     script = f'said=$({sys.executable} -c "{code}"); echo "$said"'
     with (project / "slurm-17.out").open("w") as log, (project / "slurm-17.err").open("w") as errors:
         env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.run import staged
-from srunddp.site.places import mark, same
-from srunddp.site.staging import step
-from srunddp.site.staging.node import PLACES
-from srunddp.site.staging.pack import pack
-from srunddp.site.staging.removal import LOCK
+from srunddp.stage import enter, remote_step
+from srunddp.stage.node_agent import PLACES
+from srunddp.stage.pack import pack
+from srunddp.stage.removal import LOCK
+from srunddp.util.filesystem import mark, same
 from tests.site.staging.nodes import NODE, Node, node
 
 LIMIT = 20.0
@@ -306,7 +305,7 @@ def test_a_push_that_is_broken_off_leaves_nothing(project: Path, job: Path) -> N
 
 def test_what_is_sent_to_a_node_needs_nothing_else_of_srunddp() -> None:
     sent: set[str] = set()
-    for name, source in step.sources():
+    for name, source in remote_step.sources():
         imports = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.ImportFrom)]
         assert {each.module for each in imports if each.module and each.module.startswith("srunddp")} <= sent, name
         assert "__file__" not in source
@@ -314,4 +313,4 @@ def test_what_is_sent_to_a_node_needs_nothing_else_of_srunddp() -> None:
 
 
 def test_run_reads_what_staging_writes() -> None:
-    assert (staged._PLACES, staged._LOCK) == (PLACES, LOCK)
+    assert (enter._PLACES, enter._LOCK) == (PLACES, LOCK)

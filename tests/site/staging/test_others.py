@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.site.staging.archive import ArchiveError
-from srunddp.site.staging.pack import pack
+from srunddp.stage.archive import ArchiveError
+from srunddp.stage.pack import pack
 from tests.conftest import missing
 from tests.site.staging.archives import folder, good, member, snapshot, unpacked, written
 from tests.site.staging.conftest import Scene, scene_in
@@ -153,7 +153,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_left_empty(
     scene: Scene, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = written(scene.own / "a.tar", [member(str(number), content=bytes(1 << 20)) for number in range(4)])
-    monkeypatch.setattr("srunddp.site.staging.unpack._require_room", lambda *_: None)
+    monkeypatch.setattr("srunddp.stage.unpack._require_room", lambda *_: None)
     with pytest.raises(ConfigError, match=f"^3 MiB free in {small_disk}; expected 5 MiB or more -> "):
         unpacked(archive, small_disk / "new", size=4 << 20)
     assert os.listdir(small_disk) == []

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.site.staging.pack import Packed, fingerprint, pack
-from srunddp.site.staging.unpack import unpack
+from srunddp.stage.pack import Packed, fingerprint, pack
+from srunddp.stage.unpack import unpack
 from tests.site.staging.archives import sha256_of
 from tests.site.staging.conftest import Scene
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from srunddp.errors import ConfigError
-from srunddp.site.staging.archive import ArchiveError
-from srunddp.site.staging.unpack import unpack
+from srunddp.stage.archive import ArchiveError
+from srunddp.stage.unpack import unpack
 from tests.site.staging.archives import (
     AMPLE,
     Member,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
-from srunddp.site.staging.build import OWN
+from srunddp.stage.build import OWN
 
 _COMMAND = "def main():\n    import sys\n    print('{name} {version} under', sys.prefix)\n"
 

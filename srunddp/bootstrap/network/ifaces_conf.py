@@ -1,0 +1,333 @@
+"""The site's file: which network interface each node uses. Found, parsed and checked, with file, line and column.
+
+The file is YAML, a list of entries; the first whose ``nodes`` match a node counts for it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import stat
+import string
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from srunddp.bootstrap.environment.slurm import expand
+from srunddp.errors import ConfigError, Scope
+
+if TYPE_CHECKING:
+    import yaml
+
+VARIABLE = "SRUNDDP_IFACES"
+AUTO = "auto"
+# What every rank is given anyway; torch's names, and the interface in Gloo's and NCCL's spelling.
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+_TORCHRUNS = ("GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_ELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+OURS = (*_RANKS, *_TORCHRUNS, *_ELASTIC, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_KEYS = ("nodes", "interface", "address", "env", "ports")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of ifaces.conf.
+
+    Attributes:
+        nodes: a Slurm host list; ``*`` and ``?`` are allowed.
+        interfaces: names to be used by local rank, round robin; or ``auto`` alone.
+        address: how other nodes reach the node, with ``{node}`` for its name; empty for its hostname.
+        env: further variables for the ranks of these nodes.
+        ports: the ports that a firewall leaves open, inclusive; None for any.
+        where: file, line and column, for messages.
+    """
+
+    nodes: str
+    interfaces: tuple[str, ...]
+    address: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    ports: range | None = None
+    where: str = "the default, as no ifaces.conf has entries"
+
+    @property
+    def file(self) -> str:
+        """Where the entry is, without line and column."""
+        return self.where.rsplit(":", 2)[0]
+
+    def matches(self, node: str) -> bool:
+        """Whether the entry is for this node, by its whole name or the part before the first dot."""
+        names = {node, node.split(".")[0]}
+        # Compiling a pattern for each of ten thousand names would take a third of a second.
+        return any(
+            item in names or (("*" in item or "?" in item) and any(fnmatch.fnmatchcase(name, item) for name in names))
+            for item in expand(self.nodes, where=self.where)
+        )
+
+
+DEFAULT = Entry(nodes="*", interfaces=(AUTO,))
+
+
+def entry_for(entries: tuple[Entry, ...], node: str, *, alone: bool = False) -> Entry:
+    """The first entry that matches the node; a world of one, on a login node say, needs none.
+
+    Raises:
+        ConfigError: none does.
+    """
+    for entry in entries:
+        if entry.matches(node):
+            return entry
+    if alone:
+        return DEFAULT
+    raise ConfigError(
+        f"no entry matches node {node}",
+        expected="an entry for every node",
+        cure=f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`',
+        where=entries[0].file,
+        scope=Scope.NODE,
+    )
+
+
+def entry_or_default(entries: tuple[Entry, ...], node: str) -> Entry:
+    """The same, where that none matches is somebody else's to say."""
+    try:
+        return entry_for(entries, node)
+    except ConfigError:
+        return DEFAULT
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What counts: the entries, and the file that they are from; empty for the default."""
+
+    entries: tuple[Entry, ...] = (DEFAULT,)
+    path: str = ""
+
+
+def load(named: str | None, variables: Mapping[str, str]) -> Loaded:
+    """The entries of the first file that has any, in the order of :func:`candidates`.
+
+    Args:
+        named: the file given with ``--ifaces``.
+        variables: the environment, read for ``SRUNDDP_IFACES``.
+
+    Raises:
+        ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
+    """
+    asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, "--ifaces")) if path}
+    for path in candidates(named, variables):
+        # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
+        if path in asked or os.path.lexists(path):
+            text = _read(path, asked.get(path, ""))
+            if entries := parse(text, str(path)):
+                return Loaded(entries, str(path))
+    return Loaded()
+
+
+def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
+    """The files that are looked at: ``--ifaces``, ``$SRUNDDP_IFACES``, the checkout's or prefix's, /etc's."""
+    above = Path(__file__).resolve().parents[3:]  # the checkout, or site-packages
+    if (above[0] / "setup.py").is_file():
+        own = [above[0] / "etc"]
+    else:
+        # PREFIX/lib/python3.11/site-packages; another prefix than Python's after pip install --user or --prefix.
+        prefixes = dict.fromkeys((above[min(3, len(above) - 1)], Path(sys.prefix)))
+        own = [prefix / "etc" / "srunddp" for prefix in prefixes]
+    asked = [Path(path) for path in (named, variables.get(VARIABLE)) if path]
+    return [*asked, *(folder / "ifaces.conf" for folder in (*own, Path("/etc/srunddp")))]
+
+
+def _read(path: Path, origin: str) -> bytes:
+    if not os.path.isfile(path):
+        missing = "a link that leads nowhere" if os.path.islink(path) else "not there"
+        raise _wrong(
+            origin or str(path),
+            f"{path} is {'not a file' if os.path.exists(path) else missing}",
+            "a file of interface entries",
+            f"correct {origin}" if origin else "remove it",
+        )
+    try:
+        if not origin:
+            _check_owner(path)
+        return path.read_bytes()
+    except OSError as error:
+        cause = os.strerror(error.errno or 0)
+        raise _wrong(str(path), f"cannot be read: {cause}", "a readable file", "correct its permissions") from None
+
+
+def _check_owner(path: Path) -> None:
+    """Refuse a file that nobody named and somebody else may have written: its ``env`` reaches every rank.
+
+    Raises:
+        ConfigError: its owner, or its folder's, is neither root, the user nor the owner of srunddp; all may write.
+        OSError: it cannot be looked at.
+    """
+    # In a user namespace root appears as another number, the one that the root folder has.
+    trusted = {os.geteuid(), *(os.stat(place).st_uid for place in ("/", __file__))}
+    for place in (path.resolve(), path.resolve().parent):
+        status = place.stat()
+        if status.st_uid in trusted and not status.st_mode & stat.S_IWOTH:
+            continue
+        others = "may be changed by every user" if status.st_uid in trusted else f"belongs to user id {status.st_uid}"
+        cure = "correct its owner and mode, or name the file with --ifaces"
+        raise _wrong(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", cure)
+
+
+def parse(text: bytes, path: str) -> tuple[Entry, ...]:
+    """Parse the text of an ifaces.conf.
+
+    Raises:
+        ConfigError: with file, line and column, what was found, what was expected and the cure.
+    """
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None)
+        found = f"this is not YAML: {problem or 'nested too deeply, or a number too large'}"
+        raise _wrong(
+            where_not_yaml(error, text, path), found, "YAML", "see the example in the shipped etc/ifaces.conf"
+        ) from None
+    if root is None or root.value == "":
+        return ()
+    if not isinstance(root, yaml.SequenceNode):
+        raise _wrong(at(path, root), "not a list", "a list of entries", "begin each entry with `- nodes:`")
+    return tuple(_entry(node, path) for node in root.value)
+
+
+def where_not_yaml(error: Exception, text: bytes, path: str) -> str:
+    """File, line and column of what PyYAML raised; the file's first where it does not say."""
+    if mark := getattr(error, "problem_mark", None):
+        return f"{path}:{mark.line + 1}:{mark.column + 1}"
+    position = getattr(error, "position", None) or 0
+    # In characters where one of them is not allowed, in bytes where they do not decode.
+    whole = text.decode(errors="replace") if "special" in str(error) else text[:position].decode(errors="replace")
+    before = whole[:position]
+    return f"{path}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
+
+
+def _entry(node: yaml.Node, path: str) -> Entry:
+    values = _mapping(node, path)
+    for name, (key, _) in values.items():
+        if name not in _KEYS:
+            raise _unknown_key(name, at(path, key))
+    if "nodes" not in values or "interface" not in values:
+        missing = "nodes" if "nodes" not in values else "interface"
+        raise _wrong(at(path, node), f"an entry without {missing}", "nodes and interface", f"add `{missing}: …`")
+    nodes, where = _scalar(values["nodes"][1], path), at(path, node)
+    if not expand(nodes, where=at(path, values["nodes"][1])):
+        raise _wrong(where, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
+    return Entry(
+        nodes=nodes,
+        interfaces=_interfaces(values["interface"][1], path),
+        address=_address(values["address"][1], path) if "address" in values else "",
+        env=_env(values["env"][1], path) if "env" in values else {},
+        ports=_ports(values["ports"][1], path) if "ports" in values else None,
+        where=where,
+    )
+
+
+def _unknown_key(name: str, where: str) -> ConfigError:
+    import difflib
+
+    near = difflib.get_close_matches(name.lower(), _KEYS, n=1, cutoff=0.5)
+    cure = f"did you mean {near[0]}?" if near else "remove it"
+    return _wrong(where, f"unknown key {name!r}", f"one of {', '.join(_KEYS)}", cure)
+
+
+def _interfaces(node: yaml.Node, path: str) -> tuple[str, ...]:
+    children = node.value if isinstance(node.value, list) and not _is_mapping(node) else [node]
+    names = tuple(_scalar(child, path) for child in children)
+    for name in names:
+        if not re.fullmatch(r"[^\s/:,]{1,15}", name) or not name.isprintable():
+            raise _wrong(at(path, node), f"interface {name!r}", "a name as `ip link` shows it", "correct the name")
+    if not names or (AUTO in names and len(names) > 1):
+        raise _wrong(at(path, node), f"interface {list(names)}", "one name, a list of names, or auto", "correct it")
+    return names
+
+
+def _address(node: yaml.Node, path: str) -> str:
+    address = _scalar(node, path)
+    try:
+        fields = {
+            f"{name}{form}{kind or ''}" for _, name, form, kind in string.Formatter().parse(address) if name is not None
+        }
+    except ValueError:
+        fields = {"?"}
+    if fields - {"node"} or not address.isprintable():
+        raise _wrong(at(path, node), f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"')
+    return address
+
+
+def _env(node: yaml.Node, path: str) -> dict[str, str]:
+    variables = {}
+    for name, (key, given) in _mapping(node, path).items():
+        variables[name] = value = _scalar(given, path)
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
+            found = f"env {name!r}: {value!r}"
+            raise _wrong(at(path, key), found, "a variable's name and its text", "correct it")
+        if name in OURS:
+            raise _wrong(at(path, key), f"env {name}", "variables that srunddp does not set itself", "remove it")
+    return variables
+
+
+def _ports(node: yaml.Node, path: str) -> range:
+    return port_range(_scalar(node, path), where=at(path, node))
+
+
+def port_range(text: str, *, where: str) -> range:
+    """Read ``40000-40100``.
+
+    Raises:
+        ConfigError: the text is not of that form, or not within 1024 to 65535.
+    """
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+    # Two at least: rank 0 listens on one for the line and on one for the store.
+    if not 1024 <= low < high <= 65535:
+        raise _wrong(
+            where, f"ports {text!r}", "two ports or more, from 1024 to 65535", "write a range like 40000-40100"
+        )
+    return range(low, high + 1)
+
+
+def _mapping(node: yaml.Node, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    if not _is_mapping(node):
+        raise _wrong(at(path, node), f"{_shown(node)}", "keys with values", "write `- nodes: …` and `interface: …`")
+    pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    for key, value in node.value:
+        name = _scalar(key, path)
+        if name in pairs:
+            raise _wrong(at(path, key), f"{name} twice in one entry", "each key once", "remove one of the two")
+        pairs[name] = (key, value)
+    return pairs
+
+
+def _scalar(node: yaml.Node, path: str) -> str:
+    if not isinstance(node.value, str) or not node.value.strip():
+        raise _wrong(at(path, node), f"{_shown(node)}", "a single value", "write one value, quoted if it has [ or *")
+    return node.value
+
+
+def _shown(node: yaml.Node) -> str:
+    if isinstance(node.value, str):
+        return f"{node.value!r}"
+    return "keys with values" if _is_mapping(node) else "a list"
+
+
+def _is_mapping(node: yaml.Node) -> bool:
+    import yaml
+
+    return isinstance(node, yaml.MappingNode)
+
+
+def at(path: str, node: yaml.Node) -> str:
+    """File, line and column of a node."""
+    return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def _wrong(where: str, found: str, expected: str, cure: str) -> ConfigError:
+    return ConfigError(found, expected=expected, cure=cure, where=where, scope=Scope.NODE)

@@ -1,0 +1,70 @@
+"""InfiniBand and RoCE devices of this node, as the kernel shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from srunddp.bootstrap.environment.cpus import text_of
+
+_ROOT = Path("/sys/class/infiniband")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device.
+
+    Attributes:
+        name: ``mlx5_0``, as NCCL_IB_HCA takes it.
+        active: whether a port is.
+        layer: ``InfiniBand``, or ``Ethernet`` for RoCE, and rate in Mbit/s, 0 where it is not known: of its fastest
+            port, if any is active of its active ones.
+        interfaces: its network interfaces.
+    """
+
+    name: str
+    layer: str
+    active: bool
+    rate: int
+    interfaces: tuple[str, ...]
+
+
+def devices(root: Path = _ROOT) -> list[Device]:
+    """Those of this node; none where there are none."""
+    return [_device(folder) for folder in sorted(root.glob("*"))]
+
+
+def with_interface(own: Sequence[Device], every: Sequence[Device]) -> tuple[list[Device], list[Device]]:
+    """The devices that NCCL is to use where an interface is chosen, and those of which that is not known.
+
+    InfiniBand carries NCCL without an address, and often one device alone has one: all of the best rate are used.
+    RoCE takes addresses, so that a fast device without this interface may belong to another network.
+
+    Args:
+        own: those of the interface; every: active one of the node.
+    """
+    alike = [device for device in every if own and device.layer == own[0].layer]
+    best = [device for device in alike if device.rate == max(each.rate for each in alike)]
+    if own and own[0].layer == "InfiniBand":
+        return best, []
+    return list(own), [device for device in best if device not in own]
+
+
+def _device(folder: Path) -> Device:
+    ports = sorted((folder / "ports").glob("*"))
+    active = [port for port in ports if "ACTIVE" in text_of(port / "state")]
+    port = max(active or ports, key=_rate, default=folder)
+    return Device(
+        name=folder.name,
+        layer=text_of(port / "link_layer"),
+        active=bool(active),
+        rate=_rate(port),
+        interfaces=tuple(sorted(path.name for path in (folder / "device" / "net").glob("*"))),
+    )
+
+
+def _rate(port: Path) -> int:
+    rate = re.match(r"([0-9.]+) Gb/sec", text_of(port / "rate"))
+    return int(float(rate[1]) * 1000) if rate else 0

@@ -1,0 +1,115 @@
+"""``srunddp.init()``: join the world from within a script, below a supervisor or without one."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import multiprocessing
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from srunddp.bootstrap.environment import mpi
+from srunddp.bootstrap.environment.detect import Environment, detect
+from srunddp.bootstrap.process_group import store
+from srunddp.bootstrap.process_group.world import open_world, settle
+from srunddp.bootstrap.rendezvous.early_failure import tell_failure
+from srunddp.bootstrap.rendezvous.meet import Options, Prepared, bind, joined, meet, prepare
+from srunddp.bootstrap.rendezvous.protocol import receive, send
+from srunddp.errors import ConfigError, SrunddpError
+from srunddp.util.excepthook import end_in_one_line
+
+if TYPE_CHECKING:
+    from srunddp.bootstrap.process_group.world import World
+
+_log = logging.getLogger("srunddp")
+_GOODBYES_WITHIN = 30.0
+
+
+def init(backend: str | None = None, *, timeout: timedelta | None = None, device_id: bool = False) -> World:
+    """Join the world: choose the device and initialise the default process group on the right interface.
+
+    Works in a script that ``srunddp`` started, and in one that srun or mpirun started directly; there the
+    ranks meet in this process, and nothing stands guard over them.
+
+    Args:
+        backend: ``nccl``, ``gloo`` or ``auto``; None for what ``--backend`` said, else ``auto``.
+        timeout: of collectives and of the store, as in ``init_process_group``; None for torch's default.
+        device_id: with NCCL, hand the device to ``init_process_group``: the communicator is made at once, and those of
+            subgroups are split from it. Only where all ranks take part in making each subgroup, Gloo's as well.
+
+    Returns:
+        The world, a context manager that destroys the group at its end.
+
+    Raises:
+        SrunddpError: the environment or configuration is wrong, or the ranks did not meet.
+    """
+    if multiprocessing.parent_process() is not None:
+        raise ConfigError(
+            "srunddp.init() in a process that multiprocessing started",
+            expected="one call per rank",
+            cure='keep it below `if __name__ == "__main__":`',
+        )
+    place = store.joined() or _meet_in_process(Options(backend=backend or "auto"))
+    world, warning = open_world(place, backend or place.backend, timeout, device_id=device_id)
+    if warning and world.local_rank == 0:
+        _log.warning("srunddp: %s", warning)
+    return world
+
+
+def _meet_in_process(options: Options) -> store.Joined:
+    end_in_one_line()
+    environment = detect(os.environ)
+    if mpi.is_running() and "mpi" in environment.channels:
+        # It has used PMI up, and tells as well.
+        environment = detect(os.environ, channel="mpi")
+    for note in environment.notes if environment.rank == 0 else ():
+        _log.warning("srunddp: %s", note)
+    prepared = _ready(options, environment)
+    company = meet(
+        prepared,
+        lambda told: mpi.broadcast(told, environment.world_size, prepared.interface.name),
+        lambda line: _log.warning("srunddp: %s", line),
+    )
+    place = joined(prepared, company.meeting)
+    store.install(place)
+    if environment.rank == 0 and environment.world_size > 1:
+        _log.warning(
+            "srunddp: %d ranks without a guard; start with `srunddp SCRIPT` to have one", environment.world_size
+        )
+    atexit.register(_leave, os.getpid(), environment.rank, tuple(company.lines.values()))
+    return place
+
+
+def _ready(options: Options, environment: Environment) -> Prepared:
+    prepared: Prepared | None = None
+    try:
+        prepared = prepare(options, environment)
+        return bind(prepared)
+    except SrunddpError as error:
+        tell_failure(environment, options, error, prepared.interface if prepared else None)
+        raise
+
+
+def _leave(pid: int, rank: int, lines: tuple[socket.socket, ...]) -> None:
+    """At the end of a process without a supervisor: rank 0 hosts the store, so it waits for the others' goodbyes.
+
+    Not without limit, and only once the group is gone: where rank 0 ends early, the others must notice.
+    """
+    import torch.distributed as dist
+
+    if os.getpid() != pid:
+        return
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    settle()
+    deadline = time.monotonic() + _GOODBYES_WITHIN
+    for line in lines:
+        if rank == 0:
+            with contextlib.suppress(OSError):
+                receive(line, deadline)
+        else:
+            send(line, {"goodbye": True})

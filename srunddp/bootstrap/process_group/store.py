@@ -1,0 +1,232 @@
+"""The store: what the meeting told becomes torch's.
+
+A script written for torchrun calls ``init_process_group()`` and finds our store, since torch's handlers for
+``env://`` and ``tcp://`` are replaced when torch is imported. Each initialisation has a prefix of its own in
+that store. Where ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the handlers do as torch does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from srunddp.bootstrap.environment import cpus, mpi, rank_process
+from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.network.interface import Interface
+from srunddp.bootstrap.process_group.reverse_dns import without_name_lookups
+from srunddp.bootstrap.rendezvous.protocol import Meeting, allow_many
+from srunddp.telemetry import event
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+# Of rank 0: NCCL's threads have connections to the store of their own.
+_FILES_PER_RANK, _SPARE_FILES = 4, 256
+_RENDEZVOUS = "torch.distributed.rendezvous"
+
+
+@dataclass
+class Joined:
+    """This process's place in the world after the meeting, and the store once it was asked for.
+
+    Attributes:
+        store_fd: rank 0's held listening socket, which the store then owns; None on the others.
+        timeout: seconds that the store waits for a key or a connection.
+        backend: what ``srunddp.init()`` uses unless it is told otherwise.
+    """
+
+    environment: Environment
+    interface: Interface
+    meeting: Meeting
+    store_fd: int | None
+    timeout: float
+    backend: str = "auto"
+    initialisations: int = 0
+    _store: Store | None = None
+
+    def variables(self) -> dict[str, str]:
+        """What a script written for torchrun reads, and the interface's variables."""
+        environment, meeting = self.environment, self.meeting
+        return {
+            "RANK": str(environment.rank),
+            "LOCAL_RANK": str(environment.local_rank),
+            "WORLD_SIZE": str(environment.world_size),
+            "LOCAL_WORLD_SIZE": str(meeting.local_world_size),
+            "GROUP_RANK": str(meeting.node_rank),
+            "GROUP_WORLD_SIZE": str(meeting.nnodes),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(environment.rank),
+            "ROLE_WORLD_SIZE": str(environment.world_size),
+            "NODE_RANK": str(meeting.node_rank),
+            "MASTER_ADDR": meeting.master_addr,
+            "MASTER_PORT": str(meeting.master_port),
+            "TORCHELASTIC_RUN_ID": meeting.run,
+            "TORCHELASTIC_RESTART_COUNT": os.environ.get("SLURM_RESTART_COUNT") or "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            **self.interface.exports,
+        }
+
+    def next_store(self) -> Store:
+        """The store under a fresh prefix, the same on all ranks as long as all initialise equally often."""
+        from torch._C._distributed_c10d import TCPStore
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        event("init")
+        if self._store is None:
+            if self.store_fd is not None:
+                allow_many(_FILES_PER_RANK * self.environment.world_size + _SPARE_FILES)
+            with without_name_lookups():
+                self._store = TCPStore(
+                    self.meeting.master_addr,
+                    self.meeting.master_port,
+                    self.environment.world_size,
+                    is_master=self.store_fd is not None,
+                    timeout=timedelta(seconds=self.timeout),
+                    wait_for_workers=False,
+                    master_listen_fd=self.store_fd,
+                    use_libuv=True,
+                )
+        self.initialisations += 1
+        return PrefixStore(f"srunddp/{self.initialisations}", self._store)
+
+
+_joined: Joined | None = None
+
+
+def joined() -> Joined | None:
+    """This process's place in the world; None before the ranks have met."""
+    return _joined
+
+
+def install(place: Joined) -> None:
+    """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on."""
+    global _joined
+    _joined = place
+    # Inherited from a torchrun around us, it would make every rank a client of a store that nobody serves.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    os.environ.update(place.variables())
+    if place.meeting.local_world_size > 1 and "torch" not in sys.modules:
+        os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
+    os.environ[rank_process.VARIABLE] = rank_process.mark(os.environ, os.getpid())
+    if place.meeting.channel == "pmi":
+        sys.meta_path.insert(0, mpi.NotAfterPmi())
+    _surround(_RENDEZVOUS, _replacing_handlers)
+    if "torch" not in sys.modules:
+        _surround("torch", _uncollected)
+    if place.environment.world_size > 1:
+        _surround("accelerate", _telling_accelerate)
+
+
+def _surround(name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
+    """Enter and leave it when the script imports a module; now, where that has been imported."""
+    if name in sys.modules:
+        with around(sys.modules[name]):
+            return
+    sys.meta_path.insert(0, _OnImport(name, around))
+
+
+@contextlib.contextmanager
+def _uncollected(_: ModuleType) -> Iterator[None]:
+    """Spare Python's collector torch's modules, which never become garbage: now, in training and when Python ends."""
+    enabled = gc.isenabled()
+    gc.disable()
+    event("import")
+    try:
+        yield
+    finally:
+        event("imported")
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _telling_accelerate(_: ModuleType) -> Iterator[None]:
+    """Without a GPU it takes ranks for a world only if it is told of CPUs; else each would train for itself.
+
+    ``accelerate launch --cpu`` exports the same.
+    """
+    import torch
+
+    # is_available() would initialise CUDA, which processes forked later could not use then; this asks NVML.
+    if not torch.accelerator.device_count():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    yield
+
+
+class _OnImport:
+    """Surrounds the execution of a module that the script imports, which stays the script's own doing.
+
+    Attributes:
+        name: the module's; around: entered before it is executed, and left after.
+    """
+
+    def __init__(self, name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
+        self.name, self.around, self._looking = name, around, False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self.name or self._looking:
+            return None
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                with self.around(module):
+                    execute(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+@contextlib.contextmanager
+def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
+    yield
+    handlers = rendezvous._rendezvous_handlers  # private to torch; a test pins it
+    for scheme in ("env", "tcp"):
+        if getattr(handlers[scheme], "stock", None) is None:
+            handlers[scheme] = _Handler(handlers[scheme])
+
+
+class _Handler:
+    """One entry of torch's table of rendezvous handlers."""
+
+    def __init__(self, stock: Any) -> None:
+        self.stock = stock
+
+    def __call__(self, url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+        place = joined()
+        if place is None or not _is_ours(url, place, os.environ):
+            yield from self.stock(url, **options)
+            return
+        yield place.next_store(), place.environment.rank, place.environment.world_size
+        raise RuntimeError("a second rendezvous on one url is not supported")
+
+
+def _is_ours(url: str, place: Joined, variables: Mapping[str, str]) -> bool:
+    """Whether a url of ``init_process_group`` still means the world that we started."""
+    from urllib.parse import parse_qs, urlsplit
+
+    parts, names = urlsplit(url), ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    wanted = {name: value for name, value in place.variables().items() if name in names}
+    given = {name: variables.get(name, "") for name in names}
+    if parts.scheme == "tcp":
+        given |= {"MASTER_ADDR": parts.hostname or "", "MASTER_PORT": str(parts.port)}
+    given |= {name.upper(): values[0] for name, values in parse_qs(parts.query).items() if name.upper() in names}
+    return given == wanted

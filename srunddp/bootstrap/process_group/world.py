@@ -1,0 +1,179 @@
+"""The world as a script sees it: this rank's place in it, its device, and the default process group."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from srunddp.bootstrap.process_group.store import Joined
+from srunddp.errors import PeerError, Stopped
+from srunddp.telemetry import event, heartbeat
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.distributed_c10d import Store
+
+_LOOK_EVERY, _LOOK_SELDOM = 0.01, 1.0
+
+
+def settle(limit: float = 2.0) -> None:
+    """Wait until Gloo's threads rest, at most ``limit`` seconds; call before Python ends.
+
+    Such a thread gives back a finished collective's Python objects a moment after the script saw its result.
+    When Python is ending by then, the process aborts, and a good run has the exit code 134.
+    """
+    deadline, before = time.monotonic() + limit, _gloo_activity()
+    while before and time.monotonic() < deadline:
+        time.sleep(0.002)  # without the GIL, which they may be waiting for
+        now = _gloo_activity()
+        if now == before and all(state == "S" for state, _ in now.values()):
+            return
+        before = now
+
+
+def _gloo_activity() -> dict[str, tuple[str, int]]:
+    """Of each Gloo thread its state and how often it has been switched to."""
+    activity = {}
+    for status in Path("/proc/self/task").glob("*/status"):
+        with contextlib.suppress(OSError):
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            if fields["Name"] == "pt_gloo_runloop":
+                switches = int(fields["voluntary_ctxt_switches"]) + int(fields["nonvoluntary_ctxt_switches"])
+                activity[status.parent.name] = (fields["State"][0], switches)
+    return activity
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of this run, and this one's place among them. A context manager that closes itself.
+
+    Attributes:
+        rank, local_rank, world_size, local_world_size, node_rank, nnodes: torch's terms.
+        device: of this rank; backend: ``nccl`` or ``gloo``.
+        interface: the network interface; master_addr, master_port: of the store.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    nnodes: int
+    device: torch.device
+    backend: str
+    interface: str
+    master_addr: str
+    master_port: int
+    _store: Store | None = field(default=None, repr=False, compare=False)
+    _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        # After an error the others may still be in a collective, and NCCL's destroying would wait for them.
+        if error is None or isinstance(error, Stopped) or (isinstance(error, SystemExit) and not error.code):
+            self.close()
+
+    @contextlib.contextmanager
+    def rank0_first(self, *, per_node: bool = False) -> Iterator[None]:
+        """``with world.rank0_first():`` runs its body on rank 0 first, then on all others at once; for downloads.
+
+        No time limit counts meanwhile. All ranks come here, and equally often.
+
+        Args:
+            per_node: each node's local rank 0 first, for folders that nodes do not share.
+
+        Raises:
+            PeerError: the body failed on the rank that was first; there, its own error.
+        """
+        key = f"rank0_first/{next(self._turns)}/{self.node_rank if per_node else ''}"
+        heartbeat(last=True)
+        if (self.local_rank if per_node else self.rank) == 0:
+            try:
+                yield
+            except BaseException as error:
+                self._say(key, f"{type(error).__name__}: {error}")
+                raise
+            self._say(key, "")
+        else:
+            if wrong := self._hear(key):
+                first = f"local rank 0 of node {self.node_rank}" if per_node else "rank 0"
+                raise PeerError(f"{first} failed in rank0_first(): {wrong}", code=1)
+            yield
+
+    def _say(self, key: str, text: str) -> None:
+        if self._store:
+            self._store.set(key, text)
+
+    def _hear(self, key: str) -> str:
+        """What the first has said; asked for again and again, as waiting for it would have a time limit."""
+        assert self._store
+        pause = _LOOK_EVERY
+        while not self._store.check([key]):
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_SELDOM)
+        return self._store.get(key).decode(errors="replace")
+
+    def close(self) -> None:
+        """Destroy the process group; nothing happens where the script has done so."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        settle()
+
+
+def open_world(place: Joined, backend: str, timeout: timedelta | None, *, device_id: bool = False) -> tuple[World, str]:
+    """Initialise the default process group on our store.
+
+    Args:
+        backend: ``nccl``, ``gloo`` or ``auto``.
+        timeout: of collectives and of the store, ``init_process_group``'s own; None for torch's default.
+        device_id: hand the device to ``init_process_group``, with NCCL.
+
+    Returns:
+        The world, and a warning about GPUs that stay idle, empty when there is none.
+    """
+    import torch.distributed as dist
+    from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
+
+    from srunddp.bootstrap.process_group import device
+
+    environment, meeting = place.environment, place.meeting
+    chosen, backend, warning = device.pick(backend, environment.local_rank, meeting.local_world_size)
+    store = place.next_store()
+    if backend == "nccl" and (gpu := device.identity(chosen.index)):
+        device.claim(store, environment.node, gpu, environment.rank)
+    # As init_process_group does with a store of its own making; else it would wait for 5 minutes at most.
+    store.set_timeout(timeout or (backend == "nccl" and default_pg_nccl_timeout) or default_pg_timeout)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout=timeout,
+        device_id=chosen if device_id and backend == "nccl" else None,
+    )
+    event("initialised")
+    world = World(
+        rank=environment.rank,
+        local_rank=environment.local_rank,
+        world_size=environment.world_size,
+        local_world_size=meeting.local_world_size,
+        node_rank=meeting.node_rank,
+        nnodes=meeting.nnodes,
+        device=chosen,
+        backend=backend,
+        interface=place.interface.name,
+        master_addr=meeting.master_addr,
+        master_port=meeting.master_port,
+        _store=store if environment.world_size > 1 else None,
+    )
+    return world, warning

@@ -1,0 +1,280 @@
+"""The ranks meet: each says hello to rank 0, and all are told the store's address when the last has come.
+
+A hello carries a token of job and step, so that a stranger's socket, or another step's rank 0, is
+recognised and passed over; and both ends prove that they belong to this world. The line that said it
+stays open. Rank 0's side is in ``roster``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from srunddp.bootstrap.network.interface import shares_subnet
+from srunddp.bootstrap.rendezvous import abort, auth
+from srunddp.bootstrap.rendezvous.abort import Failure, Interrupt
+from srunddp.bootstrap.rendezvous.auth import Claim, Trust, Unproven
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, Meeting, receive, send
+from srunddp.errors import RendezvousError, Scope, SrunddpError
+
+_ANSWER_WITHIN = 1.0
+_LONGEST_PATIENCE = 8.0
+_TELL_WITHIN = 5.0
+# Rank 0 keeps the deadline, and may have begun to wait later than this rank did.
+_RANK_ZERO_LATER = 60.0
+_LONGEST_REASON = 400
+
+
+def find(
+    candidates: list[Address],
+    hello: Hello,
+    deadline: float,
+    own: Trust | None = None,
+    interrupt: Interrupt | None = None,
+) -> tuple[socket.socket, Meeting]:
+    """The other ranks' side: find rank 0 among the candidates, say hello, wait to be told.
+
+    Strangers that refuse, stay mute, answer something else or prove nothing are passed over. Rank 0 may come
+    later than this rank, so the candidates are tried again until the deadline.
+
+    Args:
+        candidates: addresses, the likeliest first; a single one where a channel told it.
+        hello: what this rank says of itself.
+        deadline: of :func:`time.monotonic`.
+        own: this rank's kind of proof; None for none.
+        interrupt: ends the search by this rank's own failure, of which rank 0 is told.
+
+    Raises:
+        RendezvousError: rank 0 was not found in time, refused, or has addresses of another family only.
+        PeerError: a rank failed before all had met, this one perhaps.
+    """
+    reachable = [address for address in candidates if _reachable(address, hello)]
+    if not reachable:
+        raise _other_family(candidates, hello)
+    search = _Search(reachable, hello, own or Unproven(), interrupt or Interrupt())
+    try:
+        return search.run(deadline)
+    except _InterruptedError as reason:
+        told = search.tell(reason.failure, time.monotonic() + _TELL_WITHIN)
+        raise reason.failure.of(hello.rank, hello.node, Scope.JOB if told else Scope.RANK) from None
+    finally:
+        if not interrupt:
+            search.interrupt.close()
+
+
+def tell(candidates: list[Address], hello: Hello, own: Trust, what: Failure, deadline: float) -> bool:
+    """Tell rank 0 that this rank has failed before it could meet the others.
+
+    Args:
+        hello: its address may be empty, where the failure is about the interface.
+
+    Returns:
+        Whether rank 0 knows of it.
+    """
+    interrupt = Interrupt()
+    try:
+        reachable = [address for address in candidates if _reachable(address, hello)]
+        return _Search(reachable, hello, own, interrupt).tell(what, deadline)
+    finally:
+        interrupt.close()
+
+
+def _reachable(address: Address, hello: Hello) -> bool:
+    return not hello.address or address.family == Address(hello.address, 0).family
+
+
+class _PassedOverError(Exception):
+    """This address is not rank 0's line, or not yet."""
+
+
+class _StrangerError(_PassedOverError):
+    """Somebody else's process has answered."""
+
+
+class _RefusedError(_PassedOverError):
+    """Somebody there has our token, and refuses us."""
+
+
+class _InterruptedError(Exception):
+    """This rank has failed meanwhile."""
+
+    def __init__(self, what: Failure) -> None:
+        super().__init__(what.text)
+        self.failure = what
+
+
+@dataclass
+class _Search:
+    candidates: list[Address]
+    hello: Hello
+    own: Trust
+    interrupt: Interrupt
+    last: str = "nothing tried"
+    stranger: str = ""
+    refused: str = ""
+
+    def run(self, deadline: float) -> tuple[socket.socket, Meeting]:
+        patience = _ANSWER_WITHIN
+        while True:
+            for address in self.candidates:
+                self._stop_if_interrupted()
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise (
+                        self._refusal()
+                        if self.refused
+                        else _not_found(self.candidates, self.hello, self.stranger or self.last)
+                    )
+                if greeted := self._try(address, min(patience, remaining)):
+                    line, proof = greeted
+                    return line, self._await_others(line, proof, address, deadline)
+            patience = min(2 * patience, _LONGEST_PATIENCE)
+            self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
+
+    def tell(self, what: Failure, deadline: float) -> bool:
+        """Say hello as often as it takes, and then that this rank has failed."""
+        # What has just interrupted the search must not interrupt this.
+        quiet = Interrupt()
+        search = _Search(self.candidates, self.hello, self.own, quiet)
+        try:
+            while time.monotonic() < deadline and self.candidates:
+                for address in self.candidates:
+                    remaining = max(0.01, deadline - time.monotonic())
+                    if greeted := search._try(address, min(_ANSWER_WITHIN, remaining)):
+                        line, proof = greeted
+                        with line:
+                            if _confirmed(line, {"here": True, "proof": proof, **what.message()}):
+                                return True
+                quiet.wait(min(time.monotonic() + 0.1, deadline))
+        except SrunddpError:
+            return False  # rank 0 refuses us
+        finally:
+            quiet.close()
+        return False
+
+    def _stop_if_interrupted(self) -> None:
+        if self.interrupt.failure:
+            raise _InterruptedError(self.interrupt.failure)
+
+    def _try(self, address: Address, patience: float) -> tuple[socket.socket, str] | None:
+        """The line to rank 0, which has proven itself, and our proof for it; None where this is not rank 0."""
+        try:
+            return self._greet(address, patience)
+        except _RefusedError as reason:
+            self.refused = f"{address} {reason}"
+        except _StrangerError as reason:
+            self.stranger = f"{address} {reason}"
+        except _PassedOverError as reason:
+            self.last = f"{address} {reason}"
+        return None
+
+    def _greet(self, address: Address, patience: float) -> tuple[socket.socket, str]:
+        line = socket.socket(address.family, socket.SOCK_STREAM)
+        nonce = auth.nonce()
+        try:
+            line.settimeout(patience)
+            # Between two subnets routes decide: a strict reverse-path filter drops what comes by another interface.
+            if self.hello.address and shares_subnet(self.hello.address, address.host):
+                line.bind((self.hello.address, 0))
+            line.connect((address.host, address.port))
+            send(line, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
+            answer_by = time.monotonic() + patience
+            self.interrupt.wait(answer_by, line)
+            self._stop_if_interrupted()
+            greeting = receive(line, answer_by)
+            return line, self._prove(line, nonce, greeting)
+        except OSError as error:
+            line.close()
+            raise _PassedOverError(os.strerror(error.errno) if error.errno else "did not answer") from None
+        except BaseException:
+            line.close()
+            raise
+
+    def _prove(self, line: socket.socket, nonce: str, greeting: dict[str, Any]) -> str:
+        """Our proof, once rank 0's has been checked."""
+        if "refused" in greeting:
+            self._refused(_printable(greeting["refused"]))
+        if "seen" not in greeting or not auth.is_nonce(greeting.get("nonce")):
+            raise _StrangerError("belongs to somebody else")
+        claim = Claim(
+            self.hello.token, self.hello.rank, str(Address(*line.getpeername()[:2])), nonce, greeting["nonce"]
+        )
+        if objection := self.own.objection(greeting.get("proof"), claim.text(auth.ZERO)):
+            raise _RefusedError(f"did not prove that it is rank 0: {objection}")
+        try:
+            return self.own.prove(claim.text(auth.OTHER))
+        except auth.ProofError as reason:
+            raise _RefusedError(f"cannot be given a proof: {reason}") from None
+
+    def _refused(self, why: str) -> None:
+        # Who can check nothing believes it, as it would believe all else; the others may be talking to anyone.
+        self.refused = f"rank 0 refused it: {why}"
+        raise _RefusedError(f"refused it: {why}") if self.own.kind != "none" else self._refusal()
+
+    def _refusal(self) -> RendezvousError:
+        return RendezvousError(
+            f"rank {self.hello.rank} on {self.hello.node}: {self.refused}", expected=auth.EXPECTED, cure=auth.CURE
+        )
+
+    def _await_others(self, line: socket.socket, proof: str, address: Address, deadline: float) -> Meeting:
+        send(line, {"here": True, "proof": proof})
+        try:
+            return self._hear(line, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
+        except (OSError, TypeError):
+            raise RendezvousError(
+                f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met",
+                expected="rank 0 to stay",
+                cure="see rank 0's own message",
+            ) from None
+
+    def _hear(self, line: socket.socket, deadline: float) -> Meeting:
+        while True:
+            self.interrupt.wait(deadline, line)
+            if self.interrupt.failure:
+                told = _confirmed(line, self.interrupt.failure.message())
+                raise self.interrupt.failure.of(self.hello.rank, self.hello.node, Scope.JOB if told else Scope.RANK)
+            answer = receive(line, deadline)
+            if "failed" in answer:
+                raise abort.told(answer)
+            if "refused" in answer:
+                self.refused = f"rank 0 refused it: {_printable(answer['refused'])}"
+                raise self._refusal()
+            if "meeting" in answer:
+                line.settimeout(None)
+                return Meeting(**answer["meeting"])
+
+
+def _confirmed(line: socket.socket, message: dict[str, Any]) -> bool:
+    """Send that this rank has failed; whether rank 0 has read it, or is failing itself."""
+    send(line, message)
+    try:
+        answer = receive(line, time.monotonic() + _ANSWER_WITHIN)
+    except OSError:
+        return False
+    return "told" in answer or "failed" in answer
+
+
+def _printable(text: object) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:_LONGEST_REASON])
+
+
+def _other_family(candidates: list[Address], hello: Hello) -> RendezvousError:
+    hosts = ", ".join(dict.fromkeys(address.host for address in candidates))
+    return RendezvousError(
+        f"rank 0 has {hosts}, rank {hello.rank} on {hello.node} has {hello.address}",
+        expected="IPv4 on all nodes or IPv6 on all",
+        cure="correct ifaces.conf so that all interfaces have addresses of one family",
+    )
+
+
+def _not_found(candidates: list[Address], hello: Hello, last: str) -> RendezvousError:
+    tried = str(candidates[0]) if len(candidates) == 1 else f"{candidates[0]} and {len(candidates) - 1} more"
+    own = f" ({hello.address})" if hello.address else ""
+    return RendezvousError(
+        f"rank {hello.rank} on {hello.node}{own} did not reach rank 0 at {tried}: {last}",
+        expected="rank 0 to answer there",
+        cure="see whether rank 0 started, and whether both nodes' interfaces are on one network",
+    )

@@ -1,0 +1,222 @@
+"""Rank 0's listening side: lets callers in, has each prove that it belongs to this world, and hands on what it says.
+
+Whoever has proven nothing has no effect but at most a line in the log: not by what it sends, not by staying mute, and
+not by coming in large numbers.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from srunddp.bootstrap.rendezvous import auth
+from srunddp.bootstrap.rendezvous.abort import Interrupt
+from srunddp.bootstrap.rendezvous.auth import Claim, Trust
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, parse, send
+from srunddp.errors import RendezvousError, Scope
+
+UNPROVEN = 1024
+PATIENCE = 30.0
+_LONGEST = 4096
+_LONGEST_WORD = 256
+_LINES_SAID = 10
+
+
+@dataclass(eq=False)
+class Caller:
+    """One connection: where it comes from, since when, what it has sent so far, and who it says it is."""
+
+    line: socket.socket
+    address: Address
+    since: float
+    text: bytearray = field(default_factory=bytearray)
+    hello: Hello | None = None
+    claim: Claim | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.hello.rank} on {self.hello.node} ({self.address})" if self.hello else str(self.address)
+
+
+@dataclass
+class Door:
+    """Rank 0's listening sockets, and everybody who has come in. A context manager that stops watching at its end.
+
+    Attributes:
+        listening: the sockets; token: of this run; trust: rank 0's kind of proof.
+        world_size: the number of ranks.
+        say: takes a line for the log; interrupt: whose failure ends a wait.
+        unproven: how many connections without a proof are kept besides one for each rank.
+        patience: seconds after which one of those is closed.
+        known: the connections that have proven themselves.
+    """
+
+    listening: Sequence[socket.socket]
+    token: str
+    trust: Trust
+    world_size: int
+    say: Callable[[str], None]
+    interrupt: Interrupt | None = None
+    unproven: int = UNPROVEN
+    patience: float = PATIENCE
+    known: dict[socket.socket, Caller] = field(default_factory=dict)
+    _waiting: dict[socket.socket, Caller] = field(default_factory=dict)  # the oldest first
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _said: int = 0
+
+    def __enter__(self) -> Self:
+        for listener in self.listening:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
+        if self.interrupt:
+            self._selector.register(self.interrupt, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        for stranger in self._waiting:
+            stranger.close()
+
+    def events(self, seconds: float) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
+        """Wait once, and hand on what proven callers say: the first message of each is ``here``.
+
+        Args:
+            seconds: at most.
+
+        Returns:
+            Who, its line, and the message; None for the message when it is gone.
+
+        Raises:
+            RendezvousError: there are no more descriptors, and none is a stranger's.
+        """
+        self._drop_old(time.monotonic() - self.patience)
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            if isinstance(key.fileobj, socket.socket):
+                caller = self.known.get(key.fileobj) or self._waiting.get(key.fileobj)
+                if caller:
+                    yield from self._read(caller)
+                elif key.fileobj in self.listening:
+                    self._accept(key.fileobj)
+            else:
+                self._selector.unregister(key.fileobj)  # the interrupt stays readable; it has ended this wait
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            line, address = listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._make_room()
+            return  # it has gone again
+        line.setblocking(False)
+        self._waiting[line] = Caller(line, Address(*address[:2]), time.monotonic())
+        self._selector.register(line, selectors.EVENT_READ)
+        if len(self._waiting) > self.unproven + self.world_size:
+            mute = next((one for one in self._waiting.values() if not one.hello), None)
+            self._close(mute or next(iter(self._waiting.values())))
+
+    def _make_room(self) -> None:
+        if self._waiting:
+            self._close(next(iter(self._waiting.values())))
+            return
+        raise RendezvousError(
+            f"rank 0 cannot open more than {len(self.known)} connections",
+            expected=f"one for each of {self.world_size} ranks",
+            cure="raise the limit of open files (ulimit -n)",
+            scope=Scope.JOB,
+        )
+
+    def _drop_old(self, before: float) -> None:
+        while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
+            self._close(oldest)
+
+    def _close(self, caller: Caller) -> None:
+        self._selector.unregister(caller.line)
+        self._waiting.pop(caller.line, None)
+        self.known.pop(caller.line, None)
+        caller.line.close()
+
+    def _read(self, caller: Caller) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
+        try:
+            piece = caller.line.recv(_LONGEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        *lines, rest = (bytes(caller.text) + piece).split(b"\n")
+        caller.text = bytearray(rest)
+        for text in lines:
+            message = parse(text)
+            if caller.line not in self.known:
+                self._hear(caller, message)
+            if caller.hello and caller.line in self.known:
+                yield caller.hello, caller.line, message
+            elif caller.line not in self._waiting:
+                return
+        if not piece or len(rest) >= _LONGEST:
+            known = caller.line in self.known
+            self._close(caller)
+            if known and caller.hello:
+                yield caller.hello, caller.line, None
+            elif piece:
+                self._note(caller, "it sent no message of srunddp's")
+
+    def _hear(self, caller: Caller, message: Mapping[str, Any]) -> None:
+        """Greet a caller at its hello, and let it in at its proof."""
+        if caller.claim is None:
+            self._greet(caller, message)
+            return
+        objection = self.trust.objection(message.get("proof"), caller.claim.text(auth.OTHER))
+        if "here" not in message or objection:
+            self._refuse(caller, objection or "it did not answer with a proof")
+            return
+        self.known[caller.line] = self._waiting.pop(caller.line)
+
+    def _greet(self, caller: Caller, message: Mapping[str, Any]) -> None:
+        hello, nonce, kind = _hello(message), message.get("nonce"), message.get("kind")
+        if not hello or not auth.is_nonce(nonce) or kind not in auth.KINDS or hello.token != self.token:
+            send(caller.line, {"stranger": True})
+            self._close(caller)
+            if not hello:
+                self._note(caller, "it sent no message of srunddp's")
+            return
+        caller.hello = hello
+        if kind != self.trust.kind:
+            self._refuse(caller, f"its proof is {kind}, rank 0's {self.trust.kind}")
+            return
+        own = Address(*caller.line.getsockname()[:2])
+        claim = Claim(self.token, hello.rank, str(own), str(nonce), auth.nonce())
+        try:
+            proof = self.trust.prove(claim.text(auth.ZERO))
+        except auth.ProofError as reason:
+            self._refuse(caller, f"rank 0 cannot prove itself: {reason}")
+            return
+        caller.claim = claim
+        send(caller.line, {"seen": True, "nonce": claim.zeros, "proof": proof})
+
+    def _refuse(self, caller: Caller, why: str) -> None:
+        send(caller.line, {"refused": why})
+        self._close(caller)
+        self._note(caller, f"{why}; expected {auth.EXPECTED} -> {auth.CURE}")
+
+    def _note(self, caller: Caller, why: str) -> None:
+        self._said += 1
+        if self._said <= _LINES_SAID:
+            more = "; further ones are not named" if self._said == _LINES_SAID else ""
+            self.say(f"refused {caller}: {why}{more}")
+
+
+def _hello(message: Mapping[str, Any]) -> Hello | None:
+    known = {each.name for each in fields(Hello)}
+    try:
+        hello = Hello(**{name: value for name, value in message["hello"].items() if name in known})
+    except (KeyError, TypeError, AttributeError):
+        return None
+    values = [getattr(hello, each.name) for each in fields(hello)]
+    if any(isinstance(value, str) and not (value.isprintable() and len(value) <= _LONGEST_WORD) for value in values):
+        return None
+    right = (type(value).__name__ == each.type for value, each in zip(values, fields(hello), strict=True))
+    return hello if all(right) else None

@@ -1,0 +1,138 @@
+"""From who I am to the world: prepare, bind, meet, and this rank's place after it.
+
+The steps that ``launch``, below a supervisor, and ``inside``, without one, have in common.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.network import ifaces_conf, interface
+from srunddp.bootstrap.process_group import store as process_group
+from srunddp.bootstrap.rendezvous import advertisement, auth, discovery
+from srunddp.bootstrap.rendezvous.abort import Interrupt
+from srunddp.bootstrap.rendezvous.client import find
+from srunddp.bootstrap.rendezvous.protocol import Company, Held, Meeting, hold
+from srunddp.bootstrap.rendezvous.server import Roster
+
+DEFAULT_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; its defaults are those of ``srunddp.init()``."""
+
+    backend: str = "auto"
+    ifaces: str | None = None
+    timeout: float = DEFAULT_TIMEOUT
+    ports: range | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a rank knows of itself before it meets the others.
+
+    Attributes:
+        held: rank 0's listening sockets; told: what it tells over PMI or MPI, its token, where its line is and the
+            secret. None on the others.
+    """
+
+    options: Options
+    environment: Environment
+    entries: tuple[ifaces_conf.Entry, ...]
+    interface: interface.Interface
+    held: Held | None = None
+    told: str | None = field(default=None, repr=False)
+
+
+def prepare(options: Options, environment: Environment) -> Prepared:
+    """Choose and check the interface.
+
+    Raises:
+        ConfigError: ifaces.conf or the interface is wrong.
+    """
+    loaded = ifaces_conf.load(options.ifaces, os.environ)
+    chosen = interface.choose(loaded.entries, environment, os.environ, interface.links_here())
+    return Prepared(options, environment, loaded.entries, chosen)
+
+
+def bind(prepared: Prepared) -> Prepared:
+    """On rank 0, bind the line's and the store's sockets on the interface; nothing on the others.
+
+    Raises:
+        SrunddpError: no port is free, or the others would not find this address.
+    """
+    environment, forced = prepared.environment, prepared.options.ports
+    if environment.rank != 0:
+        return prepared
+    alone = environment.world_size == 1
+    entry = ifaces_conf.entry_for(prepared.entries, environment.node, alone=alone)
+    if environment.channels[:1] in (("slurm",), ("env",)) and not environment.one_node:
+        discovery.check_reachable(environment, prepared.interface, entry, interface.links_here())
+    line_ports = [0] if alone else discovery.line_ports(environment, entry, forced)
+    held = hold(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
+    return replace(prepared, held=held, told=advertisement.make(discovery.token(environment), [held.line_address]))
+
+
+def meet(
+    prepared: Prepared,
+    over_mpi: discovery.Broadcast,
+    say: Callable[[str], None] = lambda _: None,
+    interrupt: Interrupt | None = None,
+) -> Company:
+    """Wait until all ranks have met.
+
+    Args:
+        prepared: with the sockets that :func:`bind` left.
+        over_mpi: broadcasts rank 0's message over MPI; see :func:`srunddp.bootstrap.rendezvous.discovery.hear`.
+        say: takes rank 0's lines on who is waited for and who was refused.
+        interrupt: ends the meeting when this rank fails.
+
+    Returns:
+        What all know then, and the lines that stay open.
+
+    Raises:
+        SrunddpError: they did not meet.
+        PeerError: a rank failed before all had met; this one where the interrupt said so.
+    """
+    environment = prepared.environment
+    if environment.world_size == 1:
+        assert prepared.held
+        prepared.held.line.close()
+        store, node = prepared.held.store_address, environment.node
+        alone = Meeting(store.host, store.port, 1, 0, 1, discovery.token(environment), "none", node)
+        return Company(alone, {}, {0: node})
+    deadline = time.monotonic() + prepared.options.timeout
+    channel, told = discovery.hear(environment, prepared.told, prepared.options.timeout, over_mpi, say)
+    heard = advertisement.read(told) if told else None
+    token = heard.token if heard else discovery.token(environment)
+    hello = discovery.hello(environment, token, prepared.interface.address)
+    own = auth.choose(heard.secret if heard else "")
+    if not heard and environment.step:
+        discovery.rank_zero_node(environment.step)
+    if prepared.held:
+        layout = environment.step.layout() if environment.step else {}
+        return Roster(hello, prepared.held, channel, layout, own, say, interrupt).gather(deadline)
+    if heard:
+        candidates = list(heard.addresses)
+    else:
+        candidates = discovery.locate(environment, prepared.interface, prepared.entries, prepared.options.ports)
+    line, meeting = find(candidates, hello, deadline, own, interrupt)
+    return Company(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
+
+
+def joined(prepared: Prepared, meeting: Meeting) -> process_group.Joined:
+    """This rank's place in the world, with the store's socket handed over on rank 0."""
+    return process_group.Joined(
+        environment=prepared.environment,
+        interface=prepared.interface,
+        meeting=meeting,
+        # The store owns the socket from now on and closes it.
+        store_fd=prepared.held.store.detach() if prepared.held else None,
+        timeout=prepared.options.timeout,
+        backend=prepared.options.backend,
+    )

@@ -1,0 +1,220 @@
+"""Rank 0's side of the meeting: who has come, who objects, and what all are told when the last is there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from srunddp.bootstrap.rendezvous import abort
+from srunddp.bootstrap.rendezvous.abort import Interrupt
+from srunddp.bootstrap.rendezvous.auth import Trust, Unproven
+from srunddp.bootstrap.rendezvous.listener import PATIENCE, UNPROVEN, Door
+from srunddp.bootstrap.rendezvous.missing_ranks import SAY_EVERY, named
+from srunddp.bootstrap.rendezvous.protocol import Company, Held, Hello, Meeting, send
+from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
+
+MOURN = 5.0
+
+
+@dataclass
+class Roster:
+    """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
+
+    A rank says hello, is answered ``seen``, and counts once it has answered ``here`` with its proof: one that lost
+    patience in between is not taken for present, and one that proves nothing has no effect.
+
+    Attributes:
+        own: rank 0's hello; held: its sockets; channel: over which the others learn of them.
+        layout: the node of each rank as far as the launcher tells, to name those that do not come.
+        trust: rank 0's kind of proof; say: takes a line for the log.
+        interrupt: ends the gathering by this rank's own failure.
+        every: seconds between two lines that say who is missing.
+        mourn: seconds for which ranks that come after a failure are told of it.
+        unproven, patience: how many connections without a proof are kept, and how long; see :class:`Door`.
+        lines: the connection of each rank that is here.
+    """
+
+    own: Hello
+    held: Held
+    channel: str
+    layout: Mapping[int, str] = field(default_factory=dict)
+    trust: Trust = field(default_factory=Unproven)
+    say: Callable[[str], None] = lambda _: None
+    interrupt: Interrupt | None = None
+    every: float = SAY_EVERY
+    mourn: float = MOURN
+    unproven: int = UNPROVEN
+    patience: float = PATIENCE
+    lines: dict[int, socket.socket] = field(default_factory=dict)
+    _here: dict[int, Hello] = field(default_factory=dict)
+    _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
+
+    def gather(self, deadline: float) -> Company:
+        """Wait for every rank, then tell each one.
+
+        Args:
+            deadline: of :func:`time.monotonic`.
+
+        Raises:
+            RendezvousError: ranks that did not come, came twice, or speak another address family.
+            PeerError: a rank failed or was lost before all had come.
+        """
+        self._here[self.own.rank] = self.own
+        with self._door() as door:
+            try:
+                self._await_all(door, deadline)
+            except SrunddpError as error:
+                # Those that are still to come have to be told as well, and a launcher may not wait for that.
+                self.say(f"error: {error}")
+                error.said = True
+                late = time.monotonic() >= deadline
+                self._settled |= {self.own.rank}
+                tell_all(door, abort.message_of(error), self._settled, 0.0 if late else self.mourn)
+                raise
+            self.held.line.close()
+        return Company(self._tell(), dict(self.lines), {rank: hello.node for rank, hello in self._here.items()})
+
+    def _door(self) -> Door:
+        return Door(
+            listening=(self.held.line,),
+            token=self.own.token,
+            trust=self.trust,
+            world_size=self.own.world_size,
+            say=self.say,
+            interrupt=self.interrupt,
+            unproven=self.unproven,
+            patience=self.patience,
+        )
+
+    def _await_all(self, door: Door, deadline: float) -> None:
+        next_word = time.monotonic() + self.every
+        while len(self.lines) < self.own.world_size - 1:
+            now = time.monotonic()
+            if now >= deadline:
+                raise RendezvousError(self._absent(), scope=Scope.JOB)
+            if now >= next_word:
+                self.say(f"waiting for {named(self._missing(), self.layout)}")
+                next_word += self.every
+            for hello, line, message in door.events(min(deadline, next_word) - now):
+                self._take(hello, line, message)
+            if self.interrupt and self.interrupt.failure:
+                raise self.interrupt.failure.of(self.own.rank, self.own.node)
+
+    def _take(self, hello: Hello, line: socket.socket, message: Mapping[str, Any] | None) -> None:
+        if message is None:
+            if self.lines.get(hello.rank) is line:
+                raise self._lost(hello)
+        elif told := abort.read(message):
+            send(line, {"told": True})
+            self._settled.add(hello.rank)
+            raise told.of(hello.rank, hello.node)
+        elif "here" in message:
+            if objection := self._objection(hello):
+                raise RendezvousError(objection, scope=Scope.JOB)
+            self.lines[hello.rank] = line
+            self._here[hello.rank] = hello
+
+    def _lost(self, hello: Hello) -> PeerError:
+        self._settled.add(hello.rank)
+        return PeerError(
+            f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended",
+            code=137,
+            expected="every rank to stay",
+            cure="see what ended it there: a signal, or the node's memory",
+        )
+
+    def _objection(self, hello: Hello) -> str:
+        if hello.version != self.own.version:
+            return (
+                f"rank {hello.rank} on {hello.node} has srunddp {hello.version or 'of another version'}, rank 0 on "
+                f"{self.own.node} has {self.own.version}; expected one version on all nodes "
+                "-> start all ranks from one installation"
+            )
+        if hello.world_size != self.own.world_size or not 0 <= hello.rank < self.own.world_size:
+            return (
+                f"rank {hello.rank} on {hello.node} counts {hello.world_size} ranks, rank 0 counts "
+                f"{self.own.world_size}; expected one world size -> start all ranks with one command"
+            )
+        if (":" in hello.address) != (":" in self.own.address):
+            return (
+                f"rank {hello.rank} on {hello.node} has {hello.address}, rank 0 on {self.own.node} has "
+                f"{self.own.address}; expected IPv4 on all nodes or IPv6 on all -> correct ifaces.conf"
+            )
+        before = self._here.get(hello.rank)
+        # A rank that lost patience says hello again; two processes must not share a rank.
+        if before and (before.node, before.pid) != (hello.node, hello.pid):
+            return (
+                f"rank {hello.rank} came twice, as process {before.pid} on {before.node} "
+                f"and {hello.pid} on {hello.node}; expected each rank once -> start one srunddp per task"
+            )
+        return ""
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self.own.world_size) if rank not in self._here]
+
+    def _absent(self) -> str:
+        missing = self._missing()
+        return (
+            f"{len(missing)} of {self.own.world_size} ranks did not come: {named(missing, self.layout)}; expected all "
+            f"of them on {self.held.line_address} -> see whether they started, and whether their interface reaches it; "
+            "`srunddp check` names the nodes that do not answer each other"
+        )
+
+    def _tell(self) -> Meeting:
+        hellos = [self._here[rank] for rank in range(self.own.world_size)]
+        nodes = _nodes(hellos)
+        sizes = Counter(nodes)
+        masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))
+        node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
+        store = self.held.store_address
+        meetings = [
+            Meeting(
+                master_addr=store.host,
+                master_port=store.port,
+                nnodes=len(sizes),
+                node_rank=node_ranks[node],
+                local_world_size=hello.local_world_size or sizes[node],
+                run=self.own.token,
+                channel=self.channel,
+                master_node=self.own.node,
+                sharers=masks[node, hello.cpus],
+            )
+            for node, hello in zip(nodes, hellos, strict=True)
+        ]
+        for rank, line in self.lines.items():
+            line.setblocking(True)
+            send(line, {"meeting": asdict(meetings[rank])})
+        return meetings[self.own.rank]
+
+
+def _nodes(hellos: list[Hello]) -> list[tuple[str, int]]:
+    """The node of each rank: containers on several hosts may have one name, but a node has each local rank once."""
+    before: Counter[tuple[str, int]] = Counter()
+    nodes = []
+    for hello in hellos:
+        nodes.append((hello.node, before[hello.node, hello.local_rank]))
+        before[hello.node, hello.local_rank] += 1
+    return nodes
+
+
+def tell_all(door: Door, message: dict[str, Any], settled: set[int], seconds: float) -> None:
+    """Tell a failure to all that are known, and for some time to those that come.
+
+    Args:
+        message: ``failed``, as :mod:`srunddp.bootstrap.rendezvous.abort` makes it.
+        settled: the ranks that need not be waited for; those that are told are added.
+        seconds: at most; it ends as soon as every rank is settled.
+    """
+    for line, caller in door.known.items():
+        send(line, message)
+        settled |= {caller.hello.rank} if caller.hello else set()
+    deadline = time.monotonic() + seconds
+    while len(settled) < door.world_size and (remaining := deadline - time.monotonic()) > 0:
+        for hello, line, said in door.events(remaining):
+            if said is not None:
+                send(line, {"told": True} if "failed" in said else message)
+            settled.add(hello.rank)

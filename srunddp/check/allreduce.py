@@ -1,0 +1,168 @@
+"""All-reduce over all ranks, first whether the sum is right, then how fast; in a process of its own, which may hang.
+
+Gloo's connecting can ignore every time limit, and the process that asks is not to touch CUDA; so the ranks fork.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+from srunddp.bootstrap.process_group import store
+from srunddp.bootstrap.process_group.store import Joined
+from srunddp.bootstrap.process_group.world import World, open_world
+from srunddp.check.finding import Finding, Level
+from srunddp.supervisor import signals
+
+NAME = "collective"
+_SMALLEST, _LARGEST = 1 << 15, 1 << 30
+_GROWTH = 8
+_LONGEST_CALL = 0.25
+_MEASURED = 0.3
+_WARM_UPS = 2
+# Of the link's rate: NCCL comes near it, Gloo at 0.60 to 0.71 of what plain sockets carry.
+THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one rank.
+
+    Attributes:
+        wrong: why there is no sum; else empty.
+        backend: ``nccl`` or ``gloo``; import_seconds: of torch.
+        right: whether the small all-reduce gave the sum.
+        sweep: bytes and bytes per second of busbw, as nccl-tests counts it: 2(n-1)/n of the bytes, over the time.
+    """
+
+    wrong: str
+    backend: str = ""
+    import_seconds: float = 0.0
+    right: bool = False
+    sweep: tuple[tuple[int, float], ...] = ()
+
+
+def run(place: Joined, within: float) -> dict[str, Any]:
+    """Have a forked process do it.
+
+    Args:
+        place: this rank's in the world, with the store's socket on rank 0.
+        within: seconds, after which the process is ended.
+
+    Returns:
+        The facts, as they travel.
+    """
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    child = fork.Process(target=_child, args=(place, within, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        told = ours.recv() if ours.poll(within) else {"wrong": f"no end after {within:.0f} s"}
+    except EOFError:
+        child.join(1.0)
+        told = {"wrong": f"its process ended with {child.exitcode}"}
+    child.kill()
+    child.join()
+    return dict(told)
+
+
+def _child(place: Joined, within: float, answer: Connection) -> None:
+    signals.die_with_parent(os.getppid())  # it may be in NCCL, and hold a GPU
+    try:
+        facts = _measured(place, within)
+    except Exception as error:  # whatever torch, Gloo or NCCL raise: it is what the user has to know
+        facts = Facts(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+    answer.send(asdict(facts))
+
+
+def _measured(place: Joined, within: float) -> Facts:
+    began = time.monotonic()
+    store.install(place)
+    import torch
+    import torch.distributed as dist
+
+    imported = time.monotonic() - began
+    world, _ = open_world(place, place.backend, timedelta(seconds=within))
+    numbers = torch.arange(1000, dtype=torch.float64, device=world.device) + world.rank
+    dist.all_reduce(numbers)
+    ranks = world.world_size
+    wanted = torch.arange(1000, dtype=torch.float64) * ranks + ranks * (ranks - 1) / 2
+    right = bool((numbers.cpu() == wanted).all())
+    return Facts("", world.backend, imported, right, tuple(_sweep(world)))
+
+
+def _sweep(world: World) -> Iterator[tuple[int, float]]:
+    """Ever more bytes, until one call takes long; all ranks go by the slowest one's time."""
+    size, share = _SMALLEST, 2 * (world.world_size - 1) / world.world_size
+    while size <= _LARGEST:
+        seconds = _call(world, size, _WARM_UPS)
+        seconds = _call(world, size, max(1, min(20, int(_MEASURED / seconds))))
+        yield size, share * size / seconds
+        if seconds > _LONGEST_CALL:
+            return
+        size *= _GROWTH
+
+
+def _call(world: World, size: int, count: int) -> float:
+    """Seconds that one all-reduce of so many bytes takes, the slowest rank's."""
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.ones(size // 4, device=world.device)
+    dist.barrier()
+    began = time.monotonic()
+    for _ in range(count):
+        dist.all_reduce(tensor)
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+    taken = torch.tensor([(time.monotonic() - began) / count], dtype=torch.float64, device=world.device)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return max(float(taken), 1e-9)
+
+
+def judge(facts: Mapping[int, Facts], nodes: Mapping[int, str], link: float) -> Iterator[Finding]:
+    """No sum or a wrong one stops a job; a slow one is warned of.
+
+    Args:
+        facts: by rank; nodes: of each rank.
+        link: bytes per second that the slowest node's network can carry, 0 where it is not known.
+    """
+    expected = "one sum on all ranks"
+    for rank, one in facts.items():
+        wrong = one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong")
+        if wrong:
+            cure = "mend what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
+            yield Finding(Level.FAIL, NAME, wrong, expected, cure, (nodes[rank],), (rank,))
+    best, backend = _best(facts)
+    share = THRESHOLDS.get(backend, 0.0)
+    if 0 < best < share * link:
+        found = f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {backend}"
+        usual = f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}"
+        cure = "see the lines on rate, interface and GPUs"
+        yield Finding(Level.WARN, NAME, found, usual, cure, tuple(sorted(set(nodes.values()))))
+
+
+def _best(facts: Mapping[int, Facts]) -> tuple[float, str]:
+    zero = facts.get(0)
+    return (max((rate for _, rate in zero.sweep), default=0.0), zero.backend) if zero else (0.0, "")
+
+
+def summary(facts: Mapping[int, Facts], link: float) -> str:
+    """The sweep, and the threshold."""
+    _, backend = _best(facts)
+    sweep = facts[0].sweep if 0 in facts else ()
+    shown = ", ".join(f"{_size(size)} {rate / 1e9:.3f}" for size, rate in sweep)
+    share = THRESHOLDS.get(backend, 0.0)
+    threshold = f"threshold {share * link / 1e9:.2f}, {share} of the link's rate" if link else "no link's rate is known"
+    return f"{backend} all-reduce, busbw in GB/s: {shown}; {threshold}"
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"

@@ -1,0 +1,112 @@
+"""Who started the ranks: whether they are one world, and whether the script can use it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from srunddp.bootstrap.environment import mpi, slurm
+from srunddp.bootstrap.rendezvous import discovery
+from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+from srunddp.check.script_imports import imports, parsed
+
+NAME = "launch"
+_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+_LIBRARY_WITHIN = 20.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one rank.
+
+    Attributes:
+        launcher, channel: see :class:`srunddp.bootstrap.environment.detect.Environment`; world_size: its.
+        allocated: tasks of the Slurm job around a process that srun did not start; 0 without one.
+        notes: lines to be said once.
+        script: what is wrong with the script's text; mpi: why it cannot use MPI here; empty if nothing is.
+        uses_mpi: whether it imports mpi4py.
+    """
+
+    launcher: str
+    channel: str
+    world_size: int
+    allocated: int
+    notes: list[str]
+    script: str
+    uses_mpi: bool
+    mpi: str
+
+
+def collect(subject: Subject) -> Facts:
+    """This rank's."""
+    environment = subject.environment
+    tree, script = parsed(subject.script)
+    uses_mpi = tree is not None and "mpi4py" in imports(tree)
+    return Facts(
+        launcher=environment.launcher,
+        channel=discovery.on_channel(environment),
+        world_size=environment.world_size,
+        allocated=_allocated(subject.variables) if environment.launcher == "none" else 0,
+        notes=list(environment.notes),
+        script=script,
+        uses_mpi=uses_mpi,
+        mpi=_mpi(subject.variables) if uses_mpi and environment.local_rank == 0 else "",
+    )
+
+
+def _allocated(variables: Mapping[str, str]) -> int:
+    """How many tasks the Slurm job has that this process is in, 0 where it is in none."""
+    if not slurm.in_allocation(variables):
+        return 0
+    counts = (variables.get(name, "") for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"))
+    return max([int(count) for count in counts if count.isdecimal()], default=1)
+
+
+def _mpi(variables: Mapping[str, str]) -> str:
+    """Why ``from mpi4py import MPI`` has no world here. Asked of a process of its own: MPI may end it."""
+    words = [sys.executable, "-c", _LIBRARY]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_LIBRARY_WITHIN, check=False)
+    except subprocess.TimeoutExpired:
+        return f"mpi4py is not imported within {_LIBRARY_WITHIN:.0f} s"
+    if done.returncode:
+        return "mpi4py cannot be imported: " + (done.stderr.strip().splitlines() or ["it ends the process"])[-1]
+    try:
+        mpi.require_world(done.stdout.strip(), variables)
+    except mpi.NoWorldError as reason:
+        return str(reason)
+    return ""
+
+
+def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
+    """One process where many were asked for, a script that does not parse, MPI without a world."""
+    for one in seen:
+        yield from _judged(one.facts, one.node)
+
+
+def _judged(facts: Facts, node: str) -> Iterator[Finding]:
+    if facts.allocated > 1:
+        found = f"one process, in an allocation of Slurm for {facts.allocated} tasks: it was started without srun"
+        yield Finding(Level.FAIL, NAME, found, "a process for each task", "srun srunddp check …", (node,))
+    if facts.script:
+        yield Finding(Level.FAIL, NAME, facts.script, "a Python script", "correct it", (node,))
+    if facts.mpi:
+        found = f"the script imports mpi4py, and {facts.mpi}"
+        cure = "start with `srun --mpi=pmix` (or pmi2 for MPICH; `srun --mpi=list` has them), or with that MPI's mpirun"
+        yield Finding(Level.FAIL, NAME, found, "a launcher that MPI knows", cure, (node,))
+    elif facts.channel == "pmi" and facts.uses_mpi:
+        found = "the script imports mpi4py, and the ranks meet over PMI, after which MPI cannot start"
+        yield Finding(Level.WARN, NAME, found, "MPI, or PMI", "srunddp --channel mpi", (node,))
+
+
+def summary(seen: Sequence[Seen[Facts]]) -> str:
+    """Launcher and channel."""
+    facts = seen[0].facts
+    if facts.launcher == "none":
+        return "a world of one, as no launcher was found"
+    return f"{len(seen)} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
+
+
+CHECK = Check(NAME, Facts, collect, judge, summary, within=_LIBRARY_WITHIN + 15.0)

@@ -1,0 +1,96 @@
+"""Limits of each rank's process, and the room in its node's /dev/shm and /tmp, which a training meets hours later."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+
+NAME = "limits"
+_FULL, _SCARCE = 8 << 20, 1 << 30
+_FEW_FILES = 1024
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one rank.
+
+    Attributes:
+        files: open files that it may have; memlock: bytes that it may lock; -1 for any number.
+        rdma: whether its node has InfiniBand or RoCE devices.
+        free: bytes that are free, of /dev/shm and the folder for temporary files; -1 where it is not there.
+        total: bytes of their file systems.
+    """
+
+    files: int
+    memlock: int
+    rdma: bool
+    free: dict[str, int]
+    total: dict[str, int] = field(default_factory=dict)
+
+
+def collect(subject: Subject) -> Facts:
+    """This rank's."""
+    folders = ("/dev/shm", subject.variables.get("TMPDIR") or "/tmp")
+    usage = {folder: shutil.disk_usage(folder) for folder in folders if os.path.isdir(folder)}
+    return Facts(
+        files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        rdma=any(Path("/sys/class/infiniband").glob("*")),
+        free={folder: usage[folder].free if folder in usage else -1 for folder in folders},
+        total={folder: there.total for folder, there in usage.items()},
+    )
+
+
+def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
+    """Full folders stop a job, scarce ones and low limits are warned of."""
+    for one in seen:
+        for folder, free in one.facts.free.items():
+            yield from _room(folder, free, one.facts.total.get(folder, _SCARCE), one.node)
+        if 0 <= one.facts.files < _FEW_FILES:
+            found = f"{one.facts.files} open files at most"
+            yield _low(found, f"{_FEW_FILES} or more", "raise the limit of open files (ulimit -n)", one.node)
+        if one.facts.rdma and one.facts.memlock >= 0:
+            found = f"{one.facts.memlock >> 10} KiB of locked memory at most, on a node with InfiniBand or RoCE"
+            yield _low(
+                found, "no limit, as NCCL locks its buffers", "set memlock to unlimited in slurmd's unit", one.node
+            )
+
+
+def _room(folder: str, free: int, total: int, node: str) -> Iterator[Finding]:
+    if free < 0:
+        yield Finding(Level.FAIL, NAME, f"{folder} is not there", "a folder", "create it or correct TMPDIR", (node,))
+    elif free < _SCARCE:
+        level = Level.FAIL if free < _FULL else Level.WARN
+        found, cure = f"{free >> 20} MiB free in {folder}", f"clear {folder}"
+        if total < _SCARCE:
+            cure = f"it has {total >> 20} MiB in all: {_larger(folder)}"
+        yield Finding(level, NAME, found, f"{_SCARCE >> 30} GiB or more", cure, (node,))
+
+
+def _larger(folder: str) -> str:
+    """For a file system that is too small when it is empty."""
+    if folder == "/dev/shm":
+        return f"start a container with --shm-size or --ipc=host; else mount -o remount,size=50% {folder}"
+    return f"name a folder with more room in TMPDIR, or have {folder} made larger"
+
+
+def _low(found: str, expected: str, cure: str, node: str) -> Finding:
+    return Finding(Level.WARN, NAME, found, expected, cure, (node,))
+
+
+def summary(seen: Sequence[Seen[Facts]]) -> str:
+    """The least room of each folder."""
+    least: dict[str, int] = {}
+    for one in seen:
+        for folder, free in one.facts.free.items():
+            least[folder] = min(free, least.get(folder, free))
+    return ", ".join(f"{folder} {free / 2**30:.1f} GiB free at least" for folder, free in least.items())
+
+
+CHECK = Check(NAME, Facts, collect, judge, summary)

@@ -1,0 +1,127 @@
+"""The command ``srunddp check``: what may print, and what may exit, before a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.process_group.device import BACKENDS
+from srunddp.check import join, render
+from srunddp.check import preflight as checking
+from srunddp.check.coordinator import LostError
+from srunddp.check.finding import Subject, subject_of
+from srunddp.check.follow import come_within, followed
+from srunddp.check.responder import Rank
+from srunddp.check.results import Report
+from srunddp.errors import ConfigError, SrunddpError
+from srunddp.stage.enter import enter, read
+from srunddp.stage.paths import Staged
+from srunddp.supervisor.root_cause import say
+
+FAILED = 69  # sysexits' EX_UNAVAILABLE
+
+
+@click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
+@click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
+@click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
+@click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
+@click.option("--backend", type=click.Choice(BACKENDS), default="auto", help="For --collective; auto unless given.")
+@come_within
+@click.option("--path", "paths", metavar="P", multiple=True, help="A file or folder that all nodes must see.")
+@click.option("--package", "packages", metavar="NAME", multiple=True, help="A Python package that all ranks need.")
+@click.option("--staged", is_flag=True, help="Look at the copies of `srunddp stage push`, where a node has them.")
+@click.option("--collective", is_flag=True, help="Measure TCP between the nodes, and an all-reduce over all ranks.")
+@click.option("--output-dir", metavar="DIR", default=".", show_default=True, help="For preflight.JOB.txt and .json.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+def check(**given: Any) -> None:
+    """See on all ranks whether SCRIPT could be trained, and name what is wrong: before the job, without a GPU's time.
+
+    \b
+    srun --ntasks-per-node=8 srunddp check train.py
+    mpirun -n 2 srunddp check train.py
+
+    Exit code 0, or 69 when something is wrong that would stop the job.
+    """
+    try:
+        staged = _in_copies() if given["staged"] else None
+        environment = detect(os.environ, channel=given["channel"])
+        ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
+    except SrunddpError as error:
+        say(f"srunddp: error: {error}\n")
+        sys.exit(FAILED)
+    own = Rank(_subject(given, environment, staged), given["backend"])
+    try:
+        sys.exit(_follow(given, own, ports) if environment.rank else _lead(given, own, ports))
+    except LostError as error:
+        say(f"srunddp: check on {environment.node}: error: {error}\n")
+        sys.exit(FAILED)
+
+
+def _in_copies() -> Staged:
+    staged = read(os.environ)
+    enter(staged)
+    return staged
+
+
+def _subject(given: dict[str, Any], environment: Environment, staged: Staged | None) -> Subject:
+    here = staged.here if staged else str
+    named, script = (here(given[name]) if given[name] else given[name] for name in ("ifaces", "script"))
+    return subject_of(
+        environment, named, os.environ, script, tuple(map(here, given["paths"])), given["packages"], staged
+    )
+
+
+def _lead(given: dict[str, Any], own: Rank, ports: range | None) -> int:
+    """On rank 0: the check, its report, and the exit code, which all others are told."""
+    environment = own.subject.environment
+    try:
+        hub = join.lead(own.subject, own.act, given["timeout"], ports)
+    except SrunddpError as error:
+        report = checking.alone(own.subject)
+        report.findings[:0] = checking.apart(environment, error)
+        return _ended(environment, _tell(report, given, environment))
+    code = FAILED
+    try:
+        report = checking.examine(hub, own, given["timeout"], with_collective=given["collective"])
+        code = _tell(report, given, environment)
+    finally:
+        hub.dismiss(code)
+    return _ended(environment, code)
+
+
+def _ended(environment: Environment, code: int) -> int:
+    """The exit code; where ranks may be missing, MPI's own end would wait for them."""
+    if code and "mpi" in environment.channels:
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _tell(report: Report, given: dict[str, Any], environment: Environment) -> int:
+    """Print the report, and write it; its exit code."""
+    code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
+    title = render.verdict(report, environment.world_size, job)
+    text = [title, *render.lines(render.merged(report.findings), report.summaries, report.skipped)]
+    click.echo("\n".join(text))
+    try:
+        click.echo("written: " + ", ".join(render.write(report, text, given["output_dir"], job, code)))
+    except ConfigError as error:
+        say(f"srunddp: error: {error}\n")
+        return FAILED
+    return code
+
+
+def _follow(given: dict[str, Any], own: Rank, ports: range | None) -> int:
+    """On another rank: answer rank 0. Where it is not found, one rank of the node says what it sees."""
+    environment = own.subject.environment
+    code, found = followed("check", own.subject, own.act, given["timeout"], ports)
+    if not found and environment.local_rank == 0:
+        for finding in checking.alone(own.subject).findings:
+            say(f"srunddp: check on {environment.node}: {render.said(finding)}\n")
+    return code

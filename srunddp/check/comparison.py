@@ -1,0 +1,66 @@
+"""What most ranks have, and who has something else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from srunddp.check.finding import Finding, Level, Seen
+from srunddp.util.hostlist import grouped
+
+F = TypeVar("F")
+V = TypeVar("V", bound=Hashable)
+
+
+def odd_ones(seen: Sequence[Seen[F]], value: Callable[[Seen[F]], V]) -> tuple[V, dict[V, list[Seen[F]]]]:
+    """What most ranks have, or of equally many the one of the lowest rank; and the others, by what they have.
+
+    Args:
+        seen: of one rank at least.
+    """
+    ranks = grouped((value(one), one) for one in sorted(seen, key=lambda one: one.rank))
+    usual = Counter({known: len(who) for known, who in ranks.items()}).most_common(1)[0][0]
+    del ranks[usual]
+    return usual, ranks
+
+
+def by_node(seen: Iterable[Seen[F]]) -> dict[str, list[Seen[F]]]:
+    """The ranks of each node."""
+    return grouped((one.node, one) for one in seen)
+
+
+def about(
+    who: Sequence[Seen[F]], level: Level, check: str, message: tuple[str, str, str], *, ranks: bool = True
+) -> Finding:
+    """A finding about these ranks.
+
+    Args:
+        message: what was found, what was expected, the cure.
+        ranks: whether to name them; else their nodes alone.
+    """
+    nodes = tuple(dict.fromkeys(one.node for one in who))
+    return Finding(level, check, *message, nodes, tuple(sorted(one.rank for one in who)) if ranks else ())
+
+
+def on_node(one: Seen[F], level: Level, check: str, found: str, expected: str, cure: str) -> Finding:
+    """A finding about a rank's node."""
+    return about([one], level, check, (found, expected, cure), ranks=False)
+
+
+def shortened(ways: Sequence[Finding], most: int) -> list[Finding]:
+    """Findings about ways between nodes, those beyond so many as one."""
+    rest = ways[most:]
+    if len(rest) < 2:
+        return list(ways)
+    ends = (end.partition(":")[0] for each in rest for end in each.between.split(" -> "))
+    found = f"… and {len(rest)} more ways"
+    return [*ways[:most], replace(rest[0], found=found, between="", nodes=tuple(sorted(set(ends))))]
+
+
+def parts(message: str) -> tuple[str, str, str]:
+    """What was found, what was expected and the cure, of the one line that an error is."""
+    message, _, cure = message.partition(" -> ")
+    found, _, expected = message.partition("; expected ")
+    return found, expected, cure

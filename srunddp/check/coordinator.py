@@ -1,0 +1,234 @@
+"""Rank 0 asks all other ranks, and each answers: over lines that need not go over the interface of the training.
+
+A check has to work just where a meeting would not. So rank 0 listens on every address of its node, and the others try
+each one that the channel tells or that its names lead to. Rank 0 takes whoever has come when the time is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from srunddp.bootstrap.rendezvous.auth import Trust
+from srunddp.bootstrap.rendezvous.listener import Door
+from srunddp.bootstrap.rendezvous.protocol import Hello, Meeting, parse, send
+from srunddp.errors import RendezvousError
+from srunddp.util.timeouts import ask
+
+Act = Callable[[Mapping[str, Any]], Any]
+_LONGEST = 1 << 24
+_PIECE = 1 << 16
+_LATEST = 600.0
+_SEND_WITHIN = 5.0
+_OVER, _ANSWER, _FAILED, _LOST = "over", "answer", "failed", "lost"
+
+
+class LostError(RendezvousError):
+    """Rank 0 had been found, and is gone."""
+
+
+@dataclass
+class Hub:
+    """Rank 0's side, after all have come who will.
+
+    Attributes:
+        here: what each rank that came said of itself, rank 0 included.
+        act: what rank 0 itself does for a question.
+        lines: to each other rank that still answers.
+        objections: what is wrong with ranks that came; refused: connections that proved nothing.
+        unanswered: addresses from which packets came while ranks were missing, but not the answers to our answers.
+        trouble: why a rank is not asked any more, or could not answer.
+    """
+
+    here: dict[int, Hello]
+    act: Act
+    lines: dict[int, socket.socket] = field(default_factory=dict)
+    objections: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
+    trouble: dict[int, str] = field(default_factory=dict)
+    _text: dict[int, bytearray] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> dict[int, str]:
+        """The node of each rank that came."""
+        return {rank: hello.node for rank, hello in sorted(self.here.items())}
+
+    @property
+    def leaders(self) -> dict[str, int]:
+        """The first rank of each node that still answers."""
+        first: dict[str, int] = {}
+        for rank, node in self.nodes.items():
+            if rank == 0 or rank in self.lines:
+                first.setdefault(node, rank)
+        return first
+
+    def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
+        """Ask ranks something at once, rank 0 perhaps among them.
+
+        Args:
+            questions: for each rank its question.
+            within: seconds for all of them.
+
+        Returns:
+            The answers by rank. One that does not answer in time, or is lost, is left out, and is asked no more.
+        """
+        deadline = time.monotonic() + within
+        waiting = [rank for rank in questions if rank in self.lines]
+        for rank in waiting:
+            self.lines[rank].settimeout(_SEND_WITHIN)
+            send(self.lines[rank], dict(questions[rank]))
+        # In a thread, for it may hang here as it may there.
+        own = ask(partial(self.act, questions[0])) if 0 in questions else None
+        answers = self._collect(set(waiting), deadline)
+        for rank in waiting:
+            if rank in self.lines and rank not in answers and rank not in self.trouble:
+                self._drop(rank, f"no answer within {within:g} s")
+        try:
+            return ({0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}) | answers
+        except TimeoutError:
+            self.trouble.setdefault(0, f"no answer within {within:g} s")
+        except Exception as error:  # what one rank cannot do must not hide what the others can
+            self.trouble.setdefault(0, f"{type(error).__name__}: {error}")
+        return answers
+
+    def ask_all(self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+        """Ask these ranks the same, or every rank that came."""
+        return self.ask(dict.fromkeys(self.here if ranks is None else ranks, question), within)
+
+    def _collect(self, waiting: set[int], deadline: float) -> dict[int, Any]:
+        answers: dict[int, Any] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank in waiting:
+                selector.register(self.lines[rank], selectors.EVENT_READ, rank)
+            while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
+                for key, _ in ready:
+                    if told := self._read(key.data):
+                        selector.unregister(key.fileobj)
+                        waiting.discard(key.data)
+                        self._take(key.data, told, answers)
+        return answers
+
+    def _read(self, rank: int) -> Mapping[str, Any]:
+        """The rank's answer; empty while there is none."""
+        text = self._text.setdefault(rank, bytearray())
+        try:
+            piece = self.lines[rank].recv(_PIECE)
+        except OSError:
+            piece = b""
+        text += piece
+        if not piece or len(text) > _LONGEST:
+            return {_LOST: "its process ended"}
+        if not text.endswith(b"\n"):
+            return {}
+        message = parse(bytes(text))
+        text.clear()
+        return message or {_LOST: "it sent what is no answer"}
+
+    def _take(self, rank: int, told: Mapping[str, Any], answers: dict[int, Any]) -> None:
+        if _LOST in told:
+            self._drop(rank, str(told[_LOST]))
+        elif _FAILED in told:
+            self.trouble.setdefault(rank, str(told[_FAILED]))
+        else:
+            answers[rank] = told.get(_ANSWER)
+
+    def _drop(self, rank: int, why: str) -> None:
+        self.trouble.setdefault(rank, why)
+        self.lines.pop(rank).close()
+
+    def dismiss(self, code: int) -> None:
+        """All others end with this exit code."""
+        for line in self.lines.values():
+            send(line, {_OVER: code})
+            line.close()
+
+
+def gather(own: Hello, listening: Sequence[socket.socket], trust: Trust, act: Act, deadline: float) -> Hub:
+    """On rank 0: wait for all other ranks, and take those that have come by the deadline.
+
+    Args:
+        own: rank 0's hello.
+        listening: its sockets.
+        trust: its kind of proof.
+        act: what rank 0 does itself for a question.
+        deadline: of :func:`time.monotonic`.
+    """
+    hub = Hub({0: own}, act)
+    with Door(listening, own.token, trust, own.world_size, hub.refused.append) as door:
+        while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
+            for hello, line, message in door.events(left):
+                if message is None and hub.lines.get(hello.rank) is line:
+                    del hub.lines[hello.rank], hub.here[hello.rank]
+                elif message and "here" in message:
+                    _take(hub, hello, line)
+    if len(hub.here) < own.world_size:
+        hub.unanswered = half_open(listening)
+    for listener in listening:
+        listener.close()
+    for line in hub.lines.values():
+        line.setblocking(True)
+        send(line, {"meeting": asdict(Meeting("", 0, 0, 0, 0, own.token, "", own.node))})
+    return hub
+
+
+def half_open(listeners: Sequence[socket.socket]) -> list[str]:
+    """The addresses whose connections to these sockets came through, but not the answer, by what the kernel knows."""
+    import psutil
+
+    ports = {listener.getsockname()[1] for listener in listeners}
+    waiting = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_SYN_RECV]
+    return [one.raddr.ip for one in waiting if one.laddr and one.raddr and one.laddr.port in ports]
+
+
+def _take(hub: Hub, hello: Hello, line: socket.socket) -> None:
+    if objection := _objection(hello, hub.here[0], hub.here.get(hello.rank)):
+        hub.objections.append(objection)
+    else:
+        hub.lines[hello.rank], hub.here[hello.rank] = line, hello
+
+
+def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
+    if hello.world_size != own.world_size or not 0 < hello.rank < own.world_size:
+        return f"rank {hello.rank} on {hello.node} counts {hello.world_size} ranks, rank 0 counts {own.world_size}"
+    if before and (before.node, before.pid) != (hello.node, hello.pid):
+        return f"rank {hello.rank} came twice, from {before.node} and from {hello.node}"
+    return ""
+
+
+def serve(line: socket.socket, act: Act) -> int:
+    """On another rank: answer rank 0's questions until it says that it is over.
+
+    Returns:
+        The exit code that rank 0 said.
+
+    Raises:
+        LostError: rank 0 is gone.
+    """
+    line.settimeout(_LATEST)
+    try:
+        with line, line.makefile("rb") as reader:
+            for text in reader:
+                message = parse(text)
+                if _OVER in message:
+                    return int(message[_OVER])
+                line.sendall(json.dumps(_answered(act, message)).encode() + b"\n")
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else "no word from it"
+    else:
+        why = "its process ended"
+    raise LostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", cure="see rank 0's own message")
+
+
+def _answered(act: Act, question: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {_ANSWER: act(question)}
+    except Exception as error:  # what one rank cannot do must not hide what the others can
+        return {_FAILED: f"{type(error).__name__}: {error}"}

@@ -1,0 +1,153 @@
+"""How the ranks of a check come together: rank 0 becomes the hub, the others find it by whichever way works."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from srunddp.bootstrap.environment import mpi
+from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entry, entry_or_default
+from srunddp.bootstrap.network.interface import (
+    Interface,
+    addresses_of,
+    is_loopback,
+    links_here,
+    why_not,
+)
+from srunddp.bootstrap.rendezvous import advertisement, auth, client, discovery
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, allow_many, listen
+from srunddp.check.coordinator import Act, Hub, gather, serve
+from srunddp.check.finding import Subject
+from srunddp.errors import RendezvousError, SrunddpError
+from srunddp.util.timeouts import ask
+
+_A_HOST = 1.0
+
+
+def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None) -> Hub:
+    """On rank 0: become the hub of all ranks that come in time.
+
+    Args:
+        subject: rank 0; act: what it does for a question.
+        timeout: seconds.
+        ports: that a firewall leaves open.
+
+    Raises:
+        SrunddpError: this rank cannot be found by the others.
+    """
+    environment, deadline = subject.environment, time.monotonic() + timeout
+    own = discovery.hello(environment, discovery.token(environment))
+    if environment.world_size == 1:
+        return Hub({0: own}, act)
+    allow_many()
+    entry = entry_or_default(subject.loaded.entries, environment.node)
+    listening = _listen(environment, _own_addresses(environment, subject.interface), entry, ports)
+    told = advertisement.make(own.token, [Address(*each.getsockname()[:2]) for each in listening])
+    _, heard = discovery.hear(environment, told, timeout, _over_mpi(subject, timeout), lambda _: None)
+    secret = advertisement.read(heard).secret if heard else ""
+    return gather(own, listening, auth.choose(secret), act, deadline)
+
+
+def follow(subject: Subject, act: Act, timeout: float, ports: range | None = None) -> int:
+    """On another rank: find rank 0, and answer its questions; for the arguments see :func:`lead`.
+
+    Returns:
+        The exit code that rank 0 says.
+
+    Raises:
+        SrunddpError: rank 0 is not found, or lost.
+    """
+    environment, deadline = subject.environment, time.monotonic() + timeout
+    _, heard = discovery.hear(environment, None, timeout, _over_mpi(subject, timeout), lambda _: None)
+    told = advertisement.read(heard) if heard else None
+    hello = discovery.hello(environment, told.token if told else discovery.token(environment))
+    candidates = list(told.addresses) if told else _candidates(subject, ports)
+    return serve(_find(candidates, hello, deadline, auth.choose(told.secret if told else "")), act)
+
+
+def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Trust) -> socket.socket:
+    """The line to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
+    hosts = dict.fromkeys(address.host for address in candidates)
+    turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
+    while True:
+        turn, host = next(turns)
+        until = min(deadline, time.monotonic() + turn * _A_HOST)
+        try:
+            return client.find([each for each in candidates if each.host == host], hello, until, own)[0]
+        except RendezvousError as error:
+            if time.monotonic() < until:
+                raise  # rank 0 itself refuses this rank
+            if until == deadline:
+                cure = "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to the others"
+                raise RendezvousError(error.found, expected=error.expected, cure=cure) from None
+
+
+def _own_addresses(environment: Environment, interface: Interface | None) -> list[str]:
+    """All by which others may reach this node, that of the training's interface first."""
+    if environment.one_node:
+        return ["127.0.0.1"]
+    others = [address for link in links_here() if not why_not(link) for address in link.addresses]
+    return list(dict.fromkeys([*([interface.address] if interface else []), *others]))
+
+
+def _listen(environment: Environment, hosts: Sequence[str], entry: Entry, ports: range | None) -> list[socket.socket]:
+    if not hosts:
+        raise RendezvousError(
+            f"node {environment.node} has no interface that is up and has an address",
+            expected="one by which other nodes reach it",
+            cure="see `ip addr` there",
+        )
+    candidates, listening = discovery.line_ports(environment, entry, ports), []
+    for host in hosts:
+        try:
+            listening.append(listen(host, candidates))
+        except SrunddpError as error:
+            reason = error
+    if not listening:
+        raise reason
+    return listening
+
+
+def _candidates(subject: Subject, ports: range | None) -> list[Address]:
+    """Where rank 0 may listen: at each address that its names lead to."""
+    environment, names = subject.environment, []
+    entry = DEFAULT
+    if environment.master:
+        names = [environment.master[0]]
+    else:
+        assert environment.step is not None
+        node = discovery.rank_zero_node(environment.step)
+        entry = entry_or_default(subject.loaded.entries, node)
+        names = [discovery.known_as(entry, node), node] if node != environment.node else []
+    hosts = [host for name in names for host in sorted(addresses_of(name))]
+    hosts += [] if names else _own_addresses(environment, subject.interface)
+    allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
+    if not allowed:
+        raise RendezvousError(
+            f"{' and '.join(dict.fromkeys(names))} lead to {', '.join(hosts) or 'no address'} on {environment.node}",
+            expected="an address of rank 0's node",
+            cure='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
+        )
+    every = discovery.line_ports(environment, entry, ports)
+    return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
+
+
+def _over_mpi(subject: Subject, timeout: float) -> discovery.Broadcast:
+    """A broadcast that is given up after some time: MPI waits for ever where a rank is missing."""
+    environment, name = subject.environment, subject.interface.name if subject.interface else None
+
+    def broadcast(told: str | None) -> str:
+        try:
+            return ask(partial(mpi.broadcast, told, environment.world_size, name)).result(timeout)
+        except TimeoutError:
+            raise RendezvousError(
+                f"rank {environment.rank} on {environment.node} is still in MPI_Init after {timeout:g} s",
+                expected="all ranks to reach it, and MPI to reach all nodes",
+                cure="look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI",
+            ) from None
+
+    return broadcast

@@ -1,0 +1,137 @@
+"""The GPUs of this node by NVML, which needs no CUDA context, and which of them CUDA would show to this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from srunddp.bootstrap.environment.cuda_visible_devices import Named, answer, instances, visible
+from srunddp.check import numa
+
+_READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
+
+
+class Device(Named):
+    """What is known of one.
+
+    Attributes:
+        total, free: bytes of memory, 0 where NVML does not tell.
+        address: on the PCI bus, as in sysfs; numa: its NUMA node, -1 where nothing tells.
+        links: NVLinks that are up.
+    """
+
+    name: str
+    total: int
+    free: int
+    address: str
+    numa: int
+    links: int
+
+
+@dataclass(frozen=True)
+class View:
+    """What one process sees.
+
+    Attributes:
+        missing: why there is no NVML to ask, else empty; error: NVML's own.
+        driver, cuda: the driver's version, and of the CUDA that it supports.
+        count: GPUs that NVML shows, whatever ``CUDA_VISIBLE_DEVICES`` says; models: their names, each once.
+        devices: that CUDA would show, in its order.
+        unknown: in ``CUDA_VISIBLE_DEVICES``, of no GPU or of one named before: CUDA heeds nothing from there on.
+        separate: pairs of these devices that cannot read each other's memory, by UUID, with the reason.
+    """
+
+    missing: str = ""
+    error: str = ""
+    driver: str = ""
+    cuda: str = ""
+    count: int = 0
+    models: list[str] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
+    unknown: str = ""
+    separate: list[list[str]] = field(default_factory=list)
+
+
+def look(wanted: str | None, sysfs: Path = numa.SYSFS) -> View:
+    """What NVML says.
+
+    Args:
+        wanted: ``CUDA_VISIBLE_DEVICES``, None where it is not set.
+        sysfs: where to read NUMA nodes.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        return View(missing=str(error))
+    try:
+        pynvml.nvmlInit()
+        try:
+            return _view(pynvml, wanted, sysfs)
+        finally:
+            pynvml.nvmlShutdown()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+        return View(missing=str(error))
+    except pynvml.NVMLError as error:
+        return View(error=str(error))
+
+
+def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
+    gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    # Each as its MIG instances or as itself.
+    known = [[_device(nvml, each, gpu, sysfs) for each in instances(nvml, gpu) or [gpu]] for gpu in gpus]
+    devices, unknown = visible(wanted, known)
+    cuda = nvml.nvmlSystemGetCudaDriverVersion()
+    return View(
+        driver=nvml.nvmlSystemGetDriverVersion(),
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        count=len(gpus),
+        models=sorted({gpu[0]["name"] for gpu in known}),
+        devices=devices,
+        unknown=unknown,
+        separate=_separate(nvml, {nvml.nvmlDeviceGetUUID(gpu): gpu for gpu in gpus}, devices),
+    )
+
+
+def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
+    memory = answer(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(device), None)
+    address = nvml.nvmlDeviceGetPciInfo(gpu).busId
+    address = (address.decode() if isinstance(address, bytes) else address).lower()[-12:]  # sysfs's has a short domain
+    uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(gpu)
+    return Device(
+        uuid=uuid,
+        parent="" if uuid == parent else parent,
+        name=nvml.nvmlDeviceGetName(device),
+        total=memory.total if memory else 0,
+        free=memory.free if memory else 0,
+        address=address,
+        numa=numa.of_device(address, sysfs),
+        links=_links(nvml, gpu),
+    )
+
+
+def _links(nvml: Any, gpu: Any) -> int:
+    up = 0
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        state = answer(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(gpu, link), None)  # type: ignore[misc]
+        if state is None:
+            break
+        up += state
+    return up
+
+
+def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[list[str]]:
+    """Pairs without P2P. MIG instances have none at all, and are none of these GPUs."""
+    names = {
+        getattr(nvml, name): name.removeprefix("NVML_P2P_STATUS_").replace("_", " ").lower()
+        for name in sorted(vars(nvml))
+        if name.startswith("NVML_P2P_STATUS_")
+    }
+    found = []
+    for one, other in combinations([device["uuid"] for device in devices if device["uuid"] in gpus], 2):
+        pair = gpus[one], gpus[other], _READ
+        status = answer(nvml, lambda pair=pair: nvml.nvmlDeviceGetP2PStatus(*pair), nvml.NVML_P2P_STATUS_OK)  # type: ignore[misc]
+        if one != other and status != nvml.NVML_P2P_STATUS_OK:
+            found.append([one, other, names.get(status, str(status))])
+    return found

@@ -1,0 +1,122 @@
+"""A check's report for people and for programs: one table, the worst first, each failing row with its cure."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from srunddp.check.checks import CHECKS
+from srunddp.check.finding import Finding, Level
+from srunddp.check.results import Report
+from srunddp.errors import ConfigError, one_line
+from srunddp.util.hostlist import fold, grouped, ranges
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Equal findings of several nodes or ranks as one; the worst first, else in their order."""
+    by_text = grouped((replace(each, nodes=(), ranks=()), each) for each in findings)
+    rows = [
+        replace(
+            text,
+            nodes=tuple(dict.fromkeys(node for each in same for node in each.nodes)),
+            ranks=tuple(sorted({rank for each in same for rank in each.ranks})),
+        )
+        for text, same in by_text.items()
+    ]
+    return sorted(rows, key=lambda each: each.level)
+
+
+def lines(
+    findings: Sequence[Finding], summaries: Mapping[str, str], skipped: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """The table: what is wrong, as :func:`merged` has it, then what each check saw, and those that were not made.
+
+    What a terminal would obey is escaped, here as in all text of this module: paths and variables may hold it.
+    """
+    rows = [(each.level.name, each.check, where(each), said(each)) for each in findings]
+    bad = {each.check: each.level.name for each in reversed(findings)}
+    rows += [("ok", name, "", one_line(summary)) for name, summary in summaries.items() if name not in bad]
+    rows += [("", name, "", one_line(summary)) for name, summary in summaries.items() if name in bad]
+    rows += [("--", name, "", why) for name, why in skipped.items()]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    return ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
+
+
+def where(finding: Finding) -> str:
+    """The nodes, folded; the ranks, where it is about them; a way between two nodes."""
+    many = "s" if len(finding.ranks) > 1 else ""
+    ranks = f"rank{many} {ranges(finding.ranks)}" if finding.ranks else ""
+    return one_line(finding.between or " on ".join(part for part in (ranks, fold(finding.nodes)) if part))
+
+
+def said(finding: Finding) -> str:
+    """In the words of an error."""
+    return one_line(f"{finding.found}; expected {finding.expected} -> {finding.cure}")
+
+
+def verdict(report: Report, world_size: int, job: str) -> str:
+    """One line: how many ranks and nodes, and how much is wrong."""
+    nodes = len({hello.node for hello in report.here.values()})
+    findings = merged(report.findings)
+    words = {Level.FAIL: "failure", Level.WARN: "warning"}
+    counts = [(sum(each.level is level for each in findings), word) for level, word in words.items()]
+    wrong = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
+    ranks = f"{len(report.here)} of {world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+    return f"check{f' of job {job}' if job else ''}: {ranks}, {wrong or 'all is well'}"
+
+
+def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:
+    """Write ``preflight.JOB.txt`` and ``.json``.
+
+    Returns:
+        Their paths.
+
+    Raises:
+        ConfigError: they cannot be written there.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
+        _write(paths[0], "\n".join([*text, "", *per_node(report)]) + "\n")
+        _write(paths[1], json.dumps(as_json(report, job, code), indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
+            expected="a folder that rank 0 may write to",
+            cure="name another with --output-dir",
+        ) from None
+    return list(map(str, paths))
+
+
+def _write(path: Path, text: str) -> None:
+    # Slurm starts in /tmp where the folder is missing, and there anyone may have left a link of that name.
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o644)
+
+    with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=opened) as file:  # a path need not be text
+        file.write(text)
+
+
+def per_node(report: Report) -> list[str]:
+    """One line for each node, by each check that has more to say of it."""
+    return [one_line(line) for check in CHECKS if (seen := report.seen(check)) for line in check.node_lines(seen)]
+
+
+def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
+    """Everything, for programs."""
+    return {
+        "job": job,
+        "exit_code": code,
+        "findings": [{**asdict(each), "level": each.level.name} for each in merged(report.findings)],
+        "summaries": report.summaries,
+        "skipped": report.skipped,
+        "ranks": [
+            {"rank": rank, "node": hello.node, "local_rank": hello.local_rank, "checks": report.facts.get(rank, {})}
+            for rank, hello in report.here.items()
+        ],
+    }

@@ -1,0 +1,249 @@
+"""Settings from YAML files and the command line, into any dataclass; and back into YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from srunddp.bootstrap.network.ifaces_conf import at, where_not_yaml
+from srunddp.config.schema import RESERVED, Key, build, keys_of, usage
+from srunddp.config.typed import MismatchError, expected, is_ambiguous, is_null, plain, value_of
+from srunddp.errors import ConfigError, Scope
+from srunddp.util.atomic_file import replace_file
+from srunddp.util.excepthook import end_in_one_line
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What was given for a key.
+
+    Attributes:
+        name: as it was written: with its dashes on the command line.
+        path: of the file; empty for the command line.
+    """
+
+    name: str
+    node: yaml.Node
+    path: str = ""
+
+    def wrong(self, found: str, expected: str, cure: str, node: yaml.Node | None = None) -> ConfigError:
+        where = at(self.path, node or self.node) if self.path else ""
+        return ConfigError(f"{self.name} {found}", expected=expected, cure=cure, where=where, scope=Scope.JOB)
+
+
+def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
+    """Fill a dataclass, also a nested or a frozen one, from ``--config=FILE.yaml`` and ``--key=value``.
+
+    A later file wins over an earlier one, and the command line over files. Keys of nested dataclasses are written with
+    dots, in files also as nested mappings; ``-`` and ``_`` are the same in them. ``--help`` prints all keys, on rank 0,
+    and ends the program.
+
+    Args:
+        kind: with fields of type bool, int, float, str, Path, Literal, of tuples and lists of these, or None.
+        arguments: None for those of the program.
+
+    Raises:
+        ConfigError: a key is unknown, given twice in a file, or missing; a value is of another type; a file is wrong.
+        SystemExit: with 0, after ``--help``.
+    """
+    end_in_one_line()
+    options = list(_options(sys.argv[1:] if arguments is None else arguments))
+    if any(name == "help" for name, _ in options):
+        # srunddp has told the rank before the script began; every rank would print it.
+        if os.environ.get("RANK", "0") == "0":
+            print(usage(keys_of(kind), Path(sys.argv[0]).name))
+        raise SystemExit(0)
+    return fill(kind, [(name, plain(text)) for name, text in options])
+
+
+def fill(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
+    """As :func:`read_config`, from options that somebody else has parsed.
+
+    Args:
+        options: names without dashes in front, ``config`` among them, and values.
+    """
+    keys = keys_of(kind)
+    given: dict[str, _Given] = {}
+    for name, node in options:
+        if name == "config":
+            given |= _from_file(str(node.value), keys)
+    for name, node in options:
+        if name != "config":
+            given[_known(name, keys, _Given(f"--{name}", node))] = _Given(f"--{name}", node)
+    values = {name: _value(one, keys[name]) for name, one in given.items()}
+    _check_complete(keys, values)
+    filled: T = build(kind, values)
+    return filled
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The dataclass's fields as YAML has them: nested ones as mappings, tuples as lists, paths as texts."""
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
+
+
+def save_config(path: str | os.PathLike[str], config: Any) -> None:
+    """Write the YAML from which :func:`read_config` makes an equal object.
+
+    Raises:
+        OSError: the folder is missing, not writable, or the disk is full; an old file is untouched.
+    """
+    text = yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    replace_file(Path(path), text.encode())
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each text that would else be read as something else; YAML 1.1 alone would not quote 1e-3 or none."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def text(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="'" if is_ambiguous(data) else None)
+
+
+_Dumper.add_representer(str, _Dumper.text)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names without dashes in front, and texts."""
+    left = list(arguments)
+    while left:
+        option = left.pop(0)
+        if option in ("-h", "--help"):
+            yield "help", ""
+            continue
+        if not option.startswith("--") or option == "--":
+            cure = "write --key=value; --help lists the keys"
+            raise ConfigError(f"the argument {option!r}", expected="--key=value", cure=cure, scope=Scope.JOB)
+        name, equals, text = option[2:].partition("=")
+        if not equals:
+            if not left or left[0].startswith("--"):
+                cure = f"write {option}=VALUE"
+                raise ConfigError(f"{option} without a value", expected="one", cure=cure, scope=Scope.JOB)
+            text = left.pop(0)
+        yield name, text
+
+
+def _from_file(path: str, keys: Mapping[str, Key]) -> dict[str, _Given]:
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        cure = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
+        raise ConfigError(f"{path}: {reason}", expected="a file of settings", cure=cure, scope=Scope.NODE) from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "nested too deeply"
+        raise ConfigError(
+            f"this is not YAML: {problem}",
+            expected="lines such as `epochs: 3`",
+            cure="correct it",
+            where=where_not_yaml(error, text, path),
+            scope=Scope.JOB,
+        ) from None
+    if root is None or is_null(root):
+        return {}
+    return dict(_pairs(_Given("the file", root, path), "", keys, set()))
+
+
+def _pairs(group: _Given, prefix: str, keys: Mapping[str, Key], seen: set[str]) -> Iterator[tuple[str, _Given]]:
+    """The leaves of a mapping and of those nested in it, by dotted name."""
+    if not isinstance(group.node, yaml.MappingNode):
+        raise group.wrong(f"is {_shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
+    for key, node in group.node.value:
+        written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else _shown(key)), node, group.path)
+        name = _known(written.name, keys, dataclasses.replace(written, node=key), groups=True)
+        if name in seen:
+            raise written.wrong("twice in one file", "each key once", "remove one of the two", key)
+        seen.add(name)
+        if name in keys:
+            yield name, written
+        elif not is_null(node):
+            yield from _pairs(written, name + ".", keys, seen)
+
+
+def _known(written: str, keys: Mapping[str, Key], given: _Given, *, groups: bool = False) -> str:
+    """The key's own spelling.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    name = written.replace("-", "_")
+    is_group = any(key.startswith(name + ".") for key in keys)
+    if name in keys or (is_group and groups):
+        return name
+    if is_group:
+        raise given.wrong("stands for several keys", f"one of them, such as {_example(name + '.', keys)}", "write that")
+    near = _nearest(name, keys if given.path else [*keys, *RESERVED])
+    cure = f"did you mean {near}?" if near else "remove it; --help lists the keys"
+    raise given.wrong("is an unknown key", "a key that --help lists", cure)
+
+
+def _nearest(name: str, keys: Iterable[str]) -> str:
+    """The key that is like it, be it by its last part alone."""
+    by_tail = {key.rpartition(".")[2]: key for key in reversed(list(keys))}
+    tail = name.rpartition(".")[2]
+    if tail in by_tail:
+        return by_tail[tail]
+    if near := difflib.get_close_matches(name, keys, n=1):
+        return near[0]
+    near = difflib.get_close_matches(tail, by_tail, n=1)
+    return by_tail[near[0]] if near else ""
+
+
+def _value(given: _Given, key: Key) -> Any:
+    try:
+        return value_of(given.node, key.kind)
+    except MismatchError as mismatch:
+        kinds = expected(key.kind)
+        words = [word for word in kinds.replace(",", "").split() if _fits(word, key.kind)]
+        near = difflib.get_close_matches(getattr(mismatch.node, "value", ""), words, n=1)
+        cure = f"did you mean {near[0]}?" if near else "correct it"
+        node = mismatch.node if mismatch.node.start_mark else given.node
+        raise given.wrong(f"is {_shown(mismatch.node)}", kinds, cure, node) from None
+
+
+def _fits(word: str, kind: Any) -> bool:
+    try:
+        value_of(plain(word), kind)
+    except MismatchError:
+        return False
+    return True
+
+
+def _check_complete(keys: Mapping[str, Key], values: Mapping[str, Any]) -> None:
+    for name, key in keys.items():
+        if key.default is MISSING and name not in values:
+            raise ConfigError(
+                f"{name} is not given", expected=expected(key.kind), cure=f"add --{name}=VALUE", scope=Scope.JOB
+            )
+
+
+def _example(prefix: str, keys: Mapping[str, Key]) -> str:
+    return next(key for key in keys if key.startswith(prefix))
+
+
+def _shown(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        text = node.value if len(node.value) <= 80 else node.value[:79] + "…"
+        return repr(text)
+    return "a list" if isinstance(node, yaml.SequenceNode) else "keys with values"

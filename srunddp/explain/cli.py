@@ -1,0 +1,85 @@
+"""The commands for before a job: they may print and exit, as ``cli`` does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from srunddp.bootstrap.environment.detect import CHANNELS
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.process_group.device import BACKENDS
+from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
+from srunddp.run.options import Wishes
+from srunddp.stage.enter import enter, read
+from srunddp.util.click_types import refusing
+
+_LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": Wishes.stall_timeout}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--env", "env_file", metavar="FILE", help="What `srun --label env` or `env -0` printed elsewhere.")
+@click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
+@click.option("--channel", type=click.Choice(CHANNELS), help="As for run.")
+@click.option("--port", metavar="N-M", help="As for run.")
+@click.option("--backend", type=click.Choice(BACKENDS), help="As for run.")
+@click.option("--offline", is_flag=True, help="As for run.")
+@click.option("--staged", is_flag=True, help="As for run.")
+def explain(env_file: str | None, **given: Any) -> None:
+    """Print every value, what decided it, and what was passed over.
+
+    \b
+    srun srunddp explain                       # on each rank
+    srun --label env > FILE; srunddp explain --env FILE     # later, on a login node
+
+    The exit code is 78 where the run would be refused.
+    """
+    with refusing():
+        explained(given, env_file)
+
+
+def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
+    """Print the explanation and exit.
+
+    Args:
+        given: options of the command line, None for those that are not there.
+        env_file: of other processes; None explains this one.
+
+    Raises:
+        SrunddpError: an option is wrong.
+    """
+    from srunddp.explain import environ_dump
+    from srunddp.explain.explain import Asked, explain, this_node
+
+    staged = None
+    if given["staged"] and env_file is None:
+        staged = read(os.environ)
+        enter(staged)
+    asked = Asked(
+        backend=given["backend"],
+        ifaces=staged.here(given["ifaces"]) if staged and given["ifaces"] else given["ifaces"],
+        channel=given["channel"],
+        ports=ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None,
+        limits=_limits(given),
+        offline=given["offline"],
+        staged=staged,
+    )
+    if env_file is None:
+        found = [explain(os.environ, asked, this_node())]
+    else:
+        found = [explain(variables, asked, None) for variables in environ_dump.read(env_file)]
+    # One write, so that the ranks' tables do not mix.
+    click.echo("".join(one.text for one in found), nl=False)
+    sys.exit(max(one.exit_code for one in found))
+
+
+def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
+    source = click.get_current_context().get_parameter_source
+    typed = {name for name in _LIMITS if source(name) is click.core.ParameterSource.COMMANDLINE}
+    return {
+        name: (given[name], f"--{name.replace('_', '-')}") if name in typed else (default, "the default")
+        for name, default in _LIMITS.items()
+    }

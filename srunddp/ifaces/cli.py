@@ -1,0 +1,159 @@
+"""The commands ``srunddp ifaces scan`` and ``srunddp ifaces check``: for whoever writes ifaces.conf."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
+from srunddp.bootstrap.network.ifaces_conf import Loaded, load, port_range
+from srunddp.check import join, render
+from srunddp.check import preflight as checking
+from srunddp.check.checks import interface
+from srunddp.check.finding import Level, Subject, subject_of
+from srunddp.check.follow import come_within, followed
+from srunddp.check.responder import Rank
+from srunddp.errors import ConfigError, SrunddpError
+from srunddp.ifaces.draft import draft
+from srunddp.ifaces.lint import NAME, check_file
+from srunddp.ifaces.scan import Scanner, survey
+from srunddp.supervisor.root_cause import say
+from srunddp.util.click_types import refusing
+
+_INCOMPLETE, _WRONG = 69, 78
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def ifaces() -> None:
+    """Write ifaces.conf, or judge one."""
+
+
+@ifaces.command()
+@click.option("-o", "--output", metavar="FILE", help="Write the draft there instead of standard output.")
+@click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
+@click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
+@come_within
+def scan(**given: Any) -> None:
+    """Find out which interfaces of the nodes reach each other, and draft an ifaces.conf from it.
+
+    \b
+    srun --nodes=64 --ntasks-per-node=1 --mpi=pmi2 srunddp ifaces scan -o ifaces.conf
+    mpirun --map-by node srunddp ifaces scan -o ifaces.conf
+
+    With PMI or MPI no name has to lead to rank 0 yet. Exit code 69 when a node has no interface that reaches others.
+    """
+    with refusing():
+        sys.exit(_scan(given))
+
+
+def _scan(given: dict[str, Any]) -> int:
+    environment = detect(os.environ, channel=given["channel"])
+    ports = port_range(given["port"], where="--port") if given["port"] else None
+    subject, act = _unconfigured(environment), Scanner(environment.node).act
+    if environment.rank:
+        return followed("scan", subject, act, given["timeout"], ports)[0]
+    hub, code = join.lead(subject, act, given["timeout"], ports), _INCOMPLETE
+    try:
+        nodes, absent = set(hub.nodes.values()), environment.world_size - len(hub.here)
+        _refuse(given["output"], nodes, absent)
+        found = draft(survey(hub), datetime.date.today())
+        _write(found.text, given["output"])
+        lost = [f"rank {rank} on {hub.nodes[rank]}: {why}" for rank, why in hub.trouble.items()]
+        code = _INCOMPLETE if found.missing or absent or lost else 0
+        say(f"srunddp: {_verdict(nodes, found.missing, absent, lost)}\n")
+    finally:
+        hub.dismiss(code)
+    return code
+
+
+def _unconfigured(environment: Environment) -> Subject:
+    """A rank whose interface is still to be chosen; an ifaces.conf that is there may lead it to rank 0."""
+    try:
+        loaded = load(None, os.environ)
+    except SrunddpError:
+        loaded = Loaded()
+    return Subject(environment, loaded, None, (), None, (), (), os.environ)
+
+
+def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
+    if len(nodes) < 2:
+        lost = f", {absent} did not come" if absent else ""
+        raise ConfigError(
+            f"all ranks that came are on {', '.join(nodes)}{lost}",
+            expected="ranks on two nodes or more",
+            cure="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
+        )
+    if output and os.path.lexists(output):
+        raise ConfigError(f"{output} is there", expected="a new file", cure="remove it, or name another with -o")
+
+
+def _write(text: str, output: str | None) -> None:
+    if not output:
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(output).write_text(text)
+    except OSError as error:
+        cause = os.strerror(error.errno or 0)
+        raise ConfigError(
+            f"{output} cannot be written: {cause}", expected="a file that rank 0 may write", cure="name another with -o"
+        ) from None
+
+
+def _verdict(nodes: set[str], missing: tuple[str, ...], absent: int, lost: list[str]) -> str:
+    wrong = [
+        *([f"{absent} ranks did not come"] if absent else []),
+        *lost,
+        *([f"{', '.join(missing)} without an interface that reaches the others"] if missing else []),
+    ]
+    return f"scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}"
+
+
+@ifaces.command()
+@click.argument("file", required=False)
+@come_within
+def check(file: str | None, timeout: float) -> None:
+    """Judge FILE, or the ifaces.conf that counts here: on a login node the file itself, under srun on every node too.
+
+    \b
+    srunddp ifaces check etc/ifaces.conf
+    srun --ntasks-per-node=1 srunddp ifaces check etc/ifaces.conf
+
+    Exit code 0, or 78 when it is wrong.
+    """
+    with refusing():
+        environment = detect(os.environ)
+        sys.exit(_on_every_node(file, environment, timeout) if environment.world_size > 1 else _here(file))
+
+
+def _here(file: str | None) -> int:
+    report = check_file(file, os.environ)
+    findings = render.merged(report.findings)
+    text = render.lines(findings, {"ifaces": report.summary()})
+    click.echo("\n".join([*text, *(f"note: {note}" for note in report.notes)]))
+    return _WRONG if any(each.level is Level.FAIL for each in findings) else 0
+
+
+def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
+    own, notes = Rank(subject_of(environment, file, os.environ)), []
+    if environment.rank:
+        return followed("ifaces check", own.subject, own.act, timeout)[0]
+    hub, code = join.lead(own.subject, own.act, timeout), _WRONG
+    try:
+        report = checking.look(hub, own, timeout, [interface.CHECK])
+        checking.reached(hub, report)
+        if own.subject.loaded.path:
+            judged = check_file(file, os.environ)
+            report.add(NAME, judged.findings, judged.summary())
+            notes = [f"note: {note}" for note in judged.notes]
+        report.findings += checking.lost(hub)
+        click.echo("\n".join([*render.lines(render.merged(report.findings), report.summaries), *notes]))
+        code = _WRONG if report.failed else 0
+    finally:
+        hub.dismiss(code)
+    return code

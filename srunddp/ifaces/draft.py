@@ -1,0 +1,187 @@
+"""An ifaces.conf from what a scan found: the network that reaches the most nodes, and why it was chosen."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from srunddp.bootstrap.network.interface import shown_speed
+from srunddp.ifaces.scan import End, Link, Scan
+from srunddp.util.hostlist import fold, grouped
+
+
+@dataclass(frozen=True)
+class Network:
+    """Interfaces that all reach each other.
+
+    Attributes:
+        links: by node, the fastest ones of each.
+        broken: how many of the ways between them that were tried did not work.
+    """
+
+    links: Mapping[str, tuple[Link, ...]]
+    broken: int = 0
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """Sorts the best first: the most nodes, nothing broken, InfiniBand, speed, IPv4, the nodes' own names."""
+        every = [link for links in self.links.values() for link in links]
+        return (
+            -len(self.links),
+            self.broken,
+            not all(link.layer for link in every),
+            -min(link.speed for link in every),
+            any(":" in link.address for link in every),
+            not all(link.named for link in every),
+            sorted({link.name for link in every}),
+        )
+
+
+def networks(scan: Scan) -> list[Network]:
+    """The groups of interfaces that reach each other, the best first; an interface that reaches none is no group."""
+    near = grouped(way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a)))
+    return sorted((_network(scan, ends) for ends in _groups(near)), key=lambda network: network.rank)
+
+
+def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
+    """The ends that are connected, if only by way of others."""
+    groups, seen = [], set[End]()
+    for start in near:
+        group = [] if start in seen else [start]
+        seen.add(start)
+        for end in group:  # which grows
+            new = [other for other in dict.fromkeys(near[end]) if other not in seen]
+            seen.update(new)
+            group += new
+        groups += [group] if group else []
+    return groups
+
+
+def _network(scan: Scan, ends: Iterable[End]) -> Network:
+    by_node = grouped((end[0], scan.ends[end]) for end in sorted(ends))
+    links = {
+        node: tuple(link for link in theirs if link.speed == max(each.speed for each in theirs))
+        for node, theirs in by_node.items()
+    }
+    chosen = {(node, link.name) for node, theirs in links.items() for link in theirs}
+    broken = sum(not worked for (a, b), worked in scan.reached.items() if a in chosen and b in chosen)
+    return Network(links, broken)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The file, and the nodes that it has no entry for."""
+
+    text: str
+    missing: tuple[str, ...]
+
+
+def draft(scan: Scan, today: datetime.date) -> Draft:
+    """Write the entries of the best network.
+
+    Args:
+        scan: of all nodes.
+        today: for the first line.
+    """
+    nodes = sorted({node for node, _ in scan.ends})
+    found = networks(scan)
+    best = found[0] if found else Network({})
+    missing = tuple(node for node in nodes if node not in best.links)
+    lines = [
+        f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all interfaces of {fold(nodes)}.",
+        *(f"# Not taken: {_described(network)}." for network in found[1:]),
+        *(f"# Passed over: {text}." for text in _passed_over(scan)),
+        *_broken(best),
+    ]
+    if missing:
+        lines.append(f"# {fold(missing)}: no interface reaches the others; there is no entry for it.")
+    for entry, theirs in _entries(scan, best):
+        lines += ["", *_written(entry, theirs, len(best.links))]
+    return Draft("\n".join(lines) + "\n", missing)
+
+
+def _broken(best: Network) -> list[str]:
+    return [f"# {best.broken} ways within this network did not work: see `srunddp check`."] if best.broken else []
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the nodes of one entry have in common."""
+
+    interfaces: tuple[str, ...]
+    address: str
+    devices: tuple[str, ...]
+    others: tuple[str, ...]
+    speeds: tuple[int, ...]
+
+
+def _entries(scan: Scan, best: Network) -> list[tuple[_Entry, list[str]]]:
+    by_entry: dict[_Entry, list[str]] = {}
+    leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
+    for node, links in sorted(best.links.items()):
+        devices = {device for link in links for device in link.devices}
+        entry = _Entry(
+            interfaces=tuple(link.name for link in links),
+            address=_address(links[0], node, leads),
+            devices=tuple(sorted(devices)),
+            others=tuple(sorted({device for link in links for device in link.others} - devices)),
+            speeds=tuple(sorted({link.speed for link in links})),
+        )
+        by_entry.setdefault(entry, []).append(node)
+    return list(by_entry.items())
+
+
+def _address(link: Link, node: str, leads: Callable[[str], bool]) -> str:
+    """How others find the node: by its own name, a name with it inside that all nodes know, or the bare address."""
+    if link.named:
+        return ""
+    for name in link.names:
+        template = name.replace(node, "{node}")
+        if "{node}" in template and leads(template):
+            return template
+    return link.address
+
+
+def _leads(scan: Scan, best: Network, template: str, node: str) -> bool:
+    """Whether a node's name by this template leads to its interface, on all nodes."""
+    seen = scan.resolved.get(template.replace("{node}", node), ())
+    own = {link.address for link in best.links[node]}
+    return bool(seen) and all(own & set(addresses) for addresses in seen)
+
+
+def _written(entry: _Entry, nodes: Sequence[str], count: int) -> list[str]:
+    names = entry.interfaces[0] if len(entry.interfaces) == 1 else f"[{', '.join(entry.interfaces)}]"
+    rates = " and ".join(map(shown_speed, entry.speeds))
+    reached = "reaches the other node" if count == 2 else f"reaches all {count - 1} other nodes"
+    folded = fold(nodes)
+    folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
+    lines = [f"- nodes: {folded}", f"  interface: {names}  # up, {rates}, {reached}"]
+    if entry.address:
+        why = "a name of this address" if "{node}" in entry.address else "no name leads to it"
+        lines.append(f'  address: "{entry.address}"  # {why}; the plain hostname leads elsewhere')
+    if entry.devices:
+        doubt, why = "# " if entry.others else "", "active InfiniBand or RoCE"
+        if entry.others:
+            why = f"without it NCCL uses {', '.join(entry.others)} as well: which of them are this network's?"
+        lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(entry.devices)}"}}  # {why}')
+    return lines
+
+
+def _described(network: Network) -> str:
+    names = sorted({link.name for links in network.links.values() for link in links})
+    every = [link for links in network.links.values() for link in links]
+    family = ", IPv6" if any(":" in link.address for link in every) else ""
+    rate = shown_speed(min(link.speed for link in every))
+    return f"{', '.join(names)} on {fold(network.links)}, which reach each other ({rate}{family})"
+
+
+def _passed_over(scan: Scan) -> list[str]:
+    reaching = {end for pair, worked in scan.reached.items() if worked for end in pair}
+    why = grouped(
+        ((name, link.passed_over or "reaches no other node"), node)
+        for (node, name), link in sorted(scan.ends.items())
+        if (node, name) not in reaching
+    )
+    return [f"{name} on {fold(nodes)}, {reason}" for (name, reason), nodes in why.items()]

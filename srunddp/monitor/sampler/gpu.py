@@ -1,0 +1,151 @@
+"""One GPU or MIG instance: what NVML says of it now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from srunddp.bootstrap.environment.cuda_visible_devices import unasked
+from srunddp.monitor.sampler.gpm import Gpm
+
+FIELDS = (
+    "utilization_percent",
+    "memory_bytes",
+    "memory_limit_bytes",
+    "memory_bandwidth_percent",
+    "power_w",
+    "energy_j",
+    "temperature_c",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "throttled",
+    "pcie_received_bytes_per_s",
+    "pcie_sent_bytes_per_s",
+    "nvlink_received_bytes",
+    "nvlink_sent_bytes",
+    "sm_percent",
+    "occupancy_percent",
+    "tensor_percent",
+    "dram_percent",
+)
+_AT = {field: number for number, field in enumerate(FIELDS)}
+_REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
+    0x2: "application_clocks",
+    0x4: "power_cap",
+    0x8: "hardware_slowdown",
+    0x10: "sync_boost",
+    0x20: "thermal",
+    0x40: "hardware_thermal",
+    0x80: "power_brake",
+    0x100: "display_clocks",
+}
+_KIB = 1024
+_ALL_LINKS = 0xFFFFFFFF
+_NO_THROUGHPUT_BELOW = 1.0  # NVML takes 20 ms for each direction: not where samples are as close as that
+
+
+class Gpu:
+    """One that is asked again and again.
+
+    What it does not know is left empty, and not asked again. One that fails leaves its row empty.
+
+    Args:
+        nvml: the module; handle: of the GPU or the MIG instance, None for one that has failed already.
+        parent: the handle of the GPU that it is an instance of, else None.
+        label: what its rows begin with.
+        seconds: from one sample to the next.
+
+    Attributes:
+        label: as given.
+    """
+
+    def __init__(self, nvml: Any, handle: Any, parent: Any, label: str, seconds: float) -> None:
+        self.label = label
+        self._nvml = nvml
+        self._unasked = unasked(nvml)
+        self._handle = handle
+        gpm = Gpm.of(nvml, handle, parent) if handle is not None else None
+        self._questions = self._all(gpm, parent is not None, seconds) if handle is not None else []
+
+    def _all(self, gpm: Gpm | None, is_instance: bool, seconds: float) -> list[Callable[[], dict[str, str]]]:
+        own = [self._utilization, self._memory, self._power, self._energy, self._temperature, self._sm_clock]
+        own += [self._memory_clock, self._throttled, self._nvlink]
+        if gpm:
+            return [*own, gpm.ask]
+        # What a GPU's bus carries is not an instance's own.
+        return own if is_instance or seconds < _NO_THROUGHPUT_BELOW else [*own, self._pcie]
+
+    def sample(self) -> str:
+        """Its fields, in the order of :data:`FIELDS`."""
+        row = [""] * len(FIELDS)
+        for ask in tuple(self._questions):
+            try:
+                answer = ask()
+            except self._unasked:
+                self._questions.remove(ask)
+            except self._nvml.NVMLError_GpuIsLost:
+                return "," * (len(FIELDS) - 1)
+            except self._nvml.NVMLError:
+                continue
+            else:
+                for field, text in answer.items():
+                    row[_AT[field]] = text
+        return ",".join(row)
+
+    def _utilization(self) -> dict[str, str]:
+        rates = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
+        return {"utilization_percent": str(rates.gpu), "memory_bandwidth_percent": str(rates.memory)}
+
+    def _memory(self) -> dict[str, str]:
+        memory = self._first_known(
+            lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._handle, self._nvml.nvmlMemory_v2),  # as nvidia-smi says
+            lambda: self._nvml.nvmlDeviceGetMemoryInfo(self._handle),
+        )
+        return {"memory_bytes": str(memory.used), "memory_limit_bytes": str(memory.total)}
+
+    def _power(self) -> dict[str, str]:
+        return {"power_w": f"{self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000:.3f}"}
+
+    def _energy(self) -> dict[str, str]:
+        return {"energy_j": f"{self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000:.3f}"}
+
+    def _temperature(self) -> dict[str, str]:
+        return {
+            "temperature_c": str(self._nvml.nvmlDeviceGetTemperature(self._handle, self._nvml.NVML_TEMPERATURE_GPU))
+        }
+
+    def _sm_clock(self) -> dict[str, str]:
+        return {"sm_clock_mhz": str(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))}
+
+    def _memory_clock(self) -> dict[str, str]:
+        return {"memory_clock_mhz": str(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_MEM))}
+
+    def _throttled(self) -> dict[str, str]:
+        reasons = self._first_known(
+            lambda: self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
+            lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle),  # drivers before 535
+        )
+        return {"throttled": "+".join(name for bit, name in _REASONS.items() if reasons & bit)}
+
+    def _nvlink(self) -> dict[str, str]:
+        nvml = self._nvml
+        wanted = [nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX]
+        received, sent = nvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS) for field in wanted])
+        if received.nvmlReturn != nvml.NVML_SUCCESS or sent.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError_NotSupported
+        return {
+            "nvlink_received_bytes": str(received.value.ullVal * _KIB),
+            "nvlink_sent_bytes": str(sent.value.ullVal * _KIB),
+        }
+
+    def _pcie(self) -> dict[str, str]:
+        nvml = self._nvml
+        received = nvml.nvmlDeviceGetPcieThroughput(self._handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+        sent = nvml.nvmlDeviceGetPcieThroughput(self._handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
+        return {"pcie_received_bytes_per_s": str(received * _KIB), "pcie_sent_bytes_per_s": str(sent * _KIB)}
+
+    def _first_known(self, newer: Callable[[], Any], older: Callable[[], Any]) -> Any:
+        try:
+            return newer()
+        except (self._nvml.NVMLError_FunctionNotFound, AttributeError):  # of an older driver, of an older package
+            return older()

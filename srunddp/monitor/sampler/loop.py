@@ -1,0 +1,126 @@
+"""What the sampler does: one sample after the other, at fixed times, until its supervisor says that it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import resource
+import select
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from srunddp.monitor.sampler import gpus, links, node, tasks
+from srunddp.monitor.sampler.csv_writer import Table, UnwritableError
+
+_THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
+_THOROUGH_EVERY = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is to be watched on this node.
+
+    Attributes:
+        folder: of this start; it exists.
+        node: its name, as files may be called.
+        seconds: from one sample to the next.
+        interface: the chosen network interface.
+        rank_variable: that tells a task its rank; empty for a world of one.
+        rank: of the supervisor's own task.
+        supervisor: process id of who forks the sampler.
+        launcher: process id of whose children the tasks of this node are; None or 0 where that is not known.
+    """
+
+    folder: Path
+    node: str
+    seconds: float
+    interface: str
+    rank_variable: str
+    rank: int
+    supervisor: int
+    launcher: int | None
+
+
+def sample_until_told(site: Site, end: socket.socket) -> None:
+    """Write samples at once and every ``site.seconds``, and a last one when the other side of ``end`` is closed.
+
+    Raises:
+        UnwritableError: a file cannot be written.
+    """
+    _allow_many_files()
+    samples = _Samples(site)
+    gc.freeze()
+    told = select.poll()
+    told.register(end, select.POLLIN)
+    due = time.monotonic()
+    while True:
+        samples.take()
+        now = time.monotonic()
+        due += site.seconds * max(1, math.ceil((now - due) / site.seconds))
+        if told.poll(1000 * (due - now)):
+            break
+    samples.take(last=True)
+
+
+def _allow_many_files() -> None:
+    """Four of each process are kept open, and a node may have hundreds."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Samples:
+    """The sources of a node and their files. What one of them stumbles over leaves the others as they are."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._taken, self._thorough_at = 0, 0.0
+        self._tasks = tasks.Tasks(site.rank, site.supervisor, site.launcher, site.rank_variable)
+        self._node = node.Node(self._tasks, site.interface)
+        self._gpus = gpus.Gpus(site.seconds)
+        link = links.Links(site.interface)
+        self._tables = [
+            (self._open("node", node.COLUMNS), self._node.rows),
+            (self._open("tasks", tasks.COLUMNS), self._tasks.rows),
+            (self._open("links", links.COLUMNS), link.rows),
+        ]
+
+    def _open(self, name: str, columns: tuple[str, ...]) -> Table:
+        return Table(self._site.folder / f"{self._site.node}.{name}.csv", columns)
+
+    def take(self, *, last: bool = False) -> None:
+        thorough = last or self._taken < _THOROUGH_AT_FIRST or time.monotonic() >= self._thorough_at
+        if thorough:
+            self._thorough_at = time.monotonic() + _THOROUGH_EVERY
+        self._taken += 1
+        seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
+        stamp = f"{seconds}.{milliseconds:03}"
+        self._look(thorough=thorough)
+        for table, rows in self._tables:
+            self._write(table, rows, stamp)
+
+    def _look(self, *, thorough: bool) -> None:
+        try:
+            if self._tasks.look(thorough=thorough) or thorough:
+                self._node.look()
+                self._choose_gpus()
+        except UnwritableError:
+            raise
+        except Exception:  # whatever a kernel or a driver says that no one has thought of
+            return
+
+    def _choose_gpus(self) -> None:
+        if self._gpus.choose(self._tasks.visible) and len(self._tables) == 3:
+            self._tables.append((self._open("gpus", gpus.COLUMNS), self._gpus.rows))
+
+    def _write(self, table: Table, rows: Callable[[str], str], stamp: str) -> None:
+        try:
+            lines = rows(stamp)
+        except Exception:
+            return
+        if lines:
+            table.add(lines)

@@ -1,0 +1,123 @@
+"""The tasks of this node: what the launcher has started here and told a rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from srunddp.monitor.sampler.kernel_file import opened
+from srunddp.monitor.sampler.process_tree import Tree
+
+COLUMNS = ("time", "rank", "cpu_s", "rss_bytes", "processes", "delay_s")
+_NANO = 1e-9
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Tasks:
+    """All that is run on this node for the job's step.
+
+    Args:
+        rank: of the task that the supervisor belongs to; supervisor: its process id.
+        launcher: process id of who has started the tasks; None or 0 where that is not known: then there is the
+            supervisor's alone.
+        rank_variable: that tells a task its rank.
+
+    Attributes:
+        trees: of the tasks found so far, also when they have ended.
+        visible: what ``CUDA_VISIBLE_DEVICES`` says to each of them, None where it is not set.
+    """
+
+    def __init__(self, rank: int, supervisor: int, launcher: int | None, rank_variable: str) -> None:
+        self._launcher = launcher or 0
+        self._variable = rank_variable
+        self._started = opened(f"/proc/{launcher}/task/{launcher}/children") if launcher and rank_variable else None
+        self._before = b""
+        root = _below(self._launcher, supervisor)
+        self.trees = [Tree(rank, root)]
+        self.visible = {os.environ.get(_VISIBLE)}
+        self._known = {root}
+
+    def look(self, *, thorough: bool) -> bool:
+        """Take the numbers of now; returns whether more tasks have been found."""
+        before = len(self.trees)
+        if self._started and (thorough or self._has_started_others()):
+            # A task that is not exec'ed yet has not been told its rank: those without one are looked at again.
+            for pid in set(_children(self._launcher)) - self._known:
+                self._meet(pid)
+        for tree in self.trees:
+            tree.look(thorough=thorough)
+        return len(self.trees) > before
+
+    def _has_started_others(self) -> bool:
+        text, before = self._read_started(), self._before
+        self._before = text
+        return text != before
+
+    def _read_started(self) -> bytes:
+        try:
+            return self._started.read_all() if self._started else b""
+        except OSError:
+            return b""  # it has ended
+
+    def _meet(self, pid: int) -> None:
+        variables = _environment(pid)
+        rank = variables.get(self._variable, "")
+        if rank.isdecimal():
+            self._known.add(pid)
+            self.visible.add(variables.get(_VISIBLE))
+            self.trees.append(Tree(int(rank), pid))
+
+    def rows(self, time: str) -> str:
+        """A line for each task that has a process."""
+        return "".join(
+            f"{time},{tree.rank},{tree.cpu.value * _NANO:.3f},{tree.resident},{tree.processes},"
+            f"{tree.delay * _NANO:.3f}\n"
+            for tree in self.trees
+            if tree.processes
+        )
+
+    def cpus(self) -> int:
+        """How many CPUs the affinity masks of the tasks name together."""
+        union: set[int] = set()
+        for tree in self.trees:
+            try:
+                union |= os.sched_getaffinity(tree.root)
+            except OSError:
+                continue
+        return len(union)
+
+
+def _below(launcher: int, pid: int) -> int:
+    """The ancestor of a process, or itself, that is the launcher's child; the process where the launcher is none."""
+    at = pid
+    while launcher and at > 1:
+        parent = _parent(at)
+        if parent == launcher:
+            return at
+        at = parent
+    return pid
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    except OSError:
+        pass  # it has ended, or is hidden from us
+    return found
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}  # another user's
+    return dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)

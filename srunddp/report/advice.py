@@ -1,0 +1,290 @@
+"""The notes: what to change next. Each is a rule with its threshold; what another note explains is none of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from srunddp.errors import one_line
+from srunddp.report import format
+from srunddp.report.stragglers import Outliers, outliers
+from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, Summary, middle, share
+
+GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
+DATA_WAIT = 0.10  # of the step time
+CPUS_USED = 0.95  # of the CPUs of the job on a node
+CPU_WAIT = 0.20  # of the time, by the main threads
+OTHER_LINK = 5.0  # times what the chosen one carries
+OTHER_LINK_RATE = 2.0**20  # bytes per second
+_BALANCED = 0.1  # of what goes one way goes the other way at least: what answers a file server is less
+SLOWED = 0.05  # of the samples
+FEWEST_SAMPLES, FEWEST_STEPS = 5, 10
+_MOSTLY = 0.5  # of the time
+_BY_DATA = 0.5  # of what a slow rank has more than the others
+# Of what was requested of Slurm.
+TIME_USED = 0.40  # of the limit, as jobstats has it
+TIME_SAVED = 1800.0  # seconds
+MEMORY_USED = 0.50  # of the limit
+MEMORY_UNUSED = 4 * 2.0**30  # bytes
+
+
+@dataclass(frozen=True)
+class Note:
+    """One finding.
+
+    Attributes:
+        rule: its name; found, threshold: the figure with what it is of, and the limit that it passes.
+        cure: the next thing to change.
+    """
+
+    rule: str
+    found: str
+    threshold: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.found} (threshold: {self.threshold}) -> {self.cure}"
+
+
+def notes(summary: Summary) -> tuple[Note, ...]:
+    """All that hold, causes before consequences."""
+    if too_short(summary):
+        return ()
+    crowded, slowed = _crowded(summary), _slowed(summary.gpus)
+    found = [*_cpu(crowded), *_throttled(slowed)]
+    unlike = outliers(summary, DATA_WAIT)
+    explained = {each.node for each in crowded} | {each.node for each in slowed}
+    if not explained.issuperset(unlike.nodes):
+        found += [_slow_rank(summary, unlike)]
+    waiting = [] if crowded else _data_wait(summary, unlike)
+    found += waiting
+    found += _gpu(summary, explained=bool(waiting or crowded or unlike.ranks))
+    found += _interface(summary)
+    return (*found, *_time_limit(summary), *_memory(summary))
+
+
+def too_short(summary: Summary) -> str:
+    """Why nothing is concluded; empty where there is enough."""
+    if summary.steps and summary.steps < FEWEST_STEPS:
+        return f"{format.count(summary.steps, 'step')} only: below {FEWEST_STEPS} nothing is concluded"
+    if summary.samples < FEWEST_SAMPLES:
+        since = " since the first step" if summary.first_step is not None else ""
+        return f"{format.count(summary.samples, 'sample')} only{since}: below {FEWEST_SAMPLES} nothing is concluded"
+    return ""
+
+
+def _crowded(summary: Summary) -> list[NodeFigures]:
+    """The nodes on which the job uses all its CPUs, and has to wait for them."""
+    return [each for each in summary.per_node if _used(each) >= CPUS_USED and _cpu_wait(summary, each) > CPU_WAIT]
+
+
+def _used(node: NodeFigures) -> float:
+    return share(node.used, node.cpus) or 0.0
+
+
+def _cpu_wait(summary: Summary, node: NodeFigures) -> float:
+    return middle([each.delay for each in summary.ranks if each.node == node.node]) or 0.0
+
+
+def _cpu(crowded: list[NodeFigures]) -> list[Note]:
+    if not crowded:
+        return []
+    worst = max(crowded, key=_used)
+    return [
+        Note(
+            "cpu oversubscribed",
+            f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {_named(crowded)}, "
+            "and processes wait for a CPU",
+            f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
+            "more --cpus-per-task, fewer --loading.num_workers, or fewer --loading.threads",
+        )
+    ]
+
+
+def _named(nodes: list[NodeFigures]) -> str:
+    return format.nodes(each.node for each in nodes)
+
+
+def _slowed(gpus: tuple[GpuFigures, ...]) -> list[GpuFigures]:
+    return [each for each in gpus if each.samples >= FEWEST_SAMPLES and (each.slowed or 0.0) > SLOWED]
+
+
+def _throttled(slowed: list[GpuFigures]) -> list[Note]:
+    if not slowed:
+        return []
+    worst = max(slowed, key=lambda gpu: gpu.slowed or 0.0)
+    heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
+    return [
+        Note(
+            "gpu throttled",
+            f"{devices(slowed)} kept below its clock by heat or the power brake for "
+            f"{format.percent(worst.slowed)} of the samples{heat}",
+            f"above {format.percent(SLOWED)}",
+            f"tell the site, and leave the node out until then: srunddp sbatch --exclude="
+            f"{format.nodes(each.node for each in slowed)}",
+        )
+    ]
+
+
+def devices(gpus: list[GpuFigures]) -> str:
+    """``GPU 2 on node01``, or how many they are."""
+    if len(gpus) > 2:
+        return f"{len(gpus)} GPUs on {format.nodes(dict.fromkeys(each.node for each in gpus))}"
+    return ", ".join(f"GPU {one_line(each.index)} on {format.nodes([each.node])}" for each in gpus)
+
+
+def _slow_rank(summary: Summary, unlike: Outliers) -> Note:
+    who, them = format.ranks(unlike.ranks, summary.layout), "their" if len(unlike.ranks) > 1 else "its"
+    by_data = unlike.by_data > _BY_DATA
+    why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
+    node = format.nodes(unlike.nodes)
+    return Note(
+        "slow rank",
+        f"{who}: {format.duration(unlike.excess)} more of {them} own in each step than the others, "
+        f"{format.percent(unlike.share)} of the step time; it is {why}",
+        f"above {format.percent(DATA_WAIT)}",
+        f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
+        if by_data
+        else _own_work(summary, unlike, node),
+    )
+
+
+def _own_work(summary: Summary, unlike: Outliers, node: str) -> str:
+    first = "see what rank 0 alone does in each step, such as writing in a callback; " if unlike.ranks == (0,) else ""
+    leave = f", and leave it out: --exclude={node}" if len(summary.nodes) > 1 else ""
+    return f"{first}see what else runs on {node}{leave}"
+
+
+def _data_wait(summary: Summary, unlike: Outliers) -> list[Note]:
+    others = [each for each in summary.ranks if each.rank not in unlike.ranks]
+    figure = _usual([share(each.data_s, each.step_s) for each in others])
+    if min(figure, _usual([each.steady_wait for each in others])) <= DATA_WAIT:
+        return []
+    return [
+        Note(
+            "data wait",
+            f"{format.percent(figure)} of the step time is waiting for data",
+            f"above {format.percent(DATA_WAIT)}",
+            "more --loading.num_workers, with as many --cpus-per-task; else data on a faster storage",
+        )
+    ]
+
+
+def _usual(shares: list[float | None]) -> float:
+    """The mean or the median, whichever is more."""
+    known = [each for each in shares if each is not None]
+    return max(middle(shares) or 0.0, sum(known) / len(known)) if known else 0.0
+
+
+def _gpu(summary: Summary, *, explained: bool) -> list[Note]:
+    if summary.first_step is None:
+        return []
+    known = [each for each in summary.gpus if each.utilization is not None and each.samples >= FEWEST_SAMPLES]
+    idle = [each for each in known if (each.utilization or 0.0) < GPU_IDLE]
+    if not idle or (explained and len(idle) == len(known)):
+        return []
+    mean = sum(each.utilization or 0.0 for each in idle) / len(idle)
+    some = len(idle) < len(known)
+    return [
+        Note(
+            "gpu idle",
+            f"{devices(idle)} used for {mean:.1f} % of the time since the first step",
+            f"below {GPU_IDLE:.0f} %",
+            "as many ranks as GPUs, or fewer --gpus-per-node" if some else _busier(summary),
+        )
+    ]
+
+
+def _busier(summary: Summary) -> str:
+    """What gives all GPUs more to do."""
+    since = summary.seconds - (summary.first_step or 0.0)
+    training = share((summary.step_s or 0.0) * summary.steps, since)
+    if training is not None and 0 < training < _MOSTLY:
+        return (
+            f"rarer or quicker evaluations and checkpoints: {format.percent(training)} of that time are training steps"
+        )
+    return "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node"
+
+
+def _interface(summary: Summary) -> list[Note]:
+    if len(summary.nodes) < 2:
+        return []
+    found = [(node, other) for node in summary.per_node if (other := _wrong_link(node)) is not None]
+    if not found:
+        return []
+    node, other = max(found, key=lambda pair: _both_ways(pair[1]))
+    chosen = ", ".join(each.name for each in node.links if each.chosen) or node.interface
+    where = format.nodes(each.node for each, _ in found)
+    return [
+        Note(
+            "wrong interface",
+            f"{one_line(other.name)} carries {format.rate(_both_ways(other))} on {where}, and "
+            f"{one_line(chosen)}, which was chosen, {format.rate(_carried(node))}",
+            f"above {OTHER_LINK:.0f} times as much",
+            "name the right one in ifaces.conf (srunddp ifaces scan drafts one), and unset GLOO_SOCKET_IFNAME and "
+            "NCCL_SOCKET_IFNAME in the script",
+        )
+    ]
+
+
+def _wrong_link(node: NodeFigures) -> LinkFigures | None:
+    """The link that carries the training instead of the chosen one."""
+    if not any(each.chosen for each in node.links):
+        return None
+    others = [each for each in node.links if not each.chosen and each.kind != "rdma" and _is_balanced(each)]
+    busiest = max(others, key=_both_ways, default=None)
+    limit = max(OTHER_LINK_RATE, OTHER_LINK * _carried(node))
+    return busiest if busiest is not None and _both_ways(busiest) > limit else None
+
+
+def _is_balanced(link: LinkFigures) -> bool:
+    return min(link.received, link.sent) >= _BALANCED * max(link.received, link.sent)
+
+
+def _both_ways(link: LinkFigures) -> float:
+    """What goes both ways: an all-reduce sends as much as it receives, and reading data from a server does not."""
+    return 2 * min(link.received, link.sent)
+
+
+def _carried(node: NodeFigures) -> float:
+    return sum(each.received + each.sent for each in node.links if each.chosen or each.kind == "rdma")
+
+
+def _time_limit(summary: Summary) -> list[Note]:
+    """More time than the whole run took."""
+    limit, used = summary.time_limit_s, max(summary.seconds, summary.job_s or 0.0)
+    # The rest of a run that went on from a checkpoint is no measure for the whole, nor one step of a job of several.
+    part_of_it = bool(summary.restarts) or summary.resumed is not None
+    part_of_it |= summary.job_s is None and summary.step not in ("", "0")
+    if not limit or not summary.ending.finished or part_of_it or limit - used < TIME_SAVED or used >= TIME_USED * limit:
+        return []
+    minutes = max(10, -(-int(used * 1.5) // 600) * 10)
+    return [
+        Note(
+            "time limit",
+            f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}",
+            f"below {format.percent(TIME_USED)}",
+            f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
+        )
+    ]
+
+
+def _memory(summary: Summary) -> list[Note]:
+    """More memory on a node than was used on any."""
+    known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
+    # What was killed for its memory may have needed all of it, between two samples.
+    if not known or not summary.steps or not summary.ending.finished:
+        return []
+    worst = max(known, key=lambda each: each.memory_bytes or 0.0)
+    peak, limit = worst.memory_bytes or 0.0, worst.memory_limit_bytes or 0.0
+    if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
+        return []
+    enough = max(1, -(-int(peak * 1.25) // 2**30))
+    return [
+        Note(
+            "memory unused",
+            f"{format.size(peak)} of {format.size(limit)} used at most, on {format.nodes([worst.node])}, "
+            f"{format.percent(peak / limit)}",
+            f"below {format.percent(MEMORY_USED)}",
+            f"--mem={enough}G",
+        )
+    ]

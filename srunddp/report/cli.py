@@ -1,0 +1,160 @@
+"""The command ``srunddp report``: what may print, and what may exit, when a run is summed up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from srunddp.errors import ConfigError, one_line
+from srunddp.report import locate, slurm, text
+from srunddp.report.advice import notes
+from srunddp.report.html import page
+from srunddp.report.run import Run, read
+from srunddp.report.summarize import against, summary_of
+from srunddp.report.summary import Summary
+from srunddp.supervisor.root_cause import say
+from srunddp.util.click_types import answering
+
+if TYPE_CHECKING:
+    from srunddp.report.plots.pictures import Picture
+
+_NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
+_REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
+_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--monitor-dir", metavar="DIR", default="logs", show_default=True, help="Where a job's files are.")
+@click.option("--restart", type=click.IntRange(0), metavar="N", help="Which start of the run; the last unless given.")
+@click.option("--baseline", metavar="DIR|JOBID", help="A run on fewer ranks, for the scaling efficiency.")
+@click.option("--output", metavar="DIR", help="For report.html and the pictures; the run's folder unless given.")
+@click.option("--text", "text_only", is_flag=True, help="Print the summary, and write nothing.")
+@click.option("--live", is_flag=True, help="In a terminal, print the summary anew until the run has ended.")
+@click.argument("what", metavar="DIR|JOBID")
+def report(**given: Any) -> None:
+    """Sum up a run that was started with --monitor: what it did, and what to change next.
+
+    \b
+    srunddp report logs/4711.0
+    srunddp report 4711
+    srunddp report --baseline 4710 4711
+
+    Written also of a run that crashed, or that still runs.
+    """
+    with answering():
+        _report(given)
+
+
+def _report(given: dict[str, Any]) -> None:
+    place = locate.find(given["what"], given["monitor_dir"], given["restart"], slurm.job)
+    for note in place.notes:
+        say(f"srunddp: note: {one_line(note)}\n")
+    baseline = _baseline(given)
+    if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
+        return
+    run, summary = _summed(place.folder, baseline)
+    summary = slurm.completed(summary)
+    view = slurm.view(summary)
+    click.echo("\n".join(text.lines(summary, notes(summary), view)))
+    if not given["text_only"]:
+        sys.stdout.flush()
+        _write(given["output"] or place.folder.parent, run, summary, view)
+
+
+def _baseline(given: dict[str, Any]) -> Summary | None:
+    if given["baseline"] is None:
+        return None
+    place = locate.find(given["baseline"], given["monitor_dir"], None, slurm.job)
+    found = summary_of(read(place.folder))
+    if found.throughput.per_s is None:
+        raise ConfigError(
+            f"--baseline {given['baseline']}: its throughput is not known",
+            expected="a run of srunddp.Trainer with a few samples",
+            cure="name another, or leave --baseline out",
+        )
+    return found
+
+
+def _summed(folder: Path, baseline: Summary | None) -> tuple[Run, Summary]:
+    run = read(folder)
+    summary = summary_of(run)
+    return run, against(summary, baseline) if baseline else summary
+
+
+def _follow(folder: Path, baseline: Summary | None) -> bool:
+    """Print the summary in place until the run has ended; False if Ctrl-C was before."""
+    try:
+        while True:
+            begun = time.monotonic()
+            _, summary = _summed(folder, baseline)
+            if not summary.ending.running:
+                click.echo(_HOME + _REST, nl=False)
+                return True
+            _show(text.lines(summary, notes(summary)))
+            time.sleep(max(_REFRESH, 10 * (time.monotonic() - begun)))
+    except KeyboardInterrupt:
+        click.echo()
+        return False
+
+
+def _show(lines: Sequence[str]) -> None:
+    """From the first row on, as many as there is room for; what is longer than a row is cut."""
+    columns, rows = shutil.get_terminal_size()
+    shown = [line[:columns] for line in lines[: rows - 1]]
+    click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
+
+
+def _write(output: str | Path, run: Run, summary: Summary, view: slurm.View) -> None:
+    found, hints = _pictures(run, summary)
+    files = {picture.name: picture.image for picture in found if picture.image}
+    text_of_page = page(summary, notes(summary), found, view, hints)
+    files = {"report.html": text_of_page.encode(errors="backslashreplace"), **files}
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            _replace(folder / name, content)
+    except OSError as error:
+        raise ConfigError(
+            f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
+            expected="a folder that you may write to",
+            cure="name another with --output, or print the text alone with --text",
+        ) from None
+    for hint in hints:
+        say(f"srunddp: note: {hint}\n")
+    click.echo("\n" + one_line(f"written: {', '.join(str(folder / name) for name in files)}"))
+
+
+def _pictures(run: Run, summary: Summary) -> tuple[list[Picture], list[str]]:
+    try:
+        from srunddp.report.plots.pictures import pictures
+    except ImportError:
+        return [], [_NO_PICTURES]
+    return pictures(run, summary), []
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """In one step, so that nobody reads half of it, and a link of that name leads nowhere."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

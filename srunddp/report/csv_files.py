@@ -1,0 +1,212 @@
+"""The files of a monitored run, as they are: a last line without its end is left out, and so is what is not known."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from srunddp.report.series import NAN, Samples, thinned
+
+_MOST = 1500  # points of one series that are kept: about as many as a picture has columns
+_BLOCK = 1024
+_EARLIEST, _LATEST = 1e9, 1e10  # of 2001 and 2286: other times are none
+_LARGEST = 1e18  # and so is any figure above
+_SLOWED = ("thermal", "brake")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The columns of one kind of file that are read.
+
+    Attributes:
+        key: the column that tells apart what the rows are about; empty where a file is about one thing.
+        counters, gauges, peaks: numbers; a peak is a gauge whose highest counts.
+        texts: of these the last is kept.
+    """
+
+    key: str
+    counters: tuple[str, ...] = ()
+    gauges: tuple[str, ...] = ()
+    peaks: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """All columns of numbers."""
+        return (*self.counters, *self.gauges, *self.peaks)
+
+
+NODE = Kind(
+    "",
+    ("cpu_s", "read_bytes", "written_bytes", "iowait_s"),
+    ("cpus", "memory_limit_bytes"),
+    ("memory_bytes",),
+    ("interface",),
+)
+TASKS = Kind("rank", ("cpu_s", "delay_s"), ("processes",), ("rss_bytes",))
+LINKS = Kind("link", ("received_bytes", "sent_bytes"), (), (), ("kind", "chosen"))
+GPUS = Kind(
+    "uuid",
+    ("energy_j",),
+    (
+        "utilization_percent",
+        "memory_bandwidth_percent",
+        "power_w",
+        "memory_limit_bytes",
+        "sm_clock_mhz",
+        "sm_percent",
+        "tensor_percent",
+        "slowed",
+    ),
+    ("memory_bytes", "temperature_c"),
+    ("index", "name"),
+)
+STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), ("epoch",), ("longest_step_s",))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One line of a file of marks.
+
+    Attributes:
+        time: seconds since the start of the run; value: nan for none.
+    """
+
+    time: float
+    rank: int
+    name: str
+    value: float
+
+
+def samples(path: Path, kind: Kind, most: int = _MOST) -> dict[str, Samples]:
+    """What a file of samples holds, by its key; ``time`` is Unix time.
+
+    Args:
+        most: points of each series that are kept.
+    """
+    rows = _rows(path)
+    header = next(rows, [])
+    places = {name: at for at, name in enumerate(header)}
+    if "time" not in places or (kind.key and kind.key not in places):
+        return {}
+    blocks: dict[str, _Series] = {}
+    for row in rows:
+        if len(row) == len(header):
+            key = row[places[kind.key]] if kind.key else ""
+            if key not in blocks:
+                blocks[key] = _Series(kind, places)
+            blocks[key].add(row)
+    counted = {key: series.samples() for key, series in blocks.items()}
+    return {key: thinned(each, kind.counters, kind.peaks, most) for key, each in counted.items() if each.count}
+
+
+class _Series:
+    """The columns of one key, filled by blocks: a value alone costs more than its part of a block."""
+
+    def __init__(self, kind: Kind, places: dict[str, int]) -> None:
+        self._places, self._texts = places, kind.texts
+        self._numbers = [name for name in ("time", *kind.numbers) if name in places]
+        self._columns = {name: array("d") for name in (*self._numbers, *_derived(kind, places))}
+        self._waiting: list[list[str]] = []
+        self._last: list[str] = []
+
+    def add(self, row: list[str]) -> None:
+        self._waiting.append(row)
+        if len(self._waiting) >= _BLOCK:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        columns = list(zip(*self._waiting, strict=True))
+        for name in self._numbers:
+            self._columns[name].extend(numbers(columns[self._places[name]]))
+        if "slowed" in self._columns:
+            self._columns["slowed"].extend(map(_is_slowed, columns[self._places["throttled"]]))
+        self._last = self._waiting[-1]
+        self._waiting = []
+
+    def samples(self) -> Samples:
+        self._flush()
+        time = self._columns.pop("time")
+        texts = {name: self._last[self._places[name]] for name in self._texts if name in self._places and self._last}
+        keep = list(_rising(time))
+        if len(keep) < len(time):
+            time = array("d", (time[at] for at in keep))
+            self._columns = {name: array("d", (each[at] for at in keep)) for name, each in self._columns.items()}
+        return Samples(time, self._columns, texts, len(time))
+
+
+def _derived(kind: Kind, places: dict[str, int]) -> Sequence[str]:
+    return ("slowed",) if "slowed" in kind.gauges and "throttled" in places else ()
+
+
+def _is_slowed(reasons: str) -> float:
+    return float(any(word in reasons.lower() for word in _SLOWED))
+
+
+def _rising(times: Iterable[float]) -> Iterator[int]:
+    """The places of the times that come after all before them; a clock that is set back says nothing."""
+    latest = _EARLIEST
+    for at, time in enumerate(times):
+        if latest < time < _LATEST:
+            latest = time
+            yield at
+
+
+def numbers(texts: Sequence[str]) -> list[float]:
+    """As numbers; nan for what is none."""
+    try:
+        values = list(map(float, texts))
+    except ValueError:
+        values = list(map(number, texts))
+    return [value if abs(value) < _LARGEST else NAN for value in values]
+
+
+def number(text: str) -> float:
+    """One number; nan for what is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return NAN
+    return value if abs(value) < _LARGEST else NAN
+
+
+def marks(path: Path, rank: int) -> list[Mark]:
+    """The marks of one rank; ``time`` is Unix time."""
+    rows = _rows(path)
+    if next(rows, [])[:3] != ["time", "mark", "value"]:
+        return []
+    found = [Mark(number(row[0]), rank, row[1], number(row[2])) for row in rows if len(row) >= 3]
+    return [mark for mark in found if _EARLIEST < mark.time < _LATEST]
+
+
+def header(path: Path) -> dict[str, Any]:
+    """``run.json``; empty where it is not there, or not whole."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    try:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+            # Nothing is quoted: the writers let no comma in.
+            yield from (line[:-1].split(",") for line in file if line.endswith("\n"))
+    except OSError:
+        return
+
+
+def names(folder: Path) -> list[str]:
+    """The files of a folder, sorted."""
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    except OSError:
+        return []

@@ -1,0 +1,160 @@
+"""The report as one HTML file: no script, nothing from elsewhere, the pictures in it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from srunddp.errors import one_line
+from srunddp.report import format, slurm, tables, text
+from srunddp.report.advice import Note, too_short
+from srunddp.report.summary import Span, Summary
+
+if TYPE_CHECKING:
+    from srunddp.report.plots.pictures import Picture
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 1240px; margin: 2em auto;
+  padding: 0 1.5em; }
+h1 { font-size: 1.5em; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.15em; margin: 2em 0 .5em; border-bottom: 1px solid #ccc; }
+p { margin: .3em 0; overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-size: .9em; font-variant-numeric: tabular-nums; display: block;
+  overflow-x: auto; }
+th, td { text-align: left; padding: .2em .9em .2em 0; border-bottom: 1px solid #e3e3e3; vertical-align: top; }
+th { font-weight: 600; white-space: nowrap; }
+img { max-width: 100%; height: auto; display: block; }
+pre { font-size: .85em; overflow-x: auto; }
+.note { border-left: 4px solid #D55E00; padding: .2em .8em; margin: .5em 0; }
+.none { border-left: 4px solid #009E73; padding: .2em .8em; }
+.note, img, tr { break-inside: avoid; }
+h2 { break-after: avoid; }
+@media print { table { display: table; width: 100%; } th { white-space: normal; } td { overflow-wrap: anywhere; }
+  pre { white-space: pre-wrap; } }
+.missing { color: #555; font-size: .9em; }
+"""
+_OPEN = 40  # rows of a table that are shown at once
+
+
+def page(
+    summary: Summary, notes: Sequence[Note], pictures: Sequence[Picture], view: slurm.View, hints: Sequence[str] = ()
+) -> str:
+    """All of it.
+
+    Args:
+        pictures: with those that are missing.
+        hints: sentences about what could not be shown.
+    """
+    title = _escaped(f"Run {summary.name or '?'}: {format.count(summary.world_size, 'rank')}, {summary.script}")
+    head, *rest = text.heading(summary)
+    parts = [
+        f"<h1>{_escaped(head)}</h1>",
+        *(f"<p>{_escaped(line)}</p>" for line in rest),
+        *_notes(summary, notes),
+        *_figures(summary),
+        *(f'<p class="missing">{_escaped(hint)}</p>' for hint in hints),
+        *(part for picture in pictures for part in _picture(picture)),
+        *_section("Epochs and evaluations", _spans(summary)),
+        *_section("Launch phases", _launch(summary)),
+        *_section("Nodes", tables.node_rows(summary.per_node)),
+        *_section("Ranks", tables.rank_rows(summary)),
+        *_section("GPUs", tables.gpu_rows(summary.gpus)),
+        *_slurm(view),
+    ]
+    body = "\n".join(parts)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width">\n<title>{title}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _escaped(words: str) -> str:
+    return escape(one_line(words))
+
+
+def _notes(summary: Summary, notes: Sequence[Note]) -> Iterable[str]:
+    yield "<h2>Notes</h2>"
+    if why := too_short(summary):
+        yield f'<p class="none">No note; {_escaped(why)}.</p>'
+    elif not notes:
+        yield '<p class="none">No note: no threshold is passed.</p>'
+    for note in notes:
+        yield (
+            f'<div class="note"><p><strong>{_escaped(note.rule)}</strong>: {_escaped(note.found)} '
+            f"(threshold: {_escaped(note.threshold)}).</p><p>Next: {_escaped(note.cure)}</p></div>"
+        )
+    yield from (f'<p class="missing">{_escaped(line)}.</p>' for line in text.remarks(summary))
+
+
+def _figures(summary: Summary) -> Iterable[str]:
+    yield "<h2>Figures</h2>"
+    yield "<table>"
+    for title, found in text.sections(summary).items():
+        if found:
+            yield f"<tr><th>{_escaped(title)}</th><td>{'<br>'.join(map(_escaped, found))}</td></tr>"
+    yield "</table>"
+
+
+def _picture(picture: Picture) -> Iterable[str]:
+    yield f"<h2>{_escaped(picture.title)}</h2>"
+    if picture.image:
+        data = base64.b64encode(picture.image).decode()
+        yield f'<img src="data:image/png;base64,{data}" alt="{_escaped(picture.alt)}">'
+    if picture.missing:
+        yield f'<p class="missing">{_escaped(picture.missing)}</p>'
+
+
+def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    if len(rows) < 2:
+        return
+    yield f"<h2>{title}</h2>"
+    if len(rows) <= _OPEN + 1:
+        yield from _table(rows)
+        return
+    yield from _table(rows[: _OPEN + 1])
+    yield f"<details><summary>{len(rows) - 1 - _OPEN} more</summary>"
+    yield from _table([rows[0], *rows[_OPEN + 1 :]])
+    yield "</details>"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    yield "<table><thead>"
+    yield "<tr>" + "".join(f"<th>{_escaped(cell)}</th>" for cell in rows[0]) + "</tr>"
+    yield "</thead><tbody>"
+    yield from ("<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
+    yield "</tbody></table>"
+
+
+def _spans(summary: Summary) -> list[list[str]]:
+    rows = [["", "begin", "end", "lasted"]]
+    named: list[tuple[str, Span]] = [(f"epoch {_number(span)}", span) for span in summary.epochs]
+    named += [("evaluation", span) for span in summary.evaluations]
+    for name, span in sorted(named, key=lambda pair: pair[1].begin):
+        lasted = format.duration(None if span.end is None else span.end - span.begin)
+        end = "not recorded" if span.end is None else format.clock(span.end)
+        rows.append([name, format.clock(span.begin), end, lasted])
+    return rows
+
+
+def _number(span: Span) -> str:
+    return format.UNKNOWN if span.number is None else str(span.number)
+
+
+def _launch(summary: Summary) -> list[list[str]]:
+    rows = [["phase", "shortest", "longest", "of rank"]]
+    for name, least, most, rank in tables.launch_rows(summary):
+        rows.append([name, format.duration(least), format.duration(most), str(rank)])
+    return rows
+
+
+def _slurm(view: slurm.View) -> Iterable[str]:
+    yield "<h2>Slurm's view</h2>"
+    yield f"<p>{_escaped(view.sentence)}</p>"
+    if view.rows:
+        yield from _table(tables.slurm_rows(view))
+    if view.seff:
+        yield "<pre>" + "\n".join(map(_escaped, view.seff.splitlines())) + "</pre>"

@@ -1,0 +1,106 @@
+"""Pictures with a row for each rank: its time in the steps, and its start."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+
+from srunddp.report import format
+from srunddp.report.course import NAMES
+from srunddp.report.plots import style
+from srunddp.report.plots.lines import Grid, grid, heat
+from srunddp.report.plots.style import COLOURS, TimeAxis
+from srunddp.report.plots.timeline import Drawn
+from srunddp.report.run import Run
+from srunddp.report.summary import Launch, Summary
+
+_NAMED = 32  # ranks that each have a number at the axis
+_ROW, _LOWEST, _HIGHEST = 0.16, 1.6, 6.0  # inches
+_MOST_BARS = 192
+
+
+def steps(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
+    """The time of each rank's own in a step; where that is not known, the step time."""
+    own = any(each.own_s is not None for each in summary.ranks)
+    over = grid(0.0, axis.end, axis.interval)
+    name = "own_s" if own else "step_s"
+    rows = {rank: [value * 1e3 for value in heat(each, name, "steps", over)] for rank, each in run.steps.items()}
+    known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
+    if not known:
+        why = "Steps were counted, but not timed" if summary.steps else "No steps were counted"
+        return Drawn(None, "", (f"{why}, so that there is no picture of them.",))
+    figure, (panel,) = style.figure([_height(len(rows))])
+    # A few long steps are not to make all others look alike.
+    most = max(1.25 * median(known), known[int(len(known) * 0.995)])
+    _mesh(panel, list(rows.values()), over, axis, most)
+    clipped = known[-1] > most
+    kind = "Own time per step, all but the backward pass," if own else "Step time"
+    bar = figure.colorbar(panel.collections[0], ax=panel, extend="max" if clipped else "neither", pad=0.01)
+    bar.set_label("per step (ms)")
+    slowest = summary.slowest.rank if own and summary.slowest else None
+    _rank_axis(panel, list(rows), slowest)
+    which = f"; most: {format.ranks([slowest], summary.layout)}" if slowest is not None else ""
+    panel.set_title(f"{kind} by rank{which}", pad=16 if axis.epochs else 6)
+    style.time_axis([panel], axis)
+    return Drawn(figure, f"Heat map of {kind.lower()} of {format.count(len(rows), 'rank')} over time{which}.")
+
+
+def _height(rows: int) -> float:
+    return max(_LOWEST, min(_HIGHEST, _ROW * rows + 0.8))
+
+
+def _mesh(panel: Axes, rows: list[list[float]], over: Grid, axis: TimeAxis, most: float) -> None:
+    colours = colormaps["cividis"].with_extremes(bad="#EDEDED")
+    edges = [axis.at(edge) for edge in over.edges]
+    panel.pcolormesh(edges, [row - 0.5 for row in range(len(rows) + 1)], rows, cmap=colours, vmin=0, vmax=most)
+    panel.grid(visible=False)
+
+
+def _rank_axis(panel: Axes, ranks: list[int], marked: int | None) -> None:
+    """The first rank at the top; one is marked."""
+    every = max(1, math.ceil(len(ranks) / _NAMED))
+    at = ranks.index(marked) if marked in ranks else None
+    places = [place for place in range(0, len(ranks), every) if at is None or abs(place - at) >= every or place == at]
+    places = sorted({*places, at} if at is not None else places)
+    panel.set_yticks(places, [str(ranks[place]) for place in places], fontsize=8)
+    panel.set_ylim(len(ranks) - 0.5, -0.5)
+    panel.set_ylabel("rank")
+    for tick, place in zip(panel.get_yticklabels(), places, strict=True):
+        if place == at:
+            tick.set_color(COLOURS[1])
+            tick.set_fontweight("bold")
+
+
+def launch(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
+    """A bar for each phase of each rank's start."""
+    every = max(1, math.ceil(len(summary.launches) / _MOST_BARS))
+    shown = summary.launches[::every]
+    if not any(each.phases for each in shown):
+        return Drawn(None, "", ("No phases of the start were marked.",))
+    end = max(phase.end for each in shown for phase in each.phases)
+    scale = TimeAxis(end, axis.interval, ())
+    figure, (panel,) = style.figure([_height(len(shown))])
+    for name, colour in zip(NAMES, ("#BBBBBB", *COLOURS), strict=False):
+        _bars(panel, shown, name, colour, scale)
+    _rank_axis(panel, [each.rank for each in shown], None)
+    panel.set_xlim(0, scale.at(end) * 1.01 or 1)
+    panel.set_xlabel(f"time since the first process began ({scale.unit[1]})")
+    panel.grid(visible=False, axis="y")
+    panel.set_title(f"Launch phases by rank{f', one of {every}' if every > 1 else ''}")
+    style.legend(panel)
+    return Drawn(figure, f"Launch phases of {format.count(len(shown), 'rank')} as bars over time.")
+
+
+def _bars(panel: Axes, launches: tuple[Launch, ...], name: str, colour: str, scale: TimeAxis) -> None:
+    found = [
+        (row, scale.at(phase.begin), scale.at(phase.end - phase.begin))
+        for row, each in enumerate(launches)
+        for phase in each.phases
+        if phase.name == name
+    ]
+    if found:
+        rows, begins, lengths = zip(*found, strict=True)
+        panel.barh(rows, lengths, left=begins, height=0.7 if len(launches) <= _NAMED else 1.0, color=colour, label=name)

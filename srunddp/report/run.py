@@ -1,0 +1,233 @@
+"""One start of a run, read: every series on one time axis, in seconds since its start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from srunddp.report import csv_files
+from srunddp.report.csv_files import Mark
+from srunddp.report.series import Samples, shifted
+from srunddp.util.hostlist import grouped
+
+_PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
+_PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
+_LARGEST = 1e15  # a number above is none
+_APART = 0.5  # seconds by which clocks may differ without being moved: all ranks end the rendezvous within less
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network interface of a node, or an InfiniBand or RoCE port; ``chosen`` for the training."""
+
+    node: str
+    name: str
+    kind: str
+    chosen: bool
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of the job."""
+
+    node: str
+    uuid: str
+    index: str
+    name: str
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the files of one start hold.
+
+    Attributes:
+        header: run.json, as it is.
+        start: Unix time, by the clock of rank 0's node; ``time`` in all else is seconds since then.
+        ranks: the node of each; nodes: their names, of rank 0's first.
+        shifts: by how many seconds a node's clock was ahead of that of rank 0's node, where that was taken out.
+    """
+
+    folder: Path
+    header: Mapping[str, Any]
+    start: float
+    ranks: Mapping[int, str]
+    nodes: tuple[str, ...]
+    shifts: Mapping[str, float]
+    marks: tuple[Mark, ...]
+    steps: Mapping[int, Samples]
+    tasks: Mapping[int, Samples]
+    usage: Mapping[str, Samples]
+    links: tuple[Link, ...]
+    gpus: tuple[Gpu, ...]
+
+    def marked(self, name: str) -> dict[int, Mark]:
+        """The first mark of that name, by rank."""
+        found: dict[int, Mark] = {}
+        for mark in self.marks:
+            if mark.name == name:
+                found.setdefault(mark.rank, mark)
+        return found
+
+    def word(self, key: str) -> str:
+        """Of run.json; empty where it is none."""
+        value = self.header.get(key)
+        return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+
+    def number(self, key: str) -> float | None:
+        """Of run.json; None where it is none, or below 0."""
+        value = self.header.get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return float(value) if 0 <= value < _LARGEST else None
+
+    @property
+    def last(self) -> float:
+        """The newest time in any file, in seconds since the start."""
+        return max(_times(self), default=0.0)
+
+
+def _times(run: Run) -> Iterable[float]:
+    yield from (each.time[-1] for each in _series(run))
+    yield from (mark.time for mark in run.marks)
+
+
+def _series(run: Run) -> Iterator[Samples]:
+    found = (*run.steps.values(), *run.tasks.values(), *run.usage.values())
+    yield from (each for each in found if each.time)
+    yield from (link.samples for link in run.links)
+    yield from (gpu.samples for gpu in run.gpus)
+
+
+def read(folder: Path) -> Run:
+    """The files of ``monitor.N``; whatever is missing, cut or not understood is left out."""
+    header = csv_files.header(folder / "run.json")
+    ranks, names = _layout(header)
+    run = Run(folder, header, 0.0, ranks, (), {}, (), {}, {}, {}, (), ())
+    for name in csv_files.names(folder):
+        if _is_of_another_start(name, ranks, names):
+            continue
+        if match := _PER_RANK.fullmatch(name):
+            run = _with_rank(run, folder / name, names.get(match[1], match[1]), int(match[2]), match[3])
+        elif match := _PER_NODE.fullmatch(name):
+            run = _with_node(run, folder / name, names.get(match[1], match[1]), match[2])
+    nodes = dict.fromkeys([*(run.ranks[rank] for rank in sorted(run.ranks)), *names.values(), *_seen(run)])
+    run = replace(run, nodes=tuple(nodes), ranks=dict(sorted(run.ranks.items())))
+    shifts = _shifts(run)
+    start = _start(run, shifts)
+    return replace(_moved(run, lambda node: -start - shifts.get(node, 0.0)), start=start, shifts=shifts)
+
+
+def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
+    """The node of each rank, and the name of each node by what its files are called."""
+    found = header.get("ranks")
+    given = found if isinstance(found, dict) else {}
+    ranks = {int(rank): str(node) for rank, node in given.items() if re.fullmatch(r"[0-9]{1,9}", str(rank))}
+    nodes = header.get("nodes")
+    listed = [str(node) for node in nodes] if isinstance(nodes, list) else []
+    return ranks, {_plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
+
+
+def _is_of_another_start(name: str, ranks: Mapping[int, str], names: Mapping[str, str]) -> bool:
+    """Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties."""
+    if match := _PER_RANK.fullmatch(name):
+        return bool(ranks) and int(match[2]) not in ranks
+    match = _PER_NODE.fullmatch(name)
+    return bool(ranks) and match is not None and match[1] not in names
+
+
+def _plain(name: str) -> str:
+    """As the files of a node are called."""
+    return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
+
+
+def _with_rank(run: Run, path: Path, node: str, rank: int, kind: str) -> Run:
+    ranks = {**run.ranks, rank: run.ranks.get(rank, node)}
+    if kind == "marks":
+        return replace(run, ranks=ranks, marks=(*run.marks, *csv_files.marks(path, rank)))
+    found = csv_files.samples(path, csv_files.STEPS)
+    return replace(run, ranks=ranks, steps={**run.steps, rank: found[""]} if found else run.steps)
+
+
+def _with_node(run: Run, path: Path, node: str, kind: str) -> Run:
+    if kind == "node":
+        usage = csv_files.samples(path, csv_files.NODE)
+        return replace(run, usage={**run.usage, node: usage[""]} if usage else run.usage)
+    if kind == "tasks":
+        found = {int(key): each for key, each in csv_files.samples(path, csv_files.TASKS).items() if _is_rank(key)}
+        ranks = {**run.ranks, **{rank: run.ranks.get(rank, node) for rank in found}}
+        return replace(run, ranks=ranks, tasks={**run.tasks, **found})
+    if kind == "links":
+        return replace(run, links=(*run.links, *_links(path, node)))
+    return replace(run, gpus=(*run.gpus, *_gpus(path, node)))
+
+
+def _is_rank(text: str) -> bool:
+    return bool(re.fullmatch(r"[0-9]{1,9}", text))
+
+
+def _links(path: Path, node: str) -> Iterable[Link]:
+    for name, found in csv_files.samples(path, csv_files.LINKS).items():
+        yield Link(node, name, found.texts.get("kind", ""), found.texts.get("chosen") == "1", found)
+
+
+def _gpus(path: Path, node: str) -> list[Gpu]:
+    found = [
+        Gpu(node, uuid, each.texts.get("index", ""), each.texts.get("name", ""), each)
+        for uuid, each in csv_files.samples(path, csv_files.GPUS).items()
+    ]
+    return sorted(found, key=lambda gpu: (len(gpu.index), gpu.index))
+
+
+def _seen(run: Run) -> Iterable[str]:
+    yield from run.usage
+    yield from (link.node for link in run.links)
+    yield from (gpu.node for gpu in run.gpus)
+
+
+def _shifts(run: Run) -> dict[str, float]:
+    """How far each node's clock is ahead of that of the first: all ranks have met at one moment."""
+    met = grouped((run.ranks.get(rank, ""), mark.time) for rank, mark in run.marked("met").items())
+    if not run.nodes or run.nodes[0] not in met:
+        return {}
+    own = median(met[run.nodes[0]])
+    ahead = {node: median(times) - own for node, times in met.items()}
+    return {node: by for node, by in ahead.items() if abs(by) > _APART}
+
+
+def _start(run: Run, shifts: Mapping[str, float]) -> float:
+    """When the first process began; else when the first line was written."""
+    begun = [mark.time - shifts.get(run.ranks.get(mark.rank, ""), 0.0) for mark in run.marked("process").values()]
+    if begun:
+        return min(begun)
+    moved = _moved(run, lambda node: -shifts.get(node, 0.0))
+    times = [*(each.time[0] for each in _series(moved)), *(mark.time for mark in moved.marks)]
+    if started := run.number("started"):
+        times.append(started)
+    return min(times, default=0.0)
+
+
+def _moved(run: Run, by: Callable[[str], float]) -> Run:
+    """With the times of each node moved."""
+
+    def of_rank(rank: int) -> float:
+        return by(run.ranks.get(rank, ""))
+
+    return replace(
+        run,
+        marks=tuple(sorted((replace(mark, time=mark.time + of_rank(mark.rank)) for mark in run.marks), key=_when)),
+        steps={rank: shifted(each, of_rank(rank)) for rank, each in sorted(run.steps.items())},
+        tasks={rank: shifted(each, of_rank(rank)) for rank, each in sorted(run.tasks.items())},
+        usage={node: shifted(each, by(node)) for node, each in run.usage.items()},
+        links=tuple(replace(each, samples=shifted(each.samples, by(each.node))) for each in run.links),
+        gpus=tuple(replace(each, samples=shifted(each.samples, by(each.node))) for each in run.gpus),
+    )
+
+
+def _when(mark: Mark) -> tuple[float, int]:
+    return mark.time, mark.rank

@@ -1,0 +1,197 @@
+"""What Slurm itself says of a job: where it ran, and its accounting's figures, to be compared with ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from srunddp.report import format
+from srunddp.report.locate import Job
+from srunddp.report.summary import Summary
+
+_WITHIN = 5.0
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_SACCT = ("JobIDRaw", "State", "Start", "ElapsedRaw", "TimelimitRaw", "TotalCPU", "MaxRSS", "AveRSS")
+_SSTAT = ("JobID", "NTasks", "AveCPU", "MaxRSS", "AveRSS")
+_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
+_ANOTHER = 300.0  # seconds between our start and Slurm's above which these are two starts of the job
+_GONE = ("not found", "Invalid job id")
+_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: ours, Slurm's, and by how much ours is above, as a share of Slurm's."""
+
+    name: str
+    ours: str
+    theirs: str
+    difference: str
+
+
+@dataclass(frozen=True)
+class View:
+    """Slurm's side of a run.
+
+    Attributes:
+        sentence: where the figures are from, or why there are none.
+        rows: of the table; seff: what it prints, where it is installed.
+    """
+
+    sentence: str
+    rows: tuple[Row, ...] = ()
+    seff: str = ""
+
+
+def ask(*command: str, anyhow: bool = False) -> str:
+    """What a command prints, within 5 s; nothing where it is not there, fails, or takes longer.
+
+    Args:
+        anyhow: also of one that fails, and its errors.
+    """
+    environ = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    errors = subprocess.STDOUT if anyhow else null
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        return subprocess.run(
+            command, env=environ, stdin=null, stdout=pipe, stderr=errors, timeout=_WITHIN, check=not anyhow
+        ).stdout.decode(errors="replace")
+    return ""
+
+
+def job(what: str) -> Job | None:
+    """The number and the working directory of a job, ``4711`` or ``4711_3``; None where Slurm does not know it."""
+    shown = ask("scontrol", "--oneliner", "show", "job", what)
+    number, folder = re.search(r"\bJobId=(\d+)", shown), re.search(r"\bWorkDir=(.*?)(?: \w+=|$)", shown, re.MULTILINE)
+    if number and folder:
+        return Job(number[1], folder[1])
+    for line in ask("sacct", "-X", "-P", "-n", "-j", what, "-o", "JobIDRaw,WorkDir").splitlines():
+        raw, _, where = line.partition("|")
+        if _NUMBER.fullmatch(raw) and where:
+            return Job(raw, where)
+    return None
+
+
+def completed(summary: Summary) -> Summary:
+    """With what Slurm alone knows: that the step is over, the job's time limit, and how long it has lasted."""
+    if summary.ending.running and _is_over(summary):
+        summary = replace(summary, ending=replace(summary.ending, running=False))
+    limit, lasted = _times(summary.job) if _step(summary) else (None, None)
+    return replace(summary, time_limit_s=summary.time_limit_s or limit, job_s=lasted)
+
+
+def _times(number: str) -> tuple[float | None, float | None]:
+    """Of a job: limit and time until now, in seconds; the controller forgets it soon after its end."""
+    shown = ask("scontrol", "--oneliner", "show", "job", number).splitlines()
+    if own := next((line for line in shown if line.startswith(f"JobId={number} ")), ""):
+        found = (re.search(rf"\b{name}=(\S+)", own) for name in ("TimeLimit", "RunTime"))
+        limit, lasted = (seconds(match[1]) if match else None for match in found)
+        return limit, lasted
+    names = ("JobIDRaw", "TimelimitRaw", "ElapsedRaw")
+    for each in _table(ask("sacct", "-X", "-P", "-n", "-j", number, "-o", ",".join(names)), names):
+        if each["JobIDRaw"] == number:
+            minutes = _float(each["TimelimitRaw"])
+            return None if minutes is None else minutes * 60, _float(each["ElapsedRaw"])
+    return None, None
+
+
+def _is_over(summary: Summary) -> bool:
+    """Whether the step has ended, as far as the controller knows: a killed one has not recorded it."""
+    name = _step(summary)
+    said = ask("scontrol", "--oneliner", "show", "step", name, anyhow=True) if name else ""
+    return any(word in said for word in _GONE)
+
+
+def _step(summary: Summary) -> str:
+    """``4711.0``; empty where Slurm did not start the run."""
+    known = _NUMBER.fullmatch(summary.job) and _NUMBER.fullmatch(summary.step)
+    return f"{summary.job}.{summary.step}" if known else ""
+
+
+def view(summary: Summary) -> View:
+    """Its figures of this run beside ours."""
+    name = _step(summary)
+    if not name:
+        return View("Not started by Slurm: nothing to compare with.")
+    records = _table(ask("sacct", "-P", "-n", "--units=K", "-j", summary.job, "-o", ",".join(_SACCT)), _SACCT)
+    record, whole = (next((each for each in records if each["JobIDRaw"] == key), {}) for key in (name, summary.job))
+    running = summary.ending.running or record.get("State", "") in _RUNNING
+    live = _sampled(name) if running else []
+    if not record and not live:
+        return View("Slurm's accounting does not answer for this run: nothing to compare with.")
+    begun = _float(record.get("Start", ""))
+    if begun is not None and abs(begun - summary.started) > _ANOTHER and not live:
+        return View("Slurm's accounting has another start of this job: nothing to compare with.")
+    found = live[0] if live else record
+    rows = _rows(summary, found, {**whole, "ElapsedRaw": record.get("ElapsedRaw", "")}, live=bool(live))
+    source = "sstat, while it runs" if live else f"sacct: {record['State']}"
+    return View(f"Step {name} by {source}.", tuple(rows), "" if running else _seff(summary.job))
+
+
+def _sampled(name: str) -> list[dict[str, str]]:
+    """What sstat has of a step; where nothing is gathered it is of no task, and its time is none."""
+    found = _table(ask("sstat", "-P", "-n", "-j", name, "-o", ",".join(_SSTAT)), _SSTAT)
+    return [each for each in found if _float(each["NTasks"])]
+
+
+def _rows(summary: Summary, found: Mapping[str, str], times: Mapping[str, str], *, live: bool) -> list[Row]:
+    memory = [each.rss_last if live else each.rss_bytes for each in summary.ranks]
+    known = [each for each in memory if each is not None]
+    peaks = [each.rss_bytes for each in summary.ranks if each.rss_bytes is not None]
+    cpu = [each.cpu_s for each in summary.ranks if each.cpu_s is not None]
+    tasks = _float(found.get("NTasks", "")) or 1.0
+    spent = seconds(found.get("AveCPU" if live else "TotalCPU", ""))
+    limit = _float(times.get("TimelimitRaw", ""))
+    wanted = [
+        ("CPU time", format.duration, sum(cpu) if cpu else None, spent and spent * (tasks if live else 1.0)),
+        ("MaxRSS of a task", format.size, max(peaks, default=None), size(found.get("MaxRSS", ""))),
+        ("AveRSS of the tasks", format.size, fmean(known) if known else None, size(found.get("AveRSS", ""))),
+        ("elapsed", format.duration, summary.seconds, _float(times.get("ElapsedRaw", ""))),
+        ("time limit", format.duration, summary.time_limit_s, None if limit is None else limit * 60),
+    ]
+    return [
+        Row(name, shown(ours), shown(theirs), _difference(ours, theirs))
+        for name, shown, ours, theirs in wanted
+        if theirs is not None
+    ]
+
+
+def _difference(ours: float | None, theirs: float | None) -> str:
+    if ours is None or not theirs:
+        return format.UNKNOWN
+    return f"{(ours - theirs) / theirs * 100:+.1f} %"
+
+
+def _table(printed: str, names: Sequence[str]) -> list[dict[str, str]]:
+    """The lines of ``--parsable2 --noheader``."""
+    rows = (line.split("|") for line in printed.splitlines())
+    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
+
+
+def _seff(number: str) -> str:
+    return ask("seff", number).strip() if shutil.which("seff") else ""
+
+
+def seconds(text: str) -> float | None:
+    """Of ``[DD-[HH:]]MM:SS[.mmm]``."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text)
+    if not match:
+        return None
+    days, hours, minutes, left = (float(part or 0) for part in match.groups())
+    return days * 86400 + hours * 3600 + minutes * 60 + left
+
+
+def size(text: str) -> float | None:
+    """Bytes, of ``12.5M``; without a letter they are bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", text)
+    return float(match[1]) * _SIZES[match[2]] if match else None
+
+
+def _float(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d+(?:\.\d+)?", text) else None

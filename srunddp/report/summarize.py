@@ -1,0 +1,219 @@
+"""From the series of a run to its figures."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+from srunddp.report.course import checkpoints, ending, launches, spans
+from srunddp.report.locate import start_of
+from srunddp.report.run import Gpu, Link, Run
+from srunddp.report.series import Samples
+from srunddp.report.summary import (
+    GpuFigures,
+    LinkFigures,
+    NodeFigures,
+    RankFigures,
+    Summary,
+    Throughput,
+    share,
+)
+
+_SLOW, _WAITING = 0.25, 0.1  # of the intervals: less is a stall, and no property of the run
+
+
+def summary_of(run: Run, now: float | None = None) -> Summary:
+    """All figures of a run.
+
+    Args:
+        now: Unix time, to tell whether it is still running; this moment unless given.
+    """
+    begin, end = training(run)
+    first, last = -math.inf if begin is None else begin, math.inf if end is None else end
+    end_of_run = ending(run, time.time() if now is None else now)
+    ranks = tuple(_rank(run, rank, first, last) for rank in run.ranks)
+    return Summary(
+        folder=run.folder,
+        name=run.word("run") or run.folder.parent.name,
+        job=run.word("job"),
+        step=run.word("step"),
+        script=" ".join(map(str, script)) if isinstance(script := run.header.get("script"), list) else "",
+        launcher=run.word("launcher"),
+        backend=run.word("backend"),
+        nodes=run.nodes,
+        world_size=int(run.number("world_size") or len(run.ranks)),
+        restarts=int(run.number("restarts") or start_of(run.folder) or 0),
+        interval_s=run.number("seconds"),
+        started=run.start,
+        seconds=max([end_of_run.last, *(mark.time for mark in run.marked("end").values())]),
+        time_limit_s=run.number("time_limit_s"),
+        ending=end_of_run,
+        first_step=begin,
+        steps=max((each.steps for each in ranks), default=0),
+        samples=_sample_count(run, first),
+        epochs=spans(run, "epoch", "epoch_end"),
+        evaluations=spans(run, "evaluation", "evaluation_end"),
+        checkpoints=checkpoints(run),
+        launches=launches(run),
+        ranks=ranks,
+        per_node=tuple(_node(run, node, first, last) for node in run.nodes),
+        gpus=tuple(_gpu(gpu, first, last) for gpu in run.gpus),
+        throughput=_throughput(run, ranks, first, last),
+        resumed=next((int(mark.value) for mark in run.marks if mark.name == "resumed" and mark.value >= 0), None),
+    )
+
+
+def against(summary: Summary, baseline: Summary) -> Summary:
+    """With the scaling efficiency: throughput per rank, over the baseline's."""
+    ours, theirs = (share(each.throughput.per_s, each.world_size) for each in (summary, baseline))
+    ranks = f"{baseline.world_size} rank{'s' if baseline.world_size > 1 else ''}"
+    found = replace(summary.throughput, efficiency=share(ours, theirs), baseline=f"{baseline.name} ({ranks})")
+    return replace(summary, throughput=found)
+
+
+def training(run: Run) -> tuple[float | None, float | None]:
+    """When all ranks had made their first step, and when the last step was counted, or its epoch was over before."""
+    marked = [mark.time for mark in run.marked("step").values()]
+    counted = [next((time for time, count in each.known("steps") if count > 0), None) for each in run.steps.values()]
+    begins = marked or [each for each in counted if each is not None]
+    if not begins:
+        return None, None
+    begin = max(begins)
+    grown = [(stop, start) for each in run.steps.values() for start, stop, steps in each.steps("steps") if steps > 0]
+    stop, start = max(grown, default=(begin, begin))
+    over = max((mark.time for mark in run.marks if mark.name == "epoch_end"), default=stop)
+    return begin, max(begin, over if start <= over < stop else stop)
+
+
+def _rank(run: Run, rank: int, first: float, last: float) -> RankFigures:
+    steps, task = run.steps.get(rank, Samples()), run.tasks.get(rank, Samples())
+    since = _since(steps, "steps", first, last)
+    each = {name: share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s")}
+    if each["step_s"] is None and (pace := steps.rate("steps", first, last)):
+        each["step_s"] = 1 / pace
+    waits = dict(steps.ratios("data_s", "steps", first, last))
+    own = dict(steps.ratios("own_s", "steps", first, last))
+    work = [value - waits.get(time, 0.0) for time, value in own.items()]
+    parts = [part for _, part in steps.ratios("data_s", "step_s", first, last)]
+    # The supervisor is one of the processes, and only waits.
+    processes = max(1.0, (task.mean("processes", first, last) or 2.0) - 1.0)
+    delay = task.rate("delay_s", first, last)
+    return RankFigures(
+        rank=rank,
+        node=run.ranks[rank],
+        steps=int(steps.total("steps") or 0),
+        since=int(since or 0),
+        steady_s=_steady(each["own_s"], list(own.values()), _SLOW),
+        steady_work_s=_steady(_less(each["own_s"], each["data_s"]), work, _SLOW),
+        steady_wait=_steady(share(each["data_s"], each["step_s"]), parts, _WAITING),
+        longest_s=steps.most("longest_step_s"),
+        cpu_s=task.total("cpu_s"),
+        rss_bytes=task.most("rss_bytes"),
+        rss_last=next((value for _, value in reversed(task.known("rss_bytes"))), None),
+        delay=None if delay is None else delay / processes,
+        **each,
+    )
+
+
+def _steady(mean: float | None, values: list[float], above: float) -> float | None:
+    """The mean, or what a share of the values is above, whichever is less."""
+    if mean is None or not values:
+        return mean
+    return min(mean, sorted(values)[int((1 - above) * len(values))])
+
+
+def _less(whole: float | None, part: float | None) -> float | None:
+    return None if whole is None else whole - (part or 0.0)
+
+
+def _since(samples: Samples, name: str, first: float, last: float) -> float | None:
+    """A counter's growth from the first step on; from its own begin where nothing later is known."""
+    steps = samples.growth("steps", first, last)
+    return samples.growth(name, first, last) if steps else samples.total(name)
+
+
+def _node(run: Run, node: str, first: float, last: float) -> NodeFigures:
+    usage = run.usage.get(node, Samples())
+    return NodeFigures(
+        node=node,
+        samples=usage.count,
+        cpus=usage.most("cpus"),
+        used=usage.rate("cpu_s", first, last),
+        cpu_s=usage.total("cpu_s"),
+        memory_bytes=usage.most("memory_bytes"),
+        memory_limit_bytes=usage.most("memory_limit_bytes"),
+        read=usage.rate("read_bytes"),
+        written=usage.rate("written_bytes"),
+        iowait=usage.rate("iowait_s", first, last),
+        interface=usage.texts.get("interface", ""),
+        links=tuple(_link(each, first, last) for each in run.links if each.node == node),
+        clock=run.shifts.get(node, 0.0),
+    )
+
+
+def _link(link: Link, first: float, last: float) -> LinkFigures:
+    received, sent = (link.samples.rate(name, first, last) or 0.0 for name in ("received_bytes", "sent_bytes"))
+    return LinkFigures(link.name, link.kind, link.chosen, received, sent)
+
+
+def _gpu(gpu: Gpu, first: float, last: float) -> GpuFigures:
+    samples = gpu.samples
+
+    def mean(name: str) -> float | None:
+        return samples.mean(name, first, last)
+
+    return GpuFigures(
+        node=gpu.node,
+        index=gpu.index,
+        name=gpu.name,
+        uuid=gpu.uuid,
+        samples=sum(first <= time <= last for time in samples.time),
+        utilization=mean("utilization_percent"),
+        bandwidth=mean("memory_bandwidth_percent"),
+        power_w=mean("power_w"),
+        energy_j=_energy(samples),
+        temperature_c=samples.most("temperature_c"),
+        memory_bytes=samples.most("memory_bytes"),
+        memory_limit_bytes=samples.most("memory_limit_bytes"),
+        sm=mean("sm_percent"),
+        tensor=mean("tensor_percent"),
+        slowed=mean("slowed"),
+    )
+
+
+def _energy(samples: Samples) -> float | None:
+    """Joules: the counter's growth; without one, power over time."""
+    counted = samples.growth("energy_j")
+    if counted is not None:
+        return counted
+    power = samples.known("power_w")
+    pairs = list(pairwise(power))
+    return sum((stop - start) * (before + after) / 2 for (start, before), (stop, after) in pairs) if pairs else None
+
+
+def _sample_count(run: Run, first: float) -> int:
+    """How many samples there are since the first step, of the series that has most."""
+    series = [*run.steps.values(), *run.usage.values(), *(gpu.samples for gpu in run.gpus)]
+    return max((sum(time >= first for time in each.time) for each in series), default=0)
+
+
+def _throughput(run: Run, ranks: tuple[RankFigures, ...], first: float, last: float) -> Throughput:
+    counts = [(each.total("samples"), each) for each in run.steps.values()]
+    known = [(count, each) for count, each in counts if count]
+    if not known:
+        return Throughput(None, None, _own_share(ranks))
+    count, samples = max(known, key=lambda pair: pair[0] or 0.0)
+    rate = samples.rate("samples", first, last) or samples.rate("samples", first)
+    return Throughput(count, rate, _own_share(ranks))
+
+
+def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:
+    """Of the step time, what is neither waiting for data nor for ranks that have more of their own to do."""
+    known = [each for each in ranks if each.own_s is not None and each.data_s is not None and each.step_s]
+    if not known:
+        return None
+    most = max(each.own_s or 0.0 for each in known)
+    lost = [((each.data_s or 0.0) + most - (each.own_s or 0.0)) / (each.step_s or 1.0) for each in known]
+    return max(0.0, 1.0 - sum(lost) / len(lost))

@@ -1,0 +1,205 @@
+"""The summary as a terminal shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from srunddp.errors import one_line
+from srunddp.report import format
+from srunddp.report.advice import Note, too_short
+from srunddp.report.slurm import View
+from srunddp.report.summary import Span, Summary, middle, share
+from srunddp.report.tables import MOST, gpu_rows, launch_rows, node_rows, rank_rows, slurm_rows, table
+from srunddp.util.hostlist import grouped
+
+_TITLE = 12
+
+
+def lines(summary: Summary, notes: Sequence[Note], view: View | None = None) -> list[str]:
+    """All of it; nothing in it is obeyed by a terminal.
+
+    Args:
+        view: Slurm's side, where it was asked.
+    """
+    parts = [
+        *heading(summary),
+        *_notes(summary, notes),
+        *(line for title, found in sections(summary).items() for line in _titled(title, found)),
+        *table(node_rows(summary.per_node)),
+        *table(rank_rows(summary)),
+        *table(gpu_rows(summary.gpus)),
+        *(_slurm(view) if view else ()),
+    ]
+    return [one_line(part) for part in parts]
+
+
+def sections(summary: Summary) -> dict[str, list[str]]:
+    """The figures in sentences, by what they are about; empty where nothing is known."""
+    about = {
+        "time line": _time_line,
+        "steps": _steps,
+        "launch": _launch,
+        "throughput": _throughput,
+        "checkpoints": _checkpoints,
+        "energy": _energy,
+    }
+    return {title: list(found(summary)) for title, found in about.items()}
+
+
+def heading(summary: Summary) -> list[str]:
+    """What ran, where, when, and how it ended."""
+    script = f": {summary.script}" if summary.script else ""
+    where = f"{format.count(summary.world_size, 'rank')} on {format.count(len(summary.nodes), 'node')}"
+    how = ", ".join(part for part in (summary.launcher, summary.backend) if part not in ("", "auto"))
+    limit = f" of {format.duration(summary.time_limit_s)}" if summary.time_limit_s else ""
+    restarts = f", restart {summary.restarts}" if summary.restarts else ""
+    resumed = f", resumed after step {summary.resumed}" if summary.resumed is not None else ""
+    return [
+        f"run {summary.name or '?'}{restarts}{script}",
+        f"{where} ({format.nodes(summary.nodes)}){f', {how}' if how else ''}",
+        f"started {format.moment(summary.started)}, {format.duration(summary.seconds)}{limit}{resumed}",
+        ending(summary),
+    ]
+
+
+def ending(summary: Summary) -> str:
+    """How the run ended, in a sentence."""
+    end = summary.ending
+    by_code = grouped((code, rank) for rank, code in end.codes.items())
+    if end.running:
+        return f"still running; last sample at {format.clock(end.last)}"
+    if not by_code:
+        return f"no end recorded: killed; last sample at {format.clock(end.last)}"
+    if not end.missing and len(by_code) == 1:
+        said = f"ended with exit code {next(iter(by_code))} on all ranks" if summary.world_size > 1 else ""
+        said = said or f"ended with exit code {next(iter(by_code))}"
+    else:
+        said = "ended with " + ", ".join(f"exit code {code} on {_ranks(by_code[code])}" for code in sorted(by_code))
+    if end.missing:
+        said += f"; no end recorded of {_ranks(end.missing)}: killed; last sample at {format.clock(end.last)}"
+    return f"{said}; {one_line(end.cause)}" if end.cause and not end.finished else said
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return format.ranks(ranks, {})
+
+
+def _notes(summary: Summary, notes: Sequence[Note]) -> Iterator[str]:
+    yield ""
+    if why := too_short(summary):
+        yield f"notes: none; {why}"
+    elif not notes:
+        yield "notes: none"
+    else:
+        yield "notes"
+        yield from (f"  {note.rule}: {note}" for note in notes)
+    yield from (f"  {line}" for line in remarks(summary))
+
+
+def remarks(summary: Summary) -> list[str]:
+    """What is to be known of the figures: nodes of which there are none, and those whose clock differs."""
+    silent = [each.node for each in summary.per_node if not each.samples]
+    return ([f"no samples of {format.nodes(silent)}"] if silent else []) + [
+        f"the clock of {format.nodes([each.node])} is {format.duration(abs(each.clock))} "
+        f"{'ahead of' if each.clock > 0 else 'behind'} rank 0's: taken out"
+        for each in [each for each in summary.per_node if each.clock][:MOST]
+    ]
+
+
+def _titled(title: str, found: Iterable[str]) -> Iterator[str]:
+    for at, line in enumerate(found):
+        if not at:
+            yield ""
+        yield f"{'' if at else title:<{_TITLE}}{line}"
+
+
+def _time_line(summary: Summary) -> Iterator[str]:
+    if summary.first_step is not None:
+        yield f"first step after {format.duration(summary.first_step)}"
+    if summary.epochs:
+        yield f"{format.count(len(summary.epochs), 'epoch')}{_each(summary.epochs)}: {_listed(summary.epochs)}"
+    if summary.evaluations:
+        yield f"{format.count(len(summary.evaluations), 'evaluation')}{_each(summary.evaluations)}"
+
+
+def _each(spans: Sequence[Span]) -> str:
+    lasted = [each.end - each.begin for each in spans if each.end is not None]
+    return f" of {format.duration(sum(lasted) / len(lasted))} on average" if lasted else ""
+
+
+def _listed(spans: Sequence[Span]) -> str:
+    """Where they begin; of many the first and the last."""
+    shown = [f"{each.number if each.number is not None else '?'} at {format.clock(each.begin)}" for each in spans]
+    return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
+
+
+def _steps(summary: Summary) -> Iterator[str]:
+    if not summary.steps:
+        yield "none counted"
+        return
+    longest = max((each.longest_s or 0.0 for each in summary.ranks), default=0.0)
+    yield (
+        f"{summary.steps}, {format.duration(summary.step_s)} each"
+        + (f", the longest {format.duration(longest)}" if longest else "")
+        + (f", {format.percent(summary.data_share)} waiting for data" if summary.data_share is not None else "")
+    )
+    if slowest := summary.slowest:
+        yield (
+            f"slowest: {format.ranks([slowest.rank], summary.layout)}, "
+            f"{format.duration(slowest.own_s)} of its own in each step; the rank in the middle "
+            f"{format.duration(middle([each.own_s for each in summary.ranks]))}"
+        )
+
+
+def _launch(summary: Summary) -> Iterator[str]:
+    rows = launch_rows(summary)
+    if rows:
+        yield ", ".join(f"{name} {_range(least, most)}" for name, least, most, _ in rows)
+
+
+def _range(least: float, most: float) -> str:
+    few, many = format.duration(least), format.duration(most)
+    return many if few == many or most <= 0 else f"{few} to {many}"
+
+
+def _throughput(summary: Summary) -> Iterator[str]:
+    found = summary.throughput
+    if found.per_s is not None:
+        per_rank = format.figure(found.per_s / max(1, summary.world_size))
+        rate = f"{format.figure(found.per_s)} samples/s from the first step to the last, {per_rank} per rank"
+        yield f"{rate}; {found.samples:.0f} samples"
+    if found.efficiency is not None:
+        yield f"scaling efficiency {format.percent(found.efficiency)}: per rank, over that of {found.baseline}"
+    elif found.own_share is not None and summary.world_size > 1:
+        yield (
+            f"at work {format.percent(found.own_share)} of the step time: neither waiting for data nor for slower "
+            "ranks (for the scaling efficiency: --baseline DIR|JOBID)"
+        )
+
+
+def _checkpoints(summary: Summary) -> Iterator[str]:
+    found = summary.checkpoints
+    if found.count:
+        part = share(found.stood_s, summary.seconds)
+        background = f", {format.duration(found.background_s)} of writing beside it" if found.written else ""
+        yield (
+            f"{found.count}: training stood still for {format.duration(found.stood_s)}, "
+            f"{format.percent(part)} of the run{background}"
+        )
+
+
+def _energy(summary: Summary) -> Iterator[str]:
+    if summary.energy_j is not None:
+        per_sample = summary.energy_per_sample_j
+        each = f", {format.figure(per_sample)} J per sample" if per_sample is not None else ""
+        known = sum(gpu.energy_j is not None for gpu in summary.gpus)
+        yield f"{format.energy(summary.energy_j)} by {format.count(known, 'GPU')}{each}"
+
+
+def _slurm(view: View) -> Iterator[str]:
+    yield ""
+    yield f"Slurm's view: {view.sentence}"
+    yield from table(slurm_rows(view))
+    if view.seff:
+        yield ""
+        yield from view.seff.splitlines()

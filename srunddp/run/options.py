@@ -1,0 +1,138 @@
+"""What the command line says about a run, and the folders and files that follow from it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from srunddp import __version__
+from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.rendezvous.meet import Prepared
+from srunddp.bootstrap.rendezvous.protocol import Company
+from srunddp.errors import ConfigError, Scope
+from srunddp.monitor.monitor import Plan
+from srunddp.run.script import Script
+from srunddp.supervisor import root_cause
+from srunddp.supervisor.connection import LOST_AFTER
+from srunddp.supervisor.output import redirect
+
+DEFAULT_FOLDER = "logs"  # as in a job script of srunddp sbatch
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line says about a run, apart from how its ranks meet.
+
+    Attributes:
+        stall_timeout: seconds without a step of any rank; 0 for no limit.
+        lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
+        log_dir, prefix, tee: where output goes, see :func:`srunddp.supervisor.output.redirect.plan`.
+        fast_exit: end without taking Python's objects down.
+        offline: export what :mod:`srunddp.stage.offline` says.
+        staged: run in the copies that :mod:`srunddp.stage.enter` reads of.
+        monitor: seconds between samples; None for none; monitor_dir: where they go, see :func:`plan_monitor`.
+    """
+
+    stall_timeout: float = 300.0
+    lost_after: float = LOST_AFTER
+    grace: float = 30.0
+    log_dir: str | None = None
+    prefix: bool = False
+    tee: str | None = None
+    fast_exit: bool = False
+    offline: bool = False
+    staged: bool = False
+    monitor: float | None = None
+    monitor_dir: str | None = None
+
+
+def destination(wishes: Wishes, environment: Environment) -> redirect.Destination:
+    """Where this rank's output goes.
+
+    Raises:
+        ConfigError: ``--tee`` is wrong.
+    """
+    return redirect.plan(
+        wishes.log_dir,
+        wishes.prefix,
+        wishes.tee,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        node=environment.node,
+        run=run_name(environment),
+    )
+
+
+def open_output(where: redirect.Destination, environment: Environment) -> redirect.Output:
+    """Open what this rank's output goes to; before any socket is opened.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    if where.file and environment.rank == 0:
+        root_cause.set_aside(where.file.parent)
+    return redirect.Output.open(where)
+
+
+def plan_monitor(wishes: Wishes, environment: Environment, script: Script) -> Plan | None:
+    """Where this rank's files of ``--monitor`` go; None without it. Nothing is opened yet.
+
+    Their folder is below that of the logs unless ``--monitor-dir`` names another, and each start of a job has its own.
+
+    Raises:
+        ConfigError: ``--monitor-dir`` has no ``--monitor``.
+    """
+    if wishes.monitor is None:
+        if wishes.monitor_dir is not None:
+            raise ConfigError("--monitor-dir without --monitor", cure="add --monitor", scope=Scope.JOB)
+        return None
+    folder = Path(wishes.monitor_dir or wishes.log_dir or DEFAULT_FOLDER, redirect.plain(run_name(environment)))
+    return Plan(
+        folder=folder / f"monitor.{_restarts()}",
+        node=redirect.plain(environment.node),
+        rank=environment.rank,
+        samples=environment.local_rank == 0,
+        seconds=wishes.monitor,
+        script=script.words,
+    )
+
+
+def _restarts() -> int:
+    text = os.environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def run_name(environment: Environment) -> str:
+    """The name of a run's folder."""
+    # The same on all ranks before any of them has heard of another.
+    if environment.step:
+        return f"{environment.step.job}.{environment.step.step}"
+    # A batch script's own run has no step, and an array's tasks, each a job, may run at once. What mpirun starts on
+    # other nodes may not be told the job.
+    job = os.environ.get("SLURM_JOB_ID") if environment.world_size == 1 else None
+    return os.environ.get("PMIX_NAMESPACE") or job or "run"
+
+
+def description(prepared: Prepared, company: Company) -> dict[str, Any]:
+    """What the report of the run has to know, and rank 0 knows when all have met."""
+    environment, ranks = prepared.environment, sorted(company.nodes.items())
+    step = environment.step
+    begin, end = (os.environ.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
+    return {
+        "srunddp": __version__,
+        "job": str(step.job) if step else "",
+        "step": str(step.step) if step else "",
+        "restarts": _restarts(),
+        "run": redirect.plain(run_name(environment)),
+        "launcher": environment.launcher,
+        "world_size": environment.world_size,
+        "nodes": list(dict.fromkeys(node for _, node in ranks)),
+        "ranks": {str(rank): node for rank, node in ranks},
+        "interfaces": {environment.node: prepared.interface.name},
+        "backend": prepared.options.backend,
+        "started": time.time(),
+        "time_limit_s": int(end) - int(begin) if begin.isdecimal() and end.isdecimal() else None,
+    }

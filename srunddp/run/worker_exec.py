@@ -1,0 +1,59 @@
+"""``SRUNDDP_WORKER=exec``: the worker as a program of its own, for profilers that do not follow a fork, as nsys.
+
+What a forked worker has in memory comes by a file in memory; sockets and files are inherited.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+from typing import Any, NoReturn
+
+from srunddp.bootstrap.rendezvous.meet import Prepared
+from srunddp.errors import SrunddpError
+from srunddp.run.script import Script
+from srunddp.run.worker import Bench, work
+from srunddp.supervisor.root_cause import say
+from srunddp.util.memory import memory_file
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, socket.socket):
+            return socket.socket, (thing.family, thing.type, thing.proto, thing.fileno())
+        return NotImplemented
+
+
+def become(prepared: Prepared, script: Script, bench: Bench) -> NoReturn:
+    """In the process that was forked for the worker: start Python anew, with its options, for :func:`main`."""
+    from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
+
+    state = memory_file()
+    with open(state, "wb", closefd=False) as file:
+        _Pickler(file).dump((prepared, script, bench))
+    sockets = [bench.supervisor.end, *((prepared.held.line, prepared.held.store) if prepared.held else ())]
+    inherited = [*(each.fileno() for each in sockets), *bench.descriptors]
+    for descriptor in (state, *inherited):
+        os.set_inheritable(descriptor, True)
+    code = f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main; main({state}, {inherited})"
+    os.execv(sys.executable, [sys.executable, *_args_from_interpreter_flags(), "-c", code])
+
+
+def main(state: int, inherited: list[int]) -> NoReturn:
+    """Become the worker that another process has prepared.
+
+    Args:
+        state: the descriptor of what it left; inherited: the others that have come with it.
+    """
+    for descriptor in inherited:
+        os.set_inheritable(descriptor, False)
+    os.lseek(state, 0, os.SEEK_SET)
+    with open(state, "rb") as file:
+        prepared, script, bench = pickle.load(file)
+    try:
+        sys.exit(work(prepared, script, bench))
+    except SrunddpError as error:
+        say(f"srunddp: error: {error}\n")
+        sys.exit(error.exit_code)

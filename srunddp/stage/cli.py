@@ -1,0 +1,112 @@
+"""The command ``srunddp stage``: what may print, and what may exit, when folders are brought to nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from srunddp.errors import one_line
+from srunddp.stage import items
+from srunddp.stage import push as pushing
+from srunddp.stage.build import Built, build
+from srunddp.stage.slurm import Job
+from srunddp.supervisor.root_cause import say
+from srunddp.util.click_types import limit, refusing
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def stage() -> None:
+    """Bring an environment, the project and data to nodes without internet or without a shared file system."""
+
+
+@stage.command("build")
+@click.option("-r", "--requirement", required=True, metavar="FILE", help="What to install, as for pip; or a lock file.")
+@click.option(
+    "-o", "--output", default="staged-env", show_default=True, metavar="ENV", help="The environment's folder."
+)
+@click.option("--wheels", metavar="DIR", help="The folder with the wheels; ENV.wheels unless given.")
+@click.option("--online", is_flag=True, help="Fetch the wheels first, by your settings for pip.")
+@click.option("--force", is_flag=True, help="Replace an ENV that was built before.")
+def build_command(**given: Any) -> None:
+    """Build an environment from wheels, with srunddp in it, that runs wherever it is copied to.
+
+    \b
+    srunddp stage build -r requirements.txt --online    # with internet: fetches the wheels, then builds
+    srunddp stage build -r requirements.txt             # without: from the wheels in staged-env.wheels
+    srunddp stage build -r staged-env/srunddp-lock.txt -o again
+
+    The file srunddp-lock.txt in it names each version and its hash.
+    """
+    with refusing():
+        _print_built(_build(given))
+
+
+def _build(given: dict[str, Any]) -> Built:
+    output = Path(given["output"])
+    wheels = Path(given["wheels"] or f"{output.absolute()}.wheels")
+    return build(Path(given["requirement"]), output, wheels, online=given["online"], force=given["force"], say=_say)
+
+
+def _print_built(built: Built) -> None:
+    for note in built.notes:
+        _say(f"note: {note}")
+    torch = next((f"torch {wheel.version}, " for wheel in built.wheels if wheel.name.lower() == "torch"), "")
+    click.echo(f"{built.folder}: {len(built.wheels)} packages, {torch}Python {built.mark.python}")
+
+
+_base = click.option(
+    "--dir",
+    "base",
+    metavar="DIR",
+    default="/tmp",
+    show_default=True,
+    help="A folder that each node has on a disk of its own.",
+)
+_timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
+
+
+@stage.command()
+@click.option("--env", metavar="ENV", help="An environment with srunddp in it, as srunddp stage build makes it.")
+@click.option("--project", metavar="DIR", help="The folder with the script.")
+@click.option("--data", metavar="DIR", multiple=True, help="A folder that the script reads, such as a cache.")
+@click.option(
+    "--exclude",
+    metavar="PATTERN",
+    multiple=True,
+    help="What is not packed with the project: a name with wildcards, or /NAME.",
+)
+@click.option("--all-nodes", is_flag=True, help="Stage environment and data also where they are seen.")
+@_base
+@_timeout
+def push(**given: Any) -> None:
+    """In a job: bring folders to those of its nodes that do not see them, and print the program for srun to start.
+
+    \b
+    staged=$(srunddp stage push --env ENV --project "$PWD")
+    srun "$staged" run --staged train.py
+    srunddp stage clean
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too
+    with refusing():
+        job = Job.of(os.environ, given["base"])
+        wanted = items.collect(given["env"], given["project"], given["data"], given["exclude"])
+        program = pushing.push(job, wanted, sys.argv[0], given["timeout"], _say, everywhere=given["all_nodes"])
+    click.echo(program)
+
+
+@stage.command()
+@_base
+@_timeout
+def clean(base: str, timeout: float) -> None:
+    """In a job: remove what was staged for it, as its end does."""
+    with refusing():
+        pushing.clean(Job.of(os.environ, base), timeout, _say)
+
+
+def _say(line: str) -> None:
+    say(f"srunddp: {one_line(line)}\n")

@@ -1,0 +1,124 @@
+"""Which paths are copies on this node, by `srunddp stage push`, and what of a run follows them there.
+
+A node that sees a shared path uses that; only what it does not see is looked for in its copy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from srunddp.run.script import Script
+from srunddp.stage.offline import caches
+
+ROLES = ("env", "project", "data")
+_LISTS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+_PATHS = ("VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "SRUNDDP_IFACES")
+_LEFT_BY_THE_LAUNCHER = "/tmp"  # where slurmstepd goes if it cannot enter the step's working directory
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder that was staged.
+
+    Attributes:
+        role: ``env``, ``project`` or ``data``.
+        path: the shared one; here: where it is on this node, the same where that sees it.
+    """
+
+    role: str
+    path: str
+    here: str
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What was brought to this node.
+
+    Attributes:
+        folder: that has the copies.
+        cwd: the working directory for ranks that start in the root, or where Slurm could not enter theirs.
+    """
+
+    folder: str
+    places: tuple[Place, ...]
+    cwd: str = ""
+
+    def here(self, path: str) -> str:
+        """Where an absolute path is on this node; what is in no place, or is seen here, stays as it is written."""
+        if not path.startswith("/"):
+            return path
+        whole = os.path.normpath("/" + path.lstrip("/"))
+        above = [place for place in self.places if f"{whole}/".startswith(f"{place.path}/")]
+        place = max(above, key=lambda place: len(place.path), default=None)
+        if place is None or place.here == place.path:
+            return path
+        return place.here + whole.removeprefix(place.path) + "/" * path.endswith("/")
+
+    def shared(self, path: str) -> str:
+        """What an absolute path on this node is a copy of; itself, where it is none."""
+        for place in self.places:
+            if place.here != place.path and f"{path}/".startswith(f"{place.here}/"):
+                return place.path + path.removeprefix(place.here)
+        return path
+
+    def argument(self, word: str) -> str:
+        """An argument of the script: a path, or one after its first ``=``."""
+        name, equals, value = word.partition("=")
+        return self.here(word) if word.startswith("/") else name + equals + self.here(value)
+
+    def script(self, script: Script) -> Script:
+        """The script and its arguments as they are here."""
+        name = script.name if script.module else self.here(script.name)
+        return Script(name, tuple(self.argument(word) for word in script.arguments), script.module)
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Those that change, with their values here; also of cache folders in their usual place."""
+        before = caches(environ) | {name: environ[name] for name in (*_LISTS, *_PATHS) if name in environ}
+        here = {
+            name: ":".join(map(self.here, value.split(":"))) if name in _LISTS else self.here(value)
+            for name, value in before.items()
+        }
+        return {name: value for name, value in here.items() if value != before[name]}
+
+    def wished(self, environ: Mapping[str, str], folder: str) -> str:
+        """The working directory that the step was to have.
+
+        Args:
+            environ: of the rank; srun leaves its own folder in it, which a shell before this process may have replaced.
+            folder: that this process is in; what the launcher could enter stays, but for the root.
+        """
+        if folder == "/":
+            return self.cwd or folder
+        if self.here(folder) == folder and folder in (_LEFT_BY_THE_LAUNCHER, environ.get("HOME")):
+            for wish in (environ.get("PWD", ""), self.cwd, environ.get("SLURM_SUBMIT_DIR", "")):
+                if self.here(wish) != wish:
+                    return wish
+        return folder
+
+    def search_path(self, entries: Sequence[str], environ: Mapping[str, str], before: str, now: str) -> list[str]:
+        """Where Python is to look for modules.
+
+        Args:
+            entries: where it looks; environ: with what it has made them of.
+            before: the working directory at its start, which those of PYTHONPATH may be relative to; now: today's.
+        """
+        written = [entry for entry in environ.get("PYTHONPATH", "").split(":") if not entry.startswith("/")]
+        relative = {_joined(before, entry): _joined(now, entry) for entry in written} if before != now else {}
+        return [relative.get(entry, self.here(entry)) for entry in entries]
+
+    @property
+    def note(self) -> str:
+        """What rank 0 says where its node does not see the project; empty where it does."""
+        for place in self.places:
+            if place.role == "project" and place.here != place.path:
+                return (
+                    f"this node does not see {place.path}: what the script writes with relative paths goes into the "
+                    f"copy {place.here}, and is not brought back"
+                )
+        return ""
+
+
+def _joined(folder: str, entry: str) -> str:
+    return os.path.normpath(os.path.join(folder, entry))

@@ -1,0 +1,215 @@
+"""Where a rank's output goes: a file of its own, the terminal, or both.
+
+The worker's descriptors 1 and 2 are what is turned, so that the output of NCCL, of C and of the script's own
+children is caught as well. Only what has to reach the terminal too, or with a prefix, passes through the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from srunddp.errors import ConfigError, Scope
+
+if TYPE_CHECKING:
+    from srunddp.supervisor.output.relay import Lost, Pump
+
+STDOUT, STDERR = 1, 2
+_PIPE_SIZE = 1 << 18  # four times Linux's default: the worker waits for the supervisor less often
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where one rank's output goes.
+
+    Attributes:
+        file: that all of it is appended to; None for none.
+        terminal: whether what the supervisor has as standard output and error gets it.
+        prefix: before each line there, and not in the file; empty for none.
+    """
+
+    file: Path | None
+    terminal: bool
+    prefix: str
+
+
+def plan(
+    log_dir: str | None, prefix: bool, tee: str | None, *, rank: int, world_size: int, node: str, run: str
+) -> Destination:
+    """What the options mean for one rank; nothing is opened yet.
+
+    Args:
+        log_dir: ``--log-dir``, the folder below which each run has one; None to write no files.
+        prefix: ``--prefix``, node and rank before each line on the terminal.
+        tee: ``--tee``, the ranks that go to the terminal as well as to their file; None for rank 0.
+        rank, world_size, node: of this rank.
+        run: the same on all ranks, and after a requeue: the run's folder is called so.
+
+    Raises:
+        ConfigError: ``tee`` is not a list of ranks, names one that is not there, or has no ``log_dir``.
+    """
+    if tee is not None and log_dir is None:
+        raise _wrong_tee("given without --log-dir", "a folder for the other ranks' output", "add --log-dir DIR")
+    ranks = tee_ranks("0" if tee is None else tee, world_size)
+    terminal = log_dir is None or any(rank in chosen for chosen in ranks)
+    name = f"{plain(node)}.rank{rank}.log"
+    return Destination(
+        file=None if log_dir is None else Path(log_dir, plain(run), name),
+        terminal=terminal,
+        prefix=f"{node}:{rank}: " if prefix and terminal else "",
+    )
+
+
+def tee_ranks(text: str, world_size: int) -> tuple[range, ...]:
+    """Read ``0,3-5``, ``all`` or ``none``.
+
+    Raises:
+        ConfigError: the text is not of that form, or names a rank that is not there.
+    """
+    if text in ("all", "none"):
+        return (range(world_size if text == "all" else 0),)
+    matches = [re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part) for part in text.split(",")]
+    ranks = tuple(range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match)
+    if len(ranks) < len(matches) or not all(ranks):
+        raise _wrong_tee(f"{text!r}", "ranks, all or none", "write a list like 0,3-5")
+    highest = max(chosen.stop for chosen in ranks) - 1
+    if highest >= world_size:
+        raise _wrong_tee(f"{text!r}", f"ranks from 0 to {world_size - 1}", f"leave rank {highest} out")
+    return ranks
+
+
+def _wrong_tee(found: str, expected: str, cure: str) -> ConfigError:
+    return ConfigError(found, expected=expected, cure=cure, where="--tee", scope=Scope.JOB)
+
+
+def plain(name: str) -> str:
+    """One folder's or file's name, whatever the name holds; never hidden, never the folder above."""
+    return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
+
+
+@dataclass
+class Output:
+    """One rank's output, from before the fork to after the worker's end.
+
+    In this order: :meth:`open`; after the fork :meth:`in_worker` there and :meth:`start` here; :meth:`finish`.
+    """
+
+    destination: Destination
+    _file: int | None = None
+    _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of STDOUT and STDERR: where to read and write
+    _pump: Pump | None = None
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that the worker has, and turns."""
+        return [end for ends in self._pipes.values() for end in ends] + ([] if self._file is None else [self._file])
+
+    @classmethod
+    def open(cls, destination: Destination) -> Output:
+        """Open the file and what leads to it; before the fork, and before any socket. May open nothing.
+
+        Raises:
+            ConfigError: the folder or the file cannot be written to.
+        """
+        output = cls(destination)
+        if destination.file or destination.prefix:
+            _fill_standard()
+        if destination.file:
+            output._file = _open(destination.file)
+        if destination.terminal and (destination.file or destination.prefix):
+            output._pipes = {number: _pipe() for number in (STDOUT, STDERR)}
+        return output
+
+    def in_worker(self) -> None:
+        """Turn descriptors 1 and 2; in the worker, before it writes or starts anything."""
+        for number in (STDOUT, STDERR):
+            target = self._pipes[number][1] if self._pipes else self._file
+            if target is not None:
+                os.dup2(target, number)
+        self._close(self.descriptors)
+
+    def start(self) -> None:
+        """In the supervisor, after the fork and with its signals blocked: pass on what comes, in a thread."""
+        self._close([write for _, write in self._pipes.values()])
+        if self._pipes:
+            # Most ranks need neither.
+            from srunddp.supervisor.output.nonblocking import Terminal
+            from srunddp.supervisor.output.relay import Pump
+
+            prefix, file = self.destination.prefix.encode(errors="backslashreplace"), self.destination.file
+            streams = {read: Terminal(number, prefix, file) for number, (read, _) in self._pipes.items()}
+            self._pump = Pump(streams, self._file)
+            self._pump.start()
+        elif self._file is not None:
+            self._close([self._file])
+
+    def finish(self, limit: float) -> Lost | None:
+        """When the worker has ended, pass on the rest, and close.
+
+        A process that the worker left behind may hold its output open: then until nothing comes for a moment.
+
+        Args:
+            limit: in seconds; this returns within it, even if nobody reads the terminal.
+
+        Returns:
+            How many bytes did not get where they should; None where none came through the supervisor.
+        """
+        return self._pump.finish(limit) if self._pump else None
+
+    @staticmethod
+    def _close(descriptors: list[int]) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        # By every rank: the folder may be a different one on each node.
+        os.makedirs(path.parent, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path.parent, os.strerror(error.errno or 0), Scope.NODE) from None
+    # Without O_NONBLOCK a named pipe in the file's place would hold this rank for ever.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        opened = os.open(path, flags, 0o666)
+    except OSError as error:
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
+        there = os.path.lexists(path)
+        raise _unwritable(path, reason, Scope.RANK if there else Scope.NODE) from None
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        raise _unwritable(path, "it is no plain file", Scope.RANK)
+    os.set_blocking(opened, True)
+    return opened
+
+
+def _unwritable(path: Path, reason: str, scope: Scope) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be written: {reason}",
+        expected="a folder in which every node may make files",
+        cure="name another, or correct its permissions",
+        where="--log-dir",
+        scope=scope,
+    )
+
+
+def _pipe() -> tuple[int, int]:
+    read, write = os.pipe()
+    with contextlib.suppress(OSError):  # the user's pipes have reached their limit together: the default will do
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+    return read, write
+
+
+def _fill_standard() -> None:
+    """Where 0, 1 or 2 is closed, the next file would get that number, and the worker's output with it."""
+    for number in (0, STDOUT, STDERR):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

@@ -1,0 +1,78 @@
+"""No process is left: what a worker started ends with it, whoever has adopted it meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from srunddp.supervisor import signals
+
+_WITHIN = 10.0
+
+
+def adopt() -> None:
+    """In the supervisor, before the fork: orphans of the worker become our children, not those of process 1."""
+    signals.prctl(signals.SET_CHILD_SUBREAPER, 1)
+
+
+def end_all(given_up: Collection[int] = ()) -> None:
+    """In the supervisor, when the worker has ended: kill and collect every process that it left.
+
+    Not without limit: one in a kernel call that does not return cannot be killed.
+
+    Args:
+        given_up: those of which that is known.
+    """
+    end = time.monotonic() + _WITHIN
+    while True:
+        children = _children(os.getpid())
+        for child in children:
+            _kill_with_children(child)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if set(children) <= set(given_up) or time.monotonic() >= end:
+            return
+        time.sleep(0.002)
+
+
+def _kill_with_children(pid: int) -> None:
+    # Its children first become ours when it has ended, and are found in the next round; those that are not killed
+    # yet may start more meanwhile, which that round finds as well.
+    for child in _children(pid):
+        _kill_with_children(child)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def end_forks_with(worker: int) -> None:
+    """In the worker: what Python forks here ends with this process, also where the supervisor was killed.
+
+    Such are the DataLoader's workers. Only those of the main thread: the kernel's signal comes at the end of the
+    *thread* that forked. And only our own children: one that leaves its parent on purpose would be killed by it.
+    """
+    ours = True
+
+    def before() -> None:
+        # Not asked in the child, whose parent may have ended by then: it is to end as well.
+        nonlocal ours
+        ours = os.getpid() == worker and threading.current_thread() is threading.main_thread()
+
+    def in_child() -> None:
+        if ours:
+            signals.die_with_parent(worker)
+
+    os.register_at_fork(before=before, after_in_child=in_child)

@@ -1,0 +1,188 @@
+"""Who failed first, said once: the cause, its traceback, and one line for all whom it took along."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from srunddp.bootstrap.rendezvous.missing_ranks import named
+from srunddp.supervisor import failure_files
+from srunddp.supervisor.failure import Failure, Weight
+
+LOST = 69  # sysexits' EX_UNAVAILABLE, as of a RendezvousError
+STALLED = 124  # as of timeout(1)
+
+_PATIENCE = 0.5
+_NODES_NAMED = 16
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the run ends.
+
+    Attributes:
+        ranks: the culprits: one, or all of a lost node; node: theirs.
+        how: ``failed``, ``lost``, or what else goes before the cause.
+        cause, traceback, time: of the failure.
+        exit_code: of every srunddp of the run.
+        victims: what else is known to have failed.
+        notes: lines that follow the traceback.
+    """
+
+    ranks: tuple[int, ...]
+    node: str
+    cause: str
+    exit_code: int
+    how: str = "failed"
+    traceback: str = ""
+    time: str = ""
+    victims: tuple[Failure, ...] = ()
+    notes: tuple[str, ...] = ()
+    shown: bool = False
+
+    @classmethod
+    def of(cls, failure: Failure) -> Verdict:
+        """Of one rank's failure."""
+        return cls(
+            (failure.rank,),
+            failure.node,
+            failure.cause,
+            failure.exit_code,
+            how="ended" if failure.weight >= Weight.STOPPED else "failed",
+            traceback=failure.traceback,
+            time=failure.time,
+            shown=failure.shown,
+        )
+
+
+def decide(failures: Sequence[Failure], left: Mapping[int, str]) -> Verdict:
+    """The verdict upon these failures, in the order in which rank 0 heard of them.
+
+    Args:
+        failures: at least one.
+        left: the nodes of the ranks whose script was over, without an error, before the first failure.
+    """
+    # Those that agreed have all been waited for, and rank 0 knows best.
+    failure = min(_causes(failures), key=lambda each: (each.weight, each.rank if each.weight is Weight.STOPPED else 0))
+    others = tuple(replace(each, traceback="") for each in failures if each is not failure)
+    if failure.weight is not Weight.ECHO or not left:
+        return replace(Verdict.of(failure), victims=others)
+    # What the others miss is the rank that was through too early.
+    rank = min(left)
+    cause = (
+        f"it left with exit code 0 while others still worked; then rank {failure.rank} on {failure.node} failed: "
+        f"{failure.cause}"
+    )
+    found = Verdict((rank,), left[rank], cause, failure.exit_code, traceback=failure.traceback, time=failure.time)
+    return replace(found, victims=(replace(failure, traceback=""), *others))
+
+
+def _causes(failures: Sequence[Failure]) -> Sequence[Failure]:
+    """Those that may be the cause: once the launcher has ended a rank, that is what its peers' errors tell of.
+
+    A signal reaches the nodes of a job one after the other.
+    """
+    asked = next((number for number, each in enumerate(failures) if each.weight is Weight.ASKED), len(failures))
+    if asked == len(failures):
+        return failures
+    own = [each for each in failures[:asked] if each.weight is not Weight.ECHO]
+    return own + [each for each in failures[asked:] if each.weight is Weight.PRIMARY or each.weight >= Weight.STOPPED]
+
+
+def render(verdict: Verdict, others: Mapping[int, str]) -> str:
+    """The verdict as people read it.
+
+    Args:
+        others: the nodes of the ranks that end with it.
+    """
+    who = named(verdict.ranks, dict.fromkeys(verdict.ranks, verdict.node))
+    if verdict.how == "ended":
+        lines = [f"srunddp: {verdict.cause} (exit code {verdict.exit_code})"]
+    else:
+        lines = [f"srunddp: {who} {verdict.how}: {verdict.cause} (exit code {verdict.exit_code})"]
+    if verdict.traceback:
+        lines.append(verdict.traceback.rstrip("\n"))
+    lines += [f"srunddp: {note}" for note in verdict.notes]
+    taken = [rank for rank in others if rank not in verdict.ranks]
+    if taken and verdict.how != "ended":
+        lines.append(f"srunddp: ended with it: {folded(taken, others)}")
+    return "\n".join(lines) + "\n"
+
+
+def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
+    """``ranks 0-2 on node01, …``, or how many they are where they are on too many nodes to be listed."""
+    where = {nodes[rank] for rank in ranks}
+    return named(ranks, nodes) if len(where) <= _NODES_NAMED else f"{len(ranks)} ranks on {len(where)} nodes"
+
+
+def announce(verdict: Verdict, others: Mapping[int, str]) -> None:
+    """Say it once on standard error.
+
+    Args:
+        others: the nodes of the ranks that end with it.
+    """
+    if not verdict.shown:
+        say(render(verdict, others))
+
+
+def write(verdict: Verdict, others: Mapping[int, str], folder: Path | None) -> int | None:
+    """Start to write ``failure.json`` where there is a folder for logs; see :mod:`srunddp.supervisor.failure_files`."""
+    if folder is None:
+        return None
+    return failure_files.write(folder / "failure.json", json.dumps(record(verdict, others), indent=2) + "\n", new=True)
+
+
+def announce_as_deputy(verdict: Verdict, folder: Path | None) -> None:
+    """The same for rank 0, who is gone; where the file is there already, the verdict is another's."""
+    writer = write(verdict, {}, folder)
+    if writer is None or failure_files.wait(writer, _PATIENCE) != failure_files.IS_THERE:
+        announce(verdict, {})
+
+
+def record(verdict: Verdict, others: Mapping[int, str]) -> dict[str, Any]:
+    """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the verdict."""
+    causes = {each.rank: each.cause for each in verdict.victims}
+    nodes = {each.rank: each.node for each in verdict.victims} | dict(others)
+    victims = [
+        {"rank": rank, "node": node, "cause": causes.get(rank, "")}
+        for rank, node in sorted(nodes.items())
+        if rank not in verdict.ranks
+    ]
+    return {
+        "rank": verdict.ranks[0],
+        "ranks": list(verdict.ranks),
+        "node": verdict.node,
+        "time": verdict.time,
+        "exit_code": verdict.exit_code,
+        "cause": verdict.cause,
+        "traceback": verdict.traceback,
+        "notes": list(verdict.notes),
+        "victims": victims,
+    }
+
+
+def set_aside(folder: Path) -> None:
+    """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the same folder."""
+    for number in itertools.count(1):
+        earlier = folder / f"failure.{number}.json"
+        if not earlier.exists():
+            with contextlib.suppress(OSError):
+                (folder / "failure.json").rename(earlier)
+            return
+
+
+def say(text: str) -> None:
+    """Write to standard error; what nobody takes within half a second is dropped."""
+    data = text.encode(errors="backslashreplace")
+    with contextlib.suppress(OSError):
+        # Where nobody reads, that must not keep the others from ending.
+        while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], _PATIENCE)[1]:
+            data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]

@@ -1,0 +1,145 @@
+"""Where a rank is: its Python stacks, written by faulthandler on a signal, which needs no GIL; and who is the odd one.
+
+The worker writes into memory that the supervisor reads, so that neither a full pipe nor a user's file is in the way,
+and what a crash leaves is there after the process has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from srunddp.util.memory import memory_file
+
+# Neither Python, torch, NCCL nor MPI uses it.
+ASK = signal.SIGRTMAX - 3
+_WITHIN = 1.0
+_LONGEST = 12000
+_OURS = 'srunddp/run/script.py", line'
+
+
+class Dump:
+    """Memory into which faulthandler writes; made before the fork.
+
+    Attributes:
+        descriptor: of the file in that memory.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = memory_file()
+        self._read = 0
+
+    def arm(self) -> None:
+        """In the worker: from now on a crash, and the signal, leave their stacks here.
+
+        A handler that the user has switched on (PYTHONFAULTHANDLER) stays, and writes to standard error.
+        """
+        if not faulthandler.is_enabled():
+            faulthandler.enable(self.descriptor)
+        signal.signal(ASK, signal.SIG_IGN)  # what it is again when Python itself has ended, and C's exit handlers run
+        faulthandler.register(ASK, self.descriptor, all_threads=True)
+
+    def read(self) -> str:
+        """In the supervisor: what has been written since the last reading."""
+        text = os.pread(self.descriptor, 1 << 18, self._read)
+        self._read += len(text)
+        return _without_us(text.decode(errors="replace").strip())
+
+    def ask(self, worker: int) -> str:
+        """In the supervisor: the worker's stacks now; empty where it gives none within a second."""
+        self.read()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, ASK)
+        text, end = "", time.monotonic() + _WITHIN
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            more = self.read()
+            if text and not more:
+                break
+            text += more
+        return text[:_LONGEST]
+
+
+def _without_us(text: str) -> str:
+    """Leave out the frames above the script."""
+    kept: list[str] = []
+    ours = False
+    for line in text.splitlines():
+        ours = line.startswith("  File ") and (ours or _OURS in line)
+        if not ours:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({os.path.basename(self.file)}:{self.line})"
+
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.+)')
+# They say nothing about where a rank is: decorators, and what calls a module.
+_WRAPPERS = ("wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "<lambda>")
+_WAITING = ("torch/distributed/", "torch/autograd/graph.py", "torch/cuda/", "torch/nn/parallel/distributed.py")
+
+
+def main_stack(text: str) -> tuple[Frame, ...]:
+    """The stack of the thread that took the signal, the innermost frame first; it is marked as current."""
+    _, _, current = text.rpartition("Current thread")
+    frames = []
+    for line in current.splitlines()[1:]:
+        if not (match := _FRAME.fullmatch(line)):
+            break
+        frames.append(Frame(match[1], int(match[2]), match[3]))
+    return tuple(frames)
+
+
+def place(stack: tuple[Frame, ...]) -> str:
+    """The frame that says the most, in words."""
+    return str(next((frame for frame in stack if frame.function not in _WRAPPERS), stack[0])) if stack else "no stack"
+
+
+def shown(stack: tuple[Frame, ...]) -> str:
+    """A stack as Python prints it, the outermost frame first; empty for none."""
+    lines = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in reversed(stack)]
+    return "\n".join(["Stack (most recent call last):", *lines]) if stack else ""
+
+
+def waits(stack: tuple[Frame, ...]) -> bool:
+    """Whether this rank waits for others: its innermost frames are torch's for collectives, or for a GPU."""
+    return any(part in frame.file for frame in stack[:4] for part in _WAITING)
+
+
+def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks by the place where they are, the largest group first."""
+    found: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        found.setdefault(place(main_stack(text)), []).append(rank)
+    return dict(sorted(found.items(), key=lambda each: -len(each[1])))
+
+
+def odd_one(texts: Mapping[int, str], steps: Mapping[int, int]) -> int:
+    """The rank that the others wait for.
+
+    It is among those that do not wait for others themselves; else among those a step behind; else in the smallest
+    group. Of several, the lowest.
+    """
+    candidates = [rank for rank in texts if not waits(main_stack(texts[rank]))]
+    if not candidates or len(candidates) == len(texts):
+        candidates = sorted(texts)
+    least = min(steps.get(rank, 0) for rank in candidates)
+    candidates = [rank for rank in candidates if steps.get(rank, 0) == least]
+    sizes = {rank: len(ranks) for ranks in groups(texts).values() for rank in ranks}
+    return min(candidates, key=lambda rank: (sizes[rank], rank))

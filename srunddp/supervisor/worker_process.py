@@ -1,0 +1,107 @@
+"""A supervisor's view of its worker: running, stopped or ended, and how it is made to go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+
+from srunddp.supervisor.failure import signal_name
+
+STOPPED_FOR = 10.0
+KILL_AFTER = 1.0
+_LOOK_EVERY = 1.0  # at a stopped one: where we are stopped, too, no more than the wait counts, see Clock
+_GIVE_UP_AFTER = (
+    10.0  # it may have a GPU's memory to give back; a process in a kernel call that does not return cannot be killed
+)
+
+
+@dataclass
+class WorkerProcess:
+    """One child process.
+
+    Attributes:
+        pid: its process id.
+        stop_limit: seconds for which it may be stopped; None for as long as it likes.
+        status: None while it is there; then its exit code, or minus the number of the signal that ended it.
+        dumped_core: whether the kernel wrote its memory to a file.
+        given_up: it did not go, not even when it was killed.
+    """
+
+    pid: int
+    stop_limit: float | None = STOPPED_FOR
+    status: int | None = None
+    dumped_core: bool = False
+    given_up: bool = False
+    _stopped_by: int = 0
+    _stopped_at: float = 0.0
+    _told: bool = False  # that it has been stopped for too long
+    _kill_at: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone, or will never go."""
+        return self.status is not None or self.given_up
+
+    def collect(self, now: float) -> None:
+        """After SIGCHLD: note what became of it, and collect the orphans that we adopted from it."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                if not pid:
+                    return
+                if pid == self.pid:
+                    self._note(status, now)
+
+    def _note(self, status: int, now: float) -> None:
+        if os.WIFSTOPPED(status):
+            self._stopped_by, self._stopped_at = os.WSTOPSIG(status), now
+        elif os.WIFCONTINUED(status):
+            self._stopped_by = 0
+        else:
+            self._stopped_by, self.status = 0, os.waitstatus_to_exitcode(status)
+            self.dumped_core = os.WIFSIGNALED(status) and os.WCOREDUMP(status)
+
+    def overdue(self, now: float) -> tuple[str, int] | None:
+        """The cause and exit code of one that has been stopped for too long."""
+        limit = self._stop_ends()
+        if limit is None or self._kill_at is not None or now < limit:
+            return None
+        self._told = True
+        return f"stopped by {signal_name(self._stopped_by)} for {self.stop_limit:g} s", 128 + self._stopped_by
+
+    def _stop_ends(self) -> float | None:
+        if not self._stopped_by or self.stop_limit is None or self._told:
+            return None
+        return self._stopped_at + self.stop_limit
+
+    def end(self, now: float, *, ask: bool, within: float | None = KILL_AFTER) -> None:
+        """Make it go: by SIGTERM where ``ask``, and by SIGKILL ``within`` some seconds; None leaves it its time."""
+        if self.ended or within is None:
+            return
+        first = self._kill_at is None
+        kill_at = now if self._stopped_by else now + within
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        if first and ask and not self._stopped_by:
+            self.send(signal.SIGTERM)
+
+    def tick(self, now: float) -> float | None:
+        """Do what is due; returns the seconds until something is, or None for nothing."""
+        if self.ended:
+            return None
+        if self._kill_at is not None:
+            if now >= self._kill_at + _GIVE_UP_AFTER:
+                self.given_up = True
+            elif now >= self._kill_at:
+                self.send(signal.SIGKILL)
+                return self._kill_at + _GIVE_UP_AFTER - now
+            return max(0.0, self._kill_at - now)
+        limit = self._stop_ends()
+        return None if limit is None else min(_LOOK_EVERY, max(0.0, limit - now))
+
+    def send(self, number: int) -> None:
+        """Send it a signal; nothing happens where it has ended."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)

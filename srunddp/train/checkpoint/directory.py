@@ -1,0 +1,170 @@
+"""The checkpoints of one folder: which is the newest whole one, and which are kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from srunddp.train.checkpoint.file import (
+    CheckpointError,
+    remove_temporaries,
+    save_checkpoint,
+    sync_folder,
+)
+from srunddp.train.checkpoint.sharded import SUFFIX, load_whole, tells_of, verify_whole
+
+_NAME = re.compile(r"step-([0-9]{8,})\.pt")
+_FOLDER = re.compile(r"(step-[0-9]{8,})\.[0-9a-f]+" + re.escape(SUFFIX))
+_BEST = "best.pt"
+
+
+class Shelf:
+    """Files ``step-00000120.pt``, named after the optimizer's step, and a link ``best.pt`` to the best of them.
+
+    One process alone writes; others may read meanwhile.
+
+    Attributes:
+        folder: where they are.
+        scores: by step, less is better; the caller fills it in and keeps it in the checkpoints.
+    """
+
+    def __init__(self, folder: Path, keep_last: int, keep_best: int) -> None:
+        """Nothing is written yet.
+
+        Args:
+            folder: made by the caller, before the first :meth:`add`.
+            keep_last: so many of the newest stay; the one that was added last always does.
+            keep_best: so many of the best stay besides, of those that have a score.
+        """
+        self.folder = folder
+        self.scores: dict[int, float] = {}
+        self._keep_last = keep_last
+        self._keep_best = keep_best
+        self._whole: set[int] = set()  # steps whose files were found to be whole by this process
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of this step is, or would be."""
+        return self.folder / f"step-{step:08}.pt"
+
+    def steps(self) -> list[int]:
+        """The steps that have a file, whole or not, in ascending order."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        steps = (int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+        return sorted(step for step in steps if self.path(step).name in names)
+
+    def last_whole(self) -> Path | None:
+        """The newest one that this process wrote, loaded or checked."""
+        return self.path(max(self._whole)) if self._whole else None
+
+    def newest(self, say: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+        """The newest whole checkpoint with its content, or None where there is none.
+
+        Args:
+            say: is told of each broken one that is passed over.
+        """
+        tried: set[int] = set()
+        while left := set(self.steps()) - tried:  # listed anew: who writes may have deleted one meanwhile
+            step = max(left)
+            tried.add(step)
+            try:
+                state = load_whole(self.path(step))
+            except CheckpointError as error:
+                if os.path.lexists(self.path(step)):
+                    say(f"passed over {str(error).partition(';')[0]}")
+                continue
+            self._whole.add(step)
+            return self.path(step), state
+        return None
+
+    def new_folder(self, step: int) -> Path:
+        """A name for a folder of shards of this step."""
+        return self.folder / f"step-{step:08}.{token_hex(4)}{SUFFIX}"
+
+    def tidy(self, *, but: Path | None = None) -> None:
+        """Delete what killed saves have left, and shards of no checkpoint but this folder: they may fill the disk."""
+        for name in ("step-*.pt", _BEST):
+            remove_temporaries(self.folder, name)
+        for folder in self.folder.glob(f"step-*{SUFFIX}"):
+            match = _FOLDER.fullmatch(folder.name)
+            if not match or (but and folder.name == but.name):  # one of the two paths may be relative
+                continue
+            if not any(tells_of(self.folder / f"{match[1]}{suffix}", folder) for suffix in (".pt", ".pt.aside")):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def add(self, step: int, state: Mapping[str, Any], folder: Path | None = None) -> None:
+        """Write the checkpoint of a step, and then delete those that need not be kept.
+
+        Args:
+            folder: of its shards, which are written; None where it has none.
+
+        Raises:
+            CheckpointError, OSError: as :func:`save_checkpoint`; nothing was deleted then but temporary files.
+        """
+        self.tidy(but=folder)
+        save_checkpoint(self.path(step), state)
+        self._whole.add(step)
+        self._prune(step)
+        self.tidy()
+
+    def set_aside(self, after: int) -> list[Path]:
+        """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts anew from ``after``.
+
+        Else they would be the newest, though they are from another course of training. Their scores go too.
+        """
+        renamed = []
+        for step in reversed(self.steps()):  # the newest first: a kill leaves no gap
+            if step > after:
+                renamed.append(self.path(step).with_suffix(".pt.aside"))
+                os.replace(self.path(step), renamed[-1])
+                self._whole.discard(step)
+        if renamed:
+            if not (link := self.folder / _BEST).exists():
+                link.unlink(missing_ok=True)
+            sync_folder(self.folder)
+        self.scores = {step: score for step, score in self.scores.items() if step <= after}
+        return renamed
+
+    def _prune(self, added: int) -> None:
+        steps = self.steps()
+        newest = islice(filter(self._is_whole, reversed(steps)), self._keep_last)
+        best = list(islice(filter(self._is_whole, self._by_score(steps)), self._keep_best))
+        kept = {added, *newest, *best}
+        if best:
+            self._link(best[0])
+        for step in steps:
+            if step not in kept:
+                self.path(step).unlink(missing_ok=True)
+                self._whole.discard(step)
+
+    def _by_score(self, steps: list[int]) -> Iterator[int]:
+        scores = dict(self.scores)  # the caller may add to it meanwhile
+        scored = [step for step in steps if step in scores and not math.isnan(scores[step])]
+        return iter(sorted(scored, key=scores.__getitem__))
+
+    def _is_whole(self, step: int) -> bool:
+        if step not in self._whole:
+            with suppress(CheckpointError):
+                verify_whole(self.path(step))
+                self._whole.add(step)
+        return step in self._whole
+
+    def _link(self, step: int) -> None:
+        """Some file systems have no links; no checkpoint is to fail for that."""
+        link, name = self.folder / _BEST, self.path(step).name
+        with suppress(OSError):
+            if not (link.is_symlink() and os.readlink(link) == name):
+                temporary = self.folder / f"{_BEST}.{token_hex(4)}.tmp"
+                temporary.symlink_to(name)
+                os.replace(temporary, link)
+                sync_folder(self.folder)

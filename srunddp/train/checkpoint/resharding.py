@@ -1,0 +1,160 @@
+"""What a checkpoint has to do with shards: a run's own may be in shards, and so may the one that it goes on from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from srunddp.errors import ConfigError
+from srunddp.train.checkpoint import sharded
+from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.model.fsdp import sharded_as
+from srunddp.train.state import TrainingState
+from srunddp.train.world import World
+from srunddp.util.hostlist import ranges
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+_SEEN_WITHIN = 5.0  # seconds
+
+
+class Sharding:
+    """Of one run.
+
+    Attributes:
+        shards: the model is in shards, so that each rank writes its own, and all call :meth:`add`.
+    """
+
+    def __init__(self, world: World, shelf: Shelf, state: TrainingState) -> None:
+        self._world, self._shelf, self._state = world, shelf, state
+        self.shards = any(isinstance(parameter, DTensor) for parameter in state.model.parameters())
+        self._group = self._new_group() if self.shards else None
+
+    def check_shared(self) -> None:
+        """Make sure that all ranks see the checkpoints' folder, which is there on rank 0; all ranks call this.
+
+        Raises:
+            ConfigError: some do not.
+        """
+        if not self.shards:
+            return
+        probe = self._agreed(self._shelf.folder / f"{token_hex(4)}.tmp")
+        if self._world.rank == 0:
+            probe.touch()
+        dist.barrier(group=self._group)
+        seen: list[bool] = [False] * self._world.world_size
+        dist.all_gather_object(seen, _appears(probe), group=self._group)
+        if self._world.rank == 0:
+            probe.unlink(missing_ok=True)
+        if blind := [rank for rank, sees in enumerate(seen) if not sees]:
+            raise ConfigError(
+                f"what rank 0 writes to {probe.parent} is not seen by rank {ranges(blind)}",
+                expected="with parallel=fsdp an output_dir that all nodes share, as each rank writes its shards there",
+                cure="put output_dir on a shared file system",
+            )
+
+    def add(self, step: int, state: dict[str, Any]) -> None:
+        """Write this rank's shards, and on rank 0 then the checkpoint.
+
+        Raises:
+            CheckpointError, OSError: as :meth:`Shelf.add`; where a rank could not write or read back, on all.
+        """
+        folder = self._agreed(self._shelf.new_folder(step))
+        if self._world.rank == 0:
+            with suppress(OSError):  # the others wait already; it is done again, and told, by Shelf.add
+                self._shelf.tidy(but=folder)
+        plain, tensors = sharded.split(state)
+        # Of what all ranks have, such as buffers, torch would take any rank's.
+        own = {key: each for key, each in tensors.items() if isinstance(each, DTensor) or self._world.rank == 0}
+        from srunddp.train.checkpoint import dcp
+
+        names = dcp.write(folder, own, self._group)
+        files = self._read_back(folder, names)
+        if self._world.rank == 0:
+            self._shelf.add(step, plain | sharded.told(folder, files), folder)
+
+    def _read_back(self, folder: Path, names: list[str]) -> dict[str, str]:
+        """The SHA-256 of all files; each rank reads some of them."""
+        found: list[Any] = [None] * self._world.world_size
+        try:
+            own: Any = sharded.digests(folder, names[self._world.rank :: self._world.world_size])
+        except OSError as error:
+            own = error
+        dist.all_gather_object(found, own, group=self._group)
+        for rank, each in enumerate(found):
+            if isinstance(each, OSError):
+                raise OSError(each.errno, f"rank {rank}: {each.strerror}", each.filename)
+        return {name: digest for each in found for name, digest in each.items()}
+
+    def fitted(self, found: Mapping[str, Any], path: Path | None) -> Mapping[str, Any]:
+        """A checkpoint's state as this run's model and optimizer take it; all ranks call this.
+
+        Args:
+            path: the checkpoint's file, on rank 0.
+
+        Raises:
+            KeyError, IndexError, ValueError: it is of another model.
+            CheckpointError: its shards cannot be read here.
+        """
+        if sharded.has_shards(found):
+            self._group = self._group or self._new_group()
+            folder = self._agreed(sharded.folder_of(path or "", found))
+            from srunddp.train.checkpoint import dcp
+
+            return dcp.read(found, folder, partial(_place, _Own(self._state)), self._group)
+        if not self.shards:
+            return found
+        plain, tensors = sharded.split(found)
+        own = _Own(self._state)
+        return sharded.join(plain, {key: sharded_as(own[key], tensor) for key, tensor in tensors.items()})
+
+    def _new_group(self) -> Any:
+        # Of its own, and on the CPU: checkpoints are written beside training, which shares gradients meanwhile.
+        return dist.new_group(backend="gloo") if self._world.world_size > 1 else None
+
+    def _agreed(self, folder: Path) -> Path:
+        """Rank 0's."""
+        names = [str(folder.absolute())]  # ranks may have different working directories
+        if self._group is not None:
+            dist.broadcast_object_list(names, src=0, group=self._group)
+        return Path(names[0])
+
+
+def _appears(path: Path) -> bool:
+    """A network file system may remember for some seconds that it was not there."""
+    end = time.monotonic() + _SEEN_WITHIN
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class _Own:
+    """This run's tensors of the model, and of the optimizer the parameters that its values belong to."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._model = state.model.state_dict()
+        self._parameters = [each for group in state.optimizer.param_groups for each in group["params"]]
+
+    def __getitem__(self, key: str) -> Tensor:
+        part, _, name = key.partition("/")
+        own: Tensor = self._model[name] if part == "model" else self._parameters[int(name.partition("/")[0])]
+        return own.detach()
+
+
+def _place(own: _Own, key: str, stored: TensorStorageMetadata) -> Tensor:
+    """An empty tensor as this one is to be: in shards where it belongs to a parameter in shards."""
+    like, dtype = own[key], stored.properties.dtype
+    return torch.empty_like(like, dtype=dtype) if like.shape == stored.size else torch.empty(stored.size, dtype=dtype)

@@ -1,0 +1,278 @@
+"""One call of ``fit()``: what goes on around its steps."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import Dataset
+
+from srunddp.bootstrap.environment.cpus import Cpus, advice
+from srunddp.config.parse import save_config
+from srunddp.errors import ConfigError
+from srunddp.telemetry import event, heartbeat
+from srunddp.train.callbacks import overriding
+from srunddp.train.checkpoint_policy import Keeping, Leave
+from srunddp.train.data import cpus
+from srunddp.train.data.loader import Step, feeds
+from srunddp.train.data.order import Order
+from srunddp.train.metrics.accumulator import Sums
+from srunddp.train.metrics.logger import History
+from srunddp.train.optimizer import make_scheduler
+from srunddp.train.profiler import Profile, parse
+from srunddp.train.progress import EpochRecord, Progress, Silent
+from srunddp.train.rng import undisturbed
+from srunddp.train.step_timer import pace_of
+from srunddp.train.validate import inputs
+
+if TYPE_CHECKING:
+    from srunddp.train.trainer import Trainer
+
+
+class Run:
+    """What happens before, between and after the steps of a :class:`Trainer`. A context manager.
+
+    Attributes:
+        pace: notes where the time of its steps goes.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        train_data: Dataset[Any],
+        test_data: Dataset[Any] | None,
+        order: Order | None,
+        collate: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        """The arguments are those of :meth:`Trainer.fit`."""
+        config, world = trainer.config, trainer.world
+        self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
+        self._progress = Progress() if world.rank == 0 else Silent()
+        self.pace = pace_of(world.device)
+        inputs.check_fit(world, train_data, test_data, order, config)
+        share = cpus.share(world)
+        cpus.set_threads(share, config.loading.threads)
+        self._feed, self._test_feed = feeds(world, config, train_data, test_data, order, collate, share)
+        self._on_step = overriding(trainer.callbacks, "on_step")
+        self._stack = ExitStack()
+        self._sums: Sums | None = None
+        self._latest: tuple[int, Mapping[str, float]] = (0, {})  # an evaluation's step, and its figures
+        self._profile: Profile | None = None
+        self._history: History | None = None
+        self._keeping: Keeping | None = None
+
+    def __enter__(self) -> Self:
+        """Get all ready, and go on from a checkpoint where there is one."""
+        try:
+            self._get_ready()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _get_ready(self) -> None:
+        event("fit")
+        self._stack.callback(self._progress.close)
+        if self._world.rank == 0:
+            for line in advice(os.environ, Cpus.here()):
+                self._progress.say(line)
+        state, steps = self._state, self._feed.steps_left(0)
+        if state.scheduler is None:
+            whole = None if steps is None else steps * self._config.epochs
+            state.scheduler = make_scheduler(self._trainer.optimizer, self._trainer.scheduler, self._config, whole)
+        folder = Path(self._config.output_dir or ".")
+        if self._config.output_dir is not None:
+            self._open(folder)
+        if self._config.profile and self._world.rank in self._config.profile_ranks:
+            trace = folder / f"trace-rank{self._world.rank}.json"
+            self._profile = Profile(parse(self._config.profile), trace, self._progress.say)
+            self._stack.callback(self._profile.close)
+
+    def _open(self, folder: Path) -> None:
+        written = [partial(call, self._trainer) for call in overriding(self._trainer.callbacks, "on_checkpoint")]
+        self._keeping = Keeping(
+            self._config, self._world, self._state, self._stack, say=self._progress.say, written=written
+        )
+        if self._state.step == 0:  # a trainer that has made steps goes on from where it is
+            self._keeping.restore(self._rehearse)
+        if self._state.epoch >= self._config.epochs:
+            self._progress.say(
+                f"nothing to do: {self._state.epoch} epochs are done, and epochs is {self._config.epochs}"
+            )
+        if self._world.rank == 0:
+            save_config(folder / "config.yaml", self._config)
+            self._history = History(folder, self._config.tensorboard, self._progress.say)
+            self._stack.callback(self._history.close)
+            self._history.rewind(self._state.step)
+
+    def _rehearse(self) -> None:
+        if self._trainer.rehearses and (step := next(self.steps(), None)):
+            self._trainer.rehearse(step)
+
+    @property
+    def is_over(self) -> bool:
+        """The figures have not become better for as long as the configuration allows."""
+        return 0 < self._config.patience <= self._state.waited
+
+    def start_epoch(self) -> Sums:
+        """The figures of the epoch that begins, or goes on from a checkpoint."""
+        state, feed = self._state, self._feed
+        steps, left = feed.steps_left(0), feed.steps_left(state.seen)
+        done = steps - left if steps is not None and left is not None else 0
+        self._progress.start_epoch(state.epoch + 1, self._config.epochs, steps, done)
+        self.pace.epoch(state.epoch + 1)
+        self._sums = Sums(self._trainer.metrics, self._world, state.sums)
+        return self._sums
+
+    def steps(self) -> Iterator[Step]:
+        """The steps that are left of this epoch."""
+        if self.is_over and self._state.seen:
+            return  # a resume after the evaluation that ended training
+        for step in self.pace.arriving(self._feed.steps(self._state.epoch + 1, self._state.seen)):
+            if self._profile:
+                self._profile.before(self._state.step + 1)
+            yield step
+            if self.is_over:
+                return
+        if not self._state.seen:
+            raise ConfigError(
+                "an epoch without a step",
+                expected="training data for one",
+                cure="check what the data set yields; with loading.drop_last, also batch_size and accumulation",
+            )
+
+    @contextmanager
+    def evaluation(self) -> Iterator[Iterator[Step]]:
+        """The test data, a batch each step. Training's clock and random states stand still."""
+        assert self._test_feed is not None
+        with self._progress.paused(), undisturbed(self._world):
+            if self._keeping:
+                self._keeping.begin()
+            event("evaluation")
+            yield self._test_feed.steps()
+            event("evaluation_end")
+        if self._keeping:
+            self._keeping.begin()
+
+    def after_step(self, step: Step, loss: float | None) -> None:
+        """Count a step, and tell of it.
+
+        Args:
+            loss: of the micro-batch before this step's last.
+        """
+        state = self._state
+        state.step += 1
+        state.seen += step.total
+        if self._profile:
+            self._profile.after(state.step)
+        self._progress.step(step.total, loss)
+        for call in self._on_step:
+            call(self._trainer, state.step, loss)
+        if self._history and self._config.log_every and state.step % self._config.log_every == 0:
+            rates = [float(group["lr"]) for group in self._trainer.optimizer.param_groups[:1]]
+            figures = {} if loss is None else {"loss": loss}
+            self._history.add("step", state.step, **figures, lr=rates[0])
+        self.pace.done(step.total)
+
+    def evaluation_is_due(self) -> bool:
+        """Whether to evaluate after this step."""
+        every = self._config.evaluate_every_steps
+        state = self._state
+        return bool(every and self._test_feed and state.step % every == 0 and state.evaluated < state.step)
+
+    def ends_with_evaluation(self) -> bool:
+        """The same at the end of this epoch."""
+        every = self._config.evaluate_every_epochs
+        return bool(every and self._test_feed and (self._state.epoch + 1) % every == 0)
+
+    @property
+    def evaluated(self) -> Mapping[str, float]:
+        """The figures of this very step; empty where it was not evaluated in this run."""
+        step, figures = self._latest
+        return figures if step == self._state.step else {}
+
+    def judge(self, figures: Mapping[str, float]) -> None:
+        """Take an evaluation's figures; those of a step that was evaluated before are no news."""
+        state = self._state
+        if state.evaluated == state.step:
+            return
+        self._latest = (state.step, figures)
+        for call in overriding(self._trainer.callbacks, "on_evaluation"):
+            call(self._trainer, figures)
+        if self._history:
+            self._history.add("evaluation", state.step, **figures)
+        self._compare(figures)
+
+    def _compare(self, figures: Mapping[str, float]) -> None:
+        """Are they the best so far?"""
+        state, config = self._state, self._config
+        # One figure for all of a metric's is that it is not known: nothing was evaluated.
+        if config.best not in figures and not math.isnan(figures.get(config.best.split("/")[0], 0.0)):
+            raise ConfigError(f"best={config.best}", expected=f"one of {', '.join(figures)}", cure="correct it")
+        state.evaluated = state.step
+        if isinstance(state.scheduler, ReduceLROnPlateau):
+            state.scheduler.step(figures["loss"])
+        figure = figures.get(config.best, math.nan)
+        score = figure if config.best_mode == "min" else -figure
+        if not math.isnan(score):
+            state.scores[state.step] = score
+        if score < (math.inf if state.best is None else state.best):
+            state.best, state.waited = score, 0
+            if self._keeping and config.checkpoint.keep_best:
+                self._keeping.due = True
+        else:
+            state.waited += 1
+
+    def agree(self) -> None:
+        """Within an evaluation: hear whether all are to leave."""
+        if self._keeping:
+            self._keeping.agree()
+
+    def keep(self) -> None:
+        """Write a checkpoint if one is due after this step, and leave if that was agreed on."""
+        if self._keeping:
+            self._keeping.after_step(self._sums)
+
+    def end_epoch(self, train: Mapping[str, float], test: Mapping[str, float]) -> None:
+        """Record an epoch that is over."""
+        state = self._state
+        speed, world = self._progress.samples_per_second, self._world
+        event("epoch_end", state.epoch + 1)
+        record = EpochRecord(state.epoch + 1, dict(train), dict(test), speed, world.world_size, world.device.type)
+        self._progress.end_epoch(record)
+        if test:
+            self.judge(test)
+        elif self._test_feed is None:
+            self._compare(train)
+        state.epoch, state.seen, state.sums, self._sums = state.epoch + 1, 0, [], None
+        state.records.append(record)
+        if self._history:
+            self._history.add(
+                "epoch", state.step, epoch=record.epoch, **train, **{f"test/{k}": v for k, v in test.items()}
+            )
+        for call in overriding(self._trainer.callbacks, "on_epoch"):
+            call(self._trainer, record)
+        if self._keeping:
+            self._keeping.after_epoch()
+
+    def finish(self) -> None:
+        """Training is over: the last checkpoint is written when this returns."""
+        heartbeat(last=True)
+        if self.is_over and self._state.epoch < self._config.epochs:
+            self._progress.say(f"no better {self._config.best} in {self._state.waited} evaluations: training is over")
+        if self._keeping:
+            self._keeping.finish()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            if self._keeping and isinstance(error, Leave):
+                self._keeping.leave(error, self._sums)

@@ -1,0 +1,157 @@
+"""Sums and counts over all ranks, divided once: never a mean of means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from srunddp.errors import ConfigError
+from srunddp.train.metrics.late import LateLoss
+from srunddp.train.metrics.torchmetrics import Stateful, compute, fresh, is_stateful
+from srunddp.train.world import World
+
+PlainMetric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
+"""``metric(outputs, targets)``: one value per sample, or their sum; not their mean."""
+
+Metric: TypeAlias = PlainMetric | Stateful
+"""Or an object of torchmetrics: one of its metrics, or a collection of them."""
+
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""``loss_function(outputs, targets)``: the mean over the batch, of no dimension."""
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the highest score is the target's class, else 0.
+
+    Args:
+        outputs: scores of shape (samples, classes, ...).
+        targets: class indices of shape (samples, ...); of several per sample the share of right ones counts.
+    """
+    right = outputs.argmax(dim=1) == targets
+    return right.flatten(1).double().mean(dim=1) if right.dim() > 1 else right
+
+
+class Sums:
+    """The loss and the metrics over the samples of all ranks.
+
+    All sums are float64: they add a float32 run's values, and counts, without a rounding that would depend on the order
+    of ranks. A batch's loss comes in as its mean in the loss's own precision.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], world: World, begun: Sequence[Sequence[float]] = ()) -> None:
+        """Start from nothing, or from what :meth:`by_rank` gave.
+
+        Args:
+            metrics: by name; those with a state are copied, so that other Sums may have the same ones.
+            world: the ranks to sum over.
+            begun: as of a checkpoint, of any number of ranks; metrics with a state start anew all the same.
+
+        Raises:
+            ConfigError: a metric with a state cannot be gathered from several ranks.
+        """
+        self._world = world
+        self._plain: dict[str, PlainMetric] = {}
+        self._stateful: dict[str, Stateful] = {}
+        for name, metric in metrics.items():
+            if is_stateful(metric):
+                self._stateful[name] = fresh(name, metric, world)
+            else:
+                self._plain[name] = cast(PlainMetric, metric)
+        self._has_metrics = bool(metrics)
+        self._loss = LateLoss(world.device)
+        self._totals = [self._zero() for _ in self._plain]
+        self._updated = False
+        self._begin(begun)
+
+    def _begin(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take this rank's row, so that it goes on to add in the same order; of another world rank 0 takes all."""
+        if len(rows) != self._world.world_size:
+            rows = [[sum(column) for column in zip(*rows, strict=True)]]
+        row = rows[self._world.rank] if self._world.rank < len(rows) else []
+        if len(row) == 2 + len(self._totals):
+            self._loss.total, self._loss.count = row[0], int(row[1])
+            for total, value in zip(self._totals, row[2:], strict=True):
+                total.fill_(value)
+
+    def add(self, loss: Tensor, outputs: Any, targets: Any, samples: int) -> float | None:
+        """Add a batch; nothing here waits for what the device computes now.
+
+        Args:
+            loss: the mean over the batch.
+            outputs, targets: of the batch.
+            samples: in it; 0 where they belong to another rank.
+
+        Returns:
+            The loss of the batch before; None at first.
+
+        Raises:
+            ConfigError: a metric gives neither a value per sample nor their sum.
+        """
+        if self._has_metrics and samples:
+            self._add(outputs.detach() if isinstance(outputs, Tensor) else outputs, targets, samples)
+        return self._loss.push(loss, samples)
+
+    @torch.no_grad()
+    def _add(self, outputs: Any, targets: Any, samples: int) -> None:
+        self._updated = True
+        for total, (name, metric) in zip(self._totals, self._plain.items(), strict=True):
+            total.add_(_total(name, metric(outputs, targets), samples))
+        for stateful in self._stateful.values():
+            stateful.update(outputs, targets)
+
+    def by_rank(self) -> list[list[float]]:
+        """The sums of each rank so far, float64; a collective."""
+        own = self._own()
+        rows = [torch.empty_like(own) for _ in range(self._world.world_size)]
+        if self._world.world_size > 1:
+            dist.all_gather(rows, own)
+        else:
+            rows = [own]
+        return [[float(value) for value in row.tolist()] for row in rows]
+
+    def _own(self) -> Tensor:
+        self._loss.flush()
+        own = torch.tensor([self._loss.total, self._loss.count], dtype=torch.float64)
+        return torch.cat([own.to(self._world.device), *(total.reshape(1) for total in self._totals)])
+
+    def means(self) -> dict[str, float]:
+        """Each total over all ranks by the samples of all ranks; a collective: one all-reduce, one wait.
+
+        Metrics with a state take a gather and a broadcast besides.
+
+        Returns:
+            ``loss`` and the metrics; NaN for those of no sample at all.
+
+        Raises:
+            ConfigError: a metric with a state computes no number.
+        """
+        row = self._own()
+        if self._world.world_size > 1:
+            dist.all_reduce(row)
+        loss, count, *totals = row.tolist()
+        if not count:
+            return dict.fromkeys(("loss", *self._plain, *self._stateful), math.nan)
+        figures = {name: total / count for name, total in zip(("loss", *self._plain), (loss, *totals), strict=True)}
+        if self._stateful:
+            figures |= compute(self._stateful, self._updated, self._world)
+        return figures
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self._world.device)
+
+
+def _total(name: str, value: Tensor | float, samples: int) -> Tensor | float:
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    if value.dim() != 1 or len(value) != samples:
+        raise ConfigError(
+            f"metric {name!r} returned shape {tuple(value.shape)} for {samples} samples",
+            expected="one value per sample, or their sum",
+            cure="reduce over the other dimensions",
+        )
+    return value.sum(dtype=torch.float64)

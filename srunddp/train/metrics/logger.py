@@ -1,0 +1,162 @@
+"""The figures of a run, as lines of JSON and for TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from srunddp.errors import ConfigError
+from srunddp.util.atomic_file import replace_file
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FILE = "metrics.jsonl"
+_OURS = ("kind", "step", "time")
+
+
+class History:
+    """Appends to ``metrics.jsonl`` and to TensorBoard's event files; for rank 0 alone.
+
+    Each line is an object with ``kind``, ``step``, ``time`` (ISO 8601, UTC) and the figures. A disk that fails while
+    training ends nothing: ``say`` is told once, and what could not be written is missing.
+    """
+
+    def __init__(self, folder: Path, tensorboard: bool, say: Callable[[str], None]) -> None:
+        """Open the file, behind the lines that are there.
+
+        Args:
+            folder: is made if it is missing.
+            tensorboard: write to its subfolder ``tensorboard`` too, where TensorBoard is installed.
+            say: takes a line for the user.
+
+        Raises:
+            ConfigError: the folder or the file cannot be written to.
+        """
+        self._folder = folder
+        self._say = say
+        self._said = False
+        self._tensorboard = tensorboard
+        self._writer: SummaryWriter | None = None
+        self._purge_step: int | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = _open(folder)
+            self._keep_steps_to(math.inf)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder / FILE}: {os.strerror(error.errno or 0)}",
+                expected="a folder that rank 0 may write to",
+                cure="correct output_dir",
+            ) from None
+
+    def add(self, kind: str, step: int, /, **figures: float) -> None:
+        """One line, on disk at once so far as the kernel goes.
+
+        Args:
+            kind: ``step``, ``epoch`` or ``evaluation``.
+            step: counted over all epochs.
+            figures: one that is no number is written as ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+        """
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = {"kind": kind, "step": step, "time": time}
+        line |= {name + "_" * (name in _OURS): _number(value) for name, value in figures.items()}
+        with self._surviving():
+            _append(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
+        if self._tensorboard:
+            self._add_scalars(kind, step, figures)
+
+    def rewind(self, step: int) -> None:
+        """Before a run goes on behind this step: drop what the one before it wrote for later ones."""
+        with self._surviving():
+            self._keep_steps_to(step)
+        self._close_writer()
+        self._purge_step = step + 1
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._close_writer()
+        with self._surviving():
+            os.close(self._file)
+
+    def _keep_steps_to(self, step: float) -> None:
+        path = self._folder / FILE
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _step(line) <= step and line.endswith(b"\n")]
+        if len(kept) < len(lines):
+            replace_file(path, b"".join(kept))
+            os.close(self._file)
+            self._file = _open(self._folder)
+
+    def _add_scalars(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        try:
+            with self._surviving():
+                self._writer = self._writer or self._new_writer()
+                for name, value in figures.items():
+                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+                return
+        except ImportError:  # it is not installed
+            pass
+        # Its writing thread ends with the first error: it would never write again.
+        self._tensorboard = False
+        self._writer = None
+
+    def _new_writer(self) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = self._folder / "tensorboard"
+        return SummaryWriter(str(folder), purge_step=self._purge_step)
+
+    def _close_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        with self._surviving():
+            if writer is not None:
+                writer.close()
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                self._say(f"figures are missing from {self._folder}: {os.strerror(error.errno or 0)}")
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _append(file: int, line: bytes) -> None:
+    """All of the line or none of it, also where the disk is full halfway."""
+    size = os.fstat(file).st_size
+    written = os.write(file, line)
+    try:
+        while written < len(line):
+            written += os.write(file, line[written:])
+    except OSError:
+        os.ftruncate(file, size)
+        raise
+
+
+def _step(line: bytes) -> float:
+    """NaN, which no step is at or after, for what is no line of ours."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.nan
+
+
+def _number(value: float) -> float | int | str:
+    if isinstance(value, int):
+        return value
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(number)]

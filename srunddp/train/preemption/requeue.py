@@ -1,0 +1,171 @@
+"""How a job leaves its nodes: started again by Slurm, or with an exit code that asks for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn
+
+from srunddp import telemetry
+from srunddp.errors import Stopped
+from srunddp.train.preemption.signals import Preemption, Wish, shielded
+
+AGAIN = 75  # sysexits' EX_TEMPFAIL: the same command may do better later
+ENDED = 128 + signal.SIGTERM
+
+_ANSWERS_WITHIN = 8.0
+_KILLED_WITHIN = 1.0
+_TERM_WITHIN = 30.0
+_LOOK_EVERY = 0.05
+_LONGEST_ANSWER = 500
+_NO_JOB = "no job of Slurm"
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+_log = logging.getLogger("srunddp")
+
+
+class _Outcome(IntEnum):
+    """What rank 0 tells the others."""
+
+    REQUEUED = 0
+    NOT_REQUEUED = 1
+    ENDED = 2  # by SIGTERM, which has come meanwhile
+
+
+def leave(
+    preemption: Preemption,
+    agreed: tuple[Wish, int],
+    step: int,
+    checkpoint: Path | None,
+    *,
+    broadcast: Callable[[int], int],
+) -> NoReturn:
+    """End this rank; all call it after the same step, when the checkpoint is whole.
+
+    Rank 0 requeues the job where that is wished. Where that worked Slurm ends the job, so all wait for its SIGTERM:
+    were they to end before, a job script that goes on, or that requeues upon 75, would do so.
+
+    Args:
+        agreed: what all ranks have agreed upon, as from :meth:`Preemption.wish`.
+        step: how many steps are done.
+        checkpoint: what was written; None for nothing.
+        broadcast: a collective that returns rank 0's number on all ranks; it may take 10 s.
+
+    Raises:
+        Stopped: always: 143, or 75 where the job has yet to be requeued.
+    """
+    telemetry.heartbeat(last=True)
+    outcome, why = _Outcome.ENDED, ""
+    if agreed[0] is not Wish.LEAVE:
+        outcome, why = _requeued(preemption)
+        outcome = _Outcome(broadcast(outcome))
+    stopped = _stopped(agreed[1], step, checkpoint, outcome, why)
+    if preemption.rank == 0 and not telemetry.is_guarded():
+        _log.warning("srunddp: %s (exit code %d)", stopped, stopped.code)
+    if outcome is _Outcome.REQUEUED:
+        _wait_for_term(preemption)
+    raise stopped
+
+
+def _stopped(cause: int, step: int, checkpoint: Path | None, outcome: _Outcome, why: str) -> Stopped:
+    by = signal.Signals(cause).name if cause else "the end of the job's time"
+    said = f"stopped after step {step} by {by}; {f'checkpoint {checkpoint}' if checkpoint else 'no checkpoint'}"
+    if outcome is _Outcome.NOT_REQUEUED:
+        cure = "start it again with resume=auto" if why == _NO_JOB else "requeue it, it resumes by itself"
+        return Stopped(f"{said}; not requeued{why and f': {why}'} -> {cure}", AGAIN)
+    return Stopped(f"{said}; the job is requeued" if outcome is _Outcome.REQUEUED else said, ENDED)
+
+
+def _requeued(preemption: Preemption) -> tuple[_Outcome, str]:
+    """What came of it, and why not; only rank 0 knows."""
+    if preemption.rank:
+        return _Outcome.NOT_REQUEUED, ""
+    if not preemption.config.requeue:
+        return _Outcome.NOT_REQUEUED, "preemption.requeue is off"
+    # Slurm's SIGTERM, with which it ends the job, would reach scontrol before its answer does.
+    with shielded(preemption.config.signals):
+        if preemption.wish()[0] is Wish.LEAVE:
+            return _Outcome.ENDED, ""
+        why = requeue(preemption.environ, preemption.config.max_requeues)
+    if why and preemption.wish()[0] is Wish.LEAVE:
+        return _Outcome.ENDED, ""  # it may have ended scontrol, too, after Slurm had heard of us
+    return (_Outcome.NOT_REQUEUED if why else _Outcome.REQUEUED), why
+
+
+def _wait_for_term(preemption: Preemption) -> None:
+    deadline = time.monotonic() + _TERM_WITHIN
+    while preemption.wish()[0] is not Wish.LEAVE and time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY)
+
+
+def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWERS_WITHIN) -> str:
+    """Have Slurm end this job and start it again; asks it once.
+
+    Args:
+        max_requeues: not where it has been started again so often.
+        limit: seconds for scontrol.
+
+    Returns:
+        Why not; empty where Slurm will.
+    """
+    job, restarts = _job(environ), environ.get("SLURM_RESTART_COUNT", "") or "0"
+    if not job:
+        return _NO_JOB
+    if not _NUMBER.fullmatch(restarts):
+        return f"SLURM_RESTART_COUNT is {restarts!r}"
+    if int(restarts) >= max_requeues:
+        return f"it was {restarts} times before, and preemption.max_requeues is {max_requeues}"
+    scontrol = shutil.which("scontrol", path=environ.get("PATH"))
+    if not scontrol:
+        return "no scontrol in PATH"
+    try:
+        return _run([scontrol, "requeue", job], environ, limit)
+    except OSError as error:
+        return f"scontrol cannot be started: {error}"
+
+
+def _job(environ: Mapping[str, str]) -> str:
+    """As scontrol takes it; of an array its one element."""
+    of_array = [environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
+    if all(map(_NUMBER.fullmatch, of_array)):
+        return "_".join(of_array)
+    job = environ.get("SLURM_JOB_ID", "")
+    return job if _NUMBER.fullmatch(job) else ""
+
+
+def _run(command: list[str], environ: Mapping[str, str], limit: float) -> str:
+    deadline = time.monotonic() + limit
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    process = subprocess.Popen(command, env=dict(environ), stdin=null, stdout=null, stderr=pipe, start_new_session=True)
+    said, code = _read(process, deadline), None
+    with suppress(subprocess.TimeoutExpired):
+        code = process.wait(max(0.0, deadline - time.monotonic()))
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)  # what it started as well
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_KILLED_WITHIN)
+    if code is None:
+        return f"scontrol did not answer within {limit:g} s"
+    return f"scontrol failed: {said or f'it ended with {code}'}" if code else ""
+
+
+def _read(process: subprocess.Popen[bytes], deadline: float) -> str:
+    """What it says on standard error, the beginning of it, until it closes that or the time is over."""
+    assert process.stderr
+    kept = b""
+    # Not for ever where it never ends to speak, nor all of it.
+    while (left := deadline - time.monotonic()) > 0 and select.select([process.stderr], [], [], left)[0]:
+        if not (piece := os.read(process.stderr.fileno(), 1 << 16)):
+            break
+        kept = (kept + piece)[:_LONGEST_ANSWER]
+    return " ".join(kept.decode(errors="replace").split())

@@ -1,0 +1,197 @@
+"""What makes a job leave its nodes before it is done: a signal, or the known end of its time."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from multiprocessing import resource_tracker
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from srunddp import telemetry
+from srunddp.errors import ConfigError, Scope, Stopped
+from srunddp.supervisor.signals import FORWARDED
+from srunddp.train.config import PreemptionConfig
+
+_ASKED_WITHIN = 10.0
+_RANK_LOOKED_FOR_EVERY = 1.0
+_LONGEST_JOB = 10 * 366 * 86400.0  # an end that is farther away is none
+_DIGITS = re.compile(r"[0-9]{1,18}")
+
+
+_unheard: list[tuple[Wish, int]] = []  # what came after a run's last step; the process's next run hears of it
+
+
+class Wish(IntEnum):
+    """What is asked of the ranks; the greater goes before the less."""
+
+    NONE = 0
+    REQUEUE = 1  # write a checkpoint, and have the job started again
+    LEAVE = 2  # write a checkpoint and end: whoever sent SIGTERM has decided about the job
+
+
+class Preemption:
+    """Notes signals and the end of the job's time while it is entered; :meth:`wish` tells of them.
+
+    Outside the main thread no signal is noted.
+    """
+
+    def __init__(self, config: PreemptionConfig, rank: int, environ: Mapping[str, str] = os.environ) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigError: no such signal, or one that cannot be noted.
+        """
+        self.config, self.rank, self.environ = config, rank, environ
+        self._wishes = dict.fromkeys(numbers(config.signals), Wish.REQUEUE) | {signal.SIGTERM: Wish.LEAVE}
+        self._before: dict[signal.Signals, Any] = {}
+        self._noted: list[tuple[Wish, int]] = []
+        self._leave_at = math.inf
+
+    def __enter__(self) -> Self:
+        self._noted, _unheard[:] = list(_unheard), []
+        if threading.current_thread() is threading.main_thread():
+            for number in self._wishes:
+                if (before := signal.getsignal(number)) is not signal.SIG_IGN:
+                    # First, as the signal may come at once.
+                    self._before[number] = signal.SIG_DFL if before is None else before
+                    signal.signal(number, self._note)
+        if self.rank == 0 and self.config.lead_seconds > 0:
+            self._find_end()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Stopped):
+            return  # another signal must not kill a rank that is about to say that it has stopped
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before = {}
+        if error is None:
+            _unheard.extend(self._noted)
+
+    def ignore_interrupts(self) -> None:
+        """Ctrl-C ends nothing from now on: a checkpoint is to be written, and this rank is about to end."""
+        if threading.current_thread() is threading.main_thread() and signal.SIGINT not in self._before:
+            before = signal.getsignal(signal.SIGINT)
+            self._before[signal.SIGINT] = signal.SIG_DFL if before is None else before
+            signal.signal(signal.SIGINT, lambda *_: None)
+
+    def wish(self) -> tuple[Wish, int]:
+        """What is wished, and the number of the signal that said so; 0 for the end of the job's time."""
+        if self._noted:
+            return max(self._noted, key=lambda noted: noted[0])
+        return (Wish.REQUEUE if time.monotonic() >= self._leave_at else Wish.NONE), 0
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGTERM and telemetry.is_condemned():
+            # The supervisor ends this rank: no checkpoint can come of it, as the others end too.
+            signal.signal(number, self._before[signal.SIGTERM])
+            os.kill(os.getpid(), number)
+        else:
+            self._noted.append((self._wishes[signal.Signals(number)], number))  # one call, which nothing interrupts
+            self.ignore_interrupts()
+
+    def _find_end(self) -> None:
+        told = self.environ.get("SLURM_JOB_END_TIME", "")
+        if not self._lead_from(told) and _DIGITS.fullmatch(self.environ.get("SLURM_JOB_ID", "")):
+            threading.Thread(target=lambda: self._lead_from(asked_of_slurm(self.environ)), daemon=True).start()
+
+    def _lead_from(self, end: str) -> bool:
+        """Take the end of the job, in seconds since the epoch; False where it is none."""
+        left = float(end) - time.time() if _DIGITS.fullmatch(end) else 0.0
+        if not 0.0 < left < _LONGEST_JOB:
+            return False
+        self._leave_at = time.monotonic() + left - min(self.config.lead_seconds, left / 2)
+        return True
+
+
+def numbers(names: Sequence[str]) -> list[signal.Signals]:
+    """Of signals by their names without SIG.
+
+    Raises:
+        ConfigError: no such signal, or one that would not reach this rank.
+    """
+    known = {each.name.removeprefix("SIG"): each for each in FORWARDED if each != signal.SIGTERM}
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(name.upper().removeprefix("SIG"), known, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"preemption.signals has {name!r}",
+                expected=f"names among {', '.join(known)}",
+                cure="leave it out, it always counts" if name == "TERM" else f"write {nearest}",
+                scope=Scope.JOB,
+            )
+    return [known[name] for name in names]
+
+
+def asked_of_slurm(environ: Mapping[str, str], limit: float = _ASKED_WITHIN) -> str:
+    """When the job ends, in seconds since the epoch; something else, or nothing, where Slurm does not tell."""
+    # Slurm prints times in the zone of whoever asks, unless it is given another format.
+    variables = {**environ, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+    command = ["squeue", "--noheader", f"--jobs={environ['SLURM_JOB_ID']}", "--format=%e"]
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit
+        )
+        return done.stdout.strip()
+    return ""
+
+
+@contextlib.contextmanager
+def shielded(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
+    """What is started within never gets these signals nor SIGTERM: Slurm sends them to every process of a step.
+
+    They are blocked, which children inherit; one that comes meanwhile is noted at the end. Around ``iter(loader)``,
+    as torch's workers start there, and with them the processes that ``multiprocessing`` needs for itself.
+
+    Args:
+        signals: names without SIG.
+        method: how the workers start: ``fork``, ``forkserver`` or ``spawn``.
+    """
+    blocked = [*numbers(signals), signal.SIGTERM]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        if method != "fork":
+            resource_tracker.ensure_running()  # it is started with the others, and unblocks SIGTERM in doing so
+            signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def shield_worker(worker_id: int, signals: Sequence[str] = ("USR1", "USR2")) -> None:
+    """In a DataLoader's worker: only its own rank ends it; as ``worker_init_fn``, or within it.
+
+    Args:
+        worker_id: what torch passes.
+        signals: names without SIG.
+    """
+    for number in numbers(signals):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    threading.Thread(target=_end_with_rank, daemon=True).start()
+
+
+def _end_with_rank() -> None:
+    """By its SIGTERM, which torch and ``multiprocessing`` send to a worker that hangs, or when it is gone.
+
+    torch looks for that as well, but in vain below a fork server, which lives as long as its workers.
+    """
+    rank = multiprocessing.parent_process()
+    while rank is None or rank.is_alive():
+        received = signal.sigtimedwait([signal.SIGTERM], _RANK_LOOKED_FOR_EVERY)
+        if rank and received and received.si_pid == rank.pid:
+            break
+    os._exit(0)

@@ -1,0 +1,172 @@
+"""Where a step's time goes: to data, to this rank's own work, or to waiting for the others. For ``--monitor``.
+
+The ranks of a step wait for each other in its backward pass, so that all their steps take equally long. A rank that is
+slower than the others shows in what it needs for all else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from srunddp.telemetry import Marks, event, recorded
+
+if TYPE_CHECKING:
+    from srunddp.train.model.ddp import Replica
+    from srunddp.train.model.fsdp import Sharded
+
+T = TypeVar("T")
+_LOOK_EVERY = 0.5  # seconds between two measurements of a GPU
+
+
+class Pace:
+    """Notes nothing: without ``--monitor``."""
+
+    def arriving(self, steps: Iterator[T]) -> Iterator[T]:
+        """The same steps, as they come."""
+        return steps
+
+    def around_waits(self, replica: Replica | Sharded) -> AbstractContextManager[None]:
+        """Around a training, whose forwards may wait for other ranks as well."""
+        return nullcontext()
+
+    def waits(self) -> None:
+        """What follows waits for other ranks, until :meth:`goes_on`: the backward pass that shares gradients.
+
+        There may be more of these in between, as where a checkpointed module's forward is made again.
+        """
+
+    def goes_on(self) -> None:
+        """This rank's own work again."""
+
+    def done(self, samples: int) -> None:
+        """The step is over; ``samples`` of all ranks were in it."""
+
+    def epoch(self, number: int) -> None:
+        """An epoch begins; counted from 1."""
+
+
+class Timed(Pace):
+    """Writes sums where the supervisor reads them."""
+
+    def __init__(self, marks: Marks, device: torch.device) -> None:
+        self._marks, self._clock = marks, time.perf_counter
+        before = marks.read_steps()  # of a trainer before this one
+        self._steps, self._samples, self._step_s, self._data_s, self._own_s, self._longest, self._epoch = before
+        self._looks = marks.looks
+        self._gpu = _Gpu() if device.type == "cuda" else None
+        self._asked = self._arrived = self._since = self._clock()
+        self._waited = 0.0
+        self._depth = 0
+
+    def arriving(self, steps: Iterator[T]) -> Iterator[T]:
+        """The same steps, and how long each was waited for."""
+        while True:
+            self._asked = self._clock()
+            if self._gpu:
+                self._gpu.begin(self._asked)
+            step = next(steps, None)
+            if step is None:
+                return
+            self._arrived, self._waited = self._clock(), 0.0
+            yield step
+
+    def around_waits(self, replica: Replica | Sharded) -> AbstractContextManager[None]:
+        """See :class:`Pace`."""
+        return replica.around_waits(self.waits, self.goes_on)
+
+    def waits(self) -> None:
+        """See :class:`Pace`."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if self._gpu:
+            self._gpu.turn()
+        self._since = self._clock()
+
+    def goes_on(self) -> None:
+        """See :class:`Pace`."""
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        if self._gpu:
+            self._gpu.turn()
+        self._waited += self._clock() - self._since
+
+    def done(self, samples: int) -> None:
+        """See :class:`Pace`."""
+        step, data = self._clock() - self._asked, self._arrived - self._asked
+        own = step - self._waited
+        if self._gpu:
+            self._gpu.end()
+            own = max(data, self._gpu.seconds())
+        self._steps += 1
+        self._samples += samples
+        self._step_s += step
+        self._data_s += data
+        self._own_s += min(own, step)
+        if self._looks != self._marks.looks:
+            self._looks, self._longest = self._marks.looks, 0.0
+        if step > self._longest:
+            self._longest = step
+        self._write()
+
+    def epoch(self, number: int) -> None:
+        """See :class:`Pace`."""
+        event("epoch", number)
+        self._epoch = number
+        self._write()
+
+    def _write(self) -> None:
+        self._marks.write_steps(
+            self._steps, self._samples, self._step_s, self._data_s, self._own_s, self._longest, self._epoch
+        )
+
+
+class _Gpu:
+    """How long a GPU is at a step without what is shared with other ranks, looked at now and then.
+
+    By its own clock, as the rank runs ahead of it: from the wish for data on, so that it counts where the GPU waits
+    for this rank.
+    """
+
+    def __init__(self) -> None:
+        self._turns: list[Any] = []  # of the step that is looked at: events at the begin and end of each own part
+        self._looking = False
+        self._next = self._seconds = 0.0
+
+    def begin(self, now: float) -> None:
+        """A step begins; one that was begun before had no data."""
+        if self._looking or (not self._turns and now >= self._next):
+            self._next, self._looking = now + _LOOK_EVERY, True
+            self._turns.clear()
+            self.turn()
+
+    def turn(self) -> None:
+        """From own work to what is shared, or back."""
+        if self._looking:
+            self._turns.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            self._turns[-1].record()
+
+    def end(self) -> None:
+        """The step is over."""
+        self.turn()
+        self._looking = False
+
+    def seconds(self) -> float:
+        """Of the last step that was looked at and that the GPU is through with; 0 before."""
+        if self._turns and self._turns[-1].query():
+            parts = zip(self._turns[::2], self._turns[1::2], strict=False)
+            self._seconds = sum(begin.elapsed_time(end) for begin, end in parts) / 1000
+            self._turns.clear()
+        return self._seconds
+
+
+def pace_of(device: torch.device) -> Pace:
+    """What notes the times of a training on this device, where ``--monitor`` wants them."""
+    marks = recorded()
+    return Timed(marks, device) if marks else Pace()

@@ -1,0 +1,218 @@
+"""The order of a step, of an epoch and of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import Dataset
+
+from srunddp.telemetry import heartbeat
+from srunddp.train.callbacks import Callback
+from srunddp.train.config import Config
+from srunddp.train.data.loader import Step
+from srunddp.train.data.order import Order
+from srunddp.train.fit import Run
+from srunddp.train.metrics.accumulator import LossFunction, Metric, Sums
+from srunddp.train.model.ema import Average
+from srunddp.train.model.fsdp import replica_of
+from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
+from srunddp.train.progress import EpochRecord
+from srunddp.train.state import TrainingState
+from srunddp.train.step_timer import Pace
+from srunddp.train.validate.inputs import check_parts
+from srunddp.train.world import World
+
+_NOTHING = nullcontext()
+
+
+class Trainer:
+    """Trains one model on all ranks of a world.
+
+    Attributes:
+        model: the model itself, on ``world.device``; never the DistributedDataParallel wrap. With ``parallel`` fsdp its
+            parameters are DTensors.
+        averaged: a copy of it with averaged weights, in evaluation mode, where ``config.ema_decay`` is set; else None.
+        optimizer: as it was given, with fused kernels and a scaled learning rate where the configuration says so.
+        config, world, metrics, scheduler, callbacks: as they were given.
+        state: where training stands.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss_function: LossFunction,
+        config: Config | None = None,
+        *,
+        world: World,
+        metrics: Mapping[str, Metric] | None = None,
+        scheduler: Scheduler | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """Move the model to the device, or with ``parallel`` fsdp a shard of it; all ranks have rank 0's parameters.
+
+        Args:
+            model: called as ``model(inputs)``; where it was built on the meta device it is given its values here.
+            optimizer: built from ``model.parameters()``.
+            loss_function: ``loss_function(outputs, targets)``, the mean over a batch.
+            config: all other settings; the same on all ranks.
+            world: from :func:`srunddp.init`.
+            metrics: by name, ``metric(outputs, targets)``: a value per sample, or their sum; or torchmetrics objects.
+            scheduler: of torch, or what makes one of the optimizer; stepped after each step, also one that fp16's
+                overflow left out, but ReduceLROnPlateau after each evaluation, with its loss.
+            callbacks: called at their moments, in this order.
+
+        Raises:
+            ConfigError: these do not fit together; the message says what to do.
+        """
+        self.config = config = config or Config()
+        self.world = world
+        self.metrics = dict(metrics or {})
+        check_parts(world, model, optimizer, loss_function, self.metrics, config)
+        if world.device.type == "cuda":
+            torch.cuda.set_device(world.device)  # events and random states are the current device's
+        if isinstance(loss_function, nn.Module):
+            loss_function.to(world.device)
+        self._loss_function = loss_function
+        self._replica = replica_of(model, optimizer, world, config)
+        self.model, self.optimizer = self._replica.model, optimizer
+        decay, compiles = config.ema_decay, config.ddp.compile
+        self._average = None if decay is None else Average(self.model, decay, compile=compiles)
+        self.averaged = self._average.model if self._average else None
+        self.scheduler, self.callbacks = scheduler, tuple(callbacks)
+        if config.fused:
+            use_fused(optimizer, self.model)
+        factor = lr_factor(config, world.world_size)
+        scale_lr(optimizer, factor)
+        scaler = GradScaler(world.device.type, enabled=config.precision == "fp16")
+        self.state = TrainingState(self.model, optimizer, scaler, factor, average=self._average)
+
+    def fit(
+        self,
+        train_data: Dataset[Any],
+        test_data: Dataset[Any] | None = None,
+        *,
+        order: Order | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> list[EpochRecord]:
+        """Train until ``config.epochs`` are done; all ranks call this.
+
+        Args:
+            train_data: the whole data set on every rank; its samples are pairs, inputs and targets.
+            test_data: the same, for evaluation.
+            order: of the training samples in each epoch; None shuffles them by ``config.seed``.
+            collate: makes a batch of a list of samples; None for torch's way.
+
+        Returns:
+            A record of each epoch, the same on all ranks but for the throughput.
+
+        Raises:
+            ConfigError: a data set is empty, or differs between ranks.
+            CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
+            Stopped: the job has to leave its nodes; a checkpoint is written.
+        """
+        with Run(self, train_data, test_data, order, collate) as run:
+            with run.pace.around_waits(self._replica):
+                while self.state.epoch < self.config.epochs and (self.state.seen or not run.is_over):
+                    self._epoch(run)
+            run.finish()
+        return self.state.records
+
+    def _epoch(self, run: Run) -> None:
+        sums = run.start_epoch()
+        self._replica.training.train()
+        if run.evaluation_is_due():  # the run before this one left amid it
+            self._evaluate_and_keep(run)
+        for step in run.steps():
+            run.after_step(step, self._step(step, sums, run.pace))
+            self._evaluate_and_keep(run)
+        train = sums.means()
+        run.end_epoch(train, (run.evaluated or self._evaluate(run)) if run.ends_with_evaluation() else {})
+
+    def _step(self, step: Step, sums: Sums, pace: Pace) -> float | None:
+        """One optimizer step; returns the loss of the micro-batch before its last."""
+        state = self.state
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in step.batches:
+            last = batch is step.batches[-1]
+            with self._synchronising(last):
+                with self._precision():
+                    outputs = self._replica.training(batch.inputs)
+                    loss = self._loss_function(outputs, batch.targets)
+                # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.
+                weight = batch.own * self.world.world_size / step.total
+                if last:
+                    pace.waits()
+                state.scaler.scale(loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+            if last:
+                pace.goes_on()
+            late = sums.add(loss, outputs, batch.targets, batch.own)
+        if self.config.clip_norm is not None:
+            state.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        state.scaler.step(self.optimizer)
+        state.scaler.update()
+        if self._average:
+            self._average.update(first=state.step == 0)
+        if state.scheduler is not None and not isinstance(state.scheduler, ReduceLROnPlateau):
+            state.scheduler.step()
+        heartbeat()
+        return late
+
+    def _evaluate_and_keep(self, run: Run) -> None:
+        if run.evaluation_is_due():
+            run.judge(self._evaluate(run))
+        run.keep()
+
+    @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
+    def _evaluate(self, run: Run) -> dict[str, float]:
+        self._replica.share_buffers(self.model)
+        self.model.eval()
+        testing = self._replica.testing
+        if self._average:
+            self._replica.share_buffers(self._average.model)
+            testing = self._average.testing
+        sums = Sums(self.metrics, self.world)
+        with run.evaluation() as steps:
+            for (batch,), *_ in steps:
+                with self._precision():
+                    # The model, not the wrap: it has no gradients to share, and its buffers are shared already.
+                    outputs = testing(batch.inputs)
+                    loss = self._loss_function(outputs, batch.targets)
+                sums.add(loss, outputs, batch.targets, batch.own)
+                heartbeat()
+                run.agree()
+        self._replica.training.train()
+        return sums.means()
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether :meth:`rehearse` makes a difference."""
+        return self._replica.rebuilds_buckets
+
+    def rehearse(self, step: Step) -> None:
+        """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""
+        batch = step.batches[0]
+        with self._precision():
+            loss = self._loss_function(self._replica.training(batch.inputs), batch.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._replica.learnt()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Around a forward pass."""
+        if self.config.precision == "fp32":
+            return _NOTHING
+        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float16
+        return torch.autocast(self.world.device.type, dtype)
+
+    def _synchronising(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a forward and a backward: only a step's last ones share gradients between ranks."""
+        return _NOTHING if last else self._replica.accumulating()

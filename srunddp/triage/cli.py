@@ -1,0 +1,41 @@
+"""The command ``srunddp triage``: a verdict on logs, for a login node."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from srunddp.errors import ConfigError
+from srunddp.triage import render
+from srunddp.triage.collect import gather
+from srunddp.triage.diagnose import judge
+from srunddp.triage.logs import find
+from srunddp.util.click_types import answering
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.argument("paths", nargs=-1, metavar="DIR|FILE...")
+def triage(paths: tuple[str, ...], as_json: bool) -> None:
+    """Say from its logs what failed first in a run, and which ranks never spoke.
+
+    \b
+    srunddp triage slurm-4711.out
+    srunddp triage logs/4711.0
+
+    Any launcher's logs: Slurm's output, torchrun's, mpirun's, a file for each rank. Exit code 0 whatever is found, 78
+    when there is nothing to read.
+    """
+    with answering():
+        _triage(paths, as_json)
+
+
+def _triage(paths: tuple[str, ...], as_json: bool) -> None:
+    if not paths:
+        raise ConfigError("no file and no folder", expected="logs", cure="srunddp triage slurm-4711.out")
+    story = gather(find(paths))
+    verdict = judge(story)
+    click.echo(
+        json.dumps(render.record(verdict, story), indent=2) if as_json else "\n".join(render.lines(verdict, story))
+    )

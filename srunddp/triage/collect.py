@@ -1,0 +1,230 @@
+"""From the lines of logs to what speaks of an end: signs, exceptions, launchers' reports, srunddp's own verdict."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from srunddp.triage.event import Event
+from srunddp.triage.exceptions import of_exception
+from srunddp.triage.launcher_reports import Reports
+from srunddp.triage.level import is_handled, is_quiet, is_quoted
+from srunddp.triage.logs import Log, time_of
+from srunddp.triage.own_lines import of_record, ours
+from srunddp.triage.progress import Progress, is_ended, is_finished, is_on_its_way, is_well, tells_part
+from srunddp.triage.rank_labels import Labels, Nccl, first, node_of_name, ranks_of_names, said_rank
+from srunddp.triage.signatures import Sign, table
+from srunddp.triage.tracebacks import Raised, Tracebacks
+from srunddp.triage.world_size import Crowd, Stream
+
+_SNIFFED = 400
+_KEPT = 40  # of one sign of one rank in one file
+_STREAMS = 4096
+_LAST = 3
+GOES_ON = 3  # steps after something: it did not end the run
+_MESSAGE = 15  # lines that an exception's message may have
+_CUT = 3  # lines into which a launcher cuts a long one
+_OF_PEERS = ("RuntimeError", "torch.distributed.DistBackendError", "torch.distributed.DistNetworkError", "OSError")
+_LAUNCHER = re.compile(r"\bsrun: |slurmstepd\S*: |srunddp: |elastic|mpirun|prterun|^=")
+_NEAR = 3  # lines after an error in which whoever caught it says so
+_RESTART = re.compile(
+    r"[Rr]estarting worker group|will restart worker group|[Rr]equeue(?:d|ing)\b|restart count|"
+    r"[Rr]esum(?:ed|ing) (?:from|training|at)|[Rr]estart(?:ed|ing)? (?:the )?(?:job|run|training|ranks)|"
+    r"\b(?:[Aa]ttempt|[Rr]estart|ATTEMPT|RESTART)\W{1,2}[1-9]\d?\b"
+)
+
+
+@dataclass
+class Story:
+    """All that the logs tell.
+
+    Attributes:
+        names: of the logs; notes: what could not be read.
+        reports: of launchers, by file; last: the last lines of each who spoke.
+        finished: the line, by file, that tells of a good end; well: those that tell it of the run itself.
+        restarted: the last line, by file, that tells of a new attempt.
+        steps: how many steps each file tells of; lines: how many there were.
+        speaker: who spoke last, and what.
+        moved: when a step was told of last, where lines tell the time.
+        stopped: the last line of one that got no further than a part of its way; cut: that of one without its end.
+        ended: some log has a word of an end that was meant.
+    """
+
+    names: list[str]
+    crowd: Crowd = field(default_factory=Crowd)
+    events: list[Event] = field(default_factory=list)
+    reports: dict[int, Reports] = field(default_factory=dict)
+    last: dict[str, deque[str]] = field(default_factory=dict)
+    finished: dict[int, int] = field(default_factory=dict)
+    well: set[int] = field(default_factory=set)
+    steps: dict[int, int] = field(default_factory=dict)
+    restarted: dict[int, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    lines: int = 0
+    speaker: tuple[str, str] = ("", "")
+    stopped: str = ""
+    cut: str = ""
+    ended: bool = False
+    moved: float | None = None
+
+
+def gather(logs: Sequence[Log]) -> Story:
+    """Read all logs, each once."""
+    story = Story([log.name for log in logs])
+    ranks, nccl = ranks_of_names(story.names), Nccl()
+    for index, log in enumerate(logs):
+        if re.fullmatch(r"failure(?:\.\d+)?\.json", log.path.name):
+            _read_record(log, index, story)
+            continue
+        _File(index, log, story, nccl, ranks.get(log.name)).read()
+        story.notes += log.notes
+    return story
+
+
+def _read_record(log: Log, index: int, story: Story) -> None:
+    try:
+        event, size = of_record("\n".join(text for _, text in log.lines()), index)
+    except (ValueError, TypeError, KeyError):
+        story.notes.append(f"{log.name} is none of srunddp's")
+        return
+    story.events.append(event)
+    story.crowd.tell(9, size)
+
+
+class _File:
+    """One log, as it is read."""
+
+    def __init__(self, index: int, log: Log, story: Story, nccl: Nccl, rank: int | None) -> None:
+        self._index, self._log, self._story, self._nccl, self._rank = index, log, story, nccl, rank
+        self._node = node_of_name(log.name)
+        self._streams: dict[int | None, Tracebacks] = {}
+        self._places: dict[tuple[object, ...], list[int]] = {}
+        self._since: float | None = None
+        self._progress: dict[int | None, Progress] = {}
+        self._own: list[Event] = []
+        self._counted: list[tuple[Progress, int, int]] = []
+        self._all, self._restarted = Progress(), 0
+        self._reported: list[int] = []
+        self._reports = story.reports.setdefault(index, Reports())
+
+    def read(self) -> None:
+        lines = self._log.lines()
+        begin = list(itertools.islice(lines, _SNIFFED))
+        labels, tail = Labels.sniff([text for _, text in begin]), deque[tuple[int, str]](maxlen=12)
+        for number, line in itertools.chain(begin, lines):
+            text, rank, node = labels.strip(line)
+            near, host = self._nccl.look(text) if "NCCL" in text else (None, None)
+            self._line(number, text, first((rank, self._rank, near)), node or host or self._node)
+            tail.append((number, text))
+        self._end(tail)
+        for event, (progress, before, all_before) in zip(self._own, self._counted, strict=True):
+            event.progress = progress.count - before
+            if event.ours or event.number <= self._restarted + _LAST:  # rank 0 may be the only one that tells of steps
+                event.progress = max(event.progress, self._all.count - all_before)
+        for report, before in zip(self._reports.found, self._reported, strict=True):
+            report.survived = report.number <= self._restarted + _LAST and self._all.count - before >= GOES_ON
+        self._story.events += self._own
+
+    def _end(self, tail: Sequence[tuple[int, str]]) -> None:
+        story = self._story
+        story.steps[self._index], story.restarted[self._index] = self._all.count, self._restarted
+        if good := [number for number, text in tail if is_finished(text)]:
+            story.finished[self._index] = good[-1]
+            story.well |= {self._index} if any(is_well(text) for _, text in tail) else set()
+        else:
+            last = next((text for _, text in reversed(tail) if tells_part(text)), "")
+            story.stopped = last if is_on_its_way(last) else story.stopped
+        story.ended |= self._all.count < GOES_ON or is_ended([text for _, text in tail])
+        if self._log.cut and tail:
+            story.cut = tail[-1][1]
+
+    def _line(self, number: int, text: str, rank: int | None, node: str | None) -> None:
+        story = self._story
+        story.lines += 1
+        whose = rank if rank is not None else said_rank(text)
+        job = self._index if self._rank is None else "ranks"
+        story.crowd.hear(text, whose, node, Stream(job, rank, self._all.count))
+        if _RESTART.search(text):
+            self._restarted = number
+        speaker = f"rank {rank}" if rank is not None else self._log.name
+        if len(story.last) < _STREAMS or speaker in story.last:
+            story.last.setdefault(speaker, deque(maxlen=_LAST)).append(text)
+        story.speaker = speaker, text
+        time = time_of(text)
+        self._since = time if time is not None else self._since
+        stream = self._streams.setdefault(rank if len(self._streams) < _STREAMS else None, Tracebacks())
+        known, outer = len(stream.done), stream.done[-1] if stream.done else None
+        inside = stream.feed(number, text)
+        self._reports.feed(number, text)
+        self._reported += [self._all.count] * (len(self._reports.found) - len(self._reported))
+        progress = self._progress.setdefault(rank if len(self._progress) < _STREAMS else None, Progress())
+        moved = progress.count
+        if not inside:
+            progress.feed(text)
+            self._all.feed(text)
+            if progress.count > moved and self._since is not None:
+                story.moved = max(self._since, story.moved or 0.0)
+        if stream.done and stream.done[-1] is not outer:
+            event: Event | None = of_exception(stream.done[-1], self._index)
+            if len(stream.done) == known:  # what was handed on from another process
+                self._retract(outer)
+        else:
+            event = None if inside else self._plain(number, text)
+            self._excuse(number, text, rank)
+            if event and self._adopted(event, stream):
+                return
+        if event:
+            event.node = event.node or node
+            self._add(event, whose if event.rank is None else event.rank, time, progress)
+
+    def _retract(self, outer: Raised | None) -> None:
+        for each in self._own:
+            if each.raised is outer:
+                each.kind = "noise"
+
+    def _adopted(self, event: Event, stream: Tracebacks) -> bool:
+        """Whether the line is of the message of the exception before it, which itself said nothing of its cause."""
+        last = next((each for each in reversed(self._own) if each.raised), None)
+        if not last or not last.raised or last.raised not in stream.done[-1:] or not last.generic:
+            return False
+        if event.number - last.number > _MESSAGE or _LAUNCHER.search(event.text) or event.cause == "script-error":
+            return False
+        if event.kind == "secondary" and event.number <= last.number + _CUT and last.raised.kind in _OF_PEERS:
+            last.cause, last.kind, last.generic, last.sure = "unknown", "secondary", False, False
+            return True
+        if event.kind != "primary" and not (event.kind == "symptom" and last.raised.kind.endswith("ImportError")):
+            return False
+        last.cause, last.generic, last.sure = event.cause, False, False
+        return True
+
+    def _excuse(self, number: int, text: str, rank: int | None) -> None:
+        """Whoever caught the error just before says so."""
+        last = self._own[-1] if self._own else None
+        if not last or last.ours or last.kind == "ending" or last.rank != rank or number > last.number + _NEAR:
+            return
+        last.weak |= is_handled(text) and not _LAUNCHER.search(text)
+
+    def _plain(self, number: int, text: str) -> Event | None:
+        if text.startswith("srunddp: ") and (event := ours(number, text, self._index)):
+            return event
+        sign = table().read(text)
+        return _of_sign(sign, self._index, number, text) if sign and sign.kind != "noise" else None
+
+    def _add(self, event: Event, rank: int | None, time: float | None, progress: Progress) -> None:
+        event.rank, event.time, event.since = rank, time, self._since
+        places = self._places.setdefault((event.cause, event.kind, rank, event.generic), [])
+        if len(places) < _KEPT:
+            places.append(len(self._own))
+            self._own.append(event)
+            self._counted.append((progress, progress.count, self._all.count))
+        else:  # the last may be the one that mattered
+            self._own[places[-1]], self._counted[places[-1]] = event, (progress, progress.count, self._all.count)
+
+
+def _of_sign(sign: Sign, file: int, number: int, text: str) -> Event:
+    weak = sign.kind == "hint" or is_quoted(text) or (sign.kind == "primary" and is_quiet(text))
+    weak |= sign.kind != "ending" and not _LAUNCHER.search(text) and is_handled(text)
+    return Event(sign.id, sign.kind, sign.sure, file, number, text, late=sign.late, weak=weak)

@@ -1,0 +1,132 @@
+"""What of all that was said still stands at the end: what a run survived is no failure, but may explain a later one."""
+
+from __future__ import annotations
+
+import re
+
+from srunddp.triage.collect import GOES_ON, Story
+from srunddp.triage.event import Event, surely_before
+from srunddp.triage.launcher_reports import Report
+from srunddp.triage.level import is_quiet
+from srunddp.triage.signatures import table
+
+Told = tuple[int, Report]  # by file
+
+_WAITS = re.compile(r"^srunddp: waiting|Waiting in store based barrier")
+_ATTEMPT = re.compile(r"(.*)attempt_(\d+)/")
+# Who says it has it from the kernel, or from Slurm's own book-keeping.
+_AUTHORITY = re.compile(
+    r"\b(?:slurmstepd\S*|srun|sbatch|salloc|mpirun|NVRM|kernel)\b[^:]{0,40}:|There are not enough slots"
+)
+
+
+def first_report(story: Story) -> Told | None:
+    """The end of a rank that a launcher reports, the one it calls first if it does."""
+    told = [(index, first) for index, reports in story.reports.items() if (first := reports.first())]
+    return min(told, key=lambda each: not each[1].root, default=None)
+
+
+def split(story: Story, report: Told | None) -> tuple[list[Event], list[Event]]:
+    """What stands, and what was warned of, handled or survived."""
+    standing: list[Event] = []
+    weak: list[Event] = []
+    superseded = _superseded(story)
+    for event in story.events:
+        if event.kind != "noise":
+            passed = event.file in superseded or _passed(event, story, report)
+            (weak if passed else standing).append(event)
+    return standing, weak
+
+
+def _superseded(story: Story) -> set[int]:
+    """The files of attempts, as torchrun keeps them apart, after which a later one went on."""
+    attempts = {
+        file: (match[1], int(match[2])) for file, name in enumerate(story.names) if (match := _ATTEMPT.match(name))
+    }
+    latest: dict[str, int] = {}
+    for file, (run, attempt) in attempts.items():
+        if story.steps.get(file, 0) >= GOES_ON or file in story.finished:
+            latest[run] = max(attempt, latest.get(run, 0))
+    return {file for file, (run, attempt) in attempts.items() if attempt < latest.get(run, 0)}
+
+
+def _passed(event: Event, story: Story, report: Told | None) -> bool:
+    if event.kind == "ending":  # a few steps more may be told before the ranks are gone
+        later = max(story.finished.get(event.file, 0), story.restarted.get(event.file, 0))
+        return event.weak or (event.progress >= GOES_ON and later > event.number)
+    if _WAITS.search(event.text):
+        return event.progress > 0 or 0 in story.crowd.worlds
+    if event.progress >= GOES_ON and not event.late:
+        return True
+    if event.weak or (event.kind == "secondary" and is_quiet(event.text) and not event.raised and not report):
+        return True
+    return not report and not event.ours and _ended_well(event, story)
+
+
+def _ended_well(event: Event, story: Story) -> bool:
+    """The run came to a good end after it, by a word of its own; a job script's word counts for less."""
+    if event.late and event.file in story.well and not _AUTHORITY.search(event.text, 0, 120):
+        return True  # a table of jobs, of this one or of others
+    if story.finished.get(event.file, 0) <= event.number:  # what comes after a good end, or in another file
+        return bool(story.finished) and event.kind in ("symptom", "secondary")
+    if event.raised and (event.raised.top or event.kind == "primary"):
+        return event.progress > 0
+    return event.file in story.well or event.progress > 0 or (event.kind != "primary" and story.steps[event.file] > 0)
+
+
+def explains(weak: list[Event], cause: str, first: Event | None) -> Event | None:
+    """What was said before, more quietly, of a failure that does not tell its cause."""
+    if cause not in _TELLS_LITTLE and not (first and not first.sure):
+        return None
+    what = cause
+    if first and cause in ("script-error", "unknown"):
+        what = f"{cause}\n{first.text}\n{_below(first)}"
+    for event in weak:
+        behind = table().causes[event.cause].behind
+        if event is first or event.cause == cause or (first and cause != "unknown" and surely_before(first, event)):
+            continue
+        if behind.search(what) if behind else cause == "unknown" and event.kind == "primary" and not event.progress:
+            return event
+    return None
+
+
+def _below(first: Event) -> str:
+    """Where an exception came from, as far as that may matter: what the script surely raised itself says it all."""
+    if not first.raised or first.sure:
+        return ""
+    code = first.raised.code.rpartition("\n")[2]
+    return code if first.raised.inner or _OF_DATA.search(first.text) else f"{code}\nin a library"
+
+
+# What a script hands a library.
+_OF_DATA = re.compile(r"shape|size|dimension|batch|label|range|argument|CUDA|index|key|match")
+_TELLS_LITTLE = ("unknown", "script-error", "rank-killed", "collective-timeout", "ranks-missing")
+
+
+def is_certain(first: Event, story: Story, report: Told | None, others: list[Event], weak: list[Event]) -> bool:
+    """Nothing contradicts it, and two signs agree: a traceback that nobody caught, and the launcher's report or that
+    its process said no more. Slurm's and the kernel's own word need no other."""
+    if (
+        not first.sure
+        or first.progress
+        or story.crowd.ones > 1
+        or any(_contradicts(each, first) for each in (*others, *weak))
+    ):
+        return False
+    if _AUTHORITY.search(first.text, 0, 120):
+        return first.file not in story.finished
+    if not first.raised or not first.raised.top:
+        return False
+    if report and not report[1].is_victim:
+        return first.rank is None or not report[1].ranks or first.rank in report[1].ranks
+    return first.file not in story.finished
+
+
+def _contradicts(other: Event, first: Event) -> bool:
+    if other is first or other.cause == first.cause:
+        return False
+    if other.kind == "primary" or (other.kind == "ending" and other.sure):
+        return True
+    if other.kind == "secondary":
+        return first.generic and surely_before(other, first)
+    return other.cause not in ("unknown", "script-error") and not surely_before(first, other)

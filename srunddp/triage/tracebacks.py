@@ -1,0 +1,149 @@
+"""Python's tracebacks in a stream of lines, several at a time: type, message, the user's last frame, and the chain."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from srunddp.triage.level import is_handled
+
+_HEADER = re.compile(r"(?:Original )?Traceback \(most recent call last\):?")
+_FRAME = re.compile(r'\s*File "([^"]{1,500})", line (\d+)(?:, in (.{1,200}))?')
+_NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+_RAISED = re.compile(rf"({_NAME})(?:: (.*)|:)?$")
+_SURELY = re.compile(
+    r"(?:Error|Exception|Interrupt|Exit|Timeout|Warning|error|timeout|gaierror|herror|StopIteration|BadZipFile|"
+    r"NotFound|Fault|Failure|Failed|Killed|Unavailable|RuntimeErr|OutOfMemory)$"
+)
+_AROUND = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory)")
+_FOLLOWS = ("During handling of the above exception", "The above exception was the direct cause")
+# Threads and tasks whose end is not the process's.
+_ASIDE = re.compile(r"^(?:Exception in thread|(?:Task|Future) exception was never retrieved|Exception in callback)")
+_TOP = ("<module>", "_run_module_as_main", "_wrap", "_run_module_code")
+_LIBRARY = re.compile(
+    r"\.(?:pyx|pxd|pxi|cpp|so)$|site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>|importlib"
+)
+_BOX = ("│", "╭", "╰", "┃")  # as rich draws a traceback
+_MOST_STRAY = 30
+_MOST_OPEN = 64
+
+
+@dataclass
+class Raised:
+    """An exception that ended, or nearly ended, a script.
+
+    Attributes:
+        kind, message: of the first of its chain; number: of the line with them.
+        frame: the user's last one, ``train.py:15 in load``; code: the source lines of its frames.
+        later: type and message of those that came of it.
+        ignored: Python, or a logger, said so itself.
+        inner: the user's own code raised it, no library below.
+        top: nobody caught it: its first frame is the program's.
+        aside: of a thread or a task, or somebody who caught it said that it goes on.
+    """
+
+    kind: str
+    message: str
+    number: int
+    text: str
+    frame: str = ""
+    code: str = ""
+    later: list[str] = field(default_factory=list)
+    ignored: bool = False
+    inner: bool = False
+    top: bool = False
+    aside: bool = False
+
+
+@dataclass
+class Tracebacks:
+    """The tracebacks of one stream: a file, or one rank's lines in it.
+
+    After :meth:`feed` says that a line belongs to a traceback, nobody else is to read it.
+    """
+
+    done: list[Raised] = field(default_factory=list)
+    _open: int = 0
+    _stray: int = 0
+    _prefix: str = ""
+    _frames: list[str] = field(default_factory=list)
+    _code: list[str] = field(default_factory=list)
+    _just_code: bool = False
+    _inner: bool = False
+    _ignored: bool = False
+    _chained: bool = False
+    _around: bool = False
+    _first: str = ""
+    _previous: str = ""
+
+    def feed(self, number: int, text: str) -> bool:
+        """Read a line."""
+        if self._prefix and text.startswith(self._prefix):
+            text = text[len(self._prefix) :]
+        if match := _HEADER.search(text, 0, 300):
+            # What a logger or pdsh puts before each line, in front of the first as well.
+            self._prefix = text[: match.start()].rstrip(" ") if not self._open else self._prefix
+            self._open, self._stray = min(self._open + 1, _MOST_OPEN), 0
+            self._frames.clear()
+            self._code.clear()
+            self._first = ""
+            self._inside(number, text[match.end() :].strip() or "    ")
+            return True
+        if text.lstrip().startswith(_FOLLOWS):
+            self._chained = bool(self.done)
+            return True
+        if text.startswith(("Exception ignored in", "--- Logging error ---", "Error in atexit")):
+            self._ignored = True
+            return True
+        inside = bool(self._open) and self._inside(number, text)
+        self._previous = self._previous if inside else text
+        return inside
+
+    def _inside(self, number: int, text: str) -> bool:
+        if match := _FRAME.match(text):
+            self._first = self._first or match[3] or "<module>"
+            if not _LIBRARY.search(match[1]) or not self._frames:
+                self._frames.append(
+                    f"{match[1].rpartition('/')[2]}:{match[2]}" + (f" in {match[3]}" if match[3] else "")
+                )
+            self._just_code, self._inner = True, not _LIBRARY.search(match[1])
+            return True
+        if text.startswith("    ") or text.startswith("  [Previous line"):
+            self._code.append(text.strip()[:300])
+            return True
+        if text[:1] in _BOX:
+            return True
+        text = text.lstrip() if text[:1] == " " and self._just_code else text
+        match = _RAISED.match(text)
+        if match and (_SURELY.search(match[1]) or (self._just_code and _named(match[1]))):
+            self._raise(number, match[1], match[2] or "", text)
+            return True
+        self._stray += 1
+        self._just_code = False
+        if self._stray > _MOST_STRAY:
+            self._open = 0
+        return False
+
+    def _raise(self, number: int, kind: str, message: str, text: str) -> None:
+        self._open, self._stray, self._just_code = self._open - 1, 0, False
+        if self._chained:
+            self.done[-1].later.append(text)
+        elif self._around:
+            outer, self.done[-1] = self.done[-1], self._new(number, kind, message, text)
+            self.done[-1].top |= outer.top  # it was handed on, and nobody caught it there
+        else:
+            self.done.append(self._new(number, kind, message, text))
+        self._chained, self._around, self._ignored = False, bool(_AROUND.search(message)), False
+
+    def _new(self, number: int, kind: str, message: str, text: str) -> Raised:
+        frame = self._frames[-1] if self._frames else ""
+        top, code = self._first in _TOP, "\n".join(self._code[-12:])
+        # Whoever is below a caught exception has a function's name; a warning before it tells that it was caught.
+        said = not top and (is_handled(self._previous) or "WARN" in self._previous[:90].upper())
+        aside = said or bool(_ASIDE.match(self._previous))
+        return Raised(kind, message, number, text, frame, code, [], self._ignored, self._inner, top, aside)
+
+
+def _named(name: str) -> bool:
+    """Whether a name may be an exception's that ends like none: ``project.errors.BadConfig``."""
+    return "." in name or name[:1].isupper()

@@ -1,0 +1,198 @@
+"""Who spoke, and of how many: what lines say of ranks and of the size of their world."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from srunddp.triage.rank_labels import MOST_RANKS
+
+_WORLD = [
+    re.compile(r"^srunddp: (\d+) ranks? on \d+ nodes?, launcher"),
+    re.compile(r"^(?:\[RANK \d+\] )?WORLD_SIZE\s?[=:]\s?(\d+)|\bWORLD_SIZE\s?[=:]\s?'?(\d+)"),
+    re.compile(
+        r"(?<!local )(?<!parallel )(?:\b|\bdist_)world[ _-]?size(?: \.{3,80} |\W{1,4}(?:is |of )?)(\d+)", re.IGNORECASE
+    ),
+    re.compile(r"\b[Rr](?:ank|ANK)[ :=#]{0,2}\d+ ?(?:/|of|out of) ?(\d+)\b"),
+    re.compile(r"\bGLOBAL_RANK: \d+, MEMBER: \d+/(\d+)|Starting with (\d+) processes"),
+    re.compile(r"\d+/(\d+) clients joined|^srunddp: error: \d+ of (\d+) ranks did not come"),
+    re.compile(r"\brank \d+ nranks (\d+)|distributed init \(rank \d+, world (\d+)\)"),
+    re.compile(r"\b(?:SLURM_NTASKS|SLURM_NPROCS|SLURM_STEP_NUM_TASKS|OMPI_COMM_WORLD_SIZE)\s?[=:]\s?(\d+)"),
+    re.compile(r"\b(?:srun|mpirun|mpiexec)\b.{0,200}? (?:-n|-np|--ntasks)[ =]?(\d+)\b"),
+    re.compile(r"\b(?:[Pp]rocess|PE|[Tt]ask|[Ww]orker)[ :=#]{0,2}\d+ (?:of|out of) (\d+)\b"),
+    re.compile(r"\b[Nn]um(?:ber of |[ _])(?:processes|ranks)\W{1,3}(\d+)|\bn_?(?:ranks|procs)\W{1,3}(\d+)"),
+    re.compile(r"\bDistributed: .{0,40}?(\d+) (?:processes|ranks)|\b[Tt]otal (?:ranks|processes)\W{1,3}(\d+)"),
+    re.compile(r"\([Gg]lobal: \d+, local:? \d+\), total (\d+)"),
+]
+_NODES = re.compile(
+    r"(?:--nodes|--nnodes|--num[-_]nodes|\s-N)[ =]?(\d{1,5})(?![\d:-])|nnodes=(\d{1,5}), num_local_procs"
+)
+_EACH = re.compile(
+    r"(?:--ntasks-per-node|--nproc[-_]per[-_]node|--num[-_]gpus|--npernode)[ =](\d{1,4})\b|num_local_procs=(\d{1,4})\b"
+)
+_TASKS = re.compile(r"#SBATCH (?:--ntasks|-n)[ =]?(\d{1,6})\b")
+_ANY_NODES = re.compile(r"--n?nodes|--num[-_]nodes")
+_PER_NODE = re.compile(r"\bSLURM_(?:STEP_)?TASKS_PER_NODE[=:] ?'?((?:\d+(?:\(x\d+\))?,?)+)")
+_DEEPSPEED = re.compile(r"WORLD INFO DICT: \{(.*)\}")
+_STARTERS = ("torchrun", "torch.distributed", "deepspeed", "num_local_procs")
+_SHAPES = (*_STARTERS, "#SBATCH", "srun ", "TASKS_PER_NODE", "WORLD INFO")
+_AT_WORK = re.compile(r"step|epoch|iter|loss|batch|it/s|\d %|\d%", re.IGNORECASE)
+_WORDS = (
+    "ank", "orld", "RANK", "WORLD", "SLURM_N", "nproc", "ask ", "PE ", "max_nodes", "clients", "rocess", "run ",
+    "global: ", *_SHAPES,
+)  # fmt: skip
+_MOST_SHAPES = 1000
+_ONE_ATTEMPT = 3  # steps within which the last of several processes begins
+_SPOKE = re.compile(
+    r"\b[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7}) ?(?:/|of|out of) ?\d+\b|\bGLOBAL_RANK: (\d+), MEMBER|"
+    r"^[Pp]rocess (\d{1,7}) of \d+\b|^\[RANK (\d+)\]"
+)
+_ELASTIC = re.compile(r"^\s*(max_nodes|nproc_per_node)\s+: (\d{1,5})$")
+_SLURM_TASK = re.compile(r"\bnnodes=(\d+).{0,80}nproc_per_node=(\d+)")
+_BY_OPTIONS = 20  # of srun and headers, which may start what starts the ranks
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Where a line stands: job tells the files of unlike jobs apart, rank is that of its label or its file.
+
+    Attributes:
+        steps: that the file told of before it.
+    """
+
+    job: object = None
+    rank: int | None = None
+    steps: int = 0
+
+
+NO_STREAM = Stream()
+
+
+@dataclass
+class Alone:
+    """Those who said in the same words that they are alone, in one attempt to run."""
+
+    since: int
+    count: int = 0
+    ranks: set[int] = field(default_factory=set)
+
+    def hear(self, stream: Stream) -> None:
+        """One more; what is said after many steps is of another attempt."""
+        if stream.steps - self.since > _ONE_ATTEMPT:
+            self.since, self.count = stream.steps, 0
+        self.count += 1
+        if stream.rank is not None:
+            self.ranks.add(stream.rank)
+
+
+class Shapes:
+    """What headers tell, line by line: nodes times ranks on each, as was asked for."""
+
+    def __init__(self) -> None:
+        self._header: dict[str, int] = {}
+
+    def size(self, text: str) -> tuple[int, bool]:
+        """World size that a line tells, 0 if none, and whether it is that of the ranks themselves."""
+        if match := _PER_NODE.search(text):
+            return sum(
+                int(each) * int(times or 1) for each, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", match[1])
+            ), False
+        if match := _DEEPSPEED.search(text):
+            return sum(len(re.findall(r"\d+", each)) for each in re.findall(r"\[([^\]]*)\]", match[1])), True
+        own = next((word for word in _STARTERS if word in text), "")
+        if own and own != _STARTERS[-1]:  # srun's options before it are of what it starts
+            text = text[text.index(own) :]
+        nodes, each = _number(_NODES, text), _number(_EACH, text)
+        if own:
+            return (each * (nodes or (0 if _ANY_NODES.search(text) else 1))), True
+        if "#SBATCH" in text:
+            found = {"nodes": nodes, "each": each, "tasks": _number(_TASKS, text)}
+            self._header |= {name: value for name, value in found.items() if value}
+            nodes, each = self._header.get("nodes", 1), self._header.get("each", 0)
+            if "tasks" in self._header:
+                return self._header["tasks"], False
+        # One task on each node mostly starts the ranks itself.
+        return (nodes * each if each > 1 else 0), False
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int:
+    match = pattern.search(text)
+    return int(next(filter(None, match.groups()), 0)) if match else 0
+
+
+@dataclass
+class Crowd:
+    """Who spoke, and how many were meant to.
+
+    Attributes:
+        seen: ranks with a line, or a file, of their own.
+        nodes: of ranks.
+        worlds: how often each size of the world was told, by the pattern that told it.
+    """
+
+    seen: set[int] = field(default_factory=set)
+    worlds: dict[int, Counter[int]] = field(default_factory=dict)
+    _alone: dict[tuple[object, str], Alone] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
+    _shapes: Shapes = field(default_factory=Shapes)
+    elastic: dict[str, int] = field(default_factory=dict)  # what torchrun says of its agents
+
+    def hear(self, text: str, rank: int | None, node: str | None, stream: Stream = NO_STREAM) -> None:
+        """A line, and whose it is."""
+        if rank is not None and rank < MOST_RANKS:
+            self.seen.add(rank)
+            if node:
+                self.nodes.setdefault(rank, node)
+        if any(word in text for word in _WORDS):
+            self._read(text, stream)
+
+    def _read(self, text: str, stream: Stream) -> None:
+        if (match := _SPOKE.search(text)) and (said := int(next(filter(None, match.groups())))) < MOST_RANKS:
+            self.seen.add(said)
+        if match := _SLURM_TASK.search(text):
+            nodes, each = [int(group) for group in match.groups() if group]
+            self.tell(5, nodes * each)
+        if any(word in text for word in _SHAPES):
+            size, own = self._shapes.size(text)
+            self.tell(5 if own else _BY_OPTIONS, size)
+        if match := _ELASTIC.search(text):
+            self.elastic[match[1]] = int(match[2])
+            if len(self.elastic) == 2:
+                self.tell(5, self.elastic["max_nodes"] * self.elastic["nproc_per_node"])
+        for order, pattern in enumerate(_WORLD):
+            if match := pattern.search(text):
+                size = int(next(filter(None, match.groups())))
+                self.tell(order, size)
+                # Who says so at each step is still one process.
+                if size == 1 and len(self._alone) < _MOST_SHAPES and not _AT_WORK.search(text):
+                    key = stream.job, re.sub(r"\d+", "0", text)
+                    self._alone.setdefault(key, Alone(stream.steps)).hear(stream)
+
+    def tell(self, order: int, size: int) -> None:
+        """A size of the world, and by which of the patterns it was told."""
+        if 0 < size <= MOST_RANKS:
+            self.worlds.setdefault(order, Counter())[size] += 1
+
+    @property
+    def ones(self) -> int:
+        """How many processes said in the same words that they are alone."""
+        return max((len(alone.ranks) or alone.count for alone in self._alone.values()), default=0)
+
+    @property
+    def told(self) -> int | None:
+        """The world size that lines tell; the most trusted kind of line that does, and there the largest."""
+        for order in sorted(self.worlds):
+            if order in (8,) and any(each in self.worlds for each in range(8)):
+                continue
+            return max(self.worlds[order])
+        return None
+
+    @property
+    def world_size(self) -> int | None:
+        """Told, or else all who spoke, if they are 0 to N without a gap."""
+        told = self.told
+        if told is not None and (not self.seen or max(self.seen) < told):
+            return told
+        highest = max(self.seen, default=-1)
+        return highest + 1 if highest >= 1 and len(self.seen) == highest + 1 else None
