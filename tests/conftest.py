@@ -21,12 +21,13 @@ _APART = ("soak", "interop")  # kinds of tests that are run by themselves, each 
 
 # Of the tests that `--quick` leaves out besides those of a cluster, nearly all start several processes with torch.
 _SLOW = """
-gpu interop mpirun slurm soak train test_examples.py test_tiny_bert.py test_unguarded.py
-bootstrap/test_hostile_variables.py bootstrap/test_world.py
-observe/sampling/test_processes.py observe/test_report.py observe/test_report_browser.py observe/test_triage_corpus.py
-run/test_standstill.py run/test_stopped.py run/test_supervisor.py run/test_hanging.py run/test_worlds.py
-site/jobs/test_cli.py site/jobs/test_hostile.py site/staging/test_build.py site/test_versions.py
-site/test_check_alone.py site/test_many_nodes.py site/test_two_nodes.py
+gpu interop mpirun slurm soak train test_examples.py test_tiny_bert.py util/test_excepthook.py
+bootstrap/environment/test_hostile_variables.py bootstrap/process_group/test_world.py
+bootstrap/process_group/test_init.py
+monitor/sampler/test_process_tree.py report/test_report.py report/test_html.py triage/test_triage_corpus.py
+supervisor/test_suspended.py supervisor/test_stopped.py supervisor/test_supervisor.py supervisor/test_hanging.py
+sbatch/test_cli.py sbatch/test_hostile.py stage/test_build.py
+check/checks/test_versions.py check/test_single_process.py check/test_many_nodes.py check/test_two_nodes.py
 """
 
 _LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others

@@ -14,7 +14,7 @@ import pytest
 from srunddp.cli import main
 from tests.conftest import ROOT
 from tests.mpirun.conftest import there
-from tests.site.jobs.recipes import written
+from tests.support.job_specs import written
 
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 PEERS = {"torchrun", "accelerate", "lightning", "deepspeed", "mpiexec"}

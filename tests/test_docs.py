@@ -94,7 +94,7 @@ def test_every_mark_is_in_the_reference() -> None:
 
 def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> None:
     from srunddp.report import advice
-    from tests.observe.test_report_notes import PLANTED, noted
+    from tests.report.test_advice import PLANTED, noted
 
     table = cells("Notes", "note")
     made = [note for name in PLANTED for note in noted(PLANTED[name][0], tmp_path / name)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.run.starting import ended, python, read_line, slurm, started, write
+from tests.support.starting import ended, python, read_line, slurm, started, write
 
 HEAVY = {"torch", "mpi4py", "numpy"}
 BIN = ROOT / "bin" / "srunddp"

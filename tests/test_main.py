@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.run.starting import python, srunddp, write
+from tests.support.starting import python, srunddp, write
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from srunddp.errors import ConfigError
 from tests.conftest import PROGRAMS, ROOT, missing
 from tests.examples import loaded
-from tests.run.starting import SRUNDDP, bare, slurm, write
+from tests.support.starting import SRUNDDP, bare, slurm, write
 
 EXAMPLE = ROOT / "docs" / "examples" / "tiny_bert.py"
 LIMIT = 180  # seconds; the imports alone take six of CPU time for each rank

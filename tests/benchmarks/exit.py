@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.run.starting import SRUNDDP, bare
+from tests.support.starting import SRUNDDP, bare
 
 RUNS = 9
 

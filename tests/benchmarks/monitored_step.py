@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 from tests.conftest import PROGRAMS, ROOT
-from tests.run.starting import SRUNDDP, bare, slurm
+from tests.support.starting import SRUNDDP, bare, slurm
 
 WINDOWS, STEPS, WIDTH = 50, 100, 512
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 from tests.conftest import PROGRAMS, ROOT
-from tests.run.starting import SRUNDDP, bare, slurm
+from tests.support.starting import SRUNDDP, bare, slurm
 
 WINDOWS, STEPS = 50, 100
 

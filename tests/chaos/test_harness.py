@@ -14,7 +14,7 @@ from tests.chaos.processes import Watch
 from tests.chaos.run import Result, wrong
 from tests.chaos.trials import random_plan
 from tests.chaos.verdict import Verdict, verdicts, victims
-from tests.run.starting import until
+from tests.support.starting import until
 
 ERRORS = """\
 srun: error: node02: task 3: Exited with exit code 1

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.network import tool
 from tests.gpu.ranks import variables_here
 from tests.gpu.requirements import gpus, need_root, need_tool
-from tests.run.starting import bare, until
+from tests.support.starting import bare, until
 
 NODES = ("west", "east")
 # Processes in two network namespaces cannot pass file descriptors by abstract sockets, which these would use.

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.run.starting import bare, write
-from tests.run.worlds import Ended, World, world
+from tests.support.starting import bare, write
+from tests.support.worlds import Ended, World, world
 
 BACKEND = "nccl"
 LIMIT = 240.0  # seconds: a start with CUDA and NCCL takes up to 20

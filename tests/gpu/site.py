@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.gpu.ranks import PREAMBLE
-from tests.run.starting import write
-from tests.run.worlds import TOGETHER
+from tests.support.starting import write
+from tests.support.worlds import TOGETHER
 
 STARTS_WITHIN = 300.0  # seconds, the queue included
 SRUNDDP = (sys.executable, str(ROOT / "bin" / "srunddp"), "--quiet")

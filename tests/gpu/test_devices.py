@@ -12,7 +12,7 @@ import torch
 from tests.gpu import ranks
 from tests.gpu.ranks import alone, ran, run
 from tests.gpu.requirements import SHARED, gpus, need_gpus, need_shared_gpu, need_tool
-from tests.run.starting import NODE
+from tests.support.starting import NODE
 
 UUIDS = """
 import torch

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gpu.ranks import run
 from tests.gpu.requirements import need_nccl_ranks
-from tests.run.starting import NODE
+from tests.support.starting import NODE
 
 BEGIN = """
 world = srunddp.init()

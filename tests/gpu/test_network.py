@@ -15,8 +15,8 @@ from tests.gpu.rails import ifaces, switch, two_nodes, within
 from tests.gpu.ranks import PREAMBLE, ended, printed, ran, started, variables_here, wait_for
 from tests.gpu.requirements import need_gpus, need_infiniband, need_nccl_ranks, need_slurm_gpus
 from tests.gpu.site import STARTS_WITHIN, command
-from tests.run.starting import bare, write
-from tests.run.worlds import TOGETHER
+from tests.support.starting import bare, write
+from tests.support.worlds import TOGETHER
 
 PORT = 29617
 AWAY = 15.0  # seconds

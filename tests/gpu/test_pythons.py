@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.gpu.ranks import variables_here
-from tests.run.starting import bare, write
+from tests.support.starting import bare, write
 
 PLACES = ("miniforge3", "mambaforge", "miniconda3", "anaconda3", ".local/share/uv/python/*", "conda")
 ASK = "import os, sys; print(sys.version_info >= (3, 11), hasattr(os, 'memfd_create'), hasattr(os, 'pidfd_open'))"

@@ -10,7 +10,7 @@ import pytest
 from tests.gpu.ranks import ended, ran, started
 from tests.gpu.requirements import need_nccl_ranks, need_slurm, need_tool
 from tests.gpu.site import STARTS_WITHIN, command, options
-from tests.run.starting import write
+from tests.support.starting import write
 
 LATE = """
 if RANK == 0:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.gpu.ranks import ended, run, started, wait_for
 from tests.gpu.requirements import need_tool
-from tests.run.worlds import is_gone, named
+from tests.support.worlds import is_gone, named
 
 HELD = 0.35  # of the GPU's memory, by each rank
 PINNED = HOST = 8 << 30  # bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.gpu.ranks import run
 from tests.gpu.requirements import need_nccl_ranks
-from tests.run.starting import NODE
+from tests.support.starting import NODE
 
 HANGS = """
 world = srunddp.init(timeout=datetime.timedelta(seconds=20))

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.gpu.ranks import LIMIT, alone, plain, variables_here
 from tests.gpu.requirements import need_tool
-from tests.run.starting import LONG, bare, until, write
+from tests.support.starting import LONG, bare, until, write
 
 COMPUTE = """
 import torch

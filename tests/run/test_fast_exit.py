@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.worlds import run
+from tests.support.worlds import run
 
 
 @pytest.mark.parametrize("size", [1, 2])

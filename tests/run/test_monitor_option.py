@@ -12,7 +12,7 @@ import pytest
 from srunddp.cli import run
 from srunddp.report.locate import find
 from srunddp.util.click_types import MONITOR_SECONDS
-from tests.run.starting import python, slurm, write
+from tests.support.starting import python, slurm, write
 
 BIN = str(Path(__file__).resolve().parents[2] / "bin" / "srunddp")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from srunddp.util.memory import memory_file
-from tests.run.launcher import launched
-from tests.run.starting import until, write
-from tests.run.worlds import is_gone, named, run
+from tests.support.launcher import launched
+from tests.support.starting import until, write
+from tests.support.worlds import is_gone, named, run
 
 WITHOUT = "import os\nfor name in ('memfd_create', 'pidfd_open', 'copy_file_range'): vars(os).pop(name, None)\n"
 

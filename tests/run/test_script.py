@@ -14,7 +14,19 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, missing
-from tests.run.starting import LONG, NODE, SRUNDDP, bare, ended, python, read_line, srunddp, started, until, write
+from tests.support.starting import (
+    LONG,
+    NODE,
+    SRUNDDP,
+    bare,
+    ended,
+    python,
+    read_line,
+    srunddp,
+    started,
+    until,
+    write,
+)
 
 SHOW = """
 import json, sys

@@ -9,7 +9,6 @@ import pytest
 from tests.chaos.network import link_down, packets_dropped
 from tests.cluster.nodes import node
 from tests.conftest import PROGRAMS, ROOT
-from tests.run.starting import write
 from tests.slurm.conftest import SRUNDDP, Bench
 from tests.slurm.planted import (
     SHORT,
@@ -24,6 +23,7 @@ from tests.slurm.planted import (
     with_gpus,
     with_other_torch,
 )
+from tests.support.starting import write
 
 pytestmark = pytest.mark.slurm
 

@@ -17,8 +17,8 @@ from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.rendezvous import discovery
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
-from tests.run.starting import until
 from tests.slurm.conftest import SRUNDDP, TRIES, Bench
+from tests.support.starting import until
 
 REPORT = str(PROGRAMS / "report.py")
 TORCHRUN_STYLE = str(PROGRAMS / "torchrun_style.py")

@@ -13,10 +13,10 @@ import pytest
 
 from srunddp.sbatch.sections import directive
 from tests.conftest import PROGRAMS, ROOT
-from tests.site.jobs.recipes import commands
-from tests.site.jobs.test_hostile import HOSTILE
+from tests.sbatch.test_hostile import HOSTILE
 from tests.slurm.conftest import SRUNDDP, Bench
 from tests.slurm.jobs import SIGNALLED, STOPPED, Job, draw_near, found, look, until
+from tests.support.job_specs import commands
 
 pytestmark = pytest.mark.slurm
 

@@ -9,8 +9,8 @@ from subprocess import DEVNULL, Popen
 
 import pytest
 
-from tests.observe.made_up_run import MadeUp
-from tests.run.starting import SRUNDDP, bare
+from tests.support.made_up_run import MadeUp
+from tests.support.starting import SRUNDDP, bare
 
 pytestmark = pytest.mark.soak
 

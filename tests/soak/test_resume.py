@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, ROOT
-from tests.run.starting import SRUNDDP, bare, slurm
+from tests.support.starting import SRUNDDP, bare, slurm
 from tests.train.course import Course, until
 
 pytestmark = pytest.mark.soak

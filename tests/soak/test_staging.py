@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.site.staging.archives import Member, good, written
-from tests.site.staging.conftest import scene_in
-from tests.site.staging.hostile import archives_of, flipped, inside_alone
+from tests.stage.conftest import scene_in
+from tests.support.archives import Member, good, written
+from tests.support.hostile_archives import archives_of, flipped, inside_alone
 
 pytestmark = pytest.mark.soak
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forked import world_of
-from problems import settings
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
-from worlds import StandIn
 
 from srunddp.train import Callback, CheckpointConfig, Config, Trainer
+from tests.train.forked import world_of
+from tests.train.problems import settings
+from tests.train.worlds import StandIn
 
 SAMPLES = 50 * 64  # 50 steps an epoch
 PART = 47  # samples of the epoch that is interrupted

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tests.train.torchmetrics_here  # noqa: F401
+
+# isort: split
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,17 +12,16 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torchmetrics_here  # noqa: F401
-from problems import Numbered, Scale, distance, settings
 from torch import Tensor
 from torchmetrics import MeanMetric, MeanSquaredError, Metric, MetricCollection, PearsonCorrCoef
 from torchmetrics.classification import AUROC, Accuracy, Precision, Recall
 from torchmetrics.retrieval import RetrievalMAP
-from worlds import StandIn
 
 from srunddp.train import Trainer, accuracy
 from srunddp.train.data.cpus import share
 from srunddp.train.metrics.accumulator import Sums
+from tests.train.problems import Numbered, Scale, distance, settings
+from tests.train.worlds import StandIn
 
 # By (samples, samples per batch): the ranks' batches differ in number, and with 2 and 1 samples some ranks have none.
 SPLITS = [(10, 1), (10, 2), (10, 4), (11, 3), (2, 1), (1, 1)]

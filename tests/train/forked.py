@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 import torch._dynamo  # the first optimizer of a process would: 2 s of CPU in each rank
-from worlds import joined
+
+from tests.train.worlds import joined
 
 _FAILED = 1
 

@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from course import LONG, Course, until
-from forked import start, world_of
 from torch import Tensor
-from worlds import StandIn
 
 from srunddp.errors import Stopped
 from srunddp.train import checkpoint_policy
 from srunddp.train.checkpoint.file import verify
 from srunddp.train.preemption.consensus import Agreement
 from tests.programs import resumable
+from tests.train.course import LONG, Course, until
+from tests.train.forked import start, world_of
+from tests.train.worlds import StandIn
 
 ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a machine that is busy
 SHOT_WITHIN = 5.0  # seconds, as a run near its end may have no such moment any more

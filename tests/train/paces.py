@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forked import world_of
-from problems import settings
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from worlds import StandIn
 
 from srunddp import telemetry
 from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer
+from tests.train.forked import world_of
+from tests.train.problems import settings
+from tests.train.worlds import StandIn
 
 STEPS, SLEEP = 12, 0.05
 

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 import torch
-from killed_saves import check, fork_saver, kill, shelf_of
+
+from tests.train.killed_saves import check, fork_saver, kill, shelf_of
 
 SHUTDOWN, WITHOUT_JOURNAL = 0x8004587D, 2  # EXT4_IOC_SHUTDOWN, EXT4_GOING_FLAGS_NOLOGFLUSH
 

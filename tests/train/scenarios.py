@@ -12,8 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from figures_scenarios import FIGURES
-from problems import (
+from torch import nn
+
+from srunddp.errors import ConfigError
+from srunddp.train import Trainer, accuracy
+from tests.train.figures_scenarios import FIGURES
+from tests.train.problems import (
     BATCH_PER_RANK,
     Numbered,
     classes,
@@ -22,11 +26,7 @@ from problems import (
     scale_trainer,
     settings,
 )
-from torch import nn
-from worlds import StandIn, joined
-
-from srunddp.errors import ConfigError
-from srunddp.train import Trainer, accuracy
+from tests.train.worlds import StandIn, joined
 
 
 def uneven(world: StandIn, folder: Path) -> Any:

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from course import until
-from forked import start, world_of
-from problems import Scale, classes
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.tensor import DTensor
-from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointConfig, Config, DDPConfig, FSDPConfig, Trainer
 from srunddp.train.checkpoint import resharding, sharded
 from srunddp.train.checkpoint.directory import Shelf
+from tests.train.course import until
+from tests.train.forked import start, world_of
+from tests.train.problems import Scale, classes
+from tests.train.worlds import StandIn
 
 BF16 = FSDPConfig(modules=("Block",), param_dtype="bf16")
 

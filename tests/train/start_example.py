@@ -5,10 +5,9 @@ from __future__ import annotations
 import runpy
 import sys
 
-from worlds import joined
-
 import srunddp
 import srunddp.train
+from tests.train.worlds import joined
 
 if __name__ == "__main__":
     srunddp.init = joined

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from forked import world_of
-from problems import classes, settings
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LinearLR, SequentialLR, StepLR
 from torch.utils.data import TensorDataset
-from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer
+from tests.train.forked import world_of
+from tests.train.problems import classes, settings
+from tests.train.worlds import StandIn
 
 SCHEDULERS: dict[str, Any] = {
     "constant": None,

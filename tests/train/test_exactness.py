@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import results_of
-from exactness import PART
+
+from tests.train.conftest import results_of
+from tests.train.exactness import PART
 
 # The figures are about 1: sums in another order differ by some last digits, of 53 and of 24 bits.
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-6}

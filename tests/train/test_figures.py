@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tests.train.torchmetrics_here  # noqa: F401
+
+# isort: split
 import copy
 import math
 import subprocess
@@ -10,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from figures_scenarios import SPLITS, Stateless, every_metric, scored, summed
 from torch import Tensor
 from torchmetrics import MeanSquaredError, MetricCollection
 from torchmetrics.functional import auroc, mean_squared_error
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_precision
-from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import accuracy
 from srunddp.train.metrics.accumulator import Sums
+from tests.train.figures_scenarios import SPLITS, Stateless, every_metric, scored, summed
+from tests.train.worlds import StandIn
 
 if TYPE_CHECKING:
-    from conftest import Ranks
+    from tests.train.conftest import Ranks
 
 
 def serial(samples: int) -> dict[str, float]:

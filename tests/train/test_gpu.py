@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT
-from problems import classes, settings
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from worlds import StandIn
 
 from srunddp.train import (
     Callback,
@@ -35,7 +32,10 @@ from srunddp.train.data.sampler import Deal
 from srunddp.train.metrics.late import LateLoss
 from srunddp.train.model.ddp import Replica
 from srunddp.train.model.ema import Average
-from tests.train.test_preemption import until
+from tests.train.conftest import ROOT
+from tests.train.preemption.test_signals import until
+from tests.train.problems import classes, settings
+from tests.train.worlds import StandIn
 
 pytestmark = pytest.mark.gpu
 

@@ -11,12 +11,12 @@ from types import ModuleType
 
 import pytest
 import torch
-from conftest import HERE, ROOT, start
-from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import load_checkpoint
 from tests.examples import loaded
+from tests.train.conftest import HERE, ROOT, start
+from tests.train.worlds import StandIn
 
 EXAMPLE = ROOT / "docs" / "examples" / "mnist.py"
 

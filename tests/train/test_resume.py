@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE, ROOT
-from problems import Numbered, scale_trainer
-from worlds import StandIn
 
 from srunddp.errors import Stopped
 from srunddp.train import CheckpointConfig, load_checkpoint
 from srunddp.train.checkpoint.manager import Saving
+from tests.train.conftest import HERE, ROOT
+from tests.train.problems import Numbered, scale_trainer
+from tests.train.worlds import StandIn
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import results_of
-from problems import classes, settings
-from steps import SCALED, SCHEDULERS, Rates, Recomputed, network
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, StepLR
 from torch.utils.data import TensorDataset
-from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, DDPConfig, Trainer, load_checkpoint
 from srunddp.train.optimizer import lr_factor, scale_lr, use_fused, warmup_then_cosine
+from tests.train.conftest import results_of
+from tests.train.problems import classes, settings
+from tests.train.steps import SCALED, SCHEDULERS, Rates, Recomputed, network
+from tests.train.worlds import StandIn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from conftest import HERE, ROOT, start
 from PIL import Image
 from torch import nn
-from worlds import StandIn
 
 from srunddp.errors import ConfigError
 from srunddp.train import import_torchvision, load_checkpoint
 from tests.examples import loaded
+from tests.train.conftest import HERE, ROOT, start
+from tests.train.worlds import StandIn
 
 EXAMPLE = ROOT / "docs" / "examples" / "vision.py"
 SIZE = 16  # twice the digits' own, and half of the example's

@@ -1,0 +1,151 @@
+"""What a rank starts is a single process, unless a launcher or exec is in between."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from srunddp.bootstrap.environment import rank_process
+from srunddp.bootstrap.environment.detect import detect
+from tests.mpirun.conftest import MPIS
+from tests.support.launchers import hydra, open_mpi, step
+from tests.support.starting import SRUNDDP, slurm, write
+from tests.support.worlds import world
+
+PLACE = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], *sys.argv[1:], flush=True)\n"
+OURS = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+# Above it: a rank; below it: what rank 0 starts, which is through before the ranks end.
+STARTS = f"""
+import subprocess
+def start(*command, **variables):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=os.environ | variables)
+    say("started", done.stdout + done.stderr + str(done.returncode))
+if RANK == 0:
+    SRUNDDP = {SRUNDDP!r}
+"""
+
+
+def started(folder: Path, command: str, **variables: str) -> str:
+    """What a process that rank 0 of two starts says, and its exit code."""
+    write(folder / "place.py", PLACE)
+    write(folder / "own.py", "import srunddp\nwith srunddp.init() as it: print(it.rank, it.world_size)\n")
+    with world(folder, f"{STARTS}    start({command})\n", size=2, variables=variables) as it:
+        ended = it.wait()
+    assert ended.codes == [0, 0], ended.text
+    return (folder / "started.0").read_text()
+
+
+NOTE = (
+    "srunddp: this is a process that a rank started: one process, world size 1; "
+    "start with `srun srunddp …` for one per task\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("*SRUNDDP, '--quiet', 'place.py'", f"0 1\n{NOTE}0"),
+        ("'sh', '-c', ' '.join(SRUNDDP) + ' --quiet place.py; true'", f"0 1\n{NOTE}0"),
+        ("sys.executable, 'own.py'", f"0 1\n{NOTE}0"),
+    ],
+)
+def test_what_a_rank_starts_is_a_single_process(tmp_path: Path, command: str, said: str) -> None:
+    assert started(tmp_path, command, PYTHONPATH=str(Path(__file__).parents[2])) == said
+
+
+def test_a_step_that_a_rank_starts_has_its_own_rank(tmp_path: Path) -> None:
+    """As srun within a step of srun: another step's variables."""
+    inner = slurm(0, 1, SLURM_STEP_ID="4")
+    assert started(tmp_path, f"*SRUNDDP, '--quiet', 'place.py', **{inner!r}") == "0 1\n0"
+
+
+@pytest.mark.parametrize("name", ["openmpi5", "mpich"])
+def test_mpirun_below_a_rank_starts_its_own_world(tmp_path: Path, name: str) -> None:
+    mpi = MPIS[name]
+    if not Path(mpi.mpirun).exists():
+        pytest.skip(f"no {name}")
+    words = (mpi.mpirun, *mpi.options, "-n", "2", mpi.python, SRUNDDP[1], "--quiet", "place.py")
+    said = started(tmp_path, f"*{words!r}, **{mpi.env()!r}").splitlines()
+    assert (sorted(said[:2]), said[-1]) == (["0 2", "1 2"], "0")
+
+
+INNER = """
+import os, socket, torch.distributed as dist, torch.multiprocessing as mp
+def free():
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1:]
+def inner(rank, port=0):
+    if port:
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo")
+    dist.barrier()
+    os.write(1, b"%d of %d\\n" % (dist.get_rank(), dist.get_world_size()))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        (
+            "sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', 'inner.py'",
+            "inner(-1)",
+        ),
+        (
+            "sys.executable, 'inner.py'",
+            "if __name__ == '__main__': mp.spawn(inner, args=free(), nprocs=2)",
+        ),
+    ],
+    ids=["torchrun", "mp.spawn"],
+)
+def test_torchs_own_launchers_below_a_rank_have_their_world(tmp_path: Path, command: str, last: str) -> None:
+    write(tmp_path / "inner.py", f"{INNER}{last}\n")
+    said = started(tmp_path, command).splitlines()
+    assert ({"0 of 2", "1 of 2"} <= {*said}, said[-1]) == (True, "0"), said
+
+
+def test_a_rank_that_becomes_another_program_stays_the_rank(tmp_path: Path) -> None:
+    script = """
+if len(sys.argv) == 1:
+    os.execv(sys.executable, [sys.executable, "train.py", "again"])
+import torch.distributed as dist
+dist.init_process_group("gloo")
+say("size", dist.get_world_size())
+dist.barrier()
+dist.destroy_process_group()
+"""
+    with world(tmp_path, script, size=2) as it:
+        ended = it.wait()
+    assert ended.codes == [0, 0], ended.text
+    assert [(tmp_path / f"size.{rank}").read_text() for rank in range(2)] == ["2", "2"]
+
+
+@pytest.mark.parametrize("outer", [step(), open_mpi(0), hydra(0), {}], ids=["Slurm", "Open MPI", "Hydra", "none"])
+def test_the_mark_holds_for_what_is_below(outer: dict[str, str]) -> None:
+    marked = outer | OURS
+    marked[rank_process.VARIABLE] = rank_process.mark(marked, 4711)
+    assert not rank_process.is_below(marked, 4711)  # the rank itself, also after exec
+    assert rank_process.is_below(marked, 4712)
+    assert not rank_process.is_below(marked | {"SLURM_STEP_ID": "77"}, 4712)
+    assert not rank_process.is_below(marked | {"MASTER_PORT": "29511"}, 4712)  # torchrun, mp.spawn
+    found = detect(marked, pid=4712)
+    assert (found.launcher, found.rank, found.world_size, found.channels) == ("none", 0, 1, ())
+    for broken in ("", "4711", "x,y", ",,"):
+        rank_process.is_below(marked | {rank_process.VARIABLE: broken}, 4712)
+
+
+def test_another_socket_of_pmi_is_another_launcher() -> None:
+    """MPICH's mpirun may give the same numbers again."""
+    ours, theirs = os.pipe()
+    try:
+        variables = hydra(0) | {"PMI_FD": str(ours)}
+        variables[rank_process.VARIABLE] = rank_process.mark(variables, 4711)
+        assert rank_process.is_below(variables, 4712)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), ours)
+        assert not rank_process.is_below(variables, 4712)
+        os.close(ours)
+        assert rank_process.is_below(variables, 4712)
+    finally:
+        os.close(theirs)

@@ -1,0 +1,268 @@
+"""Of a world: its group is closed where all ranks agree, and one rank may go first for as long as it likes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from srunddp.bootstrap.environment.detect import detect
+from srunddp.bootstrap.network.interface import Interface
+from srunddp.bootstrap.process_group import device
+from srunddp.bootstrap.process_group.store import Joined
+from srunddp.bootstrap.process_group.world import World, open_world
+from srunddp.bootstrap.rendezvous.protocol import Meeting
+from srunddp.errors import PeerError, Stopped
+from tests.support.starting import until
+from tests.support.worlds import world
+
+PER_NODE = 2
+
+
+class Store:
+    """As much of torch's as is needed."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, text: str) -> None:
+        self.values[key] = text.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def worlds(size: int) -> list[World]:
+    """Of ranks on nodes of two each."""
+    store: Any = Store()
+    device: Any = None
+    return [
+        World(
+            rank=rank,
+            local_rank=rank % PER_NODE,
+            world_size=size,
+            local_world_size=PER_NODE,
+            node_rank=rank // PER_NODE,
+            nnodes=size // PER_NODE,
+            device=device,
+            backend="gloo",
+            interface="lo",
+            master_addr="127.0.0.1",
+            master_port=1,
+            _store=store if size > 1 else None,
+        )
+        for rank in range(size)
+    ]
+
+
+def on_all(size: int, body: Callable[[World], Any]) -> list[Any]:
+    """What the body came to on each rank; an exception is returned."""
+
+    def one(it: World) -> Any:
+        try:
+            return body(it)
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, worlds(size)))
+
+
+def first_waits(order: list[int], first: set[int], size: int, **how: bool) -> list[Any]:
+    """Those that go first stay within until everybody else had time to come in by mistake."""
+    inside = threading.Barrier(len(first))
+
+    def body(it: World) -> None:
+        with it.rank0_first(**how):
+            order.append(it.rank)
+            if it.rank in first:
+                inside.wait(20)
+                time.sleep(0.2)
+                assert set(order) == first
+
+    return on_all(size, body)
+
+
+def test_rank_0_is_through_before_any_other_begins() -> None:
+    order: list[int] = []
+    assert first_waits(order, {0}, 4) == [None] * 4
+    assert sorted(order) == [0, 1, 2, 3]
+
+
+def test_per_node_it_is_local_rank_0_of_each_and_all_of_these_at_once() -> None:
+    order: list[int] = []
+    assert first_waits(order, {0, 2}, 4, per_node=True) == [None] * 4
+    assert sorted(order) == [0, 1, 2, 3]
+
+
+def test_several_in_a_row_and_one_within_another_do_not_mix() -> None:
+    order: list[tuple[str, int]] = []
+
+    def body(it: World) -> None:
+        for turn in ("a", "b"):
+            with it.rank0_first():
+                order.append((turn, it.rank))
+        with it.rank0_first(), it.rank0_first(per_node=True):
+            order.append(("c", it.rank))
+
+    assert on_all(4, body) == [None] * 4
+    for turn in ("a", "b", "c"):
+        ranks = [rank for name, rank in order if name == turn]
+        assert (ranks[0], sorted(ranks)) == (0, [0, 1, 2, 3])
+    last = [rank for name, rank in order if name == "c"]
+    assert last.index(2) < last.index(3)
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), SystemExit(3), KeyboardInterrupt()])
+def test_where_the_first_fails_the_others_say_so_and_do_not_begin(error: BaseException) -> None:
+    def body(it: World) -> None:
+        with it.rank0_first():
+            assert it.rank == 0
+            raise error
+
+    zero, *others = on_all(3 + 1, body)
+    assert zero is error
+    for each in others:
+        assert isinstance(each, PeerError)
+        assert str(each) == f"rank 0 failed in rank0_first(): {type(error).__name__}: {error}"
+
+
+def test_a_world_of_one_needs_no_store() -> None:
+    (alone,) = worlds(1)
+    with alone.rank0_first(), alone.rank0_first(per_node=True):
+        pass
+
+
+SLOW = """
+from datetime import timedelta
+import srunddp
+with srunddp.init("gloo", timeout=timedelta(seconds=2)) as it:
+    with it.rank0_first():
+        say("inside")
+        if RANK == 0: wait_for("go")
+    import torch
+    sum = torch.ones(1)
+    torch.distributed.all_reduce(sum)
+    say("sum", int(sum))
+    with it.rank0_first():
+        if RANK == 0:
+            wait_for("sum.1")
+            raise OSError("disk full")
+        say("never")
+"""
+
+
+def test_with_torch_no_time_limit_of_the_group_counts_and_the_first_alone_is_blamed(tmp_path: Path) -> None:
+    with world(tmp_path, SLOW, size=2) as it:
+        until(lambda: it.has_said("inside.0"))
+        time.sleep(4.0)  # twice the group's time limit
+        assert not it.has_said("inside.1")
+        (tmp_path / "go").touch()
+        ended = it.wait()
+    assert (tmp_path / "sum.1").read_text() == "2"
+    assert [(each.ranks, each.code) for each in ended.verdicts] == [((0,), 1)], ended.text
+    assert "OSError: disk full" in ended.verdicts[0].cause
+    assert not it.has_said("never.1")
+
+
+LIMITED = """
+from datetime import timedelta
+import srunddp
+from torch.distributed.distributed_c10d import _get_default_store
+with srunddp.init("gloo", timeout=eval(os.environ["LIMIT"])):
+    say("limit", _get_default_store().timeout)
+"""
+
+
+@pytest.mark.parametrize(("given", "limit"), [("timedelta(minutes=45)", "0:45:00"), ("None", "0:30:00")])
+def test_the_store_waits_as_long_as_a_collective(tmp_path: Path, given: str, limit: str) -> None:
+    """As with init_process_group alone; a rank 0 that prepares data first would end the others else."""
+    with world(tmp_path, LIMITED, size=2, variables={"LIMIT": given}) as it:
+        assert it.wait().codes == [0, 0]
+    assert [(tmp_path / f"limit.{rank}").read_text() for rank in range(2)] == [limit, limit]
+
+
+CROWDED = """
+import socket, srunddp
+from datetime import timedelta
+from torch.distributed import TCPStore
+with srunddp.init("gloo") as it:
+    if RANK == 1:
+        where = it.master_addr, it.master_port
+        crowd = [socket.create_connection(where) for _ in range(200)]
+        store = TCPStore(*where, is_master=False, timeout=timedelta(seconds=10))
+        say("found", store.check(["nothing"]))
+"""
+
+
+def test_rank_0s_store_takes_more_than_the_soft_limit(tmp_path: Path) -> None:
+    """A torch process has some 20 files open before."""
+    with world(tmp_path, CROWDED, size=2, below={0: ["prlimit", "--nofile=100:4096"]}) as it:
+        ended = it.wait()
+    assert ended.codes == [0, 0], ended.text
+    assert (tmp_path / "found.1").read_text() == "False"
+
+
+# A node with GPUs, where Gloo was asked for; the groups are real.
+GLOO_BESIDE_GPUS = """
+import torch, srunddp
+import torch.distributed as dist
+from srunddp.bootstrap.process_group import device
+init = dist.init_process_group
+def initialised(*arguments, **options):
+    init(*arguments, **options | {"device_id": None})
+    dist.distributed_c10d._get_default_group().bound_device_id = options.get("device_id")
+dist.init_process_group = initialised
+device.pick = lambda *_: (torch.device("cuda", 0), "gloo", "")
+with srunddp.init("gloo"):
+    group = dist.new_group([0])
+    if RANK == 0:
+        dist.all_reduce(torch.ones(1), group=group)
+"""
+
+
+def test_gloo_beside_gpus_has_subgroups(tmp_path: Path) -> None:
+    with world(tmp_path, GLOO_BESIDE_GPUS, size=2) as it:
+        ended = it.wait()
+    assert ended.codes == [0, 0], ended.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "wanted", "given"), [("nccl", False, None), ("nccl", True, "cuda:1"), ("gloo", True, None)]
+)
+def test_a_device_is_handed_to_nccl_alone_where_asked_for(
+    monkeypatch: pytest.MonkeyPatch, backend: str, wanted: bool, given: str | None
+) -> None:
+    """What init_process_group is given; there is no GPU that it could be seen on."""
+    options: dict[str, Any] = {}
+    monkeypatch.setattr(device, "pick", lambda *_: (torch.device("cuda", 1), backend, ""))
+    monkeypatch.setattr(device, "identity", lambda _: "")
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **given: options.update(given))
+    monkeypatch.setattr(Joined, "next_store", lambda _: torch.distributed.HashStore())
+    place = Joined(
+        detect({}), Interface("lo", "127.0.0.1", {}, ""), Meeting("", 1, 1, 0, 1, "", "", "node01"), None, 1.0
+    )
+    open_world(place, backend, None, device_id=wanted)
+    assert options["device_id"] == (given and torch.device(given))
+
+
+@pytest.mark.parametrize(
+    ("error", "closed"), [(Stopped("by SIGUSR2", 75), 1), (SystemExit(0), 1), (SystemExit(75), 0), (OSError(), 0)]
+)
+def test_the_group_is_closed_at_an_end_that_all_ranks_share_and_not_after_a_failure(
+    error: BaseException, closed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[World] = []
+    monkeypatch.setattr(World, "close", lambda self: calls.append(self))
+    with pytest.raises(type(error)), worlds(1)[0]:
+        raise error
+    assert len(calls) == closed

@@ -1,0 +1,814 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.rendezvous import client, discovery, protocol
+from srunddp.bootstrap.rendezvous.abort import Failure, Interrupt, read
+from srunddp.bootstrap.rendezvous.auth import OTHER, Claim, Secret, Unproven
+from srunddp.bootstrap.rendezvous.client import find, tell
+from srunddp.bootstrap.rendezvous.protocol import Address, Company, Held, Hello, Meeting, hold
+from srunddp.bootstrap.rendezvous.server import Roster, named
+from srunddp.errors import PeerError, RendezvousError, Scope
+from tests.support.launchers import PID, step
+
+LONG = 30.0  # a limit that only a broken rendezvous reaches
+TOKEN = "1207.0.0"
+NONCE = "0" * 32
+UNPROVEN = Unproven()
+
+
+def soon(seconds: float = LONG) -> float:
+    return time.monotonic() + seconds
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = soon()
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.005)
+
+
+def hello(
+    rank: int,
+    world_size: int = 2,
+    node: str = "node01",
+    *,
+    token: str = TOKEN,
+    pid: int | None = None,
+    address: str = "127.0.0.1",
+) -> Hello:
+    return Hello(token, rank, world_size, rank, node, address, 1000 + rank if pid is None else pid)
+
+
+def greeting(one: Hello, kind: str = "none") -> dict[str, object]:
+    """The first message of a rank."""
+    return {"hello": asdict(one), "nonce": NONCE, "kind": kind}
+
+
+class RankZero:
+    """Rank 0 on 127.0.0.1, which gathers in a thread."""
+
+    def __init__(
+        self,
+        own: Hello,
+        held: Held | None = None,
+        layout: dict[int, str] | None = None,
+        within: float = LONG,
+        **more: Any,
+    ) -> None:
+        self.held = held or hold("127.0.0.1", [0], [0])
+        self.interrupt = Interrupt()
+        self.said: list[str] = []
+        quick = {"every": LONG, "mourn": 0.2}
+        said, layout = self.said.append, layout or {}
+        self.roster = Roster(own, self.held, "slurm", layout, say=said, interrupt=self.interrupt, **(quick | more))
+        self.address = self.held.line_address
+        self._result: Future[Company] = Future()
+        self._thread = threading.Thread(target=self._gather, args=(within,))
+        self._thread.start()
+
+    def _gather(self, within: float) -> None:
+        try:
+            self._result.set_result(self.roster.gather(soon(within)))
+        except BaseException as error:
+            self._result.set_exception(error)
+
+    def company(self) -> Company:
+        return self._result.result(LONG)
+
+    def meeting(self) -> Meeting:
+        return self.company().meeting
+
+    def refusal(self) -> str:
+        with pytest.raises(RendezvousError) as caught:
+            self.meeting()
+        assert caught.value.exit_code == 69
+        return str(caught.value)
+
+    def refusal_of_any_kind(self) -> None:
+        with pytest.raises((RendezvousError, PeerError)):
+            self.meeting()
+
+    def end(self) -> None:
+        self.interrupt.fail("the test is over", 1)
+        self._thread.join(LONG)
+        for held in (self.held.line, self.held.store, *self.roster.lines.values()):
+            held.close()
+        self.interrupt.close()
+
+    @property
+    def token(self) -> str:
+        return self.roster.own.token
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.address.host, self.address.port), timeout=LONG)
+
+
+@contextmanager
+def rank_zero(
+    world_size: int = 2,
+    node: str = "node01",
+    *,
+    token: str = TOKEN,
+    held: Held | None = None,
+    **more: Any,
+) -> Iterator[RankZero]:
+    """Keyword arguments are RankZero's, and those that it hands on to the Roster."""
+    host = held.line_address.host if held else "127.0.0.1"
+    own = hello(0, world_size, node, token=token, address=host)
+    server = RankZero(own, held, **more)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def meet(server: RankZero, *hellos: Hello, within: float = LONG) -> list[Meeting]:
+    """All these ranks find rank 0 at once; what each of them was told, rank 0 first."""
+    with ThreadPoolExecutor(max(len(hellos), 1)) as pool:
+        found = [pool.submit(find, [server.address], one, soon(within)) for one in hellos]
+        answers = [one.result(2 * LONG) for one in found]
+    for connection, _ in answers:
+        connection.close()
+    return [server.meeting(), *(meeting for _, meeting in answers)]
+
+
+def refusal(server: RankZero | Address, one: Hello, within: float = LONG) -> str:
+    address = server if isinstance(server, Address) else server.address
+    with pytest.raises(RendezvousError) as caught:
+        find([address], one, soon(within))
+    assert caught.value.exit_code == 69
+    return str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mute stranger costs a rank this long before it looks elsewhere."""
+    monkeypatch.setattr(client, "_ANSWER_WITHIN", 0.3)
+
+
+# They meet.
+
+
+def test_all_ranks_are_told_the_stores_address() -> None:
+    with rank_zero(3) as server:
+        meetings = meet(server, hello(1, 3), hello(2, 3))
+        store = server.held.store_address
+        assert meetings == [Meeting("127.0.0.1", store.port, 1, 0, 3, TOKEN, "slurm", "node01", 3)] * 3
+        assert store.port != server.address.port
+
+
+def test_each_rank_is_told_how_many_of_its_node_share_its_cpus() -> None:
+    others = [hello(1, 4), replace(hello(2, 4), cpus="its own"), hello(3, 4, "node02")]
+    with rank_zero(4) as server:
+        assert [meeting.sharers for meeting in meet(server, *others)] == [2, 2, 1, 1]
+
+
+def test_the_ranks_may_come_in_any_order_and_late() -> None:
+    """Rank 0 begins to listen only after the others have begun to look for it."""
+    late = socket.socket()
+    late.bind(("127.0.0.1", 0))
+    address = Address(*late.getsockname()[:2])
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(find, [address], hello(rank, 3), soon()) for rank in (2, 1)]
+        threading.Event().wait(0.1)  # refused meanwhile
+        late.listen()
+        held = Held(late, socket.socket(), address, address)
+        with rank_zero(3, held=held) as server:
+            assert [other.result(LONG)[1] for other in others] == [server.meeting()] * 2
+            for other in others:
+                other.result()[0].close()
+
+
+def test_ranks_of_a_cyclic_placement_get_their_nodes_numbers() -> None:
+    """``-m cyclic`` with 4, 1 and 1 tasks: arithmetic on ranks would be wrong."""
+    nodes = {0: "c", 1: "a", 2: "b", 3: "c", 4: "c", 5: "c"}
+    with rank_zero(6, "c") as server:
+        meetings = meet(server, *(hello(rank, 6, nodes[rank]) for rank in range(1, 6)))
+    assert [meeting.node_rank for meeting in meetings] == [0, 1, 2, 0, 0, 0]
+    assert [meeting.local_world_size for meeting in meetings] == [4, 1, 1, 4, 4, 4]
+    assert {meeting.nnodes for meeting in meetings} == {3}
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_hosts_with_one_name_are_nodes_of_their_own(told: int) -> None:
+    """Containers; where the launcher told how many ranks a node has, that is kept."""
+    hellos = [replace(hello(rank, 4, "worker"), local_rank=rank // 2, local_world_size=told) for rank in range(4)]
+    server = RankZero(hellos[0])
+    try:
+        meetings = meet(server, *hellos[1:])
+    finally:
+        server.end()
+    assert [meeting.node_rank for meeting in meetings] == [0, 1, 0, 1]
+    assert [meeting.local_world_size for meeting in meetings] == [told or 2] * 4
+    assert {meeting.nnodes for meeting in meetings} == {2}
+
+
+def test_512_ranks_meet() -> None:
+    with rank_zero(512, "node000") as server:
+        meetings = meet(server, *(hello(rank, 512, f"node{rank // 8:03d}") for rank in range(1, 512)))
+    assert [meeting.node_rank for meeting in meetings] == [rank // 8 for rank in range(512)]
+    assert {(meeting.nnodes, meeting.local_world_size) for meeting in meetings} == {(64, 8)}
+
+
+def test_they_meet_over_ipv6() -> None:
+    try:
+        held = hold("::1", [0], [0])
+    except RendezvousError:
+        pytest.skip("this machine has no IPv6")
+    with rank_zero(2, held=held) as server:
+        assert str(server.address) == f"[::1]:{server.address.port}"
+        assert meet(server, hello(1, 2, address="::1"))[1].master_addr == "::1"
+
+
+def test_the_lines_stay_open_after_the_meeting() -> None:
+    """They carry failures and goodbyes later."""
+    with rank_zero(2) as server:
+        connection, _ = find([server.address], hello(1), soon())
+        server.meeting()
+        protocol.send(server.roster.lines[1], {"later": 1})
+        assert protocol.receive(connection) == {"later": 1}
+        protocol.send(connection, {"goodbye": True})
+        server.roster.lines[1].settimeout(LONG)
+        assert protocol.receive(server.roster.lines[1]) == {"goodbye": True}
+        connection.close()
+
+
+def test_rank_zero_listens_no_longer_once_all_have_met() -> None:
+    with rank_zero(2) as server:
+        meet(server, hello(1))
+        with pytest.raises(ConnectionRefusedError):
+            server.connect()
+
+
+# What is held.
+
+
+def test_both_sockets_listen_on_one_address_alone() -> None:
+    held = hold("127.0.0.1", [0], [0])
+    with held.line, held.store:
+        for address in (held.line_address, held.store_address):
+            socket.create_connection(("127.0.0.1", address.port), timeout=LONG).close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.2", address.port), timeout=LONG)
+
+
+def test_ports_that_are_all_taken_are_named_with_the_cure() -> None:
+    with ExitStack() as stack:
+        taken = [stack.enter_context(stranger("mute")).address.port for _ in range(3)]
+        with pytest.raises(RendezvousError) as caught:
+            hold("127.0.0.1", taken, [0])
+        text = str(caught.value)
+        assert text.startswith(f"all 3 ports from {min(taken)} to {max(taken)} on 127.0.0.1 taken by others; expected ")
+        assert "--port" in text
+        with pytest.raises(RendezvousError, match=f"port {taken[0]} on 127.0.0.1 taken by others"):
+            hold("127.0.0.1", taken[:1], [0])
+
+
+def test_an_address_that_is_not_this_nodes_is_named() -> None:
+    with pytest.raises(RendezvousError, match=r"203\.0\.113\.7:0 cannot be bound: Cannot assign requested address"):
+        hold("203.0.113.7", [0], [0])
+
+
+# Strangers where rank 0 could be.
+
+
+class Stranger:
+    """Somebody else's server; notes every byte that each connection brings."""
+
+    def __init__(self, kind: str, port: int = 0) -> None:
+        self.kind = kind
+        self.received: list[bytearray] = []
+        self._listening = socket.create_server(("127.0.0.1", port))
+        self.address = Address(*self._listening.getsockname()[:2])
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            self.received.append(bytearray())
+            thread = threading.Thread(target=self._serve, args=(connection, self.received[-1]))
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket, received: bytearray) -> None:
+        answers = {
+            "http": b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
+            "store": bytes(range(256)) * 8,
+            "endless": b"x" * 100_000,
+            "empty-lines": b"\n\n\n",
+            "json": b'{"jsonrpc": "2.0", "error": {}}\n',
+            "json-list": b'[{"meeting": 1}]\n',
+            "other-job": b'{"stranger": true}\n',
+        }
+        connection.settimeout(LONG)
+        with connection:
+            if self.kind == "banner":
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n")
+            try:
+                while piece := connection.recv(4096):
+                    received += piece
+                    if self.kind == "closing":
+                        return
+                    if answer := answers.pop(self.kind, b""):
+                        connection.sendall(answer)
+            except OSError:
+                return
+
+    def end(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for thread in self._threads:
+            thread.join(LONG)
+
+
+@contextmanager
+def stranger(kind: str, port: int = 0) -> Iterator[Stranger]:
+    server = Stranger(kind, port)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+STRANGERS = ("mute", "closing", "banner", "http", "store", "endless", "empty-lines", "json", "json-list", "other-job")
+
+
+def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
+    # A banner is read before our hello has been sent whole, perhaps.
+    heard = [bytes(received) for received in server.received if received]
+    messages = [protocol.parse(text) for text in heard]
+    return all(text.count(b"\n") == 1 and text.endswith(b"\n") for text in heard) and all(
+        message.pop("nonce") and message == {"hello": asdict(one), "kind": "none"} for message in messages
+    )
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_stranger_is_passed_over_and_hears_nothing_but_the_hello(kind: str) -> None:
+    with rank_zero(2) as server, stranger(kind) as other:
+        connection, meeting = find([other.address, server.address], hello(1), soon())
+        connection.close()
+        assert meeting == server.meeting()
+        until(lambda: any(other.received))
+        assert heard_the_hello_alone(other, hello(1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\n",
+        b"[1]\n",
+        b"7\n",
+        b'"hello"\n',
+        b"{\n",
+        b"\xff\xfe\n",
+        b"9" * 5000,
+        b"[" * 4000,
+    ],
+    ids=lambda text: repr(text[:8]),
+)
+def test_a_line_that_is_no_message_of_ours_is_empty(text: bytes) -> None:
+    assert protocol.parse(text) == {}
+
+
+def test_another_steps_rank_zero_is_passed_over_and_loses_nobody() -> None:
+    with rank_zero(2) as server, rank_zero(2, token="1207.1.0") as other:
+        found = find([other.address, server.address], hello(1), soon())
+        assert found[1] == server.meeting()
+        mate = find([server.address, other.address], hello(1, token="1207.1.0"), soon())
+        assert mate[1] == other.meeting()
+        assert found[1].master_port != mate[1].master_port
+        found[0].close()
+        mate[0].close()
+
+
+def test_two_steps_on_the_same_ports_meet_each_their_own() -> None:
+    """Both prefer the same ports; the second takes the next one, and nobody meets the other's store."""
+    first = hold("127.0.0.1", [0], [0])
+    ports = [first.line_address.port, 0]
+    second = hold("127.0.0.1", ports, [0])
+    both = [first.line_address, second.line_address]
+    with rank_zero(3, held=first) as one, rank_zero(3, held=second, token="1207.1.0") as two:
+        with ThreadPoolExecutor(4) as pool:
+            asked = [
+                pool.submit(find, both, hello(rank, 3, token=server.token), soon())
+                for rank in (1, 2)
+                for server in (one, two)
+            ]
+            told = [answer.result(LONG) for answer in asked]
+        assert [meeting for _, meeting in told] == [one.meeting(), two.meeting()] * 2
+        for connection, _ in told:
+            connection.close()
+
+
+def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
+    """The ports that job and step lead to are taken by strangers of three kinds."""
+    who = detect.detect(step(0), pid=PID)
+    ports = discovery.line_ports(who, DEFAULT, None)
+    assert len(ports) == len(set(ports)) == 24
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(stranger(kind, port)) for kind, port in zip(STRANGERS, ports, strict=False)]
+        held = hold("127.0.0.1", ports, [0])
+        assert held.line_address.port in ports[len(strangers) :]
+        server = stack.enter_context(rank_zero(2, held=held))
+        candidates = [Address("127.0.0.1", port) for port in ports]
+        connection, meeting = find(candidates, hello(1), soon())
+        connection.close()
+        assert meeting == server.meeting()
+        assert all(heard_the_hello_alone(other, hello(1)) for other in strangers)
+
+
+# Strangers that call rank 0.
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: node01\r\n\r\n",
+        b"\x3c\x85\xf7\xce" + bytes(60),
+        b"\n",
+        b"{}\n",
+        b"[]\n",
+        b'{"here": true}\n',
+        b'{"hello": 7}\n',
+        b'{"hello": {"token": "1207.0.0"}}\n',
+        json.dumps(greeting(hello(1, token="1207.0.1"))).encode() + b"\n",
+        b'{"hello": {"token": "12',
+        b"x" * 100_000,
+        b"\xff\xfe\x00\n",
+    ],
+    ids=["mute", "http", "tcp-store", "empty-line", "empty", "list", "here-first", "number", "token-alone",
+         "other-restart", "half", "endless", "binary"],
+)  # fmt: skip
+@pytest.mark.parametrize("stays", [True, False], ids=["stays", "leaves"])
+def test_a_stranger_that_calls_is_told_nothing_and_disturbs_nobody(said: bytes, stays: bool) -> None:
+    with rank_zero(2) as server:
+        caller = server.connect()
+        try:
+            caller.sendall(said)
+        except ConnectionError:
+            assert len(said) > 4096  # it was cut off
+        if not stays:
+            caller.close()
+        found = meet(server, hello(1), within=10)
+        assert found[1] == found[0]
+        if stays:
+            heard = bytearray()
+            try:
+                while piece := caller.recv(4096):
+                    heard += piece
+            except ConnectionError:
+                pass
+            caller.close()
+            assert bytes(heard) in (b"", b'{"stranger": true}\n')
+
+
+# Ranks that contradict each other.
+
+
+def test_two_processes_of_one_rank_are_both_named_to_all() -> None:
+    with rank_zero(3) as server, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(refusal, server, hello(1, 3, "node01", pid=11))
+        until(lambda: 1 in server.roster.lines)
+        second = refusal(server, hello(1, 3, "node02", pid=22))
+        assert second.startswith("rank 1 came twice, as process 11 on node01 and 22 on node02; expected ")
+        assert first.result(LONG) == second == server.refusal()
+
+
+def test_a_second_rank_zero_is_refused() -> None:
+    with rank_zero(2) as server:
+        assert "rank 0 came twice" in refusal(server, hello(0, pid=77))
+        assert "rank 0 came twice" in server.refusal()
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(1, 3), (1, 1), (2, 2), (-1, 2)])
+def test_world_sizes_that_differ_are_told_to_both(rank: int, world_size: int) -> None:
+    with rank_zero(2) as server:
+        text = refusal(server, hello(rank, world_size, "node02"))
+        assert text.startswith(f"rank {rank} on node02 counts {world_size} ranks, rank 0 counts 2; expected ")
+        assert server.refusal() == text
+
+
+def test_address_families_that_differ_are_told_to_both() -> None:
+    with rank_zero(2) as server, server.connect() as caller:
+        protocol.send(caller, greeting(hello(1, node="node02", address="fd00::7")))
+        assert "seen" in protocol.receive(caller)
+        protocol.send(caller, {"here": True, "proof": ""})
+        text = protocol.receive(caller)["failed"]
+        assert text.startswith("rank 1 on node02 has fd00::7, rank 0 on node01 has 127.0.0.1; expected IPv4 on all")
+        assert server.refusal() == text
+
+
+@pytest.mark.parametrize(("own", "told"), [("127.0.0.1", "::1"), ("::1", "127.0.0.1")])
+def test_a_rank_of_the_other_family_says_so(own: str, told: str) -> None:
+    """Told over PMI or MPI, the address may be of a family in which this rank has none."""
+    text = refusal(Address(told, 40000), hello(1, address=own), within=0.3)
+    assert "IPv4" in text
+    assert "IPv6" in text
+
+
+# Ranks that do not come.
+
+
+def test_missing_ranks_are_named_with_their_nodes_at_the_deadline() -> None:
+    layout = {rank: f"node{rank // 2:02d}" for rank in range(8)}
+    with rank_zero(8, layout=layout, within=2) as server, ThreadPoolExecutor(3) as pool:
+        came = [pool.submit(refusal, server, hello(rank, 8)) for rank in (1, 2, 4)]
+        text = server.refusal()
+        assert text.startswith(
+            "4 of 8 ranks did not come: rank 3 on node01, rank 5 on node02, ranks 6-7 on node03; expected all of them "
+            f"on {server.address} -> "
+        )
+        assert [one.result(LONG) for one in came] == [text] * 3
+
+
+def test_missing_ranks_are_named_where_their_nodes_are_unknown() -> None:
+    with rank_zero(12, within=0.1) as server:
+        assert "11 of 12 ranks did not come: ranks 1-11; expected " in server.refusal()
+
+
+def test_strangers_do_not_delay_the_deadline() -> None:
+    with rank_zero(2, within=1) as server, server.connect(), server.connect() as mute:
+        mute.sendall(b"half a line")
+        began = time.monotonic()
+        assert "1 of 2 ranks did not come: rank 1" in server.refusal()
+        assert time.monotonic() - began < 10
+
+
+def test_ranks_are_folded_by_node() -> None:
+    layout = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 9: "c"}
+    assert named([0, 1, 2, 4, 9], layout) == "ranks 0-2 on a, rank 4 on b, rank 9 on c"
+    assert named([0, 2, 3, 4, 17, 18], layout) == "ranks 0,2 on a, ranks 3-4 on b, ranks 17-18"
+
+
+def test_a_rank_that_does_not_find_rank_zero_says_where_it_looked() -> None:
+    with socket.socket() as silent, stranger("http") as other:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        nowhere = Address(*silent.getsockname()[:2])
+        text = refusal(nowhere, hello(1, node="node02"), within=0.3)
+        assert text.startswith(
+            f"rank 1 on node02 (127.0.0.1) did not reach rank 0 at {nowhere}: {nowhere} Connection refused; expected "
+        )
+        assert "belongs to somebody else" in refusal(other.address, hello(1), within=0.3)
+        with pytest.raises(RendezvousError, match=f"at {nowhere} and 2 more: "):
+            find([nowhere] * 3, hello(1), soon(0.3))
+        with pytest.raises(RendezvousError, match=f": {other.address} belongs to somebody else; "):
+            find([other.address, nowhere], hello(1), soon(0.5))
+
+
+def test_a_rank_that_only_mute_strangers_answer_stops_at_its_deadline() -> None:
+    with stranger("mute") as other:
+        began = time.monotonic()
+        assert "did not answer" in refusal(other.address, hello(1), within=0.5)
+        assert 0.4 < time.monotonic() - began < 10
+
+
+# Ranks that go again.
+
+
+@contextmanager
+def greeted(server: RankZero, one: Hello) -> Iterator[socket.socket]:
+    """A rank that has said hello and was seen."""
+    with server.connect() as caller:
+        protocol.send(caller, greeting(one))
+        assert "seen" in protocol.receive(caller)
+        yield caller
+
+
+def test_a_rank_that_lost_patience_is_not_taken_for_present() -> None:
+    """It was seen, but has gone before it could answer."""
+    with rank_zero(2, within=1) as server:
+        with greeted(server, hello(1)):
+            pass
+        assert "1 of 2 ranks did not come: rank 1" in server.refusal()
+
+
+def test_a_rank_that_lost_patience_may_say_hello_again() -> None:
+    with rank_zero(3) as server:
+        with greeted(server, hello(1, 3)) as impatient:
+            again = meet_later(server, hello(1, 3))
+            until(lambda: 1 in server.roster.lines)
+            impatient.close()
+            meetings = meet(server, hello(2, 3))
+        connection, meeting = again.result(LONG)
+        connection.close()
+        assert meetings == [meeting] * 2
+
+
+def test_a_rank_that_was_there_and_ended_is_named_to_all_with_the_code_of_a_kill() -> None:
+    with rank_zero(4) as server:
+        found = meet_later(server, hello(2, 4))
+        until(lambda: 2 in server.roster.lines)
+        with greeted(server, hello(1, 4, "node02")) as caller:
+            protocol.send(caller, {"here": True})
+            until(lambda: 1 in server.roster.lines)
+        text = "rank 1 on node02 was lost before all ranks had met: its process ended; expected "
+        for failed in (server.company, lambda: found.result(LONG)):
+            with pytest.raises(PeerError, match=f"^{text}") as caught:
+                failed()
+            assert caught.value.exit_code == 137
+
+
+def meet_later(server: RankZero, one: Hello) -> Future[tuple[socket.socket, Meeting]]:
+    pool = ThreadPoolExecutor(1)
+    found = pool.submit(find, [server.address], one, soon())
+    pool.shutdown(wait=False)
+    return found
+
+
+def test_a_rank_that_loses_rank_zero_says_so_and_does_not_look_elsewhere() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        address = Address(*listening.getsockname()[:2])
+        text = pool.submit(refusal, address, hello(1, node="node02"))
+        connection, _ = listening.accept()
+        with connection:
+            assert protocol.receive(connection)["hello"]["rank"] == 1
+            protocol.send(connection, {"seen": True, "nonce": NONCE, "proof": ""})
+            assert protocol.receive(connection) == {"here": True, "proof": ""}
+        assert f"rank 1 on node02 lost rank 0 at {address} before all ranks had met" in text.result(LONG)
+
+
+def test_a_caller_that_has_not_said_hello_is_told_of_no_failure() -> None:
+    """It may be another job's rank, which would end by it."""
+    with rank_zero(3, within=0.5) as server:
+        caller = server.connect()
+        server.refusal()
+        assert caller.recv(4096) == b""
+        caller.close()
+
+
+@pytest.mark.parametrize("wrong", [{"rank": "1"}, {"rank": True}, {"world_size": 2.0}, {"node": None}])
+def test_a_hello_of_wrong_types_is_a_strangers(wrong: dict[str, object]) -> None:
+    with rank_zero(2) as server:
+        with server.connect() as caller:
+            protocol.send(caller, {**greeting(hello(1)), "hello": asdict(hello(1)) | wrong})
+            assert caller.recv(4096) == b'{"stranger": true}\n'
+        found = meet(server, hello(1), within=10)
+        assert found[1] == found[0]
+
+
+# Ranks that are waited for.
+
+
+def test_rank_zero_says_again_and_again_who_is_missing_and_where() -> None:
+    layout = {0: "node01", 1: "node01", 2: "node02", 3: "node03", 4: "node03"}
+    with rank_zero(5, layout=layout, every=0.1) as server:
+        found = meet_later(server, hello(1, 5))
+        until(lambda: server.said.count("waiting for rank 2 on node02, ranks 3-4 on node03") > 1)
+        server.interrupt.fail("enough", 1)
+        with pytest.raises(PeerError):
+            found.result(LONG)
+
+
+def test_nobody_is_said_to_be_waited_for_when_all_come_soon() -> None:
+    with rank_zero(2) as server:
+        meet(server, hello(1))
+        assert server.said == []
+
+
+# Failures before all have met.
+
+
+def peer_error(failed: Callable[[], object]) -> tuple[str, int]:
+    with pytest.raises(PeerError) as caught:
+        failed()
+    return str(caught.value), caught.value.exit_code
+
+
+def test_a_rank_that_fails_before_it_could_meet_ends_all_with_its_words_and_code() -> None:
+    with rank_zero(4) as server:
+        found = meet_later(server, hello(1, 4))
+        until(lambda: 1 in server.roster.lines)
+        failing = hello(2, 4, "node02", address="")
+        assert tell([server.address], failing, UNPROVEN, Failure("no file train.py; expected a script", 78), soon())
+        text = "rank 2 on node02 failed: no file train.py; expected a script"
+        assert peer_error(server.company) == peer_error(lambda: found.result(LONG)) == (text, 78)
+
+
+def test_a_failure_that_rank_zero_cannot_be_told_is_not_taken_for_told() -> None:
+    with stranger("http") as other:
+        assert not tell([other.address], hello(1, address=""), UNPROVEN, Failure("broken", 78), soon(0.3))
+    assert not tell([], hello(1, address=""), UNPROVEN, Failure("broken", 78), soon())
+
+
+def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
+    interrupt = Interrupt()
+    with rank_zero(4) as server, ThreadPoolExecutor(2) as pool:
+        other = meet_later(server, hello(1, 4))
+        failing = pool.submit(find, [server.address], hello(2, 4, "node02"), soon(), None, interrupt)
+        until(lambda: {1, 2} <= server.roster.lines.keys())
+        interrupt.fail("its worker was killed", 137)
+        text = "rank 2 on node02 failed: its worker was killed"
+        for one in (server.company, lambda: other.result(LONG), lambda: failing.result(LONG)):
+            assert peer_error(one) == (text, 137)
+    interrupt.close()
+
+
+def test_a_rank_whose_worker_dies_while_it_looks_for_rank_zero_tells_it() -> None:
+    interrupt = Interrupt()
+    with rank_zero(3) as server, stranger("mute") as mute, ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(find, [mute.address, server.address], hello(2, 3), soon(), None, interrupt)
+        until(lambda: mute.received)
+        interrupt.fail("its worker was killed", 137)
+        for one in (server.company, lambda: failing.result(LONG)):
+            assert peer_error(one) == ("rank 2 on node01 failed: its worker was killed", 137)
+    interrupt.close()
+
+
+def test_a_rank_whose_failure_reached_nobody_is_to_print_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_TELL_WITHIN", 0.2)
+    interrupt = Interrupt()
+    interrupt.fail("its worker was killed", 137)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        nowhere = Address(*silent.getsockname()[:2])
+        with pytest.raises(PeerError) as caught:
+            find([nowhere], hello(1), soon(), None, interrupt)
+    assert caught.value.scope is Scope.RANK
+    interrupt.close()
+
+
+def test_rank_zeros_own_failure_ends_the_meeting_at_once_for_all() -> None:
+    with rank_zero(3) as server:
+        found = meet_later(server, hello(1, 3))
+        until(lambda: 1 in server.roster.lines)
+        began = time.monotonic()
+        server.interrupt.fail("its worker ended with 3", 3)
+        for one in (lambda: found.result(LONG), server.company):
+            assert peer_error(one) == ("rank 0 on node01 failed: its worker ended with 3", 3)
+        assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_comes_after_a_failure_is_told_of_it() -> None:
+    with rank_zero(4, mourn=LONG) as server:
+        assert tell([server.address], hello(1, 4), UNPROVEN, Failure("broken", 78), soon())
+        for rank in (2, 3):
+            late = meet_later(server, hello(rank, 4))
+            assert peer_error(lambda: late.result(LONG)) == ("rank 1 on node01 failed: broken", 78)  # noqa: B023
+        assert peer_error(server.company) == ("rank 1 on node01 failed: broken", 78)
+
+
+@pytest.mark.parametrize("code", [None, 0, 256, -1, "7", True, 1e9])
+def test_a_failure_of_any_code_ends_with_one_that_a_process_can_have(code: object) -> None:
+    failure = read({"failed": ["x"], "code": code})
+    assert failure
+    assert failure.code == 1
+
+
+# Crowds.
+
+
+def test_mute_connections_beyond_a_limit_are_closed_the_oldest_first() -> None:
+    with rank_zero(2, unproven=20) as server, ExitStack() as stack:
+        callers = [stack.enter_context(server.connect()) for _ in range(100)]
+        assert callers[0].recv(1) == b""
+        assert len(set(os.listdir("/proc/self/fd"))) < 100 + 100 + 60
+        found = meet(server, hello(1))
+        assert found[0] == found[1]
+
+
+def test_a_mute_connection_is_closed_when_its_time_is_over() -> None:
+    with rank_zero(2, patience=0.2, every=0.1) as server, server.connect() as caller:
+        caller.sendall(b'{"hello": ')
+        assert caller.recv(1) == b""
+        found = meet(server, hello(1))
+        assert found[0] == found[1]
+
+
+def test_2048_ranks_meet_within_seconds() -> None:
+    """All of them from one thread, so that it is rank 0 that is measured."""
+    size = 2048
+    with rank_zero(size, "node000", trust=Secret(b"s" * 32)) as server, ExitStack() as stack:
+        began = time.monotonic()
+        lines = {rank: stack.enter_context(server.connect()) for rank in range(1, size)}
+        for rank, one in lines.items():
+            protocol.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
+        for rank, one in lines.items():
+            seen = protocol.receive(one)
+            claim = Claim(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
+            protocol.send(one, {"here": True, "proof": Secret(b"s" * 32).prove(claim.text(OTHER))})
+        meetings = [protocol.receive(one)["meeting"] for one in lines.values()]
+        assert time.monotonic() - began < 20
+        assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]
+        company = server.company()
+        assert company.nodes[size - 1] == f"node{(size - 1) // 8:03d}"
+        assert sorted(company.lines) == list(range(1, size))

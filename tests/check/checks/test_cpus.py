@@ -1,0 +1,91 @@
+"""CPUs before a job: what makes a training slow is found, and nothing where all is well."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from srunddp.check.checks.cpus import CHECK, Facts
+from srunddp.check.finding import Level
+from tests.support.made_up_site import changed, seen, subject, told, travelled
+
+WELL = Facts(mask=[0, 1], quota=0.0, threads=1, variable="OMP_NUM_THREADS", advice=[])
+ADVICE = (
+    "4 CPUs per task were asked for, and this rank may use 2; expected 4, but srun forgets -> srun --cpus-per-task=4"
+)
+NODES = tuple(f"node{number:02d}" for number in range(1, 7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "nodes", "ranks"),
+    [
+        ({5: {"advice": [ADVICE]}}, ADVICE.partition(";")[0], ("node03",), (5,)),
+        ({5: {"threads": 3}}, "OMP_NUM_THREADS=3 on 2 CPUs", ("node03",), (5,)),
+        ({5: {"threads": 2, "quota": 1.5}}, "OMP_NUM_THREADS=2 on 1 CPU", ("node03",), (5,)),
+        ({4: {"threads": 2}}, "2 ranks with 3 threads share 2 CPUs", ("node03",), (4, 5)),
+        (
+            {4: {"mask": [1, 2], "threads": 2}, 5: {"threads": 2}},
+            "2 ranks with 4 threads share 3 CPUs",
+            ("node03",),
+            (4, 5),
+        ),
+        ({5: {"mask": [1]}}, "1 CPU for a rank", ("node03",), (5,)),
+        ({4: {"mask": [2]}, 5: {"mask": [3]}}, "1 CPU for a rank", ("node03",), (4, 5)),
+    ],
+)
+def test_what_makes_a_rank_slow_is_found_where_it_is(
+    changes: dict[int, dict[str, Any]], found: str, nodes: tuple[str, ...], ranks: tuple[int, ...]
+) -> None:
+    assert told(CHECK.judge(changed(WELL, changes))) == [(Level.WARN, found, nodes, ranks)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {rank: {"threads": 0, "variable": ""} for rank in range(12)},
+        {rank: {"quota": 2.0} for rank in range(12)},
+        {rank: {"mask": [2 * (rank % 2), 2 * (rank % 2) + 1], "threads": 2} for rank in range(12)},
+    ],
+)
+def test_nothing_is_found_where_threads_fit(changes: dict[int, dict[str, Any]]) -> None:
+    """On six nodes with two ranks each, also where the nodes are one machine."""
+    assert told(CHECK.judge(changed(WELL, changes))) == []
+
+
+def test_the_cure_is_a_number_of_threads_that_fits() -> None:
+    (finding,) = CHECK.judge(changed(WELL, {0: {"threads": 2}}))
+    assert finding.cure == "set OMP_NUM_THREADS to 1"
+    (finding,) = CHECK.judge(seen([WELL] * 3, per_node=3))
+    assert finding.cure == "ask for more CPUs (--cpus-per-task=1)"
+
+
+def test_one_rank_without_its_cpus_is_named_and_not_the_one_that_has_them() -> None:
+    """Of two, rank 0 is right."""
+    (finding,) = CHECK.judge(changed(WELL, {1: {"mask": [0]}}, 2))
+    assert (finding.ranks, finding.expected) == ((1,), "2, as on most ranks")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, ("", 0)),
+        ({"OMP_NUM_THREADS": "4"}, ("OMP_NUM_THREADS", 4)),
+        ({"OMP_NUM_THREADS": "4,2", "MKL_NUM_THREADS": "8"}, ("OMP_NUM_THREADS", 4)),
+        ({"OMP_NUM_THREADS": "", "MKL_NUM_THREADS": "8"}, ("MKL_NUM_THREADS", 8)),
+    ],
+)
+def test_this_rank_s_cpus_and_threads_are_collected(variables: dict[str, str], expected: tuple[str, int]) -> None:
+    facts = travelled(CHECK, subject(variables))
+    assert facts.mask == sorted(os.sched_getaffinity(0))
+    assert (facts.variable, facts.threads) == expected
+    asked = {"SLURM_CPUS_PER_TASK": "4096"}
+    assert travelled(CHECK, subject(asked)).advice[0].startswith("4096 CPUs per task were asked for")
+
+
+def test_the_summary_says_what_is_left_for_loader_workers() -> None:
+    apart = {0: {"mask": [0, 1, 2]}, 1: {"mask": [3, 4, 5]}}
+    assert CHECK.summary(changed(WELL, apart, 2)) == "3 CPUs for each rank at least: room for 2 loader workers"
+    assert CHECK.summary(changed(WELL, {})) == "1 CPU for each rank at least: room for 0 loader workers"

@@ -1,0 +1,347 @@
+"""GPUs before a job: what NCCL would refuse, or use slowly, is found without CUDA."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pynvml
+import pytest
+
+from srunddp.bootstrap.environment import cuda_visible_devices as shared
+from srunddp.bootstrap.environment.cuda_visible_devices import visible
+from srunddp.check import numa, nvml
+from srunddp.check.checks.gpus import CHECK, Facts
+from srunddp.check.finding import Level
+from srunddp.check.nvml import Device, look
+from srunddp.monitor.sampler import gpm
+from srunddp.monitor.sampler import gpu as gpu_of_sampler
+from srunddp.monitor.sampler import gpus as gpus_of_sampler
+from tests.conftest import PROGRAMS, ROOT
+from tests.support.made_up_site import LOCAL_RANK_1, changed, seen, subject, told, travelled
+
+FAKE = PROGRAMS / "nvml"
+GIB = 1 << 30
+FAIL, WARN = Level.FAIL, Level.WARN
+
+
+def gpu(uuid: str, **changes: Any) -> Device:
+    known: dict[str, Any] = dict(
+        uuid=uuid,
+        parent="",
+        name="NVIDIA H100",
+        total=80 * GIB,
+        free=79 * GIB,
+        address="0000:17:00.0",
+        numa=0,
+        links=18,
+    )
+    return Device(**(known | changes))  # type: ignore[typeddict-item]
+
+
+A, B, C = gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-c")
+WELL = Facts(driver="580.95.05", cuda="13.0", count=2, models=["NVIDIA H100"], devices=[A, B], present=True, numa=[0])
+NONE = Facts(missing="NVML Shared Library Not Found", numa=[0])
+
+
+@pytest.mark.parametrize("facts", [WELL, NONE])
+def test_nothing_is_found_where_all_is_well(facts: Facts) -> None:
+    assert told(CHECK.judge(changed(facts, {}))) == []
+
+
+def both(**changes: Any) -> dict[int, dict[str, Any]]:
+    """Of node03."""
+    return {4: changes, 5: changes}
+
+
+OTHER = "GPUs of different models on a node (NVIDIA A100, NVIDIA H100): CUDA numbers them by their speed"
+ALONE = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
+SLICES = {rank: {"devices": [gpu(f"MIG-{rank}", parent="GPU-a")], "count": 1} for rank in (4, 5)}
+MIG = "a MIG instance: no P2P, no NVLink, and one for each process"
+FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Level, str, tuple[int, ...]]]]] = {
+    "one GPU twice": (both(devices=[A, A]), [(FAIL, "two ranks with one GPU, GPU-a", (4, 5))]),
+    "one for both": (
+        both(devices=[A]),
+        [(FAIL, "two ranks with one GPU, GPU-a", (4, 5))],
+    ),
+    "too few for one": (
+        {5: {"devices": []}},
+        [(FAIL, "0 GPUs are visible to local rank 1, and 2 ranks share this node", (5,))],
+    ),
+    "none on a node": (
+        both(devices=[], count=0),
+        [(FAIL, "no GPU is visible, and on other nodes there are", ())],
+    ),
+    "an error": ({4: {"error": "GPU is lost", "devices": []}}, [(FAIL, "NVML: GPU is lost", ())]),
+    "no library": (
+        both(missing="no NVML", devices=[], count=0),
+        [
+            (FAIL, "/dev/nvidia0 is there, and NVML is not: no NVML", ()),
+            (FAIL, "/dev/nvidia0 is there, and NVML is not: no NVML", ()),
+            (FAIL, "no GPU is visible, and on other nodes there are", ()),
+        ],
+    ),
+    "named wrongly": (
+        {4: {"wanted": "0,1,7", "unknown": "7"}},
+        [(WARN, "7 in CUDA_VISIBLE_DEVICES=0,1,7: CUDA heeds nothing from there on", ())],
+    ),
+    "taken": (
+        {4: {"devices": [gpu("GPU-a", free=60 * GIB), B]}},
+        [(WARN, "20.0 of 80.0 GiB of the GPU's memory are taken", (4,))],
+    ),
+    "full": (
+        {5: {"devices": [A, gpu("GPU-b", free=3 * GIB)]}},
+        [(FAIL, "77.0 of 80.0 GiB of the GPU's memory are taken", (5,))],
+    ),
+    "full, and nobody uses it": ({4: {"devices": [A, gpu("GPU-b", free=0)]}}, []),
+    "alone": ({4: {"devices": [A], "count": 1}, 5: {"devices": [B], "count": 1}}, [(WARN, ALONE, (4, 5))]),
+    "hidden by a variable alone": ({4: {"devices": [A], "wanted": "0"}, 5: {"devices": [B], "wanted": "1"}}, []),
+    "without P2P": (
+        both(separate=[["GPU-a", "GPU-b", "chipset not supported"]]),
+        [(WARN, "no P2P among GPUs of a node: chipset not supported", (4, 5))],
+    ),
+    "without P2P to one that nobody uses": (both(devices=[A, B, C], separate=[["GPU-a", "GPU-c", "no"]]), []),
+    "slices of one GPU": (
+        SLICES,
+        [
+            (FAIL, "ranks with MIG instances of one GPU, GPU-a, which NCCL takes for one GPU used twice", (4, 5)),
+            (WARN, MIG, (4, 5)),
+        ],
+    ),
+    "slices that may share": (
+        {rank: facts | {"shared": True} for rank, facts in SLICES.items()},
+        [(WARN, MIG, (4, 5))],
+    ),
+    "driver": (both(driver="570.1", cuda="12.8"), [(WARN, "NVIDIA driver 570.1 (CUDA 12.8)", ())]),
+    "model": (
+        both(devices=[gpu("GPU-a", name="NVIDIA A100"), gpu("GPU-b", name="NVIDIA A100")]),
+        [(WARN, "GPU NVIDIA A100", (4, 5))],
+    ),
+    "mixed": ({4: {"models": ["NVIDIA A100", "NVIDIA H100"]}}, [(WARN, OTHER, ())]),
+    "mixed in the bus's order": ({4: {"models": ["NVIDIA A100", "NVIDIA H100"], "order": "PCI_BUS_ID"}}, []),
+    "far CPUs": ({5: {"numa": [1, 2]}}, [(WARN, "CPUs on NUMA node 1,2, and the GPU on 0", (5,))]),
+    "some CPUs near": ({5: {"numa": [0, 1]}}, []),
+    "no NUMA": ({5: {"numa": [], "devices": [A, gpu("GPU-b", numa=-1)]}}, []),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_is_wrong_with_a_node_s_gpus_is_found_there(name: str) -> None:
+    changes, expected = FOUND[name]
+    assert told(CHECK.judge(changed(WELL, changes))) == [
+        (level, found, ("node03",), ranks) for level, found, ranks in expected
+    ]
+
+
+def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
+    findings = CHECK.judge(seen([WELL], per_node=1))
+    assert told(findings) == [(WARN, "one rank on this node and 2 visible GPUs: 1 stay idle", ("node01",), (0,))]
+
+
+def test_a_variable_that_names_a_gpu_where_there_is_none_is_said() -> None:
+    named = {0: {"wanted": "0"}, 2: {"wanted": ""}, 4: {"wanted": "NoDevFiles"}}
+    assert told(CHECK.judge(changed(NONE, named))) == [
+        (WARN, "CUDA_VISIBLE_DEVICES=0, and there is no GPU", ("node01",), ())
+    ]
+
+
+def test_row_11_a_gpu_of_two_ranks_has_the_cure() -> None:
+    (finding,) = CHECK.judge(changed(WELL, both(devices=[A, A])))
+    assert finding.cure.startswith("start with --gpus-per-node=2 --gpu-bind=none")
+    (finding,) = CHECK.judge(changed(WELL, FOUND["alone"][0]))
+    assert finding.cure.startswith("start with --gpus-per-node=2 --gpu-bind=none")
+
+
+M0, M1 = gpu("MIG-0", parent="GPU-m"), gpu("MIG-1", parent="GPU-m")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "expected", "unknown"),
+    [
+        (None, [[A], [B]], [A, B], ""),
+        ("1,0", [[A], [B]], [B, A], ""),
+        ("1gpu2", [[A], [B]], [B], ""),
+        ("GPU-b", [[A], [B]], [B], ""),
+        ("GPU-", [[A], [B]], [], "GPU-"),
+        ("GPU-", [[A]], [A], ""),
+        ("", [[A], [B]], [], ""),
+        ("-1", [[A], [B]], [], ""),
+        ("NoDevFiles", [[A], [B]], [], ""),
+        ("0,-1,1", [[A], [B]], [A], ""),
+        ("0,7,1", [[A], [B]], [A], "7"),
+        ("0,GPU-a", [[A], [B]], [], "GPU-a"),
+        (" 0 , 1 ", [[A], [B]], [A, B], ""),
+        ("MIG-1", [[M0, M1], [B]], [M1], ""),
+        ("MIG-1,MIG-0", [[M0, M1]], [M1], ""),
+        ("MIG-1,MIG-0,9", [[M0, M1]], [M1], "9"),
+        ("0", [[M0, M1]], [M0], ""),
+        ("GPU-m", [[M0, M1]], [M0], ""),
+        ("GPU-m,MIG-0", [[M0, M1]], [], "MIG-0"),
+        (None, [], [], ""),
+    ],
+)
+def test_row_12_visible_devices_may_be_indices_uuids_and_their_beginnings(
+    wanted: str | None, gpus: list[list[Device]], expected: list[Device], unknown: str
+) -> None:
+    assert visible(wanted, gpus) == (expected, unknown)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Puts a machine in the place of this one."""
+    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.delitem(sys.modules, "pynvml")
+
+    def put(*gpus: dict[str, Any], **machine: Any) -> None:
+        (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
+        monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+
+    return put
+
+
+def test_what_nvml_says_of_a_node_is_collected(fake: Callable[..., None]) -> None:
+    first = {"uuid": "GPU-a", "total": 80 * GIB, "free": 79 * GIB, "links": 18, "separate": [1]}
+    fake(first, {"uuid": "GPU-b", "address": "00000000:CA:00.0", "failing": {"nvmlDeviceGetMemoryInfo": 3}})
+    facts = travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
+    assert (facts.driver, facts.cuda, facts.count, facts.models) == ("580.95.05", "12.8", 2, ["NVIDIA H100"])
+    assert (facts.wanted, facts.order, facts.error, facts.missing) == ("1,0", "PCI_BUS_ID", "", "")
+    second, first_again = facts.devices
+    assert (second["uuid"], second["address"], second["total"], second["links"]) == ("GPU-b", "0000:ca:00.0", 0, 0)
+    assert (first_again["free"], first_again["links"]) == (79 * GIB, 18)
+    assert facts.separate == []
+    assert look(None).separate == [["GPU-a", "GPU-b", "chipset not supported"]]
+
+
+def test_row_11_a_gpu_that_two_ranks_have_is_found_through_nvml(fake: Callable[..., None]) -> None:
+    """As where a node lists one GPU twice, and where a variable shows both ranks the same one."""
+    fake({"uuid": "GPU-a"}, {"uuid": "GPU-a"})
+    ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
+    assert told(CHECK.judge(ranks)) == [(FAIL, "two ranks with one GPU, GPU-a", ("node01",), (0, 1))]
+    fake({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
+    ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
+    assert told(CHECK.judge(ranks)) == []
+    ranks = seen(travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "GPU-b"})) for _ in range(2))
+    assert told(CHECK.judge(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
+
+
+def test_instances_of_a_gpu_are_collected(fake: Callable[..., None]) -> None:
+    fake({"uuid": "GPU-m", "instances": [{"uuid": "MIG-0"}, {"uuid": "MIG-1"}]})
+    (device,) = look("MIG-1").devices
+    assert (device["uuid"], device["parent"]) == ("MIG-1", "GPU-m")
+
+
+@pytest.mark.parametrize(
+    ("machine", "missing", "error"),
+    [
+        ({"error": 18}, "", "RM has detected an NVML/RM version mismatch."),
+        ({"error": 9}, "Driver Not Loaded", ""),
+        ({"gpus": [{"uuid": "GPU-a", "failing": {"nvmlDeviceGetHandleByIndex": 15}}]}, "", "GPU is lost"),
+    ],
+)
+def test_an_error_of_nvml_is_not_taken_for_a_node_without_gpus(
+    fake: Callable[..., None], machine: dict[str, Any], missing: str, error: str
+) -> None:
+    fake(**machine)
+    view = look(None)
+    assert (view.missing, view.error, view.devices) == (missing, error, [])
+
+
+def test_a_driver_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from threading import Event
+
+    over = Event()
+    monkeypatch.setattr("srunddp.check.checks.gpus._PATIENCE", 0.01)
+    monkeypatch.setattr("srunddp.check.checks.gpus.look", lambda _: over.wait())
+    try:
+        assert CHECK.collect(subject()).error == "no answer within 0.01 s"
+    finally:
+        over.set()
+
+
+def test_numa_nodes_are_read_where_linux_tells_them(tmp_path: Path) -> None:
+    for name, cpus in {"node0": "0-3,8-11\n", "node1": "4-7\n", "node2": "\n"}.items():
+        (tmp_path / "devices/system/node" / name).mkdir(parents=True)
+        (tmp_path / "devices/system/node" / name / "cpulist").write_text(cpus)
+    device = tmp_path / "bus/pci/devices/0000:17:00.0"
+    device.mkdir(parents=True)
+    (device / "numa_node").write_text("1\n")
+    assert numa.of_device("0000:17:00.0", tmp_path) == 1
+    assert numa.of_device("0000:18:00.0", tmp_path) == -1
+    assert [numa.of_cpus(cpus, tmp_path) for cpus in ({3, 8}, {7}, {1, 5}, {99})] == [[0], [1], [0, 1], []]
+
+
+def faked() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fake_pynvml", FAKE / "pynvml.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_fake_has_the_names_of_the_package() -> None:
+    """Functions with parameters, constants with values, errors with codes, structs with fields."""
+    fake = faked()
+    structs = {
+        "c_nvmlMemory_t": fake.c_nvmlMemory_t(3, 1),
+        "nvmlPciInfo_t": fake.nvmlPciInfo_t(""),
+        "c_nvmlUtilization_t": fake.c_nvmlUtilization_t(1, 2),
+        "c_nvmlFieldValue_t": fake.c_nvmlFieldValue_t(1),
+        "c_nvmlGpmSupport_t": fake.c_nvmlGpmSupport_t(True),
+        "c_nvmlGpmMetricsGet_t": fake.c_nvmlGpmMetricsGet_t(),
+    }
+    names = [name for name in vars(fake) if name.lower().startswith(("nvml", "c_nvml"))]
+    assert len(names) > 30
+    for name in names:
+        ours, theirs = getattr(fake, name), getattr(pynvml, name)
+        if name in structs:
+            assert vars(structs[name]).keys() <= {field for field, _ in theirs._fields_}
+        elif inspect.isclass(ours):
+            assert issubclass(theirs, pynvml.NVMLError)
+            assert name == "NVMLError" or (str(theirs()), theirs().value) == (ours.text, ours.value)
+        elif inspect.isfunction(ours):
+            assert inspect.signature(ours) == inspect.signature(theirs)
+        else:
+            assert ours == theirs
+
+
+def test_nothing_is_asked_of_nvml_that_the_package_lacks() -> None:
+    source = "".join(
+        Path(module.__file__).read_text() for module in (nvml, shared, gpm, gpu_of_sampler, gpus_of_sampler)
+    )
+    asked = set(re.findall(r"\b(?:pynvml|_?nvml)\.((?:c_)?nvml\w+|NVML\w+)", source))
+    asked.discard("NVML_P2P_CAPS_INDEX_READ")  # in a comment
+    assert len(asked) > 40
+    fake = faked()
+    assert [name for name in asked if not (hasattr(pynvml, name) and hasattr(fake, name))] == []
+
+
+def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
+    from tests.support.starting import python
+
+    code = (
+        "import sys\n"
+        "from srunddp.bootstrap.environment.detect import detect\n"
+        "from srunddp.bootstrap.network.ifaces_conf import Loaded\n"
+        "from srunddp.check.checks import cpus, gpus, paths, versions\n"
+        "from srunddp.check.finding import Subject\n"
+        "me = Subject(detect({}), Loaded(), None, (), None, (), (), {})\n"
+        "for check in (cpus, gpus, paths): check.collect(me)\n"
+        "print(open('/proc/self/maps').read().count('libcuda'), {'torch'} & {*sys.modules})\n"
+    )
+    done = python("-c", code, folder=tmp_path, PYTHONPATH=f"{ROOT}")
+    assert (done.stdout, done.stderr) == ("0 set()\n", "")
+
+
+def test_the_summary_counts_each_gpu_once() -> None:
+    nodes = [replaced for uuid in ("a", "c") for replaced in [[gpu(f"GPU-{uuid}1"), gpu(f"GPU-{uuid}2")]] * 2]
+    ranks = changed(WELL, {rank: {"devices": devices} for rank, devices in enumerate(nodes)}, 4)
+    assert CHECK.summary(ranks) == "4 NVIDIA H100, driver 580.95.05"
+    assert CHECK.summary(changed(NONE, {})) == "no GPU"

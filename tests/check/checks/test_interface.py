@@ -1,0 +1,196 @@
+"""An interface that is wrong or to which no name leads stops a job; one that differs from the others is warned of."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from srunddp.bootstrap.network import infiniband
+from srunddp.bootstrap.network.ifaces_conf import Loaded, parse
+from srunddp.bootstrap.network.infiniband import Device
+from srunddp.bootstrap.network.interface import Interface, Link
+from srunddp.check.checks import interface
+from srunddp.check.checks.interface import CHECK, Facts, judge, summary
+from srunddp.check.finding import Finding, Level, Subject, subject_of
+from srunddp.check.preflight import Report, slowest_link
+from tests.support.made_up_site import changed, seen, subject, told, travelled
+from tests.support.starting import NODE, slurm
+
+WELL = Facts(
+    wrong=[],
+    name="ib0",
+    address="10.88.0.11",
+    source="ifaces.conf:1:3",
+    speed=100_000,
+    mtu=2044,
+    physical=True,
+    own_name=["10.88.0.11"],
+    lookup=[],
+    devices=["mlx5_0", "mlx5_1"],
+    rdma_rate=200_000,
+    one_node=False,
+)
+LO = Interface("lo", "127.0.0.1", {}, "loopback")
+TWO_NODES = {
+    "SLURM_STEP_NODELIST": f"{NODE},node02",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_GTIDS": "0",
+}
+
+
+# What is collected.
+
+
+def test_the_chosen_interface_travels_with_speed_and_mtu() -> None:
+    known = travelled(CHECK, replace(subject(), interface=LO))
+    assert (known.name, known.address, known.source, known.wrong) == ("lo", "127.0.0.1", "loopback", [])
+    assert known.mtu > 1000
+    assert not known.physical
+
+
+def test_why_there_is_none_travels() -> None:
+    wrong = ("interface ib9 is not there", "one that is up", "correct it")
+    known = travelled(CHECK, replace(subject(), interface_error=wrong))
+    assert (known.wrong, known.name) == (list(wrong), "")
+
+
+def test_an_interface_that_went_away_meanwhile_has_no_speed() -> None:
+    known = travelled(CHECK, replace(subject(), interface=replace(LO, name="gone0")))
+    assert (known.speed, known.mtu, known.physical) == (0, 0, False)
+
+
+def test_only_active_devices_count_with_the_rate_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [Device(f"mlx5_{number}", "InfiniBand", number != 1, 100_000, ()) for number in range(3)]
+    monkeypatch.setattr(infiniband, "devices", lambda: there)
+    known = travelled(CHECK, subject())
+    assert (known.devices, known.rdma_rate) == (["mlx5_0", "mlx5_2"], 200_000)
+
+
+def test_a_wrong_ifaces_conf_is_a_wrong_interface(tmp_path: Any) -> None:
+    (tmp_path / "ifaces.conf").write_text("- nodes: x\n  interfaces: ib0\n")
+    found = subject_of(subject().environment, str(tmp_path / "ifaces.conf"), {})
+    known = travelled(CHECK, found)
+    assert known.wrong[0].endswith("unknown key 'interfaces'")
+    assert known.wrong[2] == "did you mean interface?"
+
+
+def at_step(rank: int, own: set[str], monkeypatch: pytest.MonkeyPatch, address: str = "") -> Subject:
+    """A rank of two nodes whose names lead there."""
+    monkeypatch.setattr("srunddp.bootstrap.rendezvous.discovery.addresses_of", lambda _: own)
+    gtids = {"SLURM_GTIDS": str(rank), "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank)}
+    if rank:
+        gtids |= {"SLURM_STEP_NODELIST": f"node00,{NODE}"}
+    entries = parse(f'- nodes: "*"\n  interface: eth0{address}\n'.encode(), "x")
+    found = replace(subject(slurm(rank, 2, **TWO_NODES | gtids)), loaded=Loaded(entries))
+    return replace(found, interface=Interface("eth0", "10.88.0.11", {}, "x"))
+
+
+def test_a_name_that_leads_a_rank_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, expected, cure = interface.collect(at_step(1, set(), monkeypatch)).lookup
+    assert "node00" in found
+    assert expected
+    assert cure
+
+
+def test_rank_0_finds_that_its_name_leads_to_another_of_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = (Link("eth0", True, 0, ("10.88.0.11",), ()), Link("eno1", True, 0, ("10.77.0.11",), ()))
+    monkeypatch.setattr(interface, "links_here", lambda: own)
+    found, *_ = interface.collect(at_step(0, {"10.77.0.11"}, monkeypatch)).lookup
+    words = f"the others look for rank 0 at {NODE}, which is 10.77.0.11 on eno1; its interface is eth0 (10.88.0.11)"
+    assert found == f"x:1:3: {words}"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_that_leads_to_rank_0_is_no_fault(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert interface.collect(at_step(rank, {"10.88.0.11"}, monkeypatch)).lookup == []
+
+
+def test_where_the_launcher_tells_addresses_names_need_not_lead_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = at_step(1, set(), monkeypatch)
+    telling = replace(found, environment=replace(found.environment, channels=("pmi", "slurm")))
+    assert interface.collect(telling).lookup == []
+
+
+# What is wrong.
+
+
+def test_where_all_is_well_nothing_is_said() -> None:
+    assert told(judge(changed(WELL, {}))) == []
+
+
+@pytest.mark.parametrize("which", ["wrong", "lookup"])
+def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
+    (one,) = judge(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
+    assert one == Finding(Level.FAIL, "interface", "no ib0", "one", "correct it", ("node03",))
+
+
+@pytest.mark.parametrize("own", [["127.0.1.1"], ["127.0.0.1", "::1"]])
+def test_a_nodes_name_on_loopback_is_warned_of(own: list[str]) -> None:
+    words = f"the node's own name leads to {', '.join(own)}, which is loopback"
+    changes = {rank: {"own_name": own} for rank in (2, 3)}
+    assert set(told(judge(changed(WELL, changes)))) == {(Level.WARN, words, ("node02",), ())}
+
+
+@pytest.mark.parametrize("change", [{"own_name": ["127.0.1.1", "10.88.0.11"]}, {"own_name": []}])
+def test_a_name_that_leads_elsewhere_too_or_nowhere_is_not(change: dict[str, Any]) -> None:
+    assert told(judge(changed(WELL, {2: change}))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "found", "expected"),
+    [
+        ({"mtu": 1500}, "ib0 has MTU 1500", "2044, as on the other nodes"),
+        ({"speed": 1000}, "ib0 runs at 1 Gbit/s", "100 Gbit/s, as on the other nodes"),
+        ({"speed": 0}, "ib0 runs at an unknown speed", "100 Gbit/s, as on the other nodes"),
+        ({"devices": ["mlx5_0"]}, "active InfiniBand or RoCE devices: mlx5_0", "mlx5_0, mlx5_1, as on the other nodes"),
+        ({"devices": []}, "active InfiniBand or RoCE devices: none", "mlx5_0, mlx5_1, as on the other nodes"),
+    ],
+)
+def test_what_a_node_has_unlike_the_others_is_warned_of(change: dict[str, Any], found: str, expected: str) -> None:
+    findings = list(judge(changed(WELL, {rank: change for rank in (6, 7)})))
+    assert told(findings) == [(Level.WARN, found, ("node04",), ())]
+    assert findings[0].expected == expected
+
+
+def test_on_one_node_nothing_is_compared_and_its_name_may_be_loopback() -> None:
+    alone = replace(WELL, one_node=True, own_name=["127.0.0.1"])
+    assert told(judge(seen([alone, replace(alone, mtu=1)]))) == []
+
+
+def test_ranks_without_an_interface_are_not_compared() -> None:
+    without = {"name": "", "mtu": 0, "speed": 0, "wrong": ["no ib0", "one", "correct it"]}
+    assert [found for _, found, *_ in told(judge(changed(WELL, dict.fromkeys((0, 1), without))))] == ["no ib0"] * 2
+    assert len(list(judge(changed(WELL, dict.fromkeys(range(12), without))))) == 12
+
+
+def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
+    seen = changed(WELL, {1: {"name": "eth0", "speed": 0, "mtu": 1500}, 2: {"name": ""}})
+    assert summary(seen) == "eth0, ib0: an unknown speed, 100 Gbit/s, MTU 1500, 2044"
+
+
+# What the links can carry, for the all-reduce.
+
+
+def carried(*facts: Facts) -> float:
+    told = {one.rank: {"interface": {"facts": vars(one.facts)}} for one in seen(facts, per_node=1)}
+    here = {one.rank: one for one in seen(facts, per_node=1)}
+    return slowest_link(Report(here, told), "nccl")  # type: ignore[arg-type]
+
+
+def test_the_slowest_nodes_link_counts_and_of_a_node_its_infiniband() -> None:
+    ethernet = replace(WELL, speed=10_000, devices=[], rdma_rate=0)
+    assert carried(WELL, WELL) == 12.5e9  # one of its two devices for its one rank
+    assert carried(WELL, ethernet) == carried(ethernet, WELL) == 1.25e9
+
+
+def test_where_one_link_is_not_known_none_is_judged_by() -> None:
+    unknown = replace(WELL, physical=False, devices=[], rdma_rate=0)
+    assert carried(WELL, unknown) == carried(unknown, WELL) == 0.0
+
+
+def test_this_nodes_own_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interface, "addresses_of", {socket.gethostname(): {"127.0.1.1"}}.get)
+    assert interface.collect(subject()).own_name == ["127.0.1.1"]

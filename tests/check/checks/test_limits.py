@@ -1,0 +1,65 @@
+"""Full folders stop a job, scarce ones and low limits are warned of; each on its node."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srunddp.check.checks.limits import CHECK, Facts, judge, summary
+from srunddp.check.finding import Level
+from tests.support.made_up_site import changed, subject, told, travelled
+
+GIB = 1 << 30
+WELL = Facts(files=1024, memlock=-1, rdma=True, free={"/dev/shm": 8 * GIB, "/tmp": 2 * GIB})
+
+
+def test_the_facts_of_this_process_travel(tmp_path: Path) -> None:
+    facts = travelled(CHECK, subject({"TMPDIR": str(tmp_path)}))
+    assert facts.files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert set(facts.free) == {"/dev/shm", str(tmp_path)}
+    assert facts.free[str(tmp_path)] > 0
+    assert set(travelled(CHECK, subject()).free) == {"/dev/shm", "/tmp"}
+
+
+def test_a_folder_for_temporary_files_that_is_not_there_is_told_from_a_full_one(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    assert travelled(CHECK, subject({"TMPDIR": gone})).free[gone] == -1
+
+
+def test_where_all_is_well_nothing_is_said() -> None:
+    assert told(judge(changed(WELL, {}))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "found"),
+    [
+        ({"free": {"/tmp": 0}}, Level.FAIL, "0 MiB free in /tmp"),
+        ({"free": {"/tmp": (8 << 20) - 1}}, Level.FAIL, "7 MiB free in /tmp"),
+        ({"free": {"/dev/shm": 64 << 20}}, Level.WARN, "64 MiB free in /dev/shm"),
+        ({"free": {"/dev/shm": GIB - 1}}, Level.WARN, "1023 MiB free in /dev/shm"),
+        ({"free": {"/scratch/x": -1}}, Level.FAIL, "/scratch/x is not there"),
+        ({"files": 1023}, Level.WARN, "1023 open files at most"),
+        (
+            {"memlock": 64 << 10},
+            Level.WARN,
+            "64 KiB of locked memory at most, on a node with InfiniBand or RoCE",
+        ),
+    ],
+)
+def test_what_is_short_is_named_on_its_node(change: dict[str, Any], level: Level, found: str) -> None:
+    assert told(judge(changed(WELL, {3: change}))) == [(level, found, ("node02",), ())]
+
+
+@pytest.mark.parametrize(
+    "change", [{"free": {"/tmp": GIB}}, {"files": -1}, {"memlock": 64 << 10, "rdma": False}, {"memlock": -1}]
+)
+def test_what_is_enough_or_does_not_matter_is_not_named(change: dict[str, Any]) -> None:
+    assert told(judge(changed(WELL, {3: change}))) == []
+
+
+def test_the_summary_has_the_least_room() -> None:
+    seen = changed(WELL, {3: {"free": {"/dev/shm": GIB, "/tmp": 3 * GIB}}})
+    assert summary(seen) == "/dev/shm 1.0 GiB free at least, /tmp 2.0 GiB free at least"

@@ -1,0 +1,201 @@
+"""Versions before a job: who has another Python, another torch or none is named, without this process importing any."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srunddp.check.checks.versions import CHECK, NOT_ASKED, Facts, Imported, import_torch, node_lines
+from srunddp.check.finding import Level
+from srunddp.check.packages import Package, find
+from tests.support.made_up_site import LOCAL_RANK_1, changed, subject, told, travelled
+
+FAIL, WARN = Level.FAIL, Level.WARN
+SITE = "/shared/env/lib/python3.11/site-packages"
+
+
+def package(version: str = "2.13.0+cu130", **changes: str) -> Package:
+    return Package(**({"version": version, "cuda": "13.0", "git": "abc", "place": SITE} | changes))  # type: ignore[typeddict-item]
+
+
+def imported(seconds: float = 2.0, **changes: Any) -> Imported:
+    known = dict(version="2.13.0+cu130", cuda="13.0", nccl="2.29.3", seconds=seconds, error="")
+    return Imported(**(known | changes))  # type: ignore[typeddict-item]
+
+
+PLAIN = package("1.0", cuda="", git="")
+WELL = Facts(
+    python="3.11.2",
+    executable="/shared/env/bin/python",
+    prefix="/shared/env",
+    packages={"torch": package(), "numpy": PLAIN},
+    imported=NOT_ASKED,
+)
+NONE = package("", cuda="", git="", place="")
+HEALTHY: dict[int, dict[str, Any]] = {rank: {"imported": imported()} for rank in range(0, 12, 2)}
+
+
+def torch(**changes: str) -> dict[str, Any]:
+    return {"packages": {"torch": package(**changes), "numpy": PLAIN}}
+
+
+def numpy(known: Package) -> dict[str, Any]:
+    return {"packages": {"torch": package(), "numpy": known}}
+
+
+FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Level, str, tuple[int, ...]]]]] = {
+    "nothing": ({}, []),
+    "another Python": ({5: {"python": "3.12.1"}}, [(FAIL, "Python 3.12", (5,))]),
+    "another patch level": ({5: {"python": "3.11.9"}}, [(WARN, "Python 3.11.9", (5,))]),
+    "another environment": (
+        {5: {"executable": "/usr/bin/python3", "prefix": "/usr"}},
+        [
+            (WARN, "Python is /usr/bin/python3 of /usr", (5,)),
+            (WARN, f"torch of {SITE}", (5,)),
+            (WARN, f"numpy of {SITE}", (5,)),
+        ],
+    ),
+    "the same environment elsewhere": (
+        {
+            5: {"executable": "/tmp/env/bin/python", "prefix": "/tmp/env"}
+            | {
+                "packages": {
+                    "torch": package(place="/tmp/env/lib/python3.11/site-packages"),
+                    "numpy": PLAIN | {"place": "/tmp/env/lib/python3.11/site-packages"},
+                }
+            }
+        },
+        [(WARN, "Python is /tmp/env/bin/python of /tmp/env", (5,))],
+    ),
+    "no torch": ({5: {"packages": {"torch": NONE, "numpy": PLAIN}}}, [(FAIL, "no package torch", (5,))]),
+    "no numpy": ({5: numpy(NONE)}, [(FAIL, "no package numpy", (5,))]),
+    "another torch": ({5: torch(version="9.9", place="/x", cuda="")}, [(FAIL, "torch 9.9", (5,))]),
+    "another numpy": ({5: numpy(package("2.0", cuda="", git=""))}, [(WARN, "numpy 2.0", (5,))]),
+    "another CUDA": ({5: torch(cuda="12.8")}, [(FAIL, "torch for CUDA 12.8", (5,))]),
+    "no CUDA": ({5: torch(cuda="")}, [(FAIL, "torch for CUDA unknown", (5,))]),
+    "another build": ({5: torch(git="def")}, [(WARN, "torch of commit def", (5,))]),
+    "a copy": ({5: torch(place="/home/me")}, [(WARN, "torch of /home/me", (5,))]),
+    "another NCCL": ({4: {"imported": imported(nccl="2.27.1")}}, [(FAIL, "NCCL 2.27.1", ())]),
+    "another torch brings another NCCL": (
+        {4: torch(version="9.9") | {"imported": imported(version="9.9", nccl="2.27.1")}},
+        [(FAIL, "torch 9.9", (4,))],
+    ),
+    "no import": (
+        {4: {"imported": NOT_ASKED | {"error": "ImportError: libcudart.so.13"}}},
+        [(FAIL, "import torch: ImportError: libcudart.so.13", ())],
+    ),
+    "no end of it": (
+        {4: {"imported": NOT_ASKED | {"error": "it took more than 120 s", "seconds": 120.0}}},
+        [(WARN, "import torch: it took more than 120 s", ())],
+    ),
+    "slow": ({4: {"imported": imported(10.5)}}, [(WARN, "import torch took 10 s", ())]),
+    "not that slow": ({4: {"imported": imported(9.5)}}, []),
+    "slow on all": ({rank: {"imported": imported(15.0 + rank)} for rank in range(0, 12, 2)}, []),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_who_has_another_version_is_named(name: str) -> None:
+    changes, expected = FOUND[name]
+    ranks = changed(WELL, {rank: HEALTHY.get(rank, {}) | changes.get(rank, {}) for rank in range(12)})
+    assert told(CHECK.judge(ranks)) == [(level, found, ("node03",), who) for level, found, who in expected]
+
+
+def test_of_two_ranks_the_one_that_differs_from_rank_0_is_named() -> None:
+    (finding,) = CHECK.judge(changed(WELL, {1: torch(version="9.9")}, 2))
+    assert (finding.ranks, finding.expected) == ((1,), "2.13.0+cu130, as on most ranks")
+    (finding,) = CHECK.judge(changed(WELL, {0: torch(version="9.9")}, 3))
+    assert finding.ranks == (0,)
+
+
+def test_a_package_that_no_rank_has_is_named_once() -> None:
+    without = {rank: {"packages": {"torch": package(), "nope": NONE}} for rank in range(4)}
+    ranks = changed(WELL, without, 4)
+    assert told(CHECK.judge(ranks)) == [(FAIL, "no package nope", ("node01", "node02"), (0, 1, 2, 3))]
+
+
+def test_there_is_a_line_for_each_node() -> None:
+    changes = {0: {"imported": imported(1.94)}, 2: torch(version="9.9") | {"imported": imported(nccl="", cuda="")}}
+    lines = node_lines(changed(WELL, changes | {4: {"imported": imported()}}, 6))
+    assert lines == [
+        "node01 ok: Python 3.11.2, torch 2.13.0+cu130, numpy 1.0, CUDA 13.0, NCCL 2.29.3, import 1.9 s",
+        "node02 FAIL: Python 3.11.2, torch 9.9, numpy 1.0, CUDA 13.0, NCCL -, import 2.0 s",
+        "node03 ok: Python 3.11.2, torch 2.13.0+cu130, numpy 1.0, CUDA 13.0, NCCL 2.29.3, import 2.0 s",
+    ]
+
+
+def test_torch_is_imported_in_a_process_of_its_own(tmp_path: Path) -> None:
+    before = "torch" in sys.modules  # by another test
+    facts = travelled(CHECK, subject(script=tmp_path / "train.py", packages=["pytest", "PyYAML", "no.such"]))
+    assert facts.imported["error"] == ""
+    assert facts.imported["version"] == facts.packages["torch"]["version"]
+    assert 0 < facts.imported["seconds"] < 60
+    assert len(facts.packages["torch"]["git"]) == 40
+    assert facts.packages["pytest"]["version"] == pytest.__version__
+    assert (facts.packages["PyYAML"]["version"] != "", facts.packages["no.such"]["place"]) == (True, "")
+    assert ("torch" in sys.modules) == before
+    assert "no.such missing" in CHECK.summary(changed(facts, {}, 1))
+    assert CHECK.summary(changed(facts, {}, 1)).startswith(
+        f"Python {facts.python}, torch {facts.imported['version']}, "
+    )
+
+
+def shadow(folder: Path, text: str) -> Path:
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text(text)
+    return folder
+
+
+def test_a_folder_that_hides_torch_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On PYTHONPATH or beside the script, and both by its text and by the import."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # another test's
+    shadow(tmp_path, "__version__ = '9.9'\n")
+    assert find("torch", str(tmp_path)) == Package(version="9.9", cuda="", git="", place=str(tmp_path))
+    assert import_torch(str(tmp_path))["version"] == "9.9"
+    assert find("torch")["version"] != "9.9"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert import_torch("")["version"] == "9.9"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find("torch")["version"] == "9.9"
+
+
+def test_a_copy_of_a_package_has_no_part_in_the_version_of_the_installed_one(tmp_path: Path) -> None:
+    (tmp_path / "yaml").mkdir()
+    (tmp_path / "yaml" / "__init__.py").write_text("")
+    assert find("yaml", str(tmp_path)) == Package(version="", cuda="", git="", place=str(tmp_path))
+    (tmp_path / "yaml-7.0.dist-info").mkdir()
+    (tmp_path / "yaml-7.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: yaml\nVersion: 7.0\n")
+    assert find("yaml", str(tmp_path))["version"] == "7.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("import os; os.abort()", "exit code -6"),
+        ("import os; os._exit(0)", "exit code 0"),
+        ("import time; time.sleep(60)", "it took more than 0.5 s"),
+    ],
+)
+def test_an_import_that_fails_says_why(tmp_path: Path, text: str, error: str) -> None:
+    patience = 0.5 if "sleep" in text else 60.0
+    assert import_torch(str(shadow(tmp_path, text)), patience)["error"] == error
+
+
+def test_the_working_folder_hides_nothing_as_it_does_not_from_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(shadow(tmp_path / "here", "__version__ = '9.9'\n"))
+    monkeypatch.setenv("PYTHONPATH", str(shadow(tmp_path / "there", "__version__ = '8.8'\n")))
+    assert import_torch("")["version"] == "8.8"
+
+
+def test_one_rank_of_a_node_imports_torch_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("srunddp.check.checks.versions.import_torch", lambda _: imported())
+    assert CHECK.collect(subject()).imported == imported()
+    assert CHECK.collect(subject(LOCAL_RANK_1)).imported == NOT_ASKED

@@ -1,0 +1,215 @@
+"""The commands for before a job, as ranks on this machine: how they end, what they say, and that they say it once."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.support.starting import JOB, NODE, ended, slurm, srunddp, started, write
+
+QUICK = {"PYTHONPATH": str(PROGRAMS / "other_torch")}  # the real one takes seconds to import
+Ended = tuple[int, str, str]
+
+
+def together(worlds: Sequence[Mapping[str, str]], *words: object, folder: Path) -> list[Ended]:
+    """Exit code, output and errors of each of these ranks, started at once."""
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(started(*words, folder=folder, **QUICK | dict(each))) for each in worlds]
+        every = [ended(rank) for rank in ranks]
+    assert not any("Traceback" in errors for _, _, errors in every), every
+    return every
+
+
+def codes(every: Sequence[Ended]) -> list[int]:
+    return [code for code, _, _ in every]
+
+
+def findings(folder: Path, job: str = JOB) -> list[tuple[str, str, list[int], str]]:
+    found = json.loads((folder / f"preflight.{job}.json").read_text())["findings"]
+    return [(each["level"], each["check"], each["ranks"], each["found"]) for each in found]
+
+
+def explicit(size: int = 2) -> list[dict[str, str]]:
+    """Ranks that were told by variables of their own where to meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+# srunddp check.
+
+
+def test_alone_it_passes_and_writes_its_report(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", "raise SystemExit('not to be run')\n")
+    words = ("check", f"--output-dir={tmp_path}/out", script, "--epochs=3", "--lr", "0.1")
+    ((code, out, errors),) = together([{}], *words, folder=tmp_path)
+    assert (code, errors) == (0, "")
+    assert out.startswith("check: 1 of 1 ranks on 1 node, all is well\nok  launch ")
+    assert out.endswith(f"written: {tmp_path}/out/preflight.local.txt, {tmp_path}/out/preflight.local.json\n")
+    assert findings(tmp_path / "out", "local") == []
+
+
+@pytest.mark.parametrize("kind", ["slurm", "explicit"])
+def test_ranks_of_one_world_pass_together_and_rank_0_alone_speaks(kind: str, tmp_path: Path) -> None:
+    worlds = [slurm(rank, 3) for rank in range(3)] if kind == "slurm" else explicit(3)
+    every = together(worlds, "check", folder=tmp_path)
+    assert codes(every) == [0, 0, 0]
+    assert [(out, errors) for _, out, errors in every[1:]] == [("", ""), ("", "")]
+    assert "3 of 3 ranks on 1 node, all is well\n" in every[0][1]
+    report = json.loads((tmp_path / f"preflight.{JOB if kind == 'slurm' else 'local'}.json").read_text())
+    assert [(rank["rank"], rank["local_rank"], rank["node"]) for rank in report["ranks"]] == [
+        (rank, rank, NODE) for rank in range(3)
+    ]
+    assert all(set(rank["checks"]) >= {"launch", "interface", "limits"} for rank in report["ranks"])
+
+
+def test_what_would_stop_the_job_ends_all_ranks_with_69_and_is_said_once(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "for x in:\n")
+    every = together([slurm(rank) for rank in range(2)], "check", "train.py", folder=tmp_path)
+    assert codes(every) == [69, 69]
+    assert findings(tmp_path) == [("FAIL", "launch", [], "train.py:1: invalid syntax")]
+    assert every[0][1].count("invalid syntax") == 1
+    assert [errors for _, _, errors in every] == ["", ""]
+
+
+def test_a_rank_that_never_starts_is_named(tmp_path: Path) -> None:
+    every = together([slurm(rank, 3) for rank in (0, 1)], "check", "--timeout=2", folder=tmp_path)
+    assert codes(every) == [69, 69]
+    assert findings(tmp_path) == [("FAIL", "launch", [2], "no word within 2 s")]
+    assert f"FAIL  launch     rank 2 on {NODE}  no word within 2 s; expected all ranks -> " in every[0][1]
+
+
+def test_without_rank_0_a_rank_says_so_and_what_it_sees_by_itself(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "for x in:\n")
+    world = slurm(1) | {"SLURM_LOCALID": "0"}
+    ((code, out, errors),) = together([world], "check", "--timeout=1", "train.py", folder=tmp_path)
+    # Rank 0's code is the job's; another one here would have a launcher end rank 0 before it has reported.
+    assert (code, out) == (0, "")
+    first, *others = errors.splitlines()
+    assert first.startswith(f"srunddp: check on {NODE}: error: rank 1 on {NODE} did not reach rank 0 at ")
+    assert any("train.py:1: invalid syntax; expected a Python script" in line for line in others)
+
+
+def test_a_wrong_interface_of_rank_0_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
+    worlds = [slurm(0) | {"GLOO_SOCKET_IFNAME": "nope0"}, slurm(1)]
+    every = together(worlds, "check", folder=tmp_path)
+    assert codes(every) == [69, 69]
+    ((level, check, _, found),) = findings(tmp_path)
+    assert (level, check) == ("FAIL", "interface")
+    assert found.startswith(f"GLOO_SOCKET_IFNAME=nope0: interface nope0 is not there on node {NODE}, which has lo ")
+
+
+def test_a_report_that_cannot_be_written_is_an_error_of_all_ranks_said_once(tmp_path: Path) -> None:
+    write(tmp_path / "file", "")
+    worlds = [slurm(rank) for rank in range(2)]
+    every = together(worlds, "check", "--output-dir=file", folder=tmp_path)
+    assert codes(every) == [69, 69]
+    assert "2 of 2 ranks on 1 node, all is well\n" in every[0][1]
+    words = "the report cannot be written to file: File exists; expected a folder that rank 0 may write to"
+    assert every[0][2] == f"srunddp: error: {words} -> name another with --output-dir\n"
+    assert every[1][1:] == ("", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "--bogus"),
+        ("check", "--timeout=nan"),
+        ("check", "--timeout=0"),
+        ("check", "--backend=mpi"),
+        ("check", "--channel=radio"),
+        ("ifaces", "scan", "--bogus"),
+        ("ifaces", "scan", "--timeout=nan"),
+        ("ifaces", "scan", "file"),
+        ("ifaces", "check", "--timeout=nan"),
+        ("ifaces", "check", "one", "two"),
+        ("ifaces", "draft"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_before_anything_is_done(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = srunddp(*words, folder=tmp_path, **slurm(0))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Error: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", [("check", "--help"), ("ifaces", "-h"), ("ifaces", "scan", "--help"), ("ifaces", "check", "-h")]
+)
+def test_each_command_has_its_help(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = srunddp(*words, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: srunddp {' '.join(words[:-1])} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "code", "said"),
+    [
+        (("check", "--port", "x"), {}, 69, "--port: ports 'x'; expected two ports or more"),
+        (("check",), {"SLURM_STEP_NODELIST": "n[1"}, 69, "brackets that do not match"),
+        (("ifaces", "scan", "--port", "x"), {}, 78, "--port: ports 'x'; expected two ports or more"),
+        (("ifaces", "check", "gone.conf"), {}, 78, "gone.conf is not there; expected a file of interface entries"),
+    ],
+)
+def test_what_is_wrong_before_the_ranks_meet_is_one_message(
+    words: tuple[str, ...], variables: dict[str, str], code: int, said: str, tmp_path: Path
+) -> None:
+    world = slurm(0) | variables if variables else {}
+    ((ended_with, out, errors),) = together([world], *words, folder=tmp_path)
+    assert (ended_with, out) == (code, "")
+    assert errors.startswith("srunddp: error: ")
+    assert said in errors
+    assert errors.count("\n") == 1
+    assert " -> " in errors
+
+
+# srunddp ifaces.
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_scan_of_one_node_says_that_it_takes_two(ranks: int, tmp_path: Path) -> None:
+    worlds: list[dict[str, str]] = [slurm(rank) for rank in range(2)] if ranks == 2 else [{}]
+    every = together(worlds, "ifaces", "scan", "-o", "new.conf", folder=tmp_path)
+    assert every[0][0] == 78
+    assert all(code for code in codes(every))
+    words = f"all ranks that came are on {NODE}; expected ranks on two nodes or more -> srun "
+    assert every[0][2].startswith(f"srunddp: error: {words}")
+    assert not (tmp_path / "new.conf").exists()
+
+
+def checked(tmp_path: Path, text: str, worlds: Sequence[Mapping[str, str]]) -> list[Ended]:
+    return together(worlds, "ifaces", "check", write(tmp_path / "ifaces.conf", text), folder=tmp_path)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ('- nodes: "*"\n  interface: auto\n', 0, ""),
+        ('- nodes: "*"\n  interfaces: auto\n', 78, "ifaces.conf:2:3: unknown key 'interfaces'"),
+    ],
+)
+def test_a_file_is_judged_alone_and_by_ranks(ranks: int, text: str, code: int, said: str, tmp_path: Path) -> None:
+    worlds: list[dict[str, str]] = [slurm(rank) for rank in range(2)] if ranks == 2 else [{}]
+    every: list[Any] = checked(tmp_path, text, worlds)
+    assert codes(every) == [code] * ranks
+    assert said in every[0][1] + every[0][2]
+    assert (every[0][1] + every[0][2]).count("unknown key") == bool(said)
+    assert all(out + errors == "" for _, out, errors in every[1:])
+
+
+def test_an_interface_that_is_not_there_is_found_by_ranks_alone(tmp_path: Path) -> None:
+    text = '- nodes: "*"\n  interface: nope0\n'
+    assert codes(checked(tmp_path, text, [{}])) == [0]
+    every = checked(tmp_path, text, [slurm(rank) for rank in range(2)])
+    assert codes(every) == [78, 78]
+    assert f"FAIL  interface  {NODE}  {tmp_path}/ifaces.conf:1:3: interface nope0 is not there on node" in every[0][1]

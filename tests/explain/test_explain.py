@@ -1,0 +1,372 @@
+"""What is explained, for made-up environments, without starting a process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.network.interface import Link
+from srunddp.bootstrap.rendezvous import discovery
+from srunddp.explain.defaults import visible_devices
+from srunddp.explain.explain import Asked, Explanation, Here, Row, explain
+from tests.support.launchers import (
+    batch_body,
+    daemon_step,
+    hydra,
+    interactive_step,
+    open_mpi,
+    pty_shell,
+    step,
+)
+from tests.support.starting import write
+
+CONF = """\
+- {nodes: login, interface: eth0}
+- nodes: node[01-03]
+  interface: [ib0, ib1]
+  address: "{node}-data"
+  ports: 40000-40009
+  env: {NCCL_IB_TC: 106, NCCL_DEBUG: WARN}
+- {nodes: node01, interface: eth9}
+- {nodes: "*", interface: auto}
+"""
+PMI2 = {"PMI_FD": "9", "PMI_RANK": "1", "PMI_SIZE": "4"}
+EXPLICIT = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+LO = Link("lo", True, 0, ("127.0.0.1",), ())
+ETH0 = Link("eth0", True, 1000, ("10.0.0.2",), ())
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No file of interface entries but those a test names, mpi4py, and no look-up of a name."""
+    monkeypatch.setattr(
+        ifaces_conf, "candidates", lambda named, variables: [Path(named)] if named else [tmp_path / "none.conf"]
+    )
+    monkeypatch.setattr(detect, "_has_mpi4py", lambda: True)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
+
+
+def here(*links: Link) -> Here:
+    return Here(links or (LO, ETH0), "node02.site", lambda: "munge")
+
+
+def names_lead_to_eth0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("10.0.0.2", 0))])
+
+
+def elsewhere(variables: Mapping[str, str], **asked: object) -> Explanation:
+    return explain(variables, Asked(**asked), None)  # type: ignore[arg-type]
+
+
+def row(found: Explanation, name: str) -> Row:
+    (one,) = [row for row in found.rows if row.name == name]
+    return one
+
+
+def said(found: Explanation, name: str) -> tuple[str, str]:
+    return row(found, name).value, row(found, name).why
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> str:
+    return str(write(tmp_path / "ifaces.conf", CONF))
+
+
+# Who a rank is.
+
+
+def test_each_variable_that_names_a_number_and_did_not_decide_is_passed_over_with_the_reason() -> None:
+    found = elsewhere(step(1, **PMI2, RANK="1"))
+    assert said(found, "rank") == ("1", "SLURM_PROCID=1")
+    assert row(found, "rank").passed_over == ("PMI_RANK=1: agrees", "RANK=1: agrees")
+    assert row(found, "world_size").passed_over == ("PMI_SIZE=4: agrees", "SLURM_NTASKS=6: the job's, not the step's")
+    assert "SLURM_TASKS_PER_NODE=2(x3): the job's, not the step's" in row(found, "local_world_size").passed_over
+
+
+def test_what_a_launchers_daemon_left_is_passed_over() -> None:
+    found = elsewhere(daemon_step(1) | open_mpi(3, 6, 1, 2))
+    assert said(found, "rank") == ("3", "OMPI_COMM_WORLD_RANK=3")
+    assert "SLURM_PROCID=1: of the process within which Open MPI started this rank" in row(found, "rank").passed_over
+    assert "Slurm: SLURM_STEP_ID=0: Open MPI comes first" in row(found, "launcher").passed_over
+
+
+@pytest.mark.parametrize("variables", [batch_body(), interactive_step()])
+def test_a_jobs_shell_is_a_world_of_one_and_its_variables_are_passed_over(variables: dict[str, str]) -> None:
+    found = elsewhere(variables)
+    assert said(found, "world_size") == ("1", "no launcher was found")
+    assert "SLURM_PROCID=0: of a job's shell, not of a step" in row(found, "rank").passed_over
+    assert any("an allocation or its shell, not a step" in over for over in row(found, "launcher").passed_over)
+    assert said(found, "interface") == ("lo", "loopback, as a world of one")
+
+
+def test_every_launcher_that_is_known_decides_by_its_own_variables() -> None:
+    from srunddp.bootstrap.environment.mpi import LAUNCHERS
+
+    for launcher in LAUNCHERS:
+        variables = {launcher.rank: "1", launcher.local_rank: "0", launcher.world_size: "2", "WORLD_SIZE": "2"}
+        found = elsewhere(variables)
+        assert said(found, "launcher")[0] == launcher.name
+        assert said(found, "rank") == ("1", f"{launcher.rank}=1")
+        assert row(found, "world_size").passed_over == ("WORLD_SIZE=2: agrees",)
+        assert said(found, "local_world_size") == ("?", "told when the ranks meet")
+
+
+def test_explicit_variables_that_rule_by_channel_env_pass_the_launcher_over() -> None:
+    found = elsewhere(step(0) | EXPLICIT, channel="env")
+    assert said(found, "rank") == ("1", "RANK=1")
+    assert "SLURM_PROCID=0: --channel env lets explicit variables rule" in row(found, "rank").passed_over
+    assert said(found, "rank 0")[0] == "10.0.0.1:29500"
+    assert said(found, "ports") == ("29500", "MASTER_PORT")
+
+
+def test_a_shell_of_srun_pty_is_not_told_from_a_step_by_this_machines_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from srunddp.bootstrap.environment import slurm
+
+    monkeypatch.setattr(slurm, "typed_into", lambda task: pytest.fail("looked at a process of this machine"))
+    found = elsewhere(pty_shell(1))
+    assert said(found, "rank") == ("1", "SLURM_PROCID=1")
+    assert found.notes == ("SLURM_PTY_PORT=40001: taken for a step, not for a shell of srun --pty",)
+
+
+def test_the_node_of_another_machine_is_not_this_one() -> None:
+    assert said(elsewhere(step(1)), "node") == ("node02", "SLURMD_NODENAME")
+    assert said(elsewhere(open_mpi(1)), "node")[0] == "?"
+
+
+# Channels.
+
+
+def test_each_channel_that_is_not_taken_has_its_reason() -> None:
+    found = elsewhere(step(1, **PMI2))
+    assert said(found, "channel") == ("pmi", "PMI_FD=9, then slurm")
+    assert row(found, "channel").passed_over == (
+        "mpi: PMIX_RANK is not set, as without srun --mpi=pmix",
+        "slurm: comes after pmi",
+        "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
+    )
+    assert said(found, "proof") == ("secret", "carried over pmi")
+
+
+def test_a_channel_that_was_asked_for_passes_the_better_one_over() -> None:
+    found = elsewhere(step(1, **PMI2), channel="slurm")
+    assert said(found, "channel") == ("slurm", "--channel, SLURM_STEP_NODELIST=node[02-03]")
+    assert "pmi: --channel slurm was asked for" in row(found, "channel").passed_over
+
+
+# Interface and what is exported.
+
+
+def test_an_entry_of_another_node_is_chosen_and_not_checked(conf: str) -> None:
+    found = elsewhere(step(1), ifaces=conf)
+    assert said(found, "ifaces.conf") == (conf, "--ifaces")
+    assert said(found, "interface") == ("ib1", f"{conf}:2:3; not checked, as this is not that node")
+    assert said(found, "address") == ("?", "not checked, as this is not that node")
+    assert row(found, "interface").passed_over == (
+        f"{conf}:2:3, interface ib0 ib1: by local rank, in turn",
+        f"{conf}:8:3, nodes *: matches too, but {conf}:2:3 comes first",
+    )
+    assert found.exit_code == 0
+
+
+def test_what_the_user_exported_wins_over_the_entry(conf: str) -> None:
+    found = elsewhere(step(1, GLOO_SOCKET_IFNAME="eth7", NCCL_IB_TC="41"), ifaces=conf)
+    assert said(found, "interface")[0] == "eth7"
+    assert f"{conf}:2:3, interface ib0 ib1: exported variables come first" in row(found, "interface").passed_over
+    assert said(found, "GLOO_SOCKET_IFNAME") == ("eth7", "exported")
+    assert said(found, "NCCL_SOCKET_IFNAME") == ("=eth7", "GLOO_SOCKET_IFNAME=eth7")
+    assert said(found, "NCCL_IB_TC") == ("41", "exported")
+    assert row(found, "NCCL_IB_TC").passed_over == (f"NCCL_IB_TC=106 of {conf}:2:3: what is exported stays",)
+    assert said(found, "NCCL_DEBUG") == ("WARN", f"{conf}:2:3")
+
+
+def test_where_the_node_is_not_known_no_entry_is_taken_for_it(conf: str) -> None:
+    write(Path(conf), CONF.partition("\n")[2])
+    found = elsewhere(hydra(0), ifaces=conf)
+    assert said(found, "interface") == ("?", f"the node's name decides which entry of {conf} counts")
+    assert not [row for row in found.rows if row.name == "NCCL_IB_TC"]
+
+
+def test_auto_is_left_to_the_node_itself() -> None:
+    value, why = said(elsewhere(step(1)), "interface")
+    assert value == "auto"
+    assert why.endswith("; not checked, as this is not that node")
+
+
+def test_each_file_is_taken_or_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing, empty = tmp_path / "missing.conf", write(tmp_path / "empty.conf", "# nothing\n")
+    taken, later = write(tmp_path / "taken.conf", CONF), write(tmp_path / "later.conf", CONF)
+    monkeypatch.setattr(ifaces_conf, "candidates", lambda *_: [missing, empty, taken, later])
+    found = elsewhere(step(1))
+    assert said(found, "ifaces.conf") == (str(taken), "the first that has entries")
+    assert row(found, "ifaces.conf").passed_over == (
+        f"{missing}: not there",
+        f"{empty}: has no entries",
+        f"{later}: {taken} comes first",
+    )
+
+
+def test_on_the_node_itself_other_interfaces_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    names_lead_to_eth0(monkeypatch)
+    found = explain(step(0), Asked(), here())
+    assert said(found, "interface") == ("eth0", "auto, the default, as no ifaces.conf has entries")
+    assert row(found, "interface").passed_over == ("lo: loopback, a bridge or a container's",)
+    assert said(found, "address") == ("10.0.0.2", "of eth0")
+    assert row(found, "node").passed_over == ("hostname node02.site: Slurm's name comes first",)
+
+
+# Where rank 0 is.
+
+
+def test_rank_zeros_line_follows_from_its_nodes_entry(conf: str) -> None:
+    found = elsewhere(step(1), ifaces=conf)
+    value, why = said(found, "rank 0")
+    who = detect.detect(step(1))
+    first = discovery.line_ports(who, ifaces_conf.Entry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
+    assert value.startswith(f"node02-data:{first}, ")
+    assert why.startswith(f"the first node of SLURM_STEP_NODELIST=node[02-03], as address: of {conf}:2:3")
+
+
+def test_the_rule_of_the_ports_is_named(conf: str) -> None:
+    reserved = step(1, SLURM_STEP_RESV_PORTS="12000-12001")
+    value, why = said(elsewhere(reserved), "ports")
+    assert value.startswith("12000, 12001, ")
+    assert why == "SLURM_STEP_RESV_PORTS=12000-12001, then derived from job, step and restart count"
+    assert said(elsewhere(step(1)), "ports")[1] == "derived from job, step and restart count"
+    of_entry = elsewhere(reserved, ifaces=conf)
+    assert said(of_entry, "ports")[1].startswith(f"ports: 40000-40009 of {conf}:2:3; ")
+    assert row(of_entry, "ports").passed_over == ("SLURM_STEP_RESV_PORTS=12000-12001: ports: rules",)
+    asked = elsewhere(reserved, ifaces=conf, ports=range(30000, 30011))
+    assert said(asked, "ports")[1].startswith("--port 30000-30010; ")
+    assert f"ports: 40000-40009 of {conf}:2:3: --port rules" in row(asked, "ports").passed_over
+    assert said(elsewhere(hydra(0)), "ports") == ("any", "the kernel's choice, told over pmi")
+    assert said(elsewhere(step(1)), "store port") == ("any", "the kernel's choice")
+
+
+def test_master_addr_below_slurm_is_passed_over() -> None:
+    found = elsewhere(step(1, MASTER_ADDR="n1", MASTER_PORT="29500"))
+    assert row(found, "rank 0").passed_over == (
+        "MASTER_ADDR=n1: ignored below Slurm",
+        "MASTER_PORT=29500: ignored below Slurm",
+    )
+
+
+# The rest.
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0,1", 2), ("", 0), ("NoDevFiles", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-ab12,MIG-GPU-7/1/0", 2), (" 3 ", 1)],
+)
+def test_visible_devices_are_counted_as_cuda_does(text: str, count: int) -> None:
+    assert visible_devices(text) == count
+
+
+@pytest.mark.parametrize(
+    ("visible", "value", "why"),
+    [
+        ("0,1", "cuda:1", "local rank 1 of 2 visible, "),
+        ("3", "cuda:0", "the only one, "),
+        ("NoDevFiles", "cpu", "CUDA_VISIBLE_DEVICES=NoDevFiles: no GPU"),
+    ],
+)
+def test_the_device_follows_from_the_devices_that_are_visible(visible: str, value: str, why: str) -> None:
+    found = elsewhere(step(1, CUDA_VISIBLE_DEVICES=visible, SLURM_STEP_GPUS="6,7"))
+    assert said(found, "device")[0] == value
+    assert said(found, "device")[1].startswith(why)
+    (over,) = row(found, "device").passed_over
+    assert over.startswith("SLURM_STEP_GPUS=6,7: Slurm's numbers of the node")
+
+
+def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names_lead_to_eth0(monkeypatch)
+    asked = Asked(limits={"timeout": (7.0, "--timeout")})
+    found = explain(step(0, OMP_NUM_THREADS="4", SLURM_JOB_END_TIME="1790000000"), asked, here())
+    assert said(found, "timeout") == ("7 s", "--timeout")
+    assert said(found, "job's end") == ("2026-09-21 14:13:20 UTC", "SLURM_JOB_END_TIME=1790000000")
+    assert said(found, "token")[0] == "1207.0.0"
+    assert said(found, "proof") == ("munge", "munge works on this node")
+    assert said(found, "threads") == ("4", "OMP_NUM_THREADS=4")
+    assert said(found, "backend") == ("auto", "the default")
+
+
+# Where something is wrong.
+
+
+def test_a_contradicting_rank_is_an_error_below_the_launchers_values() -> None:
+    found = elsewhere(step(1, RANK="3"))
+    assert said(found, "rank") == ("1", "SLURM_PROCID=1")
+    assert row(found, "rank").passed_over == ("RANK=3: contradicts Slurm's",)
+    assert said(found, "channel")[0] == "slurm"
+    assert found.exit_code == 78
+    assert found.text.splitlines()[-1].startswith("[rank 1] error: RANK=3, but SLURM_PROCID=1; expected ")
+
+
+def test_launchers_that_disagree_are_both_shown_and_neither_decides() -> None:
+    found = elsewhere(step(1) | hydra(0) | open_mpi(1))
+    assert said(found, "rank") == ("?", "see the error")
+    assert {"OMPI_COMM_WORLD_RANK=1: of Open MPI", "PMI_RANK=0: of Hydra"} <= set(row(found, "rank").passed_over)
+    assert said(found, "node") == ("node02", "SLURMD_NODENAME")
+    assert found.text.splitlines()[-1].startswith("[rank 1] error: two launchers disagree: ")
+
+
+def test_partial_explicit_variables_decide_nothing() -> None:
+    found = elsewhere({"RANK": "3", "WORLD_SIZE": "4"})
+    assert said(found, "rank") == ("?", "see the error")
+    assert found.exit_code == 78
+
+
+def test_explicit_variables_that_were_asked_for_and_are_partial_decide_nothing() -> None:
+    found = elsewhere(step(1, RANK="1"), channel="env")
+    assert said(found, "rank") == ("?", "see the error")
+    assert found.exit_code == 78
+
+
+def test_a_channel_that_is_not_there_leaves_the_ranks_numbers() -> None:
+    found = elsewhere(step(1), channel="pmi")
+    assert said(found, "rank") == ("1", "SLURM_PROCID=1")
+    assert said(found, "channel") == ("?", "see the error")
+    assert "pmi: PMI_FD is not set" in row(found, "channel").passed_over
+    assert found.exit_code == 78
+
+
+def test_a_wrong_file_leaves_the_ranks_numbers(tmp_path: Path) -> None:
+    conf = str(write(tmp_path / "wrong.conf", "- nodes: '*'\n  interfaces: ib0\n"))
+    found = elsewhere(step(1), ifaces=conf)
+    assert said(found, "rank") == ("1", "SLURM_PROCID=1")
+    assert said(found, "ifaces.conf") == ("?", "see the error")
+    assert found.text.splitlines()[-1].startswith(f"[rank 1] error: {conf}:2:3: unknown key 'interfaces'; ")
+
+
+def test_rank_zero_is_told_that_its_name_leads_to_another_interface(monkeypatch: pytest.MonkeyPatch, conf: str) -> None:
+    names_lead_to_eth0(monkeypatch)
+    found = explain(step(0), Asked(ifaces=conf), here(ETH0, Link("ib0", True, 0, ("10.1.0.2",), ())))
+    assert said(found, "interface") == ("ib0", f"{conf}:2:3")
+    assert "the others look for rank 0 at node02-data, which is 10.0.0.2 on eth0" in str(found.errors[0])
+
+
+def test_an_interface_that_is_down_leaves_what_was_chosen(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names_lead_to_eth0(monkeypatch)
+    down = Link("ib0", False, 0, (), ())
+    found = explain(step(0), Asked(ifaces=conf, channel="slurm"), here(LO, ETH0, down))
+    assert said(found, "interface") == ("ib0", f"{conf}:2:3; see the error")
+    assert said(found, "GLOO_SOCKET_IFNAME") == ("ib0", f"{conf}:2:3")
+    (error,) = found.errors
+    assert "interface ib0 is down on node node02" in str(error)
+    assert found.exit_code == 78
+
+
+def test_every_error_that_a_run_would_raise_is_explained_and_none_escapes() -> None:
+    """Each variable of a step in turn holds what no launcher writes, and is not there."""
+    for name in step(1):
+        for wrong in ("x[", "-3", "9999999999", ""):
+            variables = step(1) | PMI2 | EXPLICIT
+            variables = {key: value for key, value in variables.items() if key != name} | (
+                {name: wrong} if wrong else {}
+            )
+            for channel in (None, "slurm", "env", "mpi"):
+                assert elsewhere(variables, channel=channel).rows

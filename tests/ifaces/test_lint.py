@@ -1,0 +1,249 @@
+"""An ifaces.conf is checked on a login node, before any job: against itself, Slurm's nodes and the names there."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.check.finding import Finding, Level
+from srunddp.errors import ConfigError
+from srunddp.ifaces import lint
+from srunddp.ifaces.lint import SINFO, Report, check_file
+from tests.support.starting import write
+
+HERE = socket.gethostname()
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    return tmp_path / "ifaces.conf"
+
+
+def checked(conf: Path, text: str, nodes: str = "") -> Report:
+    """The check of a file with this text, on a cluster of these nodes."""
+    write(conf, text)
+    return check_file(str(conf), {}, run=lambda command, variables: nodes.replace(" ", "\n"))
+
+
+def entry(nodes: str, more: str = "") -> str:
+    return f'- nodes: "{nodes}"\n  interface: ib0\n{more}'
+
+
+def only(report: Report) -> Finding:
+    (finding,) = report.findings
+    return finding
+
+
+def test_a_file_that_suits_the_cluster_has_no_findings(conf: Path) -> None:
+    report = checked(conf, entry("n[1-2]") + entry("gpu*") + entry("*"), "n1 n2 gpu1 login")
+    assert (report.findings, report.notes) == ((), ())
+    assert report.cluster == ("n1", "n2", "gpu1", "login")
+    assert report.summary() == f"3 entries in {conf}, 4 nodes in the cluster"
+
+
+def test_a_wrong_file_is_the_error_that_a_job_would_have(conf: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{conf}:1:3: unknown key 'node'.*did you mean nodes"):
+        checked(conf, "- node: a\n")
+
+
+def test_a_file_without_entries_is_passed_over_and_that_is_noted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = write(conf.with_name("other.conf"), entry("a"))
+    monkeypatch.setattr(ifaces_conf, "candidates", lambda named, variables: [Path(named), other])
+    report = checked(conf, "# nothing\n", "a")
+    assert (report.loaded.path, report.notes) == (str(other), (f"{conf} has no entries",))
+    write(other, "")
+    assert checked(conf, "", "a").summary() == "no ifaces.conf has entries: each node chooses by itself"
+
+
+# Entries that never count.
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("*", "n1"),
+        ("*", "gpu*"),
+        ("n[1-4]", "n[2-3]"),
+        ("n[1-4]", "n1.site.org"),
+        ("n?", "n[1-9]"),
+        ("n*", "n1*"),
+        ("n*", "n?"),
+        ("g*u*", "gp?u1*"),
+        ("n[1-2],m*", "n2,m7,mm*"),
+    ],
+)
+def test_an_entry_whose_nodes_are_all_taken_before_is_found_with_both_lines(
+    conf: Path, first: str, second: str
+) -> None:
+    finding = only(checked(conf, entry(first) + entry(second)))
+    assert finding.level is Level.WARN
+    assert finding.found == f"{conf}:3:3: the entry never counts: all of its nodes are taken by line 1"
+    assert finding.cure == "remove it, or move it before line 1"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("n1", "*"),
+        ("n?", "n*"),
+        ("n??", "n?"),
+        ("?n*", "n*"),
+        ("n?*", "n*"),
+        ("n1.site.org", "n1"),
+        ("n1*", "n*"),
+        ("n1", "n01"),
+        ("g*u*", "g?p*"),
+    ],
+)
+def test_an_entry_that_may_count_is_not_found(conf: Path, first: str, second: str) -> None:
+    assert checked(conf, entry(first) + entry(second)).findings == ()
+
+
+def test_a_pattern_is_within_another_only_if_all_that_fits_it_fits_the_other() -> None:
+    """All patterns of three characters, against all names of up to four."""
+    import fnmatch
+
+    names = ["".join(name) for length in range(5) for name in itertools.product("ab", repeat=length)]
+    patterns = ["".join(pattern) for pattern in itertools.product("a?*", repeat=3)]
+    fits = {pattern: {name for name in names if fnmatch.fnmatchcase(name, pattern)} for pattern in patterns}
+    for inner, outer in itertools.product(patterns, repeat=2):
+        assert lint._within(inner, outer) == (fits[inner] <= fits[outer]), (inner, outer)
+
+
+def test_all_lines_that_take_an_entrys_nodes_are_named(conf: Path) -> None:
+    finding = only(checked(conf, entry("a") + entry("b") + entry("a,b")))
+    assert finding.found == f"{conf}:5:3: the entry never counts: all of its nodes are taken by line 1 and line 3"
+
+
+def test_an_entry_of_which_some_nodes_are_taken_is_noted(conf: Path) -> None:
+    """A single node before its range is what the order is for."""
+    report = checked(conf, entry("n07") + entry("n[01-10]"))
+    assert report.findings == ()
+    assert report.notes[-1] == f"{conf}:3:3: for n07 line 1 counts, as it comes first"
+    report = checked(conf, entry("n[01-09]") + entry("n[01-10]"))
+    assert report.notes[-1] == f"{conf}:3:3: for n01, n02, n03, n04 and 5 more line 1 counts, as it comes first"
+
+
+# The cluster's nodes.
+
+
+def test_nodes_of_the_cluster_without_an_entry_are_a_failure(conf: Path) -> None:
+    finding = only(checked(conf, entry("n[1-2]"), "n1 n2 n3 m1 n3"))
+    assert (finding.level, finding.nodes) == (Level.FAIL, ("n3", "m1"))
+    assert finding.found == f"{conf} has no entry"
+
+
+def test_names_that_are_not_nodes_of_the_cluster_are_found(conf: Path) -> None:
+    finding = only(checked(conf, entry("n[1-3]") + entry("*"), "n1 n2"))
+    assert (finding.level, finding.nodes) == (Level.WARN, ("n3",))
+    assert finding.found == f"{conf}:1:3: names that are not nodes of the cluster"
+
+
+def test_a_pattern_that_fits_no_node_of_the_cluster_is_found(conf: Path) -> None:
+    assert "no node of the cluster fits 'gpu*'" in only(checked(conf, entry("gpu*") + entry("n*"), "n1")).found
+
+
+def test_the_login_node_may_have_an_entry(conf: Path) -> None:
+    assert checked(conf, entry(HERE) + entry("n1"), "n1").findings == ()
+
+
+def test_a_short_name_in_the_file_is_a_node_of_the_cluster_by_its_whole_name(conf: Path) -> None:
+    assert checked(conf, entry("n1"), "n1.site.org").findings == ()
+
+
+def test_thousands_of_nodes_are_checked_soon(conf: Path) -> None:
+    nodes = " ".join(f"n{number}" for number in range(1, 10_001))
+    text = "".join(entry(f"n[{low}-{low + 99}]") for low in range(1, 10_001, 100))
+    began = time.process_time()
+    assert checked(conf, text, nodes).findings == ()
+    assert time.process_time() - began < 10
+
+
+# Asking Slurm.
+
+
+def sinfo(folder: Path, body: str) -> dict[str, str]:
+    """An environment whose sinfo does this."""
+    write(folder / "bin" / "sinfo", f"#!/bin/sh\n{body}\n").chmod(0o755)
+    return {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
+
+
+def test_slurm_is_asked_for_its_nodes_by_a_list_of_words(conf: Path, tmp_path: Path) -> None:
+    write(conf, entry("n1"))
+    variables = sinfo(tmp_path, f'echo "$@" "$SINFO_PARTITION" > {tmp_path}/asked; echo n1; echo n2; echo n1')
+    report = check_file(str(conf), variables | {"SINFO_PARTITION": "debug"})
+    assert report.cluster == ("n1", "n2")
+    assert (tmp_path / "asked").read_text().split() == list(SINFO[1:])
+
+
+def test_without_slurm_the_file_is_checked_against_itself(conf: Path, tmp_path: Path) -> None:
+    write(conf, entry("*") + entry("n1"))
+    report = check_file(str(conf), {"PATH": str(tmp_path)})
+    assert "never counts" in only(report).found
+    assert report.notes == ("sinfo is not there: the nodes of the cluster are not known",)
+    assert report.summary().endswith("unknown nodes in the cluster")
+
+
+@pytest.mark.parametrize("body", ["echo 'slurm is\ndown' >&2; exit 1", "true", "echo >&2; exit 1"])
+def test_a_sinfo_that_fails_is_noted_in_one_line(conf: Path, tmp_path: Path, body: str) -> None:
+    write(conf, entry("n1"))
+    (note,) = check_file(str(conf), sinfo(tmp_path, body)).notes
+    assert note.isprintable()
+    assert re.match("sinfo (failed, and the nodes of the cluster are not known: |names no nodes)", note)
+    assert ("slurm is down" in note) == ("slurm" in body)
+
+
+def test_a_sinfo_that_hangs_is_given_up(conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lint, "_WITHIN", 0.2)
+    write(conf, entry("n1"))
+    (note,) = check_file(str(conf), sinfo(tmp_path, "exec sleep 60")).notes
+    assert note.startswith("sinfo failed, and the nodes of the cluster are not known: ")
+    assert "timed out" in note
+
+
+def test_whatever_fails_in_asking_is_noted(conf: Path) -> None:
+    def closed(command: Sequence[str], variables: Mapping[str, str]) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    write(conf, entry("n1"))
+    assert "Permission denied" in check_file(str(conf), {}, closed).notes[0]
+
+
+# Names and devices.
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    known: dict[str, set[str]] = {}
+    monkeypatch.setattr(lint, "addresses_of", lambda name: known.get(name, set()))
+    return known
+
+
+def test_an_address_that_leads_nowhere_or_to_loopback_is_found_for_the_first_node(
+    conf: Path, names: dict[str, set[str]]
+) -> None:
+    text = entry("n[1-2]") + entry("n[2-4]", '  address: "{node}-ib0"\n') + entry("*")
+    finding = only(checked(conf, text, "n1 n2 n3 n4"))
+    assert (finding.level, finding.nodes) == (Level.WARN, ("n3",))
+    assert finding.found == f"{conf}:3:3: the address n3-ib0 leads nowhere on this login node"
+    names["n3-ib0"] = {"127.0.1.1"}
+    assert "leads to 127.0.1.1, which is loopback" in only(checked(conf, text, "n1 n2 n3 n4")).found
+    assert only(checked(conf, entry("n[2-4]", '  address: "{node}-ib0"\n'))).nodes == ("n2",)
+    names["n3-ib0"] = {"10.0.0.3"}
+    assert checked(conf, text, "n1 n2 n3 n4").findings == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "noted"),
+    [("mlx5_1", "mlx5_10"), ("mlx5_0,mlx5_2:1", "mlx5_20"), ("^mlx5_3", "mlx5_30"), ("=mlx5_1", ""), ("mlx5_0", "")],
+)
+def test_a_device_that_is_a_prefix_of_others_is_noted(conf: Path, setting: str, noted: str) -> None:
+    notes = checked(conf, entry("n1", f'  env: {{NCCL_IB_HCA: "{setting}"}}\n'), "n1").notes
+    assert [f"fits {noted} as well" in note for note in notes] == ([True] if noted else [])

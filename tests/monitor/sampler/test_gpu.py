@@ -1,0 +1,210 @@
+"""The job's GPUs by a simulated NVML: each once, by UUID; what a GPU does not know is empty."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srunddp.monitor.sampler.gpus import COLUMNS, Gpus
+from tests.conftest import PROGRAMS, ROOT
+from tests.support.sampled import supervised
+from tests.support.starting import until
+
+FAKE = PROGRAMS / "nvml"
+GIB = 1 << 30
+BUSY: dict[str, Any] = {
+    "utilization": 97,
+    "memory_utilization": 40,
+    "used": 60 * GIB,
+    "power": 650_250,
+    "energy": 1_000_500,
+    "temperature": 61,
+    "clocks": {"1": 1755, "2": 2619},
+    "reasons": 0x4 | 0x40,
+    "nvlink": [100, 200],
+    "pcie": [1000, 2000],
+}
+ROW = {
+    "utilization_percent": "97",
+    "memory_bytes": str(60 * GIB),
+    "memory_limit_bytes": str(80 * GIB),
+    "memory_bandwidth_percent": "40",
+    "power_w": "650.250",
+    "energy_j": "1000.500",
+    "temperature_c": "61",
+    "sm_clock_mhz": "1755",
+    "memory_clock_mhz": "2619",
+    "throttled": "power_cap+hardware_thermal",
+    "pcie_received_bytes_per_s": "1024000",
+    "pcie_sent_bytes_per_s": "2048000",
+    "nvlink_received_bytes": "102400",
+    "nvlink_sent_bytes": "204800",
+    "sm_percent": "",
+    "occupancy_percent": "",
+    "tensor_percent": "",
+    "dram_percent": "",
+}
+Put = Callable[..., None]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
+    """Puts GPUs in the place of those of this machine."""
+    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+
+    def put(*gpus: dict[str, Any], **machine: Any) -> None:
+        (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
+        monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+
+    yield put
+    sys.modules.pop("pynvml", None)
+
+
+def sampled(gpus: Gpus) -> list[dict[str, str]]:
+    return [dict(zip(COLUMNS, line.split(","), strict=True)) for line in gpus.rows("7.000").splitlines()]
+
+
+def test_all_that_nvml_says_is_in_the_row(fake: Put) -> None:
+    fake({"uuid": "GPU-a", "name": "NVIDIA A100, 80GB", "trace": [BUSY]})
+    gpus = Gpus(5.0)
+    assert gpus.choose({None})
+    (row,) = sampled(gpus)
+    assert row == {"time": "7.000", "uuid": "GPU-a", "index": "0", "name": "NVIDIA A100  80GB"} | ROW
+
+
+def test_a_recorded_trace_is_played_and_an_idle_gpu_is_not_throttled(fake: Put) -> None:
+    fake({"uuid": "GPU-a", "trace": [BUSY, BUSY | {"utilization": 3, "reasons": 1, "energy": 1_100_500}]})
+    gpus = Gpus(5.0)
+    gpus.choose({None})
+    rows = [sampled(gpus)[0] for _ in range(3)]
+    assert [row["utilization_percent"] for row in rows] == ["97", "3", "3"]
+    assert [row["energy_j"] for row in rows] == ["1000.500", "1100.500", "1100.500"]
+    assert rows[1]["throttled"] == ""
+
+
+def test_activity_of_newer_gpus_is_counted_between_two_samples(fake: Put) -> None:
+    gpm = {"2": 80.5, "3": 42.25, "5": 33.0, "10": 61.0, "20": 12.5, "21": 2.0}
+    fake({"uuid": "GPU-h", "trace": [BUSY | {"gpm": gpm}, BUSY | {"gpm": gpm | {"2": 10.0}}]})
+    gpus = Gpus(5.0)
+    gpus.choose({None})
+    first, second = sampled(gpus)[0], sampled(gpus)[0]
+    assert (first["sm_percent"], first["utilization_percent"]) == ("", "97")
+    wanted = ("sm_percent", "occupancy_percent", "tensor_percent", "dram_percent")
+    assert [second[column] for column in wanted] == ["10.00", "42.25", "33.00", "61.00"]
+    assert (second["pcie_sent_bytes_per_s"], second["pcie_received_bytes_per_s"]) == ("13107200", "2097152")
+
+
+def test_only_the_job_s_gpus_are_asked_each_once(fake: Put) -> None:
+    fake(*({"uuid": f"GPU-{letter}", "trace": [BUSY]} for letter in "abcd"))
+    gpus = Gpus(5.0)
+    assert gpus.choose({"0", "GPU-c"})
+    assert {row["uuid"] for row in sampled(gpus)} == {"GPU-a", "GPU-c"}
+    gpus.choose({"0", "GPU-c", "2,3"})
+    assert sorted(row["uuid"] for row in sampled(gpus)) == ["GPU-a", "GPU-c", "GPU-d"]
+    assert {row["uuid"]: row["index"] for row in sampled(gpus)} == {"GPU-a": "0", "GPU-c": "2", "GPU-d": "3"}
+
+
+@pytest.mark.parametrize("wanted", ["", "-1", "NoDevFiles", "7"])
+def test_a_job_that_is_shown_none_has_none(fake: Put, wanted: str) -> None:
+    fake({"uuid": "GPU-a", "trace": [BUSY]})
+    gpus = Gpus(5.0)
+    assert not gpus.choose({wanted})
+    assert sampled(gpus) == []
+
+
+def test_a_mig_instance_is_a_row_of_its_own(fake: Put) -> None:
+    own = {"used": 5 * GIB, "utilization": 50, "memory_utilization": 20, "gpm": {"2": 70.0}}
+    slices = [{"uuid": f"MIG-{number}", "instance": number + 7, "trace": [own]} for number in range(2)]
+    fake({"uuid": "GPU-m", "trace": [BUSY], "instances": slices})
+    gpus = Gpus(5.0)
+    gpus.choose({"MIG-1"})
+    sampled(gpus)
+    (row,) = sampled(gpus)
+    assert (row["uuid"], row["memory_bytes"]) == ("MIG-1", str(5 * GIB))
+    # The whole GPU's power is not one instance's.
+    assert (row["power_w"], row["energy_j"], row["pcie_sent_bytes_per_s"]) == ("", "", "")
+    assert row["sm_percent"] == "70.00"
+
+
+def test_what_a_gpu_does_not_know_is_empty_and_not_asked_again(fake: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"utilization": 9, "memory_utilization": 1, "used": 0, "temperature": 40, "clocks": {"1": 1, "2": 2}}
+    fake({"uuid": "GPU-a", "trace": [few]})
+    gpus = Gpus(5.0)
+    gpus.choose({None})
+    import pynvml
+
+    asked = []
+    monkeypatch.setattr(
+        pynvml, "_said", lambda handle, what, said=pynvml._said: asked.append(what) or said(handle, what)
+    )
+    (row,) = sampled(gpus)
+    empty = {column for column in ROW if not row[column]}
+    assert empty >= {"power_w", "energy_j", "throttled", "nvlink_sent_bytes", "pcie_sent_bytes_per_s", "sm_percent"}
+    assert (row["utilization_percent"], row["sm_clock_mhz"]) == ("9", "1")
+    assert {"power", "energy", "pcie", "reasons"} <= {*asked}
+    asked.clear()
+    sampled(gpus)
+    assert not {"power", "energy", "pcie", "reasons"} & {*asked}
+    assert "temperature" in asked
+
+
+def test_the_names_of_older_drivers_are_asked(fake: Put) -> None:
+    fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {"nvmlDeviceGetCurrentClocksEventReasons": 13}})
+    gpus = Gpus(5.0)
+    gpus.choose({None})
+    assert sampled(gpus)[0]["throttled"] == "power_cap+hardware_thermal"
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"])
+def test_a_gpu_that_is_lost_has_an_empty_row_and_the_others_go_on(fake: Put, function: str) -> None:
+    fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {function: 15}}, {"uuid": "GPU-b", "trace": [BUSY]})
+    gpus = Gpus(5.0)
+    gpus.choose({None})
+    for _ in range(2):
+        lost, well = sampled(gpus)
+        assert (lost["uuid"], {lost[column] for column in ROW}) == ("GPU-a", {""})
+        assert {column: well[column] for column in ROW} == ROW
+
+
+def test_one_that_was_lost_before_keeps_its_place(fake: Put) -> None:
+    fake({"uuid": "GPU-a", "failing": {"nvmlDeviceGetHandleByIndex": 15}}, {"uuid": "GPU-b", "trace": [BUSY]})
+    gpus = Gpus(5.0)
+    gpus.choose({"1"})
+    assert [row["uuid"] for row in sampled(gpus)] == ["GPU-b"]
+
+
+def test_another_error_leaves_one_field_empty(fake: Put) -> None:
+    fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {"nvmlDeviceGetPowerUsage": 999}})
+    gpus = Gpus(5.0)
+    gpus.choose({None})
+    for _ in range(2):
+        (row,) = sampled(gpus)
+        assert [column for column in ROW if row[column] != ROW[column]] == ["power_w"]
+
+
+def test_without_nvml_there_are_none(fake: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(error=18)
+    assert not Gpus(5.0).choose({None})
+    monkeypatch.delenv("FAKE_NVML")
+    assert not Gpus(5.0).choose({None})
+
+
+def test_the_sampler_writes_their_file_where_there_are_some(fake: Put, tmp_path: Path) -> None:
+    fake({"uuid": "GPU-a", "trace": [BUSY]}, {"uuid": "GPU-b", "trace": [BUSY]})
+    paths = f"{FAKE}:{ROOT}"
+    wanted = {"FAKE_NVML": str(tmp_path / "nvml.json"), "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": paths}
+    (tmp_path / "with").mkdir()
+    with supervised(tmp_path / "with", **wanted) as job:
+        until(lambda: len(job.rows("gpus")) > 1)
+        assert {row["uuid"] for row in job.rows("gpus")} == {"GPU-b"}
+        assert job.rows("node")
+    (tmp_path / "without").mkdir()
+    with supervised(tmp_path / "without", **wanted | {"CUDA_VISIBLE_DEVICES": ""}) as job:
+        until(lambda: len(job.rows("node")) > 1)
+        assert not (tmp_path / "without" / "n1.gpus.csv").exists()

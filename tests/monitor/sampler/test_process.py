@@ -1,0 +1,152 @@
+"""One process a node, that ends with its supervisor in every case, and what it wrote is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from srunddp.monitor.sampler import Site, loop
+from tests.support.sampled import NODE, is_there, rows, supervised
+from tests.support.starting import until
+
+
+@pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGSTOP])
+def test_a_supervisor_that_is_killed_takes_its_sampler_with_it(tmp_path: Path, number: int) -> None:
+    """Also one that cannot see that the line to its supervisor has ended."""
+    with supervised(tmp_path) as job:
+        until(lambda: job.rows("node"))
+        os.kill(job.sampler, number)
+        job.process.kill()
+        until(lambda: not is_there(job.sampler))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_what_slurm_sends_to_all_processes_does_not_end_it(tmp_path: Path, number: int) -> None:
+    with supervised(tmp_path) as job:
+        os.kill(job.sampler, number)
+        before = len(job.rows("node"))
+        until(lambda: len(job.rows("node")) > before + 2)
+
+
+def test_the_last_sample_is_taken_at_the_end(tmp_path: Path) -> None:
+    with supervised(tmp_path, seconds=600) as job:
+        until(lambda: job.rows("links"))
+        assert job.finish() == ""
+        assert not is_there(job.sampler)
+        assert {name: len(job.rows(name)) for name in ("node", "tasks")} == {"node": 2, "tasks": 2}
+
+
+def test_one_that_was_collected_already_is_finished_as_well(tmp_path: Path) -> None:
+    with supervised(tmp_path) as job:
+        until(lambda: job.rows("node"))
+        os.kill(job.sampler, signal.SIGKILL)
+        assert job.do("os.waitpid(-1, 0)[0]") == str(job.sampler)
+        assert job.finish() == ""
+
+
+def test_one_that_does_not_answer_is_killed_within_the_limit(tmp_path: Path) -> None:
+    with supervised(tmp_path) as job:
+        os.kill(job.sampler, signal.SIGSTOP)
+        assert job.do("sampler.finish(0.2)") == "''"
+        assert not is_there(job.sampler)
+
+
+def test_the_files_are_complete_to_the_last_sample_when_it_is_killed(tmp_path: Path) -> None:
+    with supervised(tmp_path, seconds=0.02) as job:
+        until(lambda: len(job.rows("links")) > 10)
+        os.kill(job.sampler, signal.SIGKILL)
+        until(lambda: not is_there(job.sampler))
+        for name in ("node", "tasks", "links"):
+            text = (tmp_path / f"{NODE}.{name}.csv").read_text()
+            assert text.endswith("\n")
+            assert len({line.count(",") for line in text.splitlines()}) == 1
+
+
+def test_a_start_begins_its_files_anew(tmp_path: Path) -> None:
+    (tmp_path / f"{NODE}.node.csv").write_text("old\n" * 1000)
+    with supervised(tmp_path) as job:
+        until(lambda: job.rows("tasks"))
+        assert (tmp_path / f"{NODE}.node.csv").read_text().startswith("time,cpu_s,")
+
+
+def test_it_is_named_and_holds_nothing_of_the_job_open(tmp_path: Path) -> None:
+    with supervised(tmp_path) as job:
+        until(lambda: job.rows("links"))
+        assert Path(f"/proc/{job.sampler}/comm").read_text() == "srunddp-monitor\n"
+        assert Path(f"/proc/{job.process.pid}/fd/77").exists()
+        found = {fd.name: os.readlink(fd) for fd in Path(f"/proc/{job.sampler}/fd").iterdir()}
+        assert [found[standard] for standard in "012"] == ["/dev/null"] * 3
+        assert "77" not in found
+        others = [at for at in found.values() if not at.startswith(("/proc/", "/sys/", "/dev/null", str(tmp_path)))]
+        assert len(others) == 1  # the line to its supervisor
+        assert others[0].startswith("socket:")
+
+
+def test_it_imports_nothing_heavy(tmp_path: Path) -> None:
+    with supervised(tmp_path) as job:
+        until(lambda: job.rows("links"))
+        assert job.do("{'torch', 'psutil', 'numpy', 'csv', 'json', 'pynvml'} & {*sys.modules}") == "set()"
+        maps = Path(f"/proc/{job.sampler}/maps").read_text()
+        assert not [name for name in ("libtorch", "numpy", "psutil") if name in maps]
+
+
+def test_samples_do_not_drift(tmp_path: Path) -> None:
+    """Most are at the same place within an interval; a sample that begins when the one before is over wanders."""
+    with supervised(tmp_path, seconds=0.01) as job:
+        until(lambda: len(job.rows("node")) > 250)
+        times = [round(1000 * float(row["time"])) % 10 for row in job.rows("node")]
+    shares = [sum((time - place) % 10 in (9, 0, 1) for time in times) / len(times) for place in range(10)]
+    assert max(shares) > 0.6
+
+
+@pytest.mark.parametrize("broken", ["links.Links.rows", "tasks.Tasks.look", "gpus.Gpus.choose", "node.Node.rows"])
+def test_a_source_that_fails_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AttributeError(broken)
+
+    monkeypatch.setattr(f"srunddp.monitor.sampler.{broken}", fail)
+    samples = loop._Samples(Site(tmp_path, NODE, 1.0, "eth0", "", 0, os.getpid(), None))
+    samples.take()
+    written = {name for name in ("node", "tasks", "links") if rows(tmp_path / f"{NODE}.{name}.csv")}
+    missing = broken.removesuffix("rows") != broken and broken.partition(".")[0]
+    assert written == {"node", "tasks", "links"} - {missing}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Of 64 KiB."""
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        pytest.skip("needs root, to mount a small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_ends_it_with_one_line_and_whole_rows(small_disk: Path) -> None:
+    with supervised(small_disk, seconds=0.005) as job:
+        until(lambda: job.rows("node"))
+        until(lambda: not is_there(job.sampler))
+        said = job.finish()
+    assert said.startswith(f"the monitor of {NODE} ended: {small_disk}/{NODE}.")
+    assert said.endswith(".csv: No space left on device")
+    for name in ("node", "tasks", "links"):
+        path = small_disk / f"{NODE}.{name}.csv"
+        assert path.read_bytes().endswith(b"\n")
+        assert None not in {value for row in rows(path) for value in row.values()}
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    with supervised(tmp_path / "none") as job:
+        assert (
+            job.finish() == f"the monitor of {NODE} ended: {tmp_path}/none/{NODE}.node.csv: No such file or directory"
+        )

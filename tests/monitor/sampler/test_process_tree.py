@@ -1,0 +1,240 @@
+"""CPU time and memory of a rank's processes, as the kernel counts them; what ends is not lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from srunddp.monitor.sampler.proc import Process
+from srunddp.monitor.sampler.process_tree import Rising, Tree
+from srunddp.monitor.sampler.tasks import Tasks
+from tests.support.sampled import RANK, supervised
+from tests.support.starting import bare, until
+
+BURN = "import time\nwhile time.process_time() < {seconds}: pass\n"
+MIB = 1 << 20
+
+
+@contextmanager
+def running(program: str) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, all of which is killed at the end."""
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", program]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def said(process: subprocess.Popen[str]) -> float:
+    assert process.stdout is not None
+    return float(process.stdout.readline())
+
+
+def test_cpu_time_is_within_a_twentieth_of_the_kernel_s(tmp_path: Path) -> None:
+    with running(BURN.format(seconds=0.5) + "print(time.process_time(), flush=True); input()") as child:
+        used = said(child)
+        tree = Tree(0, child.pid)
+        tree.look(thorough=False)
+        assert abs(tree.cpu.value / 1e9 - used) < used / 20
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent has been read without it already, and it is gone when its turn comes."""
+    child = BURN.format(seconds=0.3) + "print('x', flush=True); input()"
+    program = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
+    with running(program) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tree, look = Tree(0, process.pid), Process.look
+        tree.look(thorough=False)
+        before = tree.cpu.value
+
+        def ended_meanwhile(self: Process, *, thorough: bool) -> bool:
+            alive = look(self, thorough=thorough)
+            if self.pid == process.pid and process.stdin and not process.stdin.closed:
+                process.stdin.close()
+                until(lambda: not children_of(process.pid))
+            return alive
+
+        monkeypatch.setattr(Process, "look", ended_meanwhile)
+        for _ in range(2):
+            tree.look(thorough=False)
+            assert before <= tree.cpu.value < 1.2 * before
+
+
+def test_nothing_is_lost_when_children_end() -> None:
+    """Of two generations, some of which it never saw."""
+    child = BURN.format(seconds=0.15)
+    parent = (
+        "import os, subprocess, sys\n"
+        "for line in sys.stdin:\n"
+        f"    subprocess.run([sys.executable, '-c', {child!r}])\n"
+        "    print(sum(os.times()[:4]), flush=True)\n"
+    )
+    with running(parent) as process:
+        assert process.stdin is not None
+        tree, seen = Tree(0, process.pid), [0]
+        for seconds in range(1, 5):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            while process.stdout and seconds % 2 and tree.processes < 2:
+                tree.look(thorough=False)
+            used = said(process)
+            tree.look(thorough=False)
+            seen.append(tree.cpu.value)
+            assert abs(tree.cpu.value / 1e9 - used) < 0.05 * used + 0.02
+        assert seen == sorted(seen)
+
+
+def test_what_a_parent_does_not_take_over_is_kept() -> None:
+    """A child that is not waited for: its parent ignores its end."""
+    program = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "if not os.fork():\n"
+        "    while time.process_time() < 0.3: pass\n"
+        "    print('x', flush=True); input(); os._exit(0)\n"
+        "time.sleep(60)\n"
+    )
+    with running(program) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tree = Tree(0, process.pid)
+        tree.look(thorough=False)
+        before = tree.cpu.value
+        assert tree.processes == 2
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        until(lambda: tree.look(thorough=False) or tree.processes == 1)
+        tree.look(thorough=False)
+        assert before > 0.3e9
+        assert before <= tree.cpu.value < 1.1 * before
+
+
+def test_a_fall_by_no_more_than_the_kernel_s_rounding_is_not_kept() -> None:
+    sum_of = Rising(20)
+    found = []
+    for total in (100, 90, 100, 85, 100, 50, 60):
+        sum_of.is_now(total)
+        found.append(sum_of.value)
+    assert found == [100, 100, 100, 100, 100, 100, 110]
+
+
+def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
+    program = (
+        "import subprocess, threading, time\n"
+        "def work():\n    subprocess.Popen(['sleep', '60']); print('x', flush=True); time.sleep(60)\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    with running(program) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tree = Tree(0, process.pid)
+        tree.look(thorough=False)
+        alone = tree.processes
+        tree.look(thorough=True)
+        assert (alone, tree.processes) == (1, 2)
+
+
+def test_memory_is_the_resident_set_of_all_processes_together() -> None:
+    program = "import os, time\nx = bytearray(b'x' * (100 << 20))\nos.fork()\nx[::4096] = x[1::4096]\n"
+    program += "print('x', flush=True); time.sleep(60)"
+    with running(program) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.readline()
+        tree = Tree(0, process.pid)
+        tree.look(thorough=False)
+        assert 200 * MIB < tree.resident < 240 * MIB
+
+
+def test_storage_io_is_counted_once() -> None:
+    """Also of a child that has ended, whose parent has it by then."""
+    with TemporaryDirectory(dir="/var/tmp") as folder:  # which is no memory, as /tmp may be
+        child = f"import os\nwith open({folder + '/x'!r}, 'wb') as f: f.write(bytes(3 << 20)); f.flush(); os.fsync(f)\n"
+        program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
+        with running(program + "print('x', flush=True); input()") as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            tree = Tree(0, process.pid)
+            tree.look(thorough=False)
+            assert 3 * MIB <= tree.bytes_written.value < 4 * MIB
+
+
+def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
+    """One begins later, one is a wrapper whose child has the rank as well, and one is no task."""
+    sleep = ["sh", "-c", "sleep 60; true"]
+    tasks = [subprocess.Popen(sleep, env=bare({RANK: "0"}), start_new_session=True)]
+    tasks.append(subprocess.Popen(["sleep", "60"], env=bare(), start_new_session=True))
+    try:
+        until(lambda: children_of(tasks[0].pid))
+        (supervisor,) = children_of(tasks[0].pid)
+        found = Tasks(0, supervisor, os.getpid(), RANK)
+        found.look(thorough=True)
+        assert [(tree.rank, tree.root) for tree in found.trees] == [(0, tasks[0].pid)]
+        tasks.append(
+            subprocess.Popen(sleep, env=bare({RANK: "3", "CUDA_VISIBLE_DEVICES": "1"}), start_new_session=True)
+        )
+        assert found.look(thorough=False)
+        assert [(tree.rank, tree.root) for tree in found.trees[1:]] == [(3, tasks[2].pid)]
+        assert "1" in found.visible
+        until(lambda: [found.look(thorough=False), *(tree.processes for tree in found.trees)] == [False, 2, 2])
+        assert [line.split(",")[:2] for line in found.rows("7.000").splitlines()] == [["7.000", "0"], ["7.000", "3"]]
+        os.killpg(tasks[2].pid, 9)
+        tasks[2].wait()
+        until(lambda: found.look(thorough=False) or not found.trees[1].processes)
+        assert [line.split(",")[1] for line in found.rows("8.000").splitlines()] == ["0"]
+    finally:
+        for task in tasks:
+            if task.poll() is None:
+                os.killpg(task.pid, 9)
+            task.wait()
+
+
+def test_the_cpus_of_a_node_are_those_of_all_masks_together() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        return
+    one, other = sorted(os.sched_getaffinity(0))[:2]
+    tasks = [
+        subprocess.Popen(["taskset", "-c", str(cpu), "sleep", "60"], env=bare({RANK: str(cpu)})) for cpu in (one, other)
+    ]
+    try:
+        found = Tasks(one, tasks[0].pid, os.getpid(), RANK)
+        until(lambda: [len(os.sched_getaffinity(task.pid)) for task in tasks] == [1, 1])
+        found.look(thorough=True)
+        assert found.cpus() == 2
+        tasks[1].kill()
+        tasks[1].wait()
+        assert found.cpus() == 1
+    finally:
+        for task in tasks:
+            task.kill()
+            task.wait()
+
+
+def test_a_busy_job_s_files_say_what_the_kernel_says(tmp_path: Path) -> None:
+    with supervised(tmp_path, seconds=0.05) as job:
+        run = f"__import__('subprocess').run([sys.executable, '-c', {BURN.format(seconds=0.6)!r}])"
+        own = "__import__('time').clock_gettime((~sampler.pid << 3) | 2)"  # the sampler is one of the job's processes
+        used = float(job.do(f"{run} and sum(os.times()[:4]) + {own}"))
+        assert job.finish() == ""
+        last, node = job.rows("tasks")[-1], job.rows("node")[-1]
+    assert abs(float(last["cpu_s"]) - used) < 0.05 * used
+    assert (node["source"], node["interface"], last["rank"]) == ("processes", "eth0", "0")
+    assert float(node["cpu_s"]) == float(last["cpu_s"])
+    assert int(node["memory_bytes"]) == int(last["rss_bytes"]) > 5 * MIB
+    assert float(node["iowait_s"]) >= 0

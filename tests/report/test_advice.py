@@ -1,0 +1,153 @@
+"""The right note, and only that: what is planted in a made-up run is named, and a healthy one has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from srunddp.report import advice as judging
+from srunddp.report.advice import Note
+from srunddp.report.run import read
+from srunddp.report.summarize import summary_of
+from tests.support.made_up_run import GIB, MadeUp
+
+ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus=32)
+RING = {"chosen_link": 1e3, "other_link": 60e6}
+
+
+def noted(made_up: MadeUp, folder: Path) -> tuple[Note, ...]:
+    return judging.notes(summary_of(read(made_up.write(folder))))
+
+
+HEALTHY = {
+    "CPUs": MadeUp(),
+    "GPUs": ON_GPUS,
+    "one rank": MadeUp(nodes=1, ranks_per_node=1),
+    "16 nodes": MadeUp(nodes=16, ranks_per_node=4, gpus_per_node=4, seconds=300),
+    "only heartbeats": MadeUp(trainer=False),
+    "no epochs": MadeUp(epoch_s=0),
+    "counters begin anew": replace(ON_GPUS, renewed=True),
+    "clocks apart": MadeUp(ahead={1: 12.0, 2: -30.0}),
+    "all CPUs used, none waited for": MadeUp(busy=0.99),
+    "waiting for a CPU, others free": MadeUp(busy=0.5, delay=0.5),
+    "data over another network": MadeUp(chosen_link=1e4, download=500e6),
+    "a file server over another network": MadeUp(chosen_link=1e5, download=300e6, other_link=2e6),
+    "a file server that is read and written": MadeUp(chosen_link=1e7, download=100e6, other_link=12e6),
+    "RDMA carries the training": MadeUp(chosen_link=1e3, rdma=1e9, other_link=2e6),
+    "one node needs no network": MadeUp(nodes=1, chosen_link=0, other_link=60e6),
+    "little traffic on another link": MadeUp(chosen_link=1e3, other_link=4e5),
+    "data wait below the threshold": MadeUp(data=0.09),
+    "a rank that is a little slower": MadeUp(slow={3: 0.018}),
+    "a rank that stalled once": MadeUp(stall={3: 90.0}),
+    "data that came late once": MadeUp(seconds=1200, data_stall=300.0),
+    "GPUs above the threshold": replace(ON_GPUS, utilization=19.0),
+    "time limit used": MadeUp(time_limit=1400.0),
+    "nearly half of a long limit": MadeUp(seconds=2000, interval=20, time_limit=4500.0),
+    "little time saved": MadeUp(time_limit=2300.0),
+    "crashed early": MadeUp(time_limit=36000.0, code=1),
+    "killed early": MadeUp(time_limit=36000.0, code=None),
+    "the rest of a run": MadeUp(time_limit=36000.0, resumed=5000),
+    "one of a job's steps": MadeUp(time_limit=36000.0, name="4711.3"),
+    "crashed with much memory left": MadeUp(memory_limit=64 * GIB, code=1),
+    "killed with much memory left": MadeUp(memory_limit=64 * GIB, code=None),
+    "little memory unused": MadeUp(memory=1 * GIB, memory_limit=4 * GIB),
+    "memory used": MadeUp(memory=40 * GIB, memory_limit=64 * GIB),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_has_no_note(name: str, tmp_path: Path) -> None:
+    assert noted(HEALTHY[name], tmp_path) == ()
+
+
+# What is planted; its rule; words of the finding; words of the cure.
+PLANTED = {
+    "slow rank": (replace(ON_GPUS, slow={5: 0.05}), "slow rank", "rank 5 on node02: 50", "--exclude=node02"),
+    "slow rank of two": (MadeUp(nodes=2, ranks_per_node=1, slow={1: 0.1}), "slow rank", "rank 1 on node02", "node02"),
+    "slow node": (
+        replace(ON_GPUS, slow=dict.fromkeys(range(4, 8), 0.06)),
+        "slow rank",
+        "ranks 4-7 on node02",
+        "node02",
+    ),
+    "slow rank by its data": (MadeUp(slow_data={2: 0.1}), "slow rank", "wait for data", "storage as node02"),
+    "slow rank starves GPUs": (replace(ON_GPUS, slow={5: 0.5}, utilization=12), "slow rank", "rank 5", "node02"),
+    "starving loader": (MadeUp(data=0.4), "data wait", "4", "--loading.num_workers"),
+    "starving loader, starved GPUs": (replace(ON_GPUS, data=0.7, utilization=9), "data wait", "7", "num_workers"),
+    "idle GPUs": (replace(ON_GPUS, utilization=8.0), "gpu idle", "8 GPUs on node[01-02] used for", "--batch_size"),
+    "GPUs wait for evaluations": (
+        replace(ON_GPUS, evaluation_s=140.0),
+        "gpu idle",
+        "8 GPUs",
+        "rarer or quicker evaluations and checkpoints: 6.",
+    ),
+    "an idle GPU": (replace(ON_GPUS, idle=((1, 2),)), "gpu idle", "GPU 2 on node02 used for 0.0 %", "--gpus-per-node"),
+    "wrong interface": (MadeUp(**RING), "wrong interface", "eno1 carries 114 MiB/s on node[01-03]", "ifaces.conf"),
+    "wrong interface beside RDMA": (MadeUp(**RING, rdma=1e3), "wrong interface", "eno1 carries", "ifaces.conf"),
+    "too few CPUs": (MadeUp(busy=1.0, delay=0.5), "cpu oversubscribed", "100 % of 8 CPUs", "--cpus-per-task"),
+    "too few CPUs for the loader": (
+        MadeUp(busy=1.0, delay=0.5, data=0.4),
+        "cpu oversubscribed",
+        "CPUs",
+        "cpus-per-task",
+    ),
+    "long limit": (MadeUp(time_limit=7200.0), "time limit", "10 min 5 s of 2 h used, 8.4 %", "--time=0:20:00"),
+    "much memory": (MadeUp(memory_limit=64 * GIB), "memory unused", "6.00 GiB of 64.0 GiB", "--mem=8G"),
+    "hot GPU": (replace(ON_GPUS, hot=((0, 3),)), "gpu throttled", "GPU 3 on node01", "--exclude=node01"),
+    "hot GPU slows its rank": (replace(ON_GPUS, hot=((0, 3),), slow={3: 0.1}), "gpu throttled", "GPU 3", "node01"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_planted_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
+    made_up, rule, found, cure = PLANTED[name]
+    (note,) = noted(made_up, tmp_path)
+    assert note.rule == rule
+    assert found in note.found
+    assert cure in note.cure
+    assert note.threshold
+
+
+def test_the_rest_of_a_requeued_run_says_nothing_of_the_time_that_all_of_it_needs(tmp_path: Path) -> None:
+    folder = MadeUp(time_limit=36000.0).write(tmp_path, restart=1)
+    assert judging.notes(summary_of(read(folder))) == ()
+
+
+def test_the_time_used_is_the_jobs_where_slurm_says_it(tmp_path: Path) -> None:
+    """Staging and other steps are in it."""
+    summary = summary_of(read(MadeUp(time_limit=36000.0, name="4711.3").write(tmp_path)))
+    (note,) = judging.notes(replace(summary, job_s=7200.0))
+    assert (note.found, note.cure[:14]) == ("2 h of 10 h used, 20 %", "--time=3:00:00")
+    assert judging.notes(replace(summary, job_s=20000.0)) == ()
+
+
+def test_of_rank_0_it_is_asked_first_what_it_alone_does(tmp_path: Path) -> None:
+    (note,) = noted(MadeUp(slow={0: 0.1}), tmp_path)
+    assert note.cure.startswith("see what rank 0 alone does in each step")
+
+
+def test_the_only_node_is_not_to_be_left_out(tmp_path: Path) -> None:
+    (note,) = noted(MadeUp(nodes=1, ranks_per_node=4, slow={2: 0.1}), tmp_path)
+    assert note.cure == "see what else runs on node01"
+
+
+def test_two_troubles_that_have_nothing_to_do_with_each_other_are_two_notes(tmp_path: Path) -> None:
+    made_up = replace(ON_GPUS, slow={5: 0.05}, time_limit=36000.0, memory_limit=64 * GIB)
+    assert [note.rule for note in noted(made_up, tmp_path)] == ["slow rank", "time limit", "memory unused"]
+
+
+def test_a_rank_that_works_slowly_is_told_from_one_that_waits_for_data(tmp_path: Path) -> None:
+    (works,) = noted(MadeUp(slow={2: 0.1}), tmp_path / "works")
+    (waits,) = noted(MadeUp(slow_data={2: 0.1}), tmp_path / "waits")
+    assert "it is its own work, not the wait for data" in works.found
+    assert "it is its wait for data" in waits.found
+
+
+@pytest.mark.parametrize("made_up", [MadeUp(seconds=15, data=0.5), MadeUp(step_s=100.0, seconds=600, data=0.5)])
+def test_of_a_short_run_nothing_is_concluded_and_that_is_said(made_up: MadeUp, tmp_path: Path) -> None:
+    summary = summary_of(read(made_up.write(tmp_path)))
+    assert judging.notes(summary) == ()
+    assert "only" in judging.too_short(summary)
+    assert "nothing is concluded" in judging.too_short(summary)

@@ -1,0 +1,91 @@
+"""The page of ``srunddp report`` in a real browser, from a file, where no name can be resolved."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import missing
+from tests.support.made_up_run import MadeUp
+from tests.support.starting import LONG, srunddp, write
+
+RUN = MadeUp(
+    nodes=2, ranks_per_node=4, gpus_per_node=4, seconds=60, epoch_s=20, script=("train.py", "--name=" + 300 * "x")
+)
+# What it finds stands in the DOM of its own page, before that has loaded.
+_LOOKING = """<!DOCTYPE html><body><pre id="found"></pre><iframe src="{page}" style="width: {width}px"></iframe><script>
+const frame = document.querySelector("iframe");
+frame.onload = () => {{
+  const page = frame.contentDocument, root = page.documentElement;
+  document.getElementById("found").textContent = JSON.stringify({{
+    images: [...page.images].map(each => each.complete ? each.naturalWidth : 0),
+    requests: frame.contentWindow.performance.getEntriesByType("resource").map(each => each.name),
+    scripts: page.scripts.length,
+    words: page.body.innerText,
+    beyond: root.scrollWidth - root.clientWidth,
+  }});
+}};
+</script></body>"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a browser makes of a page.
+
+    Attributes:
+        images: the width of each, 0 for one that could not be shown; beyond: pixels that the page is too wide.
+    """
+
+    images: list[int]
+    requests: list[str]
+    scripts: int
+    words: str
+    beyond: int
+
+
+def seen(page: Path, folder: Path, width: int = 1200) -> Seen:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        missing("chromium")
+    looking = write(folder / "looking.html", _LOOKING.format(page=page.as_uri(), width=width))
+    command = [str(chromium), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}"]
+    done = subprocess.run(
+        [*command, "--dump-dom", looking.as_uri()], capture_output=True, text=True, timeout=LONG, check=True
+    )
+    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr
+    return Seen(**json.loads(unescape(found[1])))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    RUN.write(folder)
+    assert srunddp("report", "4711.0", folder=folder).returncode == 0
+    return folder / "4711.0" / "report.html"
+
+
+@pytest.mark.parametrize("width", [1200, 480])
+def test_a_browser_shows_all_of_the_page_and_asks_for_nothing_else(width: int, page: Path, tmp_path: Path) -> None:
+    """Also in a narrow window, in which a table too wide for it is moved and not the page."""
+    found = seen(page, tmp_path, width)
+    assert len(found.images) == 5
+    assert min(found.images) > 1000
+    assert (found.requests, found.scripts, found.beyond) == ([], 0, 0)
+    assert "Launch phases" in found.words
+
+
+def test_what_a_page_would_ask_for_is_seen_here(tmp_path: Path) -> None:
+    """The test above would notice."""
+    image = '<img src="https://example.org/one.png"><script></script><div style="width: 2000px">x</div>'
+    found = seen(write(tmp_path / "page.html", f"<!DOCTYPE html><body>{image}</body>"), tmp_path)
+    assert (found.images, found.requests, found.scripts) == ([0], ["https://example.org/one.png"], 1)
+    assert found.beyond > 0

@@ -1,0 +1,148 @@
+"""A run that crashed, or was killed while it wrote, has its report: whatever is missing, and wherever a file is cut."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from srunddp.report import csv_files, text
+from srunddp.report.advice import notes
+from srunddp.report.html import page
+from srunddp.report.run import read
+from srunddp.report.slurm import View
+from srunddp.report.summarize import summary_of
+from tests.support.made_up_run import MadeUp
+
+RUN = MadeUp(nodes=2, ranks_per_node=1, gpus_per_node=1, seconds=40, epoch_s=20, evaluation_s=2)
+FILES = sorted(
+    ["run.json"]
+    + [f"node0{node}.{kind}.csv" for node in (1, 2) for kind in ("node", "tasks", "links", "gpus")]
+    + [f"node0{rank + 1}.rank{rank}.{kind}.csv" for rank in (0, 1) for kind in ("steps", "marks")]
+)
+
+
+def reported(folder: Path) -> str:
+    """The text, after the page was made too: neither has a number that is none."""
+    summary = summary_of(read(folder))
+    said = "\n".join(text.lines(summary, notes(summary)))
+    html = page(summary, notes(summary), [], View(""))
+    assert not re.search(r"\b(nan|inf|None)\b", said + html)
+    return said
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = RUN.write(tmp_path_factory.mktemp("whole"))
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    return folder
+
+
+def test_what_an_earlier_start_of_more_ranks_and_nodes_has_left_in_the_folder_is_not_of_this_one(
+    whole: Path, tmp_path: Path
+) -> None:
+    alone, again = MadeUp(nodes=1, ranks_per_node=1, seconds=40), tmp_path / "again"
+    folder = alone.write(again)
+    said = reported(folder)
+    for name in FILES:
+        if name.startswith("node02."):
+            shutil.copy(whole / name, folder)
+    assert len(list(folder.iterdir())) > 6
+    assert reported(folder) == said
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_files_cut_at_any_byte_still_give_a_report(whole: Path, tmp_path: Path, data: st.DataObject) -> None:
+    shutil.copytree(whole, tmp_path / "cut", dirs_exist_ok=True)
+    for name in data.draw(st.sets(st.sampled_from(FILES), min_size=1)):
+        content = (whole / name).read_bytes()
+        (tmp_path / "cut" / name).write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    reported(tmp_path / "cut")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(FILES), junk=st.binary(max_size=60), data=st.data())
+def test_junk_in_a_file_still_gives_a_report(
+    whole: Path, tmp_path: Path, name: str, junk: bytes, data: st.DataObject
+) -> None:
+    shutil.copytree(whole, tmp_path / "junk", dirs_exist_ok=True)
+    content = (whole / name).read_bytes()
+    at = data.draw(st.integers(0, len(content)))
+    (tmp_path / "junk" / name).write_bytes(content[:at] + junk + content[at + len(junk) :])
+    reported(tmp_path / "junk")
+
+
+@pytest.mark.parametrize("missing", ["*", "*.csv", "run.json", "node02.*", "*.steps.csv", "*.marks.csv", "*.node.csv"])
+def test_missing_files_still_give_a_report(missing: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "some")
+    for path in (tmp_path / "some").glob(missing):
+        path.unlink()
+    said = reported(tmp_path / "some")
+    assert said.startswith("run ")
+    assert ("no samples of node02" in said) == (missing == "node02.*")
+
+
+def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
+    """Its last number would be another one."""
+    path = RUN.write(tmp_path) / "node01.tasks.csv"
+    content = path.read_text()
+    assert re.search(r"\.\d{4}\n$", content)
+    path.write_text(content[:-3])
+    assert csv_files.samples(path, csv_files.TASKS)["0"].count == content.count("\n") - 2
+
+
+def test_every_value_missing_still_gives_a_report_and_draws_nothing_empty(tmp_path: Path) -> None:
+    from srunddp.report.plots.pictures import pictures
+
+    folder = RUN.write(tmp_path)
+    for path in folder.glob("*.csv"):
+        keep = {"time", "rank", "link", "kind", "chosen", "uuid", "index", "name", "mark"}
+        head, *rows = [line.split(",") for line in path.read_text().splitlines()]
+        bare = [[cell if name in keep else "" for name, cell in zip(head, row, strict=True)] for row in rows]
+        path.write_text("".join(f"{','.join(row)}\n" for row in [head, *bare]))
+    reported(folder)
+    run = read(folder)
+    found = {each.name: each for each in pictures(run, summary_of(run))}
+    assert [name for name, each in found.items() if each.image] == ["report-timeline.png", "report-launch.png"]
+    assert all(each.missing for name, each in found.items() if not each.image)
+
+
+def test_lines_of_a_clock_that_was_set_back_are_left_out(tmp_path: Path) -> None:
+    path = RUN.write(tmp_path) / "node01.node.csv"
+    head, *lines = path.read_text().splitlines()
+    back = [f"{float(line.split(',')[0]) - 1000:.3f},{line.partition(',')[2]}" for line in lines[3:5]]
+    path.write_text("".join(f"{line}\n" for line in [head, *lines[:3], *back, *lines[5:]]))
+    found = csv_files.samples(path, csv_files.NODE)[""]
+    assert found.count == len(lines) - 2
+    assert list(found.time) == sorted(found.time)
+
+
+def test_columns_in_another_order_and_unknown_ones_are_read_by_their_names(tmp_path: Path) -> None:
+    folder = RUN.write(tmp_path / "one")
+    other = RUN.write(tmp_path / "other")
+    for path in other.glob("*.csv"):
+        if ".marks." not in path.name:
+            rows = [line.split(",") for line in path.read_text().splitlines()]
+            path.write_text("".join(f"{','.join([*row[::-1], 'new'])}\n" for row in rows))
+    assert reported(folder) == reported(other)
+
+
+def test_a_long_run_is_thinned_and_its_peaks_stay(tmp_path: Path) -> None:
+    made_up = replace(RUN, seconds=20000, interval=1.0, epoch_s=0)
+    path = made_up.write(tmp_path) / "node01.node.csv"
+    lines = path.read_text().splitlines()
+    high = lines[9999].split(",")
+    high[3] = str(77 * 2**30)
+    lines[9999] = ",".join(high)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    found = csv_files.samples(path, csv_files.NODE)[""]
+    assert found.count == len(lines) - 1
+    assert len(found.time) <= 1500
+    assert found.most("memory_bytes") == 77 * 2**30
+    assert found.total("cpu_s") == pytest.approx(float(lines[-1].split(",")[1]))

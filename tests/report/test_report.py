@@ -1,0 +1,465 @@
+"""``srunddp report``: from a run's folder, or a job's number, to a summary, a page and pictures."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
+
+import pytest
+
+from srunddp.report import text
+from srunddp.report.advice import notes
+from srunddp.report.html import page
+from srunddp.report.run import read
+from srunddp.report.slurm import View
+from srunddp.report.summarize import summary_of
+from srunddp.report.summary import Summary
+from tests.support.made_up_run import MadeUp
+from tests.support.starting import LONG, SRUNDDP, bare, srunddp, write
+from tests.test_imports import HEAVY, imported
+
+ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus=32, slow={5: 0.05})
+SHORT = MadeUp(nodes=2, ranks_per_node=1, seconds=60)
+HOSTILE = '$\\frac$<b onload="x">&\x1b[31m_'
+
+
+def summed(made_up: MadeUp, folder: Path, now: float | None = None) -> Summary:
+    return summary_of(read(made_up.write(folder)), now)
+
+
+def shown(summary: Summary) -> str:
+    return "\n".join(text.lines(summary, notes(summary)))
+
+
+def report(*arguments: object, folder: Path, **variables: str) -> CompletedProcess[str]:
+    return srunddp("report", *arguments, folder=folder, **variables)
+
+
+def refused(done: CompletedProcess[str]) -> str:
+    assert (done.returncode, done.stdout) == (78, "")
+    assert re.fullmatch(r"srunddp: error: [^\n]+; expected [^\n]+ -> [^\n]+\n", done.stderr), done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
+    """A run on GPUs, and what the command printed of it."""
+    folder = tmp_path_factory.mktemp("reported")
+    ON_GPUS.write(folder / "logs")
+    return folder / "logs" / "4711.0", report("logs/4711.0", folder=folder)
+
+
+# The figures.
+
+
+def test_the_figures_are_those_of_the_run(tmp_path: Path) -> None:
+    """A step of 0.25 s on 8 ranks with 64 samples each; evaluations and checkpoints stop it for 9 s in each 150 s."""
+    summary = summed(ON_GPUS, tmp_path)
+    assert (summary.world_size, summary.nodes, summary.steps) == (8, ("node01", "node02"), 2256)
+    assert summary.step_s == pytest.approx(0.25, rel=0.01)
+    assert summary.data_share == pytest.approx(0.004 / 0.25, rel=0.05)
+    assert summary.slowest is not None
+    assert (summary.slowest.rank, summary.slowest.node) == (5, "node02")
+    assert summary.slowest.own_s == pytest.approx(0.13, rel=0.01)
+    assert summary.throughput.samples == 2256 * 512
+    assert summary.throughput.per_s == pytest.approx(2048 * 141 / 150, rel=0.02)
+    assert summary.throughput.own_share == pytest.approx(1 - 0.016 - 0.05 / 0.25 * 7 / 8, abs=0.01)
+    assert (summary.checkpoints.count, summary.checkpoints.stood_s, summary.checkpoints.background_s) == (4, 4.0, 12.0)
+    assert [(each.number, each.begin) for each in summary.epochs] == [
+        (number, pytest.approx(5.008 + 150 * (number - 1), abs=0.01)) for number in (1, 2, 3, 4)
+    ]
+    assert len(summary.evaluations) == 4
+    gpu = summary.gpus[0]
+    assert gpu.utilization == pytest.approx(92 * 141 / 150, rel=0.05)
+    assert gpu.energy_j == pytest.approx((gpu.power_w or 0) * 600, rel=0.05)
+    assert summary.energy_per_sample_j == pytest.approx((summary.energy_j or 0) / (2256 * 512))
+    assert summary.ranks[0].delay == pytest.approx(0.01, rel=0.01)
+    node = summary.per_node[0]
+    assert (node.used, node.cpus, node.read) == (pytest.approx(0.8 * 32, rel=0.01), 32, pytest.approx(20e6, rel=0.03))
+
+
+def test_the_phases_of_the_launch_are_those_of_each_rank(tmp_path: Path) -> None:
+    summary = summed(MadeUp(nodes=1, ranks_per_node=2), tmp_path)
+    first, second = summary.launches
+    names = ["python", "meeting", "import", "init", "script", "prepare", "first step"]
+    assert [phase.name for phase in first.phases] == names
+    assert [phase.name for phase in second.phases] == ["srun", *(phase.name for phase in first.phases)]
+    lasted = {phase.name: phase.end - phase.begin for phase in second.phases}
+    assert lasted["srun"] == pytest.approx(0.02, abs=2e-3)
+    assert lasted["python"] == pytest.approx(0.3, abs=2e-3)
+    assert lasted["init"] == pytest.approx(0.4, abs=2e-3)
+    assert lasted["script"] == pytest.approx(0.1, abs=2e-3)
+    assert lasted["prepare"] == pytest.approx(0.802, abs=2e-3)
+    assert lasted["first step"] == pytest.approx(0.2, abs=2e-3)
+    assert second.ready == pytest.approx(5.202, abs=2e-3)
+
+
+def test_what_a_script_with_its_own_loop_does_before_its_first_step_has_a_phase(tmp_path: Path) -> None:
+    (launch,) = summed(MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path).launches
+    last = launch.phases[-1]
+    assert (last.name, last.begin, last.end) == ("script", pytest.approx(3.36, abs=2e-3), launch.ready)
+
+
+def test_a_baseline_gives_the_scaling_efficiency(tmp_path: Path) -> None:
+    replace(SHORT, nodes=1, name="4710.0").write(tmp_path / "logs")
+    replace(SHORT, step_s=0.25).write(tmp_path / "logs")
+    done = report("--text", "--baseline", "4710", "4711", folder=tmp_path)
+    assert done.returncode == 0
+    assert "scaling efficiency 80 %: per rank, over that of 4710.0 (1 rank)" in done.stdout
+
+
+def test_counters_that_begin_anew_change_no_figure(tmp_path: Path) -> None:
+    whole, renewed = (
+        summed(replace(ON_GPUS, renewed=renewed), tmp_path / str(renewed)).per_node[0] for renewed in (False, True)
+    )
+    assert renewed.used == pytest.approx(whole.used, rel=0.02)
+    assert renewed.cpu_s == pytest.approx(whole.cpu_s, rel=0.02)
+
+
+def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:
+    right = summed(MadeUp(), tmp_path / "right")
+    wrong = summed(MadeUp(ahead={1: 12.0, 2: -30.0}), tmp_path / "wrong")
+    for one, other in zip(right.launches, wrong.launches, strict=True):
+        for phase, same in zip(one.phases, other.phases, strict=True):
+            assert (phase.begin, phase.end) == (pytest.approx(same.begin, abs=0.01), pytest.approx(same.end, abs=0.01))
+    assert wrong.seconds == pytest.approx(right.seconds, abs=0.01)
+    assert "the clock of node02 is 12 s ahead of rank 0's: taken out" in shown(wrong)
+    assert "the clock of node03 is 30 s behind rank 0's: taken out" in shown(wrong)
+    assert "clock" not in shown(right)
+
+
+@pytest.mark.parametrize("seconds", [20, 22, 24])
+def test_a_short_run_is_not_slower_for_the_interval_in_which_it_ended(seconds: int, tmp_path: Path) -> None:
+    made_up = MadeUp(seconds=seconds, epoch_s=seconds, evaluation_s=0.1, checkpoint_s=0)
+    assert summed(made_up, tmp_path).throughput.per_s == pytest.approx(1920, rel=0.02)
+
+
+def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) -> None:
+    from srunddp.report.plots.pictures import pictures
+
+    run = read(MadeUp(trainer=False, epoch_s=0, step_s=0.25).write(tmp_path))
+    summary = summary_of(run)
+    assert summary.step_s == pytest.approx(0.25, rel=0.01)
+    (picture,) = [each for each in pictures(run, summary) if each.name == "report-steps.png"]
+    assert (picture.image, picture.missing.split(",")[0]) == (b"", "Steps were counted")
+
+
+def test_what_only_newer_gpus_measure_has_columns_where_it_is_known(tmp_path: Path) -> None:
+    folder = ON_GPUS.write(tmp_path)
+    assert "tensor cores" not in shown(summary_of(read(folder)))
+    for path in folder.glob("*.gpus.csv"):
+        path.write_text(path.read_text().replace(",,,,,,\n", ",,,63,40,27,51\n"))
+    said = shown(summary_of(read(folder)))
+    assert re.search(r"used  SMs active  tensor cores  memory bandwidth", said)
+    assert re.search(r"\d+ %  63 %        27 %          ", said)
+
+
+# How it ended.
+
+
+def test_a_run_that_was_killed_says_so_with_the_last_sample(tmp_path: Path) -> None:
+    assert "no end recorded: killed; last sample at 10:05" in shown(summed(MadeUp(code=None), tmp_path))
+
+
+def test_exit_codes_are_told_by_rank(tmp_path: Path) -> None:
+    summary = summed(MadeUp(code=None, codes={1: 7, 2: 7, 4: 1}), tmp_path)
+    assert (
+        "ended with exit code 1 on rank 4, exit code 7 on ranks 1-2; no end recorded of ranks 0,3,5: killed"
+        in shown(summary)
+    )
+
+
+def test_a_run_that_has_just_written_is_running(tmp_path: Path) -> None:
+    made_up = MadeUp(code=None)
+    folder = made_up.write(tmp_path)
+    last = made_up.start + 607
+    assert "still running; last sample at 10:05" in shown(summary_of(read(folder), last))
+    assert "killed" in shown(summary_of(read(folder), last + 30))
+
+
+def test_the_cause_that_the_run_told_stands_beside_the_exit_codes(tmp_path: Path) -> None:
+    made_up = MadeUp(code=1)
+    write(made_up.write(tmp_path).parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
+    summary = summary_of(read(tmp_path / "4711.0" / "monitor.0"))
+    assert "ended with exit code 1 on all ranks; rank 2 on node02: OSError: no" in shown(summary)
+
+
+# The page and the pictures.
+
+
+class Page(HTMLParser):
+    """What stands in a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "br"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._open:
+            self.words += data
+
+
+def test_the_page_is_one_file_that_needs_nothing_else(reported: tuple[Path, CompletedProcess[str]]) -> None:
+    html = (reported[0] / "report.html").read_text()
+    found = Page(html)
+    assert not {"script", "link", "iframe", "object", "form"} & {tag for tag, _ in found.tags}
+    for _, attributes in found.tags:
+        assert not {"href", "srcset"} & set(attributes)
+        assert not any(name.startswith("on") for name in attributes)
+        assert (attributes.get("src") or "data:image/png;base64,").startswith("data:image/png;base64,")
+    assert not re.search(r"url\(|@import|https?:", re.sub(r'src="data:[^"]*"', "", html))
+    assert "<title>Run 4711.0: 8 ranks, train.py --epochs=20</title>" in html
+
+
+def test_every_picture_is_in_the_page_with_words_for_who_does_not_see_it(
+    reported: tuple[Path, CompletedProcess[str]],
+) -> None:
+    folder, done = reported
+    names = [f"report-{name}.png" for name in ("timeline", "gpus", "nodes", "steps", "launch")]
+    assert [path.name for path in sorted(folder.glob("report*"))] == sorted(["report.html", *names])
+    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in names)
+    assert done.stdout.splitlines()[-1].startswith("written: logs/4711.0/report.html, logs/4711.0/report-timeline.png")
+    images = [attributes for tag, attributes in Page((folder / "report.html").read_text()).tags if tag == "img"]
+    assert len(images) == len(names)
+    assert all(len(image["alt"] or "") > 20 for image in images)
+
+
+def test_page_and_terminal_say_the_same(reported: tuple[Path, CompletedProcess[str]]) -> None:
+    folder, done = reported
+    words = Page((folder / "report.html").read_text()).words
+    assert done.stderr == ""
+    for each in ("rank 5 on node02", "2256, 250 ms each", "at work 81 % of the step time", "0.786 kWh by 8 GPUs"):
+        assert each in done.stdout
+        assert each in words
+
+
+def test_what_was_not_sampled_is_a_sentence_and_no_empty_picture(tmp_path: Path) -> None:
+    SHORT.write(tmp_path)
+    assert report("4711.0", folder=tmp_path).returncode == 0
+    assert not (tmp_path / "4711.0" / "report-gpus.png").exists()
+    assert "No GPU was sampled." in (tmp_path / "4711.0" / "report.html").read_text()
+
+
+def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
+    """In a page and in a terminal; and pictures are drawn with them."""
+    made_up = replace(
+        ON_GPUS,
+        seconds=60,
+        epoch_s=30,
+        script=(HOSTILE, "x"),
+        name="4711.0",
+        node_name=lambda n: f"_{HOSTILE}{n}",
+        model=HOSTILE,
+    )
+    folder = made_up.write(tmp_path)
+    summary = summary_of(read(folder))
+    assert HOSTILE in summary.script
+    html = page(summary, notes(summary), [], View(HOSTILE, seff=HOSTILE))
+    assert "\x1b" not in html + shown(summary)
+    assert "<b" not in html.replace("<body", "").replace("<br", "")
+    assert {tag for tag, _ in Page(html).tags} == {
+        tag
+        for tag, _ in Page(
+            page(
+                summed(replace(made_up, script=("x",), node_name=str, model="x"), tmp_path / "tame"),
+                notes(summary),
+                [],
+                View("", seff="x"),
+            )
+        ).tags
+    }
+    done = report(tmp_path, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+
+
+def test_without_matplotlib_all_but_the_pictures_is_there(tmp_path: Path) -> None:
+    SHORT.write(tmp_path)
+    write(tmp_path / "none" / "matplotlib" / "__init__.py", "raise ImportError('not here')")
+    done = report("4711.0", folder=tmp_path, PYTHONPATH=str(tmp_path / "none"))
+    assert done.returncode == 0
+    hint = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
+    assert done.stderr == f"srunddp: note: {hint}\n"
+    assert hint in Page((tmp_path / "4711.0" / "report.html").read_text()).words
+    assert [path.name for path in (tmp_path / "4711.0").glob("report*")] == ["report.html"]
+
+
+# Where it is looked for, and where it goes.
+
+
+def test_text_alone_writes_nothing_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    SHORT.write(tmp_path)
+    done = report("--text", "4711.0", folder=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    assert done.stdout.startswith("run 4711.0: train.py --epochs=20\n2 ranks on 2 nodes (node[01-02]), Slurm, gloo\n")
+    assert not imported(done.stderr) & (HEAVY | {"matplotlib"})
+    assert [path.name for path in (tmp_path / "4711.0").iterdir()] == ["monitor.0"]
+
+
+@pytest.mark.parametrize("what", ["logs", "logs/4711.0", "logs/4711.0/monitor.0", "4711", "4711.0"])
+def test_a_run_is_found_by_its_folder_the_one_above_and_its_number(what: str, tmp_path: Path) -> None:
+    SHORT.write(tmp_path / "logs")
+    done = report("--text", what, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("run 4711.0: ")
+
+
+def test_of_several_steps_the_newest_is_taken_and_of_several_starts_the_last(tmp_path: Path) -> None:
+    for step in (2, 10):
+        replace(SHORT, name=f"4711.{step}").write(tmp_path / "mine")
+    replace(SHORT, seconds=90).write(tmp_path / "mine")
+    replace(SHORT, name="4711.10", seconds=90).write(tmp_path / "mine", restart=1)
+    last = report("--text", "--monitor-dir", "mine", "4711", folder=tmp_path)
+    assert "run 4711.10, restart 1: " in last.stdout
+    assert last.stderr == (
+        "srunddp: note: job 4711 has the runs 4711.0, 4711.2, 4711.10; this is the newest, 4711.10\n"
+        "srunddp: note: mine/4711.10 has 2 starts; this is the last, 1 (--restart N for another)\n"
+    )
+    first = report("--text", "--monitor-dir", "mine", "--restart", "0", "4711.10", folder=tmp_path)
+    assert first.stdout.startswith("run 4711.10: ")
+    assert first.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "no folder nothing"),
+        (["empty"], "no run that was monitored in empty"),
+        (["logs"], "2 runs in logs: 4711.0, 4712.0; expected one -> name one, as logs/4712.0"),
+        (["4713"], "no files of job 4713 in logs; expected a folder 4713.STEP/monitor.0"),
+        (["4711.1"], "no files of job 4711.1 in logs; expected a folder 4711.1/monitor.0"),
+        (["4711;x"], "no folder 4711;x"),
+        (["--restart", "3", "4711"], "--restart 3: logs/4711.0 has 0"),
+        (["--restart", "3", "logs/4711.0/monitor.0"], "--restart 3 with logs/4711.0/monitor.0"),
+        (["--baseline", "4713", "4711"], "no files of job 4713"),
+    ],
+)
+def test_what_leads_to_no_run_is_one_message(arguments: list[str], said: str, tmp_path: Path) -> None:
+    for name in ("4711.0", "4712.0"):
+        (tmp_path / "logs" / name / "monitor.0").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    assert said in refused(report("--text", *arguments, folder=tmp_path))
+
+
+def test_a_baseline_without_a_throughput_is_refused(tmp_path: Path) -> None:
+    replace(SHORT, trainer=False, name="4710.0").write(tmp_path / "logs")
+    SHORT.write(tmp_path / "logs")
+    done = report("--text", "--baseline", "4710", "4711", folder=tmp_path)
+    assert "--baseline 4710: its throughput is not known" in refused(done)
+
+
+def test_a_folder_that_cannot_be_written_is_one_message_after_the_summary(tmp_path: Path) -> None:
+    SHORT.write(tmp_path)
+    write(tmp_path / "file", "")
+    done = report("--output", "file/there", "4711.0", folder=tmp_path)
+    assert done.returncode == 78
+    assert done.stdout.startswith("run 4711.0")
+    assert done.stderr.startswith(
+        "srunddp: error: the report cannot be written to file/there: Not a directory; expected "
+    )
+
+
+def test_output_may_be_another_folder(tmp_path: Path) -> None:
+    SHORT.write(tmp_path)
+    assert report("--output", "new/there", "4711.0", folder=tmp_path).returncode == 0
+    assert (tmp_path / "new" / "there" / "report.html").exists()
+    assert [path.name for path in (tmp_path / "4711.0").iterdir()] == ["monitor.0"]
+
+
+def test_a_link_of_the_pages_name_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    folder = SHORT.write(tmp_path).parent
+    (folder / "report.html").symlink_to(write(tmp_path / "mine", "mine"))
+    report(folder, folder=tmp_path)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (folder / "report.html").is_symlink()
+    assert (folder / "report.html").stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# Live.
+
+
+def until_shown(terminal: int, words: str) -> str:
+    """What a terminal gets until these words come."""
+    end, got = time.monotonic() + LONG, ""
+    while words not in got:
+        assert time.monotonic() < end, got
+        if select.select([terminal], [], [], 0.1)[0]:
+            got += os.read(terminal, 1 << 16).decode()
+    return got
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    both = pty.openpty()
+    yield both
+    for descriptor in both:
+        os.close(descriptor)
+
+
+def running(folder: Path) -> MadeUp:
+    """A run that has begun a minute ago."""
+    made_up = replace(SHORT, code=None, seconds=55, start=time.time() - 60, interval=5)
+    made_up.write(folder)
+    return made_up
+
+
+def test_live_shows_the_summary_in_place_until_the_run_has_ended(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    made_up = running(tmp_path)
+    with Popen(
+        [*SRUNDDP, "report", "--live", "--text", "4711.0"], cwd=tmp_path, env=bare(), stdin=DEVNULL, stdout=terminal[1]
+    ) as process:
+        before = until_shown(terminal[0], "still running")
+        shutil.rmtree(tmp_path / "4711.0")
+        replace(made_up, code=3).write(tmp_path)
+        after = until_shown(terminal[0], "ended with exit code 3 on all ranks")
+        assert process.wait(LONG) == 0
+    assert before.startswith("\x1b[Hrun 4711.0")
+    assert "\x1b[H\x1b[Jrun 4711.0" in after
+
+
+def test_ctrl_c_ends_live_and_leaves_the_summary(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    running(tmp_path)
+    command = [*SRUNDDP, "report", "--live", "4711.0"]
+    with Popen(command, cwd=tmp_path, env=bare(), stdin=DEVNULL, stdout=terminal[1], stderr=PIPE) as process:
+        until_shown(terminal[0], "still running")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert (process.wait(LONG), process.stderr.read()) == (0, b"")
+    assert not (tmp_path / "4711.0" / "report.html").exists()
+
+
+def test_live_without_a_terminal_is_one_summary(tmp_path: Path) -> None:
+    running(tmp_path)
+    done = report("--live", "--text", "4711.0", folder=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.count("run 4711.0") == 1
+    assert "\x1b" not in done.stdout

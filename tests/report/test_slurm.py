@@ -1,0 +1,239 @@
+"""Slurm's figures beside ours. The stubs print what sacct(1), sstat(1) and scontrol(1) of Slurm 22.05 describe."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from srunddp.report import slurm
+from srunddp.report.locate import Job
+from srunddp.report.run import read
+from srunddp.report.summarize import summary_of
+from tests.support.made_up_run import MadeUp
+from tests.support.starting import srunddp, write
+
+RUN = MadeUp(nodes=2, ranks_per_node=1, seconds=60)
+# Of JobIDRaw, State, Start, ElapsedRaw, TimelimitRaw, TotalCPU, MaxRSS, AveRSS, with --units=K.
+SACCT = """\
+4711|COMPLETED|1799999998|70|20|00:12:40.000||
+4711.batch|COMPLETED|1799999998|70||00:00.532|12345.00K|12345.00K
+4711.0|COMPLETED|1800000000|66||12:40.000|6291456.00K|6200000.00K
+"""
+
+
+def stub(folder: Path, name: str, body: str) -> None:
+    path = write(folder / "bin" / name, f'#!/bin/sh\necho "{name} $*" >>"{folder}/asked"\n{body}\n')
+    path.chmod(0o755)
+
+
+def prints(text: str) -> str:
+    return f"cat <<'END'\n{text}END"
+
+
+def asked(folder: Path) -> list[str]:
+    return (folder / "asked").read_text().splitlines() if (folder / "asked").exists() else []
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return tmp_path
+
+
+def view(made_up: MadeUp, folder: Path, now: float | None = None) -> slurm.View:
+    return slurm.view(summary_of(read(made_up.write(folder)), now))
+
+
+def rows(found: slurm.View) -> Mapping[str, tuple[str, str, str]]:
+    return {row.name: (row.ours, row.theirs, row.difference) for row in found.rows}
+
+
+def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
+    stub(commands, "sacct", prints(SACCT))
+    found = view(RUN, commands)
+    assert found.sentence == "Step 4711.0 by sacct: COMPLETED."
+    assert rows(found) == {
+        "CPU time": ("13 min 8 s", "12 min 40 s", "+3.7 %"),
+        "MaxRSS of a task": ("6.00 GiB", "6.00 GiB", "+0.0 %"),
+        "AveRSS of the tasks": ("6.00 GiB", "5.91 GiB", "+1.5 %"),
+        "elapsed": ("65.3 s", "66 s", "-1.1 %"),
+        "time limit": ("20 min", "20 min", "+0.0 %"),
+    }
+    assert [each.split()[:7] for each in asked(commands)] == [
+        ["sacct", "-P", "-n", "--units=K", "-j", "4711", "-o"],
+    ]
+
+
+def test_while_the_job_runs_sstat_is_asked(commands: Path) -> None:
+    running = SACCT.replace("COMPLETED", "RUNNING").replace("12:40.000|6291456.00K|6200000.00K", "00:00:00||")
+    stub(commands, "sacct", prints(running))
+    stub(commands, "sstat", prints("4711.0|2|06:20.000|6291456K|6000000K\n"))
+    found = view(replace(RUN, code=None), commands, RUN.start + 64)
+    assert found.sentence == "Step 4711.0 by sstat, while it runs."
+    # AveCPU is of one task.
+    assert rows(found)["CPU time"][1] == "12 min 40 s"
+    assert rows(found)["AveRSS of the tasks"][1] == "5.72 GiB"
+    assert rows(found)["time limit"] == ("20 min", "20 min", "+0.0 %")
+    assert any(each.startswith("sstat -P -n -j 4711.0 -o ") for each in asked(commands))
+
+
+def test_where_slurm_gathers_nothing_its_empty_figures_are_none(commands: Path) -> None:
+    """As sstat was seen to print, without a plugin that gathers."""
+    stub(commands, "sstat", prints("4711.0|0|213503982334-14:25:51||\n"))
+    found = view(replace(RUN, code=None), commands, RUN.start + 64)
+    assert found == slurm.View("Slurm's accounting does not answer for this run: nothing to compare with.")
+
+
+def test_what_seff_prints_is_shown_as_it_is(commands: Path) -> None:
+    stub(commands, "sacct", prints(SACCT))
+    stub(commands, "seff", prints("Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime\n"))
+    assert view(RUN, commands).seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "echo Slurm accounting storage is disabled; exit 1",
+        "exit 0",
+        prints("4712.0|COMPLETED|1|2|3|4|5|6\n"),
+        prints("|\n"),
+    ],
+    ids=["disabled", "silent", "another-job", "junk"],
+)
+def test_without_accounting_there_is_one_sentence(body: str, commands: Path) -> None:
+    stub(commands, "sacct", body)
+    assert view(RUN, commands) == slurm.View(
+        "Slurm's accounting does not answer for this run: nothing to compare with."
+    )
+
+
+def test_a_command_that_hangs_is_left_after_its_time(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_WITHIN", 0.3)
+    stub(commands, "sacct", "exec sleep 60")
+    begun = time.monotonic()
+    assert not view(RUN, commands).rows
+    assert time.monotonic() - begun < 10
+
+
+def test_figures_of_another_start_of_the_job_are_not_taken_for_this_ones(commands: Path) -> None:
+    """After a requeue sacct has the last start alone."""
+    stub(commands, "sacct", prints(SACCT.replace("18000000", "18000099")))
+    assert view(RUN, commands) == slurm.View(
+        "Slurm's accounting has another start of this job: nothing to compare with."
+    )
+
+
+@pytest.mark.parametrize("name", ["run", "namespace-3", "4711;touch x.0", "-j.0"])
+def test_what_is_no_jobs_number_is_never_given_to_a_command(name: str, commands: Path) -> None:
+    stub(commands, "sacct", prints(SACCT))
+    assert view(replace(RUN, name=name), commands).sentence == "Not started by Slurm: nothing to compare with."
+    assert asked(commands) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("00:00.532", 0.532),
+        ("12:40.000", 760.0),
+        ("01:02:03", 3723.0),
+        ("2-03:04:05", 183845.0),
+        ("", None),
+        ("x", None),
+    ],
+)
+def test_times_are_read_as_sacct_writes_them(text: str, seconds: float | None) -> None:
+    assert slurm.seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5272K", 5398528.0), ("1.37M", 1.37 * 2**20), ("5398528", 5398528.0), ("0", 0.0), ("", None)]
+)
+def test_sizes_are_read_as_sacct_and_sstat_write_them(text: str, size: float | None) -> None:
+    assert slurm.size(text) == size
+
+
+# Whether it still runs: what scontrol of Slurm 22.05 was seen to print.
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo Job step 4711.0 not found; exit 1", "no end recorded: killed"),
+        ("echo slurm_get_job_steps error: Invalid job id specified >&2; exit 1", "no end recorded: killed"),
+        ("echo StepId=4711.0 UserId=0 State=RUNNING Tasks=2", "still running"),
+        ("echo Unable to contact slurm controller >&2; exit 1", "still running"),
+    ],
+    ids=["step-gone", "job-gone", "running", "no-answer"],
+)
+def test_a_run_that_was_killed_just_now_is_not_said_to_be_running(body: str, said: str, commands: Path) -> None:
+    """As in a job script, where the report follows the run at once."""
+    stub(commands, "scontrol", body)
+    replace(RUN, code=None, start=time.time() - 65).write(commands / "logs")
+    done = srunddp("report", "--text", "4711", folder=commands, PATH=os.environ["PATH"])
+    assert said in done.stdout
+    assert "scontrol --oneliner show step 4711.0" in asked(commands)
+
+
+# The job's time limit, which ranks of Slurm 22.05 are not told.
+
+
+def completed(body: str, folder: Path) -> tuple[float | None, float | None]:
+    stub(folder, "scontrol", body)
+    found = slurm.completed(summary_of(read(replace(RUN, time_limit=None).write(folder))))
+    return found.time_limit_s, found.job_s
+
+
+def test_the_time_limit_is_the_controllers_with_how_long_the_job_has_lasted(commands: Path) -> None:
+    array = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
+    shown = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
+    assert completed(prints(array + shown), commands) == (93600.0, 123.0)
+
+
+def test_a_job_without_a_limit_has_none(commands: Path) -> None:
+    assert completed(prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), commands) == (None, 123.0)
+
+
+def test_when_the_controller_has_forgotten_the_job_the_time_limit_is_accountings(commands: Path) -> None:
+    stub(commands, "sacct", prints("4711|20|70\n"))
+    assert completed("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", commands) == (1200.0, 70.0)
+
+
+def test_the_limit_that_slurm_says_stands_in_the_report(commands: Path) -> None:
+    stub(commands, "scontrol", prints("JobId=4711 RunTime=00:01:06 TimeLimit=10:00:00\n"))
+    replace(RUN, time_limit=None).write(commands / "logs")
+    done = srunddp("report", "--text", "4711", folder=commands, PATH=os.environ["PATH"])
+    assert ", 65.3 s of 10 h\n" in done.stdout
+    assert "time limit: 66 s of 10 h used" in done.stdout
+
+
+# Where a job ran.
+
+SCONTROL = "JobId=4714 ArrayJobId=4711 ArrayTaskId=3 JobName=train.sh UserId=me(1000) WorkDir={} StdErr=/x Power=\n"
+
+
+def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> None:
+    work = commands / "at work"
+    replace(RUN, name="4714.0").write(work / "logs")
+    stub(commands, "scontrol", prints(SCONTROL.format(work)))
+    done = srunddp("report", "--text", "4711_3", folder=commands, PATH=os.environ["PATH"])
+    assert done.stdout.startswith("run 4714.0: ")
+    assert "scontrol --oneliner show job 4711_3" in asked(commands)
+
+
+def test_a_job_that_the_controller_has_forgotten_is_found_by_accounting(commands: Path) -> None:
+    stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+    stub(commands, "sacct", prints("4714|/home/me/work\n"))
+    assert slurm.job("4711_3") == Job("4714", "/home/me/work")
+
+
+def test_a_summary_is_there_where_no_slurm_is(tmp_path: Path) -> None:
+    RUN.write(tmp_path / "logs")
+    done = srunddp("report", "--text", "4711", folder=tmp_path, PATH="/nowhere")
+    assert done.returncode == 0
+    assert "Slurm's view: Slurm's accounting does not answer for this run" in done.stdout

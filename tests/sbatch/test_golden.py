@@ -1,0 +1,67 @@
+"""Every command of docs/recipes.md writes the script of its golden file, and shellcheck finds nothing in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import tool
+from tests.support.job_specs import GOLDEN, commands, written
+from tests.support.starting import srunddp
+
+COMMANDS = commands()
+SEEDS = {
+    "run_nccl",
+    "run_gloo",
+    "run_distributed",
+    "vega_single_node",
+    "vega_multi_node",
+    "pytorch_distributed",
+    "launch_tiny",
+}
+
+
+def test_the_page_has_a_command_for_each_script_that_people_wrote_by_hand() -> None:
+    assert set(COMMANDS) >= SEEDS | {"resume", "offline_nodes", "apptainer", "pyxis", "conda"}
+    assert set(COMMANDS) == {path.stem for path in GOLDEN.glob("*.sh")}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_writes_the_script_of_the_golden_file(name: str) -> None:
+    path, text = GOLDEN / f"{name}.sh", written(COMMANDS[name])
+    if os.environ.get("RENEW_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"if it is meant so: RENEW_GOLDEN=1 .venv/bin/python -m pytest {__file__}"
+
+
+def test_shellcheck_finds_nothing_in_any_golden_file() -> None:
+    shellcheck = tool(str(Path(sys.executable).parent / "shellcheck"), "shellcheck")
+    done = subprocess.run([shellcheck, *sorted(map(str, GOLDEN.glob("*.sh")))], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not any("shellcheck disable" in path.read_text() for path in GOLDEN.glob("*.sh"))
+
+
+@pytest.mark.parametrize("name", ["run_gloo", "launch_tiny", "mpirun_mpich"])
+def test_the_command_line_prints_it_and_keeps_it_in_a_file(name: str, tmp_path: Path) -> None:
+    words, golden = COMMANDS[name], (GOLDEN / f"{name}.sh").read_text()
+    for environment in ("venv", "offline_repo_py311", ".venv"):
+        (tmp_path / environment / "bin").mkdir(parents=True)
+        for program in ("python", "srunddp"):
+            (tmp_path / environment / "bin" / program).touch(0o755)
+    options = ["--srunddp=srunddp"]
+    done = srunddp(words[1], *options, *words[2:], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.replace(" --srunddp=srunddp", "") == golden
+    kept = srunddp(words[1], *options, "--output=job.sh", *words[2:], folder=tmp_path)
+    assert (kept.returncode, kept.stdout) == (0, "")
+    assert (tmp_path / "job.sh").stat().st_mode & 0o777 == 0o755
+    folder = "slurm_logs" if name == "launch_tiny" else "logs"
+    assert (tmp_path / folder).is_dir()
+    again = srunddp(words[1], *options, "--output=job.sh", *words[2:], folder=tmp_path)
+    assert again.returncode == 78
+    assert "job.sh is there; expected a new file -> name another, or add --force" in again.stderr
+    assert srunddp(words[1], "--output=job.sh", "--force", *words[2:], folder=tmp_path).returncode == 0

@@ -1,0 +1,192 @@
+"""What a job script does after the training, however that ends: nothing is left behind, a report is written.
+
+And the exit code is that of the training.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from srunddp.sbatch import render_slurm
+from srunddp.sbatch.sections import Written
+from srunddp.sbatch.spec import Job
+from tests.support.job_scripts import carry_out
+from tests.support.starting import until
+
+# srun of the training lasts until it is told to end, with a code.
+SRUN = """#!/bin/bash
+case "$*" in
+*" check "*) exit "${CHECK:-0}" ;;
+esac
+trap 'sleep 0.5; echo saved >>"$FOLDER/events"; exit 143' TERM
+echo $$ >"$FOLDER/training.new"
+mv "$FOLDER/training.new" "$FOLDER/training"
+until [ -e "$FOLDER/end" ]; do sleep 0.02; done
+exit "$(cat "$FOLDER/end")"
+"""
+SRUNDDP = """#!/bin/bash
+echo "$*" >>"$FOLDER/events"
+case "$1" in
+stage) echo /staged/srunddp ;;
+report) eval "${REPORT:-}" ;;
+esac
+"""
+SLEEP = """#!/bin/bash
+[ "$1" = 600 ] || exec /bin/sleep "$1"
+echo "sleep $1" >>"$FOLDER/events"
+exec /bin/sleep "${PREEMPTED:-0}"
+"""
+STAGED = {"stage": True, "venv": "venv"}
+MONITORED = {"monitor": 1}
+REPORT = "report 7 --monitor-dir=logs"
+
+
+def started(folder: Path, variables: dict[str, str] | None = None, **fields: object) -> subprocess.Popen[bytes]:
+    job = Job(script="train.py", gres="gpu:1", **fields)  # type: ignore[arg-type]
+    (folder / "job.sh").write_text(render_slurm.render(job, Written(("srunddp", "sbatch"))))
+    for name, text in {"srun": SRUN, "srunddp": SRUNDDP, "sleep": SLEEP}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    environ = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "FOLDER": str(folder),
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_ID": "7",
+        **(variables or {}),
+    }
+    # A session of its own, as a batch script has.
+    return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environ, start_new_session=True)
+
+
+def end_training(folder: Path, code: int) -> None:
+    until((folder / "training").exists)
+    (folder / "end.new").write_text(str(code))
+    (folder / "end.new").rename(folder / "end")
+
+
+def events(folder: Path) -> list[str]:
+    """Without the staging before the training."""
+    path = folder / "events"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if not line.startswith("stage push")]
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+@pytest.mark.parametrize("code", [0, 7])
+@pytest.mark.parametrize(("fields", "last"), [(STAGED, "stage clean"), (MONITORED, REPORT)], ids=["stage", "monitor"])
+def test_the_staged_copy_goes_or_the_report_comes_when_the_training_has_ended(
+    tmp_path: Path, requeue: bool, code: int, fields: dict[str, object], last: str
+) -> None:
+    with started(tmp_path, requeue=requeue, **fields) as process:
+        end_training(tmp_path, code)
+        assert process.wait(30) == code
+    assert events(tmp_path) == [last]
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+@pytest.mark.parametrize("fields", [STAGED, MONITORED], ids=["stage", "monitor"])
+def test_upon_sigterm_it_ends_after_the_ranks_have_saved_and_with_nothing_else(
+    tmp_path: Path, requeue: bool, fields: dict[str, object]
+) -> None:
+    """As scancel and scontrol requeue send it, to the script and its srun; no reason to wait for more.
+
+    Slurm starts no step in such a job, and ends the one that keeps the copies by itself.
+    """
+    with started(tmp_path, requeue=requeue, **fields) as process:
+        until((tmp_path / "training").exists)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 143
+    assert events(tmp_path) == ["saved"]
+
+
+def preempted(tmp_path: Path) -> None:
+    """Slurm sends SIGTERM to the ranks alone, and takes a job that ends by itself then for done."""
+    until((tmp_path / "training").exists)
+    os.kill(int((tmp_path / "training").read_text()), signal.SIGTERM)
+
+
+def test_before_it_waits_for_its_preemption_all_is_cleaned_up(tmp_path: Path) -> None:
+    with started(tmp_path, requeue=True, **STAGED) as process:
+        preempted(tmp_path)
+        assert process.wait(30) == 143
+    assert events(tmp_path) == ["saved", "stage clean", "sleep 600"]
+
+
+def test_a_job_that_is_preempted_writes_no_report(tmp_path: Path) -> None:
+    """Its next start will; this one has no time."""
+    with started(tmp_path, {"PREEMPTED": "30"}, requeue=True, **MONITORED) as process:
+        preempted(tmp_path)
+        until(lambda: "sleep 600" in events(tmp_path))
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 143
+    assert events(tmp_path) == ["saved", "sleep 600"]
+
+
+def test_a_report_that_fails_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:
+    with started(tmp_path, {"REPORT": "exit 70"}, **MONITORED) as process:
+        end_training(tmp_path, 3)
+        assert process.wait(30) == 3
+
+
+def test_a_report_does_not_keep_a_job_that_slurm_ends(tmp_path: Path) -> None:
+    with started(tmp_path, {"REPORT": "exec /bin/sleep 100"}, **MONITORED) as process:
+        end_training(tmp_path, 3)
+        until(lambda: REPORT in events(tmp_path))
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 3
+
+
+@pytest.mark.parametrize(("fields", "after"), [(STAGED, ["stage clean"]), (MONITORED, [])], ids=["stage", "monitor"])
+def test_a_preflight_that_fails_ends_the_job_before_the_training(
+    tmp_path: Path, fields: dict[str, object], after: list[str]
+) -> None:
+    with started(tmp_path, {"CHECK": "69"}, preflight=True, requeue=True, **fields) as process:
+        assert process.wait(30) == 69
+    assert not (tmp_path / "training").exists()
+    assert events(tmp_path) == after
+
+
+@pytest.mark.parametrize("container", ["container", "container_image"])
+def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_path: Path) -> None:
+    job = Job(script="train.py", nodes=2, ntasks_per_node=4, monitor=2, **{container: "image"})  # type: ignore[arg-type]
+    training, report = carry_out(render_slurm.render(job, Written(("srunddp",))), tmp_path).of("srun")
+    assert training[-5:] == ["srunddp", "run", "--monitor=2", "--monitor-dir=logs", "train.py"]
+    assert report[-4:] == ["srunddp", "report", "7", "--monitor-dir=logs"]
+    assert {"--nodes=1", "--ntasks=1"} <= set(report)
+    contained = [word for word in training if word.startswith(("apptainer", "--bind", "--container"))]
+    assert contained
+    assert set(contained) <= set(report)
+
+
+@pytest.mark.parametrize("code", [1, 75, 143])
+def test_the_scripts_exit_code_is_that_of_the_training(tmp_path: Path, code: int) -> None:
+    plain = render_slurm.render(Job(script="train.py"), Written(("srunddp",)))
+    assert carry_out(plain, tmp_path, CODE_srun=str(code)).code == code
+    (tmp_path / "again").mkdir()
+    requeued = render_slurm.render(Job(script="train.py", requeue=True), Written(("srunddp",)))
+    called = carry_out(requeued, tmp_path / "again", CODE_srun=str(code))
+    assert called.code == code
+    assert called.of("sleep") == ([["600"]] if code == 143 else [])
+
+
+def test_a_module_that_is_not_there_ends_the_job_before_the_training(tmp_path: Path) -> None:
+    text = render_slurm.render(Job(script="train.py", modules=("no/such",)), Written(("srunddp",)))
+    called = carry_out(text, tmp_path, CODE_module="1")
+    assert called.code == 1
+    assert called.of("srun") == []
+
+
+@pytest.mark.parametrize("fields", [{"modules": ("a",)}, {"conda": "train"}], ids=str)
+def test_functions_of_a_site_that_read_unset_variables_do_not_end_the_job(
+    fields: dict[str, object], tmp_path: Path
+) -> None:
+    text = render_slurm.render(Job(script="train.py", **fields), Written(("srunddp",)))  # type: ignore[arg-type]
+    function = "() {  : $NOT_SET_ANYWHERE\n}"
+    called = carry_out(text, tmp_path, **{"BASH_FUNC_module%%": function, "BASH_FUNC_conda%%": function})
+    assert (called.code, called.errors) == (0, "")
+    assert len(called.of("srun")) == 1

@@ -1,0 +1,487 @@
+"""A rank's output is all where it was sent, and neither the terminal nor the disk can hold or end the rank."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srunddp.errors import ConfigError, Scope
+from srunddp.supervisor.output.nonblocking import Lines
+from srunddp.supervisor.output.redirect import Destination, Output, plan
+from tests.conftest import PROGRAMS, ROOT
+from tests.support.starting import LONG, bare, until
+
+SCRIPT = "import os\nfor number in range(100_000): os.write(1, b'%099d\\n' % number)\n"  # 10 MB
+ALL = b"".join(b"%099d\n" % number for number in range(100_000))
+
+
+def planned(log_dir: str | None = "logs", prefix: bool = False, tee: str | None = None, **changes: Any) -> Destination:
+    return plan(log_dir, prefix, tee, **{"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"} | changes)
+
+
+@dataclass
+class Rank:
+    """One rank below tests/programs/logged.py: what it leaves, and where."""
+
+    log: Path
+    report: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def file(self) -> bytes:
+        return self.log.read_bytes()
+
+    def ended(self) -> dict[str, Any]:
+        """Wait for the supervisor's end, without reading what it wrote; its report."""
+        assert self.process.wait(LONG) == 0
+        report: dict[str, Any] = json.loads(self.report.read_text())
+        return report
+
+    def read(self) -> tuple[bytes, bytes]:
+        return self.process.communicate(timeout=LONG)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    ranks: list[Rank] = []
+
+    def start_one(
+        script: str, *, file: bool = True, terminal: bool = True, prefix: str = "", limit: float = LONG, **how: Any
+    ) -> Rank:
+        log, report = tmp_path / "log", tmp_path / f"report{len(ranks)}"
+        order = {"script": script, "terminal": terminal, "prefix": prefix, "limit": limit}
+        order |= {"file": str(log) if file else None, "report": str(report)}
+        command = [*how.pop("before", ()), sys.executable, str(PROGRAMS / "logged.py"), json.dumps(order)]
+        standard = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(
+            command, env=bare({"PYTHONPATH": str(ROOT)}), cwd=tmp_path, bufsize=0, **standard | how
+        )
+        ranks.append(Rank(log, report, process))
+        return ranks[-1]
+
+    yield start_one
+    for rank in ranks:
+        rank.process.kill()
+        rank.process.wait()
+        for pipe in (rank.process.stdin, rank.process.stdout, rank.process.stderr):
+            if pipe:
+                pipe.close()
+
+
+# Which ranks, and which file.
+
+
+def test_without_a_folder_every_rank_goes_to_the_terminal_alone() -> None:
+    assert planned(None) == Destination(None, True, "")
+
+
+@pytest.mark.parametrize(
+    ("tee", "shown"),
+    [(None, [0]), ("0,3-5", [0, 3, 4, 5]), (" 7 , 1", [1, 7]), ("all", [*range(8)]), ("none", [])],
+)
+def test_with_a_folder_every_rank_has_a_file_and_the_chosen_ones_the_terminal_too(
+    tee: str | None, shown: list[int]
+) -> None:
+    plans = [planned(tee=tee, rank=rank) for rank in range(8)]
+    assert [rank for rank in range(8) if plans[rank].terminal] == shown
+    assert [str(each.file) for each in plans] == [f"logs/1207.3/node02.rank{rank}.log" for rank in range(8)]
+
+
+@pytest.mark.parametrize("tee", ["", "x", "1,", "3-1", "-1", "1-", "8", "0-8", "all,0", "1 2", "٣", "9" * 99])
+def test_what_is_no_list_of_ranks_is_refused(tee: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--tee: .+; expected .+ -> .+") as caught:
+        planned(tee=tee)
+    assert caught.value.scope is Scope.JOB
+
+
+def test_ranks_for_the_terminal_without_a_file_for_the_others_are_refused() -> None:
+    with pytest.raises(ConfigError, match="add --log-dir"):
+        planned(None, tee="0")
+
+
+def test_the_prefix_names_node_and_rank_on_the_terminal_only() -> None:
+    assert planned(None, prefix=True).prefix == "node02:3: "
+    assert planned(prefix=True, tee="3").prefix == "node02:3: "
+    assert planned(prefix=True).prefix == ""
+
+
+@pytest.mark.parametrize(
+    ("run", "folder"), [("127.0.0.1:29500", "127.0.0.1_29500"), ("..", "_."), ("../a b", "_._a_b"), ("", "_")]
+)
+def test_no_name_of_a_run_leads_out_of_the_folder(run: str, folder: str) -> None:
+    assert planned(run=run).file == Path("logs", folder, "node02.rank3.log")
+
+
+def test_a_folder_that_cannot_be_made_is_named_once_a_node(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/1207")):
+        with pytest.raises(ConfigError, match=rf"^--log-dir: {folder}.*/1207\.3 cannot be written: .+ -> ") as caught:
+            Output.open(planned(str(folder)))
+        assert caught.value.scope is Scope.NODE
+
+
+def test_a_folder_in_which_no_file_can_be_made_is_named_once_a_node(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: File name too long") as caught:
+        Output.open(planned(str(tmp_path), node="n" * 256))
+    assert caught.value.scope is Scope.NODE
+
+
+@pytest.mark.parametrize("what", ["a symbolic link", "no plain file", "Is a directory"])
+def test_only_a_plain_file_is_taken_in_the_logs_place(tmp_path: Path, what: str) -> None:
+    destination = planned(str(tmp_path))
+    assert destination.file
+    destination.file.parent.mkdir()
+    (tmp_path / "precious").write_text("all")
+    if what == "a symbolic link":
+        destination.file.symlink_to(tmp_path / "precious")
+    elif what == "no plain file":
+        os.mkfifo(destination.file)
+        reader = os.open(destination.file, os.O_RDONLY | os.O_NONBLOCK)
+    else:
+        destination.file.mkdir()
+    with pytest.raises(ConfigError, match=f"{destination.file} cannot be written: .*{what}") as caught:
+        Output.open(destination)
+    assert caught.value.scope is Scope.RANK
+    assert (tmp_path / "precious").read_text() == "all"
+    if what == "no plain file":
+        os.close(reader)
+
+
+def test_a_named_pipe_that_nobody_reads_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(ConfigError, match="log cannot be written"):
+        Output.open(Destination(tmp_path / "log", False, ""))
+
+
+def test_all_ranks_make_the_folders_at_once(tmp_path: Path) -> None:
+    plans = [planned(str(tmp_path / "a" / "b"), rank=rank, world_size=64, tee="none") for rank in range(64)]
+    with ThreadPoolExecutor(16) as pool:
+        for output in pool.map(Output.open, plans):
+            output.start()  # closes
+    assert len(list((tmp_path / "a" / "b" / "1207.3").iterdir())) == 64
+
+
+def test_the_users_umask_decides_who_may_read_the_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        Output.open(Destination(tmp_path / "log", False, "")).start()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o640
+
+
+# What is caught.
+
+
+EVERY_WAY = """
+import ctypes, os, subprocess, sys
+print("print")
+sys.stdout.flush()
+os.write(1, b"write\\n")
+libc = ctypes.CDLL(None)
+libc.printf(b"printf\\n")
+libc.fflush(None)
+os.system("echo child")
+subprocess.run(["sh", "-c", "echo child error >&2"])
+print("error", file=sys.stderr, flush=True)
+"""
+OUT, ERRORS = b"print\nwrite\nprintf\nchild\n", b"child error\nerror\n"
+
+
+def test_a_rank_with_a_file_alone_writes_to_it_without_help(start: Any) -> None:
+    rank = start(EVERY_WAY, terminal=False)
+    assert rank.read() == (b"", b"")
+    report = rank.ended()
+    assert rank.file == OUT + ERRORS
+    assert (report["threads"], report["opened"]) == (1, 0)
+
+
+def test_a_rank_with_a_file_and_the_terminal_has_all_in_both_and_errors_apart(start: Any) -> None:
+    rank = start(EVERY_WAY)
+    assert rank.read() == (OUT, ERRORS)
+    report = rank.ended()
+    assert sorted(rank.file.splitlines()) == sorted((OUT + ERRORS).splitlines())
+    assert (report["code"], report["lost"], report["left"]) == (0, [0, 0], 0)
+
+
+def test_a_rank_with_the_terminal_alone_keeps_what_it_inherited(start: Any) -> None:
+    rank = start("import os; print(os.fstat(1).st_ino, os.fstat(2).st_ino)", file=False)
+    inherited = [os.fstat(pipe.fileno()).st_ino for pipe in (rank.process.stdout, rank.process.stderr)]
+    assert [*map(int, rank.read()[0].split())] == inherited
+    report = rank.ended()
+    assert (report["threads"], report["opened"]) == (1, 0)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_neither_worker_nor_its_children_have_more_than_their_three_descriptors(start: Any, terminal: bool) -> None:
+    script = (
+        "import os, subprocess\n"
+        "print(*os.listdir('/proc/self/fd'), flush=True)\n"
+        "subprocess.run(['ls', '/proc/self/fd'], close_fds=False)\n"
+    )
+    rank = start(script, terminal=terminal)
+    rank.read()
+    assert rank.file.split() == [b"0", b"1", b"2", b"3"] * 2  # 3 is the listing itself
+
+
+def test_what_is_said_on_both_comes_in_order_where_it_comes_apart(start: Any) -> None:
+    script = "import os\nfor number in range(6): os.write(1 + number % 2, b'%d\\n' % number); input()\n"
+    rank = start(script)
+    for number in range(6):
+        pipe = (rank.process.stdout, rank.process.stderr)[number % 2]
+        assert pipe.readline() == b"%d\n" % number  # while the worker waits for us
+        rank.process.stdin.write(b"\n")
+        rank.process.stdin.flush()
+    rank.read()
+    assert rank.file == b"0\n1\n2\n3\n4\n5\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_requeued_run_appends(start: Any, terminal: bool) -> None:
+    for word in ("first", "second"):
+        rank = start(f"print({word!r})", terminal=terminal)
+        rank.read()
+    assert rank.file == b"first\nsecond\n"
+
+
+def test_a_supervisor_started_without_standard_output_still_fills_the_file(start: Any) -> None:
+    rank = start(
+        "import os; os.write(1, b'out\\n'); os.write(2, b'error\\n')", before=("sh", "-c", 'exec "$@" >&- 2>&-', "sh")
+    )
+    assert rank.read() == (b"", b"")
+    assert rank.ended()["lost"] == [0, 0]
+    assert rank.file == b"out\nerror\n"
+
+
+# How it ends.
+
+
+def test_what_was_printed_last_is_there_when_a_signal_ended_the_worker(start: Any) -> None:
+    rank = start("import os\nos.write(1, b'x' * 200_000)\nos.kill(os.getpid(), 9)\n")
+    assert rank.read()[0] == b"x" * 200_000
+    assert rank.ended()["code"] == -signal.SIGKILL
+    assert rank.file == b"x" * 200_000
+
+
+LEAVES_ONE = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    with open("left", "w") as file: print(os.getpid(), file=file, flush=True)
+    {0}
+while not os.path.exists("left"): time.sleep(0.01)
+os.write(1, b"last")
+"""
+
+
+@pytest.fixture
+def leave(start: Any, tmp_path: Path) -> Iterator[Any]:
+    yield lambda does, **how: start(LEAVES_ONE.format(does), **how)
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+
+
+def test_a_silent_process_that_was_left_behind_is_not_waited_for(leave: Any) -> None:
+    rank = leave("time.sleep(3600)", prefix="node02:3: ")
+    assert rank.ended()["took"] < LONG / 2
+    assert rank.file == b"last"
+    assert rank.process.stdout.readline() == b"node02:3: last\n"
+
+
+def test_a_process_that_was_left_behind_and_never_stops_is_heard_until_the_limit(leave: Any) -> None:
+    rank = leave("while True: os.write(2, b'on and on\\n'); time.sleep(0.01)", limit=1.5)
+    assert 1 < rank.ended()["took"] < 5
+    assert rank.file.count(b"on and on") > 20
+
+
+# The terminal, which may be slow, full or gone.
+
+
+def test_a_worker_ends_though_nobody_reads_the_terminal_and_the_file_has_all(start: Any) -> None:
+    rank = start(SCRIPT, limit=0.5)
+    report = rank.ended()
+    assert report["code"] == 0
+    assert rank.file == ALL
+    assert report["took"] < 5
+    assert report["lost"] == [0, len(ALL) - len(rank.read()[0])]
+
+
+def test_the_file_has_all_within_a_limit_in_which_the_terminal_takes_nothing(start: Any) -> None:
+    rank = start("import os; os.write(1, b'x' * 1_300_000)", limit=0.3)
+    assert rank.ended()["took"] < 5
+    assert rank.file == b"x" * 1_300_000
+
+
+def test_the_terminal_is_told_how_much_it_missed_and_where_it_is(start: Any, tmp_path: Path) -> None:
+    rank = start("import sys\n" + SCRIPT + "open('written', 'w').close()\nsys.stdin.read()\nprint('going on')\n")
+    until((tmp_path / "written").exists)
+    until(lambda: len(rank.file) == len(ALL))
+    shown = b""
+    while b"has them\n" not in shown:
+        shown += rank.process.stdout.read(1 << 16)
+    shown += rank.read()[0]  # ends its input as well
+    match = re.search(
+        rb"^srunddp: (\d+) bytes left out here, which were not taken in time; (.+) has them\n", shown, re.M
+    )
+    assert match
+    assert match[2].decode() == str(rank.log)
+    before, after = shown[: match.start()], shown[match.end() :]
+    # The note is a line of its own, also where it comes in the middle of one.
+    before = before if ALL.startswith(before) else before[:-1]
+    assert ALL.startswith(before)
+    assert after == b"going on\n"
+    assert rank.ended()["lost"] == [0, int(match[1])]
+    assert len(before) + int(match[1]) + len(after) == len(rank.file)
+
+
+def test_a_burst_to_a_terminal_that_is_read_is_all_there(start: Any) -> None:
+    rank = start("import os; os.system('seq 2000000')")
+    shown, _ = rank.read()
+    assert rank.ended()["lost"] == [0, 0]
+    assert shown == rank.file == b"".join(b"%d\n" % number for number in range(1, 2_000_001))
+
+
+def test_without_a_file_the_worker_waits_for_the_reader_and_nothing_is_lost(start: Any, tmp_path: Path) -> None:
+    rank = start("open('started', 'w').close()\n" + SCRIPT + "open('written', 'w').close()\n", file=False, prefix="p: ")
+    until((tmp_path / "started").exists)
+    first = rank.process.stdout.read(100)
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.process.wait(0.5)
+    assert not (tmp_path / "written").exists()
+    shown = first + rank.read()[0]
+    assert shown == b"".join(b"p: " + line for line in ALL.splitlines(keepends=True))
+    assert rank.ended()["lost"] == [0, 0]
+
+
+def test_without_a_file_and_a_reader_the_supervisor_ends_within_its_limit(start: Any) -> None:
+    rank = start(
+        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.5)\n" + SCRIPT, file=False, prefix="p: ", limit=1
+    )
+    report = rank.ended()
+    assert report["code"] == -signal.SIGALRM
+    assert report["took"] < 5
+
+
+def test_a_reader_that_leaves_ends_nothing(start: Any) -> None:
+    rank = start("import sys; sys.stdin.read()\n" + SCRIPT)
+    rank.process.stdout.close()
+    rank.process.stdin.close()
+    report = rank.ended()
+    assert (report["code"], report["lost"]) == (0, [0, len(ALL)])
+    assert rank.file == ALL
+
+
+@pytest.mark.parametrize("file", [True, False])
+def test_a_full_disk_below_the_terminal_ends_nothing(start: Any, file: bool) -> None:
+    with open("/dev/full", "wb") as full:
+        rank = start(SCRIPT, file=file, prefix="p: ", stdout=full)
+        report = rank.ended()
+    assert report["code"] == 0
+    assert report["lost"][1] >= len(ALL)
+    assert not file or rank.file == ALL
+
+
+def test_a_disk_below_the_terminal_that_has_room_again_is_written_again(start: Any, tmp_path: Path) -> None:
+    script = "import os, sys\nfor _ in range(1500): os.write(1, b'%099d\\n' % 0)\nsys.stdin.read()\nprint('again')\n"
+    with (tmp_path / "terminal").open("ab") as terminal:
+        rank = start(script, file=False, prefix="p: ", stdout=terminal, before=("prlimit", "--fsize=100000"))
+    until(lambda: (tmp_path / "terminal").stat().st_size == 100_000)
+    os.truncate(tmp_path / "terminal", 0)
+    rank.process.stdin.close()
+    assert rank.ended()["code"] == 0
+    assert b"p: again\n" in (tmp_path / "terminal").read_bytes()
+
+
+def test_a_full_disk_below_the_file_ends_nothing_and_the_terminal_has_all(start: Any) -> None:
+    """A limit of a file's size, which the report stays below, stands for the disk."""
+    rank = start("import os\nfor _ in range(900): os.write(1, b'x' * 1000)\n", before=("prlimit", "--fsize=100000"))
+    assert rank.read()[0] == b"x" * 900_000
+    report = rank.ended()
+    assert (report["code"], report["lost"]) == (0, [800_000, 0])
+    assert rank.file == b"x" * 100_000
+
+
+def test_a_tty_gets_all_while_somebody_reads_it(start: Any) -> None:
+    ours, theirs = pty.openpty()
+    rank = start("import os\nprint('one')\nprint('two', end='')\n", prefix="node02:3: ", stdout=theirs)
+    rank.ended()
+    assert select.select([ours], [], [], LONG)[0]
+    assert os.read(ours, 4096) == b"node02:3: one\r\nnode02:3: two\r\n"
+    assert not fcntl.fcntl(theirs, fcntl.F_GETFL) & os.O_NONBLOCK
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_tty_that_nobody_reads_holds_nothing_up(start: Any) -> None:
+    """It says that it is writable while it has room for a few bytes only."""
+    ours, theirs = pty.openpty()
+    rank = start(SCRIPT, limit=0.5, stdout=theirs)
+    report = rank.ended()
+    assert (report["code"], rank.file == ALL) == (0, True)
+    assert report["took"] < 5
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_tty_that_is_hung_up_ends_nothing(start: Any) -> None:
+    ours, theirs = pty.openpty()
+    rank = start("import sys; sys.stdin.read()\n" + SCRIPT, stdout=theirs)
+    os.close(theirs)
+    os.close(ours)
+    rank.process.stdin.close()
+    assert rank.ended()["code"] == 0
+    assert rank.file == ALL
+
+
+# The prefix.
+
+
+def lines(*pieces: bytes) -> list[bytes]:
+    prefixed = Lines(b"p: ")
+    return [*(prefixed.feed(piece) for piece in pieces), prefixed.rest()]
+
+
+def test_a_line_waits_for_its_end() -> None:
+    assert lines(b"on", b"e\ntwo\nth", b"ree") == [b"", b"p: one\np: two\n", b"", b"p: three\n"]
+    assert lines(b"\n\n") == [b"p: \np: \n", b""]
+
+
+def test_a_progress_bar_moves() -> None:
+    assert lines(b"\r 10%", b"\r 20%", b"\r 30%\n") == [b"", b"p:  10%\r", b"p:  20%\rp:  30%\n", b""]
+
+
+def test_a_line_that_ends_as_on_windows_is_one_line() -> None:
+    assert b"".join(lines(b"one\r\ntwo\r", b"\nthree\r\n")) == b"p: one\r\np: two\r\np: three\r\n"
+
+
+def test_a_line_without_end_comes_in_pieces() -> None:
+    piece = b"x" * (1 << 16)
+    assert b"".join(lines(*[b"x" * 10_000] * 20)) == (b"p: " + piece + b"\n") * 3 + b"p: " + b"x" * 3392 + b"\n"
+
+
+def test_ranks_that_share_a_terminal_do_not_mix_within_a_line(start: Any) -> None:
+    script = "import os\nfor number in range(30_000): os.write(1, b'%d ' % number + b'x' * (number % 300) + b'\\n')\n"
+    read, write = os.pipe()
+    ranks = [start(script, file=False, prefix=f"node02:{rank}: ", stdout=write) for rank in range(2)]
+    os.close(write)
+    with open(read, "rb") as shared:
+        shown = shared.read().splitlines()
+    for rank in range(2):
+        assert ranks[rank].ended()["lost"] == [0, 0]
+        theirs = [line for line in shown if line.startswith(b"node02:%d: " % rank)]
+        assert theirs == [b"node02:%d: %d %s" % (rank, number, b"x" * (number % 300)) for number in range(30_000)]
+    assert len(shown) == 60_000

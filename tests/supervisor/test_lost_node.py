@@ -1,0 +1,84 @@
+"""Two ranks on two nodes whose network fails: for how long it may, and how each side ends where it stays so."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.namespaces import rule, two_nodes
+from tests.support.starting import until, write
+from tests.support.worlds import World, world
+
+LOST = 69
+OUTAGE = 14.0  # as while a switch starts again
+ALL = "ip saddr 10.201.1.0/24 drop"
+FAULTS = {
+    "nothing reaches it": {"input": ALL},
+    "nothing comes from it": {"output": "ip daddr 10.201.1.0/24 drop"},
+}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[dict[str, str]]:
+    with two_nodes() as names:
+        yield names
+
+
+@contextmanager
+def apart(folder: Path, nodes: dict[str, str], port: int, *options: str) -> Iterator[World]:
+    """A world of a rank on each node that goes on until there is a file `go`; it has met."""
+    write(folder / "ifaces.conf", '- nodes: "*"\n  interface: data0\n')
+    below = {}
+    for rank, (node, namespace) in enumerate(nodes.items()):
+        told = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "SLURMD_NODENAME": node}
+        told |= {"MASTER_ADDR": "10.201.1.1", "MASTER_PORT": port, "PATH": os.environ["PATH"]}
+        below[rank] = ["ip", "netns", "exec", namespace, "env", "-i", *(f"{name}={told[name]}" for name in told)]
+    with world(folder, "wait_for('go')", "--ifaces", "ifaces.conf", *options, size=2, below=below) as it:
+        it.workers()
+        yield it
+
+
+def test_an_outage_of_14_s_ends_no_job_unless_it_is_told_to(tmp_path: Path, nodes: dict[str, str]) -> None:
+    (tmp_path / "short").mkdir()
+    with (
+        apart(tmp_path, nodes, 29562) as patient,
+        apart(tmp_path / "short", nodes, 29572, "--lost-after", "4") as short,
+    ):
+        time.sleep(1.0)
+        with rule(nodes["east"], "input", ALL), rule(nodes["west"], "input", ALL):
+            began = time.monotonic()
+            ended = short.wait()
+            assert time.monotonic() - began < OUTAGE - 2.0
+            assert ended.codes == [LOST, LOST]
+            assert "srunddp: rank 1 on east lost: no answer for 4 s (exit code 69)\n" in ended.text
+            time.sleep(max(0.0, began + OUTAGE - time.monotonic()))
+        time.sleep(1.0)
+        assert [rank.poll() for rank in patient.ranks] == [None, None]
+        (tmp_path / "go").touch()
+        ended = patient.wait()
+    assert (ended.codes, ended.text) == ([0, 0], "")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_line_lost_in_one_direction_ends_both_sides(tmp_path: Path, nodes: dict[str, str], fault: str) -> None:
+    with apart(tmp_path, nodes, 29582, "--lost-after", "3") as it, ExitStack() as stack:
+        for hook, words in FAULTS[fault].items():
+            stack.enter_context(rule(nodes["east"], hook, words))
+        ended = it.wait()
+    assert ended.codes == [LOST, LOST], ended.text
+    assert "srunddp: rank 1 on east lost: no answer for 3 s (exit code 69)\n" in ended.errors[0]
+
+
+def test_a_node_that_was_started_again_counts_at_once(tmp_path: Path, nodes: dict[str, str]) -> None:
+    """Its kernel knows nothing of the connection, and resets it at the next message."""
+    with apart(tmp_path, nodes, 29592) as it:
+        with rule(nodes["east"], "input", "ip saddr 10.201.1.0/24 meta l4proto tcp reject with tcp reset"):
+            began = time.monotonic()
+            until(lambda: it.ranks[0].poll() is not None)
+        assert time.monotonic() - began < 15.0
+        assert it.wait().codes == [137, 137]

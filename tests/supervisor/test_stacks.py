@@ -1,0 +1,147 @@
+"""Where each rank is, read from what faulthandler wrote; the rank that the others wait for is found by it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from srunddp.supervisor.stacks import ASK, Dump, groups, main_stack, odd_one, place, shown, waits
+from tests.support.recorded_writes import ALL_REDUCE, BACKWARD, LOAD_BATCH
+from tests.support.starting import until
+
+
+def test_the_stack_is_that_of_the_thread_that_took_the_signal() -> None:
+    assert [frame.function for frame in main_stack(ALL_REDUCE)] == ["all_reduce", "wrapper", "train", "<module>"]
+    assert main_stack(ALL_REDUCE)[2].line == 10
+
+
+@pytest.mark.parametrize("text", ["", "Fatal Python error: Aborted", "Current thread", "Current thread 0x01:\nno"])
+def test_where_there_is_no_stack_that_is_said(text: str) -> None:
+    assert main_stack(text) == ()
+    assert place(main_stack(text)) == "no stack"
+    assert shown(main_stack(text)) == ""
+
+
+def test_a_place_is_the_innermost_frame_that_is_no_wrapper() -> None:
+    assert place(main_stack(LOAD_BATCH)) == "load_batch (train.py:7)"
+    wrapped = ALL_REDUCE.replace("line 3252 in all_reduce", "line 3252 in inner")
+    assert place(main_stack(wrapped)) == "train (train.py:10)"
+
+
+def test_a_stack_is_shown_as_python_shows_one() -> None:
+    assert shown(main_stack(LOAD_BATCH)).splitlines() == [
+        "Stack (most recent call last):",
+        '  File "/data/train.py", line 18, in <module>',
+        '  File "/data/train.py", line 9, in train',
+        '  File "/data/train.py", line 7, in load_batch',
+    ]
+
+
+def test_ranks_at_one_place_are_one_group_and_the_largest_comes_first() -> None:
+    texts = {0: LOAD_BATCH, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: ""}
+    assert groups(texts) == {
+        "all_reduce (distributed_c10d.py:3252)": [1, 2],
+        "load_batch (train.py:7)": [0],
+        "no stack": [3],
+    }
+
+
+@pytest.mark.parametrize(("text", "waiting"), [(ALL_REDUCE, True), (BACKWARD, True), (LOAD_BATCH, False), ("", False)])
+def test_who_is_in_a_collective_or_a_backward_pass_waits_for_others(text: str, waiting: bool) -> None:
+    assert waits(main_stack(text)) == waiting
+
+
+@pytest.mark.parametrize(
+    ("texts", "steps", "odd"),
+    [
+        ({0: ALL_REDUCE, 1: ALL_REDUCE, 2: LOAD_BATCH, 3: ALL_REDUCE}, {}, 2),
+        ({0: BACKWARD, 1: LOAD_BATCH, 2: BACKWARD}, {}, 1),
+        # One that gives no stack does not wait for others either.
+        ({0: ALL_REDUCE, 1: "", 2: ALL_REDUCE}, {}, 1),
+        # All wait: the one that is a step behind.
+        ({0: ALL_REDUCE, 1: ALL_REDUCE, 2: ALL_REDUCE}, {0: 8, 1: 8, 2: 7}, 2),
+        # All wait in the same step: the one that is elsewhere.
+        ({0: ALL_REDUCE, 1: ALL_REDUCE, 2: BACKWARD}, {0: 8, 1: 8, 2: 8}, 2),
+        # Nobody waits.
+        ({0: LOAD_BATCH, 1: LOAD_BATCH, 2: LOAD_BATCH}, {0: 8, 1: 7, 2: 8}, 1),
+        # Among several that do not wait, the one that is behind; a step counts for more than a place.
+        ({0: LOAD_BATCH, 1: LOAD_BATCH, 2: ALL_REDUCE}, {0: 8, 1: 7, 2: 8}, 1),
+        # Nothing tells them apart.
+        ({0: LOAD_BATCH, 1: LOAD_BATCH}, {0: 8, 1: 8}, 0),
+    ],
+)
+def test_the_odd_one_is_the_rank_that_the_others_wait_for(
+    texts: dict[int, str], steps: dict[int, int], odd: int
+) -> None:
+    assert odd_one(texts, steps) == odd
+
+
+# The real thing.
+
+ARMED = """
+import os, signal, sys, time
+from srunddp.supervisor.stacks import Dump
+dump = Dump.__new__(Dump)
+dump.descriptor, dump._read = int(sys.argv[1]), 0
+dump.arm()
+print("ready", flush=True)
+def deep():
+    while True: time.sleep(60)
+def load_batch(): deep()
+if sys.argv[2] == "hold":
+    import ctypes
+    ctypes.PyDLL(None).sleep(60)
+if sys.argv[2] == "crash":
+    import ctypes
+    ctypes.string_at(0)
+load_batch()
+"""
+
+
+def armed(dump: Dump, how: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", ARMED, str(dump.descriptor), how]
+    process = subprocess.Popen(command, pass_fds=[dump.descriptor], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def in_call(process: subprocess.Popen[str]) -> bool:
+    """Whether it sleeps in the kernel."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+@pytest.mark.parametrize("how", ["wait", "hold"])
+def test_a_process_is_asked_where_it_is_and_need_not_give_the_gil(how: str) -> None:
+    dump = Dump()
+    with armed(dump, how) as process:
+        until(lambda: in_call(process))
+        stack = main_stack(dump.ask(process.pid))
+        process.kill()
+    functions = [frame.function for frame in stack]
+    assert functions == (["deep", "load_batch", "<module>"] if how == "wait" else ["<module>"])
+
+
+def test_what_a_crash_leaves_is_there_when_the_process_has_gone() -> None:
+    dump = Dump()
+    with armed(dump, "crash") as process:
+        assert process.wait(timeout=20) == -signal.SIGSEGV
+    text = dump.read()
+    assert text.startswith("Fatal Python error: Segmentation fault")
+    assert "in string_at" in text
+    assert dump.read() == "", "it is told once"
+
+
+def test_a_process_that_does_not_answer_has_no_stack() -> None:
+    with subprocess.Popen(["env", "--ignore-signal", "sleep", "60"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        assert Dump().ask(process.pid) == ""
+        process.kill()
+
+
+def test_no_library_has_the_signal_that_asks() -> None:
+    assert signal.SIGRTMIN + 2 < ASK < signal.SIGRTMAX

@@ -1,0 +1,179 @@
+"""Ranks that agree to stop do so after one step, with one line that blames nobody, and one exit code."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAMS, ROOT
+from tests.support.launcher import launched
+from tests.support.starting import LONG, bare, started, until
+from tests.support.worlds import SIZE, Ended, World, is_gone, named, world
+
+PREEMPTED = f"""
+sys.path.insert(0, {str(PROGRAMS)!r})
+import preempted
+preempted.main(Path())
+"""
+FOLDER = r"checkpoint step-(\d{8})\.pt"
+LEFT = rf"stopped after step (\d+) by SIGTERM; {FOLDER}"
+NOT_REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; not requeued: %s -> requeue it, it resumes by itself"
+NO_JOB = (NOT_REQUEUED % "no job of Slurm").replace(
+    "requeue it, it resumes by itself", "start it again with resume=auto"
+)
+REQUEUED = rf"stopped after step (\d+) by SIGUSR2; {FOLDER}; the job is requeued"
+
+
+def stopped(errors: str, sentence: str, code: int) -> int:
+    """After which step, of which there is a whole checkpoint; nothing else was said."""
+    found = re.fullmatch(rf"srunddp: {sentence} \(exit code {code}\)\n", errors)
+    assert found, errors
+    assert int(found[1]) == int(found[2])
+    return int(found[1])
+
+
+def checkpoint(folder: Path) -> int:
+    (path,) = folder.glob("step-*.pt")
+    (step,) = set(path.read_text().splitlines())
+    assert not list(folder.glob(".*.tmp"))
+    return int(step)
+
+
+def at_work(it: World) -> list[int]:
+    """The workers, once all are past their first step."""
+    until(lambda: all(it.has_said(f"at.0.{rank}") for rank in range(len(it.ranks))))
+    return it.workers()
+
+
+def scontrol(folder: Path, body: str) -> dict[str, str]:
+    path = folder / "bin" / "scontrol"
+    path.parent.mkdir()
+    # Not sh: dash unblocks what we have blocked.
+    path.write_text(f'#!/bin/bash\necho "$@" >>{folder}/calls\n{body}\n')
+    path.chmod(0o755)
+    return {"PATH": f"{path.parent}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize(("rank", "whom"), [(0, "worker"), (2, "worker"), (1, "supervisor")])
+def test_one_signalled_rank_is_enough_and_where_slurm_cannot_be_told_all_leave_with_75(
+    tmp_path: Path, rank: int, whom: str
+) -> None:
+    with world(tmp_path, PREEMPTED, variables={"PATH": str(tmp_path)}) as it:
+        workers = at_work(it)
+        # Not by ourselves: we are their launcher, whose signals reach both.
+        subprocess.run(["kill", "-USR2", str(workers[rank] if whom == "worker" else it.ranks[rank].pid)], check=True)
+        ended = it.wait()
+    assert ended.codes == [75] * SIZE, ended.text
+    assert stopped(ended.text, NOT_REQUEUED % "no scontrol in PATH", 75) == checkpoint(tmp_path)
+    assert ended.errors[1:] == ["", ""]
+
+
+def test_a_scontrol_that_fails_is_called_once_and_the_reason_is_in_the_line(tmp_path: Path) -> None:
+    with world(tmp_path, PREEMPTED, variables=scontrol(tmp_path, "echo nobody answers >&2; exit 1")) as it:
+        it.send(signal.SIGUSR2, *at_work(it))
+        ended = it.wait()
+    stopped(ended.text, NOT_REQUEUED % "scontrol failed: nobody answers", 75)
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+
+
+def test_after_a_requeue_all_wait_for_slurms_sigterm_which_scontrol_itself_does_not_hear(tmp_path: Path) -> None:
+    """It goes to every process of the step, scontrol too, before that has its answer."""
+    with world(tmp_path, PREEMPTED, variables=scontrol(tmp_path, "kill -TERM $$ $PPID")) as it:
+        workers = at_work(it)
+        it.send(signal.SIGUSR2, workers[1])
+        until((tmp_path / "calls").exists)
+        time.sleep(1.0)
+        assert not any(map(is_gone, workers))
+        it.send(signal.SIGTERM, *workers)
+        ended = it.wait()
+    assert ended.codes == [143] * SIZE, ended.text
+    assert stopped(ended.text, REQUEUED, 143) == checkpoint(tmp_path)
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+
+
+def test_where_a_sigterm_ends_scontrol_before_its_answer_the_job_is_left_to_slurm(tmp_path: Path) -> None:
+    """It may be requeued by now, or cancelled: a job script that requeues upon 75 must not do so."""
+    body = (
+        "import os, signal; signal.pthread_sigmask(signal.SIG_UNBLOCK, [15]); os.kill(os.getppid(), 15); os.kill(0, 15)"
+    )
+    variables = scontrol(tmp_path, f'exec {sys.executable} -c "{body}"')
+    with world(tmp_path, PREEMPTED, variables=variables) as it:
+        it.send(signal.SIGUSR2, *at_work(it))
+        ended = it.wait()
+    assert ended.codes == [143] * SIZE, ended.text
+    stopped(ended.text, LEFT.replace("TERM", "USR2"), 143)
+
+
+def of_all(folder: Path, number: int, script: str = PREEMPTED) -> Ended:
+    """A launcher sends a signal to all processes of the step."""
+    with launched(folder, script) as launcher:
+        until(lambda: all((folder / f"at.0.{rank}").exists() for rank in range(SIZE)))
+        launcher.send(number)
+        return launcher.wait()
+
+
+def test_upon_the_launchers_sigterm_all_leave_with_143_and_nothing_is_requeued(tmp_path: Path) -> None:
+    ended = of_all(tmp_path, signal.SIGTERM)
+    assert ended.codes == [143] * SIZE, ended.text
+    assert stopped(ended.text, LEFT, 143) == checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_rank_that_has_stopped_waits_for_one_that_is_still_saving(tmp_path: Path, late: int) -> None:
+    """Its word ends nobody, and rank 0, which hosts the store, stays until all have stopped."""
+    script = PREEMPTED.replace("preempted.main(Path())", "try: preempted.main(Path())\nfinally:")
+    script += f"    say('saving')\n    if RANK == {late}: wait_for('go')\n"
+    with world(tmp_path, script) as it:
+        workers = at_work(it)
+        it.send(signal.SIGTERM, *workers)
+        until(lambda: all(it.has_said(f"saving.{rank}") for rank in range(SIZE)))
+        time.sleep(1.5)  # longer than one that is to end has time for
+        assert not any(map(is_gone, workers))
+        (tmp_path / "go").touch()
+        ended = it.wait()
+    assert ended.codes == [143] * SIZE, ended.text
+    stopped(ended.text, LEFT, 143)
+
+
+def test_a_worker_that_is_ended_for_a_verdict_knows_that_one_stands(tmp_path: Path) -> None:
+    script = """
+from srunddp import telemetry as marks
+signal.signal(signal.SIGTERM, lambda *_: (say("condemned", marks.is_condemned()), os._exit(0)))
+say("set", marks.is_condemned())
+wait_for(*(f"set.{rank}" for rank in range(SIZE)))
+if RANK == 1: raise ValueError("boom")
+rest()
+"""
+    with world(tmp_path, script) as it:
+        named(it.wait(), 1, 1, "ValueError: boom")
+    for rank in (0, 2):
+        assert [(tmp_path / f"{when}.{rank}").read_text() for when in ("set", "condemned")] == ["False", "True"]
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_world_of_one_says_it_once(tmp_path: Path, guarded: bool) -> None:
+    program = [str(PROGRAMS / "preempted.py"), str(tmp_path)]
+    variables: dict[str, Any] = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT)}
+    if guarded:
+        with started("--quiet", *program, folder=tmp_path, **variables) as process:
+            ended_by_itself(tmp_path, process)
+    else:
+        command = [sys.executable, *program]
+        alone = bare(variables | {"RANK": "0", "WORLD_SIZE": "1"})
+        with subprocess.Popen(command, env=alone, stderr=subprocess.PIPE, text=True) as process:
+            ended_by_itself(tmp_path, process)
+
+
+def ended_by_itself(folder: Path, process: subprocess.Popen[str]) -> None:
+    until((folder / "at.0.0").exists)
+    process.send_signal(signal.SIGUSR2)
+    _, errors = process.communicate(timeout=LONG)
+    assert process.returncode == 75, errors
+    stopped(errors.replace(f"{folder}/", ""), NO_JOB, 75)

@@ -1,0 +1,216 @@
+"""Time in which nothing happens: who stands still is named, and who has a reason to is left alone.
+
+Such tests take their time, so all of them run at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from srunddp.supervisor.connection import Wire
+from tests.support.launcher import launched
+from tests.support.starting import until
+from tests.support.worlds import Ended, is_gone, named, run, world
+
+SUSPENDED = 13.0  # longer than a stopped worker is given
+SAVES = """
+def save(*_):
+    began = time.monotonic()
+    while time.monotonic() < began + 3.0:
+        time.sleep(0.05)
+    say("saved")
+    {then}
+if RANK == {rank}:
+    signal.signal(signal.SIGTERM, save)
+    say("handles")
+wait_for("handles.{rank}")
+rest()
+"""
+# Its path is what tells that a rank waits for others.
+COLLECTIVE = "import time\ndef all_reduce():\n    while True: time.sleep(0.05)\n"
+STALLS = """
+import importlib.util, srunddp
+spec = importlib.util.spec_from_file_location("collective", "torch/distributed/collective.py")
+collective = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(collective)
+def load_batch():
+    while True: time.sleep(0.05)
+srunddp.heartbeat()
+if RANK == 1: load_batch()
+collective.all_reduce()
+"""
+HOLDS = """
+import ctypes, srunddp
+for _ in range(3): srunddp.heartbeat()
+if RANK == 1:
+    ctypes.PyDLL(None).sleep(8)
+    say("held")
+wait_for("held.1")
+"""
+
+
+def stopped(folder: Path) -> tuple[Ended, float]:
+    """Rank 2 for good, and rank 1 for three seconds."""
+    with world(folder, "rest()") as it:
+        one, two = it.workers()[1:]
+        began = time.monotonic()
+        it.send(signal.SIGSTOP, one, two)
+        time.sleep(3.0)
+        it.send(signal.SIGCONT, one)
+        return it.wait(), time.monotonic() - began
+
+
+def suspended(folder: Path, size: int) -> Ended:
+    """The whole job, as by scontrol suspend; then it goes on to its end.
+
+    In the worst order: every supervisor sees its worker stop, and is back before it.
+    """
+    with world(folder, "wait_for('go')\nsay('went')", size=size) as it:
+        supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
+        it.send(signal.SIGSTOP, *workers)
+        time.sleep(0.5)
+        it.send(signal.SIGSTOP, *supervisors)
+        time.sleep(SUSPENDED)
+        it.send(signal.SIGCONT, *supervisors)
+        time.sleep(0.5)
+        it.send(signal.SIGCONT, *workers)
+        (folder / "go").touch()
+        return it.wait()
+
+
+def asked(folder: Path, rank: int, then: str) -> tuple[Ended, bool]:
+    with launched(folder, SAVES.format(rank=rank, then=then)) as launcher:
+        until((folder / f"handles.{rank}").exists)
+        launcher.send(signal.SIGTERM)
+        return launcher.wait(), (folder / f"saved.{rank}").exists()
+
+
+def stalled(folder: Path) -> Ended:
+    (folder / "torch" / "distributed").mkdir(parents=True)
+    (folder / "torch" / "distributed" / "collective.py").write_text(COLLECTIVE)
+    return run(folder, STALLS, "--stall-timeout", "2")
+
+
+def stopped_peer(_: Path) -> list[bool]:
+    """Whether the line to a process that is stopped is open, three times as long as a node may be silent."""
+    program = (
+        "import socket, sys, time; line = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(99)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        with subprocess.Popen([sys.executable, "-c", program, port]) as peer, listening.accept()[0] as line:
+            try:
+                wire = Wire(line, 2.0)
+                os.kill(peer.pid, signal.SIGSTOP)
+                found = []
+                for _ in range(4):
+                    wire.send({"ping": True})
+                    time.sleep(1.5)
+                    wire.read()
+                    found.append(wire.open)
+                return found
+            finally:
+                peer.kill()
+
+
+SCENES: dict[str, Callable[[Path], Any]] = {
+    "stopped": stopped,
+    "suspended": lambda folder: suspended(folder, 3),
+    "suspended alone": lambda folder: suspended(folder, 1),
+    "rank 1 saves": lambda folder: asked(folder, 1, "sys.exit(0)"),
+    "rank 0 saves": lambda folder: asked(folder, 0, "sys.exit(1)"),
+    "stalled": stalled,
+    "no heartbeat": lambda folder: run(folder, "time.sleep(3)", "--stall-timeout", "1"),
+    "last heartbeat": lambda folder: run(
+        folder,
+        "import srunddp\nsrunddp.heartbeat()\nsrunddp.heartbeat(last=True)\ntime.sleep(3)",
+        "--stall-timeout",
+        "1",
+    ),
+    "the GIL": lambda folder: run(folder, HOLDS, "--stall-timeout", "20"),
+    "stopped peer": stopped_peer,
+}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    with ThreadPoolExecutor(len(SCENES)) as pool:
+        yield {
+            name: pool.submit(play, tmp_path_factory.mktemp(name.replace(" ", "_"))) for name, play in SCENES.items()
+        }
+
+
+Scenes = dict[str, "Future[Any]"]
+
+
+def test_when_the_launcher_ends_the_run_who_saves_is_not_ended_early(scenes: Scenes) -> None:
+    for name in ("rank 1 saves", "rank 0 saves"):
+        ended, saved = scenes[name].result()
+        assert saved, ended.text
+        said = "srunddp: the launcher ended the run with SIGTERM, as for scancel or the time limit (exit code 143)\n"
+        assert ended.text == said
+        assert ended.verdicts == []
+        assert 143 in ended.codes
+    ended, _ = scenes["rank 1 saves"].result()
+    assert ended.codes == [143, 0, 143]
+
+
+def test_ranks_that_stall_are_ended_and_the_odd_one_is_named_with_its_stack(scenes: Scenes) -> None:
+    ended = scenes["stalled"].result()
+    named(ended, 1, 124, "no step for 2 s, in load_batch (train.py:")
+    assert "Stack (most recent call last):" in ended.text
+    assert ", in load_batch\n" in ended.text
+    assert "srunddp: ranks 0,2 on " in ended.text
+    assert " in all_reduce (collective.py:3)\n" in ended.text
+
+
+@pytest.mark.parametrize("scene", ["no heartbeat", "last heartbeat"])
+def test_without_a_heartbeat_or_after_the_last_one_no_script_stalls(scenes: Scenes, scene: str) -> None:
+    ended = scenes[scene].result()
+    assert (ended.codes, ended.text) == ([0, 0, 0], "")
+
+
+def test_a_rank_that_holds_the_gil_is_left_alone_until_the_limit(scenes: Scenes) -> None:
+    ended = scenes["the GIL"].result()
+    assert (ended.codes, ended.text) == ([0, 0, 0], "")
+
+
+def test_a_rank_that_is_stopped_for_ten_seconds_is_named_and_not_one_that_went_on(scenes: Scenes) -> None:
+    ended, took = scenes["stopped"].result()
+    named(ended, 2, 128 + signal.SIGSTOP, "stopped by SIGSTOP for 10 s")
+    assert 9.0 < took < 13.0
+
+
+@pytest.mark.parametrize(("scene", "size"), [("suspended", 3), ("suspended alone", 1)])
+def test_a_job_that_was_suspended_goes_on(scenes: Scenes, scene: str, size: int) -> None:
+    ended = scenes[scene].result()
+    assert (ended.codes, ended.text) == ([0] * size, "")
+
+
+def test_a_line_to_a_process_that_is_stopped_is_not_lost(scenes: Scenes) -> None:
+    assert scenes["stopped peer"].result() == [True] * 4
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, stubborn: bool) -> None:
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
+    with launched(tmp_path, f"{ignore}say('waits')\nrest()") as launcher:
+        until(lambda: all((tmp_path / f"waits.{rank}").exists() for rank in range(3)))
+        launcher.process.kill()
+        began = time.monotonic()
+        until(lambda: all(map(is_gone, (*launcher.supervisors, *launcher.workers))))
+    assert time.monotonic() - began < 4.0
+    assert (tmp_path / "stderr.0").read_text().count("has ended (exit code 137)") <= 1
+    everything = "".join((tmp_path / f"stderr.{rank}").read_text() for rank in range(3))
+    assert everything.count(f"its launcher, process {launcher.process.pid}, has ended (exit code 137)") == 1

@@ -1,0 +1,129 @@
+"""Thousands of lines to one guard: rank 0's real supervisor, and a few processes that play all other supervisors.
+
+python -m tests.support.fake_ranks head LINES IDLE                  rank 0; after IDLE seconds it prints what it costs
+python -m tests.support.fake_ranks members PORT FIRST LAST CULPRIT  the ranks from FIRST to before LAST
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+from srunddp.supervisor import signals
+from srunddp.supervisor.connection import Wire
+from srunddp.supervisor.coordinator import Guard
+from srunddp.supervisor.failure import Failure
+from srunddp.supervisor.failure_recorder import Report
+from srunddp.supervisor.participant import PING_EVERY, Post
+from srunddp.supervisor.pipe import pipe
+from srunddp.supervisor.signals import Launcher
+from srunddp.supervisor.stacks import Dump
+from srunddp.supervisor.supervisor import Met, Supervisor
+from srunddp.supervisor.worker_process import WorkerProcess
+
+PER_NODE = 8
+
+
+def node(rank: int) -> str:
+    return f"node{rank // PER_NODE:04d}"
+
+
+def allow_files() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def head(count: int, idle: float) -> int:
+    allow_files()
+    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    tell(port=listening.getsockname()[1])
+    lines: dict[int, socket.socket] = {}
+    while len(lines) < count:
+        line, _ = listening.accept()
+        lines[int(line.makefile().readline())] = line
+    nodes = {rank: node(rank) for rank in range(count + 1)}
+    post = Post(0, node(0), nodes, 300.0, lambda: 1, lambda: "", lambda: True)
+    worker = subprocess.Popen(["sleep", "600"])
+    signals.block()
+    ours, _theirs = pipe()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    guard = Guard(post, lines)
+    threading.Thread(target=report, args=(idle, before), daemon=True).start()
+    return Supervisor(
+        report=Report(0, node(0), Dump(), None),
+        process=WorkerProcess(worker.pid),
+        pipe=ours,
+        meet=lambda: Met({}, guard),
+        interrupt=lambda *_: None,
+        told=lambda _: tell(ready=True),
+        condemn=lambda: None,
+        ended=lambda: None,
+        finish=lambda _: None,
+        grace=0.0,
+        launcher=Launcher(None),
+    ).run()
+
+
+def report(idle: float, before: int) -> None:
+    """After the first pings, what it costs while nothing happens."""
+    time.sleep(2.0)
+    began = time.process_time()
+    time.sleep(idle)
+    used = time.process_time() - began
+    now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tell(cpu=used / idle, memory_mib=now / 1024, of_lines_mib=(now - before) / 1024)
+
+
+def members(port: int, first: int, last: int, culprit: int) -> None:
+    """Play these ranks: ping, and end a line when its verdict comes. The culprit fails upon a line of input."""
+    allow_files()
+    wires, selector = {}, selectors.DefaultSelector()
+    for rank in range(first, last):
+        wires[rank] = Wire(socket.create_connection(("127.0.0.1", port)))
+        wires[rank].line.send(f"{rank}\n".encode())
+        selector.register(wires[rank].line, selectors.EVENT_READ, wires[rank])
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    codes: list[int] = []
+    each, due = PING_EVERY / len(wires), iter(())
+    next_ping = time.monotonic()
+    while len(codes) < last - first:
+        for key, _ in selector.select(max(0.0, next_ping - time.monotonic())):
+            if key.data is None:
+                selector.unregister(sys.stdin)
+                if culprit in wires:
+                    wires[culprit].send({"failure": asdict(Failure(culprit, node(culprit), "ValueError: boom", 7))})
+                continue
+            told = [message["verdict"]["exit_code"] for message in key.data.read() if "verdict" in message]
+            codes += told
+            if told:
+                selector.unregister(key.data.line)
+                key.data.line.close()
+        # One after the other, as the ranks of a real job do.
+        while time.monotonic() >= next_ping:
+            rank = next(due, None)
+            if rank is None:
+                due = iter(range(first, last))
+                continue
+            wires[rank].send({"ping": 1})
+            next_ping += each
+    tell(told=len(codes), codes=sorted(set(codes)), at=time.monotonic())
+
+
+def tell(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    numbers = [float(word) for word in sys.argv[2:]]
+    if sys.argv[1] == "head":
+        sys.exit(head(int(numbers[0]), numbers[1]))
+    members(*map(int, numbers))
+    os._exit(0)

@@ -1,0 +1,144 @@
+"""Launchers' variables, changed at random by the thousand: run as a program, with how many values and a seed.
+
+Prints what it saw as JSON, for :mod:`tests.bootstrap.environment.test_hostile_variables`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from srunddp.bootstrap.environment import slurm
+from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.network.interface import Interface
+from srunddp.bootstrap.rendezvous import discovery
+from srunddp.errors import SrunddpError
+from tests.support import launchers
+from tests.support.no_process import watch
+
+CANARY = "canary"
+SHELL = (f"$(touch {CANARY})", f"`touch {CANARY}`", f";touch {CANARY}", f"| touch {CANARY}", f"a\ntouch {CANARY}\n")
+ODD = ("", " ", "-1", "0", "1", "4294967295", "9" * 30, "٣", "1e3", "0x1", "\x1b[2J", "\udcff", "'", '"', "\\", "%s")
+ODD += ("{0}", "node[1-", "2(x3)", "999999999", "9(x999999)", "9(x60000)," * 9000, "../..", "a" * 5000)
+SLOW = ("node[01-65536]", "[1-9]" * 9, "n[1-60000],m[1-60000]")
+LETTERS = "0123456789abcnx[](),-*?.:;$`'\"\\|&<>{}!# \t\n\r\x1b\x7f\x85\u2028\udc80é"
+EXPLICIT = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+EXPLICIT |= {"LOCAL_WORLD_SIZE": "2"}
+REAL = [
+    launchers.step(),
+    launchers.step(3, SLURM_STEP_RESV_PORTS="12021-12022", SLURM_HET_SIZE=""),
+    launchers.step(1, PMI_FD="9", PMI_RANK="1", PMI_SIZE="4"),
+    launchers.step(2, SLURM_DISTRIBUTION="cyclic", SLURM_RESTART_COUNT="1", PMIX_RANK="2"),
+    launchers.batch_body(),
+    launchers.interactive_step(),
+    launchers.pty_shell(),
+    launchers.daemon_step() | launchers.open_mpi(1),
+    launchers.open_mpi(0),
+    launchers.hydra(1),
+    EXPLICIT,
+    launchers.step() | EXPLICIT,
+    launchers.step(1) | {"MASTER_ADDR": "node02", "MASTER_PORT": "29500"},
+]
+INTERFACE = Interface("ib0", "10.0.0.7", {}, "")
+
+
+@dataclass
+class Campaign:
+    """What came of it: how many values, how often which end, what should not have been, with the variables."""
+
+    draw: random.Random
+    values: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def variables(self) -> dict[str, str]:
+        """Those of a launcher, of which up to four have been changed or are gone."""
+        variables = dict(self.draw.choice(REAL))
+        for name in self.draw.sample(sorted(variables), min(len(variables), self.draw.randrange(1, 5))):
+            if self.draw.random() < 0.1:
+                del variables[name]
+            else:
+                variables[name] = self.value(variables[name])
+        return variables
+
+    def value(self, text: str) -> str:
+        """A changed one, which may be anything but a NUL: no environment can have that."""
+        self.values += 1
+        kind = self.draw.random()
+        if kind < 0.002:
+            return self.draw.choice(SLOW)
+        if kind < 0.2:
+            return self.draw.choice(ODD)
+        if kind < 0.4:
+            return text + self.draw.choice(SHELL)
+        for _ in range(self.draw.randrange(1, 4)):
+            at = self.draw.randrange(len(text) + 1)
+            text = text[:at] + self.draw.choice(LETTERS) + text[at + self.draw.randrange(3) :]
+        return text
+
+    def throw(self, what: Callable[..., None], *given: object) -> None:
+        """Whatever it is given, it ends well or with the one error, of one line."""
+        message = ""
+        try:
+            what(*given)
+            end = f"{what.__name__} fine"
+        except SrunddpError as error:
+            end, message = f"{what.__name__} {type(error).__name__}", str(error)
+        except Exception as error:
+            end = f"{what.__name__} crash"
+            self.faults.append(f"{error!r} of {given!r:.1000}")
+        self.ends[end] += 1
+        if not message.isprintable():
+            self.faults.append(f"{message!r:.500} of {given!r:.1000}")
+
+    def run(self, number: int) -> None:
+        """Until so many values have been thrown."""
+        while self.values < number:
+            self.throw(detected, self.variables(), self.draw.choice((None, None, None, None, *CHANNELS)))
+            self.throw(expanded, self.value(self.draw.choice(("node[01-03]", "a,b[1-2]", "rack[1-2]n[3,7]"))))
+
+
+def expanded(host_list: str) -> None:
+    slurm.expand(host_list)
+
+
+def detected(variables: dict[str, str], channel: str | None) -> None:
+    """All that is made of the variables before a socket opens."""
+    likely_ranks(variables)
+    found = detect(variables, channel=channel, pid=launchers.PID)
+    discovery.because(found, variables)
+    if found.channels and found.channels[0] not in discovery.TELLING:
+        located(found)
+
+
+def located(found: Environment) -> None:
+    discovery.token(found)
+    discovery.line_ports(found, DEFAULT, None)
+    discovery.locate(found, INTERFACE, (DEFAULT,), None)
+    if found.step:
+        found.step.layout()
+
+
+def main() -> None:
+    number, seed = map(int, sys.argv[1:])
+    discovery.addresses_of = lambda name: {"10.0.0.7"}  # no network
+    slurm.typed_into = lambda task: task == "4000"
+    starts: list[str] = []
+    campaign = Campaign(random.Random(seed))
+    watch(starts.append)
+    campaign.run(number)
+    before = list(starts)
+    os.system("true")
+    result = {"values": campaign.values, "ends": campaign.ends, "faults": campaign.faults[:20], "starts": before}
+    hook = starts[len(before) :]
+    print(json.dumps(result | {"hook": hook, "canary": os.path.exists(CANARY)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A launcher of its own process: it starts a world, and sends a signal to all processes of it, as Slurm does.
+
+python -m tests.support.launcher FOLDER SCRIPT   a line of input is the number of a signal; the end of it asks for none
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import ROOT
+from tests.support.starting import bare
+from tests.support.worlds import Ended, world
+
+
+@dataclass
+class Launcher:
+    """One that runs; the process ids of its supervisors and workers."""
+
+    process: subprocess.Popen[str]
+    supervisors: list[int]
+    workers: list[int]
+
+    def send(self, number: int) -> None:
+        """Have it send a signal to all of them, the supervisors first."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{number}\n")
+        self.process.stdin.flush()
+
+    def wait(self) -> Ended:
+        return Ended(**_read(self.process))
+
+
+@contextmanager
+def launched(folder: Path, script: str, **variables: str) -> Iterator[Launcher]:
+    """Start one, which passes PYTHONPATH on; it is killed at the end."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "tests.support.launcher", str(folder), script]
+    with subprocess.Popen(command, cwd=ROOT, env=bare(variables), stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield Launcher(process, **_read(process))
+        finally:
+            process.kill()
+
+
+def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout
+    return dict(json.loads(process.stdout.readline()))
+
+
+def main(folder: str, script: str) -> None:
+    passed = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    with world(Path(folder), script, variables=passed) as it:
+        supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
+        print(json.dumps({"supervisors": supervisors, "workers": workers}), flush=True)
+        if number := sys.stdin.readline():
+            it.send(int(number), *supervisors, *workers)
+        print(json.dumps(asdict(it.wait())), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

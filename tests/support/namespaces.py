@@ -1,0 +1,110 @@
+"""Two nodes on this machine: network namespaces with two cables between them, and a process in each that answers."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from srunddp.bootstrap.rendezvous.protocol import Hello
+from srunddp.check.coordinator import Act, Hub, serve
+from tests.cluster.network import tool
+from tests.conftest import missing
+from tests.support.starting import until
+
+NODES = ("west", "east")
+# Of both nodes, by interface: one network each, and one whose ends are in two.
+NETWORKS = {"data0": ("10.201.1.{}/24", "10.201.1.{}/24"), "data1": ("10.201.2.{}/25", "10.201.3.{}/25")}
+
+
+def address(node: str, interface: str) -> str:
+    """``10.201.1.1`` of west's data0, ``10.201.1.2`` of east's."""
+    number = NODES.index(node)
+    return NETWORKS[interface][number].format(number + 1).partition("/")[0]
+
+
+@contextmanager
+def two_nodes() -> Iterator[dict[str, str]]:
+    """The namespaces by node; gone at the end."""
+    if os.geteuid() != 0:
+        missing("root, for network namespaces")
+    names = {node: f"sdt-{os.getpid()}-{node}" for node in NODES}
+    with ExitStack() as stack:
+        for name in names.values():
+            tool("ip", "netns", "add", name)
+            stack.callback(tool, "ip", "netns", "del", name)
+            tool("ip", "-n", name, "link", "set", "lo", "up")
+        west, east = names.values()
+        for interface in NETWORKS:
+            ends = (interface, "netns", west, "type", "veth", "peer", "name", interface, "netns", east)
+            tool("ip", "link", "add", *ends)
+            for node, name in names.items():
+                number = NODES.index(node)
+                own = NETWORKS[interface][number].format(number + 1)
+                tool("ip", "-n", name, "addr", "add", own, "dev", interface)
+                tool("ip", "-n", name, "link", "set", interface, "up")
+        for number, name in enumerate(names.values(), 1):
+            tool("ip", "-n", name, "addr", "add", f"fd00:201::{number}/64", "dev", "data0", "nodad")
+        # A cable is there for both ends only some time after it is plugged in.
+        until(lambda: all(_up(name, interface) for name in names.values() for interface in NETWORKS))
+        yield names
+
+
+def _up(namespace: str, interface: str) -> bool:
+    return " UP " in tool("ip", "-n", namespace, "-br", "link", "show", "dev", interface)
+
+
+@contextmanager
+def hub_of(names: Mapping[str, str], act: Callable[[str], Act]) -> Iterator[Hub]:
+    """A hub whose rank 1 is west and whose rank 2 is east.
+
+    Args:
+        names: the namespaces.
+        act: makes for a node what its process does for a question, within that node.
+    """
+    fork = multiprocessing.get_context("fork")
+    hub = Hub({}, lambda _: None)
+    children = []
+    for rank, (node, name) in enumerate(names.items(), 1):
+        ours, theirs = socket.socketpair()
+        children.append(fork.Process(target=_within, args=(name, theirs, lambda node=node: act(node)), daemon=True))
+        children[-1].start()
+        theirs.close()
+        hub.lines[rank], hub.here[rank] = ours, Hello("t", rank, 3, 0, node, "", 1)
+    try:
+        yield hub
+    finally:
+        hub.dismiss(0)
+        for child in children:
+            child.join(10.0)
+            child.kill()
+
+
+def _within(namespace: str, line: socket.socket, act: Callable[[], Act]) -> None:
+    with Path("/run/netns", namespace).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "setns")
+    serve(line, act())
+
+
+@contextmanager
+def rule(namespace: str, hook: str, words: str) -> Iterator[None]:
+    """A rule of nftables in a namespace, such as ``ip saddr 10.201.1.2 drop``."""
+    text = f"table inet sdt {{\nchain {hook} {{\ntype filter hook {hook} priority -10;\n{words}\n}}\n}}\n"
+    nft = ("ip", "netns", "exec", namespace, "nft")
+    tool(*nft, "-f", "-", text=text)
+    try:
+        yield
+    finally:
+        tool(*nft, "delete", "table", "inet", "sdt")
+
+
+def asked(hub: Hub, node: str, **question: Any) -> Any:
+    """What a node's process answers."""
+    rank = {name: rank for rank, name in hub.nodes.items()}[node]
+    return hub.ask({rank: question}, 20.0)[rank]

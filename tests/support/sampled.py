@@ -1,0 +1,93 @@
+"""A sampler below a supervisor that is a process of its own, and what it has written."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.support.starting import bare
+
+NODE = "n1"
+RANK = "SLURM_PROCID"
+# A supervisor that does as it is told, line by line; its children are its task's.
+SUPERVISOR = """
+import os, sys
+from pathlib import Path
+from srunddp.monitor.sampler import Site, start
+from srunddp.run import children, signals
+children.adopt()
+signals.block()
+held = os.pipe()
+os.dup2(held[1], 77)
+folder, seconds, variable, launcher = sys.argv[1:]
+sampler = start(Site(Path(folder), "n1", float(seconds), "eth0", variable, 0, os.getpid(), int(launcher)))
+print(sampler.pid, flush=True)
+for line in sys.stdin:
+    print(repr(eval(line)), flush=True)
+"""
+
+
+class Supervised:
+    """A sampler, its supervisor and its files."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self.process, self.folder = process, folder
+        assert process.stdout is not None
+        self.sampler = int(process.stdout.readline())
+
+    def do(self, expression: str) -> str:
+        """Have the supervisor evaluate Python."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def finish(self) -> str:
+        return self.do("sampler.finish(5.0)").strip("'\"")
+
+    def rows(self, name: str) -> list[dict[str, str]]:
+        """The whole lines so far."""
+        return rows(self.folder / f"{NODE}.{name}.csv")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """The whole lines of a file so far; none where there is no file yet."""
+    if not path.exists():
+        return []
+    return list(csv.DictReader(line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")))
+
+
+@contextmanager
+def supervised(
+    folder: Path, seconds: float = 0.1, variable: str = "", launcher: int = 0, **variables: str
+) -> Iterator[Supervised]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(folder), str(seconds), variable, str(launcher)],
+        stdin=pipe,
+        stdout=pipe,
+        text=True,
+        env=bare({"PYTHONPATH": str(ROOT), RANK: "0"} | variables),
+        start_new_session=True,
+    ) as process:
+        try:
+            yield Supervised(process, folder)
+        finally:
+            with suppress(ProcessLookupError):  # the sampler is in its group, and goes also where it should have before
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def is_there(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

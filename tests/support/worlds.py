@@ -1,0 +1,165 @@
+"""Whole worlds on this node: real ranks of srunddp, each with a script that knows how far the others are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.verdict import Verdict, verdicts
+from tests.support.starting import LONG, NODE, SRUNDDP, bare, slurm, until, write
+
+SIZE = 3
+_jobs = itertools.count(os.getpid() * 100)
+
+# Above every script: all ranks are there before any goes on. `over` is said when a script's end has been reported.
+TOGETHER = """
+import atexit, os, signal, sys, time
+from pathlib import Path
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+def say(what, text=""):
+    new = Path(f".{what}.{RANK}")
+    new.write_text(str(text))
+    new.rename(f"{what}.{RANK}")
+
+def wait_for(*names):
+    while not all(Path(name).exists() for name in names):
+        time.sleep(0.01)
+
+def state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+def is_gone(pid):
+    return state(pid) == "Z"
+
+def wait_for_end(rank):
+    wait_for(f"over.{rank}")
+    while state(Path(f"supervisor.{rank}").read_text()) not in "SZ":  # it is passing that on
+        time.sleep(0.01)
+
+def rest():
+    while True:
+        time.sleep(0.05)
+
+atexit.register(say, "over")
+say("supervisor", os.getppid())
+say("ready", os.getpid())
+wait_for(*(f"ready.{rank}" for rank in range(SIZE)))
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A world that is over.
+
+    Attributes:
+        codes: of the ranks; errors: what each wrote on standard error.
+        verdicts: all that were said, by whichever rank.
+    """
+
+    codes: list[int]
+    errors: list[str]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.errors)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return verdicts(self.text)
+
+
+class World:
+    """The running ranks of one world; whoever made it is their launcher."""
+
+    def __init__(self, folder: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+        self.folder, self.ranks = folder, ranks
+
+    def worker(self, rank: int) -> int:
+        """The process id of a rank's script, when that is there."""
+        until((self.folder / f"ready.{rank}").exists)
+        return int((self.folder / f"ready.{rank}").read_text())
+
+    def workers(self) -> list[int]:
+        return [self.worker(rank) for rank in range(len(self.ranks))]
+
+    def has_said(self, what: str) -> bool:
+        return (self.folder / what).exists()
+
+    def send(self, number: int, *pids: int) -> None:
+        for pid in pids:
+            os.kill(pid, number)
+
+    def wait(self) -> Ended:
+        codes = [rank.wait(timeout=LONG) for rank in self.ranks]
+        return Ended(codes, [(self.folder / f"stderr.{rank}").read_text() for rank in range(len(codes))])
+
+
+@contextmanager
+def world(
+    folder: Path,
+    script: str,
+    *options: str,
+    size: int = SIZE,
+    variables: dict[str, str] | None = None,
+    below: dict[int, list[str]] | None = None,
+) -> Iterator[World]:
+    """Start one; whatever of it is still there at the end is killed.
+
+    Args:
+        variables: for all ranks; below: for a rank the command that is to start it.
+    """
+    write(folder / "train.py", TOGETHER + script)
+    job = str(next(_jobs))  # the port follows from it: worlds that run at once do not see each other
+    ranks = []
+    try:
+        for rank in range(size):
+            with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
+                told = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
+                command = [
+                    *(below or {}).get(rank, []),
+                    *SRUNDDP,
+                    "--quiet",
+                    "--timeout",
+                    str(LONG),
+                    *options,
+                    "train.py",
+                ]
+                ranks.append(subprocess.Popen(command, cwd=folder, env=bare(told), stdout=out, stderr=errors))
+        yield World(folder, ranks)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def run(folder: Path, script: str, *options: str, **how: Any) -> Ended:
+    """A world from its start to its end."""
+    with world(folder, script, *options, **how) as it:
+        return it.wait()
+
+
+def named(ended: Ended, rank: int, code: int, cause: str) -> None:
+    """There is one verdict, upon this rank, and its code is that of all."""
+    assert [(each.ranks, each.code) for each in ended.verdicts] == [((rank,), code)], ended.text
+    assert ended.verdicts[0].node == NODE
+    assert cause in ended.verdicts[0].cause, ended.text
+    assert ended.codes == [code] * len(ended.codes), ended.text
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -1,0 +1,299 @@
+"""What writing beside training promises."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from srunddp.train.checkpoint.async_writer import Writer
+from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.file import CheckpointError
+from srunddp.train.checkpoint.snapshot import Snapshot
+from tests.train.conftest import ROOT
+
+LIMIT = 20.0  # seconds
+
+
+class Held(Shelf):
+    """Writes when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, keep_last=2, keep_best=0)
+        self.go = threading.Event()
+
+    def add(self, step: int, state: Mapping[str, Any]) -> None:
+        assert self.go.wait(LIMIT)
+        super().add(step, state)
+
+
+def loaded(shelf: Shelf) -> dict[str, Any]:
+    found = shelf.newest(pytest.fail)
+    assert found is not None
+    return found[1]
+
+
+def mebibyte(step: int) -> dict[str, Any]:
+    return {"step": step, "values": torch.full((1 << 18,), float(step))}
+
+
+def test_training_goes_on_and_what_is_written_is_the_state_of_then(tmp_path: Path) -> None:
+    shelf, values = Held(tmp_path), torch.ones(1000)
+    writer = Writer(shelf)
+    writer.write(1, {"values": values, "list": [values], "plain": {"epoch": 1}})
+    values.zero_()
+    assert writer.busy()
+    assert shelf.steps() == []
+    shelf.go.set()
+    writer.wait()
+    assert not writer.busy()
+    state = loaded(shelf)
+    assert bool((state["values"] == 1).all())
+    assert bool((state["list"][0] == 1).all())
+    assert state["plain"] == {"epoch": 1}
+
+
+def test_a_write_waits_for_the_one_before_before_it_takes_its_memory(tmp_path: Path) -> None:
+    shelf, values = Held(tmp_path), torch.ones(1000)
+    writer = Writer(shelf)
+    writer.write(1, {"step": 1, "values": values})
+    values.fill_(2.0)
+    second = threading.Thread(target=writer.write, args=(2, {"step": 2, "values": values}))
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    shelf.go.set()
+    second.join(LIMIT)
+    writer.wait()
+    for step in (1, 2):
+        state = torch.load(shelf.path(step), weights_only=True)
+        assert bool((state["values"] == float(step)).all())
+
+
+def check_refused(writer: Writer, shelf: Shelf, step: int, found: str, cure: str) -> None:
+    """A save that the disk refuses: said once, nothing lost, and an error at the end."""
+    newest = loaded(shelf)
+    writer.write(step, mebibyte(step))
+    with pytest.raises(CheckpointError, match=found) as error:
+        writer.wait()
+    (said,), _ = writer.news()
+    assert said == str(error.value)
+    assert f"step {step} " in said
+    assert "the last whole one is step-00000001.pt" in said
+    assert said.endswith(f"-> {cure}")
+    assert writer.news()[0] == []
+    assert loaded(shelf)["step"] == newest["step"]
+    assert [file for file in shelf.folder.iterdir() if file.suffix == ".tmp"] == []
+
+
+def begun(folder: Path) -> tuple[Writer, Shelf]:
+    shelf = Shelf(folder, keep_last=2, keep_best=0)
+    writer = Writer(shelf)
+    writer.write(1, {"step": 1})
+    writer.wait()
+    assert writer.news()[0] == []
+    return writer, shelf
+
+
+def goes_on(writer: Writer, shelf: Shelf) -> None:
+    writer.write(9, mebibyte(9))
+    writer.wait()
+    assert writer.news()[0] == []
+    assert loaded(shelf)["step"] == 9
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Of 3 MiB."""
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        pytest.skip("needs root, to mount a small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_training_goes_on(small_disk: Path) -> None:
+    writer, shelf = begun(small_disk)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(2_500_000))
+    for step in (2, 3, 4):  # in vain three times: what a failed one leaves would fill the disk
+        check_refused(writer, shelf, step, "No space left on device", "free space there")
+    ballast.unlink()
+    goes_on(writer, shelf)
+
+
+@pytest.mark.parametrize("left", range(0, 12288, 4096))
+def test_a_disk_that_is_full_at_any_page_loses_nothing(small_disk: Path, left: int) -> None:
+    """Also where it is the last line, or the link to the best, that has no room."""
+    shelf = Shelf(small_disk, keep_last=1, keep_best=1)
+    shelf.add(1, {"step": 1})
+    size = shelf.path(1).stat().st_size
+    space = os.statvfs(small_disk).f_bavail * 4096
+    with open(small_disk / "ballast", "wb") as file:
+        file.write(bytes(space - left))
+    shelf.scores[2] = 0.0
+    try:
+        shelf.add(2, {"step": 2})
+    except OSError:
+        assert left < size
+        assert loaded(shelf)["step"] == 1
+    else:
+        assert loaded(shelf)["step"] == 2
+
+
+def test_a_disk_that_became_read_only_loses_nothing(small_disk: Path) -> None:
+    writer, shelf = begun(small_disk)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    check_refused(writer, shelf, 2, "Read-only file system", "check the file system, and that you may write there")
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    goes_on(writer, shelf)
+
+
+def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path: Path) -> None:
+    writer, shelf = begun(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
+    try:
+        check_refused(writer, shelf, 2, "File too large", "raise the limit on the size of files")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    goes_on(writer, shelf)
+
+
+def test_a_folder_that_vanished_is_said_and_training_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    writer, shelf = begun(folder)
+    folder.rename(tmp_path / "elsewhere")
+    writer.write(2, mebibyte(2))
+    with pytest.raises(CheckpointError, match=r"No such file or directory.*-> make the folder again"):
+        writer.wait()
+    assert writer.news()[0]
+    (tmp_path / "elsewhere").rename(folder)
+    goes_on(writer, shelf)
+
+
+def test_a_problem_is_said_though_the_next_write_went_well(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    writer = Writer(Shelf(folder, keep_last=2, keep_best=0))
+    writer.write(1, {"step": 1})
+    with pytest.raises(CheckpointError, match="the last whole one is none"):
+        writer.wait()
+    folder.mkdir()
+    writer.write(2, {"step": 2})
+    writer.wait()
+    (said,), written = writer.news()
+    assert "step 1 could not be written" in said
+    assert written == [2]
+    assert writer.news()[0] == []
+
+
+def test_what_cannot_be_loaded_again_is_raised_where_training_is(tmp_path: Path) -> None:
+    writer = Writer(Shelf(tmp_path, keep_last=2, keep_best=0))
+    writer.write(1, {"path": Path("x")})
+    with pytest.raises(CheckpointError, match=r"it holds pathlib\.PosixPath; expected tensors and plain values"):
+        writer.write(2, {"step": 2})
+    writer.write(3, {"step": 3})
+    writer.wait()
+
+
+ENDS = """
+import sys, torch
+from pathlib import Path
+from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.async_writer import Writer
+writer = Writer(Shelf(Path(sys.argv[1]), 2, 0))
+writer.write(1, {"step": 1, "values": torch.ones(5_000_000)})
+assert writer.busy()
+raise SystemExit(3)
+"""
+
+
+def test_the_end_of_python_finishes_the_write(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", ENDS, tmp_path], env=environment, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (3, "")
+    assert loaded(Shelf(tmp_path, 2, 0))["step"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.pt"]
+
+
+def test_a_snapshot_is_a_copy_of_all_that_may_change() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)).to(memory_format=torch.channels_last)
+    plain = {"rng": [torch.get_rng_state()], "pair": (1, "two", None), "deep": [{"a": [1.5]}]}
+    state: dict[str, Any] = {"model": model.state_dict(), **plain}
+    taken = Snapshot().take(state)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.add_(1)
+    plain["deep"][0]["a"].append(2.5)  # type: ignore[index]
+    assert all(torch.equal(taken["model"][name], value) for name, value in before.items())
+    assert not any(value.requires_grad for value in taken["model"].values())
+    assert taken["deep"] == [{"a": [1.5]}]
+    assert taken["pair"] == (1, "two", None)
+    assert isinstance(taken["model"], OrderedDict)
+    assert taken["model"]._metadata == state["model"]._metadata  # type: ignore[attr-defined]
+    assert taken["model"]["0.weight"].stride() == model[0].weight.stride()
+
+
+def test_a_snapshot_keeps_tied_weights_tied_and_drags_no_buffer_along() -> None:
+    whole = torch.arange(1000.0)
+    state = {"one": whole[:10], "again": whole[:10], "other": whole[5:15], "bits": whole[:10].view(torch.int32)}
+    taken = Snapshot().take(state)
+    assert all(torch.equal(taken[name], value) for name, value in state.items())
+    assert taken["one"] is taken["again"]
+    assert len({value.untyped_storage().data_ptr() for value in taken.values()}) == 3
+    assert {value.untyped_storage().nbytes() for value in taken.values()} == {40}
+
+
+def test_a_snapshot_copies_tensors_of_every_kind() -> None:
+    state = {
+        "sparse": torch.eye(3).to_sparse(),
+        "conjugate": torch.ones(2, dtype=torch.complex64).mul(1j).conj(),
+        "expanded": torch.ones(1).expand(5),
+        "empty": torch.empty(0),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "number": torch.tensor(3),
+        "parameter": nn.Parameter(torch.ones(2)),
+    }
+    taken = Snapshot().take(state)
+    for name, value in state.items():
+        assert torch.equal(taken[name].to_dense(), value.detach().to_dense()), name
+        assert taken[name] is not value
+
+
+def test_the_memory_of_one_snapshot_serves_the_next_and_no_more() -> None:
+    snapshot, values = Snapshot(), [torch.ones(100), torch.ones(100), torch.ones(50)]
+    first = snapshot.take({"values": values})["values"]
+    places = sorted(value.data_ptr() for value in first)
+    assert len(set(places)) == 3
+    second = snapshot.take({"values": [value + 1 for value in values]})["values"]
+    assert sorted(value.data_ptr() for value in second) == places
+    assert all(bool((value == 2).all()) for value in second)
+    snapshot.take({"values": values[2:]})
+    assert sum(map(len, snapshot._used.values())) == 1
+    assert not snapshot._free
+
+
+@pytest.mark.gpu
+def test_a_snapshot_of_a_gpu_is_complete_when_it_is_taken() -> None:
+    values = torch.zeros(50_000_000, device="cuda")
+    for number in range(5):
+        values.fill_(number)
+        taken = Snapshot().take({"values": values})["values"]
+        values.fill_(-1.0)
+        assert taken.is_pinned()
+        assert bool((taken == number).all())

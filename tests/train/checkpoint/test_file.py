@@ -1,0 +1,215 @@
+"""What a checkpoint file promises."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import io
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from srunddp.train import load_checkpoint, save_checkpoint
+from srunddp.train.checkpoint.file import CheckpointError, verify
+from tests.train import damaged_files
+from tests.train.conftest import HERE, ROOT
+
+
+def campaign(script: str, folder: Path, number: int, *before: str) -> str:
+    run = subprocess.run(
+        [*before, sys.executable, str(HERE / script), str(folder), str(number)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_a_killed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    said = campaign("killed_saves.py", tmp_path, 60)
+    assert int(said.split()[2]) >= 30, f"too few kills fell into a save to prove anything: {said}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
+def test_a_power_cut_leaves_what_was_acknowledged(tmp_path: Path) -> None:
+    campaign("power_cuts.py", tmp_path, 20, "unshare", "--mount")
+
+
+def test_damaged_files_are_named_and_passed_over(tmp_path: Path) -> None:
+    damaged_files.main(tmp_path, 300)
+
+
+def test_each_bit_of_the_last_line_counts(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"values": torch.ones(10)})
+    verify(path)
+    data = path.read_bytes()
+    line = data.rindex(b"\nsrunddp checkpoint")
+    for bit in range(8 * line, 8 * len(data)):
+        path.write_bytes(damaged_files.flipped(data, bit))
+        with pytest.raises(CheckpointError):
+            verify(path)
+
+
+def test_what_is_broken_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"values": torch.ones(10)})
+    data = path.read_bytes()
+    length = data.rindex(b"\nsrunddp checkpoint")
+    damages = {
+        f"it ends after {length} bytes without the line that ends a checkpoint": data[:length],
+        "it ends after 0 bytes without the line that ends a checkpoint": b"",
+        f"it has {length - 5} of {length} bytes": data[:100] + data[105:],
+        "its SHA-256 is not that of its content": damaged_files.flipped(data, 8 * 1000),
+    }
+    for found, damaged in damages.items():
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError) as error:
+            load_checkpoint(path)
+        assert str(error.value) == f"{path}: {found}; expected a checkpoint as srunddp wrote it -> use another one"
+        assert error.value.exit_code == 78
+
+
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    (tmp_path / "folder.pt").mkdir()
+    cases = {"pipe.pt": "not a regular file", "folder.pt": "Is a directory", "none.pt": "no such file"}
+    for name, found in cases.items():
+        with pytest.raises(CheckpointError, match=f"{name}: .*{found}"):
+            load_checkpoint(tmp_path / name)
+
+
+def test_plain_torch_reads_a_checkpoint(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoint.pt", {"values": torch.arange(3)})
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["values"].tolist() == [0, 1, 2]
+
+
+def test_a_save_reaches_the_disk_before_its_name_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut keeps only what was synchronised, so the order is the promise."""
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        is_folder = stat.S_ISDIR(found.st_mode)
+        events.append("folder" if is_folder else f"file of {found.st_size}")
+        fsync(descriptor)
+
+    def noted_replace(source: Any, target: Any) -> None:
+        verify(source)
+        events.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    save_checkpoint(tmp_path / "checkpoint.pt", {"values": torch.ones(1000)})
+    size = (tmp_path / "checkpoint.pt").stat().st_size
+    assert events == [f"file of {size}", "replace", "folder"]
+
+
+def test_what_reads_back_wrong_never_gets_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that keeps something else than was written, which is found before the old file goes."""
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"epoch": 1})
+    fsync = os.fsync
+
+    def wrong_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.pwrite(descriptor, b"\0", 200)
+
+    monkeypatch.setattr(os, "fsync", wrong_fsync)
+    with pytest.raises(OSError, match="reads back as something else"):
+        save_checkpoint(path, {"epoch": 2})
+    assert load_checkpoint(path) == {"epoch": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("unfit", [lambda: 2, Path("x"), torch.ones(1, device="meta").numpy, torch.float64.__class__])
+def test_a_failed_save_leaves_the_previous_checkpoint_and_nothing_else(tmp_path: Path, unfit: object) -> None:
+    """What could not be loaded again is refused when it is saved, not when it is needed."""
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"epoch": 1})
+    with pytest.raises(CheckpointError, match="expected tensors and plain values"):
+        save_checkpoint(path, {"epoch": unfit})
+    assert load_checkpoint(path) == {"epoch": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Calls:
+    """A pickle of it calls ``function`` when it is loaded."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def zipped(state: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def legacy(state: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def nested(state: object) -> bytes:
+    """A pickle within the checkpoint's own bytes, as an attacker would hide it."""
+    return zipped({"model": Calls(pickle.loads, pickle.dumps(state))})
+
+
+def sealed(data: bytes) -> bytes:
+    return data + f"\nsrunddp checkpoint: {len(data):020} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}\n".encode()
+
+
+@pytest.mark.parametrize("seal", [sealed, bytes])
+@pytest.mark.parametrize("packed", [zipped, legacy, nested, pickle.dumps])
+@pytest.mark.parametrize("kind", ["shell", "touch", "exec", "open"])
+def test_loading_executes_nothing(
+    tmp_path: Path, kind: str, packed: Callable[[object], bytes], seal: Callable[[bytes], bytes]
+) -> None:
+    trace = tmp_path / "executed"
+    calls = {
+        "shell": Calls(os.system, f"touch {trace}"),
+        "touch": Calls(Path.touch, trace),
+        "exec": Calls(builtins.exec, f"open({str(trace)!r}, 'w')"),
+        "open": Calls(builtins.open, str(trace), "w"),
+    }
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(seal(packed({"model": calls[kind]})))
+    with pytest.raises(CheckpointError, match=str(path)):
+        load_checkpoint(path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("state", [[1, 2], torch.ones(1), "text"])
+def test_what_is_no_dict_is_refused(tmp_path: Path, state: object) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(sealed(zipped(state)))
+    with pytest.raises(CheckpointError, match="not a dict"):
+        load_checkpoint(tmp_path / "checkpoint.pt")
+
+
+def test_tensors_are_loaded_to_the_cpu_wherever_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        # As if saved from a fourth GPU, which loading would otherwise ask for.
+        patch.setattr("torch.serialization.location_tag", lambda storage: "cuda:3")
+        save_checkpoint(tmp_path / "checkpoint.pt", {"values": torch.ones(3)})
+    assert load_checkpoint(tmp_path / "checkpoint.pt")["values"].device == torch.device("cpu")

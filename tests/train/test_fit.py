@@ -1,0 +1,697 @@
+"""What goes on around the steps: when to evaluate, to save and to stop, in one world of one rank."""
+
+from __future__ import annotations
+
+import tests.train.torchmetrics_here  # noqa: F401
+
+# isort: split
+import itertools
+import json
+import math
+import random
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import Dataset, IterableDataset
+from torchmetrics import MeanSquaredError
+
+from srunddp.errors import ConfigError
+from srunddp.train import (
+    Callback,
+    CheckpointConfig,
+    CheckpointError,
+    Config,
+    DDPConfig,
+    LoadingConfig,
+    PreemptionConfig,
+    Trainer,
+    Weighted,
+    load_checkpoint,
+    read_config,
+    save_checkpoint,
+)
+from srunddp.train.checkpoint import manager as saving_module
+from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.fit import Run
+from srunddp.train.metrics.accumulator import Sums
+from srunddp.train.preemption.consensus import Agreement
+from srunddp.train.preemption.signals import Wish
+from tests.train.problems import Numbered, classes, settings
+from tests.train.test_profiler import traced
+from tests.train.worlds import StandIn
+
+NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Diary(Callback):
+    """What the loop calls, and when; kept by ``(event, step, ...)``."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.trainers: set[int] = set()
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        self.trainers.add(id(trainer))
+        self.events.append(("step", step))
+
+    def on_evaluation(self, trainer: Trainer, figures: Mapping[str, float]) -> None:
+        self.events.append(("evaluation", trainer.state.step))
+
+    def on_epoch(self, trainer: Trainer, record: Any) -> None:
+        self.events.append(("epoch", trainer.state.step, record.epoch))
+
+    def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        assert path.exists()
+        self.events.append(("checkpoint", path.name))
+
+    def of(self, kind: str) -> list[Any]:
+        return [event[1] for event in self.events if event[0] == kind]
+
+
+def trainer_of(*callbacks: Callback, model: nn.Module | None = None, **changes: Any) -> Trainer:
+    torch.manual_seed(0)
+    scheduler = changes.pop("scheduler", None)
+    model = model or nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    config = settings(**({"batch_size": 4, "tensorboard": False} | changes))
+    return Trainer(
+        model, optimizer, nn.CrossEntropyLoss(), config, world=StandIn(), scheduler=scheduler, callbacks=callbacks
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def steps_kept(folder: Path) -> list[int]:
+    return [int(name[5:13]) for name in names(folder) if name.startswith("step-") and name.endswith(".pt")]
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def score_after(scores: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the evaluation after a step come to this loss; 9.0 where it is not told."""
+    whole = Trainer._evaluate
+
+    def evaluate(self: Trainer, run: Run) -> dict[str, float]:
+        return {**whole(self, run), "loss": scores.get(self.state.step, 9.0)}
+
+    monkeypatch.setattr(Trainer, "_evaluate", evaluate)
+
+
+# Evaluation.
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "expected"),
+    [
+        (1, 0, [5, 10, 15, 20]),
+        (2, 0, [10, 20]),
+        (3, 0, [15]),
+        (0, 4, [4, 8, 12, 16, 20]),
+        (1, 4, [4, 5, 8, 10, 12, 15, 16, 20]),
+        (0, 0, []),
+    ],
+)
+def test_evaluations_are_after_every_so_many_epochs_and_steps(epochs: int, steps: int, expected: list[int]) -> None:
+    """Five steps an epoch. A step that is due for both reasons is evaluated once."""
+    diary = Diary()
+    trainer = trainer_of(diary, epochs=4, evaluate_every_epochs=epochs, evaluate_every_steps=steps)
+    records = trainer.fit(classes(20), classes(8))
+    assert diary.of("evaluation") == expected
+    assert [bool(record.test) for record in records] == [bool(epochs) and n % epochs == 0 for n in (1, 2, 3, 4)]
+
+
+def test_training_figures_are_no_evaluation_but_tell_the_best(tmp_path: Path) -> None:
+    diary = Diary()
+    trainer = trainer_of(diary, epochs=2, output_dir=str(tmp_path))
+    trainer.fit(classes(20))
+    assert diary.of("evaluation") == []
+    assert trainer.state.best == min(record.train["loss"] for record in trainer.state.records)
+    assert [line["kind"] for line in lines(tmp_path)] == ["epoch", "epoch"]
+
+
+class Drawing(nn.Module):
+    """Draws in training and in evaluation from all three kinds of random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.drawn: list[float] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        import numpy
+
+        value = torch.rand(()).item() + random.random() + numpy.random.random()
+        if self.training:
+            self.drawn.append(value)
+        output: Tensor = self.layer(inputs)
+        return output
+
+
+def test_an_evaluation_changes_nothing_that_training_draws() -> None:
+    import numpy
+
+    drawn = []
+    for every in (0, 2):
+        model = Drawing()
+        random.seed(1)
+        numpy.random.seed(1)
+        trainer_of(model=model, evaluate_every_epochs=0, evaluate_every_steps=every).fit(classes(20), classes(8))
+        drawn.append(model.drawn)
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 5
+
+
+# Stopping early.
+
+
+def test_early_stop_by_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    score_after({5: 3.0, 10: 2.0, 15: 2.0, 20: 2.5}, monkeypatch)
+    trainer = trainer_of(epochs=9, patience=2)
+    assert [record.epoch for record in trainer.fit(classes(20), classes(8))] == [1, 2, 3, 4]
+
+
+def test_early_stop_by_steps_in_the_midst_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    score_after({2: 3.0, 4: 2.0, 6: 2.5, 8: 2.5}, monkeypatch)
+    trainer = trainer_of(epochs=9, patience=2, evaluate_every_epochs=0, evaluate_every_steps=2)
+    records = trainer.fit(classes(20), classes(8))
+    assert trainer.state.step == 8
+    assert len(records) == 2
+
+
+def test_a_step_at_an_epoch_s_end_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else patience would count it twice, and the second time it cannot be better."""
+    score_after({5: 3.0, 10: 3.5, 15: 2.0, 20: 2.5, 25: 1.0}, monkeypatch)
+    trainer = trainer_of(epochs=5, patience=2, evaluate_every_steps=5)
+    assert len(trainer.fit(classes(20), classes(8))) == 5
+
+
+@pytest.mark.parametrize(("best_mode", "expected"), [("min", 2), ("max", 1)])
+def test_better_is_less_or_more(best_mode: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    score_after({5: 3.0, 10: 2.0, 15: 2.5}, monkeypatch)
+    trainer = trainer_of(epochs=3, best_mode=best_mode)
+    trainer.fit(classes(20), classes(8))
+    assert min(trainer.state.scores, key=trainer.state.scores.__getitem__) == 5 * expected
+
+
+def test_a_figure_that_is_no_number_is_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    score_after({5: float("nan"), 10: 2.0, 15: float("nan")}, monkeypatch)
+    trainer = trainer_of(epochs=3)
+    trainer.fit(classes(20), classes(8))
+    assert (trainer.state.best, trainer.state.step, trainer.state.scores) == (2.0, 15, {10: 2.0})
+
+
+def test_a_run_that_was_over_stays_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    score_after({5: 2.0}, monkeypatch)
+    options = {"epochs": 9, "patience": 1, "output_dir": str(tmp_path)}
+    first = trainer_of(**options).fit(classes(20), classes(8))
+    diary = Diary()
+    again = trainer_of(diary, **options, resume="auto").fit(classes(20), classes(8))
+    assert again == first
+    assert len(first) == 2
+    assert diary.events == []
+
+
+def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    score_after({5: 3.0, 10: 3.0, 15: 1.0, 20: 1.0}, monkeypatch)
+    rates: dict[int, float] = {}
+
+    class Rates(Callback):
+        def on_epoch(self, trainer: Trainer, record: Any) -> None:
+            rates[record.epoch] = trainer.optimizer.param_groups[0]["lr"]
+
+    def plateau(optimizer: Any) -> ReduceLROnPlateau:
+        return ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+
+    trainer_of(Rates(), epochs=4, scheduler=plateau).fit(classes(20), classes(8))
+    assert list(rates.values()) == pytest.approx([0.1, 0.01, 0.01, 0.001])
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        ({"every_epochs": 1}, [5, 10, 15, 20]),
+        ({"every_epochs": 2}, [10, 20]),
+        ({"every_epochs": 0}, [20]),
+        ({"every_epochs": 0, "every_steps": 6}, [6, 12, 18, 20]),
+        ({"every_epochs": 1, "every_steps": 6}, [5, 6, 10, 12, 15, 18, 20]),
+    ],
+)
+def test_checkpoints_are_written_after_every_so_many_epochs_and_steps_and_at_the_end(
+    when: dict[str, int], expected: list[int], tmp_path: Path
+) -> None:
+    checkpoint = CheckpointConfig(keep_last=99, keep_best=0, **when)
+    trainer_of(epochs=4, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(20), classes(8))
+    assert steps_kept(tmp_path) == expected
+
+
+def test_checkpoints_are_written_after_so_many_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By a clock on which each step takes a minute."""
+    now = [0.0]
+    monkeypatch.setattr(saving_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Clock(Callback):
+        def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+            now[0] += 60.0
+
+    monkeypatch.setattr(Agreement, "due", lambda self: True)
+    checkpoint = CheckpointConfig(every_epochs=0, every_minutes=3, keep_last=99, keep_best=0)
+    trainer_of(Clock(), epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(40))
+    assert steps_kept(tmp_path) == [4, 8, 12, 16, 20], "due after three minutes, written after the next step"
+
+
+def test_the_best_evaluated_one_stays_and_has_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    score_after({5: 3.0, 10: 1.0, 15: 2.0, 20: 2.5, 25: 2.6}, monkeypatch)
+    checkpoint = CheckpointConfig(keep_last=1, keep_best=1)
+    trainer_of(epochs=5, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(20), classes(8))
+    assert steps_kept(tmp_path) == [10, 25]
+    assert (tmp_path / "checkpoints" / "best.pt").resolve().name == "step-00000010.pt"
+
+
+def test_the_best_is_saved_also_where_no_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    score_after({3: 3.0, 6: 1.0, 9: 2.0}, monkeypatch)
+    options = {"evaluate_every_epochs": 0, "evaluate_every_steps": 3, "output_dir": str(tmp_path)}
+    checkpoint = CheckpointConfig(every_epochs=0, keep_last=1, keep_best=1)
+    trainer_of(epochs=2, checkpoint=checkpoint, **options).fit(classes(20), classes(8))
+    assert steps_kept(tmp_path) == [6, 10]
+    assert (tmp_path / "checkpoints" / "best.pt").resolve().name == "step-00000006.pt"
+
+
+def test_an_epoch_s_end_is_saved_also_where_its_last_step_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The evaluation, the record and the epoch's number are in the file; the best has its link."""
+    score_after({5: 3.0, 10: 1.0}, monkeypatch)
+    checkpoint = CheckpointConfig(every_steps=5, keep_last=1)
+    trainer_of(epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(20), classes(8))
+    state = load_checkpoint(tmp_path / "checkpoints" / "best.pt")
+    assert (state["step"], state["epoch"], state["seen"], len(state["records"])) == (10, 2, 0, 2)
+    assert state["scores"] == {5: 3.0, 10: 1.0}
+
+
+def test_sums_of_a_checkpoint_do_not_reach_the_next_epoch(tmp_path: Path) -> None:
+    """Where a checkpoint was written amid an epoch, and none at its end."""
+    plain = trainer_of(epochs=3).fit(classes(20))
+    checkpoint = CheckpointConfig(every_epochs=0, every_steps=3, keep_best=0)
+    saved = trainer_of(epochs=3, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(20))
+    assert [record.train for record in saved] == [record.train for record in plain]
+
+
+# Callbacks, figures and files.
+
+
+def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path) -> None:
+    first, second = Diary(), Diary()
+    second.events = first.events
+    trainer = trainer_of(first, second, epochs=1, batch_size=10, output_dir=str(tmp_path), checkpoint=NEVER)
+    trainer.fit(classes(20), classes(8))
+    events = [event for event, _ in itertools.groupby(first.events)]
+    assert len(first.events) == 2 * len(events)
+    assert events == [("step", 1), ("step", 2), ("evaluation", 2), ("epoch", 2, 1), ("checkpoint", "step-00000002.pt")]
+    assert first.trainers == second.trainers == {id(trainer)}
+
+
+def test_the_lines_of_figures(tmp_path: Path) -> None:
+    changes = {"epochs": 2, "log_every": 2, "evaluate_every_steps": 3, "evaluate_every_epochs": 2}
+    records = trainer_of(output_dir=str(tmp_path), **changes).fit(classes(20), classes(8))
+    found = lines(tmp_path)
+    kinds = [(line["kind"], line["step"]) for line in found]
+    assert [step for kind, step in kinds if kind == "step"] == [2, 4, 6, 8, 10]
+    assert [step for kind, step in kinds if kind == "evaluation"] == [3, 6, 9, 10]
+    epochs = [line for line in found if line["kind"] == "epoch"]
+    assert [(line["epoch"], line["step"], line["loss"]) for line in epochs] == [
+        (1, 5, records[0].train["loss"]),
+        (2, 10, records[1].train["loss"]),
+    ]
+    assert epochs[1]["test/loss"] == records[1].test["loss"]
+    assert all(line["lr"] == 0.1 for line in found if line["kind"] == "step")
+    assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
+
+
+def test_no_line_for_steps_where_none_is_asked_for(tmp_path: Path) -> None:
+    trainer_of(output_dir=str(tmp_path), log_every=0).fit(classes(20))
+    assert [line["kind"] for line in lines(tmp_path)] == ["epoch"]
+
+
+def test_the_settings_are_there_to_be_read_again(tmp_path: Path) -> None:
+    trainer = trainer_of(output_dir=str(tmp_path), clip_norm=0.5, checkpoint=CheckpointConfig(every_minutes=7.5))
+    trainer.fit(classes(20))
+    assert read_config(Config, [f"--config={tmp_path / 'config.yaml'}"]) == trainer.config
+
+
+def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path) -> None:
+    class Named(Callback):
+        def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+            with torch.profiler.record_function(f"after {step}"):
+                torch.ones(3).add(1)
+
+    trainer_of(Named(), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
+    assert traced(tmp_path / "trace-rank0.json") == ["after 3", "after 4"]
+
+
+def test_without_an_output_dir_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer_of(evaluate_every_steps=2).fit(classes(20), classes(8))
+    assert list(tmp_path.iterdir()) == []
+
+
+# Resuming.
+
+
+class Stop(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        if step == self.step:
+            raise KeyboardInterrupt
+
+
+def weights(trainer: Trainer) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def interrupted(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A run that was killed after its 7th step, with checkpoints of the 3rd and 6th; what to go on with."""
+    checkpoint = CheckpointConfig(every_epochs=0, every_steps=3, keep_last=3)
+    options = {"epochs": 2, "output_dir": str(folder), "checkpoint": checkpoint}
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(Stop(7), **options | changes).fit(classes(20), classes(8))
+    for thread in threading.enumerate():  # it is written beside training
+        if thread.name == "checkpoint":
+            thread.join()
+    assert 6 in steps_kept(folder)
+    return options | changes
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    whole = trainer_of(epochs=2)
+    whole.fit(classes(20), classes(8))
+    options = interrupted(tmp_path)
+    again = trainer_of(**options, resume="auto")
+    assert again.fit(classes(20), classes(8)) == whole.state.records
+    assert all(map(torch.equal, weights(again), weights(whole)))
+    steps = [line["step"] for line in lines(tmp_path) if line["kind"] == "epoch"]
+    assert steps == [5, 10]
+
+
+def test_auto_without_a_checkpoint_is_a_new_run(tmp_path: Path) -> None:
+    trainer = trainer_of(output_dir=str(tmp_path), resume="auto")
+    trainer.fit(classes(20))
+    assert trainer.state.step == 5
+
+
+def test_a_job_that_slurm_started_again_resumes_in_any_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = interrupted(tmp_path)
+    diary = Diary()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    trainer_of(diary, **options).fit(classes(20), classes(8))
+    assert diary.of("step") == [7, 8, 9, 10]
+
+
+def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -> None:
+    options = interrupted(tmp_path)
+    with pytest.raises(ConfigError, match=r"step-\d+.pt is there, of an earlier run, and resume is no; .* resume=auto"):
+        trainer_of(**options).fit(classes(20), classes(8))
+
+
+def test_a_path_goes_before_what_is_newer_and_sets_it_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = interrupted(tmp_path)
+    diary = Diary()
+    path = tmp_path / "checkpoints" / "step-00000003.pt"
+    trainer_of(diary, **options, resume=str(path)).fit(classes(20), classes(8))
+    assert diary.of("step")[0] == 4
+    assert any(re.fullmatch(r"step-\d+\.pt\.aside", name) for name in names(tmp_path))
+    assert "step-00000006.pt.aside is from after the checkpoint that was asked for" in capsys.readouterr().err
+
+
+def test_a_job_that_was_started_again_goes_on_behind_the_path_it_once_began_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = interrupted(tmp_path)
+    elsewhere = tmp_path / "elsewhere.pt"
+    shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", elsewhere)
+    diary = Diary()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    trainer_of(diary, **options, resume=str(elsewhere)).fit(classes(20), classes(8))
+    assert diary.of("step")[0] == 7
+
+
+@pytest.mark.parametrize("change", ["model", "groups", "other file", "version"])
+def test_a_checkpoint_of_something_else_is_refused_with_one_message(tmp_path: Path, change: str) -> None:
+    options = interrupted(tmp_path)
+    path = tmp_path / "checkpoints" / "step-00000006.pt"
+    model = nn.Linear(8, 4) if change != "model" else nn.Linear(8, 5)
+    trainer = trainer_of(model=model, **options, resume=str(path))
+    if change == "groups":
+        trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    if change == "other file":
+        save_checkpoint(path, {"model": model.state_dict()})
+    if change == "version":
+        save_checkpoint(path, load_checkpoint(path) | {"version": 99})
+    with pytest.raises(
+        CheckpointError, match=r"^.*checkpoint (is not of this model|has the version).*; .* -> "
+    ) as caught:
+        trainer.fit(classes(20), classes(8))
+    assert "\n" not in str(caught.value)
+
+
+def test_fit_called_again_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Also with checkpoints, which are this trainer's own."""
+    once = trainer_of(epochs=2)
+    once.fit(classes(20))
+    twice = trainer_of(epochs=1, output_dir=str(tmp_path))
+    assert len(twice.fit(classes(20))) == 1
+    assert len(twice.fit(classes(20))) == 1, "all epochs are done"
+    twice.config = settings(epochs=2, output_dir=str(tmp_path), tensorboard=False)
+    assert twice.fit(classes(20)) == once.state.records
+    assert all(map(torch.equal, weights(twice), weights(once)))
+
+
+def test_a_checkpoint_of_another_precision_and_of_other_kernels_is_gone_on_from(tmp_path: Path) -> None:
+    options = interrupted(tmp_path, fused=False)
+    trainer = trainer_of(**options | {"fused": True, "precision": "fp16"}, resume="auto")
+    trainer.fit(classes(20), classes(8))
+    assert trainer.state.step == 10
+    assert trainer.optimizer.param_groups[0]["fused"]
+
+
+# Data.
+
+
+class Things(Dataset[Any]):
+    """Samples with several inputs by name."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        return {"left": torch.ones(8), "right": torch.ones(8)}, index % 4
+
+
+class OfThings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        output: Tensor = self.layer(inputs["left"] - inputs["right"])
+        return output
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_inputs_may_have_names(channels_last: bool) -> None:
+    trainer = trainer_of(model=OfThings(), ddp=DDPConfig(channels_last=channels_last))
+    (record,) = trainer.fit(Things(), Things())
+    assert record.test["loss"] > 0
+
+
+class Numbers(IterableDataset[Any]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Any:
+        return ((torch.full((8,), float(index)), torch.tensor(index % 4)) for index in range(self.samples))
+
+
+class Sized(Numbers):
+    def __len__(self) -> int:
+        return self.samples
+
+
+def test_a_stream_with_a_length_can_have_a_cosine() -> None:
+    trainer = trainer_of(schedule="cosine", epochs=2)
+    trainer.fit(Sized(20))
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(
+        ConfigError, match=r"schedule cosine, and data without a length; .* -> give the data set a __len"
+    ):
+        trainer_of(schedule="cosine").fit(Numbers(20))
+
+
+@pytest.mark.parametrize(
+    ("data", "changes"), [(Numbers(0), {}), (classes(3), {"loading": LoadingConfig(num_workers=0, drop_last=True)})]
+)
+def test_an_epoch_without_a_step_is_refused(data: Any, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"an epoch without a step; .* -> "):
+        trainer_of(**changes).fit(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "order", "words"),
+    [
+        (Numbers(20), Weighted([1.0] * 20), "an order, and data that is iterable"),
+        (classes(20), Weighted([0.0] * 30 + [1.0]), "the order's indices: from 30 to 30; .* from 0 to 19"),
+    ],
+)
+def test_an_order_that_is_not_of_the_data_is_refused(data: Any, order: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"{words}.* -> "):
+        trainer_of().fit(data, order=order)
+
+
+def test_a_weighted_order_draws_what_it_is_told() -> None:
+    data = Numbered(20)
+    trainer = trainer_of(model=nn.Linear(1, 1))
+    trainer._loss_function = nn.functional.mse_loss
+    trainer.fit(data, order=Weighted([0.0] * 5 + [1.0] * 2 + [0.0] * 13, 12))
+    assert set(data.read) == {5, 6}
+    assert len(data.read) == 12
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"evaluate_every_steps": -1}, "evaluate_every_steps is -1; expected at least 0"),
+        ({"evaluate_every_epochs": -1}, "evaluate_every_epochs is -1; expected at least 0"),
+        ({"patience": -2}, "patience is -2"),
+        ({"warmup_steps": -2}, "warmup_steps is -2"),
+        ({"log_every": -1}, "log_every is -1"),
+        ({"base_batch_size": 0}, "base_batch_size is 0; expected at least 1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**64}, "seed is 18446744073709551616; expected at most"),
+        ({"ema_decay": 0.0}, "ema_decay is 0.0; expected above 0 and below 1"),
+        ({"ema_decay": 1.0}, "ema_decay is 1.0"),
+        ({"ema_decay": float("nan")}, "ema_decay is nan"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0; expected above 0"),
+        ({"clip_norm": float("nan")}, "clip_norm is nan"),
+        ({"checkpoint": CheckpointConfig(keep_last=0)}, "checkpoint.keep_last is 0; expected at least 1"),
+        ({"checkpoint": CheckpointConfig(keep_best=-1)}, "checkpoint.keep_best is -1"),
+        ({"checkpoint": CheckpointConfig(every_minutes=-0.5)}, "checkpoint.every_minutes is -0.5"),
+        ({"preemption": PreemptionConfig(lead_seconds=-1)}, "preemption.lead_seconds is -1"),
+        ({"preemption": PreemptionConfig(lead_seconds=float("nan"))}, "preemption.lead_seconds is nan"),
+        ({"preemption": PreemptionConfig(signals=("USR3",))}, "preemption.signals has 'USR3'"),
+        ({"loading": LoadingConfig(num_workers=-1)}, "loading.num_workers is -1"),
+        ({"loading": LoadingConfig(prefetch_factor=0)}, "loading.prefetch_factor is 0"),
+        ({"ddp": DDPConfig(bucket_cap_mb=0)}, "ddp.bucket_cap_mb is 0"),
+        ({"ddp": DDPConfig(powersgd_rank=0)}, "ddp.powersgd_rank is 0"),
+        ({"ddp": DDPConfig(hook="bf-16")}, "ddp.hook is 'bf-16'; expected one of none, fp16, bf16, powersgd"),
+        ({"precision": "half"}, "precision is 'half'; expected one of fp32, bf16, fp16"),
+        ({"schedule": "cosin"}, "schedule is 'cosin'; expected one of constant, cosine"),
+        ({"best_mode": "lowest"}, "best_mode is 'lowest'; expected one of min, max"),
+        ({"loading": LoadingConfig(multiprocessing_context="thread")}, "loading.multiprocessing_context is 'thread'"),
+        ({"profile": "9:3", "output_dir": "/x"}, "profile is '9:3'"),
+        ({"profile": "1:3"}, "profile, and no output_dir"),
+        ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\)"),
+        ({"resume": "auto"}, "resume is auto, and there is no output_dir"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_begins(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{words}.* -> "):
+        trainer_of(**changes)
+
+
+def test_a_warm_up_longer_than_the_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="warmup_steps is 11; expected at most the 10 steps of the run -> "):
+        trainer_of(warmup_steps=11, epochs=2).fit(classes(20))
+
+
+def test_a_figure_that_is_not_there_cannot_tell_the_best() -> None:
+    trainer = trainer_of(best="loss/first")
+    with pytest.raises(ConfigError, match="best=loss/first; expected one of loss -> "):
+        trainer.fit(classes(20), classes(8))
+
+
+def test_an_error_at_the_start_leaves_no_signal_handler(tmp_path: Path) -> None:
+    import signal
+
+    before = signal.getsignal(signal.SIGUSR1)
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+        trainer_of(output_dir=str(tmp_path)).fit(classes(20))
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+# Agreement.
+
+
+def agreed_at(step_seconds: Callable[[int], float], steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times at which the ranks agree, in seconds."""
+    now = [0.0]
+    monkeypatch.setattr("srunddp.train.preemption.consensus.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    agreement, times = Agreement(StandIn()), []
+    for step in range(steps):
+        now[0] += step_seconds(step)
+        if agreement.due():
+            agreement.reach(Wish.NONE, 0, save=False)
+            times.append(now[0])
+    return times
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.3, 2.5])
+def test_ranks_agree_about_once_a_second(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = agreed_at(lambda step: seconds, 600, monkeypatch)
+    late = [after - before for before, after in itertools.pairwise(times)][8:]
+    assert all(max(seconds, 0.5) - 0.01 <= gap <= max(seconds, 1.0) + 0.01 for gap in late), late
+
+
+def test_ranks_agree_at_the_latest_after_64_steps_which_may_be_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = agreed_at(lambda step: 1e-4 if step < 1000 else 1.0, 1200, monkeypatch)
+    assert max(after - before for before, after in itertools.pairwise(times)) <= 64.0
+
+
+def test_what_a_rank_wishes_is_told_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    agreed = Agreement(StandIn()).reach(Wish.LEAVE, 15, save=True)
+    assert (agreed.wish, agreed.cause, agreed.save) == (Wish.LEAVE, 15, True)
+
+
+def test_every_checkpoint_is_told_of_however_slowly_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Shelf.add
+
+    def slow(shelf: Shelf, step: int, state: Any) -> None:
+        time.sleep(0.02)
+        add(shelf, step, state)
+
+    monkeypatch.setattr(Shelf, "add", slow)
+    diary = Diary()
+    often = CheckpointConfig(every_steps=1, keep_last=100, keep_best=0)
+    trainer_of(diary, output_dir=str(tmp_path), checkpoint=often).fit(classes(32))
+    # The last one twice: the epoch's end makes another one of it.
+    assert list(dict.fromkeys(diary.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]
+
+
+def test_a_run_that_has_gone_on_from_an_epoch_s_very_end_does_not_know_a_metric_with_a_state(tmp_path: Path) -> None:
+    sums = Sums({"mse": MeanSquaredError()}, StandIn(), [[6.0, 3.0]])
+    means = sums.means()
+    assert means["loss"] == 2.0
+    assert math.isnan(means["mse"])

@@ -1,0 +1,173 @@
+"""Where the time of a step goes is known of each rank, although the ranks wait for each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from srunddp import telemetry
+from srunddp.telemetry import Marks
+from srunddp.train.step_timer import Pace, Timed, pace_of
+from tests.train.conftest import results_of
+from tests.train.paces import SLEEP, STEPS
+
+SLEPT = STEPS * SLEEP
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return results_of("paces.py", tmp_path_factory.mktemp("paces"), timeout=120)
+
+
+@pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers", "work of 0, shards"])
+def test_the_steps_of_all_ranks_take_as_long_as_those_of_the_slow_one(results: Any, name: str) -> None:
+    ours, theirs = results[name]
+    assert (ours["steps"], ours["samples"]) == (theirs["steps"], theirs["samples"]) == (STEPS, 2 * STEPS * 4)
+    # Its last wait is in nobody's step.
+    assert min(ours["step_s"], theirs["step_s"]) >= SLEPT - SLEEP
+    assert max(ours["step_s"], theirs["step_s"]) <= min(ours["seconds"], theirs["seconds"])
+    assert min(ours["longest_step_s"], theirs["longest_step_s"]) >= SLEEP
+
+
+def test_a_rank_that_waits_for_data_shows_in_its_own_time_and_in_nobody_elses(results: Any) -> None:
+    fast, slow = results["data of 1"]
+    assert SLEPT <= slow["data_s"] <= slow["own_s"]
+    assert slow["data_s"] - fast["data_s"] > SLEPT / 2
+    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+
+
+def test_a_rank_that_is_slow_in_its_own_work_shows_there_and_not_as_a_wait_for_data(results: Any) -> None:
+    slow, fast = results["work of 0"]
+    assert slow["own_s"] - slow["data_s"] >= SLEPT
+    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+    assert slow["data_s"] < SLEPT / 2
+
+
+@pytest.mark.parametrize("what", ["buffers", "shards"])
+def test_the_wait_for_others_before_a_forward_is_not_a_ranks_own(results: Any, what: str) -> None:
+    slow, fast = results[f"work of 0, {what}"]
+    assert slow["own_s"] >= SLEPT
+    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+
+
+def test_with_accumulation_a_step_is_all_its_micro_batches(results: Any) -> None:
+    fast, slow = results["accumulation"]
+    assert fast["steps"] == slow["steps"] == STEPS / 3
+    assert slow["data_s"] >= SLEPT
+    assert slow["own_s"] - fast["own_s"] > SLEPT / 2
+
+
+def test_a_second_training_goes_on_to_count(results: Any) -> None:
+    assert [rank["steps of two fits"] for rank in results["work of 0"]] == 2 * [2 * STEPS]
+
+
+def test_epochs_evaluations_and_checkpoints_are_noted_with_their_figures(results: Any) -> None:
+    for rank, found in enumerate(results["checkpoints"]):
+        names = [event.name for event in found["events"]]
+        written = 3 if rank == 0 else 0  # after the steps 5 and 10, and the last
+        assert Counter(names) == {
+            "fit": 1,
+            "epoch": 1,
+            "step": 1,
+            "evaluation": 1,
+            "evaluation_end": 1,
+            "epoch_end": 1,
+            "checkpoint": 3,
+            **({"checkpoint_written": written} if written else {}),
+        }
+        assert [event.value for event in found["events"] if event.name in ("epoch", "epoch_end")] == [1, 1]
+        times = [event.time for event in found["events"]]
+        assert times == sorted(times)
+        assert all(0 < event.value < 5 for event in found["events"] if event.name.startswith("checkpoint"))
+
+
+class Clock:
+    """Goes on only when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Event:
+    """torch.cuda.Event, by a GPU's clock."""
+
+    gpu = Clock()
+    recorded = 0
+    ready = True
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.recorded += 1
+        self.at = Event.gpu.now
+
+    def query(self) -> bool:
+        return Event.ready
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1000 * (end.at - self.at)
+
+
+def test_with_a_gpu_a_ranks_own_time_is_the_gpus_without_its_waiting_for_others_or_the_ranks_for_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    clock, gpu, page = Clock(), Event.gpu, Marks(recording=True)
+    monkeypatch.setattr("time.perf_counter", clock)
+    pace = Timed(page, torch.device("cuda"))
+
+    def step(forward: float) -> None:
+        for _ in pace.arriving(iter(["a step"])):
+            gpu.now += forward
+            pace.waits()
+            gpu.now += 1.0  # the backward pass
+            pace.waits()  # of a module whose forward is made again in it
+            gpu.now += 1.0
+            pace.goes_on()
+            gpu.now += 2.0
+            clock.now += 1.0
+            pace.goes_on()
+            clock.now += 9.0  # it reads the loss
+            gpu.now += 2.0  # the optimizer, and what the rank was late with
+            pace.done(1)
+
+    step(3.0)
+    assert page.read_steps()[2:5] == (10.0, 0.0, 5.0)
+    step(1.0)
+    assert page.read_steps()[2:5] == (20.0, 0.0, 8.0)
+    Event.ready, before = False, Event.recorded
+    step(2.0)
+    step(2.0)
+    assert page.read_steps().own_s == 14.0  # as in the step before, until the GPU has come so far
+    assert Event.recorded == before + 4  # of the first of them
+    Event.ready = True
+    step(7.0)
+    assert page.read_steps().own_s == 18.0
+
+
+def test_with_a_gpu_a_wish_for_data_at_the_end_of_an_epoch_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    clock, page = Clock(), Marks(recording=True)
+    monkeypatch.setattr("time.perf_counter", clock)
+    pace = Timed(page, torch.device("cuda"))
+    assert list(pace.arriving(iter(()))) == []
+    Event.gpu.now += 1000.0  # an evaluation
+    for _ in pace.arriving(iter(["a step"])):
+        clock.now += 2000.0
+        Event.gpu.now += 7.0
+        pace.done(1)
+    assert page.read_steps().own_s == 7.0
+
+
+def test_without_monitoring_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "_marks", Marks())
+    assert type(pace_of(torch.device("cpu"))) is Pace
+    steps = iter([1, 2])
+    assert Pace().arriving(steps) is steps
