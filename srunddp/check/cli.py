@@ -21,7 +21,7 @@ from srunddp.check.results import Report
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.stage.enter import enter, read
 from srunddp.stage.paths import Staged
-from srunddp.supervisor.root_cause import say
+from srunddp.util.console import say
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from srunddp.bootstrap.rendezvous.auth import Trust
 from srunddp.bootstrap.rendezvous.listener import Door
-from srunddp.bootstrap.rendezvous.protocol import Hello, Meeting, parse, send
+from srunddp.bootstrap.rendezvous.protocol import Hello, Meeting
 from srunddp.errors import RendezvousError
+from srunddp.util.json_lines import parse, send
 from srunddp.util.timeouts import ask
 
 Act = Callable[[Mapping[str, Any]], Any]

@@ -6,8 +6,8 @@ from srunddp.check import join
 from srunddp.check.coordinator import Act, LostError
 from srunddp.check.finding import Subject
 from srunddp.errors import SrunddpError
-from srunddp.supervisor.root_cause import say
 from srunddp.util.click_types import limit
+from srunddp.util.console import say
 
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 

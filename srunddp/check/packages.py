@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
-import re
 from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import TypedDict
+
+from srunddp.stage.pip import normal
 
 
 class Package(TypedDict):
@@ -85,11 +86,6 @@ def distributed(module: str, place: str) -> Distribution | None:
 def _modules(found: Distribution) -> Iterable[str]:
     named = found.read_text("top_level.txt")
     return named.split() if named else {file.parts[0].partition(".")[0] for file in found.files or ()}
-
-
-def normal(name: str) -> str:
-    """A package's name as all indexes spell it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _constants(path: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from srunddp import __version__
+from srunddp._version import __version__
 from srunddp.bootstrap.process_group.store import Joined
 from srunddp.bootstrap.rendezvous.protocol import Meeting
 from srunddp.check import allreduce, bandwidth

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from srunddp import __version__
+from srunddp._version import __version__
 from srunddp.bootstrap.rendezvous.protocol import Hello
 from srunddp.check.finding import Check, F, Finding, Level, Seen
 

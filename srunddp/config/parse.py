@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import yaml
 
-from srunddp.bootstrap.network.ifaces_conf import at, where_not_yaml
 from srunddp.config.schema import RESERVED, Key, build, keys_of, usage
 from srunddp.config.typed import MismatchError, expected, is_ambiguous, is_null, plain, value_of
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.excepthook import end_in_one_line
+from srunddp.util.yaml_source import at, where_not_yaml
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
-from srunddp.run.options import Wishes
 from srunddp.stage.enter import enter, read
+from srunddp.supervisor.stall import STALL_TIMEOUT
 from srunddp.util.click_types import refusing
 
-_LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": Wishes.stall_timeout}
+_LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": STALL_TIMEOUT}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

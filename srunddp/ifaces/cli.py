@@ -22,8 +22,8 @@ from srunddp.errors import ConfigError, SrunddpError
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, check_file
 from srunddp.ifaces.scan import Scanner, survey
-from srunddp.supervisor.root_cause import say
 from srunddp.util.click_types import refusing
+from srunddp.util.console import say
 
 _INCOMPLETE, _WRONG = 69, 78
 

@@ -20,8 +20,8 @@ from srunddp.report.html import page
 from srunddp.report.run import Run, read
 from srunddp.report.summarize import against, summary_of
 from srunddp.report.summary import Summary
-from srunddp.supervisor.root_cause import say
 from srunddp.util.click_types import answering
+from srunddp.util.console import say
 
 if TYPE_CHECKING:
     from srunddp.report.plots.pictures import Picture

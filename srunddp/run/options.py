@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srunddp import __version__
+from srunddp._version import __version__
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.rendezvous.meet import Prepared
 from srunddp.bootstrap.rendezvous.protocol import Company
@@ -18,6 +18,7 @@ from srunddp.run.script import Script
 from srunddp.supervisor import root_cause
 from srunddp.supervisor.connection import LOST_AFTER
 from srunddp.supervisor.output import redirect
+from srunddp.supervisor.stall import STALL_TIMEOUT
 
 DEFAULT_FOLDER = "logs"  # as in a job script of srunddp sbatch
 
@@ -36,7 +37,7 @@ class Wishes:
         monitor: seconds between samples; None for none; monitor_dir: where they go, see :func:`plan_monitor`.
     """
 
-    stall_timeout: float = 300.0
+    stall_timeout: float = STALL_TIMEOUT
     lost_after: float = LOST_AFTER
     grace: float = 30.0
     log_dir: str | None = None

@@ -15,7 +15,7 @@ from srunddp.bootstrap.rendezvous.meet import Prepared
 from srunddp.errors import SrunddpError
 from srunddp.run.script import Script
 from srunddp.run.worker import Bench, work
-from srunddp.supervisor.root_cause import say
+from srunddp.util.console import say
 from srunddp.util.memory import memory_file
 
 

@@ -20,8 +20,8 @@ from srunddp.sbatch import local_defaults, partition, render_slurm, submit, vali
 from srunddp.sbatch import render_mpirun as by_mpirun
 from srunddp.sbatch.sections import Written
 from srunddp.sbatch.spec import Job, MpiJob, Start
-from srunddp.supervisor.root_cause import say
 from srunddp.util.click_types import answering
+from srunddp.util.console import say
 
 T = TypeVar("T", bound=Start)
 _POSITIONAL = ("script", "arguments")

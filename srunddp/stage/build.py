@@ -19,11 +19,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import srunddp
+from srunddp._version import __version__
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.check.packages import normal
 from srunddp.errors import ConfigError
-from srunddp.stage.pip import Pip, Wheel
+from srunddp.stage.pip import Pip, Wheel, normal
 from srunddp.stage.relocate import make_relocatable, script
 
 # What setup.py names, except for torch, which is the user's to choose.
@@ -181,7 +180,7 @@ def _make(place: Path, output: Path, log: Path) -> None:
 
 def _add_srunddp(place: Path) -> None:
     """This srunddp, its command, and its ifaces.conf if it has one."""
-    package = Path(srunddp.__file__).parent
+    package = Path(__file__).resolve().parents[1]
     shutil.copytree(package, _packages(place) / "srunddp", ignore=shutil.ignore_patterns("__pycache__"))
     command = place / "bin" / "srunddp"
     command.write_text(script(_SCRIPT))
@@ -215,7 +214,7 @@ def _python(interpreter: str, words: list[str], log: Path) -> int:
 def _mark() -> Mark:
     base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     version = ".".join(map(str, sys.version_info[:3]))
-    return Mark(srunddp.__version__, version, sysconfig.get_platform(), base)
+    return Mark(__version__, version, sysconfig.get_platform(), base)
 
 
 def _rename(place: Path, output: Path) -> None:

@@ -15,8 +15,8 @@ from srunddp.stage import items
 from srunddp.stage import push as pushing
 from srunddp.stage.build import Built, build
 from srunddp.stage.slurm import Job
-from srunddp.supervisor.root_cause import say
 from srunddp.util.click_types import limit, refusing
+from srunddp.util.console import say
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.run.script import Script
 from srunddp.stage.offline import caches
 
 ROLES = ("env", "project", "data")
@@ -67,11 +66,6 @@ class Staged:
         """An argument of the script: a path, or one after its first ``=``."""
         name, equals, value = word.partition("=")
         return self.here(word) if word.startswith("/") else name + equals + self.here(value)
-
-    def script(self, script: Script) -> Script:
-        """The script and its arguments as they are here."""
-        name = script.name if script.module else self.here(script.name)
-        return Script(name, tuple(self.argument(word) for word in script.arguments), script.module)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Those that change, with their values here; also of cache folders in their usual place."""

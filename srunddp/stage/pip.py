@@ -146,3 +146,8 @@ def _isolated() -> dict[str, str]:
     """Without the user's settings for pip either: a folder alone is looked at."""
     kept = {name: value for name, value in _environment().items() if not name.startswith("PIP_")}
     return kept | {"PIP_CONFIG_FILE": os.devnull}
+
+
+def normal(name: str) -> str:
+    """A package's name as all indexes spell it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

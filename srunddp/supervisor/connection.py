@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import Any
 
-from srunddp.bootstrap.rendezvous.protocol import parse
+from srunddp.util.json_lines import parse
 
 LOST_AFTER = 60.0
 _PROBES = 6  # in this time

@@ -6,7 +6,7 @@ import json
 import socket
 from typing import Any
 
-from srunddp.bootstrap.rendezvous.protocol import parse
+from srunddp.util.json_lines import parse
 
 LONGEST = 1 << 16
 

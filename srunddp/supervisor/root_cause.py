@@ -5,22 +5,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
-import select
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from srunddp.bootstrap.rendezvous.missing_ranks import named
 from srunddp.supervisor import failure_files
 from srunddp.supervisor.failure import Failure, Weight
+from srunddp.util.console import _PATIENCE, say
+from srunddp.util.hostlist import named
 
 LOST = 69  # sysexits' EX_UNAVAILABLE, as of a RendezvousError
 STALLED = 124  # as of timeout(1)
 
-_PATIENCE = 0.5
 _NODES_NAMED = 16
 
 
@@ -177,12 +174,3 @@ def set_aside(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 (folder / "failure.json").rename(earlier)
             return
-
-
-def say(text: str) -> None:
-    """Write to standard error; what nobody takes within half a second is dropped."""
-    data = text.encode(errors="backslashreplace")
-    with contextlib.suppress(OSError):
-        # Where nobody reads, that must not keep the others from ending.
-        while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], _PATIENCE)[1]:
-            data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]

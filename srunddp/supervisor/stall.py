@@ -10,6 +10,7 @@ from srunddp.supervisor.failure import Failure, Weight, time_of_day
 from srunddp.supervisor.root_cause import STALLED, Verdict, folded
 from srunddp.supervisor.stacks import groups, main_stack, odd_one, place, shown, waits
 
+STALL_TIMEOUT = 300.0
 _ANSWERS_WITHIN = 3.0
 
 

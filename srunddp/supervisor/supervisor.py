@@ -24,8 +24,9 @@ from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.failure import Failure, Weight
 from srunddp.supervisor.failure_recorder import Report
 from srunddp.supervisor.pipe import Pipe
-from srunddp.supervisor.root_cause import STALLED, Verdict, say
+from srunddp.supervisor.root_cause import STALLED, Verdict
 from srunddp.supervisor.worker_process import KILL_AFTER, WorkerProcess
+from srunddp.util.console import say
 
 _KILLED_WITHIN = 12.0
 _MEETING_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from srunddp.errors import SrunddpError
-from srunddp.supervisor.root_cause import say
+from srunddp.util.console import say
 
 MONITOR_SECONDS = 5
 LOST_LEAST = 2.0  # a kernel counts some of this in whole seconds

@@ -6,16 +6,23 @@ import functools
 import sys
 from types import TracebackType
 
-from srunddp.bootstrap.process_group import store
 from srunddp.errors import SrunddpError
+
+_below_srunddp = False
+
+
+def leave_to_srunddp() -> None:
+    """This process is a rank below ``srunddp``, which prints such an error itself."""
+    global _below_srunddp
+    _below_srunddp = True
 
 
 def end_in_one_line() -> None:
     """From now on an uncaught SrunddpError ends the program with its line, without a traceback.
 
-    Below ``srunddp`` that is so anyway, and an interactive Python goes on.
+    Not below ``srunddp``, nor in an interactive Python, which goes on.
     """
-    if not (store.joined() or sys.flags.interactive or hasattr(sys, "ps1")):
+    if not (_below_srunddp or sys.flags.interactive or hasattr(sys, "ps1")):
         _hook_in()
 
 

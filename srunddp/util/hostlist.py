@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -49,3 +49,12 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
+
+
+def named(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
+    """``ranks 4-5 on node03`` for ranks 4 and 5, folded; without nodes where the layout is not known."""
+    parts = []
+    for node, theirs in grouped((layout.get(rank, ""), rank) for rank in ranks).items():
+        where = f" on {node}" if node else ""
+        parts.append(f"rank{'s' if len(theirs) > 1 else ''} {ranges(theirs)}{where}")
+    return ", ".join(parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp import __version__
+from srunddp._version import __version__
 from srunddp.errors import ConfigError
 from srunddp.stage import build as building
 from srunddp.stage.build import LOCK, MARK, OWN, Built, build, read_mark

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.bootstrap.environment.slurm import expand
-from srunddp.bootstrap.rendezvous.missing_ranks import named
-from srunddp.util.hostlist import fold, ranges
+from srunddp.util.hostlist import fold, named, ranges
 
 FOLDED = {
     "node01": ["node01"],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment.slurm import expand
 from srunddp.errors import ConfigError, Scope
+from srunddp.util.yaml_source import at, where_not_yaml
 
 if TYPE_CHECKING:
     import yaml
@@ -198,17 +199,6 @@ def parse(text: bytes, path: str) -> tuple[Entry, ...]:
     return tuple(_entry(node, path) for node in root.value)
 
 
-def where_not_yaml(error: Exception, text: bytes, path: str) -> str:
-    """File, line and column of what PyYAML raised; the file's first where it does not say."""
-    if mark := getattr(error, "problem_mark", None):
-        return f"{path}:{mark.line + 1}:{mark.column + 1}"
-    position = getattr(error, "position", None) or 0
-    # In characters where one of them is not allowed, in bytes where they do not decode.
-    whole = text.decode(errors="replace") if "special" in str(error) else text[:position].decode(errors="replace")
-    before = whole[:position]
-    return f"{path}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
-
-
 def _entry(node: yaml.Node, path: str) -> Entry:
     values = _mapping(node, path)
     for name, (key, _) in values.items():
@@ -322,11 +312,6 @@ def _is_mapping(node: yaml.Node) -> bool:
     import yaml
 
     return isinstance(node, yaml.MappingNode)
-
-
-def at(path: str, node: yaml.Node) -> str:
-    """File, line and column of a node."""
-    return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
 def _wrong(where: str, found: str, expected: str, cure: str) -> ConfigError:

@@ -18,9 +18,9 @@ from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.world import open_world, settle
 from srunddp.bootstrap.rendezvous.early_failure import tell_failure
 from srunddp.bootstrap.rendezvous.meet import Options, Prepared, bind, joined, meet, prepare
-from srunddp.bootstrap.rendezvous.protocol import receive, send
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.util.excepthook import end_in_one_line
+from srunddp.util.json_lines import receive, send
 
 if TYPE_CHECKING:
     from srunddp.bootstrap.process_group.world import World

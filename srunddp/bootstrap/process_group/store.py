@@ -26,6 +26,7 @@ from srunddp.bootstrap.network.interface import Interface
 from srunddp.bootstrap.process_group.reverse_dns import without_name_lookups
 from srunddp.bootstrap.rendezvous.protocol import Meeting, allow_many
 from srunddp.telemetry import event
+from srunddp.util.excepthook import leave_to_srunddp
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -112,6 +113,7 @@ def install(place: Joined) -> None:
     """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on."""
     global _joined
     _joined = place
+    leave_to_srunddp()
     # Inherited from a torchrun around us, it would make every rank a client of a store that nobody serves.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ.update(place.variables())

@@ -17,8 +17,9 @@ from srunddp.bootstrap.network.interface import shares_subnet
 from srunddp.bootstrap.rendezvous import abort, auth
 from srunddp.bootstrap.rendezvous.abort import Failure, Interrupt
 from srunddp.bootstrap.rendezvous.auth import Claim, Trust, Unproven
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, Meeting, receive, send
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, Meeting
 from srunddp.errors import RendezvousError, Scope, SrunddpError
+from srunddp.util.json_lines import receive, send
 
 _ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0

@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 
-from srunddp import __version__
+from srunddp._version import __version__
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.cpus import mask
 from srunddp.bootstrap.environment.detect import Environment
@@ -18,9 +18,9 @@ from srunddp.bootstrap.environment.slurm import NODE_LIST, SlurmStep, whole_numb
 from srunddp.bootstrap.network.ifaces_conf import Entry, entry_for, entry_or_default
 from srunddp.bootstrap.network.interface import Interface, Link, addresses_of, is_loopback, links_here
 from srunddp.bootstrap.rendezvous import pmi
-from srunddp.bootstrap.rendezvous.missing_ranks import SAY_EVERY, saying
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello
 from srunddp.errors import ConfigError, Scope
+from srunddp.util.console import SAY_EVERY, saying
 
 TELLING = ("pmi", "mpi")
 

@@ -17,8 +17,9 @@ from typing import Any, Self
 from srunddp.bootstrap.rendezvous import auth
 from srunddp.bootstrap.rendezvous.abort import Interrupt
 from srunddp.bootstrap.rendezvous.auth import Claim, Trust
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, parse, send
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello
 from srunddp.errors import RendezvousError, Scope
+from srunddp.util.json_lines import parse, send
 
 UNPROVEN = 1024
 PATIENCE = 30.0

@@ -13,9 +13,11 @@ from srunddp.bootstrap.rendezvous import abort
 from srunddp.bootstrap.rendezvous.abort import Interrupt
 from srunddp.bootstrap.rendezvous.auth import Trust, Unproven
 from srunddp.bootstrap.rendezvous.listener import PATIENCE, UNPROVEN, Door
-from srunddp.bootstrap.rendezvous.missing_ranks import SAY_EVERY, named
-from srunddp.bootstrap.rendezvous.protocol import Company, Held, Hello, Meeting, send
+from srunddp.bootstrap.rendezvous.protocol import Company, Held, Hello, Meeting
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
+from srunddp.util.console import SAY_EVERY
+from srunddp.util.hostlist import named
+from srunddp.util.json_lines import send
 
 MOURN = 5.0
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.rendezvous import advertisement, auth, protocol
+from srunddp.bootstrap.rendezvous import advertisement, auth
 from srunddp.bootstrap.rendezvous.auth import Claim, Secret, Trust, Unproven
 from srunddp.bootstrap.rendezvous.client import find
 from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.errors import PeerError, RendezvousError
+from srunddp.util import json_lines
 from tests.bootstrap.rendezvous.test_client import (
     NONCE,
     greeting,
@@ -177,10 +178,10 @@ def test_a_caller_without_the_proof_has_no_effect_but_one_line_in_the_log(prover
         until(lambda: 1 in server.roster.lines)
         for one in (hello(2, 3), hello(1, 3, "node09", pid=9), hello(2, 77), hello(0, 3), hello(2, 3, address="::1")):
             with server.connect() as caller:
-                protocol.send(caller, greeting(one, prover.kind))
-                assert "seen" in protocol.receive(caller)
-                protocol.send(caller, {"here": True, "proof": said, "failed": "the end", "code": 9})
-                assert "refused" in protocol.receive(caller)
+                json_lines.send(caller, greeting(one, prover.kind))
+                assert "seen" in json_lines.receive(caller)
+                json_lines.send(caller, {"here": True, "proof": said, "failed": "the end", "code": 9})
+                assert "refused" in json_lines.receive(caller)
                 assert caller.recv(100) == b""
         second = pool.submit(find, [server.address], hello(2, 3), soon(), prover)
         assert [first.result()[1], second.result()[1]] == [server.meeting()] * 2

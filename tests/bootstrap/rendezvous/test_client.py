@@ -15,13 +15,14 @@ import pytest
 
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
-from srunddp.bootstrap.rendezvous import client, discovery, protocol
+from srunddp.bootstrap.rendezvous import client, discovery
 from srunddp.bootstrap.rendezvous.abort import Failure, Interrupt, read
 from srunddp.bootstrap.rendezvous.auth import OTHER, Claim, Secret, Unproven
 from srunddp.bootstrap.rendezvous.client import find, tell
 from srunddp.bootstrap.rendezvous.protocol import Address, Company, Held, Hello, Meeting, hold
 from srunddp.bootstrap.rendezvous.server import Roster, named
 from srunddp.errors import PeerError, RendezvousError, Scope
+from srunddp.util import json_lines
 from tests.support.launchers import PID, step
 
 LONG = 30.0  # a limit that only a broken rendezvous reaches
@@ -239,11 +240,11 @@ def test_the_lines_stay_open_after_the_meeting() -> None:
     with rank_zero(2) as server:
         connection, _ = find([server.address], hello(1), soon())
         server.meeting()
-        protocol.send(server.roster.lines[1], {"later": 1})
-        assert protocol.receive(connection) == {"later": 1}
-        protocol.send(connection, {"goodbye": True})
+        json_lines.send(server.roster.lines[1], {"later": 1})
+        assert json_lines.receive(connection) == {"later": 1}
+        json_lines.send(connection, {"goodbye": True})
         server.roster.lines[1].settimeout(LONG)
-        assert protocol.receive(server.roster.lines[1]) == {"goodbye": True}
+        assert json_lines.receive(server.roster.lines[1]) == {"goodbye": True}
         connection.close()
 
 
@@ -354,7 +355,7 @@ STRANGERS = ("mute", "closing", "banner", "http", "store", "endless", "empty-lin
 def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
     # A banner is read before our hello has been sent whole, perhaps.
     heard = [bytes(received) for received in server.received if received]
-    messages = [protocol.parse(text) for text in heard]
+    messages = [json_lines.parse(text) for text in heard]
     return all(text.count(b"\n") == 1 and text.endswith(b"\n") for text in heard) and all(
         message.pop("nonce") and message == {"hello": asdict(one), "kind": "none"} for message in messages
     )
@@ -386,7 +387,7 @@ def test_a_stranger_is_passed_over_and_hears_nothing_but_the_hello(kind: str) ->
     ids=lambda text: repr(text[:8]),
 )
 def test_a_line_that_is_no_message_of_ours_is_empty(text: bytes) -> None:
-    assert protocol.parse(text) == {}
+    assert json_lines.parse(text) == {}
 
 
 def test_another_steps_rank_zero_is_passed_over_and_loses_nobody() -> None:
@@ -510,10 +511,10 @@ def test_world_sizes_that_differ_are_told_to_both(rank: int, world_size: int) ->
 
 def test_address_families_that_differ_are_told_to_both() -> None:
     with rank_zero(2) as server, server.connect() as caller:
-        protocol.send(caller, greeting(hello(1, node="node02", address="fd00::7")))
-        assert "seen" in protocol.receive(caller)
-        protocol.send(caller, {"here": True, "proof": ""})
-        text = protocol.receive(caller)["failed"]
+        json_lines.send(caller, greeting(hello(1, node="node02", address="fd00::7")))
+        assert "seen" in json_lines.receive(caller)
+        json_lines.send(caller, {"here": True, "proof": ""})
+        text = json_lines.receive(caller)["failed"]
         assert text.startswith("rank 1 on node02 has fd00::7, rank 0 on node01 has 127.0.0.1; expected IPv4 on all")
         assert server.refusal() == text
 
@@ -589,8 +590,8 @@ def test_a_rank_that_only_mute_strangers_answer_stops_at_its_deadline() -> None:
 def greeted(server: RankZero, one: Hello) -> Iterator[socket.socket]:
     """A rank that has said hello and was seen."""
     with server.connect() as caller:
-        protocol.send(caller, greeting(one))
-        assert "seen" in protocol.receive(caller)
+        json_lines.send(caller, greeting(one))
+        assert "seen" in json_lines.receive(caller)
         yield caller
 
 
@@ -619,7 +620,7 @@ def test_a_rank_that_was_there_and_ended_is_named_to_all_with_the_code_of_a_kill
         found = meet_later(server, hello(2, 4))
         until(lambda: 2 in server.roster.lines)
         with greeted(server, hello(1, 4, "node02")) as caller:
-            protocol.send(caller, {"here": True})
+            json_lines.send(caller, {"here": True})
             until(lambda: 1 in server.roster.lines)
         text = "rank 1 on node02 was lost before all ranks had met: its process ended; expected "
         for failed in (server.company, lambda: found.result(LONG)):
@@ -641,9 +642,9 @@ def test_a_rank_that_loses_rank_zero_says_so_and_does_not_look_elsewhere() -> No
         text = pool.submit(refusal, address, hello(1, node="node02"))
         connection, _ = listening.accept()
         with connection:
-            assert protocol.receive(connection)["hello"]["rank"] == 1
-            protocol.send(connection, {"seen": True, "nonce": NONCE, "proof": ""})
-            assert protocol.receive(connection) == {"here": True, "proof": ""}
+            assert json_lines.receive(connection)["hello"]["rank"] == 1
+            json_lines.send(connection, {"seen": True, "nonce": NONCE, "proof": ""})
+            assert json_lines.receive(connection) == {"here": True, "proof": ""}
         assert f"rank 1 on node02 lost rank 0 at {address} before all ranks had met" in text.result(LONG)
 
 
@@ -660,7 +661,7 @@ def test_a_caller_that_has_not_said_hello_is_told_of_no_failure() -> None:
 def test_a_hello_of_wrong_types_is_a_strangers(wrong: dict[str, object]) -> None:
     with rank_zero(2) as server:
         with server.connect() as caller:
-            protocol.send(caller, {**greeting(hello(1)), "hello": asdict(hello(1)) | wrong})
+            json_lines.send(caller, {**greeting(hello(1)), "hello": asdict(hello(1)) | wrong})
             assert caller.recv(4096) == b'{"stranger": true}\n'
         found = meet(server, hello(1), within=10)
         assert found[1] == found[0]
@@ -801,12 +802,12 @@ def test_2048_ranks_meet_within_seconds() -> None:
         began = time.monotonic()
         lines = {rank: stack.enter_context(server.connect()) for rank in range(1, size)}
         for rank, one in lines.items():
-            protocol.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
+            json_lines.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
         for rank, one in lines.items():
-            seen = protocol.receive(one)
+            seen = json_lines.receive(one)
             claim = Claim(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
-            protocol.send(one, {"here": True, "proof": Secret(b"s" * 32).prove(claim.text(OTHER))})
-        meetings = [protocol.receive(one)["meeting"] for one in lines.values()]
+            json_lines.send(one, {"here": True, "proof": Secret(b"s" * 32).prove(claim.text(OTHER))})
+        meetings = [json_lines.receive(one)["meeting"] for one in lines.values()]
         assert time.monotonic() - began < 20
         assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]
         company = server.company()

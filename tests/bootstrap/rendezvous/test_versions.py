@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp import __version__
+from srunddp._version import __version__
 from tests.conftest import ROOT
 from tests.support.starting import LONG, SRUNDDP, bare, slurm, write
 
@@ -20,7 +20,7 @@ def newer(folder: Path) -> Path:
     """A copy of srunddp, of another version, whose hello and meeting have more fields."""
     shutil.copytree(ROOT / "srunddp", folder / "srunddp", ignore=shutil.ignore_patterns("__pycache__"))
     for name, before, after in (
-        ("__init__.py", f'__version__ = "{__version__}"', '__version__ = "99.0"'),
+        ("_version.py", f'__version__ = "{__version__}"', '__version__ = "99.0"'),
         ("bootstrap/line.py", '    version: str = ""\n', '    version: str = ""\n    more: str = "more"\n'),
         ("bootstrap/line.py", "    sharers: int = 1\n", '    sharers: int = 1\n    most: str = "most"\n'),
     ):

@@ -1,0 +1,228 @@
+"""The command ``srunddp run``: errors are one message on the rank that sees them first. It may print and exit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import click
+
+from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
+from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.process_group.device import BACKENDS
+from srunddp.bootstrap.rendezvous.early_failure import tell_failure
+from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
+from srunddp.bootstrap.rendezvous.protocol import Meeting
+from srunddp.errors import Scope, SrunddpError, one_line
+from srunddp.monitor.monitor import Monitor, Plan, open_monitor
+from srunddp.run.launch import check_lines, is_worker_exec, launch
+from srunddp.run.options import Wishes, destination, open_output, plan_monitor
+from srunddp.run.script import Script, check
+from srunddp.stage.enter import enter, hold, outside, read
+from srunddp.stage.offline import contradictions
+from srunddp.stage.paths import Staged
+from srunddp.supervisor.output.redirect import Destination, Output
+from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
+from srunddp.util.console import say
+
+_LAST_WORD = 1.0
+
+
+@click.command(
+    cls=Run,
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    epilog="Before a job: srunddp check, srunddp explain, srunddp ifaces scan, srunddp ifaces check. "
+    "Job scripts: srunddp sbatch, srunddp mpirun. During and after a job: srunddp report, srunddp triage.",
+)
+@click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init(); auto unless given.")
+@click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")
+@limit("--timeout", DEFAULT_TIMEOUT, "How long the ranks wait for each other.")
+@click.option("--channel", type=click.Choice(CHANNELS), help="Force the way in which the ranks learn of rank 0.")
+@click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
+@limit(
+    "--stall-timeout",
+    Wishes.stall_timeout,
+    "End the run when no rank makes a step for so long; 0 for no limit. See srunddp.heartbeat().",
+    positive=False,
+)
+@limit("--lost-after", Wishes.lost_after, "End the run when a node has given no answer for so long.", least=LOST_LEAST)
+@limit(
+    "--grace",
+    Wishes.grace,
+    "How long the end of a failed or stopped script may take, as uploads in atexit.",
+    positive=False,
+)
+@click.option("--log-dir", metavar="DIR", help="A file for each rank's output, in a folder for each run.")
+@click.option("--tee", metavar="RANKS", help="With --log-dir: the ranks shown on the terminal too; 0 unless given.")
+@click.option("--prefix", is_flag=True, help="Put node and rank before each line on the terminal.")
+@click.option(
+    "--monitor",
+    type=Seconds(least=MONITOR_LEAST),
+    metavar="[=SECONDS]",
+    help="Sample GPUs, CPUs, memory and network of each node, every 5 s unless given, for srunddp report.",
+)
+@click.option("--monitor-dir", metavar="DIR", help="Where the samples go; --log-dir's folder, else logs, unless given.")
+@click.option("--offline", is_flag=True, help="Have Hugging Face's libraries ask no server; caches, threads.")
+@click.option("--staged", is_flag=True, help="Run in the copies of `srunddp stage push`, where a node has them.")
+@click.option("--fast-exit", is_flag=True, help="Skip Python's teardown at the end of the script.")
+@click.option("--explain", is_flag=True, help="Print what decided each value, per rank, and exit.")
+@click.option("--quiet", is_flag=True, help="No placement line.")
+@click.option("--verbose", is_flag=True, help="[RANK r] WORLD_SIZE=w from every rank.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+@click.argument("script", required=False, metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+def run(**given: Any) -> None:
+    """Run SCRIPT as one rank of the world that srun or mpirun started, one process per GPU.
+
+    \b
+    srun --ntasks-per-node=8 srunddp train.py
+    mpirun -n 2 srunddp train.py
+
+    Python's own options are given as variables: PYTHONUNBUFFERED=1, PYTHONOPTIMIZE=1.
+    """
+    environment: Environment | None = None
+    try:
+        if given["explain"]:
+            from srunddp.explain.cli import explained
+
+            explained(given)
+        environment = detect(os.environ, channel=given["channel"])
+        sys.exit(_run(given, environment))
+    except SrunddpError as error:
+        if _prints(error, environment):
+            _say(f"error: {error}")
+        elif not error.said:
+            # Launchers kill the others at the first bad end: the rank that prints is to be heard.
+            time.sleep(_LAST_WORD)
+        sys.exit(error.exit_code)
+
+
+def _run(given: Mapping[str, Any], environment: Environment) -> int:
+    wishes = Wishes(**{field.name: given[field.name] for field in fields(Wishes)})
+    where = destination(wishes, environment)  # all ranks see the same error here, and nobody has to be told
+    names = ("backend", "ifaces", "timeout")
+    ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
+    options = Options(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
+    if given["script"] is None:
+        raise click.UsageError("Missing argument 'SCRIPT'.")
+    script = Script(given["script"], given["arguments"], given["module"])
+    start = _Start(script, options, where, plan_monitor(wishes, environment, script))
+    ready = _ready(start, wishes, environment)
+    prepared = ready.prepared
+    if environment.rank == 0:
+        for note in [*_notes(prepared), *ready.notes, *(contradictions(os.environ) if wishes.offline else ())]:
+            _say(note)
+
+    def told(meeting: Meeting) -> None:
+        if environment.rank == 0 and not given["quiet"]:
+            _say(_placement(prepared, meeting))
+        if given["verbose"]:
+            _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
+
+    return launch(prepared, ready.script, wishes, ready.output, ready.monitor, told, _say)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What the command line says of a start, as it is on this node."""
+
+    script: Script
+    options: Options
+    where: Destination
+    plan: Plan | None
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a rank has before it meets the others, and what rank 0 is to say of it."""
+
+    prepared: Prepared
+    script: Script
+    output: Output
+    monitor: Monitor
+    notes: tuple[str, ...]
+
+
+def _ready(start: _Start, wishes: Wishes, environment: Environment) -> _Ready:
+    """All that can fail before the ranks meet; whoever fails there lets the others know."""
+    prepared: Prepared | None = None
+    notes: tuple[str, ...] = ()
+    try:
+        if wishes.staged:
+            start, notes = _in_copies(start)
+        is_worker_exec(os.environ)
+        check(start.script)
+        # Before any socket: where standard output is closed, that would get its number.
+        output, monitor = open_output(start.where, environment), open_monitor(start.plan)
+        prepared = prepare(start.options, environment)
+        check_lines(environment)
+        return _Ready(bind(prepared), start.script, output, monitor, notes)
+    except SrunddpError as error:
+        if environment.rank == 0:
+            _say(f"error: {error}")
+            tell_failure(environment, start.options, error, prepared.interface if prepared else None)
+            sys.exit(error.exit_code)
+        if error.scope is not Scope.JOB and tell_failure(environment, start.options, error):
+            error.scope = Scope.JOB  # rank 0 prints it
+        raise
+
+
+def _in_copies(start: _Start) -> tuple[_Start, tuple[str, ...]]:
+    """The start where this node has copies, and what is to be said of it."""
+    staged = read(os.environ)
+    hold(staged.folder)  # open until this process has ended, and all that it forks
+    folder = enter(staged)
+    ifaces_file = start.options.ifaces and staged.here(start.options.ifaces)
+    where, plan = start.where, start.plan
+    if where.file:
+        where = replace(where, file=outside(staged, folder, where.file, "--log-dir"))
+    if plan:
+        plan = replace(plan, folder=outside(staged, folder, plan.folder, "--monitor-dir"))
+    start = _Start(_staged_script(staged, start.script), replace(start.options, ifaces=ifaces_file), where, plan)
+    return start, (staged.note,) if staged.note else ()
+
+
+def _staged_script(staged: Staged, script: Script) -> Script:
+    """The script and its arguments as they are on this node."""
+    name = script.name if script.module else staged.here(script.name)
+    return Script(name, tuple(staged.argument(word) for word in script.arguments), script.module)
+
+
+def _prints(error: SrunddpError, environment: Environment | None) -> bool:
+    """Whether this rank is the one to print an error that others see as well."""
+    if error.said:
+        return False
+    rank, local_rank = (environment.rank, environment.local_rank) if environment else likely_ranks(os.environ)
+    return {Scope.JOB: rank == 0, Scope.NODE: local_rank == 0, Scope.RANK: True}[error.scope]
+
+
+def _say(line: str) -> None:
+    _print(f"srunddp: {one_line(line)}")
+
+
+def _print(line: str) -> None:
+    # A full disk below standard error is no reason to end a training, nor is that it is closed or nobody reads it.
+    # Unbuffered, since what cannot be written would be tried again when Python ends.
+    say(f"{line}\n")
+
+
+def _notes(prepared: Prepared) -> list[str]:
+    chosen = prepared.interface
+    kept = [f"{name}={chosen.exports[name]}" for name in chosen.kept]
+    note = f"{' and '.join(kept)} exported, which wins over ifaces.conf on every node"
+    return [*prepared.environment.notes, *([note] if kept and prepared.environment.world_size > 1 else [])]
+
+
+def _placement(prepared: Prepared, meeting: Meeting) -> str:
+    environment = prepared.environment
+    ranks = "1 rank" if environment.world_size == 1 else f"{environment.world_size} ranks"
+    nodes = "1 node" if meeting.nnodes == 1 else f"{meeting.nnodes} nodes"
+    return (
+        f"{ranks} on {nodes}, launcher {environment.launcher}, channel {meeting.channel}, "
+        f"master {meeting.master_addr} port {meeting.master_port}, interface {prepared.interface.name} "
+        f"({prepared.interface.source}), backend {prepared.options.backend}"
+    )

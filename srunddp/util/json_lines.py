@@ -1,0 +1,49 @@
+"""Messages between processes: one JSON object a line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from typing import Any
+
+_LONGEST = 8192
+
+
+def send(line: socket.socket, message: dict[str, Any]) -> None:
+    """Send one message; a broken line is noticed by whoever reads from it."""
+    try:
+        line.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        return
+
+
+def receive(line: socket.socket, deadline: float | None = None) -> dict[str, Any]:
+    """Read one message.
+
+    Args:
+        deadline: of :func:`time.monotonic`, for the whole message; None for the socket's own time limit.
+
+    Raises:
+        OSError: the time is over, or the line broke.
+    """
+    text = bytearray()
+    while not text.endswith(b"\n"):
+        if deadline is not None:
+            line.settimeout(max(0.001, deadline - time.monotonic()))
+        # One byte at a time, so that the next message stays in the socket.
+        if not (piece := line.recv(1)) or len(text) > _LONGEST:
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        text += piece
+    return parse(bytes(text))
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """The message in a line of text; empty for whatever is none of ours."""
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
