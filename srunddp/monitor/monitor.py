@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from srunddp.errors import ConfigError, Scope
+from srunddp.monitor.recorder import RUN, Recorder
 from srunddp.telemetry import Marks
+
+if TYPE_CHECKING:
+    from srunddp.monitor.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,81 @@ def open_monitor(plan: Plan | None) -> Monitor:
     """
     if plan is None:
         return Monitor()
-    from srunddp.monitor.recording import Recording  # most runs need none of it
 
     return Recording(plan)
+
+
+_WITHIN = 0.5
+
+
+class Recording(Monitor):
+    """A recorder of this rank and, where the plan says so, the sampler of its node."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Make the files.
+
+        Raises:
+            ConfigError: they cannot be written.
+        """
+        self.marks = Marks(recording=True)
+        self._plan = plan
+        self._sampler: Sampler | None = None
+        self._recorder = Recorder(plan.folder, f"{plan.node}.rank{plan.rank}", plan.seconds, self.marks)
+        try:
+            self._recorder.open()
+            if plan.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
+                (plan.folder / RUN).unlink(missing_ok=True)
+        except OSError as error:
+            place = error.filename or plan.folder
+            raise ConfigError(
+                f"{place} cannot be written: {os.strerror(error.errno or 0)}",
+                expected="a folder in which every node may make files",
+                cure="name another with --monitor-dir, or correct its permissions",
+                where="--monitor",
+                scope=Scope.RANK if os.path.lexists(place) else Scope.NODE,
+            ) from None
+
+    def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
+        """See :class:`Monitor`."""
+        plan = self._plan
+        if plan.samples:
+            from srunddp.monitor.sampler import Site, start  # one rank of a node needs it
+
+            self._sampler = start(
+                Site(
+                    folder=plan.folder,
+                    node=plan.node,
+                    seconds=plan.seconds,
+                    interface=interface,
+                    rank_variable=rank_variable,
+                    rank=plan.rank,
+                    supervisor=os.getpid(),
+                    launcher=launcher,
+                )
+            )
+
+    def in_worker(self) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.in_worker()
+        if self._sampler:
+            self._sampler.in_worker()
+
+    def start(self) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.start()
+
+    def mark(self, name: str) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.mark(name)
+
+    def describe(self, run: Mapping[str, Any]) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.describe({"version": 1, **run, "script": self._plan.script, "seconds": self._plan.seconds})
+
+    def stop_sampler(self) -> str:
+        """See :class:`Monitor`."""
+        return self._sampler.finish(_WITHIN) if self._sampler else ""
+
+    def finish(self, code: int) -> None:
+        """See :class:`Monitor`."""
+        self._recorder.finish(code, _WITHIN)

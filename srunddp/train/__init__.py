@@ -18,15 +18,14 @@
 """
 
 from srunddp.config.parse import read_config
-from srunddp.train.callbacks import Callback
 from srunddp.train.checkpoint.file import CheckpointError, save_checkpoint
-from srunddp.train.checkpoint.sharded import load_checkpoint
+from srunddp.train.checkpoint.resharding import load_checkpoint
 from srunddp.train.config import CheckpointConfig, Config, DDPConfig, FSDPConfig, LoadingConfig, PreemptionConfig
 from srunddp.train.data.order import Order, Weighted
 from srunddp.train.metrics.accumulator import Metric, accuracy
 from srunddp.train.progress import EpochRecord
 from srunddp.train.torchvision_compat import import_torchvision
-from srunddp.train.trainer import Trainer
+from srunddp.train.trainer import Callback, Trainer
 from srunddp.train.world import World
 
 __all__ = [

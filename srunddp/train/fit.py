@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
@@ -18,26 +19,46 @@ from srunddp.bootstrap.environment.cpus import Cpus, advice
 from srunddp.config.parse import save_config
 from srunddp.errors import ConfigError
 from srunddp.telemetry import event, heartbeat
-from srunddp.train.callbacks import overriding
 from srunddp.train.checkpoint_policy import Keeping, Leave
+from srunddp.train.config import Config
 from srunddp.train.data import cpus
 from srunddp.train.data.loader import Step, feeds
 from srunddp.train.data.order import Order
-from srunddp.train.metrics.accumulator import Sums
+from srunddp.train.metrics.accumulator import Metric, Sums
 from srunddp.train.metrics.logger import History
-from srunddp.train.optimizer import make_scheduler
+from srunddp.train.optimizer import Scheduler, make_scheduler
 from srunddp.train.profiler import Profile, parse
 from srunddp.train.progress import EpochRecord, Progress, Silent
 from srunddp.train.rng import undisturbed
+from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import pace_of
 from srunddp.train.validate import inputs
+from srunddp.train.world import World
 
-if TYPE_CHECKING:
-    from srunddp.train.trainer import Trainer
+
+class TrainerParts(Protocol):
+    """What :class:`Run` needs of a :class:`srunddp.train.Trainer`."""
+
+    config: Config
+    world: World
+    state: TrainingState
+    optimizer: Optimizer
+    scheduler: Scheduler | None
+    metrics: dict[str, Metric]
+
+    def methods(self, name: str) -> list[Callable[..., Any]]:
+        """The callbacks' methods of this name."""
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether :meth:`rehearse` is wanted before the first step."""
+
+    def rehearse(self, step: Step) -> None:
+        """One forward and backward without a step."""
 
 
 class Run:
-    """What happens before, between and after the steps of a :class:`Trainer`. A context manager.
+    """What happens before, between and after the steps of a :class:`srunddp.train.Trainer`. A context manager.
 
     Attributes:
         pace: notes where the time of its steps goes.
@@ -45,13 +66,13 @@ class Run:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: TrainerParts,
         train_data: Dataset[Any],
         test_data: Dataset[Any] | None,
         order: Order | None,
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
-        """The arguments are those of :meth:`Trainer.fit`."""
+        """The arguments are those of :meth:`srunddp.train.Trainer.fit`."""
         config, world = trainer.config, trainer.world
         self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
         self._progress = Progress() if world.rank == 0 else Silent()
@@ -60,7 +81,7 @@ class Run:
         share = cpus.share(world)
         cpus.set_threads(share, config.loading.threads)
         self._feed, self._test_feed = feeds(world, config, train_data, test_data, order, collate, share)
-        self._on_step = overriding(trainer.callbacks, "on_step")
+        self._on_step = trainer.methods("on_step")
         self._stack = ExitStack()
         self._sums: Sums | None = None
         self._latest: tuple[int, Mapping[str, float]] = (0, {})  # an evaluation's step, and its figures
@@ -96,7 +117,7 @@ class Run:
             self._stack.callback(self._profile.close)
 
     def _open(self, folder: Path) -> None:
-        written = [partial(call, self._trainer) for call in overriding(self._trainer.callbacks, "on_checkpoint")]
+        written = [partial(call, self._trainer) for call in self._trainer.methods("on_checkpoint")]
         self._keeping = Keeping(
             self._config, self._world, self._state, self._stack, say=self._progress.say, written=written
         )
@@ -204,7 +225,7 @@ class Run:
         if state.evaluated == state.step:
             return
         self._latest = (state.step, figures)
-        for call in overriding(self._trainer.callbacks, "on_evaluation"):
+        for call in self._trainer.methods("on_evaluation"):
             call(self._trainer, figures)
         if self._history:
             self._history.add("evaluation", state.step, **figures)
@@ -257,7 +278,7 @@ class Run:
             self._history.add(
                 "epoch", state.step, epoch=record.epoch, **train, **{f"test/{k}": v for k, v in test.items()}
             )
-        for call in overriding(self._trainer.callbacks, "on_epoch"):
+        for call in self._trainer.methods("on_epoch"):
             call(self._trainer, record)
         if self._keeping:
             self._keeping.after_epoch()

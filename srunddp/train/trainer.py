@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,8 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
+from srunddp.errors import ConfigError, Scope
 from srunddp.telemetry import heartbeat
-from srunddp.train.callbacks import Callback
 from srunddp.train.config import Config
 from srunddp.train.data.loader import Step
 from srunddp.train.data.order import Order
@@ -28,6 +29,9 @@ from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import Pace
 from srunddp.train.validate.inputs import check_parts
 from srunddp.train.world import World
+
+if TYPE_CHECKING:
+    from srunddp.train.progress import EpochRecord
 
 _NOTHING = nullcontext()
 
@@ -93,6 +97,10 @@ class Trainer:
         scale_lr(optimizer, factor)
         scaler = GradScaler(world.device.type, enabled=config.precision == "fp16")
         self.state = TrainingState(self.model, optimizer, scaler, factor, average=self._average)
+
+    def methods(self, name: str) -> list[Callable[..., Any]]:
+        """The callbacks' methods of this name, without those that :class:`Callback` has and that do nothing."""
+        return overriding(self.callbacks, name)
 
     def fit(
         self,
@@ -216,3 +224,49 @@ class Trainer:
     def _synchronising(self, last: bool) -> AbstractContextManager[Any]:
         """Around a forward and a backward: only a step's last ones share gradients between ranks."""
         return _NOTHING if last else self._replica.accumulating()
+
+
+class Callback:
+    """Override what is wanted; the rest costs nothing.
+
+    All methods run on every rank, so that they may use collectives, but :meth:`on_checkpoint`, which runs on rank 0
+    alone. What one raises ends training.
+    """
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        """After each step.
+
+        Args:
+            trainer: whose step it was.
+            step: counted over all epochs.
+            loss: this rank's, of the micro-batch before the last: reading the last would wait for the GPU. None at
+                first, and after a checkpoint.
+        """
+
+    def on_evaluation(self, trainer: Trainer, figures: Mapping[str, float]) -> None:
+        """After each evaluation; the figures are the same on all ranks."""
+
+    def on_epoch(self, trainer: Trainer, record: EpochRecord) -> None:
+        """After each epoch and its evaluation; the record is the same on all ranks but for its throughput."""
+
+    def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        """On rank 0 alone, once the checkpoint is whole: no collectives here."""
+
+
+def overriding(callbacks: Sequence[Callback], name: str) -> list[Callable[..., Any]]:
+    """The callbacks' methods of this name, without those that are :class:`Callback`'s own and do nothing.
+
+    Raises:
+        ConfigError: one of them is no Callback; a class instead of its instance, say.
+    """
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"{callback!r} among the callbacks",
+                expected="instances of srunddp.train.Callback",
+                cure="derive its class from Callback, and pass an instance",
+                scope=Scope.JOB,
+            )
+    methods = [getattr(callback, name) for callback in callbacks]
+    own = getattr(Callback, name)
+    return [method for method in methods if getattr(method, "__func__", None) is not own]

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.train.callbacks import Callback, overriding
+from srunddp.train.trainer import Callback, overriding
 
 
 class Parent(Callback):

@@ -102,22 +102,6 @@ def verify_whole(path: str | os.PathLike[str]) -> None:
         _check(folder_of(path, state), state[TOLD]["files"])
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a checkpoint holds, with its tensors on the CPU, and whole also where they were written in shards.
-
-    Nothing in the files is executed: all but tensors and plain values is refused.
-
-    Raises:
-        CheckpointError: it is missing, damaged or cut short, or it holds something else.
-    """
-    state = load_whole(path)
-    if not has_shards(state):
-        return state
-    from srunddp.train.checkpoint.dcp import empty, read  # 60 ms, which a training without shards does without
-
-    return read(state, folder_of(path, state), empty)
-
-
 def has_shards(state: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's tensors lie in a folder beside it."""
     return TOLD in state
