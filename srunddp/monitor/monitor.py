@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.monitor.recorder import RUN, Recorder
 from srunddp.telemetry import Marks
 
 if TYPE_CHECKING:
     from srunddp.monitor.sampler import Sampler
+
+
+_WITHIN = 0.5
 
 
 @dataclass(frozen=True)
@@ -77,21 +79,6 @@ class Monitor:
         """With the exit code to leave with."""
 
 
-def open_monitor(plan: Plan | None) -> Monitor:
-    """Make this rank's files, before any socket is opened.
-
-    Raises:
-        ConfigError: they cannot be written.
-    """
-    if plan is None:
-        return Monitor()
-
-    return Recording(plan)
-
-
-_WITHIN = 0.5
-
-
 class Recording(Monitor):
     """A recorder of this rank and, where the plan says so, the sampler of its node."""
 
@@ -101,6 +88,8 @@ class Recording(Monitor):
         Raises:
             ConfigError: they cannot be written.
         """
+        from srunddp.monitor.recorder import RUN, Recorder
+
         self.marks = Marks(recording=True)
         self._plan = plan
         self._sampler: Sampler | None = None
@@ -163,3 +152,14 @@ class Recording(Monitor):
     def finish(self, code: int) -> None:
         """See :class:`Monitor`."""
         self._recorder.finish(code, _WITHIN)
+
+
+def open_monitor(plan: Plan | None) -> Monitor:
+    """Make this rank's files, before any socket is opened.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    if plan is None:
+        return Monitor()
+    return Recording(plan)
