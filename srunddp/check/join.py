@@ -18,7 +18,7 @@ from srunddp.bootstrap.network.interface import (
     links_here,
     why_not,
 )
-from srunddp.bootstrap.rendezvous import advertisement, auth, client, discovery
+from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, allow_many, listen
 from srunddp.check.coordinator import Act, Hub, gather, serve
 from srunddp.check.finding import Subject
@@ -46,9 +46,9 @@ def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None)
     allow_many()
     entry = entry_or_default(subject.loaded.entries, environment.node)
     listening = _listen(environment, _own_addresses(environment, subject.interface), entry, ports)
-    told = advertisement.make(own.token, [Address(*each.getsockname()[:2]) for each in listening])
+    told = protocol.make(own.token, [Address(*each.getsockname()[:2]) for each in listening])
     _, heard = discovery.hear(environment, told, timeout, _over_mpi(subject, timeout), lambda _: None)
-    secret = advertisement.read(heard).secret if heard else ""
+    secret = protocol.read(heard).secret if heard else ""
     return gather(own, listening, auth.choose(secret), act, deadline)
 
 
@@ -63,7 +63,7 @@ def follow(subject: Subject, act: Act, timeout: float, ports: range | None = Non
     """
     environment, deadline = subject.environment, time.monotonic() + timeout
     _, heard = discovery.hear(environment, None, timeout, _over_mpi(subject, timeout), lambda _: None)
-    told = advertisement.read(heard) if heard else None
+    told = protocol.read(heard) if heard else None
     hello = discovery.hello(environment, told.token if told else discovery.token(environment))
     candidates = list(told.addresses) if told else _candidates(subject, ports)
     return serve(_find(candidates, hello, deadline, auth.choose(told.secret if told else "")), act)

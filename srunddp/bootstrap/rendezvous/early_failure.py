@@ -10,7 +10,7 @@ from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.slurm import whole_number
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.interface import Interface
-from srunddp.bootstrap.rendezvous import advertisement, auth, client, discovery, pmi
+from srunddp.bootstrap.rendezvous import auth, client, discovery, pmi, protocol
 from srunddp.bootstrap.rendezvous.abort import Failure
 from srunddp.bootstrap.rendezvous.listener import Door
 from srunddp.bootstrap.rendezvous.meet import Options
@@ -55,7 +55,7 @@ def _answer(
     """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
     failure = Failure(str(failure.of(0, environment.node)), failure.code)
     if environment.channels[0] == "pmi":
-        pmi.broadcast(advertisement.make_failed(failure), descriptor=_descriptor(), timeout=within)
+        pmi.broadcast(protocol.make_failed(failure), descriptor=_descriptor(), timeout=within)
         return
     entries = _entries(options)
     listening = _listen(environment, options, interface, entries)
@@ -86,7 +86,7 @@ def _tell(
     deadline = time.monotonic() + within
     token, secret = discovery.token(environment), ""
     if environment.channels[0] == "pmi":
-        heard = advertisement.read(pmi.broadcast(None, descriptor=_descriptor(), timeout=within))
+        heard = protocol.read(pmi.broadcast(None, descriptor=_descriptor(), timeout=within))
         token, secret, candidates = heard.token, heard.secret, list(heard.addresses)
     else:
         candidates = discovery.locate(environment, interface, _entries(options), options.ports)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.process_group import store as process_group
-from srunddp.bootstrap.rendezvous import advertisement, auth, discovery
+from srunddp.bootstrap.rendezvous import auth, discovery, protocol
 from srunddp.bootstrap.rendezvous.abort import Interrupt
 from srunddp.bootstrap.rendezvous.client import find
 from srunddp.bootstrap.rendezvous.protocol import Company, Held, Meeting, hold
@@ -75,7 +75,7 @@ def bind(prepared: Prepared) -> Prepared:
         discovery.check_reachable(environment, prepared.interface, entry, interface.links_here())
     line_ports = [0] if alone else discovery.line_ports(environment, entry, forced)
     held = hold(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
-    return replace(prepared, held=held, told=advertisement.make(discovery.token(environment), [held.line_address]))
+    return replace(prepared, held=held, told=protocol.make(discovery.token(environment), [held.line_address]))
 
 
 def meet(
@@ -108,7 +108,7 @@ def meet(
         return Company(alone, {}, {0: node})
     deadline = time.monotonic() + prepared.options.timeout
     channel, told = discovery.hear(environment, prepared.told, prepared.options.timeout, over_mpi, say)
-    heard = advertisement.read(told) if told else None
+    heard = protocol.read(told) if told else None
     token = heard.token if heard else discovery.token(environment)
     hello = discovery.hello(environment, token, prepared.interface.address)
     own = auth.choose(heard.secret if heard else "")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.rendezvous import advertisement, auth
+from srunddp.bootstrap.rendezvous import advertisement, auth, protocol
 from srunddp.bootstrap.rendezvous.auth import Claim, Secret, Trust, Unproven
 from srunddp.bootstrap.rendezvous.client import find
 from srunddp.bootstrap.rendezvous.protocol import Address
@@ -132,7 +132,7 @@ def test_where_munged_does_not_work_nothing_is_proven(where: str, monkeypatch: p
 
 
 def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
-    first, second = (advertisement.read(advertisement.make("1207.0.0", [Address("::1", 4000)])) for _ in range(2))
+    first, second = (protocol.read(protocol.make("1207.0.0", [Address("::1", 4000)])) for _ in range(2))
     assert (first.token, first.addresses) == ("1207.0.0", (Address("::1", 4000),))
     assert len(bytes.fromhex(first.secret)) == 32
     assert first.secret != second.secret
@@ -141,11 +141,11 @@ def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
 
 def test_rank_zeros_failure_is_announced_in_one_word() -> None:
     text = "no file /a b/ü.py; expected a script to run -> " + "x" * 2000
-    word = advertisement.make_failed(advertisement.Failure(text, 78))
+    word = protocol.make_failed(advertisement.Failure(text, 78))
     assert not set(word) & set(" \t\n")
     assert len(word) < 800
     with pytest.raises(PeerError) as caught:
-        advertisement.read(word)
+        protocol.read(word)
     assert caught.value.exit_code == 78
     assert text.startswith(str(caught.value)[:300])
 
@@ -155,7 +155,7 @@ def test_rank_zeros_failure_is_announced_in_one_word() -> None:
 )
 def test_what_is_no_announcement_is_one_message(text: str) -> None:
     with pytest.raises(RendezvousError, match=r"rank 0 told .*; expected "):
-        advertisement.read(text)
+        protocol.read(text)
 
 
 # At the meeting.

@@ -9,7 +9,7 @@ from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
 from srunddp.bootstrap.network.interface import Interface, Link
-from srunddp.bootstrap.rendezvous import advertisement, discovery, early_failure, pmi
+from srunddp.bootstrap.rendezvous import discovery, early_failure, pmi, protocol
 from srunddp.bootstrap.rendezvous.auth import Secret
 from srunddp.bootstrap.rendezvous.meet import Options
 from srunddp.bootstrap.rendezvous.protocol import hold
@@ -32,14 +32,14 @@ def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.Mon
         other = pool.submit(pmi.broadcast, None, descriptor=server.ends[1].fileno(), timeout=20)
         assert early_failure.tell_failure(on_hydra(0), SOON, BROKEN)
         with pytest.raises(PeerError, match=r"rank 0 on .* failed: no file train\.py; expected a script") as caught:
-            advertisement.read(other.result())
+            protocol.read(other.result())
     assert caught.value.exit_code == 78
 
 
 def test_over_pmi_another_ranks_failure_reaches_rank_zero_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     held = hold("127.0.0.1", [0], [0])
-    told = advertisement.make("1207.0.0", [held.line_address])
-    secret = Secret(bytes.fromhex(advertisement.read(told).secret))
+    told = protocol.make("1207.0.0", [held.line_address])
+    secret = Secret(bytes.fromhex(protocol.read(told).secret))
     with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[1].fileno()))
         first = pool.submit(pmi.broadcast, told, descriptor=server.ends[0].fileno(), timeout=20)
