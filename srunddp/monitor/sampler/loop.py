@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.monitor.sampler import gpus, links, node, tasks
+from srunddp.monitor.sampler import gpu, links, node, tasks
 from srunddp.monitor.sampler.csv_writer import Table, UnwritableError
 
 _THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
@@ -81,7 +81,7 @@ class _Samples:
         self._taken, self._thorough_at = 0, 0.0
         self._tasks = tasks.Tasks(site.rank, site.supervisor, site.launcher, site.rank_variable)
         self._node = node.Node(self._tasks, site.interface)
-        self._gpus = gpus.Gpus(site.seconds)
+        self._gpus = gpu.Gpus(site.seconds)
         link = links.Links(site.interface)
         self._tables = [
             (self._open("node", node.COLUMNS), self._node.rows),
@@ -115,7 +115,7 @@ class _Samples:
 
     def _choose_gpus(self) -> None:
         if self._gpus.choose(self._tasks.visible) and len(self._tables) == 3:
-            self._tables.append((self._open("gpus", gpus.COLUMNS), self._gpus.rows))
+            self._tables.append((self._open("gpus", gpu.COLUMNS), self._gpus.rows))
 
     def _write(self, table: Table, rows: Callable[[str], str], stamp: str) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.monitor.sampler.gpus import COLUMNS, Gpus
+from srunddp.monitor.sampler.gpu import COLUMNS, Gpus
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.sampled import supervised
 from tests.support.starting import until
