@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from srunddp.monitor.sampler.proc import Process
-from srunddp.monitor.sampler.process_tree import Rising, Tree
+from srunddp.monitor.sampler.process_tree import Process, Rising, Tree
 from srunddp.monitor.sampler.tasks import Tasks
 from tests.support.sampled import RANK, supervised
 from tests.support.starting import bare, until
