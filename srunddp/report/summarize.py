@@ -7,9 +7,8 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 
-from srunddp.report.course import checkpoints, ending, launches, spans
 from srunddp.report.locate import start_of
-from srunddp.report.run import Gpu, Link, Run
+from srunddp.report.run import Gpu, Link, Run, checkpoints, ending, launches, spans
 from srunddp.report.series import Samples
 from srunddp.report.summary import (
     GpuFigures,

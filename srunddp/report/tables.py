@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from srunddp.errors import one_line
 from srunddp.report import format
-from srunddp.report.course import NAMES
+from srunddp.report.run import NAMES
 from srunddp.report.slurm import View
 from srunddp.report.summary import GpuFigures, NodeFigures, RankFigures, Summary, share
 

@@ -9,12 +9,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from srunddp.report import format
-from srunddp.report.course import NAMES
 from srunddp.report.plots import style
 from srunddp.report.plots.lines import Grid, grid, heat
 from srunddp.report.plots.style import COLOURS, TimeAxis
 from srunddp.report.plots.timeline import Drawn
-from srunddp.report.run import Run
+from srunddp.report.run import NAMES, Run
 from srunddp.report.summary import Launch, Summary
 
 _NAMED = 32  # ranks that each have a number at the axis
