@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from srunddp.errors import one_line
-from srunddp.report import format, slurm, tables, text
+from srunddp.report import format, slurm, text
 from srunddp.report.advice import Note, too_short
 from srunddp.report.summary import Span, Summary
 
@@ -59,9 +59,9 @@ def page(
         *(part for picture in pictures for part in _picture(picture)),
         *_section("Epochs and evaluations", _spans(summary)),
         *_section("Launch phases", _launch(summary)),
-        *_section("Nodes", tables.node_rows(summary.per_node)),
-        *_section("Ranks", tables.rank_rows(summary)),
-        *_section("GPUs", tables.gpu_rows(summary.gpus)),
+        *_section("Nodes", text.node_rows(summary.per_node)),
+        *_section("Ranks", text.rank_rows(summary)),
+        *_section("GPUs", text.gpu_rows(summary.gpus)),
         *_slurm(view),
     ]
     body = "\n".join(parts)
@@ -146,7 +146,7 @@ def _number(span: Span) -> str:
 
 def _launch(summary: Summary) -> list[list[str]]:
     rows = [["phase", "shortest", "longest", "of rank"]]
-    for name, least, most, rank in tables.launch_rows(summary):
+    for name, least, most, rank in text.launch_rows(summary):
         rows.append([name, format.duration(least), format.duration(most), str(rank)])
     return rows
 
@@ -155,6 +155,6 @@ def _slurm(view: slurm.View) -> Iterable[str]:
     yield "<h2>Slurm's view</h2>"
     yield f"<p>{_escaped(view.sentence)}</p>"
     if view.rows:
-        yield from _table(tables.slurm_rows(view))
+        yield from _table(text.slurm_rows(view))
     if view.seff:
         yield "<pre>" + "\n".join(map(_escaped, view.seff.splitlines())) + "</pre>"
