@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 
 from srunddp.report import format
 from srunddp.report.plots import style
-from srunddp.report.plots.lines import Grid, grid, heat
-from srunddp.report.plots.style import COLOURS, TimeAxis
+from srunddp.report.plots.style import COLOURS, Grid, TimeAxis, grid, heat
 from srunddp.report.plots.timeline import Drawn
 from srunddp.report.run import NAMES, Run
 from srunddp.report.summary import Launch, Summary

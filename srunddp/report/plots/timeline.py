@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from srunddp.report import format
 from srunddp.report.plots import style
-from srunddp.report.plots.lines import Line, band, gauge, grid, mean_of, rates, summed, whole
-from srunddp.report.plots.style import COLOURS, TimeAxis
+from srunddp.report.plots.style import COLOURS, Line, TimeAxis, band, gauge, grid, mean_of, rates, summed, whole
 from srunddp.report.run import Gpu, Run
 from srunddp.report.summary import Summary
 
