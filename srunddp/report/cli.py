@@ -24,7 +24,7 @@ from srunddp.util.click_types import answering
 from srunddp.util.console import say
 
 if TYPE_CHECKING:
-    from srunddp.report.plots.pictures import Picture
+    from srunddp.report.plots.per_rank import Picture
 
 _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
@@ -135,7 +135,7 @@ def _write(output: str | Path, run: Run, summary: Summary, view: slurm.View) -> 
 
 def _pictures(run: Run, summary: Summary) -> tuple[list[Picture], list[str]]:
     try:
-        from srunddp.report.plots.pictures import pictures
+        from srunddp.report.plots.per_rank import pictures
     except ImportError:
         return [], [_NO_PICTURES]
     return pictures(run, summary), []

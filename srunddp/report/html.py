@@ -13,7 +13,7 @@ from srunddp.report.advice import Note, too_short
 from srunddp.report.summary import Span, Summary
 
 if TYPE_CHECKING:
-    from srunddp.report.plots.pictures import Picture
+    from srunddp.report.plots.per_rank import Picture
 
 _STYLE = """
 :root { color-scheme: light; }

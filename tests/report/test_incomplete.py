@@ -98,7 +98,7 @@ def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
 
 
 def test_every_value_missing_still_gives_a_report_and_draws_nothing_empty(tmp_path: Path) -> None:
-    from srunddp.report.plots.pictures import pictures
+    from srunddp.report.plots.per_rank import pictures
 
     folder = RUN.write(tmp_path)
     for path in folder.glob("*.csv"):

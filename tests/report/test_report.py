@@ -145,7 +145,7 @@ def test_a_short_run_is_not_slower_for_the_interval_in_which_it_ended(seconds: i
 
 
 def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) -> None:
-    from srunddp.report.plots.pictures import pictures
+    from srunddp.report.plots.per_rank import pictures
 
     run = read(MadeUp(trainer=False, epoch_s=0, step_s=0.25).write(tmp_path))
     summary = summary_of(run)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from srunddp.report import format
-from srunddp.report.plots import style
-from srunddp.report.plots.style import COLOURS, Grid, TimeAxis, grid, heat
+from srunddp.report.plots import per_rank, style, timeline
+from srunddp.report.plots.style import COLOURS, Grid, TimeAxis, grid, heat, png, style
 from srunddp.report.plots.timeline import Drawn
 from srunddp.report.run import NAMES, Run
 from srunddp.report.summary import Launch, Summary
@@ -102,3 +104,44 @@ def _bars(panel: Axes, launches: tuple[Launch, ...], name: str, colour: str, sca
     if found:
         rows, begins, lengths = zip(*found, strict=True)
         panel.barh(rows, lengths, left=begins, height=0.7 if len(launches) <= _NAMED else 1.0, color=colour, label=name)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One of them.
+
+    Attributes:
+        name: of its file; title: what is shown; alt: the same for who does not see it.
+        image: a PNG; empty where there is nothing to show, and then ``missing`` says why.
+    """
+
+    name: str
+    title: str
+    alt: str = ""
+    image: bytes = b""
+    missing: str = ""
+
+
+_Draw = Callable[[Run, Summary, TimeAxis], timeline.Drawn]
+
+
+_ALL: dict[str, tuple[str, _Draw]] = {
+    "timeline": ("Time line", timeline.timeline),
+    "gpus": ("GPUs", timeline.gpus),
+    "nodes": ("Nodes", timeline.nodes),
+    "steps": ("Step time by rank", per_rank.steps),
+    "launch": ("Launch", per_rank.launch),
+}
+
+
+def pictures(run: Run, summary: Summary) -> list[Picture]:
+    """All of them, in the order of the page."""
+    axis = TimeAxis(max(summary.seconds, 1.0), summary.interval_s or 5.0, summary.epochs)
+    with style():
+        return [_picture(name, *_ALL[name], run, summary, axis) for name in _ALL]
+
+
+def _picture(name: str, title: str, draw: _Draw, run: Run, summary: Summary, axis: TimeAxis) -> Picture:
+    drawn = draw(run, summary, axis)
+    image = png(drawn.figure) if drawn.figure is not None else b""
+    return Picture(f"report-{name}.png", title, drawn.alt, image, " ".join(drawn.missing))
