@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from srunddp.triage.event import Event
-from srunddp.triage.exceptions import of_exception
+from srunddp.triage.event import Event, of_exception
 from srunddp.triage.launcher_reports import Reports
 from srunddp.triage.level import is_handled, is_quiet, is_quoted
 from srunddp.triage.logs import Log, time_of

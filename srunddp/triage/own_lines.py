@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from srunddp.triage.event import Event
-from srunddp.triage.exceptions import DOUBT, VAGUE
+from srunddp.triage.event import DOUBT, VAGUE, Event
 from srunddp.triage.signatures import table
 
 _VERDICT = re.compile(
