@@ -10,10 +10,19 @@ from dataclasses import dataclass, field
 
 from srunddp.triage.event import Event, of_exception
 from srunddp.triage.launcher_reports import Reports
-from srunddp.triage.level import is_handled, is_quiet, is_quoted
 from srunddp.triage.logs import Log, time_of
 from srunddp.triage.own_lines import of_record, ours
-from srunddp.triage.progress import Progress, is_ended, is_finished, is_on_its_way, is_well, tells_part
+from srunddp.triage.progress import (
+    Progress,
+    is_ended,
+    is_finished,
+    is_handled,
+    is_on_its_way,
+    is_quiet,
+    is_quoted,
+    is_well,
+    tells_part,
+)
 from srunddp.triage.rank_labels import Labels, Nccl, first, node_of_name, ranks_of_names, said_rank
 from srunddp.triage.signatures import Sign, table
 from srunddp.triage.tracebacks import Raised, Tracebacks

@@ -7,7 +7,7 @@ import re
 from srunddp.triage.collect import GOES_ON, Story
 from srunddp.triage.event import Event, surely_before
 from srunddp.triage.launcher_reports import Report
-from srunddp.triage.level import is_quiet
+from srunddp.triage.progress import is_quiet
 from srunddp.triage.signatures import table
 
 Told = tuple[int, Report]  # by file

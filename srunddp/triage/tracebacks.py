@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from srunddp.triage.level import is_handled
+from srunddp.triage.progress import is_handled
 
 _HEADER = re.compile(r"(?:Original )?Traceback \(most recent call last\):?")
 _FRAME = re.compile(r'\s*File "([^"]{1,500})", line (\d+)(?:, in (.{1,200}))?')
