@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from srunddp.triage.event import Event, of_exception
-from srunddp.triage.launcher_reports import Reports
+from srunddp.triage.launcher_reports import Reports, of_record, ours
 from srunddp.triage.logs import Log, time_of
-from srunddp.triage.own_lines import of_record, ours
 from srunddp.triage.progress import (
     Progress,
     is_ended,
