@@ -26,7 +26,7 @@ from srunddp.run.options import Wishes, description
 from srunddp.run.script import Script
 from srunddp.run.worker import Bench, work
 from srunddp.supervisor import process_tree, signals
-from srunddp.supervisor.failure_recorder import Report
+from srunddp.supervisor.failure import Report
 from srunddp.supervisor.output import redirect
 from srunddp.supervisor.pipe import Pipe, pipe
 from srunddp.supervisor.stacks import Dump

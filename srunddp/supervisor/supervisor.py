@@ -21,8 +21,7 @@ from typing import Any, Protocol
 from srunddp.errors import PeerError, Scope
 from srunddp.supervisor import failure_files, process_tree, signals, stacks
 from srunddp.supervisor.clock import Clock
-from srunddp.supervisor.failure import Failure, Weight
-from srunddp.supervisor.failure_recorder import Report
+from srunddp.supervisor.failure import Failure, Report, Weight
 from srunddp.supervisor.pipe import Pipe
 from srunddp.supervisor.root_cause import STALLED, Verdict
 from srunddp.supervisor.worker_process import KILL_AFTER, WorkerProcess

@@ -20,8 +20,7 @@ from dataclasses import asdict
 from srunddp.supervisor import signals
 from srunddp.supervisor.connection import Wire
 from srunddp.supervisor.coordinator import Guard
-from srunddp.supervisor.failure import Failure
-from srunddp.supervisor.failure_recorder import Report
+from srunddp.supervisor.failure import Failure, Report
 from srunddp.supervisor.participant import PING_EVERY, Post
 from srunddp.supervisor.pipe import pipe
 from srunddp.supervisor.signals import Launcher
