@@ -28,10 +28,9 @@ from srunddp.run.worker import Bench, work
 from srunddp.supervisor import process_tree, signals
 from srunddp.supervisor.failure import Report
 from srunddp.supervisor.output import redirect
-from srunddp.supervisor.pipe import Pipe, pipe
 from srunddp.supervisor.stacks import Dump
 from srunddp.supervisor.supervisor import Guard, Met, Supervisor
-from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerProcess
+from srunddp.supervisor.worker_process import STOPPED_FOR, Pipe, WorkerProcess, pipe
 
 _SPARE_FILES = 64
 

@@ -22,8 +22,8 @@ from srunddp.run import script as user_script
 from srunddp.stage.offline import offline
 from srunddp.supervisor import failure, process_tree
 from srunddp.supervisor.output.redirect import Output
-from srunddp.supervisor.pipe import Pipe
 from srunddp.supervisor.stacks import Dump
+from srunddp.supervisor.worker_process import Pipe
 
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
 

@@ -22,9 +22,8 @@ from srunddp.errors import PeerError, Scope
 from srunddp.supervisor import failure_files, process_tree, signals, stacks
 from srunddp.supervisor.clock import Clock
 from srunddp.supervisor.failure import Failure, Report, Weight
-from srunddp.supervisor.pipe import Pipe
 from srunddp.supervisor.root_cause import STALLED, Verdict
-from srunddp.supervisor.worker_process import KILL_AFTER, WorkerProcess
+from srunddp.supervisor.worker_process import KILL_AFTER, Pipe, WorkerProcess
 from srunddp.util.console import say
 
 _KILLED_WITHIN = 12.0

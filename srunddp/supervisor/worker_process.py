@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
 from dataclasses import dataclass
+from typing import Any
 
 from srunddp.supervisor.failure import signal_name
+from srunddp.util.json_lines import parse
 
 STOPPED_FOR = 10.0
 KILL_AFTER = 1.0
@@ -105,3 +109,34 @@ class WorkerProcess:
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+LONGEST = 1 << 16
+
+
+class Pipe:
+    """One end; a message is one JSON object of at most ``LONGEST`` bytes, about half of what Linux takes at once."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send; a peer that is gone is noticed by whoever waits for it."""
+        try:
+            self.end.send(json.dumps(message).encode())
+        except OSError:
+            return
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message, empty where it is none; None when the other side has closed or ended."""
+        try:
+            data = self.end.recv(LONGEST)
+        except OSError:
+            return None
+        return parse(data) if data else None
+
+
+def pipe() -> tuple[Pipe, Pipe]:
+    """The supervisor's end and the worker's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Pipe(ours), Pipe(theirs)

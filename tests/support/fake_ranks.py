@@ -22,11 +22,10 @@ from srunddp.supervisor.connection import Wire
 from srunddp.supervisor.coordinator import Guard
 from srunddp.supervisor.failure import Failure, Report
 from srunddp.supervisor.participant import PING_EVERY, Post
-from srunddp.supervisor.pipe import pipe
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import Dump
 from srunddp.supervisor.supervisor import Met, Supervisor
-from srunddp.supervisor.worker_process import WorkerProcess
+from srunddp.supervisor.worker_process import WorkerProcess, pipe
 
 PER_NODE = 8
 
