@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.config.schema import keys_of
-from srunddp.config.typed import text_of
+from srunddp.config.schema import keys_of, text_of
 from srunddp.sbatch.spec import Job, MpiJob, Start
 from tests.conftest import ROOT
 

@@ -13,8 +13,19 @@ from typing import Any, TypeVar
 
 import yaml
 
-from srunddp.config.schema import RESERVED, Key, build, keys_of, usage
-from srunddp.config.typed import MismatchError, expected, is_ambiguous, is_null, plain, value_of
+from srunddp.config.schema import (
+    RESERVED,
+    Key,
+    MismatchError,
+    build,
+    expected,
+    is_ambiguous,
+    is_null,
+    keys_of,
+    plain,
+    usage,
+    value_of,
+)
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.excepthook import end_in_one_line

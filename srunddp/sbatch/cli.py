@@ -13,8 +13,7 @@ import click
 import yaml
 
 from srunddp.config.parse import fill
-from srunddp.config.schema import Key, keys_of
-from srunddp.config.typed import plain, text_of
+from srunddp.config.schema import Key, keys_of, plain, text_of
 from srunddp.errors import ConfigError
 from srunddp.sbatch import local_defaults, partition, render_slurm, submit, validate
 from srunddp.sbatch import render_mpirun as by_mpirun

@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srunddp.config.parse import read_config, save_config, to_dict
-from srunddp.config.schema import keys_of
-from srunddp.config.typed import NULLS, text_of, value_of
+from srunddp.config.schema import NULLS, keys_of, text_of, value_of
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config
 from tests.train.without_torch import run_without_torch
