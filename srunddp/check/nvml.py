@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.bootstrap.environment.cuda_visible_devices import Named, answer, instances, visible
-from srunddp.check import numa
+from srunddp.check import nvml
 
 _READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
 
@@ -54,7 +54,7 @@ class View:
     separate: list[list[str]] = field(default_factory=list)
 
 
-def look(wanted: str | None, sysfs: Path = numa.SYSFS) -> View:
+def look(wanted: str | None, sysfs: Path = nvml.SYSFS) -> View:
     """What NVML says.
 
     Args:
@@ -106,7 +106,7 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
         total=memory.total if memory else 0,
         free=memory.free if memory else 0,
         address=address,
-        numa=numa.of_device(address, sysfs),
+        numa=nvml.of_device(address, sysfs),
         links=_links(nvml, gpu),
     )
 
@@ -134,4 +134,33 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
         status = answer(nvml, lambda pair=pair: nvml.nvmlDeviceGetP2PStatus(*pair), nvml.NVML_P2P_STATUS_OK)  # type: ignore[misc]
         if one != other and status != nvml.NVML_P2P_STATUS_OK:
             found.append([one, other, names.get(status, str(status))])
+    return found
+
+
+SYSFS = Path("/sys")
+
+
+def of_device(address: str, sysfs: Path = SYSFS) -> int:
+    """Of the PCI device ``0000:17:00.0``; -1 where nothing tells, as on machines with one node."""
+    try:
+        return int((sysfs / "bus/pci/devices" / address / "numa_node").read_text())
+    except (OSError, ValueError):
+        return -1
+
+
+def of_cpus(cpus: set[int], sysfs: Path = SYSFS) -> list[int]:
+    """Those that have any of these CPUs."""
+    nodes = {folder: _numbers(folder / "cpulist") for folder in (sysfs / "devices/system/node").glob("node[0-9]*")}
+    return sorted(int(folder.name.removeprefix("node")) for folder, there in nodes.items() if there & cpus)
+
+
+def _numbers(path: Path) -> set[int]:
+    """Of a list like ``0-3,8``."""
+    found: set[int] = set()
+    try:
+        for part in path.read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    except (OSError, ValueError):
+        pass  # a node without CPUs has an empty list
     return found

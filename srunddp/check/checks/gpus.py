@@ -12,7 +12,7 @@ from typing import Literal
 
 from srunddp.bootstrap.environment.cuda_visible_devices import NO_GPU
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
-from srunddp.check import numa
+from srunddp.check import nvml
 from srunddp.check.comparison import about, by_node, odd_ones, on_node
 from srunddp.check.finding import Check, Finding, Level, Seen, Subject
 from srunddp.check.nvml import Device, View, look
@@ -60,7 +60,7 @@ def collect(subject: Subject) -> Facts:
         present=os.path.exists("/dev/nvidia0"),
         own=has_own(variables, subject.environment.local_world_size or 1, len(view.devices)),
         shared=variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
-        numa=numa.of_cpus(os.sched_getaffinity(0)),
+        numa=nvml.of_cpus(os.sched_getaffinity(0)),
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from srunddp.bootstrap.environment import cuda_visible_devices as shared
 from srunddp.bootstrap.environment.cuda_visible_devices import visible
-from srunddp.check import numa, nvml
+from srunddp.check import nvml
 from srunddp.check.checks.gpus import CHECK, Facts
 from srunddp.check.finding import Level
 from srunddp.check.nvml import Device, look
@@ -272,9 +272,9 @@ def test_numa_nodes_are_read_where_linux_tells_them(tmp_path: Path) -> None:
     device = tmp_path / "bus/pci/devices/0000:17:00.0"
     device.mkdir(parents=True)
     (device / "numa_node").write_text("1\n")
-    assert numa.of_device("0000:17:00.0", tmp_path) == 1
-    assert numa.of_device("0000:18:00.0", tmp_path) == -1
-    assert [numa.of_cpus(cpus, tmp_path) for cpus in ({3, 8}, {7}, {1, 5}, {99})] == [[0], [1], [0, 1], []]
+    assert nvml.of_device("0000:17:00.0", tmp_path) == 1
+    assert nvml.of_device("0000:18:00.0", tmp_path) == -1
+    assert [nvml.of_cpus(cpus, tmp_path) for cpus in ({3, 8}, {7}, {1, 5}, {99})] == [[0], [1], [0, 1], []]
 
 
 def faked() -> ModuleType:
