@@ -16,8 +16,8 @@ from srunddp.check import preflight as checking
 from srunddp.check.coordinator import LostError
 from srunddp.check.finding import Subject, subject_of
 from srunddp.check.follow import come_within, followed
+from srunddp.check.render import Report
 from srunddp.check.responder import Rank
-from srunddp.check.results import Report
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.stage.enter import enter, read
 from srunddp.stage.paths import Staged

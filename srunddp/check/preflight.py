@@ -19,8 +19,8 @@ from srunddp.check.comparison import parts
 from srunddp.check.connectivity import Ways
 from srunddp.check.coordinator import Hub
 from srunddp.check.finding import Check, Finding, Level, Subject
+from srunddp.check.render import Report
 from srunddp.check.responder import Rank, facts
-from srunddp.check.results import Report
 from srunddp.errors import SrunddpError
 from srunddp.util.hostlist import grouped
 
