@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.check.finding import Check, Finding, Level, Seen, Subject
-from srunddp.check.script_imports import imports, parsed
+from srunddp.check.packages import imports, parsed
 
 NAME = "launch"
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"

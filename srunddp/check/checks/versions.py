@@ -14,8 +14,7 @@ from typing import TypedDict
 
 from srunddp.check.comparison import about, by_node, odd_ones, on_node
 from srunddp.check.finding import Check, Finding, Level, Seen, Subject
-from srunddp.check.packages import Package, find
-from srunddp.check.script_imports import imports, names, parsed, quotes
+from srunddp.check.packages import Package, find, imports, names, parsed, quotes
 from srunddp.check.torchvision_abi import Vision, look, misfit
 
 NAME = "versions"
