@@ -15,7 +15,7 @@ from srunddp.check import join, render
 from srunddp.check import preflight as checking
 from srunddp.check.coordinator import LostError
 from srunddp.check.finding import Subject, subject_of
-from srunddp.check.follow import come_within, followed
+from srunddp.check.join import come_within, followed
 from srunddp.check.render import Report
 from srunddp.check.responder import Rank
 from srunddp.errors import ConfigError, SrunddpError

@@ -16,7 +16,7 @@ from srunddp.check import join, render
 from srunddp.check import preflight as checking
 from srunddp.check.checks import interface
 from srunddp.check.finding import Level, Subject, subject_of
-from srunddp.check.follow import come_within, followed
+from srunddp.check.join import come_within, followed
 from srunddp.check.responder import Rank
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.ifaces.draft import draft
