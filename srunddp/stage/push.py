@@ -13,8 +13,7 @@ from typing import Any
 from srunddp.stage.items import Item, absolute, require_whole
 from srunddp.stage.pack import Packed, fingerprint, pack
 from srunddp.stage.remote_step import Step
-from srunddp.stage.send import send
-from srunddp.stage.slurm import Job, StagingError, alive
+from srunddp.stage.slurm import Job, StagingError, alive, send
 from srunddp.util.hostlist import fold
 
 Say = Callable[[str], None]
