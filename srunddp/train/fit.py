@@ -21,7 +21,7 @@ from srunddp.errors import ConfigError
 from srunddp.telemetry import event, heartbeat
 from srunddp.train.checkpoint_policy import Keeping, Leave
 from srunddp.train.config import Config
-from srunddp.train.data import cpus
+from srunddp.train.data import workers
 from srunddp.train.data.loader import Step, feeds
 from srunddp.train.data.order import Order
 from srunddp.train.metrics.accumulator import Metric, Sums
@@ -78,8 +78,8 @@ class Run:
         self._progress = Progress() if world.rank == 0 else Silent()
         self.pace = pace_of(world.device)
         inputs.check_fit(world, train_data, test_data, order, config)
-        share = cpus.share(world)
-        cpus.set_threads(share, config.loading.threads)
+        share = workers.share(world)
+        workers.set_threads(share, config.loading.threads)
         self._feed, self._test_feed = feeds(world, config, train_data, test_data, order, collate, share)
         self._on_step = trainer.methods("on_step")
         self._stack = ExitStack()

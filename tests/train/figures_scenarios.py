@@ -18,7 +18,7 @@ from torchmetrics.classification import AUROC, Accuracy, Precision, Recall
 from torchmetrics.retrieval import RetrievalMAP
 
 from srunddp.train import Trainer, accuracy
-from srunddp.train.data.cpus import share
+from srunddp.train.data.workers import share
 from srunddp.train.metrics.accumulator import Sums
 from tests.train.problems import Numbered, Scale, distance, settings
 from tests.train.worlds import StandIn

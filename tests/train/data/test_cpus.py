@@ -12,7 +12,7 @@ import torch
 
 from srunddp.bootstrap.environment import cpus
 from srunddp.bootstrap.environment.cpus import Cpus
-from srunddp.train.data.cpus import set_threads, share
+from srunddp.train.data.workers import set_threads, share
 from tests.train.worlds import StandIn
 
 if TYPE_CHECKING:
