@@ -29,7 +29,7 @@ from srunddp.train.checkpoint.snapshot import Snapshot
 from srunddp.train.data.loader import Feed
 from srunddp.train.data.order import Sequential
 from srunddp.train.data.sampler import Deal
-from srunddp.train.metrics.late import LateLoss
+from srunddp.train.metrics.accumulator import LateLoss
 from srunddp.train.model.ddp import Replica
 from srunddp.train.model.ema import Average
 from tests.train.conftest import ROOT

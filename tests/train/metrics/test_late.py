@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from srunddp.train.metrics.late import LateLoss
+from srunddp.train.metrics.accumulator import LateLoss
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
