@@ -18,9 +18,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from srunddp.train.checkpoint.async_writer import Writer
+from srunddp.train.checkpoint.async_writer import Snapshot, Writer
 from srunddp.train.checkpoint.directory import Shelf
-from srunddp.train.checkpoint.snapshot import Snapshot
 
 WINDOWS = 50
 WIDTH, LAYERS, BATCH = 860, 12, 8

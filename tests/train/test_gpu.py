@@ -25,7 +25,7 @@ from srunddp.train import (
     load_checkpoint,
     rng,
 )
-from srunddp.train.checkpoint.snapshot import Snapshot
+from srunddp.train.checkpoint.async_writer import Snapshot
 from srunddp.train.data.loader import Feed
 from srunddp.train.data.order import Sequential
 from srunddp.train.data.sampler import Deal

@@ -17,10 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from srunddp.train.checkpoint.async_writer import Writer
+from srunddp.train.checkpoint.async_writer import Snapshot, Writer
 from srunddp.train.checkpoint.directory import Shelf
 from srunddp.train.checkpoint.file import CheckpointError
-from srunddp.train.checkpoint.snapshot import Snapshot
 from tests.train.conftest import ROOT
 
 LIMIT = 20.0  # seconds
