@@ -63,10 +63,10 @@ def columns(file: str) -> list[str]:
 
 def test_every_column_of_the_monitors_files_is_in_the_reference_in_its_order() -> None:
     from srunddp.monitor import recorder
-    from srunddp.monitor.sampler import gpus, links, node, tasks
+    from srunddp.monitor.sampler import gpu, links, node, tasks
 
-    for part in (node, tasks, links, gpus):
-        assert columns(f"NODE.{part.__name__.rpartition('.')[2]}.csv") == list(part.COLUMNS)
+    for name, part in {"node": node, "tasks": tasks, "links": links, "gpus": gpu}.items():
+        assert columns(f"NODE.{name}.csv") == list(part.COLUMNS)
     assert columns("NODE.rankR.steps.csv") == recorder.STEPS.strip().split(",")
     assert columns("NODE.rankR.marks.csv") == recorder.MARKS.strip().split(",")
 
@@ -109,8 +109,8 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
 
 
 def test_every_option_of_a_run_of_the_report_and_of_triage_is_in_the_reference() -> None:
-    from srunddp.cli import run
     from srunddp.report.cli import report
+    from srunddp.run.cli import run
     from srunddp.triage.cli import triage
 
     for command, title in ((run, "Command line"), (report, "srunddp report"), (triage, "srunddp triage")):

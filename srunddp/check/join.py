@@ -20,7 +20,6 @@ from srunddp.bootstrap.network.interface import (
 )
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, allow_many, listen
-from srunddp.check import join
 from srunddp.check.coordinator import Act, Hub, LostError, gather, serve
 from srunddp.check.finding import Subject
 from srunddp.errors import RendezvousError, SrunddpError
@@ -173,7 +172,7 @@ def followed(command: str, subject: Subject, act: Act, timeout: float, ports: ra
         LostError: rank 0 was found, and is gone.
     """
     try:
-        return join.follow(subject, act, timeout, ports), True
+        return follow(subject, act, timeout, ports), True
     except LostError:
         raise
     except SrunddpError as error:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.bootstrap.environment.cuda_visible_devices import Named, answer, instances, visible
-from srunddp.check import nvml
 
 _READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
 
@@ -28,6 +27,9 @@ class Device(Named):
     address: str
     numa: int
     links: int
+
+
+SYSFS = Path("/sys")
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class View:
     separate: list[list[str]] = field(default_factory=list)
 
 
-def look(wanted: str | None, sysfs: Path = nvml.SYSFS) -> View:
+def look(wanted: str | None, sysfs: Path = SYSFS) -> View:
     """What NVML says.
 
     Args:
@@ -106,7 +108,7 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
         total=memory.total if memory else 0,
         free=memory.free if memory else 0,
         address=address,
-        numa=nvml.of_device(address, sysfs),
+        numa=of_device(address, sysfs),
         links=_links(nvml, gpu),
     )
 
@@ -135,9 +137,6 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
         if one != other and status != nvml.NVML_P2P_STATUS_OK:
             found.append([one, other, names.get(status, str(status))])
     return found
-
-
-SYSFS = Path("/sys")
 
 
 def of_device(address: str, sysfs: Path = SYSFS) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from srunddp.cli import run
 from srunddp.report.locate import find
+from srunddp.run.cli import run
 from srunddp.util.click_types import MONITOR_SECONDS
 from tests.support.starting import python, slurm, write
 

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from tests.support.starting import write
 from tests.support.worlds import run
 
-SOON = "import srunddp.supervisor.supervisor\nsrunddp.run.supervisor.ENDS_WITHIN = 1.0\n"
+SOON = "import srunddp.supervisor.supervisor\nsrunddp.supervisor.supervisor.ENDS_WITHIN = 1.0\n"
 PYTHON = "def flush(): time.sleep(600)\nif RANK == {rank}: atexit.register(flush)"
 C = """
 import ctypes

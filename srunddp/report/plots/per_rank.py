@@ -11,8 +11,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from srunddp.report import format
-from srunddp.report.plots import per_rank, style, timeline
-from srunddp.report.plots.style import COLOURS, Grid, TimeAxis, grid, heat, png, style
+from srunddp.report.plots import style, timeline
+from srunddp.report.plots.style import COLOURS, Grid, TimeAxis, grid, heat, png
 from srunddp.report.plots.timeline import Drawn
 from srunddp.report.run import NAMES, Run
 from srunddp.report.summary import Launch, Summary
@@ -129,15 +129,15 @@ _ALL: dict[str, tuple[str, _Draw]] = {
     "timeline": ("Time line", timeline.timeline),
     "gpus": ("GPUs", timeline.gpus),
     "nodes": ("Nodes", timeline.nodes),
-    "steps": ("Step time by rank", per_rank.steps),
-    "launch": ("Launch", per_rank.launch),
+    "steps": ("Step time by rank", steps),
+    "launch": ("Launch", launch),
 }
 
 
 def pictures(run: Run, summary: Summary) -> list[Picture]:
     """All of them, in the order of the page."""
     axis = TimeAxis(max(summary.seconds, 1.0), summary.interval_s or 5.0, summary.epochs)
-    with style():
+    with style.style():
         return [_picture(name, *_ALL[name], run, summary, axis) for name in _ALL]
 
 

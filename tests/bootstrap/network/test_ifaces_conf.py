@@ -161,7 +161,7 @@ def test_a_node_without_an_entry_is_told_what_to_add() -> None:
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The checkout's own etc/ifaces.conf, moved to a folder of the test's."""
-    module = write(tmp_path / "checkout" / "srunddp" / "bootstrap" / "ifaces.py", "")
+    module = write(tmp_path / "checkout" / "srunddp" / "bootstrap" / "network" / "ifaces_conf.py", "")
     write(tmp_path / "checkout" / "setup.py", "")
     monkeypatch.setattr(ifaces_conf, "__file__", str(module))
     return write(tmp_path / "checkout" / "etc" / "ifaces.conf", "# comments\n")

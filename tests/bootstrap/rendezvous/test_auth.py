@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.rendezvous import advertisement, auth, protocol
+from srunddp.bootstrap.rendezvous import auth, protocol
+from srunddp.bootstrap.rendezvous.abort import Failure
 from srunddp.bootstrap.rendezvous.auth import Claim, Secret, Trust, Unproven
 from srunddp.bootstrap.rendezvous.client import find
 from srunddp.bootstrap.rendezvous.protocol import Address
@@ -141,7 +142,7 @@ def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
 
 def test_rank_zeros_failure_is_announced_in_one_word() -> None:
     text = "no file /a b/ü.py; expected a script to run -> " + "x" * 2000
-    word = protocol.make_failed(advertisement.Failure(text, 78))
+    word = protocol.make_failed(Failure(text, 78))
     assert not set(word) & set(" \t\n")
     assert len(word) < 800
     with pytest.raises(PeerError) as caught:

@@ -21,9 +21,7 @@ from srunddp.check import nvml
 from srunddp.check.checks.gpus import CHECK, Facts
 from srunddp.check.finding import Level
 from srunddp.check.nvml import Device, look
-from srunddp.monitor.sampler import gpm
 from srunddp.monitor.sampler import gpu as gpu_of_sampler
-from srunddp.monitor.sampler import gpus as gpus_of_sampler
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.made_up_site import LOCAL_RANK_1, changed, seen, subject, told, travelled
 
@@ -313,9 +311,7 @@ def test_the_fake_has_the_names_of_the_package() -> None:
 
 
 def test_nothing_is_asked_of_nvml_that_the_package_lacks() -> None:
-    source = "".join(
-        Path(module.__file__).read_text() for module in (nvml, shared, gpm, gpu_of_sampler, gpus_of_sampler)
-    )
+    source = "".join(Path(module.__file__).read_text() for module in (nvml, shared, gpu_of_sampler))
     asked = set(re.findall(r"\b(?:pynvml|_?nvml)\.((?:c_)?nvml\w+|NVML\w+)", source))
     asked.discard("NVML_P2P_CAPS_INDEX_READ")  # in a comment
     assert len(asked) > 40
