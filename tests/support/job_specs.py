@@ -13,7 +13,7 @@ from srunddp.sbatch.spec import Job, MpiJob, Start
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "recipes.md"
-GOLDEN = ROOT / "tests" / "site" / "golden"
+GOLDEN = ROOT / "tests" / "sbatch" / "golden"
 
 
 def commands() -> dict[str, list[str]]:

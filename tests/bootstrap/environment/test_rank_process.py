@@ -52,7 +52,7 @@ NOTE = (
     ],
 )
 def test_what_a_rank_starts_is_a_single_process(tmp_path: Path, command: str, said: str) -> None:
-    assert started(tmp_path, command, PYTHONPATH=str(Path(__file__).parents[2])) == said
+    assert started(tmp_path, command, PYTHONPATH=str(Path(__file__).parents[3])) == said
 
 
 def test_a_step_that_a_rank_starts_has_its_own_rank(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from srunddp.bootstrap.rendezvous.protocol import Meeting
 from srunddp.errors import ConfigError
 
 KEYS = ("nodes", "interface", "address", "env", "ports")
-SHIPPED = Path(__file__).parents[2] / "etc" / "ifaces.conf"
+SHIPPED = Path(__file__).parents[3] / "etc" / "ifaces.conf"
 NODE = "- nodes: node1\n  interface: "
 STRANGER = 61234  # a user id that nothing here belongs to
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
