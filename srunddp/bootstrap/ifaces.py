@@ -129,7 +129,7 @@ def load(named: str | None, variables: Mapping[str, str]) -> Loaded:
 def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
     """The files that are looked at: ``--ifaces``, ``$SRUNDDP_IFACES``, the checkout's or prefix's, /etc's."""
     folders = Path(__file__).resolve().parents
-    if (folders[2] / "setup.py").is_file():
+    if os.path.isfile(folders[2] / "setup.py"):
         own = [folders[2] / "etc"]
     else:
         # PREFIX/lib/python3.11/site-packages/srunddp/bootstrap/ifaces.py; another prefix than Python's after
