@@ -38,7 +38,9 @@ def become(prepared: Prepared, script: Script, bench: Bench) -> NoReturn:
     for descriptor in (state, *inherited):
         os.set_inheritable(descriptor, True)
     code = f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main; main({state}, {inherited})"
-    os.execv(sys.executable, [sys.executable, *_args_from_interpreter_flags(), "-c", code])
+    # Of a C locale Python makes UTF-8 in the variables too, by which the next one no longer finds that it was C.
+    flags = [*_args_from_interpreter_flags(), f"-Xutf8={sys.flags.utf8_mode}"]
+    os.execv(sys.executable, [sys.executable, *flags, "-c", code])
 
 
 def main(state: int, inherited: list[int]) -> NoReturn:

@@ -130,7 +130,7 @@ def load(named: str | None, variables: Mapping[str, str]) -> Loaded:
 def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
     """The files that are looked at: ``--ifaces``, ``$SRUNDDP_IFACES``, the checkout's or prefix's, /etc's."""
     above = Path(__file__).resolve().parents[3:]  # the checkout, or site-packages
-    if (above[0] / "setup.py").is_file():
+    if os.path.isfile(above[0] / "setup.py"):
         own = [above[0] / "etc"]
     else:
         # PREFIX/lib/python3.11/site-packages; another prefix than Python's after pip install --user or --prefix.
