@@ -73,7 +73,7 @@ class Event(NamedTuple):
     value: float
 
 
-class Marks:
+class TelemetryPage:
     """A page shared by a supervisor and the worker that it forks.
 
     Attributes:
@@ -93,7 +93,7 @@ class Marks:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Marks, recording=self.recording, descriptor=self.descriptor), ()
+        return partial(TelemetryPage, recording=self.recording, descriptor=self.descriptor), ()
 
     def mark(self) -> None:
         """In the worker: one step more."""
@@ -158,10 +158,10 @@ class Marks:
         self._page[place : place + len(words)] = words
 
 
-_marks: Marks | None = None
+_marks: TelemetryPage | None = None
 
 
-def install(marks: Marks) -> None:
+def install(marks: TelemetryPage) -> None:
     """In the worker: :func:`heartbeat` marks here from now on."""
     global _marks
     _marks = marks
@@ -190,12 +190,12 @@ def event(name: str, value: float = math.nan) -> None:
         _marks.event(name, value)
 
 
-def recorded() -> Marks | None:
+def active_page() -> TelemetryPage | None:
     """Where the loop writes its times; None without ``--monitor``."""
     return _marks if _marks is not None and _marks.recording else None
 
 
-def is_guarded() -> bool:
+def is_supervised() -> bool:
     """Whether there is a supervisor, which says how the run ends."""
     return _marks is not None
 

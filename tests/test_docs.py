@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.config.schema import keys_of, text_of
-from srunddp.sbatch.spec import Job, MpiJob, Start
+from srunddp.config.schema import fields_of, text_of
+from srunddp.sbatch.spec import LaunchSpec, MpirunJob, SlurmJob
 from tests.conftest import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -37,7 +37,7 @@ def named(title: str) -> dict[str, str]:
 
 
 def keys(kind: type) -> dict[str, str]:
-    return {name: text_of(key.default) or "''" for name, key in keys_of(kind).items()}
+    return {name: text_of(key.default) or "''" for name, key in fields_of(kind).items()}
 
 
 def test_every_setting_of_the_loop_is_in_the_reference_with_its_default() -> None:
@@ -47,9 +47,11 @@ def test_every_setting_of_the_loop_is_in_the_reference_with_its_default() -> Non
 
 
 def test_every_key_of_a_job_script_is_in_the_reference_with_its_default() -> None:
-    assert named("srunddp sbatch") == keys(Job)
-    assert named("srunddp mpirun") == {name: value for name, value in keys(MpiJob).items() if name not in keys(Start)}
-    assert set(keys(Start)) == set([*named("srunddp sbatch")][: len(keys(Start))])
+    assert named("srunddp sbatch") == keys(SlurmJob)
+    assert named("srunddp mpirun") == {
+        name: value for name, value in keys(MpirunJob).items() if name not in keys(LaunchSpec)
+    }
+    assert set(keys(LaunchSpec)) == set([*named("srunddp sbatch")][: len(keys(LaunchSpec))])
 
 
 def columns(file: str) -> list[str]:

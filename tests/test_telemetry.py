@@ -15,13 +15,13 @@ import pytest
 
 import srunddp
 from srunddp import telemetry
-from srunddp.telemetry import Marks, heartbeat, install
+from srunddp.telemetry import TelemetryPage, heartbeat, install
 from tests.support.starting import until
 
 
 @pytest.fixture
-def ours() -> Iterator[Marks]:
-    found = Marks()
+def ours() -> Iterator[TelemetryPage]:
+    found = TelemetryPage()
     install(found)
     yield found
     telemetry._marks = None
@@ -36,13 +36,13 @@ def in_child(*calls: dict[str, bool]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_the_supervisor_reads_how_many_steps_its_worker_has_made(ours: Marks) -> None:
+def test_the_supervisor_reads_how_many_steps_its_worker_has_made(ours: TelemetryPage) -> None:
     assert ours.read() == 0
     in_child({}, {}, {})
     assert ours.read() == 3
 
 
-def test_whoever_reads_amid_a_write_finds_no_figure_lower_than_before(recording: Marks) -> None:
+def test_whoever_reads_amid_a_write_finds_no_figure_lower_than_before(recording: TelemetryPage) -> None:
     low = (1 << 32, 1 << 40, 1.0, 1.0, 1.0, 1.0, 7)
     high = (low[0] + 1, low[1] + 1, *(each + 1 for each in low[2:]))
     child = os.fork()
@@ -64,7 +64,7 @@ def test_whoever_reads_amid_a_write_finds_no_figure_lower_than_before(recording:
         os.waitpid(child, 0)
 
 
-def test_after_the_last_step_none_is_expected_and_the_count_goes_on_with_the_next(ours: Marks) -> None:
+def test_after_the_last_step_none_is_expected_and_the_count_goes_on_with_the_next(ours: TelemetryPage) -> None:
     in_child({}, {}, {"last": True})
     assert ours.read() == 0
     in_child({}, {}, {"last": True}, {})
@@ -78,7 +78,7 @@ def test_without_a_supervisor_a_heartbeat_does_nothing() -> None:
 
 
 @pytest.mark.alone
-def test_a_heartbeat_costs_less_than_ten_microseconds(ours: Marks) -> None:
+def test_a_heartbeat_costs_less_than_ten_microseconds(ours: TelemetryPage) -> None:
     assert min(timeit.repeat(heartbeat, number=10_000, repeat=5)) / 10_000 < 10e-6
 
 
@@ -88,7 +88,7 @@ def test_a_heartbeat_is_found_in_the_package_and_does_not_bring_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours: Marks) -> None:
+def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours: TelemetryPage) -> None:
     child = os.fork()
     if child == 0:
         before = telemetry.is_condemned()
@@ -102,21 +102,21 @@ def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours
     assert ours.read() == 0
 
 
-def test_without_a_supervisor_no_verdict_stands_and_there_is_no_guard(ours: Marks) -> None:
-    assert telemetry.is_guarded()
+def test_without_a_supervisor_no_verdict_stands_and_there_is_no_guard(ours: TelemetryPage) -> None:
+    assert telemetry.is_supervised()
     telemetry._marks = None
-    assert not telemetry.is_guarded()
+    assert not telemetry.is_supervised()
     assert not telemetry.is_condemned()
 
 
 @pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch) -> Marks:
-    found = Marks(recording=True)
+def recording(monkeypatch: pytest.MonkeyPatch) -> TelemetryPage:
+    found = TelemetryPage(recording=True)
     monkeypatch.setattr(telemetry, "_marks", found)
     return found
 
 
-def test_events_outlive_the_worker_with_their_time_and_figure(recording: Marks) -> None:
+def test_events_outlive_the_worker_with_their_time_and_figure(recording: TelemetryPage) -> None:
     began = time.time()
     child = os.fork()
     if child == 0:
@@ -132,7 +132,7 @@ def test_events_outlive_the_worker_with_their_time_and_figure(recording: Marks) 
     assert recording.events(seen) == ([], 2)
 
 
-def test_of_more_events_than_have_room_the_newest_are_left(recording: Marks) -> None:
+def test_of_more_events_than_have_room_the_newest_are_left(recording: TelemetryPage) -> None:
     for number in range(5000):
         telemetry.event("epoch", number)
     events, seen = recording.events(100)
@@ -140,19 +140,19 @@ def test_of_more_events_than_have_room_the_newest_are_left(recording: Marks) -> 
     assert [event.value for event in events] == list(range(5000 - 4096, 5000))
 
 
-def test_the_first_step_is_an_event_and_the_others_are_not(recording: Marks) -> None:
+def test_the_first_step_is_an_event_and_the_others_are_not(recording: TelemetryPage) -> None:
     for _ in range(3):
         heartbeat()
     assert [event.name for event in recording.events(0)[0]] == ["step"]
 
 
-def test_without_monitoring_there_are_no_events_and_no_steps_to_write(ours: Marks) -> None:
+def test_without_monitoring_there_are_no_events_and_no_steps_to_write(ours: TelemetryPage) -> None:
     telemetry.event("epoch", 1)
-    assert telemetry.recorded() is None
+    assert telemetry.active_page() is None
     assert ours._events == 0
 
 
-def test_the_longest_step_begins_anew_when_the_supervisor_has_looked(recording: Marks) -> None:
+def test_the_longest_step_begins_anew_when_the_supervisor_has_looked(recording: TelemetryPage) -> None:
     before = recording.looks
     recording.write_steps(1, 8, 0.5, 0.25, 0.125, 0.5, 1)
     assert recording.look() == (1, 8, 0.5, 0.25, 0.125, 0.5, 1)

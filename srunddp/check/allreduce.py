@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from srunddp.bootstrap.process_group import store
-from srunddp.bootstrap.process_group.store import Joined
+from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.process_group.world import World, open_world
-from srunddp.check.finding import Finding, Level
+from srunddp.check.finding import Finding, Severity
 from srunddp.supervisor import signals
 
 NAME = "collective"
@@ -31,7 +31,7 @@ THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
 
 
 @dataclass(frozen=True)
-class Facts:
+class AllReduceFacts:
     """Of one rank.
 
     Attributes:
@@ -48,7 +48,7 @@ class Facts:
     sweep: tuple[tuple[int, float], ...] = ()
 
 
-def run(place: Joined, within: float) -> dict[str, Any]:
+def run(place: ProcessGroupContext, within: float) -> dict[str, Any]:
     """Have a forked process do it.
 
     Args:
@@ -73,16 +73,16 @@ def run(place: Joined, within: float) -> dict[str, Any]:
     return dict(told)
 
 
-def _child(place: Joined, within: float, answer: Connection) -> None:
+def _child(place: ProcessGroupContext, within: float, answer: Connection) -> None:
     signals.die_with_parent(os.getppid())  # it may be in NCCL, and hold a GPU
     try:
         facts = _measured(place, within)
     except Exception as error:  # whatever torch, Gloo or NCCL raise: it is what the user has to know
-        facts = Facts(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+        facts = AllReduceFacts(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
     answer.send(asdict(facts))
 
 
-def _measured(place: Joined, within: float) -> Facts:
+def _measured(place: ProcessGroupContext, within: float) -> AllReduceFacts:
     began = time.monotonic()
     store.install(place)
     import torch
@@ -95,7 +95,7 @@ def _measured(place: Joined, within: float) -> Facts:
     ranks = world.world_size
     wanted = torch.arange(1000, dtype=torch.float64) * ranks + ranks * (ranks - 1) / 2
     right = bool((numbers.cpu() == wanted).all())
-    return Facts("", world.backend, imported, right, tuple(_sweep(world)))
+    return AllReduceFacts("", world.backend, imported, right, tuple(_sweep(world)))
 
 
 def _sweep(world: World) -> Iterator[tuple[int, float]]:
@@ -127,7 +127,7 @@ def _call(world: World, size: int, count: int) -> float:
     return max(float(taken), 1e-9)
 
 
-def judge(facts: Mapping[int, Facts], nodes: Mapping[int, str], link: float) -> Iterator[Finding]:
+def judge(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float) -> Iterator[Finding]:
     """No sum or a wrong one stops a job; a slow one is warned of.
 
     Args:
@@ -139,22 +139,22 @@ def judge(facts: Mapping[int, Facts], nodes: Mapping[int, str], link: float) -> 
         wrong = one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong")
         if wrong:
             cure = "mend what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
-            yield Finding(Level.FAIL, NAME, wrong, expected, cure, (nodes[rank],), (rank,))
+            yield Finding(Severity.FAIL, NAME, wrong, expected, cure, (nodes[rank],), (rank,))
     best, backend = _best(facts)
     share = THRESHOLDS.get(backend, 0.0)
     if 0 < best < share * link:
         found = f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {backend}"
         usual = f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}"
         cure = "see the lines on rate, interface and GPUs"
-        yield Finding(Level.WARN, NAME, found, usual, cure, tuple(sorted(set(nodes.values()))))
+        yield Finding(Severity.WARN, NAME, found, usual, cure, tuple(sorted(set(nodes.values()))))
 
 
-def _best(facts: Mapping[int, Facts]) -> tuple[float, str]:
+def _best(facts: Mapping[int, AllReduceFacts]) -> tuple[float, str]:
     zero = facts.get(0)
     return (max((rate for _, rate in zero.sweep), default=0.0), zero.backend) if zero else (0.0, "")
 
 
-def summary(facts: Mapping[int, Facts], link: float) -> str:
+def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
     """The sweep, and the threshold."""
     _, backend = _best(facts)
     sweep = facts[0].sweep if 0 in facts else ()

@@ -14,8 +14,8 @@ from typing import Any
 
 from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.check.comparison import shortened
-from srunddp.check.coordinator import Hub
-from srunddp.check.finding import Finding, Level
+from srunddp.check.coordinator import Coordinator
+from srunddp.check.finding import Finding, Severity
 
 NAME = "rate"
 _SECONDS = 0.2
@@ -58,7 +58,7 @@ def receive(listener: socket.socket) -> float:
 
 
 @dataclass(frozen=True)
-class Rates:
+class BandwidthMatrix:
     """Bytes per second of each way that was measured."""
 
     ways: Mapping[tuple[str, str], float]
@@ -86,7 +86,7 @@ def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
     return plan
 
 
-def survey(hub: Hub, at: Mapping[str, tuple[int, Address]]) -> Rates:
+def survey(hub: Coordinator, at: Mapping[str, tuple[int, Address]]) -> BandwidthMatrix:
     """Measure each pair of the plan in both directions; the slowest again, with nothing else going on.
 
     Args:
@@ -97,13 +97,13 @@ def survey(hub: Hub, at: Mapping[str, tuple[int, Address]]) -> Rates:
         for way in (pairs, [(b, a) for a, b in pairs]):
             ways |= _measure(hub, at, way)
     for _ in range(_TRIES):
-        slow = sorted(Rates(ways).slow().items(), key=lambda item: item[1])[:_AGAIN]
+        slow = sorted(BandwidthMatrix(ways).slow().items(), key=lambda item: item[1])[:_AGAIN]
         ways |= {way: max(rate, _measure(hub, at, [way])[way]) for way, rate in slow}
-    return Rates(ways)
+    return BandwidthMatrix(ways)
 
 
 def _measure(
-    hub: Hub, at: Mapping[str, tuple[int, Address]], ways: Sequence[tuple[str, str]]
+    hub: Coordinator, at: Mapping[str, tuple[int, Address]], ways: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], float]:
     questions: dict[int, dict[str, Any]] = {}
     for a, b in ways:
@@ -114,7 +114,7 @@ def _measure(
     return {(a, b): float(answers.get(at[b][0]) or 0.0) for a, b in ways}
 
 
-def judge(rates: Rates) -> Iterator[Finding]:
+def judge(rates: BandwidthMatrix) -> Iterator[Finding]:
     """A node of which most ways out or in are slow is named alone; else each slow way."""
     left = rates.slow()
     met: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {}
@@ -133,17 +133,17 @@ def judge(rates: Rates) -> Iterator[Finding]:
     yield from shortened([_finding(_shown(rate), rates, between=f"{a} -> {b}") for (a, b), rate in left.items()], _ROWS)
 
 
-def _finding(found: str, rates: Rates, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
+def _finding(found: str, rates: BandwidthMatrix, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
     expected = f"half of the usual {_shown(rates.usual)} or more"
     cure = "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
-    return Finding(Level.WARN, NAME, found, expected, cure, nodes, between=between)
+    return Finding(Severity.WARN, NAME, found, expected, cure, nodes, between=between)
 
 
 def _shown(rate: float) -> str:
     return f"{rate / 1e6:.1f} MB/s"
 
 
-def summary(rates: Rates) -> str:
+def summary(rates: BandwidthMatrix) -> str:
     """The median and the slowest."""
     if not rates.ways:
         return "all ranks share one node"

@@ -13,15 +13,15 @@ from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.check import join, render
 from srunddp.check import preflight as checking
-from srunddp.check.coordinator import LostError
-from srunddp.check.finding import Subject, subject_of
+from srunddp.check.coordinator import CoordinatorLostError
+from srunddp.check.finding import CheckContext, subject_of
 from srunddp.check.join import come_within, followed
 from srunddp.check.render import Report
-from srunddp.check.responder import Rank
+from srunddp.check.responder import Responder
 from srunddp.errors import ConfigError, SrunddpError
-from srunddp.stage.enter import enter, read
-from srunddp.stage.paths import Staged
-from srunddp.util.console import say
+from srunddp.stage.enter import activate, read
+from srunddp.stage.paths import StagedPaths
+from srunddp.util.console import write_stderr
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE
 
@@ -53,23 +53,23 @@ def check(**given: Any) -> None:
         environment = detect(os.environ, channel=given["channel"])
         ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
     except SrunddpError as error:
-        say(f"srunddp: error: {error}\n")
+        write_stderr(f"srunddp: error: {error}\n")
         sys.exit(FAILED)
-    own = Rank(_subject(given, environment, staged), given["backend"])
+    own = Responder(_subject(given, environment, staged), given["backend"])
     try:
         sys.exit(_follow(given, own, ports) if environment.rank else _lead(given, own, ports))
-    except LostError as error:
-        say(f"srunddp: check on {environment.node}: error: {error}\n")
+    except CoordinatorLostError as error:
+        write_stderr(f"srunddp: check on {environment.node}: error: {error}\n")
         sys.exit(FAILED)
 
 
-def _in_copies() -> Staged:
+def _in_copies() -> StagedPaths:
     staged = read(os.environ)
-    enter(staged)
+    activate(staged)
     return staged
 
 
-def _subject(given: dict[str, Any], environment: Environment, staged: Staged | None) -> Subject:
+def _subject(given: dict[str, Any], environment: Environment, staged: StagedPaths | None) -> CheckContext:
     here = staged.here if staged else str
     named, script = (here(given[name]) if given[name] else given[name] for name in ("ifaces", "script"))
     return subject_of(
@@ -77,11 +77,11 @@ def _subject(given: dict[str, Any], environment: Environment, staged: Staged | N
     )
 
 
-def _lead(given: dict[str, Any], own: Rank, ports: range | None) -> int:
+def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
     """On rank 0: the check, its report, and the exit code, which all others are told."""
     environment = own.subject.environment
     try:
-        hub = join.lead(own.subject, own.act, given["timeout"], ports)
+        hub = join.coordinate(own.subject, own.act, given["timeout"], ports)
     except SrunddpError as error:
         report = checking.alone(own.subject)
         report.findings[:0] = checking.apart(environment, error)
@@ -112,16 +112,16 @@ def _tell(report: Report, given: dict[str, Any], environment: Environment) -> in
     try:
         click.echo("written: " + ", ".join(render.write(report, text, given["output_dir"], job, code)))
     except ConfigError as error:
-        say(f"srunddp: error: {error}\n")
+        write_stderr(f"srunddp: error: {error}\n")
         return FAILED
     return code
 
 
-def _follow(given: dict[str, Any], own: Rank, ports: range | None) -> int:
+def _follow(given: dict[str, Any], own: Responder, ports: range | None) -> int:
     """On another rank: answer rank 0. Where it is not found, one rank of the node says what it sees."""
     environment = own.subject.environment
     code, found = followed("check", own.subject, own.act, given["timeout"], ports)
     if not found and environment.local_rank == 0:
         for finding in checking.alone(own.subject).findings:
-            say(f"srunddp: check on {environment.node}: {render.said(finding)}\n")
+            write_stderr(f"srunddp: check on {environment.node}: {render.said(finding)}\n")
     return code

@@ -6,8 +6,8 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 
-from srunddp.check.coordinator import Hub
-from srunddp.check.finding import Finding, Level
+from srunddp.check.coordinator import Coordinator
+from srunddp.check.finding import Finding, Severity
 
 NAME = "clock"
 _TRIES = 3
@@ -16,13 +16,13 @@ _OFF = 2.0
 _REFUSED = 300.0  # munge's credentials expire then, and with them all that Slurm says between nodes
 
 
-def survey(hub: Hub) -> dict[str, float]:
+def survey(hub: Coordinator) -> dict[str, float]:
     """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round trip."""
     offsets = {node: _offset(hub, rank) for node, rank in hub.leaders.items() if rank}
     return {hub.nodes[0]: 0.0} | {node: offset for node, offset in offsets.items() if offset is not None}
 
 
-def _offset(hub: Hub, rank: int) -> float | None:
+def _offset(hub: Coordinator, rank: int) -> float | None:
     tries = []
     for _ in range(_TRIES):
         asked = time.time()
@@ -40,7 +40,7 @@ def judge(offsets: Mapping[str, float]) -> Iterator[Finding]:
         off = offset - usual
         if abs(off) >= _OFF:
             found = f"the clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the other nodes'"
-            level = Level.FAIL if abs(off) >= _REFUSED else Level.WARN
+            level = Severity.FAIL if abs(off) >= _REFUSED else Severity.WARN
             cure = "start chronyd or ntpd there; until then times in logs are wrong, and from 300 s on munge refuses"
             yield Finding(level, NAME, found, f"less than {_OFF:.0f} s", cure, (node,))
 

@@ -7,32 +7,34 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from srunddp.check.finding import Finding, Level, Seen
-from srunddp.util.hostlist import grouped
+from srunddp.check.finding import Finding, Observation, Severity
+from srunddp.util.hostlist import group_by_key
 
 F = TypeVar("F")
 V = TypeVar("V", bound=Hashable)
 
 
-def odd_ones(seen: Sequence[Seen[F]], value: Callable[[Seen[F]], V]) -> tuple[V, dict[V, list[Seen[F]]]]:
+def minority(
+    seen: Sequence[Observation[F]], value: Callable[[Observation[F]], V]
+) -> tuple[V, dict[V, list[Observation[F]]]]:
     """What most ranks have, or of equally many the one of the lowest rank; and the others, by what they have.
 
     Args:
         seen: of one rank at least.
     """
-    ranks = grouped((value(one), one) for one in sorted(seen, key=lambda one: one.rank))
+    ranks = group_by_key((value(one), one) for one in sorted(seen, key=lambda one: one.rank))
     usual = Counter({known: len(who) for known, who in ranks.items()}).most_common(1)[0][0]
     del ranks[usual]
     return usual, ranks
 
 
-def by_node(seen: Iterable[Seen[F]]) -> dict[str, list[Seen[F]]]:
+def by_node(seen: Iterable[Observation[F]]) -> dict[str, list[Observation[F]]]:
     """The ranks of each node."""
-    return grouped((one.node, one) for one in seen)
+    return group_by_key((one.node, one) for one in seen)
 
 
-def about(
-    who: Sequence[Seen[F]], level: Level, check: str, message: tuple[str, str, str], *, ranks: bool = True
+def finding_about(
+    who: Sequence[Observation[F]], level: Severity, check: str, message: tuple[str, str, str], *, ranks: bool = True
 ) -> Finding:
     """A finding about these ranks.
 
@@ -44,9 +46,9 @@ def about(
     return Finding(level, check, *message, nodes, tuple(sorted(one.rank for one in who)) if ranks else ())
 
 
-def on_node(one: Seen[F], level: Level, check: str, found: str, expected: str, cure: str) -> Finding:
+def on_node(one: Observation[F], level: Severity, check: str, found: str, expected: str, cure: str) -> Finding:
     """A finding about a rank's node."""
-    return about([one], level, check, (found, expected, cure), ranks=False)
+    return finding_about([one], level, check, (found, expected, cure), ranks=False)
 
 
 def shortened(ways: Sequence[Finding], most: int) -> list[Finding]:
@@ -59,7 +61,7 @@ def shortened(ways: Sequence[Finding], most: int) -> list[Finding]:
     return [*ways[:most], replace(rest[0], found=found, between="", nodes=tuple(sorted(set(ends))))]
 
 
-def parts(message: str) -> tuple[str, str, str]:
+def split_message(message: str) -> tuple[str, str, str]:
     """What was found, what was expected and the cure, of the one line that an error is."""
     message, _, cure = message.partition(" -> ")
     found, _, expected = message.partition("; expected ")

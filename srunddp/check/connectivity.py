@@ -19,8 +19,8 @@ from typing import Any
 
 from srunddp.bootstrap.rendezvous.protocol import Address, listen
 from srunddp.check.comparison import shortened
-from srunddp.check.coordinator import Hub
-from srunddp.check.finding import Finding, Level
+from srunddp.check.coordinator import Coordinator
+from srunddp.check.finding import Finding, Severity
 from srunddp.errors import SrunddpError
 
 NAME = "reach"
@@ -93,7 +93,7 @@ def _take_in(listener: socket.socket) -> None:
 
 
 @dataclass(frozen=True)
-class Ways:
+class ConnectivityMatrix:
     """Between endpoints, each named by its node and, where a node has several, its interface.
 
     Attributes:
@@ -110,7 +110,7 @@ class Ways:
     mute: tuple[str, ...] = ()
 
 
-def survey(hub: Hub, addresses: Mapping[int, tuple[str, str]]) -> Ways:
+def survey(hub: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
     """Try the ways between nodes, and those that fail once more.
 
     Args:
@@ -124,7 +124,7 @@ def survey(hub: Hub, addresses: Mapping[int, tuple[str, str]]) -> Ways:
     again = _try(hub, ranks, open_at, list(failing))
     interfaces = tuple(sorted({addresses[ranks[name]][0] for name in open_at}))
     mute = tuple(name for name, rank in ranks.items() if name not in open_at and rank not in hub.trouble)
-    return Ways(open_at, ranks, pairs, _directed(hub, ranks, open_at, again), interfaces, mute)
+    return ConnectivityMatrix(open_at, ranks, pairs, _directed(hub, ranks, open_at, again), interfaces, mute)
 
 
 def plan(nodes: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -142,7 +142,7 @@ def plan(nodes: Mapping[str, str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def listening(hub: Hub, ranks: Mapping[str, int], hosts: Mapping[str, str]) -> dict[str, Address]:
+def listening(hub: Coordinator, ranks: Mapping[str, int], hosts: Mapping[str, str]) -> dict[str, Address]:
     """Have the endpoints listen, on ports that their kernels choose; those that cannot are left out."""
     ports = hub.ask({rank: {"do": "listen"} for rank in ranks.values()}, _SLACK)
     return {name: Address(hosts[name], ports[rank]) for name, rank in ranks.items() if ports.get(rank)}
@@ -158,7 +158,7 @@ def endpoints(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]
 
 
 def _try(
-    hub: Hub, ranks: Mapping[str, int], open_at: Mapping[str, Address], pairs: Sequence[tuple[str, str]]
+    hub: Coordinator, ranks: Mapping[str, int], open_at: Mapping[str, Address], pairs: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], str]:
     """The pairs that do not connect, and why."""
     targets: dict[int, dict[str, list[Any]]] = {}
@@ -174,7 +174,7 @@ def _try(
 
 
 def _directed(
-    hub: Hub, ranks: Mapping[str, int], open_at: Mapping[str, Address], failing: Mapping[tuple[str, str], str]
+    hub: Coordinator, ranks: Mapping[str, int], open_at: Mapping[str, Address], failing: Mapping[tuple[str, str], str]
 ) -> dict[tuple[str, str], str]:
     """On which way the packets get lost, by what the listeners' kernels hold half open."""
     listeners = {ranks[b] for _, b in failing}
@@ -187,7 +187,7 @@ def _directed(
     return broken
 
 
-def judge(ways: Ways) -> Iterator[Finding]:
+def judge(ways: ConnectivityMatrix) -> Iterator[Finding]:
     """A node that reaches no other, or none of them it, is named alone; else each way that is broken."""
     for name in ways.mute:
         yield _finding("no port on the interface's address can be listened on", nodes=(name.partition(":")[0],))
@@ -205,7 +205,7 @@ def judge(ways: Ways) -> Iterator[Finding]:
     yield from shortened([_broken(ways, pair, why) for pair, why in left.items()], _ROWS)
 
 
-def _cut_off(ways: Ways, left: dict[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
+def _cut_off(ways: ConnectivityMatrix, left: dict[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
     """The endpoints all of whose ways are broken, how and why; their ways are taken out of ``left``."""
     tried: dict[str, list[tuple[str, str]]] = {name: [] for name in ways.endpoints}
     for pair in ways.tried:
@@ -236,7 +236,7 @@ def _how(name: str, own: Sequence[tuple[str, str]], left: Mapping[tuple[str, str
     return "no TCP between {} and any other node" if all({(a, b), (b, a)} & left.keys() for a, b in own) else ""
 
 
-def _broken(ways: Ways, pair: tuple[str, str], why: str) -> Finding:
+def _broken(ways: ConnectivityMatrix, pair: tuple[str, str], why: str) -> Finding:
     a, b = pair
     found = f"no TCP from {ways.endpoints[a].host} to {ways.endpoints[b].host}: {why}"
     return _finding(found, between=f"{a} -> {b}")
@@ -245,10 +245,10 @@ def _broken(ways: Ways, pair: tuple[str, str], why: str) -> Finding:
 def _finding(found: str, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
     expected = "TCP on any port between all nodes, as NCCL and Gloo use random ones"
     cure = "open the firewall for this network on both nodes, or name another interface in ifaces.conf"
-    return Finding(Level.FAIL, NAME, found, expected, cure, nodes, between=between)
+    return Finding(Severity.FAIL, NAME, found, expected, cure, nodes, between=between)
 
 
-def summary(ways: Ways) -> str:
+def summary(ways: ConnectivityMatrix) -> str:
     """How many ways were tried."""
     if not ways.tried:
         return "all ranks share one node"

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from srunddp.bootstrap.rendezvous.auth import Trust
-from srunddp.bootstrap.rendezvous.listener import Door
-from srunddp.bootstrap.rendezvous.protocol import Hello, Meeting
+from srunddp.bootstrap.rendezvous.auth import Authenticator
+from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+from srunddp.bootstrap.rendezvous.protocol import Hello, RendezvousInfo
 from srunddp.errors import RendezvousError
 from srunddp.util.json_lines import parse, send
-from srunddp.util.timeouts import ask
+from srunddp.util.timeouts import call_in_daemon_thread
 
 Act = Callable[[Mapping[str, Any]], Any]
 _LONGEST = 1 << 24
@@ -31,12 +31,12 @@ _SEND_WITHIN = 5.0
 _OVER, _ANSWER, _FAILED, _LOST = "over", "answer", "failed", "lost"
 
 
-class LostError(RendezvousError):
+class CoordinatorLostError(RendezvousError):
     """Rank 0 had been found, and is gone."""
 
 
 @dataclass
-class Hub:
+class Coordinator:
     """Rank 0's side, after all have come who will.
 
     Attributes:
@@ -87,7 +87,7 @@ class Hub:
             self.lines[rank].settimeout(_SEND_WITHIN)
             send(self.lines[rank], dict(questions[rank]))
         # In a thread, for it may hang here as it may there.
-        own = ask(partial(self.act, questions[0])) if 0 in questions else None
+        own = call_in_daemon_thread(partial(self.act, questions[0])) if 0 in questions else None
         answers = self._collect(set(waiting), deadline)
         for rank in waiting:
             if rank in self.lines and rank not in answers and rank not in self.trouble:
@@ -152,7 +152,9 @@ class Hub:
             line.close()
 
 
-def gather(own: Hello, listening: Sequence[socket.socket], trust: Trust, act: Act, deadline: float) -> Hub:
+def gather(
+    own: Hello, listening: Sequence[socket.socket], trust: Authenticator, act: Act, deadline: float
+) -> Coordinator:
     """On rank 0: wait for all other ranks, and take those that have come by the deadline.
 
     Args:
@@ -162,8 +164,8 @@ def gather(own: Hello, listening: Sequence[socket.socket], trust: Trust, act: Ac
         act: what rank 0 does itself for a question.
         deadline: of :func:`time.monotonic`.
     """
-    hub = Hub({0: own}, act)
-    with Door(listening, own.token, trust, own.world_size, hub.refused.append) as door:
+    hub = Coordinator({0: own}, act)
+    with AuthenticatedListener(listening, own.token, trust, own.world_size, hub.refused.append) as door:
         while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
             for hello, line, message in door.events(left):
                 if message is None and hub.lines.get(hello.rank) is line:
@@ -176,7 +178,7 @@ def gather(own: Hello, listening: Sequence[socket.socket], trust: Trust, act: Ac
         listener.close()
     for line in hub.lines.values():
         line.setblocking(True)
-        send(line, {"meeting": asdict(Meeting("", 0, 0, 0, 0, own.token, "", own.node))})
+        send(line, {"meeting": asdict(RendezvousInfo("", 0, 0, 0, 0, own.token, "", own.node))})
     return hub
 
 
@@ -189,7 +191,7 @@ def half_open(listeners: Sequence[socket.socket]) -> list[str]:
     return [one.raddr.ip for one in waiting if one.laddr and one.raddr and one.laddr.port in ports]
 
 
-def _take(hub: Hub, hello: Hello, line: socket.socket) -> None:
+def _take(hub: Coordinator, hello: Hello, line: socket.socket) -> None:
     if objection := _objection(hello, hub.here[0], hub.here.get(hello.rank)):
         hub.objections.append(objection)
     else:
@@ -225,7 +227,7 @@ def serve(line: socket.socket, act: Act) -> int:
         why = os.strerror(error.errno) if error.errno else "no word from it"
     else:
         why = "its process ended"
-    raise LostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", cure="see rank 0's own message")
+    raise CoordinatorLostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", cure="see rank 0's own message")
 
 
 def _answered(act: Act, question: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,15 +8,15 @@ from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.ifaces_conf import Loaded, load
-from srunddp.bootstrap.network.interface import Interface, choose, links_here
+from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, load
+from srunddp.bootstrap.network.interface import SelectedInterface, list_interfaces, select_interface
 from srunddp.errors import SrunddpError
-from srunddp.stage.paths import Staged
+from srunddp.stage.paths import StagedPaths
 
 F = TypeVar("F")
 
 
-class Level(IntEnum):
+class Severity(IntEnum):
     """How bad it is; the worst is the lowest."""
 
     FAIL = 0  # it would stop the job
@@ -34,7 +34,7 @@ class Finding:
         between: ``node01 -> node02``, where it is about a way between two nodes.
     """
 
-    level: Level
+    level: Severity
     check: str
     found: str
     expected: str
@@ -45,7 +45,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckContext:
     """The rank that a check looks at from within it.
 
     Attributes:
@@ -57,14 +57,14 @@ class Subject:
     """
 
     environment: Environment
-    loaded: Loaded
-    interface: Interface | None
+    loaded: IfacesConfig
+    interface: SelectedInterface | None
     interface_error: tuple[str, ...]
     script: str | None
     paths: tuple[str, ...]
     packages: tuple[str, ...]
     variables: Mapping[str, str]
-    staged: Staged | None = None
+    staged: StagedPaths | None = None
 
 
 def subject_of(
@@ -74,25 +74,25 @@ def subject_of(
     script: str | None = None,
     paths: tuple[str, ...] = (),
     packages: tuple[str, ...] = (),
-    staged: Staged | None = None,
-) -> Subject:
+    staged: StagedPaths | None = None,
+) -> CheckContext:
     """This rank, with the interface that it would use in a run.
 
     Args:
-        named: the file given with ``--ifaces``; for the others see :class:`Subject`.
+        named: the file given with ``--ifaces``; for the others see :class:`CheckContext`.
     """
-    loaded, chosen = Loaded(), None
+    loaded, chosen = IfacesConfig(), None
     wrong: tuple[str, ...] = ()
     try:
         loaded = load(named, variables)
-        chosen = choose(loaded.entries, environment, variables, links_here())
+        chosen = select_interface(loaded.entries, environment, variables, list_interfaces())
     except SrunddpError as error:
         wrong = (error.found, error.expected, error.cure)
-    return Subject(environment, loaded, chosen, wrong, script, paths, packages, dict(variables), staged)
+    return CheckContext(environment, loaded, chosen, wrong, script, paths, packages, dict(variables), staged)
 
 
 @dataclass(frozen=True)
-class Seen(Generic[F]):
+class Observation(Generic[F]):
     """What one check collected on one rank."""
 
     rank: int
@@ -117,12 +117,12 @@ class Check(Generic[F]):
 
     name: str
     facts: Callable[..., F]
-    collect: Callable[[Subject], F]
-    judge: Callable[[Sequence[Seen[F]]], Iterable[Finding]]
-    summary: Callable[[Sequence[Seen[F]]], str]
-    node_lines: Callable[[Sequence[Seen[F]]], Sequence[str]] = lambda _: ()
+    collect: Callable[[CheckContext], F]
+    judge: Callable[[Sequence[Observation[F]]], Iterable[Finding]]
+    summary: Callable[[Sequence[Observation[F]]], str]
+    node_lines: Callable[[Sequence[Observation[F]]], Sequence[str]] = lambda _: ()
     within: float = 15.0
 
-    def collected(self, subject: Subject) -> dict[str, Any]:
+    def collected(self, subject: CheckContext) -> dict[str, Any]:
         """The facts as they travel."""
         return asdict(self.collect(subject))  # type: ignore[call-overload, no-any-return]

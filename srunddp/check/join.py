@@ -10,27 +10,27 @@ from functools import partial
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entry, entry_or_default
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry, entry_or_default
 from srunddp.bootstrap.network.interface import (
-    Interface,
+    SelectedInterface,
     addresses_of,
     is_loopback,
-    links_here,
-    why_not,
+    list_interfaces,
+    why_unusable,
 )
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, allow_many, listen
-from srunddp.check.coordinator import Act, Hub, LostError, gather, serve
-from srunddp.check.finding import Subject
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, raise_open_files_limit
+from srunddp.check.coordinator import Act, Coordinator, CoordinatorLostError, gather, serve
+from srunddp.check.finding import CheckContext
 from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.util.click_types import limit
-from srunddp.util.console import say
-from srunddp.util.timeouts import ask
+from srunddp.util.console import write_stderr
+from srunddp.util.timeouts import call_in_daemon_thread
 
 _A_HOST = 1.0
 
 
-def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None) -> Hub:
+def coordinate(subject: CheckContext, act: Act, timeout: float, ports: range | None = None) -> Coordinator:
     """On rank 0: become the hub of all ranks that come in time.
 
     Args:
@@ -44,18 +44,18 @@ def lead(subject: Subject, act: Act, timeout: float, ports: range | None = None)
     environment, deadline = subject.environment, time.monotonic() + timeout
     own = discovery.hello(environment, discovery.token(environment))
     if environment.world_size == 1:
-        return Hub({0: own}, act)
-    allow_many()
+        return Coordinator({0: own}, act)
+    raise_open_files_limit()
     entry = entry_or_default(subject.loaded.entries, environment.node)
     listening = _listen(environment, _own_addresses(environment, subject.interface), entry, ports)
-    told = protocol.make(own.token, [Address(*each.getsockname()[:2]) for each in listening])
-    _, heard = discovery.hear(environment, told, timeout, _over_mpi(subject, timeout), lambda _: None)
-    secret = protocol.read(heard).secret if heard else ""
-    return gather(own, listening, auth.choose(secret), act, deadline)
+    told = protocol.encode_advertisement(own.token, [Address(*each.getsockname()[:2]) for each in listening])
+    _, heard = discovery.discover(environment, told, timeout, _over_mpi(subject, timeout), lambda _: None)
+    secret = protocol.decode_advertisement(heard).secret if heard else ""
+    return gather(own, listening, auth.choose_authenticator(secret), act, deadline)
 
 
-def follow(subject: Subject, act: Act, timeout: float, ports: range | None = None) -> int:
-    """On another rank: find rank 0, and answer its questions; for the arguments see :func:`lead`.
+def join(subject: CheckContext, act: Act, timeout: float, ports: range | None = None) -> int:
+    """On another rank: find rank 0, and answer its questions; for the arguments see :func:`coordinate`.
 
     Returns:
         The exit code that rank 0 says.
@@ -64,14 +64,14 @@ def follow(subject: Subject, act: Act, timeout: float, ports: range | None = Non
         SrunddpError: rank 0 is not found, or lost.
     """
     environment, deadline = subject.environment, time.monotonic() + timeout
-    _, heard = discovery.hear(environment, None, timeout, _over_mpi(subject, timeout), lambda _: None)
-    told = protocol.read(heard) if heard else None
+    _, heard = discovery.discover(environment, None, timeout, _over_mpi(subject, timeout), lambda _: None)
+    told = protocol.decode_advertisement(heard) if heard else None
     hello = discovery.hello(environment, told.token if told else discovery.token(environment))
     candidates = list(told.addresses) if told else _candidates(subject, ports)
-    return serve(_find(candidates, hello, deadline, auth.choose(told.secret if told else "")), act)
+    return serve(_find(candidates, hello, deadline, auth.choose_authenticator(told.secret if told else "")), act)
 
 
-def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Trust) -> socket.socket:
+def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Authenticator) -> socket.socket:
     """The line to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
     hosts = dict.fromkeys(address.host for address in candidates)
     turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
@@ -79,7 +79,7 @@ def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: aut
         turn, host = next(turns)
         until = min(deadline, time.monotonic() + turn * _A_HOST)
         try:
-            return client.find([each for each in candidates if each.host == host], hello, until, own)[0]
+            return client.join([each for each in candidates if each.host == host], hello, until, own)[0]
         except RendezvousError as error:
             if time.monotonic() < until:
                 raise  # rank 0 itself refuses this rank
@@ -88,15 +88,17 @@ def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: aut
                 raise RendezvousError(error.found, expected=error.expected, cure=cure) from None
 
 
-def _own_addresses(environment: Environment, interface: Interface | None) -> list[str]:
+def _own_addresses(environment: Environment, interface: SelectedInterface | None) -> list[str]:
     """All by which others may reach this node, that of the training's interface first."""
     if environment.one_node:
         return ["127.0.0.1"]
-    others = [address for link in links_here() if not why_not(link) for address in link.addresses]
+    others = [address for link in list_interfaces() if not why_unusable(link) for address in link.addresses]
     return list(dict.fromkeys([*([interface.address] if interface else []), *others]))
 
 
-def _listen(environment: Environment, hosts: Sequence[str], entry: Entry, ports: range | None) -> list[socket.socket]:
+def _listen(
+    environment: Environment, hosts: Sequence[str], entry: IfacesEntry, ports: range | None
+) -> list[socket.socket]:
     if not hosts:
         raise RendezvousError(
             f"node {environment.node} has no interface that is up and has an address",
@@ -114,7 +116,7 @@ def _listen(environment: Environment, hosts: Sequence[str], entry: Entry, ports:
     return listening
 
 
-def _candidates(subject: Subject, ports: range | None) -> list[Address]:
+def _candidates(subject: CheckContext, ports: range | None) -> list[Address]:
     """Where rank 0 may listen: at each address that its names lead to."""
     environment, names = subject.environment, []
     entry = DEFAULT
@@ -124,7 +126,7 @@ def _candidates(subject: Subject, ports: range | None) -> list[Address]:
         assert environment.step is not None
         node = discovery.rank_zero_node(environment.step)
         entry = entry_or_default(subject.loaded.entries, node)
-        names = [discovery.known_as(entry, node), node] if node != environment.node else []
+        names = [discovery.hostname_of(entry, node), node] if node != environment.node else []
     hosts = [host for name in names for host in sorted(addresses_of(name))]
     hosts += [] if names else _own_addresses(environment, subject.interface)
     allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
@@ -138,13 +140,13 @@ def _candidates(subject: Subject, ports: range | None) -> list[Address]:
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 
 
-def _over_mpi(subject: Subject, timeout: float) -> discovery.Broadcast:
+def _over_mpi(subject: CheckContext, timeout: float) -> discovery.Broadcast:
     """A broadcast that is given up after some time: MPI waits for ever where a rank is missing."""
     environment, name = subject.environment, subject.interface.name if subject.interface else None
 
     def broadcast(told: str | None) -> str:
         try:
-            return ask(partial(mpi.broadcast, told, environment.world_size, name)).result(timeout)
+            return call_in_daemon_thread(partial(mpi.broadcast, told, environment.world_size, name)).result(timeout)
         except TimeoutError:
             raise RendezvousError(
                 f"rank {environment.rank} on {environment.node} is still in MPI_Init after {timeout:g} s",
@@ -158,11 +160,13 @@ def _over_mpi(subject: Subject, timeout: float) -> discovery.Broadcast:
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
-def followed(command: str, subject: Subject, act: Act, timeout: float, ports: range | None = None) -> tuple[int, bool]:
+def followed(
+    command: str, subject: CheckContext, act: Act, timeout: float, ports: range | None = None
+) -> tuple[int, bool]:
     """On another rank than 0: answer rank 0, or say why it is not found.
 
     Args:
-        command: for the message; for the others see :func:`srunddp.check.join.follow`.
+        command: for the message; for the others see :func:`srunddp.check.join.join`.
 
     Returns:
         This rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank, and
@@ -172,9 +176,9 @@ def followed(command: str, subject: Subject, act: Act, timeout: float, ports: ra
         LostError: rank 0 was found, and is gone.
     """
     try:
-        return follow(subject, act, timeout, ports), True
-    except LostError:
+        return join(subject, act, timeout, ports), True
+    except CoordinatorLostError:
         raise
     except SrunddpError as error:
-        say(f"srunddp: {command} on {subject.environment.node}: error: {error}\n")
+        write_stderr(f"srunddp: {command} on {subject.environment.node}: error: {error}\n")
         return 0, False

@@ -7,12 +7,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from srunddp.bootstrap.environment.cuda_visible_devices import Named, answer, instances, visible
+from srunddp.bootstrap.environment.cuda_visible_devices import VisibleDevice, instances, query_or, visible
 
 _READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
 
 
-class Device(Named):
+class Device(VisibleDevice):
     """What is known of one.
 
     Attributes:
@@ -97,7 +97,7 @@ def _view(nvml: Any, wanted: str | None, sysfs: Path) -> View:
 
 
 def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
-    memory = answer(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(device), None)
+    memory = query_or(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(device), None)
     address = nvml.nvmlDeviceGetPciInfo(gpu).busId
     address = (address.decode() if isinstance(address, bytes) else address).lower()[-12:]  # sysfs's has a short domain
     uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(gpu)
@@ -116,7 +116,7 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
 def _links(nvml: Any, gpu: Any) -> int:
     up = 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        state = answer(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(gpu, link), None)  # type: ignore[misc]
+        state = query_or(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(gpu, link), None)  # type: ignore[misc]
         if state is None:
             break
         up += state
@@ -133,7 +133,7 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
     found = []
     for one, other in combinations([device["uuid"] for device in devices if device["uuid"] in gpus], 2):
         pair = gpus[one], gpus[other], _READ
-        status = answer(nvml, lambda pair=pair: nvml.nvmlDeviceGetP2PStatus(*pair), nvml.NVML_P2P_STATUS_OK)  # type: ignore[misc]
+        status = query_or(nvml, lambda pair=pair: nvml.nvmlDeviceGetP2PStatus(*pair), nvml.NVML_P2P_STATUS_OK)  # type: ignore[misc]
         if one != other and status != nvml.NVML_P2P_STATUS_OK:
             found.append([one, other, names.get(status, str(status))])
     return found

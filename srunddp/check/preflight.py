@@ -11,24 +11,24 @@ from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network.ifaces_conf import entry_or_default
 from srunddp.bootstrap.network.interface import addresses_of
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.bootstrap.rendezvous.protocol import Meeting, listen
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, listen
 from srunddp.check import allreduce, bandwidth, clocks, connectivity
 from srunddp.check.checks import CHECKS, interface
 from srunddp.check.checks.launch import NAME
-from srunddp.check.comparison import parts
-from srunddp.check.connectivity import Ways
-from srunddp.check.coordinator import Hub
-from srunddp.check.finding import Check, Finding, Level, Subject
+from srunddp.check.comparison import split_message
+from srunddp.check.connectivity import ConnectivityMatrix
+from srunddp.check.coordinator import Coordinator
+from srunddp.check.finding import Check, CheckContext, Finding, Severity
 from srunddp.check.render import Report
-from srunddp.check.responder import Rank, facts
+from srunddp.check.responder import Responder, facts
 from srunddp.errors import SrunddpError
-from srunddp.util.hostlist import grouped
+from srunddp.util.hostlist import group_by_key
 
 _FACTS_WITHIN = 30.0  # beside what the slowest check may take
 _COLLECTIVE_WITHIN = 60.0
 
 
-def examine(hub: Hub, own: Rank, timeout: float, *, with_collective: bool) -> Report:
+def examine(hub: Coordinator, own: Responder, timeout: float, *, with_collective: bool) -> Report:
     """Ask everything, and judge it.
 
     Args:
@@ -46,17 +46,17 @@ def examine(hub: Hub, own: Rank, timeout: float, *, with_collective: bool) -> Re
     return report
 
 
-def look(hub: Hub, own: Rank, timeout: float, checks: Sequence[Check[Any]]) -> Report:
+def look(hub: Coordinator, own: Responder, timeout: float, checks: Sequence[Check[Any]]) -> Report:
     """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
     report = Report(dict(sorted(hub.here.items())))
-    report.findings += absent(hub, own.subject, timeout)
+    report.findings += missing(hub, own.subject, timeout)
     question = {"do": "facts", "checks": [check.name for check in checks]}
     report.take(hub.ask_all(question, max(check.within for check in checks) + _FACTS_WITHIN))
     report.judge(checks)
     return report
 
 
-def reached(hub: Hub, report: Report) -> Ways:
+def reached(hub: Coordinator, report: Report) -> ConnectivityMatrix:
     """Have the nodes whose interface is fit try to reach each other."""
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(hub, {one.rank: (one.facts.name, one.facts.address) for one in fit})
@@ -64,7 +64,7 @@ def reached(hub: Hub, report: Report) -> Ways:
     return ways
 
 
-def alone(subject: Subject) -> Report:
+def alone(subject: CheckContext) -> Report:
     """What this rank sees by itself, where it did not come together with the others."""
     environment = subject.environment
     own = discovery.hello(environment, "")
@@ -74,31 +74,31 @@ def alone(subject: Subject) -> Report:
     return report
 
 
-def absent(hub: Hub, subject: Subject, timeout: float) -> list[Finding]:
+def missing(hub: Coordinator, subject: CheckContext, timeout: float) -> list[Finding]:
     """The ranks that did not come, with who was refused meanwhile; and what is wrong with those that did."""
     environment, entries = subject.environment, subject.loaded.entries
     layout = environment.step.layout() if environment.step else {}
     unseen = sorted(set(range(environment.world_size)) - hub.here.keys())
-    missing = grouped((layout.get(rank, ""), rank) for rank in unseen)
+    missing = group_by_key((layout.get(rank, ""), rank) for rank in unseen)
     cure = "see its own lines, and whether srun started srunddp there"
     findings = []
     for node, ranks in missing.items():
-        name = discovery.known_as(entry_or_default(entries, node), node)
+        name = discovery.hostname_of(entry_or_default(entries, node), node)
         known = addresses_of(name) & set(hub.unanswered) if node and hub.unanswered else set()
         came = "; its packets come here, our answers do not reach it" if known else ""
         found, nodes = f"no word within {timeout:g} s{came}", (node,) if node else ()
-        findings.append(Finding(Level.FAIL, NAME, found, "all ranks", cure, nodes, tuple(ranks)))
+        findings.append(Finding(Severity.FAIL, NAME, found, "all ranks", cure, nodes, tuple(ranks)))
     if missing:
-        findings += [Finding(Level.WARN, NAME, *parts(line)) for line in hub.refused]
+        findings += [Finding(Severity.WARN, NAME, *split_message(line)) for line in hub.refused]
     cure = "start all ranks with one srun, and one srunddp per task"
-    return findings + [Finding(Level.FAIL, NAME, each, "each rank once", cure) for each in hub.objections]
+    return findings + [Finding(Severity.FAIL, NAME, each, "each rank once", cure) for each in hub.objections]
 
 
-def lost(hub: Hub) -> list[Finding]:
+def lost(hub: Coordinator) -> list[Finding]:
     """The ranks that came, and then could not answer or were lost."""
     cure = "see what ended it there, or that node's load and file systems"
     return [
-        Finding(Level.FAIL, NAME, f"during the check: {why}", "answers", cure, (hub.here[rank].node,), (rank,))
+        Finding(Severity.FAIL, NAME, f"during the check: {why}", "answers", cure, (hub.here[rank].node,), (rank,))
         for rank, why in sorted(hub.trouble.items())
     ]
 
@@ -106,10 +106,10 @@ def lost(hub: Hub) -> list[Finding]:
 def apart(environment: Environment, error: SrunddpError) -> list[Finding]:
     """Why this rank did not come together with the others."""
     here = (environment.node,), (environment.rank,)
-    return [Finding(Level.FAIL, NAME, error.found, error.expected, error.cure, *here)]
+    return [Finding(Severity.FAIL, NAME, error.found, error.expected, error.cure, *here)]
 
 
-def _measure(hub: Hub, own: Rank, report: Report, ways: Ways) -> None:
+def _measure(hub: Coordinator, own: Responder, report: Report, ways: ConnectivityMatrix) -> None:
     """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
     if why := "something is wrong" if report.failed else "there is one rank" if len(hub.here) == 1 else "":
         report.skipped[allreduce.NAME] = f"not run, as {why}"
@@ -117,14 +117,14 @@ def _measure(hub: Hub, own: Rank, report: Report, ways: Ways) -> None:
     open_at = connectivity.listening(hub, ways.ranks, {name: at.host for name, at in ways.endpoints.items()})
     measured = bandwidth.survey(hub, {name: (ways.ranks[name], at) for name, at in open_at.items()})
     report.add(bandwidth.NAME, bandwidth.judge(measured), bandwidth.summary(measured))
-    told = dict.fromkeys(report.here, allreduce.Facts("no answer"))
-    told |= {rank: allreduce.Facts(**answer) for rank, answer in _all_reduce(hub, own).items()}
+    told = dict.fromkeys(report.here, allreduce.AllReduceFacts("no answer"))
+    told |= {rank: allreduce.AllReduceFacts(**answer) for rank, answer in _all_reduce(hub, own).items()}
     link = slowest_link(report, told[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
     report.add(allreduce.NAME, allreduce.judge(told, nodes, link), allreduce.summary(told, link))
 
 
-def _all_reduce(hub: Hub, own: Rank) -> dict[int, Any]:
+def _all_reduce(hub: Coordinator, own: Responder) -> dict[int, Any]:
     interface = own.subject.interface
     assert interface is not None
     with listen(interface.address, [0]) as store:
@@ -134,7 +134,7 @@ def _all_reduce(hub: Hub, own: Rank) -> dict[int, Any]:
         questions = {}
         for rank, hello in hub.here.items():
             port = store.getsockname()[1]
-            meeting = Meeting(
+            meeting = RendezvousInfo(
                 master_addr=interface.address,
                 master_port=port,
                 nnodes=len(sizes),
@@ -159,7 +159,7 @@ def slowest_link(report: Report, backend: str) -> float:
     return min((_carried(one.facts, ranks[one.node], backend) for one in seen), default=0.0) * 1e6 / 8
 
 
-def _carried(facts: interface.Facts, ranks: int, backend: str) -> float:
+def _carried(facts: interface.InterfaceFacts, ranks: int, backend: str) -> float:
     if backend == "nccl" and facts.devices:
         return facts.rdma_rate / len(facts.devices) * min(len(facts.devices), ranks)
     return facts.speed if facts.physical else 0

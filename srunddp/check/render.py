@@ -13,14 +13,14 @@ from typing import Any
 from srunddp._version import __version__
 from srunddp.bootstrap.rendezvous.protocol import Hello
 from srunddp.check.checks import CHECKS
-from srunddp.check.finding import Check, F, Finding, Level, Seen
+from srunddp.check.finding import Check, F, Finding, Observation, Severity
 from srunddp.errors import ConfigError, one_line
-from srunddp.util.hostlist import fold, grouped, ranges
+from srunddp.util.hostlist import fold, group_by_key, ranges
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Equal findings of several nodes or ranks as one; the worst first, else in their order."""
-    by_text = grouped((replace(each, nodes=(), ranks=()), each) for each in findings)
+    by_text = group_by_key((replace(each, nodes=(), ranks=()), each) for each in findings)
     rows = [
         replace(
             text,
@@ -64,7 +64,7 @@ def verdict(report: Report, world_size: int, job: str) -> str:
     """One line: how many ranks and nodes, and how much is wrong."""
     nodes = len({hello.node for hello in report.here.values()})
     findings = merged(report.findings)
-    words = {Level.FAIL: "failure", Level.WARN: "warning"}
+    words = {Severity.FAIL: "failure", Severity.WARN: "warning"}
     counts = [(sum(each.level is level for each in findings), word) for level, word in words.items()]
     wrong = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
     ranks = f"{len(report.here)} of {world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
@@ -145,7 +145,7 @@ class Report:
     @property
     def failed(self) -> bool:
         """Whether something would stop the job."""
-        return any(finding.level is Level.FAIL for finding in self.findings)
+        return any(finding.level is Severity.FAIL for finding in self.findings)
 
     def add(self, name: str, findings: Iterable[Finding], summary: str) -> None:
         """Take in what one check has found."""
@@ -159,13 +159,13 @@ class Report:
             if answer["version"] != __version__:
                 cure = "install one version for all nodes, and start it by its path"
                 found = f"srunddp {answer['version']}"
-                wrong = Finding(Level.FAIL, "launch", found, f"{__version__}, as on rank 0", cure, (node,), (rank,))
+                wrong = Finding(Severity.FAIL, "launch", found, f"{__version__}, as on rank 0", cure, (node,), (rank,))
                 self.findings.append(wrong)
                 continue
             self.facts[rank] = answer["checks"]
             for name, of_check in answer["checks"].items():
                 if "failed" in of_check:
-                    wrong = Finding(Level.FAIL, name, of_check["failed"], "an answer", _CURE, (node,), (rank,))
+                    wrong = Finding(Severity.FAIL, name, of_check["failed"], "an answer", _CURE, (node,), (rank,))
                     self.findings.append(wrong)
 
     def judge(self, checks: Iterable[Check[Any]]) -> None:
@@ -174,10 +174,12 @@ class Report:
             if seen := self.seen(check):
                 self.add(check.name, check.judge(seen), check.summary(seen))
 
-    def seen(self, check: Check[F]) -> Sequence[Seen[F]]:
+    def seen(self, check: Check[F]) -> Sequence[Observation[F]]:
         """What a check collected on each rank, where it did."""
         return [
-            Seen(rank, self.here[rank].local_rank, self.here[rank].node, check.facts(**told[check.name]["facts"]))
+            Observation(
+                rank, self.here[rank].local_rank, self.here[rank].node, check.facts(**told[check.name]["facts"])
+            )
             for rank, told in sorted(self.facts.items())
             if "facts" in told.get(check.name, {})
         ]

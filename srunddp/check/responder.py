@@ -9,18 +9,18 @@ from functools import partial
 from typing import Any
 
 from srunddp._version import __version__
-from srunddp.bootstrap.process_group.store import Joined
-from srunddp.bootstrap.rendezvous.protocol import Meeting
+from srunddp.bootstrap.process_group.store import ProcessGroupContext
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.check import allreduce, bandwidth
 from srunddp.check.checks import CHECKS
 from srunddp.check.connectivity import Prober
 from srunddp.check.coordinator import half_open
-from srunddp.check.finding import Subject
-from srunddp.util.timeouts import ask
+from srunddp.check.finding import CheckContext
+from srunddp.util.timeouts import call_in_daemon_thread
 
 
 @dataclass
-class Rank:
+class Responder:
     """This rank.
 
     Attributes:
@@ -28,7 +28,7 @@ class Rank:
         backend: for the collective; store_fd: on rank 0 the store's listening socket, once there is one.
     """
 
-    subject: Subject
+    subject: CheckContext
     backend: str = "auto"
     store_fd: int | None = None
     prober: Prober = field(init=False)
@@ -54,21 +54,27 @@ class Rank:
             case "receive":
                 return bandwidth.receive(self.prober.listener) if self.prober.listener else 0.0
             case "collective":
-                return self._collective(Meeting(**question["meeting"]), question["within"])
+                return self._collective(RendezvousInfo(**question["meeting"]), question["within"])
         return None
 
-    def _collective(self, meeting: Meeting, within: float) -> dict[str, Any]:
+    def _collective(self, meeting: RendezvousInfo, within: float) -> dict[str, Any]:
         assert self.subject.interface is not None
-        place = Joined(self.subject.environment, self.subject.interface, meeting, self.store_fd, within, self.backend)
+        place = ProcessGroupContext(
+            self.subject.environment, self.subject.interface, meeting, self.store_fd, within, self.backend
+        )
         return allreduce.run(place, within)
 
 
-def facts(subject: Subject, names: Sequence[str]) -> dict[str, Any]:
+def facts(subject: CheckContext, names: Sequence[str]) -> dict[str, Any]:
     """What the checks of these names collect, all at once and each within its time; where one fails, why.
 
     Each in a thread of its own: a file system or a driver that hangs must not hide what the others see.
     """
-    asked = {check.name: (check, ask(partial(check.collected, subject))) for check in CHECKS if check.name in names}
+    asked = {
+        check.name: (check, call_in_daemon_thread(partial(check.collected, subject)))
+        for check in CHECKS
+        if check.name in names
+    }
     began = time.monotonic()
     found: dict[str, dict[str, Any]] = {}
     for name, (check, answer) in asked.items():

@@ -15,21 +15,21 @@ import yaml
 
 from srunddp.config.schema import (
     RESERVED,
-    Key,
-    MismatchError,
+    ConfigField,
+    TypeMismatchError,
     build,
     expected,
+    fields_of,
     is_ambiguous,
     is_null,
-    keys_of,
-    plain,
+    scalar_node,
     usage,
     value_of,
 )
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.atomic_file import replace_file
-from srunddp.util.excepthook import end_in_one_line
-from srunddp.util.yaml_source import at, where_not_yaml
+from srunddp.util.excepthook import install_excepthook
+from srunddp.util.yaml_source import yaml_error_position, yaml_position
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class _Given:
     path: str = ""
 
     def wrong(self, found: str, expected: str, cure: str, node: yaml.Node | None = None) -> ConfigError:
-        where = at(self.path, node or self.node) if self.path else ""
+        where = yaml_position(self.path, node or self.node) if self.path else ""
         return ConfigError(f"{self.name} {found}", expected=expected, cure=cure, where=where, scope=Scope.JOB)
 
 
@@ -67,23 +67,23 @@ def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
         ConfigError: a key is unknown, given twice in a file, or missing; a value is of another type; a file is wrong.
         SystemExit: with 0, after ``--help``.
     """
-    end_in_one_line()
+    install_excepthook()
     options = list(_options(sys.argv[1:] if arguments is None else arguments))
     if any(name == "help" for name, _ in options):
         # srunddp has told the rank before the script began; every rank would print it.
         if os.environ.get("RANK", "0") == "0":
-            print(usage(keys_of(kind), Path(sys.argv[0]).name))
+            print(usage(fields_of(kind), Path(sys.argv[0]).name))
         raise SystemExit(0)
-    return fill(kind, [(name, plain(text)) for name, text in options])
+    return parse_options(kind, [(name, scalar_node(text)) for name, text in options])
 
 
-def fill(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
+def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     """As :func:`read_config`, from options that somebody else has parsed.
 
     Args:
         options: names without dashes in front, ``config`` among them, and values.
     """
-    keys = keys_of(kind)
+    keys = fields_of(kind)
     given: dict[str, _Given] = {}
     for name, node in options:
         if name == "config":
@@ -153,7 +153,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def _from_file(path: str, keys: Mapping[str, Key]) -> dict[str, _Given]:
+def _from_file(path: str, keys: Mapping[str, ConfigField]) -> dict[str, _Given]:
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -168,7 +168,7 @@ def _from_file(path: str, keys: Mapping[str, Key]) -> dict[str, _Given]:
             f"this is not YAML: {problem}",
             expected="lines such as `epochs: 3`",
             cure="correct it",
-            where=where_not_yaml(error, text, path),
+            where=yaml_error_position(error, text, path),
             scope=Scope.JOB,
         ) from None
     if root is None or is_null(root):
@@ -176,7 +176,7 @@ def _from_file(path: str, keys: Mapping[str, Key]) -> dict[str, _Given]:
     return dict(_pairs(_Given("the file", root, path), "", keys, set()))
 
 
-def _pairs(group: _Given, prefix: str, keys: Mapping[str, Key], seen: set[str]) -> Iterator[tuple[str, _Given]]:
+def _pairs(group: _Given, prefix: str, keys: Mapping[str, ConfigField], seen: set[str]) -> Iterator[tuple[str, _Given]]:
     """The leaves of a mapping and of those nested in it, by dotted name."""
     if not isinstance(group.node, yaml.MappingNode):
         raise group.wrong(f"is {_shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
@@ -192,7 +192,7 @@ def _pairs(group: _Given, prefix: str, keys: Mapping[str, Key], seen: set[str]) 
             yield from _pairs(written, name + ".", keys, seen)
 
 
-def _known(written: str, keys: Mapping[str, Key], given: _Given, *, groups: bool = False) -> str:
+def _known(written: str, keys: Mapping[str, ConfigField], given: _Given, *, groups: bool = False) -> str:
     """The key's own spelling.
 
     Raises:
@@ -221,10 +221,10 @@ def _nearest(name: str, keys: Iterable[str]) -> str:
     return by_tail[near[0]] if near else ""
 
 
-def _value(given: _Given, key: Key) -> Any:
+def _value(given: _Given, key: ConfigField) -> Any:
     try:
         return value_of(given.node, key.kind)
-    except MismatchError as mismatch:
+    except TypeMismatchError as mismatch:
         kinds = expected(key.kind)
         words = [word for word in kinds.replace(",", "").split() if _fits(word, key.kind)]
         near = difflib.get_close_matches(getattr(mismatch.node, "value", ""), words, n=1)
@@ -235,13 +235,13 @@ def _value(given: _Given, key: Key) -> Any:
 
 def _fits(word: str, kind: Any) -> bool:
     try:
-        value_of(plain(word), kind)
-    except MismatchError:
+        value_of(scalar_node(word), kind)
+    except TypeMismatchError:
         return False
     return True
 
 
-def _check_complete(keys: Mapping[str, Key], values: Mapping[str, Any]) -> None:
+def _check_complete(keys: Mapping[str, ConfigField], values: Mapping[str, Any]) -> None:
     for name, key in keys.items():
         if key.default is MISSING and name not in values:
             raise ConfigError(
@@ -249,7 +249,7 @@ def _check_complete(keys: Mapping[str, Key], values: Mapping[str, Any]) -> None:
             )
 
 
-def _example(prefix: str, keys: Mapping[str, Key]) -> str:
+def _example(prefix: str, keys: Mapping[str, ConfigField]) -> str:
     return next(key for key in keys if key.startswith(prefix))
 
 

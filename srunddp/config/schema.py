@@ -21,7 +21,7 @@ RESERVED = ("config", "help")
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigField:
     """A field that a text can fill.
 
     Attributes:
@@ -35,21 +35,21 @@ class Key:
     sentence: str
 
 
-def keys_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, Key]:
+def fields_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, ConfigField]:
     """By dotted name, those of nested dataclasses among them.
 
     Raises:
         ConfigError: a field's type cannot be read from a text, or its name is ``config`` or ``help``.
     """
-    found: dict[str, Key] = {}
+    found: dict[str, ConfigField] = {}
     sentences = _sentences(kind)
     for field, hint in _fields(kind):
         default = _default(field, base)
         if is_dataclass(hint):
-            found |= keys_of(hint, None if default is MISSING else default, f"{prefix}{field.name}.")
+            found |= fields_of(hint, None if default is MISSING else default, f"{prefix}{field.name}.")
             continue
         _check(kind, field.name, hint, reserved=() if prefix else RESERVED)
-        found[prefix + field.name] = Key(hint, default, sentences.get(field.name, ""))
+        found[prefix + field.name] = ConfigField(hint, default, sentences.get(field.name, ""))
     return found
 
 
@@ -65,7 +65,7 @@ def build(kind: Any, values: Mapping[str, Any], base: Any = None, prefix: str = 
     return kind(**changes) if base is None else dataclasses.replace(base, **changes)
 
 
-def usage(keys: Mapping[str, Key], program: str) -> str:
+def usage(keys: Mapping[str, ConfigField], program: str) -> str:
     """Every key with its default and its sentence."""
     lines = [
         f"Usage: {program} [--config=FILE.yaml]... [--KEY=VALUE]...",
@@ -141,7 +141,7 @@ _NAMES = {
 }
 
 
-class MismatchError(Exception):
+class TypeMismatchError(Exception):
     """The node is no value of the type."""
 
     def __init__(self, node: yaml.Node) -> None:
@@ -168,7 +168,7 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
         items = _items(node)
         kinds = _kinds(origin, arguments, len(items))
         if len(items) != len(kinds):
-            raise MismatchError(node)
+            raise TypeMismatchError(node)
         return origin(value_of(item, kind) for item, kind in zip(items, kinds, strict=True))
     return _scalar(node, kind)
 
@@ -214,11 +214,11 @@ def is_null(node: yaml.Node) -> bool:
 
 def _scalar(node: yaml.Node, kind: Any) -> Any:
     if not isinstance(node, yaml.ScalarNode) or node.tag not in yaml.SafeLoader.yaml_constructors:
-        raise MismatchError(node)
+        raise TypeMismatchError(node)
     if kind in _TEXTS:
         return kind(node.value)
     if node.style is not None or not _converts(_SCALARS[kind], node.value):
-        raise MismatchError(node)
+        raise TypeMismatchError(node)
     return _SCALARS[kind](node.value)
 
 
@@ -227,9 +227,9 @@ def _choice(node: yaml.Node, choices: tuple[Any, ...]) -> Any:
         try:
             if value_of(node, type(choice)) == choice:
                 return choice
-        except MismatchError:
+        except TypeMismatchError:
             continue
-    raise MismatchError(node)
+    raise TypeMismatchError(node)
 
 
 def _first(node: yaml.Node, members: tuple[Any, ...]) -> Any:
@@ -237,9 +237,9 @@ def _first(node: yaml.Node, members: tuple[Any, ...]) -> Any:
     for member in sorted(members, key=_laxity):
         try:
             return value_of(node, member)
-        except MismatchError:
+        except TypeMismatchError:
             continue
-    raise MismatchError(node)
+    raise TypeMismatchError(node)
 
 
 def _laxity(kind: Any) -> int:
@@ -252,26 +252,26 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.SequenceNode):
         return list(node.value)
     if not isinstance(node, yaml.ScalarNode):
-        raise MismatchError(node)
+        raise TypeMismatchError(node)
     text = node.value.strip()
     if node.style is not None:
         return [node]
     if text.startswith("["):
         return _items(_composed(node))
-    return [plain(part.strip()) for part in text.split(",")] if text else []
+    return [scalar_node(part.strip()) for part in text.split(",")] if text else []
 
 
 def _composed(node: yaml.ScalarNode) -> yaml.Node:
     try:
         composed = yaml.compose(node.value, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        raise MismatchError(node) from None
+        raise TypeMismatchError(node) from None
     if not isinstance(composed, yaml.SequenceNode):
-        raise MismatchError(node)
+        raise TypeMismatchError(node)
     return composed
 
 
-def plain(text: str) -> yaml.ScalarNode:
+def scalar_node(text: str) -> yaml.ScalarNode:
     """The text as a scalar without quotes."""
     return yaml.ScalarNode("tag:yaml.org,2002:str", text)
 

@@ -13,7 +13,7 @@ from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
-from srunddp.stage.enter import enter, read
+from srunddp.stage.enter import activate, read
 from srunddp.supervisor.stall import STALL_TIMEOUT
 from srunddp.util.click_types import refusing
 
@@ -52,13 +52,13 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
         SrunddpError: an option is wrong.
     """
     from srunddp.explain import environ_dump
-    from srunddp.explain.explain import Asked, explain, this_node
+    from srunddp.explain.explain import ExplainOptions, explain, this_node
 
     staged = None
     if given["staged"] and env_file is None:
         staged = read(os.environ)
-        enter(staged)
-    asked = Asked(
+        activate(staged)
+    asked = ExplainOptions(
         backend=given["backend"],
         ifaces=staged.here(given["ifaces"]) if staged and given["ifaces"] else given["ifaces"],
         channel=given["channel"],

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.ifaces_conf import Entry
-from srunddp.bootstrap.network.interface import Interface, Link
-from srunddp.stage.paths import Staged
+from srunddp.bootstrap.network.ifaces_conf import IfacesEntry
+from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
+from srunddp.stage.paths import StagedPaths
 
 UNKNOWN = "?"
 LATER = "told when the ranks meet"
@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExplainOptions:
     """What the command line says; None where it does not.
 
     Attributes:
@@ -46,24 +46,24 @@ class Asked:
     ports: range | None = None
     limits: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     offline: bool = False
-    staged: Staged | None = None
+    staged: StagedPaths | None = None
 
 
 @dataclass(frozen=True)
-class Here:
+class NodeFacts:
     """What is seen on the node that is explained.
 
     Attributes:
         links: its interfaces; hostname: its own name for itself; proof: the kind of proof that it has.
     """
 
-    links: tuple[Link, ...]
+    links: tuple[NetworkInterface, ...]
     hostname: str
     proof: Callable[[], str]
 
 
 @dataclass(frozen=True)
-class Case:
+class ExplainContext:
     """One rank, as far as it could be found out.
 
     Attributes:
@@ -75,13 +75,13 @@ class Case:
     """
 
     variables: Mapping[str, str]
-    asked: Asked
-    here: Here | None
+    asked: ExplainOptions
+    here: NodeFacts | None
     environment: Environment | None
     offered: tuple[str, ...]
-    entries: tuple[Entry, ...] | None
-    entry: Entry | None
-    interface: Interface | None
+    entries: tuple[IfacesEntry, ...] | None
+    entry: IfacesEntry | None
+    interface: SelectedInterface | None
 
     @property
     def alone(self) -> bool:

@@ -10,7 +10,7 @@ from srunddp.bootstrap.process_group.device import device_index, has_own
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.auth import MUNGE_SOCKET
 from srunddp.errors import ConfigError
-from srunddp.explain.context import UNKNOWN, Case, Row
+from srunddp.explain.context import UNKNOWN, ExplainContext, Row
 from srunddp.stage.enter import VARIABLE
 from srunddp.stage.offline import offline
 
@@ -24,13 +24,13 @@ _NOT_CUDAS = {
 }
 
 
-def rows(case: Case) -> list[Row]:
+def rows(case: ExplainContext) -> list[Row]:
     """All of them."""
     common = [_backend(case), _device(case), _token(case), _proof(case), *_limits(case)]
     return [*common, _threads(case), *_offline(case), *_staged(case)]
 
 
-def _backend(case: Case) -> Row:
+def _backend(case: ExplainContext) -> Row:
     if case.asked.backend:
         return Row("backend", case.asked.backend, "--backend")
     return Row("backend", "auto", "the default")
@@ -46,7 +46,7 @@ def visible_devices(text: str) -> int:
     return count
 
 
-def _device(case: Case) -> Row:
+def _device(case: ExplainContext) -> Row:
     passed_over = tuple(f"{case.shown(name)}: {why}" for name, why in _NOT_CUDAS.items() if name in case.variables)
     environment = case.environment
     if _VISIBLE not in case.variables:
@@ -73,7 +73,7 @@ def _device(case: Case) -> Row:
     return Row("device", f"cuda:{index}", f"{rule}, {shown}, if there is such a GPU", passed_over)
 
 
-def _token(case: Case) -> Row:
+def _token(case: ExplainContext) -> Row:
     environment = case.environment
     if environment is None:
         return Row("token", UNKNOWN, "see the error")
@@ -84,7 +84,7 @@ def _token(case: Case) -> Row:
     return Row("token", "random", "of this process" if case.alone else "of rank 0, told when the ranks meet")
 
 
-def _proof(case: Case) -> Row:
+def _proof(case: ExplainContext) -> Row:
     if case.environment is None or not (case.alone or case.environment.channels):
         return Row("proof", UNKNOWN, "see the error")
     channel = discovery.on_channel(case.environment)
@@ -100,7 +100,7 @@ def _proof(case: Case) -> Row:
     return Row("proof", kind, f"{why}{socket}", (f"secret: {channel} carries none",))
 
 
-def _limits(case: Case) -> list[Row]:
+def _limits(case: ExplainContext) -> list[Row]:
     found = [Row(name, f"{seconds:g} s", why) for name, (seconds, why) in case.asked.limits.items()]
     if end := _time(case.variables.get("SLURM_JOB_END_TIME", "")):
         found.append(Row("job's end", end, case.shown("SLURM_JOB_END_TIME")))
@@ -113,7 +113,7 @@ def _time(text: str) -> str:
     return datetime.datetime.fromtimestamp(int(text), datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _threads(case: Case) -> Row:
+def _threads(case: ExplainContext) -> Row:
     """Of torch in a script without ``Trainer``'s setting."""
     first, *others = [*case.there(*THREADS), ""]
     if first:
@@ -126,7 +126,7 @@ def _threads(case: Case) -> Row:
     return Row("threads", UNKNOWN, rule)
 
 
-def _offline(case: Case) -> list[Row]:
+def _offline(case: ExplainContext) -> list[Row]:
     if not case.asked.offline:
         return []
     exported = offline(case.variables)
@@ -136,7 +136,7 @@ def _offline(case: Case) -> list[Row]:
     ]
 
 
-def _staged(case: Case) -> list[Row]:
+def _staged(case: ExplainContext) -> list[Row]:
     if case.asked.staged is None:
         return []
     why = {True: "seen here", False: "a copy, as this node does not see it"}

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from srunddp.errors import ConfigError
-from srunddp.util.hostlist import grouped
+from srunddp.util.hostlist import group_by_key
 
 # A shell's exported functions have odd names; all else that does not begin so belongs to the value before it.
 _BEGINS = re.compile(r"[A-Za-z_][\w.%()-]*=")
@@ -49,7 +49,7 @@ def parse(text: str) -> list[dict[str, str]]:
     lines = text.removesuffix("\n").split("\n")
     labelled = [_LABEL.fullmatch(line) for line in lines]
     if all(labelled):
-        by_label = grouped((int(found[1]), found[2]) for found in labelled if found)
+        by_label = group_by_key((int(found[1]), found[2]) for found in labelled if found)
         return [environment for _, own in sorted(by_label.items()) for environment in _split(_joined(own))]
     return _split(_joined(lines))
 

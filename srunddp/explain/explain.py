@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from srunddp.bootstrap.environment import slurm
 from srunddp.bootstrap.environment.detect import Environment, detect, identify, likely_ranks
 from srunddp.bootstrap.network import ifaces_conf, interface
-from srunddp.bootstrap.network.ifaces_conf import AUTO, Entry
-from srunddp.bootstrap.network.interface import GLOO, NCCL, Interface, Link
+from srunddp.bootstrap.network.ifaces_conf import AUTO, IfacesEntry
+from srunddp.bootstrap.network.interface import GLOO, NCCL, NetworkInterface, SelectedInterface
 from srunddp.bootstrap.rendezvous import auth
 from srunddp.errors import ConfigError, one_line
 from srunddp.explain import channel, defaults, network, rank_zero, ranks
-from srunddp.explain.context import UNKNOWN, Asked, Case, Here, Row
+from srunddp.explain.context import UNKNOWN, ExplainContext, ExplainOptions, NodeFacts, Row
 from srunddp.stage.offline import contradictions
 
-__all__ = ["Asked", "Explanation", "Here", "Row", "explain", "this_node"]
+__all__ = ["ExplainOptions", "Explanation", "NodeFacts", "Row", "explain", "this_node"]
 
 _PTY = "SLURM_PTY_PORT"
 
@@ -56,12 +56,12 @@ class Explanation:
         return "".join(f"[rank {self.rank}] {one_line(line)}\n" for line in lines)
 
 
-def this_node() -> Here:
+def this_node() -> NodeFacts:
     """What is seen on this node."""
-    return Here(interface.links_here(), socket.gethostname(), lambda: auth.choose().kind)
+    return NodeFacts(interface.list_interfaces(), socket.gethostname(), lambda: auth.choose_authenticator().kind)
 
 
-def explain(variables: Mapping[str, str], asked: Asked, here: Here | None) -> Explanation:
+def explain(variables: Mapping[str, str], asked: ExplainOptions, here: NodeFacts | None) -> Explanation:
     """Explain one rank.
 
     Args:
@@ -85,19 +85,27 @@ def explain(variables: Mapping[str, str], asked: Asked, here: Here | None) -> Ex
 
 
 def _case(
-    variables: Mapping[str, str], asked: Asked, here: Here | None, errors: list[ConfigError], notes: list[str]
-) -> Case:
+    variables: Mapping[str, str],
+    asked: ExplainOptions,
+    here: NodeFacts | None,
+    errors: list[ConfigError],
+    notes: list[str],
+) -> ExplainContext:
     environment, offered = _environment(variables, asked, here, errors, notes)
     entries, entry, chosen = _entries(variables, asked, errors), None, None
     if entries and environment:
         entry = _entry(entries, environment, errors)
     if entry and entries and environment:
         chosen = _interface(variables, entries, entry, environment, here, errors)
-    return Case(variables, asked, here, environment, offered, entries, entry, chosen)
+    return ExplainContext(variables, asked, here, environment, offered, entries, entry, chosen)
 
 
 def _environment(
-    variables: Mapping[str, str], asked: Asked, here: Here | None, errors: list[ConfigError], notes: list[str]
+    variables: Mapping[str, str],
+    asked: ExplainOptions,
+    here: NodeFacts | None,
+    errors: list[ConfigError],
+    notes: list[str],
 ) -> tuple[Environment | None, tuple[str, ...]]:
     """Who it is, and the channels that are there; where it would be refused, as far as a launcher tells."""
     # Process 0 is nobody's: of another machine's process it is not known whether srun itself started it, and a
@@ -128,7 +136,9 @@ def _environment(
     return found, offered
 
 
-def _entries(variables: Mapping[str, str], asked: Asked, errors: list[ConfigError]) -> tuple[Entry, ...] | None:
+def _entries(
+    variables: Mapping[str, str], asked: ExplainOptions, errors: list[ConfigError]
+) -> tuple[IfacesEntry, ...] | None:
     try:
         return ifaces_conf.load(asked.ifaces, variables).entries
     except ConfigError as error:
@@ -136,7 +146,7 @@ def _entries(variables: Mapping[str, str], asked: Asked, errors: list[ConfigErro
         return None
 
 
-def _entry(entries: tuple[Entry, ...], environment: Environment, errors: list[ConfigError]) -> Entry | None:
+def _entry(entries: tuple[IfacesEntry, ...], environment: Environment, errors: list[ConfigError]) -> IfacesEntry | None:
     """This node's; where the node is not known, the first if it is for all."""
     alone = environment.world_size == 1
     if not environment.node and not alone:
@@ -150,27 +160,27 @@ def _entry(entries: tuple[Entry, ...], environment: Environment, errors: list[Co
 
 def _interface(
     variables: Mapping[str, str],
-    entries: tuple[Entry, ...],
-    entry: Entry,
+    entries: tuple[IfacesEntry, ...],
+    entry: IfacesEntry,
     environment: Environment,
-    here: Here | None,
+    here: NodeFacts | None,
     errors: list[ConfigError],
-) -> Interface | None:
+) -> SelectedInterface | None:
     """The choice; where it is wrong, or the node another one, the name that would be taken if it were there."""
     if here:
         try:
-            return interface.choose(entries, environment, variables, here.links)
+            return interface.select_interface(entries, environment, variables, here.links)
         except ConfigError as error:
             errors.append(error)
     try:
-        return interface.choose((entry,), environment, variables, _named(variables, entry))
+        return interface.select_interface((entry,), environment, variables, _named(variables, entry))
     except ConfigError:
         return None  # auto, which only the node itself can decide
 
 
-def _named(variables: Mapping[str, str], entry: Entry) -> tuple[Link, ...]:
+def _named(variables: Mapping[str, str], entry: IfacesEntry) -> tuple[NetworkInterface, ...]:
     """An interface for each name that an entry or the user gives, of which no more is known."""
     names = [name for name in entry.interfaces if name != AUTO]
     for variable in (GLOO, NCCL):
         names += variables.get(variable, "").lstrip("=^").split(",")
-    return tuple(Link(name, True, 0, (UNKNOWN,), ()) for name in dict.fromkeys(names) if name)
+    return tuple(NetworkInterface(name, True, 0, (UNKNOWN,), ()) for name in dict.fromkeys(names) if name)

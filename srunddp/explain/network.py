@@ -8,19 +8,19 @@ from pathlib import Path
 
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.interface import GLOO, NCCL, Interface
+from srunddp.bootstrap.network.interface import GLOO, NCCL, SelectedInterface
 from srunddp.bootstrap.rendezvous.discovery import on_channel
-from srunddp.explain.context import ELSEWHERE, LATER, UNKNOWN, Case, Row
+from srunddp.explain.context import ELSEWHERE, LATER, UNKNOWN, ExplainContext, Row
 
 _LOOPBACK = "loopback, as "
 
 
-def rows(case: Case) -> list[Row]:
+def rows(case: ExplainContext) -> list[Row]:
     """The file, the interface, its address, and all that is exported."""
     return [_file(case), *_interface(case), *_ranks(case), *_of_interface(case), *_of_mpi(case)]
 
 
-def _file(case: Case) -> Row:
+def _file(case: ExplainContext) -> Row:
     files = list(dict.fromkeys(ifaces_conf.candidates(case.asked.ifaces, case.variables)))
     if case.entries is None:
         missing = tuple(f"{path}: not there" for path in files if not os.path.isfile(path))
@@ -38,14 +38,14 @@ def _file(case: Case) -> Row:
     return Row("ifaces.conf", str(taken), _origin(case, taken), tuple(passed_over))
 
 
-def _origin(case: Case, taken: Path) -> str:
+def _origin(case: ExplainContext, taken: Path) -> str:
     if case.asked.ifaces and taken == Path(case.asked.ifaces):
         return "--ifaces"
     named = case.variables.get(ifaces_conf.VARIABLE)
     return case.shown(ifaces_conf.VARIABLE) if named and taken == Path(named) else "the first that has entries"
 
 
-def _interface(case: Case) -> list[Row]:
+def _interface(case: ExplainContext) -> list[Row]:
     chosen, passed_over = case.interface, tuple(_not_chosen(case))
     if chosen is None:
         return [Row("interface", *_undecided(case), passed_over), Row("address", UNKNOWN, "that interface's")]
@@ -60,7 +60,7 @@ def _interface(case: Case) -> list[Row]:
     return [Row("interface", chosen.name, chosen.source, passed_over), address]
 
 
-def _undecided(case: Case) -> tuple[str, str]:
+def _undecided(case: ExplainContext) -> tuple[str, str]:
     if case.environment and case.entry and case.entry.interfaces == (ifaces_conf.AUTO,):
         return ifaces_conf.AUTO, f"{case.entry.where}; {'see the error' if case.here else ELSEWHERE}"
     if case.environment and case.entries and not case.environment.node:
@@ -68,11 +68,11 @@ def _undecided(case: Case) -> tuple[str, str]:
     return UNKNOWN, "see the error"
 
 
-def _path(case: Case) -> str:
+def _path(case: ExplainContext) -> str:
     return case.entries[0].file if case.entries else ""
 
 
-def _not_chosen(case: Case) -> Iterator[str]:
+def _not_chosen(case: ExplainContext) -> Iterator[str]:
     chosen, entry = case.interface, case.entry
     if chosen:
         yield from chosen.passed_over or _other_links(case, chosen)
@@ -82,14 +82,14 @@ def _not_chosen(case: Case) -> Iterator[str]:
     yield from _later_entries(case)
 
 
-def _other_links(case: Case, chosen: Interface) -> Iterator[str]:
+def _other_links(case: ExplainContext, chosen: SelectedInterface) -> Iterator[str]:
     for link in case.here.links if case.here and chosen.address != UNKNOWN else ():
         if link.name != chosen.name:
             loopback = chosen.source.startswith(_LOOPBACK)
             yield f"{link.name}: " + (f"not needed, {chosen.source}" if loopback else f"not that of {chosen.source}")
 
 
-def _other_names(chosen: Interface, entry: ifaces_conf.Entry) -> Iterator[str]:
+def _other_names(chosen: SelectedInterface, entry: ifaces_conf.IfacesEntry) -> Iterator[str]:
     """What the entry says beside the name that was taken."""
     says = f"{entry.where}, interface {' '.join(entry.interfaces)}"
     if chosen.source.startswith((f"{GLOO}=", f"{NCCL}=")):
@@ -100,21 +100,21 @@ def _other_names(chosen: Interface, entry: ifaces_conf.Entry) -> Iterator[str]:
         yield f"{says}: by local rank, in turn"
 
 
-def _later_entries(case: Case) -> Iterator[str]:
+def _later_entries(case: ExplainContext) -> Iterator[str]:
     if case.entries and case.entry and case.entry in case.entries and case.environment and case.environment.node:
         for later in case.entries[case.entries.index(case.entry) + 1 :]:
             if later.matches(case.environment.node):
                 yield f"{later.where}, nodes {later.nodes}: matches too, but {case.entry.where} comes first"
 
 
-def _other_addresses(case: Case) -> Iterator[str]:
+def _other_addresses(case: ExplainContext) -> Iterator[str]:
     for link in case.here.links if case.here else ():
         if case.interface and link.name == case.interface.name:
             others = [address for address in link.addresses if address != case.interface.address]
             yield from (f"{address}: of {link.name} as well" for address in others)
 
 
-def _ranks(case: Case) -> list[Row]:
+def _ranks(case: ExplainContext) -> list[Row]:
     """What every rank is given as torchrun's do, besides its numbers."""
     if case.alone:
         return []
@@ -132,7 +132,7 @@ def _ranks(case: Case) -> list[Row]:
     ]
 
 
-def _of_interface(case: Case) -> Iterator[Row]:
+def _of_interface(case: ExplainContext) -> Iterator[Row]:
     chosen, entry = case.interface, case.entry
     if chosen is None:
         for name, value in (entry.env if entry else {}).items():
@@ -147,7 +147,7 @@ def _of_interface(case: Case) -> Iterator[Row]:
         yield Row(name, value, "exported" if kept else decided, over)
 
 
-def _of_mpi(case: Case) -> Iterator[Row]:
+def _of_mpi(case: ExplainContext) -> Iterator[Row]:
     if case.environment and case.interface and on_channel(case.environment) == "mpi":
         for name, value in mpi.interface_variables(case.variables, case.interface.name).items():
             yield Row(name, value, "interface, for MPI_Init")

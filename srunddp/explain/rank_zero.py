@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.environment.slurm import NODE_LIST
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.ifaces_conf import Entry
+from srunddp.bootstrap.network.ifaces_conf import IfacesEntry
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.errors import ConfigError
-from srunddp.explain.context import UNKNOWN, Case, Row
+from srunddp.explain.context import UNKNOWN, ExplainContext, Row
 
 _RESERVED = "SLURM_STEP_RESV_PORTS"
 
 
-def rows(case: Case, errors: list[ConfigError]) -> list[Row]:
+def rows(case: ExplainContext, errors: list[ConfigError]) -> list[Row]:
     """Rank 0's addresses, the line's ports and the store's; what is wrong is added to ``errors``."""
     environment = case.environment
     if environment is None:
@@ -27,7 +27,7 @@ def rows(case: Case, errors: list[ConfigError]) -> list[Row]:
     return [_where(case, environment, entry, errors), _ports(case, environment, entry), _store(case, entry)]
 
 
-def _entry(case: Case, environment: Environment) -> Entry | None:
+def _entry(case: ExplainContext, environment: Environment) -> IfacesEntry | None:
     """Of rank 0's node."""
     node = environment.node if environment.rank == 0 else _node(environment)
     if case.entries and not any(entry.ports or entry.address for entry in case.entries):
@@ -42,7 +42,7 @@ def _node(environment: Environment) -> str:
     return environment.step.nodes[0] if environment.step and not environment.step.unordered else ""
 
 
-def _where(case: Case, environment: Environment, entry: Entry | None, errors: list[ConfigError]) -> Row:
+def _where(case: ExplainContext, environment: Environment, entry: IfacesEntry | None, errors: list[ConfigError]) -> Row:
     channel, passed_over = discovery.on_channel(environment), tuple(_ignored(case, environment))
     if channel in discovery.TELLING:
         return Row("rank 0", f"told over {channel}", "its interface's address", passed_over)
@@ -56,20 +56,20 @@ def _where(case: Case, environment: Environment, entry: Entry | None, errors: li
     return Row("rank 0", _few(found), _rule(case, environment, entry), passed_over)
 
 
-def _found(case: Case, environment: Environment, entry: Entry | None) -> Sequence[object]:
+def _found(case: ExplainContext, environment: Environment, entry: IfacesEntry | None) -> Sequence[object]:
     if case.here:
         assert case.entries
         checked = case.interface if case.interface and case.interface.address != UNKNOWN else None
         if environment.rank == 0 and checked and case.entry and not environment.one_node:
             discovery.check_reachable(environment, checked, case.entry, case.here.links)
-        return discovery.locate(environment, checked, case.entries, case.asked.ports)
+        return discovery.candidate_addresses(environment, checked, case.entries, case.asked.ports)
     if environment.master:
         return [Address(*environment.master)]
     assert environment.step
     node = discovery.rank_zero_node(environment.step)
     if entry is None:
         return [node]
-    name = "127.0.0.1" if environment.one_node else discovery.known_as(entry, node)
+    name = "127.0.0.1" if environment.one_node else discovery.hostname_of(entry, node)
     return [Address(name, port) for port in discovery.line_ports(environment, entry, case.asked.ports)]
 
 
@@ -77,7 +77,7 @@ def _few(found: Sequence[object]) -> str:
     return ", ".join(map(str, found[:3])) + (", …" if len(found) > 3 else "")
 
 
-def _rule(case: Case, environment: Environment, entry: Entry | None) -> str:
+def _rule(case: ExplainContext, environment: Environment, entry: IfacesEntry | None) -> str:
     elsewhere = "" if case.here else ", a name that is not looked up here"
     if environment.master:
         return f"MASTER_ADDR and MASTER_PORT{'' if environment.one_node else elsewhere}"
@@ -87,7 +87,7 @@ def _rule(case: Case, environment: Environment, entry: Entry | None) -> str:
     return f"the first node of {case.shown(NODE_LIST)}{named}{elsewhere}"
 
 
-def _ignored(case: Case, environment: Environment) -> Iterator[str]:
+def _ignored(case: ExplainContext, environment: Environment) -> Iterator[str]:
     if not environment.master:
         yield from (
             f"{shown}: ignored below {environment.launcher}" for shown in case.there("MASTER_ADDR", "MASTER_PORT")
@@ -96,7 +96,7 @@ def _ignored(case: Case, environment: Environment) -> Iterator[str]:
         yield f"{' '.join(case.there(NODE_LIST)) or NODE_LIST}: {environment.step.unordered}"
 
 
-def _ports(case: Case, environment: Environment, entry: Entry | None) -> Row:
+def _ports(case: ExplainContext, environment: Environment, entry: IfacesEntry | None) -> Row:
     if environment.master:
         asked = ("--port: MASTER_PORT is where all look",) if case.asked.ports else ()
         return Row("ports", str(environment.master[1]), "MASTER_PORT", asked)
@@ -108,7 +108,7 @@ def _ports(case: Case, environment: Environment, entry: Entry | None) -> Row:
     return Row("ports", value, _ports_rule(case, environment, entry), tuple(_ports_over(case, environment, entry)))
 
 
-def _limits(case: Case, entry: Entry) -> str:
+def _limits(case: ExplainContext, entry: IfacesEntry) -> str:
     if case.asked.ports:
         return f"--port {_span(case.asked.ports)}"
     return f"ports: {_span(entry.ports)} of {entry.where}" if entry.ports else ""
@@ -118,7 +118,7 @@ def _span(ports: range) -> str:
     return f"{ports[0]}-{ports[-1]}"
 
 
-def _ports_rule(case: Case, environment: Environment, entry: Entry) -> str:
+def _ports_rule(case: ExplainContext, environment: Environment, entry: IfacesEntry) -> str:
     limits = _limits(case, entry)
     if environment.step is None:
         return limits or f"the kernel's choice, told over {discovery.on_channel(environment)}"
@@ -128,7 +128,7 @@ def _ports_rule(case: Case, environment: Environment, entry: Entry) -> str:
     return f"{case.shown(_RESERVED)}, then {derived}" if environment.step.reserved_ports else derived
 
 
-def _ports_over(case: Case, environment: Environment, entry: Entry) -> Iterator[str]:
+def _ports_over(case: ExplainContext, environment: Environment, entry: IfacesEntry) -> Iterator[str]:
     limits = _limits(case, entry)
     if limits and environment.step and environment.step.reserved_ports:
         yield f"{case.shown(_RESERVED)}: {limits.partition(' ')[0]} rules"
@@ -136,7 +136,7 @@ def _ports_over(case: Case, environment: Environment, entry: Entry) -> Iterator[
         yield f"ports: {_span(entry.ports)} of {entry.where}: --port rules"
 
 
-def _store(case: Case, entry: Entry | None) -> Row:
+def _store(case: ExplainContext, entry: IfacesEntry | None) -> Row:
     if entry is None and not case.asked.ports:
         return Row("store port", UNKNOWN, "the entry of rank 0's node is not known")
     limits = _limits(case, entry or ifaces_conf.DEFAULT)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.detect import EXPLICIT, Environment
-from srunddp.explain.context import LATER, UNKNOWN, Case, Row
+from srunddp.explain.context import LATER, UNKNOWN, ExplainContext, Row
 
 _EXPLICIT = "explicit variables"
 _JOBS = "the job's, not the step's"
@@ -56,19 +56,19 @@ _NAMES = {
 }
 
 
-def rows(case: Case) -> list[Row]:
+def rows(case: ExplainContext) -> list[Row]:
     """Launcher, rank, local rank, world sizes and node."""
     return [_launcher(case), *(_number(case, field) for field in _NAMES), _node(case)]
 
 
-def _launcher(case: Case) -> Row:
+def _launcher(case: ExplainContext) -> Row:
     if case.environment is None:
         return Row("launcher", UNKNOWN, "refused, see the error", tuple(_other_launchers(case, "")))
     found = case.environment.launcher
     return Row("launcher", found, _why_launcher(case, case.environment), tuple(_other_launchers(case, found)))
 
 
-def _why_launcher(case: Case, environment: Environment) -> str:
+def _why_launcher(case: ExplainContext, environment: Environment) -> str:
     if environment.step:
         return f"{case.shown(slurm.STEP_ID)}, a step"
     if environment.master:
@@ -80,7 +80,7 @@ def _why_launcher(case: Case, environment: Environment) -> str:
     return ", ".join([*names, *marker]) + " are set"
 
 
-def _other_launchers(case: Case, found: str) -> Iterator[str]:
+def _other_launchers(case: ExplainContext, found: str) -> Iterator[str]:
     first = f"{found} comes first" if found else "see the error"
     for launcher in mpi.LAUNCHERS:
         missing = _missing(case, launcher)
@@ -94,7 +94,7 @@ def _other_launchers(case: Case, found: str) -> Iterator[str]:
         yield f"{_EXPLICIT}: {', '.join(there)}: {first}" + (", unless by --channel env" if found else "")
 
 
-def _slurm(case: Case, first: str) -> str:
+def _slurm(case: ExplainContext, first: str) -> str:
     if not slurm.in_step(case.variables):
         shown = ", ".join(case.there("SLURM_JOB_ID", slurm.STEP_ID))
         return f"Slurm: {shown}: an allocation or its shell, not a step"
@@ -103,21 +103,21 @@ def _slurm(case: Case, first: str) -> str:
     return f"Slurm: {case.shown(slurm.STEP_ID)}: {_by_channel_env(case) or first}"
 
 
-def _by_channel_env(case: Case) -> str:
+def _by_channel_env(case: ExplainContext) -> str:
     return "--channel env lets explicit variables rule" if case.asked.channel == "env" else ""
 
 
-def _missing(case: Case, launcher: mpi.Launcher) -> list[str]:
+def _missing(case: ExplainContext, launcher: mpi.LauncherVariables) -> list[str]:
     names = (launcher.rank, launcher.local_rank, launcher.world_size)
     return [name for name in names if name not in case.variables]
 
 
-def _decided_by(case: Case, variable: str) -> bool:
+def _decided_by(case: ExplainContext, variable: str) -> bool:
     sources = case.environment.sources.values() if case.environment else ()
     return any(source.partition("=")[0] == variable for source in sources)
 
 
-def _number(case: Case, field: str) -> Row:
+def _number(case: ExplainContext, field: str) -> Row:
     value = getattr(case.environment, field, None)
     passed_over = []
     names = {name.variable: name for name in _NAMES[field] if name.variable in case.variables}
@@ -131,7 +131,7 @@ def _number(case: Case, field: str) -> Row:
     return Row(field, str(value), case.environment.sources[field], tuple(passed_over))
 
 
-def _why_not(case: Case, name: _Name, value: int | None) -> str:
+def _why_not(case: ExplainContext, name: _Name, value: int | None) -> str:
     if name.why:
         return name.why
     if case.environment is None:
@@ -143,12 +143,12 @@ def _why_not(case: Case, name: _Name, value: int | None) -> str:
     return _why_other(case, name, case.environment.launcher)
 
 
-def _counted(case: Case, variable: str) -> str:
+def _counted(case: ExplainContext, variable: str) -> str:
     text = case.variables[variable]
     return str(text.count(",") + 1) if variable == slurm.RANKS_HERE else text
 
 
-def _why_other(case: Case, name: _Name, launcher: str) -> str:
+def _why_other(case: ExplainContext, name: _Name, launcher: str) -> str:
     if by_channel := _by_channel_env(case):
         return by_channel
     if name.owner == _EXPLICIT:
@@ -163,7 +163,7 @@ def _why_other(case: Case, name: _Name, launcher: str) -> str:
     return f"{' and '.join(missing)} not set" if missing else f"{name.owner} comes after {launcher}"
 
 
-def _node(case: Case) -> Row:
+def _node(case: ExplainContext) -> Row:
     node = case.environment.node if case.environment else case.variables.get(slurm.NODE_NAME, "")
     named = slurm.NODE_NAME in case.variables
     others = {name: case.variables[name] for name in ("PMI_HOSTNAME", "PMIX_HOSTNAME") if name in case.variables}

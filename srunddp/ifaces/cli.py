@@ -11,19 +11,19 @@ from typing import Any
 import click
 
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
-from srunddp.bootstrap.network.ifaces_conf import Loaded, load, port_range
+from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, load, port_range
 from srunddp.check import join, render
 from srunddp.check import preflight as checking
 from srunddp.check.checks import interface
-from srunddp.check.finding import Level, Subject, subject_of
+from srunddp.check.finding import CheckContext, Severity, subject_of
 from srunddp.check.join import come_within, followed
-from srunddp.check.responder import Rank
+from srunddp.check.responder import Responder
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, check_file
 from srunddp.ifaces.scan import Scanner, survey
 from srunddp.util.click_types import refusing
-from srunddp.util.console import say
+from srunddp.util.console import write_stderr
 
 _INCOMPLETE, _WRONG = 69, 78
 
@@ -57,7 +57,7 @@ def _scan(given: dict[str, Any]) -> int:
     subject, act = _unconfigured(environment), Scanner(environment.node).act
     if environment.rank:
         return followed("scan", subject, act, given["timeout"], ports)[0]
-    hub, code = join.lead(subject, act, given["timeout"], ports), _INCOMPLETE
+    hub, code = join.coordinate(subject, act, given["timeout"], ports), _INCOMPLETE
     try:
         nodes, absent = set(hub.nodes.values()), environment.world_size - len(hub.here)
         _refuse(given["output"], nodes, absent)
@@ -65,19 +65,19 @@ def _scan(given: dict[str, Any]) -> int:
         _write(found.text, given["output"])
         lost = [f"rank {rank} on {hub.nodes[rank]}: {why}" for rank, why in hub.trouble.items()]
         code = _INCOMPLETE if found.missing or absent or lost else 0
-        say(f"srunddp: {_verdict(nodes, found.missing, absent, lost)}\n")
+        write_stderr(f"srunddp: {_verdict(nodes, found.missing, absent, lost)}\n")
     finally:
         hub.dismiss(code)
     return code
 
 
-def _unconfigured(environment: Environment) -> Subject:
+def _unconfigured(environment: Environment) -> CheckContext:
     """A rank whose interface is still to be chosen; an ifaces.conf that is there may lead it to rank 0."""
     try:
         loaded = load(None, os.environ)
     except SrunddpError:
-        loaded = Loaded()
-    return Subject(environment, loaded, None, (), None, (), (), os.environ)
+        loaded = IfacesConfig()
+    return CheckContext(environment, loaded, None, (), None, (), (), os.environ)
 
 
 def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
@@ -136,14 +136,14 @@ def _here(file: str | None) -> int:
     findings = render.merged(report.findings)
     text = render.lines(findings, {"ifaces": report.summary()})
     click.echo("\n".join([*text, *(f"note: {note}" for note in report.notes)]))
-    return _WRONG if any(each.level is Level.FAIL for each in findings) else 0
+    return _WRONG if any(each.level is Severity.FAIL for each in findings) else 0
 
 
 def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
-    own, notes = Rank(subject_of(environment, file, os.environ)), []
+    own, notes = Responder(subject_of(environment, file, os.environ)), []
     if environment.rank:
         return followed("ifaces check", own.subject, own.act, timeout)[0]
-    hub, code = join.lead(own.subject, own.act, timeout), _WRONG
+    hub, code = join.coordinate(own.subject, own.act, timeout), _WRONG
     try:
         report = checking.look(hub, own, timeout, [interface.CHECK])
         checking.reached(hub, report)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from srunddp.bootstrap.network.interface import shown_speed
-from srunddp.ifaces.scan import End, Link, Scan
-from srunddp.util.hostlist import fold, grouped
+from srunddp.ifaces.scan import End, ScannedInterface, ScanResult
+from srunddp.util.hostlist import fold, group_by_key
 
 
 @dataclass(frozen=True)
-class Network:
+class ReachableGroup:
     """Interfaces that all reach each other.
 
     Attributes:
@@ -21,7 +21,7 @@ class Network:
         broken: how many of the ways between them that were tried did not work.
     """
 
-    links: Mapping[str, tuple[Link, ...]]
+    links: Mapping[str, tuple[ScannedInterface, ...]]
     broken: int = 0
 
     @property
@@ -39,9 +39,9 @@ class Network:
         )
 
 
-def networks(scan: Scan) -> list[Network]:
+def networks(scan: ScanResult) -> list[ReachableGroup]:
     """The groups of interfaces that reach each other, the best first; an interface that reaches none is no group."""
-    near = grouped(way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a)))
+    near = group_by_key(way for (a, b), worked in scan.reached.items() if worked for way in ((a, b), (b, a)))
     return sorted((_network(scan, ends) for ends in _groups(near)), key=lambda network: network.rank)
 
 
@@ -59,15 +59,15 @@ def _groups(near: Mapping[End, Sequence[End]]) -> list[list[End]]:
     return groups
 
 
-def _network(scan: Scan, ends: Iterable[End]) -> Network:
-    by_node = grouped((end[0], scan.ends[end]) for end in sorted(ends))
+def _network(scan: ScanResult, ends: Iterable[End]) -> ReachableGroup:
+    by_node = group_by_key((end[0], scan.ends[end]) for end in sorted(ends))
     links = {
         node: tuple(link for link in theirs if link.speed == max(each.speed for each in theirs))
         for node, theirs in by_node.items()
     }
     chosen = {(node, link.name) for node, theirs in links.items() for link in theirs}
     broken = sum(not worked for (a, b), worked in scan.reached.items() if a in chosen and b in chosen)
-    return Network(links, broken)
+    return ReachableGroup(links, broken)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Draft:
     missing: tuple[str, ...]
 
 
-def draft(scan: Scan, today: datetime.date) -> Draft:
+def draft(scan: ScanResult, today: datetime.date) -> Draft:
     """Write the entries of the best network.
 
     Args:
@@ -87,7 +87,7 @@ def draft(scan: Scan, today: datetime.date) -> Draft:
     """
     nodes = sorted({node for node, _ in scan.ends})
     found = networks(scan)
-    best = found[0] if found else Network({})
+    best = found[0] if found else ReachableGroup({})
     missing = tuple(node for node in nodes if node not in best.links)
     lines = [
         f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all interfaces of {fold(nodes)}.",
@@ -102,7 +102,7 @@ def draft(scan: Scan, today: datetime.date) -> Draft:
     return Draft("\n".join(lines) + "\n", missing)
 
 
-def _broken(best: Network) -> list[str]:
+def _broken(best: ReachableGroup) -> list[str]:
     return [f"# {best.broken} ways within this network did not work: see `srunddp check`."] if best.broken else []
 
 
@@ -117,7 +117,7 @@ class _Entry:
     speeds: tuple[int, ...]
 
 
-def _entries(scan: Scan, best: Network) -> list[tuple[_Entry, list[str]]]:
+def _entries(scan: ScanResult, best: ReachableGroup) -> list[tuple[_Entry, list[str]]]:
     by_entry: dict[_Entry, list[str]] = {}
     leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
     for node, links in sorted(best.links.items()):
@@ -133,7 +133,7 @@ def _entries(scan: Scan, best: Network) -> list[tuple[_Entry, list[str]]]:
     return list(by_entry.items())
 
 
-def _address(link: Link, node: str, leads: Callable[[str], bool]) -> str:
+def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) -> str:
     """How others find the node: by its own name, a name with it inside that all nodes know, or the bare address."""
     if link.named:
         return ""
@@ -144,7 +144,7 @@ def _address(link: Link, node: str, leads: Callable[[str], bool]) -> str:
     return link.address
 
 
-def _leads(scan: Scan, best: Network, template: str, node: str) -> bool:
+def _leads(scan: ScanResult, best: ReachableGroup, template: str, node: str) -> bool:
     """Whether a node's name by this template leads to its interface, on all nodes."""
     seen = scan.resolved.get(template.replace("{node}", node), ())
     own = {link.address for link in best.links[node]}
@@ -169,7 +169,7 @@ def _written(entry: _Entry, nodes: Sequence[str], count: int) -> list[str]:
     return lines
 
 
-def _described(network: Network) -> str:
+def _described(network: ReachableGroup) -> str:
     names = sorted({link.name for links in network.links.values() for link in links})
     every = [link for links in network.links.values() for link in links]
     family = ", IPv6" if any(":" in link.address for link in every) else ""
@@ -177,9 +177,9 @@ def _described(network: Network) -> str:
     return f"{', '.join(names)} on {fold(network.links)}, which reach each other ({rate}{family})"
 
 
-def _passed_over(scan: Scan) -> list[str]:
+def _passed_over(scan: ScanResult) -> list[str]:
     reaching = {end for pair, worked in scan.reached.items() if worked for end in pair}
-    why = grouped(
+    why = group_by_key(
         ((name, link.passed_over or "reaches no other node"), node)
         for (node, name), link in sorted(scan.ends.items())
         if (node, name) not in reaching

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from srunddp.bootstrap.environment.slurm import expand
-from srunddp.bootstrap.network.ifaces_conf import Entry, Loaded, load
+from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, IfacesEntry, load
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback
-from srunddp.bootstrap.rendezvous.discovery import known_as
-from srunddp.check.finding import Finding, Level
+from srunddp.bootstrap.rendezvous.discovery import hostname_of
+from srunddp.check.finding import Finding, Severity
 
 NAME = "ifaces"
 SINFO = ("sinfo", "--noheader", "--Node", "--format=%N")
@@ -32,7 +32,7 @@ class Report:
         findings: what is wrong; notes: lines on what may be meant so.
     """
 
-    loaded: Loaded
+    loaded: IfacesConfig
     cluster: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
@@ -103,12 +103,12 @@ def nodes_of_cluster(variables: Mapping[str, str], run: Run = ask) -> tuple[tupl
 class _Named:
     """The nodes that an entry names, unfolded once: names in order, and patterns with ``*`` or ``?``."""
 
-    entry: Entry
+    entry: IfacesEntry
     names: dict[str, None]
     patterns: tuple[str, ...]
 
     @classmethod
-    def by(cls, entry: Entry) -> _Named:
+    def by(cls, entry: IfacesEntry) -> _Named:
         items = expand(entry.nodes, where=entry.where)
         patterns = tuple(item for item in items if "*" in item or "?" in item)
         return cls(entry, dict.fromkeys(item for item in items if item not in patterns), patterns)
@@ -139,7 +139,9 @@ def _within(inner: str, outer: str) -> bool:
     return len(others) < 9 and all(fnmatch.fnmatchcase(text, outer) for text in texts)
 
 
-def judge(entries: Sequence[Entry], cluster: Sequence[str], here: str) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+def judge(
+    entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str
+) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """What is wrong with entries, and what is to be noted of them.
 
     Args:
@@ -169,7 +171,7 @@ def _first(named: Sequence[_Named], item: str) -> _Named | None:
 
 def _never(one: _Named, by: str) -> Finding:
     found = f"{one.entry.where}: the entry never counts: all of its nodes are taken by {by}"
-    return Finding(Level.WARN, NAME, found, "an entry that counts for a node", f"remove it, or move it before {by}")
+    return Finding(Severity.WARN, NAME, found, "an entry that counts for a node", f"remove it, or move it before {by}")
 
 
 def _unknown(named: Sequence[_Named], cluster: set[str], here: str) -> Iterator[Finding]:
@@ -178,34 +180,34 @@ def _unknown(named: Sequence[_Named], cluster: set[str], here: str) -> Iterator[
     for one in named:
         if missing := tuple(name for name in one.names if name not in known):
             found = f"{one.entry.where}: names that are not nodes of the cluster"
-            yield Finding(Level.WARN, NAME, found, "nodes that sinfo lists", cure, missing)
+            yield Finding(Severity.WARN, NAME, found, "nodes that sinfo lists", cure, missing)
         for pattern in one.patterns:
             if not fnmatch.filter(known, pattern):
                 found = f"{one.entry.where}: no node of the cluster fits {pattern!r}"
-                yield Finding(Level.WARN, NAME, found, "a pattern that fits nodes which sinfo lists", cure)
+                yield Finding(Severity.WARN, NAME, found, "a pattern that fits nodes which sinfo lists", cure)
 
 
 def _without(named: Sequence[_Named], cluster: Sequence[str]) -> Iterator[Finding]:
     if left := tuple(node for node in cluster if not _first(named, node)):
         path = named[0].entry.file
         cure = 'add one for each, or a last entry `- nodes: "*"` with `interface: auto`'
-        yield Finding(Level.FAIL, NAME, f"{path} has no entry", "an entry for every node", cure, left)
+        yield Finding(Severity.FAIL, NAME, f"{path} has no entry", "an entry for every node", cure, left)
 
 
-def _unresolved(entries: Sequence[Entry], cluster: Sequence[str]) -> Iterator[Finding]:
+def _unresolved(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> Iterator[Finding]:
     """Of each entry with an address, whether that of its first node leads somewhere from here."""
     named = [_Named.by(entry) for entry in entries]
     for one in named:
         nodes = (node for node in (cluster or one.names) if _first(named, node) is one)
         if not one.entry.address or not (node := next(nodes, "")):
             continue
-        name = known_as(one.entry, node)
+        name = hostname_of(one.entry, node)
         found = addresses_of(name)
         if found and not all(map(is_loopback, found)):
             continue
         where = f"to {', '.join(sorted(found))}, which is loopback" if found else "nowhere"
         yield Finding(
-            Level.WARN,
+            Severity.WARN,
             NAME,
             f"{one.entry.where}: the address {name} leads {where} on this login node",
             "a name of that node on the data network",
@@ -214,7 +216,7 @@ def _unresolved(entries: Sequence[Entry], cluster: Sequence[str]) -> Iterator[Fi
         )
 
 
-def _prefixes(entry: Entry) -> Iterator[str]:
+def _prefixes(entry: IfacesEntry) -> Iterator[str]:
     """NCCL takes a device's name for a prefix: ``mlx5_1`` fits ``mlx5_10``; no number goes on after a 0."""
     setting = entry.env.get("NCCL_IB_HCA", "").removeprefix("^")
     names = [] if setting.startswith("=") else [name.partition(":")[0] for name in setting.split(",")]

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from srunddp.bootstrap.network import infiniband
-from srunddp.bootstrap.network.interface import addresses_of, links_here, why_not
+from srunddp.bootstrap.network.interface import addresses_of, list_interfaces, why_unusable
 from srunddp.bootstrap.rendezvous.protocol import listen
-from srunddp.check.coordinator import Hub
+from srunddp.check.coordinator import Coordinator
 from srunddp.errors import SrunddpError
-from srunddp.util.timeouts import ask
+from srunddp.util.timeouts import call_in_daemon_thread
 
 _WITHIN = 2.0
 _SLACK = 15.0  # for a node that is busy
@@ -24,7 +24,7 @@ _NEIGHBOURS = 16
 
 
 @dataclass(frozen=True)
-class Link:
+class ScannedInterface:
     """An interface of a node.
 
     Attributes:
@@ -54,23 +54,23 @@ class Link:
         return f"{self.name} ({self.address or 'no address'})"
 
 
-def links(node: str) -> list[Link]:
+def links(node: str) -> list[ScannedInterface]:
     """Those of this node."""
     own = addresses_of(node)
     devices = [device for device in infiniband.devices() if device.active]
     found = []
-    for link in links_here():
+    for link in list_interfaces():
         address = link.addresses[0] if link.addresses else ""
         theirs = [device for device in devices if link.name in device.interfaces]
         used, others = infiniband.with_interface(theirs, devices)
-        usable = not why_not(link)
+        usable = not why_unusable(link)
         found.append(
-            Link(
+            ScannedInterface(
                 name=link.name,
                 address=address,
                 network=_network(link.name, address),
                 speed=max([link.speed, *(device.rate for device in theirs)]),
-                passed_over=why_not(link),
+                passed_over=why_unusable(link),
                 names=_names(address) if usable else (),
                 named=address in own,
                 devices=tuple(device.name for device in used),
@@ -95,7 +95,7 @@ def _network(name: str, address: str) -> str:
 def _names(address: str) -> tuple[str, ...]:
     """What the address is called, where the look-up answers in time."""
     try:
-        name, aliases, _ = ask(lambda: socket.gethostbyaddr(address)).result(_WITHIN)
+        name, aliases, _ = call_in_daemon_thread(lambda: socket.gethostbyaddr(address)).result(_WITHIN)
     except (OSError, TimeoutError):
         return ()
     return (name, *aliases)
@@ -170,11 +170,11 @@ def _routed_from(family: socket.AddressFamily, host: str) -> str:
 
 
 End = tuple[str, str]
-Ends = dict[End, Link]
+Ends = dict[End, ScannedInterface]
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanResult:
     """What was found.
 
     Attributes:
@@ -188,7 +188,7 @@ class Scan:
     resolved: Mapping[str, Sequence[Sequence[str]]]
 
 
-def survey(hub: Hub) -> Scan:
+def survey(hub: Coordinator) -> ScanResult:
     """Ask one rank of each node for its interfaces, and have it try those of the others."""
     leaders = hub.leaders
     nodes = {rank: node for node, rank in leaders.items()}
@@ -198,14 +198,14 @@ def survey(hub: Hub) -> Scan:
     reached = _reached(hub, leaders, usable, _ports(hub, leaders, usable))
     names = sorted({name for link in usable.values() for name in link.names})
     resolved = hub.ask_all({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
-    return Scan(ends, reached, {name: [one[name] for one in resolved.values()] for name in names})
+    return ScanResult(ends, reached, {name: [one[name] for one in resolved.values()] for name in names})
 
 
-def _link(told: Mapping[str, Any]) -> Link:
-    return Link(**{**told, **{name: tuple(told[name]) for name in ("names", "devices", "others")}})
+def _link(told: Mapping[str, Any]) -> ScannedInterface:
+    return ScannedInterface(**{**told, **{name: tuple(told[name]) for name in ("names", "devices", "others")}})
 
 
-def _ports(hub: Hub, leaders: Mapping[str, int], usable: Ends) -> dict[str, dict[str, int]]:
+def _ports(hub: Coordinator, leaders: Mapping[str, int], usable: Ends) -> dict[str, dict[str, int]]:
     """For each node, on which port each of its addresses listens."""
     addresses: dict[str, list[str]] = {node: [] for node in leaders}
     for (node, _), link in usable.items():
@@ -216,7 +216,7 @@ def _ports(hub: Hub, leaders: Mapping[str, int], usable: Ends) -> dict[str, dict
 
 
 def _reached(
-    hub: Hub, leaders: Mapping[str, int], usable: Ends, ports: Mapping[str, Mapping[str, int]]
+    hub: Coordinator, leaders: Mapping[str, int], usable: Ends, ports: Mapping[str, Mapping[str, int]]
 ) -> dict[tuple[End, End], bool]:
     """Each node tries the next few in a ring of all: every two of up to 17 nodes."""
     ring = sorted(ports)

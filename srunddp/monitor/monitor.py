@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.telemetry import Marks
+from srunddp.telemetry import TelemetryPage
 
 if TYPE_CHECKING:
     from srunddp.monitor.sampler import Sampler
@@ -19,7 +19,7 @@ _WITHIN = 0.5
 
 
 @dataclass(frozen=True)
-class Plan:
+class MonitorConfig:
     """What a rank knows of its monitoring before anything is started.
 
     Attributes:
@@ -37,7 +37,7 @@ class Plan:
     script: tuple[str, ...] = ()
 
 
-class Monitor:
+class NullMonitor:
     """Does nothing: a run without ``--monitor``. Its methods are called in this order.
 
     Attributes:
@@ -45,7 +45,7 @@ class Monitor:
     """
 
     def __init__(self) -> None:
-        self.marks = Marks()
+        self.marks = TelemetryPage()
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
         """In the supervisor, before it forks its worker.
@@ -79,10 +79,10 @@ class Monitor:
         """With the exit code to leave with."""
 
 
-class Recording(Monitor):
+class RunMonitor(NullMonitor):
     """A recorder of this rank and, where the plan says so, the sampler of its node."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MonitorConfig) -> None:
         """Make the files.
 
         Raises:
@@ -90,7 +90,7 @@ class Recording(Monitor):
         """
         from srunddp.monitor.recorder import RUN, Recorder
 
-        self.marks = Marks(recording=True)
+        self.marks = TelemetryPage(recording=True)
         self._plan = plan
         self._sampler: Sampler | None = None
         self._recorder = Recorder(plan.folder, f"{plan.node}.rank{plan.rank}", plan.seconds, self.marks)
@@ -109,13 +109,13 @@ class Recording(Monitor):
             ) from None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
-        """See :class:`Monitor`."""
+        """See :class:`NullMonitor`."""
         plan = self._plan
         if plan.samples:
-            from srunddp.monitor.sampler import Site, start  # one rank of a node needs it
+            from srunddp.monitor.sampler import SamplerConfig, start  # one rank of a node needs it
 
             self._sampler = start(
-                Site(
+                SamplerConfig(
                     folder=plan.folder,
                     node=plan.node,
                     seconds=plan.seconds,
@@ -128,38 +128,38 @@ class Recording(Monitor):
             )
 
     def in_worker(self) -> None:
-        """See :class:`Monitor`."""
+        """See :class:`NullMonitor`."""
         self._recorder.in_worker()
         if self._sampler:
             self._sampler.in_worker()
 
     def start(self) -> None:
-        """See :class:`Monitor`."""
+        """See :class:`NullMonitor`."""
         self._recorder.start()
 
     def mark(self, name: str) -> None:
-        """See :class:`Monitor`."""
+        """See :class:`NullMonitor`."""
         self._recorder.mark(name)
 
     def describe(self, run: Mapping[str, Any]) -> None:
-        """See :class:`Monitor`."""
+        """See :class:`NullMonitor`."""
         self._recorder.describe({"version": 1, **run, "script": self._plan.script, "seconds": self._plan.seconds})
 
     def stop_sampler(self) -> str:
-        """See :class:`Monitor`."""
+        """See :class:`NullMonitor`."""
         return self._sampler.finish(_WITHIN) if self._sampler else ""
 
     def finish(self, code: int) -> None:
-        """See :class:`Monitor`."""
+        """See :class:`NullMonitor`."""
         self._recorder.finish(code, _WITHIN)
 
 
-def open_monitor(plan: Plan | None) -> Monitor:
+def open_monitor(plan: MonitorConfig | None) -> NullMonitor:
     """Make this rank's files, before any socket is opened.
 
     Raises:
         ConfigError: they cannot be written.
     """
     if plan is None:
-        return Monitor()
-    return Recording(plan)
+        return NullMonitor()
+    return RunMonitor(plan)

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from srunddp.telemetry import Marks
+from srunddp.telemetry import TelemetryPage
 from srunddp.util.atomic_file import replace_file
 
 STEPS = "time,steps,samples,step_s,data_s,own_s,longest_step_s,epoch\n"
@@ -41,7 +41,7 @@ class Recorder:
     folder: Path
     name: str
     seconds: float
-    marks: Marks
+    marks: TelemetryPage
     _steps: int = -1
     _events: int = -1
     _seen: int = 0

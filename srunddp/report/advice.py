@@ -7,7 +7,7 @@ from statistics import fmean
 
 from srunddp.errors import one_line
 from srunddp.report import format
-from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, RankFigures, Summary, middle, share
+from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, RankFigures, Summary, median_or_none, share
 
 GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
 DATA_WAIT = 0.10  # of the step time
@@ -28,7 +28,7 @@ MEMORY_UNUSED = 4 * 2.0**30  # bytes
 
 
 @dataclass(frozen=True)
-class Note:
+class Advice:
     """One finding.
 
     Attributes:
@@ -45,7 +45,7 @@ class Note:
         return f"{self.found} (threshold: {self.threshold}) -> {self.cure}"
 
 
-def notes(summary: Summary) -> tuple[Note, ...]:
+def notes(summary: Summary) -> tuple[Advice, ...]:
     """All that hold, causes before consequences."""
     if too_short(summary):
         return ()
@@ -82,15 +82,15 @@ def _used(node: NodeFigures) -> float:
 
 
 def _cpu_wait(summary: Summary, node: NodeFigures) -> float:
-    return middle([each.delay for each in summary.ranks if each.node == node.node]) or 0.0
+    return median_or_none([each.delay for each in summary.ranks if each.node == node.node]) or 0.0
 
 
-def _cpu(crowded: list[NodeFigures]) -> list[Note]:
+def _cpu(crowded: list[NodeFigures]) -> list[Advice]:
     if not crowded:
         return []
     worst = max(crowded, key=_used)
     return [
-        Note(
+        Advice(
             "cpu oversubscribed",
             f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {_named(crowded)}, "
             "and processes wait for a CPU",
@@ -108,13 +108,13 @@ def _slowed(gpus: tuple[GpuFigures, ...]) -> list[GpuFigures]:
     return [each for each in gpus if each.samples >= FEWEST_SAMPLES and (each.slowed or 0.0) > SLOWED]
 
 
-def _throttled(slowed: list[GpuFigures]) -> list[Note]:
+def _throttled(slowed: list[GpuFigures]) -> list[Advice]:
     if not slowed:
         return []
     worst = max(slowed, key=lambda gpu: gpu.slowed or 0.0)
     heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
     return [
-        Note(
+        Advice(
             "gpu throttled",
             f"{devices(slowed)} kept below its clock by heat or the power brake for "
             f"{format.percent(worst.slowed)} of the samples{heat}",
@@ -132,12 +132,12 @@ def devices(gpus: list[GpuFigures]) -> str:
     return ", ".join(f"GPU {one_line(each.index)} on {format.nodes([each.node])}" for each in gpus)
 
 
-def _slow_rank(summary: Summary, unlike: Outliers) -> Note:
+def _slow_rank(summary: Summary, unlike: Stragglers) -> Advice:
     who, them = format.ranks(unlike.ranks, summary.layout), "their" if len(unlike.ranks) > 1 else "its"
     by_data = unlike.by_data > _BY_DATA
     why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
     node = format.nodes(unlike.nodes)
-    return Note(
+    return Advice(
         "slow rank",
         f"{who}: {format.duration(unlike.excess)} more of {them} own in each step than the others, "
         f"{format.percent(unlike.share)} of the step time; it is {why}",
@@ -148,19 +148,19 @@ def _slow_rank(summary: Summary, unlike: Outliers) -> Note:
     )
 
 
-def _own_work(summary: Summary, unlike: Outliers, node: str) -> str:
+def _own_work(summary: Summary, unlike: Stragglers, node: str) -> str:
     first = "see what rank 0 alone does in each step, such as writing in a callback; " if unlike.ranks == (0,) else ""
     leave = f", and leave it out: --exclude={node}" if len(summary.nodes) > 1 else ""
     return f"{first}see what else runs on {node}{leave}"
 
 
-def _data_wait(summary: Summary, unlike: Outliers) -> list[Note]:
+def _data_wait(summary: Summary, unlike: Stragglers) -> list[Advice]:
     others = [each for each in summary.ranks if each.rank not in unlike.ranks]
     figure = _usual([share(each.data_s, each.step_s) for each in others])
     if min(figure, _usual([each.steady_wait for each in others])) <= DATA_WAIT:
         return []
     return [
-        Note(
+        Advice(
             "data wait",
             f"{format.percent(figure)} of the step time is waiting for data",
             f"above {format.percent(DATA_WAIT)}",
@@ -172,10 +172,10 @@ def _data_wait(summary: Summary, unlike: Outliers) -> list[Note]:
 def _usual(shares: list[float | None]) -> float:
     """The mean or the median, whichever is more."""
     known = [each for each in shares if each is not None]
-    return max(middle(shares) or 0.0, sum(known) / len(known)) if known else 0.0
+    return max(median_or_none(shares) or 0.0, sum(known) / len(known)) if known else 0.0
 
 
-def _gpu(summary: Summary, *, explained: bool) -> list[Note]:
+def _gpu(summary: Summary, *, explained: bool) -> list[Advice]:
     if summary.first_step is None:
         return []
     known = [each for each in summary.gpus if each.utilization is not None and each.samples >= FEWEST_SAMPLES]
@@ -185,7 +185,7 @@ def _gpu(summary: Summary, *, explained: bool) -> list[Note]:
     mean = sum(each.utilization or 0.0 for each in idle) / len(idle)
     some = len(idle) < len(known)
     return [
-        Note(
+        Advice(
             "gpu idle",
             f"{devices(idle)} used for {mean:.1f} % of the time since the first step",
             f"below {GPU_IDLE:.0f} %",
@@ -205,7 +205,7 @@ def _busier(summary: Summary) -> str:
     return "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node"
 
 
-def _interface(summary: Summary) -> list[Note]:
+def _interface(summary: Summary) -> list[Advice]:
     if len(summary.nodes) < 2:
         return []
     found = [(node, other) for node in summary.per_node if (other := _wrong_link(node)) is not None]
@@ -215,7 +215,7 @@ def _interface(summary: Summary) -> list[Note]:
     chosen = ", ".join(each.name for each in node.links if each.chosen) or node.interface
     where = format.nodes(each.node for each, _ in found)
     return [
-        Note(
+        Advice(
             "wrong interface",
             f"{one_line(other.name)} carries {format.rate(_both_ways(other))} on {where}, and "
             f"{one_line(chosen)}, which was chosen, {format.rate(_carried(node))}",
@@ -249,7 +249,7 @@ def _carried(node: NodeFigures) -> float:
     return sum(each.received + each.sent for each in node.links if each.chosen or each.kind == "rdma")
 
 
-def _time_limit(summary: Summary) -> list[Note]:
+def _time_limit(summary: Summary) -> list[Advice]:
     """More time than the whole run took."""
     limit, used = summary.time_limit_s, max(summary.seconds, summary.job_s or 0.0)
     # The rest of a run that went on from a checkpoint is no measure for the whole, nor one step of a job of several.
@@ -259,7 +259,7 @@ def _time_limit(summary: Summary) -> list[Note]:
         return []
     minutes = max(10, -(-int(used * 1.5) // 600) * 10)
     return [
-        Note(
+        Advice(
             "time limit",
             f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}",
             f"below {format.percent(TIME_USED)}",
@@ -268,7 +268,7 @@ def _time_limit(summary: Summary) -> list[Note]:
     ]
 
 
-def _memory(summary: Summary) -> list[Note]:
+def _memory(summary: Summary) -> list[Advice]:
     """More memory on a node than was used on any."""
     known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
     # What was killed for its memory may have needed all of it, between two samples.
@@ -280,7 +280,7 @@ def _memory(summary: Summary) -> list[Note]:
         return []
     enough = max(1, -(-int(peak * 1.25) // 2**30))
     return [
-        Note(
+        Advice(
             "memory unused",
             f"{format.size(peak)} of {format.size(limit)} used at most, on {format.nodes([worst.node])}, "
             f"{format.percent(peak / limit)}",
@@ -291,7 +291,7 @@ def _memory(summary: Summary) -> list[Note]:
 
 
 @dataclass(frozen=True)
-class Outliers:
+class Stragglers:
     """Ranks that are slower than the others.
 
     Attributes:
@@ -307,7 +307,7 @@ class Outliers:
     by_data: float = 0.0
 
 
-def outliers(summary: Summary, threshold: float) -> Outliers:
+def outliers(summary: Summary, threshold: float) -> Stragglers:
     """Ranks whose own time per step is above the others' median by more than a share of the step time.
 
     They count where they are few: a quarter of all, or not more than half and all on one node. Where all wait for
@@ -316,20 +316,20 @@ def outliers(summary: Summary, threshold: float) -> Outliers:
     all_wait = (summary.data_share or 0.0) > threshold
     own = {each.rank: value for each in summary.ranks if (value := _own(each, without_data=all_wait)) is not None}
     if len(own) < 2 or not summary.step_s:
-        return Outliers()
-    usual = middle(list(own.values())) or 0.0
+        return Stragglers()
+    usual = median_or_none(list(own.values())) or 0.0
     slow = [rank for rank, value in own.items() if value - usual > threshold * summary.step_s]
     nodes = tuple(dict.fromkeys(summary.layout[rank] for rank in slow))
     few = len(slow) <= max(1, len(own) // 4) or (len(nodes) == 1 and 2 * len(slow) <= len(own))
     if not slow or not few:
-        return Outliers()
+        return Stragglers()
     worst = max(slow, key=lambda rank: own[rank])
     others = [each for each in summary.ranks if each.rank not in slow]
     figures = next(each for each in summary.ranks if each.rank == worst)
     waits = [each.data_s for each in others if each.data_s is not None]
     more_data = 0.0 if all_wait else (figures.data_s or 0.0) - (fmean(waits) if waits else 0.0)
     excess = own[worst] - usual
-    return Outliers(tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess)
+    return Stragglers(tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess)
 
 
 def _own(figures: RankFigures, *, without_data: bool) -> float | None:

@@ -17,14 +17,14 @@ from srunddp.errors import ConfigError, one_line
 from srunddp.report import locate, slurm, text
 from srunddp.report.advice import notes
 from srunddp.report.html import page
-from srunddp.report.run import Run, read
-from srunddp.report.summarize import against, summary_of
+from srunddp.report.run import RunData, read
+from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
 from srunddp.util.click_types import answering
-from srunddp.util.console import say
+from srunddp.util.console import write_stderr
 
 if TYPE_CHECKING:
-    from srunddp.report.plots.per_rank import Picture
+    from srunddp.report.plots.per_rank import Plot
 
 _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
@@ -56,7 +56,7 @@ def report(**given: Any) -> None:
 def _report(given: dict[str, Any]) -> None:
     place = locate.find(given["what"], given["monitor_dir"], given["restart"], slurm.job)
     for note in place.notes:
-        say(f"srunddp: note: {one_line(note)}\n")
+        write_stderr(f"srunddp: note: {one_line(note)}\n")
     baseline = _baseline(given)
     if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
         return
@@ -83,10 +83,10 @@ def _baseline(given: dict[str, Any]) -> Summary | None:
     return found
 
 
-def _summed(folder: Path, baseline: Summary | None) -> tuple[Run, Summary]:
+def _summed(folder: Path, baseline: Summary | None) -> tuple[RunData, Summary]:
     run = read(folder)
     summary = summary_of(run)
-    return run, against(summary, baseline) if baseline else summary
+    return run, with_baseline(summary, baseline) if baseline else summary
 
 
 def _follow(folder: Path, baseline: Summary | None) -> bool:
@@ -112,7 +112,7 @@ def _show(lines: Sequence[str]) -> None:
     click.echo(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST, nl=False)
 
 
-def _write(output: str | Path, run: Run, summary: Summary, view: slurm.View) -> None:
+def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> None:
     found, hints = _pictures(run, summary)
     files = {picture.name: picture.image for picture in found if picture.image}
     text_of_page = page(summary, notes(summary), found, view, hints)
@@ -129,11 +129,11 @@ def _write(output: str | Path, run: Run, summary: Summary, view: slurm.View) -> 
             cure="name another with --output, or print the text alone with --text",
         ) from None
     for hint in hints:
-        say(f"srunddp: note: {hint}\n")
+        write_stderr(f"srunddp: note: {hint}\n")
     click.echo("\n" + one_line(f"written: {', '.join(str(folder / name) for name in files)}"))
 
 
-def _pictures(run: Run, summary: Summary) -> tuple[list[Picture], list[str]]:
+def _pictures(run: RunData, summary: Summary) -> tuple[list[Plot], list[str]]:
     try:
         from srunddp.report.plots.per_rank import pictures
     except ImportError:

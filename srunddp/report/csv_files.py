@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srunddp.report.series import NAN, Samples, thinned
+from srunddp.report.series import NAN, TimeSeries, thinned
 
 _MOST = 1500  # points of one series that are kept: about as many as a picture has columns
 _BLOCK = 1024
@@ -83,7 +83,7 @@ class Mark:
     value: float
 
 
-def samples(path: Path, kind: Kind, most: int = _MOST) -> dict[str, Samples]:
+def samples(path: Path, kind: Kind, most: int = _MOST) -> dict[str, TimeSeries]:
     """What a file of samples holds, by its key; ``time`` is Unix time.
 
     Args:
@@ -131,7 +131,7 @@ class _Series:
         self._last = self._waiting[-1]
         self._waiting = []
 
-    def samples(self) -> Samples:
+    def samples(self) -> TimeSeries:
         self._flush()
         time = self._columns.pop("time")
         texts = {name: self._last[self._places[name]] for name in self._texts if name in self._places and self._last}
@@ -139,7 +139,7 @@ class _Series:
         if len(keep) < len(time):
             time = array("d", (time[at] for at in keep))
             self._columns = {name: array("d", (each[at] for at in keep)) for name, each in self._columns.items()}
-        return Samples(time, self._columns, texts, len(time))
+        return TimeSeries(time, self._columns, texts, len(time))
 
 
 def _derived(kind: Kind, places: dict[str, int]) -> Sequence[str]:

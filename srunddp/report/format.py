@@ -12,7 +12,7 @@ UNKNOWN = "?"
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def figure(value: float) -> str:
+def format_number(value: float) -> str:
     """A number with about three digits that count: 0.0123, 1.23, 12.3, 123, 12345."""
     size = abs(value)
     if size >= 99.95 or size == 0:
@@ -27,7 +27,7 @@ def duration(seconds: float | None) -> str:
     if seconds < 0:
         return f"-{duration(-seconds)}"
     if seconds < 1:
-        return f"{figure(seconds * 1e3)} ms" if seconds else "0 s"
+        return f"{format_number(seconds * 1e3)} ms" if seconds else "0 s"
     if seconds < 99.95:
         return f"{seconds:.3g} s"
     for size, name, small, less in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
@@ -52,7 +52,7 @@ def size(count: float | None) -> str:
         if abs(count) < 1000 or unit == _BYTES[-1]:
             break
         count /= 1024
-    return f"{count:.0f} B" if unit == "B" else f"{figure(count)} {unit}"
+    return f"{count:.0f} B" if unit == "B" else f"{format_number(count)} {unit}"
 
 
 def rate(count: float | None) -> str:
@@ -74,8 +74,8 @@ def energy(joules: float | None) -> str:
         return UNKNOWN
     for limit, by, unit in ((1e3, 1, "J"), (3.6e5, 1e3, "kJ")):
         if joules < limit:
-            return f"{figure(joules / by)} {unit}"
-    return f"{figure(joules / 3.6e6)} kWh"
+            return f"{format_number(joules / by)} {unit}"
+    return f"{format_number(joules / 3.6e6)} kWh"
 
 
 def moment(unix: float) -> str:

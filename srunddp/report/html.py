@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from srunddp.errors import one_line
 from srunddp.report import format, slurm, text
-from srunddp.report.advice import Note, too_short
+from srunddp.report.advice import Advice, too_short
 from srunddp.report.summary import Span, Summary
 
 if TYPE_CHECKING:
-    from srunddp.report.plots.per_rank import Picture
+    from srunddp.report.plots.per_rank import Plot
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -40,7 +40,11 @@ _OPEN = 40  # rows of a table that are shown at once
 
 
 def page(
-    summary: Summary, notes: Sequence[Note], pictures: Sequence[Picture], view: slurm.View, hints: Sequence[str] = ()
+    summary: Summary,
+    notes: Sequence[Advice],
+    pictures: Sequence[Plot],
+    view: slurm.SlurmAccounting,
+    hints: Sequence[str] = (),
 ) -> str:
     """All of it.
 
@@ -76,7 +80,7 @@ def _escaped(words: str) -> str:
     return escape(one_line(words))
 
 
-def _notes(summary: Summary, notes: Sequence[Note]) -> Iterable[str]:
+def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterable[str]:
     yield "<h2>Notes</h2>"
     if why := too_short(summary):
         yield f'<p class="none">No note; {_escaped(why)}.</p>'
@@ -99,7 +103,7 @@ def _figures(summary: Summary) -> Iterable[str]:
     yield "</table>"
 
 
-def _picture(picture: Picture) -> Iterable[str]:
+def _picture(picture: Plot) -> Iterable[str]:
     yield f"<h2>{_escaped(picture.title)}</h2>"
     if picture.image:
         data = base64.b64encode(picture.image).decode()
@@ -151,7 +155,7 @@ def _launch(summary: Summary) -> list[list[str]]:
     return rows
 
 
-def _slurm(view: slurm.View) -> Iterable[str]:
+def _slurm(view: slurm.SlurmAccounting) -> Iterable[str]:
     yield "<h2>Slurm's view</h2>"
     yield f"<p>{_escaped(view.sentence)}</p>"
     if view.rows:

@@ -16,7 +16,7 @@ _CURE = "name a run's folder such as logs/4711.0, or start the run with --monito
 
 
 @dataclass(frozen=True)
-class Place:
+class RunFolder:
     """The files of one start.
 
     Attributes:
@@ -45,7 +45,7 @@ def start_of(folder: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def find(what: str, monitor_dir: str, restart: int | None, ask: Ask) -> Place:
+def find(what: str, monitor_dir: str, restart: int | None, ask: Ask) -> RunFolder:
     """The files that are meant.
 
     Args:
@@ -64,13 +64,13 @@ def find(what: str, monitor_dir: str, restart: int | None, ask: Ask) -> Place:
     raise ConfigError(f"no folder {what}", expected="a run's folder or a job's number", cure=_CURE)
 
 
-def _below(folder: Path, restart: int | None) -> Place:
+def _below(folder: Path, restart: int | None) -> RunFolder:
     if (own := start_of(folder)) is not None:
         if restart is not None and restart != own:
             raise ConfigError(
                 f"--restart {restart} with {folder}", expected="the run's folder", cure="name the folder above"
             )
-        return Place(folder)
+        return RunFolder(folder)
     if _starts(folder):
         return _start(folder, restart)
     runs = [each for each in _folders(folder) if _starts(each)]
@@ -98,7 +98,7 @@ def _starts(folder: Path) -> dict[int, Path]:
     return {int(match[1]): each for match, each in found if match}
 
 
-def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> Place:
+def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFolder:
     starts = _starts(run)
     chosen = max(starts) if restart is None else restart
     if chosen not in starts:
@@ -108,10 +108,10 @@ def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> Place:
         )
     if restart is None and len(starts) > 1:
         notes = (*notes, f"{run} has {len(starts)} starts; this is the last, {chosen} (--restart N for another)")
-    return Place(starts[chosen], tuple(notes))
+    return RunFolder(starts[chosen], tuple(notes))
 
 
-def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None, ask: Ask) -> Place:
+def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None, ask: Ask) -> RunFolder:
     number, step = match[1], match[3]
     runs = [] if match[2] else _runs(Path(monitor_dir), number, step)
     looked = [monitor_dir]

@@ -13,9 +13,9 @@ from typing import Any
 
 from srunddp.report import csv_files
 from srunddp.report.csv_files import Mark
-from srunddp.report.series import Samples, shifted
-from srunddp.report.summary import Checkpoints, Ending, Launch, Phase, Span
-from srunddp.util.hostlist import grouped
+from srunddp.report.series import TimeSeries, shifted
+from srunddp.report.summary import Checkpoints, Phase, RunEnd, Span, StartupPhases
+from srunddp.util.hostlist import group_by_key
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
@@ -31,7 +31,7 @@ class Link:
     name: str
     kind: str
     chosen: bool
-    samples: Samples
+    samples: TimeSeries
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Gpu:
     uuid: str
     index: str
     name: str
-    samples: Samples
+    samples: TimeSeries
 
 
 @dataclass(frozen=True)
-class Run:
+class RunData:
     """What the files of one start hold.
 
     Attributes:
@@ -63,9 +63,9 @@ class Run:
     nodes: tuple[str, ...]
     shifts: Mapping[str, float]
     marks: tuple[Mark, ...]
-    steps: Mapping[int, Samples]
-    tasks: Mapping[int, Samples]
-    usage: Mapping[str, Samples]
+    steps: Mapping[int, TimeSeries]
+    tasks: Mapping[int, TimeSeries]
+    usage: Mapping[str, TimeSeries]
     links: tuple[Link, ...]
     gpus: tuple[Gpu, ...]
 
@@ -95,23 +95,23 @@ class Run:
         return max(_times(self), default=0.0)
 
 
-def _times(run: Run) -> Iterable[float]:
+def _times(run: RunData) -> Iterable[float]:
     yield from (each.time[-1] for each in _series(run))
     yield from (mark.time for mark in run.marks)
 
 
-def _series(run: Run) -> Iterator[Samples]:
+def _series(run: RunData) -> Iterator[TimeSeries]:
     found = (*run.steps.values(), *run.tasks.values(), *run.usage.values())
     yield from (each for each in found if each.time)
     yield from (link.samples for link in run.links)
     yield from (gpu.samples for gpu in run.gpus)
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> RunData:
     """The files of ``monitor.N``; whatever is missing, cut or not understood is left out."""
     header = csv_files.header(folder / "run.json")
     ranks, names = _layout(header)
-    run = Run(folder, header, 0.0, ranks, (), {}, (), {}, {}, {}, (), ())
+    run = RunData(folder, header, 0.0, ranks, (), {}, (), {}, {}, {}, (), ())
     for name in csv_files.names(folder):
         if _is_of_another_start(name, ranks, names):
             continue
@@ -149,7 +149,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
 
 
-def _with_rank(run: Run, path: Path, node: str, rank: int, kind: str) -> Run:
+def _with_rank(run: RunData, path: Path, node: str, rank: int, kind: str) -> RunData:
     ranks = {**run.ranks, rank: run.ranks.get(rank, node)}
     if kind == "marks":
         return replace(run, ranks=ranks, marks=(*run.marks, *csv_files.marks(path, rank)))
@@ -157,7 +157,7 @@ def _with_rank(run: Run, path: Path, node: str, rank: int, kind: str) -> Run:
     return replace(run, ranks=ranks, steps={**run.steps, rank: found[""]} if found else run.steps)
 
 
-def _with_node(run: Run, path: Path, node: str, kind: str) -> Run:
+def _with_node(run: RunData, path: Path, node: str, kind: str) -> RunData:
     if kind == "node":
         usage = csv_files.samples(path, csv_files.NODE)
         return replace(run, usage={**run.usage, node: usage[""]} if usage else run.usage)
@@ -187,15 +187,15 @@ def _gpus(path: Path, node: str) -> list[Gpu]:
     return sorted(found, key=lambda gpu: (len(gpu.index), gpu.index))
 
 
-def _seen(run: Run) -> Iterable[str]:
+def _seen(run: RunData) -> Iterable[str]:
     yield from run.usage
     yield from (link.node for link in run.links)
     yield from (gpu.node for gpu in run.gpus)
 
 
-def _shifts(run: Run) -> dict[str, float]:
+def _shifts(run: RunData) -> dict[str, float]:
     """How far each node's clock is ahead of that of the first: all ranks have met at one moment."""
-    met = grouped((run.ranks.get(rank, ""), mark.time) for rank, mark in run.marked("met").items())
+    met = group_by_key((run.ranks.get(rank, ""), mark.time) for rank, mark in run.marked("met").items())
     if not run.nodes or run.nodes[0] not in met:
         return {}
     own = median(met[run.nodes[0]])
@@ -203,7 +203,7 @@ def _shifts(run: Run) -> dict[str, float]:
     return {node: by for node, by in ahead.items() if abs(by) > _APART}
 
 
-def _start(run: Run, shifts: Mapping[str, float]) -> float:
+def _start(run: RunData, shifts: Mapping[str, float]) -> float:
     """When the first process began; else when the first line was written."""
     begun = [mark.time - shifts.get(run.ranks.get(mark.rank, ""), 0.0) for mark in run.marked("process").values()]
     if begun:
@@ -215,7 +215,7 @@ def _start(run: Run, shifts: Mapping[str, float]) -> float:
     return min(times, default=0.0)
 
 
-def _moved(run: Run, by: Callable[[str], float]) -> Run:
+def _moved(run: RunData, by: Callable[[str], float]) -> RunData:
     """With the times of each node moved."""
 
     def of_rank(rank: int) -> float:
@@ -257,7 +257,7 @@ _PHASES = {
 NAMES = ("srun", *_PHASES)
 
 
-def ending(run: Run, now: float) -> Ending:
+def ending(run: RunData, now: float) -> RunEnd:
     """How the run ended, as far as that was recorded.
 
     Args:
@@ -268,10 +268,10 @@ def ending(run: Run, now: float) -> Ending:
     interval = run.number("seconds") or _DEFAULT_INTERVAL
     fresh = -60.0 < now - run.start - run.last < _SILENT * interval + 1.0
     missing = tuple(rank for rank in run.ranks if rank not in codes)
-    return Ending(codes, missing, bool(missing) and fresh, run.last, _cause(run))
+    return RunEnd(codes, missing, bool(missing) and fresh, run.last, _cause(run))
 
 
-def _cause(run: Run) -> str:
+def _cause(run: RunData) -> str:
     """What the run said of its failure; the file lies where the logs are."""
     try:
         found = json.loads((run.folder.parent / "failure.json").read_text(encoding="utf-8", errors="replace"))
@@ -281,7 +281,7 @@ def _cause(run: Run) -> str:
     return f"rank {found.get('rank')} on {found.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
 
 
-def spans(run: Run, begin: str, end: str) -> tuple[Span, ...]:
+def spans(run: RunData, begin: str, end: str) -> tuple[Span, ...]:
     """Of the rank that has most of them: all ranks have the same, but the last lines may be missing."""
     by_rank: dict[int, list[Span]] = {}
     for mark in run.marks:
@@ -295,18 +295,18 @@ def spans(run: Run, begin: str, end: str) -> tuple[Span, ...]:
     return () if most is None else tuple(by_rank[most])
 
 
-def checkpoints(run: Run) -> Checkpoints:
+def checkpoints(run: RunData) -> Checkpoints:
     """Of the rank that stood still for longest; what was written in the background, likewise."""
     stood, written = _values(run, "checkpoint"), _values(run, "checkpoint_written")
     longest, background = max(stood.values(), key=sum, default=[]), max(written.values(), key=sum, default=[])
     return Checkpoints(len(longest), sum(longest), sum(background), len(background))
 
 
-def _values(run: Run, name: str) -> dict[int, list[float]]:
-    return grouped((mark.rank, mark.value) for mark in run.marks if mark.name == name and mark.value >= 0)
+def _values(run: RunData, name: str) -> dict[int, list[float]]:
+    return group_by_key((mark.rank, mark.value) for mark in run.marks if mark.name == name and mark.value >= 0)
 
 
-def launches(run: Run) -> tuple[Launch, ...]:
+def launches(run: RunData) -> tuple[StartupPhases, ...]:
     """Of each rank that has a mark.
 
     ``srun`` is from the first process of the run to the rank's own; ``script`` what the user's script does by itself,
@@ -318,11 +318,11 @@ def launches(run: Run) -> tuple[Launch, ...]:
     return tuple(_launch(rank, times[rank]) for rank in sorted(times))
 
 
-def _launch(rank: int, times: dict[str, float]) -> Launch:
+def _launch(rank: int, times: dict[str, float]) -> StartupPhases:
     process = times.get("process", min(times.values()))
     phases = [Phase("srun", 0.0, process)] if process > 0 else []
     for name, (begins, ends) in _PHASES.items():
         begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
         if begin <= end:
             phases.append(Phase(name, begin, end))
-    return Launch(rank, process, tuple(phases), times.get("step"))
+    return StartupPhases(rank, process, tuple(phases), times.get("step"))

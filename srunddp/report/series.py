@@ -18,7 +18,7 @@ _LEAST = 1e-9  # what is divided by less has no end
 
 
 @dataclass(frozen=True)
-class Samples:
+class TimeSeries:
     """The samples of one thing, in the order of time.
 
     Attributes:
@@ -88,13 +88,13 @@ class Samples:
         return sum(grown for _, grown in inside) / sum(seconds for seconds, _ in inside) if inside else None
 
 
-def shifted(samples: Samples, by: float) -> Samples:
+def shifted(samples: TimeSeries, by: float) -> TimeSeries:
     """With the times moved."""
     time = array("d", (each + by for each in samples.time))
-    return Samples(time, samples.columns, samples.texts, samples.count)
+    return TimeSeries(time, samples.columns, samples.texts, samples.count)
 
 
-def thinned(samples: Samples, counters: Iterable[str], peaks: Iterable[str], most: int) -> Samples:
+def thinned(samples: TimeSeries, counters: Iterable[str], peaks: Iterable[str], most: int) -> TimeSeries:
     """At most so many points: of a counter the last of each group, of a peak the highest, of what else the mean."""
     size = -(-len(samples.time) // most)
     if size <= 1:
@@ -107,7 +107,7 @@ def thinned(samples: Samples, counters: Iterable[str], peaks: Iterable[str], mos
             column = [value for value in (values[at : at + size] for at in range(0, len(values), size))]
             columns[name] = array("d", (_one(group, highest=name in peaks) for group in column))
     time = array("d", (samples.time[min(at + size, len(samples.time)) - 1] for at in range(0, len(samples.time), size)))
-    return Samples(time, columns, samples.texts, samples.count)
+    return TimeSeries(time, columns, samples.texts, samples.count)
 
 
 def _one(group: Sequence[float], *, highest: bool) -> float:

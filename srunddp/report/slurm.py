@@ -26,7 +26,7 @@ _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
 @dataclass(frozen=True)
-class Row:
+class AccountingRow:
     """One figure: ours, Slurm's, and by how much ours is above, as a share of Slurm's."""
 
     name: str
@@ -36,7 +36,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class View:
+class SlurmAccounting:
     """Slurm's side of a run.
 
     Attributes:
@@ -45,7 +45,7 @@ class View:
     """
 
     sentence: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[AccountingRow, ...] = ()
     seff: str = ""
 
 
@@ -114,24 +114,24 @@ def _step(summary: Summary) -> str:
     return f"{summary.job}.{summary.step}" if known else ""
 
 
-def view(summary: Summary) -> View:
+def view(summary: Summary) -> SlurmAccounting:
     """Its figures of this run beside ours."""
     name = _step(summary)
     if not name:
-        return View("Not started by Slurm: nothing to compare with.")
+        return SlurmAccounting("Not started by Slurm: nothing to compare with.")
     records = _table(ask("sacct", "-P", "-n", "--units=K", "-j", summary.job, "-o", ",".join(_SACCT)), _SACCT)
     record, whole = (next((each for each in records if each["JobIDRaw"] == key), {}) for key in (name, summary.job))
     running = summary.ending.running or record.get("State", "") in _RUNNING
     live = _sampled(name) if running else []
     if not record and not live:
-        return View("Slurm's accounting does not answer for this run: nothing to compare with.")
+        return SlurmAccounting("Slurm's accounting does not answer for this run: nothing to compare with.")
     begun = _float(record.get("Start", ""))
     if begun is not None and abs(begun - summary.started) > _ANOTHER and not live:
-        return View("Slurm's accounting has another start of this job: nothing to compare with.")
+        return SlurmAccounting("Slurm's accounting has another start of this job: nothing to compare with.")
     found = live[0] if live else record
     rows = _rows(summary, found, {**whole, "ElapsedRaw": record.get("ElapsedRaw", "")}, live=bool(live))
     source = "sstat, while it runs" if live else f"sacct: {record['State']}"
-    return View(f"Step {name} by {source}.", tuple(rows), "" if running else _seff(summary.job))
+    return SlurmAccounting(f"Step {name} by {source}.", tuple(rows), "" if running else _seff(summary.job))
 
 
 def _sampled(name: str) -> list[dict[str, str]]:
@@ -140,7 +140,7 @@ def _sampled(name: str) -> list[dict[str, str]]:
     return [each for each in found if _float(each["NTasks"])]
 
 
-def _rows(summary: Summary, found: Mapping[str, str], times: Mapping[str, str], *, live: bool) -> list[Row]:
+def _rows(summary: Summary, found: Mapping[str, str], times: Mapping[str, str], *, live: bool) -> list[AccountingRow]:
     memory = [each.rss_last if live else each.rss_bytes for each in summary.ranks]
     known = [each for each in memory if each is not None]
     peaks = [each.rss_bytes for each in summary.ranks if each.rss_bytes is not None]
@@ -156,7 +156,7 @@ def _rows(summary: Summary, found: Mapping[str, str], times: Mapping[str, str], 
         ("time limit", format.duration, summary.time_limit_s, None if limit is None else limit * 60),
     ]
     return [
-        Row(name, shown(ours), shown(theirs), _difference(ours, theirs))
+        AccountingRow(name, shown(ours), shown(theirs), _difference(ours, theirs))
         for name, shown, ours, theirs in wanted
         if theirs is not None
     ]

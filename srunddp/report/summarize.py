@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from srunddp.report.locate import start_of
-from srunddp.report.run import Gpu, Link, Run, checkpoints, ending, launches, spans
-from srunddp.report.series import Samples
+from srunddp.report.run import Gpu, Link, RunData, checkpoints, ending, launches, spans
+from srunddp.report.series import TimeSeries
 from srunddp.report.summary import (
     GpuFigures,
     LinkFigures,
@@ -23,7 +23,7 @@ from srunddp.report.summary import (
 _SLOW, _WAITING = 0.25, 0.1  # of the intervals: less is a stall, and no property of the run
 
 
-def summary_of(run: Run, now: float | None = None) -> Summary:
+def summary_of(run: RunData, now: float | None = None) -> Summary:
     """All figures of a run.
 
     Args:
@@ -64,7 +64,7 @@ def summary_of(run: Run, now: float | None = None) -> Summary:
     )
 
 
-def against(summary: Summary, baseline: Summary) -> Summary:
+def with_baseline(summary: Summary, baseline: Summary) -> Summary:
     """With the scaling efficiency: throughput per rank, over the baseline's."""
     ours, theirs = (share(each.throughput.per_s, each.world_size) for each in (summary, baseline))
     ranks = f"{baseline.world_size} rank{'s' if baseline.world_size > 1 else ''}"
@@ -72,7 +72,7 @@ def against(summary: Summary, baseline: Summary) -> Summary:
     return replace(summary, throughput=found)
 
 
-def training(run: Run) -> tuple[float | None, float | None]:
+def training(run: RunData) -> tuple[float | None, float | None]:
     """When all ranks had made their first step, and when the last step was counted, or its epoch was over before."""
     marked = [mark.time for mark in run.marked("step").values()]
     counted = [next((time for time, count in each.known("steps") if count > 0), None) for each in run.steps.values()]
@@ -86,8 +86,8 @@ def training(run: Run) -> tuple[float | None, float | None]:
     return begin, max(begin, over if start <= over < stop else stop)
 
 
-def _rank(run: Run, rank: int, first: float, last: float) -> RankFigures:
-    steps, task = run.steps.get(rank, Samples()), run.tasks.get(rank, Samples())
+def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
+    steps, task = run.steps.get(rank, TimeSeries()), run.tasks.get(rank, TimeSeries())
     since = _since(steps, "steps", first, last)
     each = {name: share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s")}
     if each["step_s"] is None and (pace := steps.rate("steps", first, last)):
@@ -127,14 +127,14 @@ def _less(whole: float | None, part: float | None) -> float | None:
     return None if whole is None else whole - (part or 0.0)
 
 
-def _since(samples: Samples, name: str, first: float, last: float) -> float | None:
+def _since(samples: TimeSeries, name: str, first: float, last: float) -> float | None:
     """A counter's growth from the first step on; from its own begin where nothing later is known."""
     steps = samples.growth("steps", first, last)
     return samples.growth(name, first, last) if steps else samples.total(name)
 
 
-def _node(run: Run, node: str, first: float, last: float) -> NodeFigures:
-    usage = run.usage.get(node, Samples())
+def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
+    usage = run.usage.get(node, TimeSeries())
     return NodeFigures(
         node=node,
         samples=usage.count,
@@ -182,7 +182,7 @@ def _gpu(gpu: Gpu, first: float, last: float) -> GpuFigures:
     )
 
 
-def _energy(samples: Samples) -> float | None:
+def _energy(samples: TimeSeries) -> float | None:
     """Joules: the counter's growth; without one, power over time."""
     counted = samples.growth("energy_j")
     if counted is not None:
@@ -192,13 +192,13 @@ def _energy(samples: Samples) -> float | None:
     return sum((stop - start) * (before + after) / 2 for (start, before), (stop, after) in pairs) if pairs else None
 
 
-def _sample_count(run: Run, first: float) -> int:
+def _sample_count(run: RunData, first: float) -> int:
     """How many samples there are since the first step, of the series that has most."""
     series = [*run.steps.values(), *run.usage.values(), *(gpu.samples for gpu in run.gpus)]
     return max((sum(time >= first for time in each.time) for each in series), default=0)
 
 
-def _throughput(run: Run, ranks: tuple[RankFigures, ...], first: float, last: float) -> Throughput:
+def _throughput(run: RunData, ranks: tuple[RankFigures, ...], first: float, last: float) -> Throughput:
     counts = [(each.total("samples"), each) for each in run.steps.values()]
     known = [(count, each) for count, each in counts if count]
     if not known:

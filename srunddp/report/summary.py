@@ -9,7 +9,7 @@ _LEAST = 1e-9  # nothing that is measured is less, and what is divided by less h
 
 
 @dataclass(frozen=True)
-class Ending:
+class RunEnd:
     """How the run ended.
 
     Attributes:
@@ -51,7 +51,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Launch:
+class StartupPhases:
     """The start of one rank: when its process began, its phases, and when its first step was over."""
 
     rank: int
@@ -210,14 +210,14 @@ class Summary:
     started: float
     seconds: float
     time_limit_s: float | None
-    ending: Ending
+    ending: RunEnd
     first_step: float | None
     steps: int
     samples: int
     epochs: tuple[Span, ...]
     evaluations: tuple[Span, ...]
     checkpoints: Checkpoints
-    launches: tuple[Launch, ...]
+    launches: tuple[StartupPhases, ...]
     ranks: tuple[RankFigures, ...]
     per_node: tuple[NodeFigures, ...]
     gpus: tuple[GpuFigures, ...]
@@ -233,12 +233,12 @@ class Summary:
     @property
     def step_s(self) -> float | None:
         """A step's time, of the rank in the middle."""
-        return middle([each.step_s for each in self.ranks])
+        return median_or_none([each.step_s for each in self.ranks])
 
     @property
     def data_share(self) -> float | None:
         """Of the step time, waiting for data: of the rank in the middle."""
-        return middle([share(each.data_s, each.step_s) for each in self.ranks])
+        return median_or_none([share(each.data_s, each.step_s) for each in self.ranks])
 
     @property
     def slowest(self) -> RankFigures | None:
@@ -258,7 +258,7 @@ class Summary:
         return share(self.energy_j, self.throughput.samples)
 
 
-def middle(values: list[float | None]) -> float | None:
+def median_or_none(values: list[float | None]) -> float | None:
     """The median of what is known; of two the lower."""
     known = sorted(value for value in values if value is not None)
     return known[(len(known) - 1) // 2] if known else None

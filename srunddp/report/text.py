@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from srunddp.errors import one_line
 from srunddp.report import format
-from srunddp.report.advice import Note, too_short
+from srunddp.report.advice import Advice, too_short
 from srunddp.report.run import NAMES
-from srunddp.report.slurm import View
-from srunddp.report.summary import GpuFigures, NodeFigures, RankFigures, Span, Summary, middle, share
-from srunddp.util.hostlist import grouped
+from srunddp.report.slurm import SlurmAccounting
+from srunddp.report.summary import GpuFigures, NodeFigures, RankFigures, Span, Summary, median_or_none, share
+from srunddp.util.hostlist import group_by_key
 
 _TITLE = 12
 
 
-def lines(summary: Summary, notes: Sequence[Note], view: View | None = None) -> list[str]:
+def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | None = None) -> list[str]:
     """All of it; nothing in it is obeyed by a terminal.
 
     Args:
@@ -65,7 +65,7 @@ def heading(summary: Summary) -> list[str]:
 def ending(summary: Summary) -> str:
     """How the run ended, in a sentence."""
     end = summary.ending
-    by_code = grouped((code, rank) for rank, code in end.codes.items())
+    by_code = group_by_key((code, rank) for rank, code in end.codes.items())
     if end.running:
         return f"still running; last sample at {format.clock(end.last)}"
     if not by_code:
@@ -84,7 +84,7 @@ def _ranks(ranks: Iterable[int]) -> str:
     return format.ranks(ranks, {})
 
 
-def _notes(summary: Summary, notes: Sequence[Note]) -> Iterator[str]:
+def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterator[str]:
     yield ""
     if why := too_short(summary):
         yield f"notes: none; {why}"
@@ -147,7 +147,7 @@ def _steps(summary: Summary) -> Iterator[str]:
         yield (
             f"slowest: {format.ranks([slowest.rank], summary.layout)}, "
             f"{format.duration(slowest.own_s)} of its own in each step; the rank in the middle "
-            f"{format.duration(middle([each.own_s for each in summary.ranks]))}"
+            f"{format.duration(median_or_none([each.own_s for each in summary.ranks]))}"
         )
 
 
@@ -165,8 +165,8 @@ def _range(least: float, most: float) -> str:
 def _throughput(summary: Summary) -> Iterator[str]:
     found = summary.throughput
     if found.per_s is not None:
-        per_rank = format.figure(found.per_s / max(1, summary.world_size))
-        rate = f"{format.figure(found.per_s)} samples/s from the first step to the last, {per_rank} per rank"
+        per_rank = format.format_number(found.per_s / max(1, summary.world_size))
+        rate = f"{format.format_number(found.per_s)} samples/s from the first step to the last, {per_rank} per rank"
         yield f"{rate}; {found.samples:.0f} samples"
     if found.efficiency is not None:
         yield f"scaling efficiency {format.percent(found.efficiency)}: per rank, over that of {found.baseline}"
@@ -191,12 +191,12 @@ def _checkpoints(summary: Summary) -> Iterator[str]:
 def _energy(summary: Summary) -> Iterator[str]:
     if summary.energy_j is not None:
         per_sample = summary.energy_per_sample_j
-        each = f", {format.figure(per_sample)} J per sample" if per_sample is not None else ""
+        each = f", {format.format_number(per_sample)} J per sample" if per_sample is not None else ""
         known = sum(gpu.energy_j is not None for gpu in summary.gpus)
         yield f"{format.energy(summary.energy_j)} by {format.count(known, 'GPU')}{each}"
 
 
-def _slurm(view: View) -> Iterator[str]:
+def _slurm(view: SlurmAccounting) -> Iterator[str]:
     yield ""
     yield f"Slurm's view: {view.sentence}"
     yield from table(slurm_rows(view))
@@ -278,7 +278,7 @@ def gpu_rows(gpus: Sequence[GpuFigures]) -> list[list[str]]:
 
 
 def _figure(value: float | None) -> str:
-    return format.UNKNOWN if value is None else format.figure(value)
+    return format.UNKNOWN if value is None else format.format_number(value)
 
 
 def _unit(value: float | None, unit: str) -> str:
@@ -316,7 +316,7 @@ def launch_rows(summary: Summary) -> list[tuple[str, float, float, int]]:
     return rows
 
 
-def slurm_rows(view: View) -> list[list[str]]:
+def slurm_rows(view: SlurmAccounting) -> list[list[str]]:
     """Our figures beside Slurm's."""
     head = ["", "srunddp", "Slurm", "difference"]
     return [head, *([row.name, row.ours, row.theirs, row.difference] for row in view.rows)]

@@ -14,20 +14,20 @@ import click
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
-from srunddp.bootstrap.rendezvous.early_failure import tell_failure
-from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, Options, Prepared, bind, prepare
-from srunddp.bootstrap.rendezvous.protocol import Meeting
+from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
+from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions, bind, prepare
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, one_line
-from srunddp.monitor.monitor import Monitor, Plan, open_monitor
+from srunddp.monitor.monitor import MonitorConfig, NullMonitor, open_monitor
 from srunddp.run.launch import check_lines, is_worker_exec, launch
-from srunddp.run.options import Wishes, destination, open_output, plan_monitor
+from srunddp.run.options import RunOptions, open_output, output_target, plan_monitor
 from srunddp.run.script import Script, check
-from srunddp.stage.enter import enter, hold, outside, read
+from srunddp.stage.enter import activate, lock, read, refuse_inside_copy
 from srunddp.stage.offline import contradictions
-from srunddp.stage.paths import Staged
-from srunddp.supervisor.output.redirect import Destination, Output
+from srunddp.stage.paths import StagedPaths
+from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
-from srunddp.util.console import say
+from srunddp.util.console import write_stderr
 
 _LAST_WORD = 1.0
 
@@ -45,14 +45,16 @@ _LAST_WORD = 1.0
 @click.option("--port", metavar="N-M", help="Ports that a firewall leaves open on rank 0.")
 @limit(
     "--stall-timeout",
-    Wishes.stall_timeout,
+    RunOptions.stall_timeout,
     "End the run when no rank makes a step for so long; 0 for no limit. See srunddp.heartbeat().",
     positive=False,
 )
-@limit("--lost-after", Wishes.lost_after, "End the run when a node has given no answer for so long.", least=LOST_LEAST)
+@limit(
+    "--lost-after", RunOptions.lost_after, "End the run when a node has given no answer for so long.", least=LOST_LEAST
+)
 @limit(
     "--grace",
-    Wishes.grace,
+    RunOptions.grace,
     "How long the end of a failed or stopped script may take, as uploads in atexit.",
     positive=False,
 )
@@ -102,22 +104,22 @@ def run(**given: Any) -> None:
 
 
 def _run(given: Mapping[str, Any], environment: Environment) -> int:
-    wishes = Wishes(**{field.name: given[field.name] for field in fields(Wishes)})
-    where = destination(wishes, environment)  # all ranks see the same error here, and nobody has to be told
+    wishes = RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)})
+    where = output_target(wishes, environment)  # all ranks see the same error here, and nobody has to be told
     names = ("backend", "ifaces", "timeout")
     ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
-    options = Options(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
+    options = RendezvousOptions(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     script = Script(given["script"], given["arguments"], given["module"])
-    start = _Start(script, options, where, plan_monitor(wishes, environment, script))
+    start = _Request(script, options, where, plan_monitor(wishes, environment, script))
     ready = _ready(start, wishes, environment)
     prepared = ready.prepared
     if environment.rank == 0:
         for note in [*_notes(prepared), *ready.notes, *(contradictions(os.environ) if wishes.offline else ())]:
             _say(note)
 
-    def told(meeting: Meeting) -> None:
+    def told(meeting: RendezvousInfo) -> None:
         if environment.rank == 0 and not given["quiet"]:
             _say(_placement(prepared, meeting))
         if given["verbose"]:
@@ -127,66 +129,66 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
 
 
 @dataclass(frozen=True)
-class _Start:
+class _Request:
     """What the command line says of a start, as it is on this node."""
 
     script: Script
-    options: Options
-    where: Destination
-    plan: Plan | None
+    options: RendezvousOptions
+    where: OutputTarget
+    plan: MonitorConfig | None
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _Setup:
     """What a rank has before it meets the others, and what rank 0 is to say of it."""
 
-    prepared: Prepared
+    prepared: RankSetup
     script: Script
-    output: Output
-    monitor: Monitor
+    output: OutputRedirect
+    monitor: NullMonitor
     notes: tuple[str, ...]
 
 
-def _ready(start: _Start, wishes: Wishes, environment: Environment) -> _Ready:
+def _ready(start: _Request, wishes: RunOptions, environment: Environment) -> _Setup:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
-    prepared: Prepared | None = None
+    prepared: RankSetup | None = None
     notes: tuple[str, ...] = ()
     try:
         if wishes.staged:
-            start, notes = _in_copies(start)
+            start, notes = _use_staged_copies(start)
         is_worker_exec(os.environ)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
         output, monitor = open_output(start.where, environment), open_monitor(start.plan)
         prepared = prepare(start.options, environment)
         check_lines(environment)
-        return _Ready(bind(prepared), start.script, output, monitor, notes)
+        return _Setup(bind(prepared), start.script, output, monitor, notes)
     except SrunddpError as error:
         if environment.rank == 0:
             _say(f"error: {error}")
-            tell_failure(environment, start.options, error, prepared.interface if prepared else None)
+            report_early_failure(environment, start.options, error, prepared.interface if prepared else None)
             sys.exit(error.exit_code)
-        if error.scope is not Scope.JOB and tell_failure(environment, start.options, error):
+        if error.scope is not Scope.JOB and report_early_failure(environment, start.options, error):
             error.scope = Scope.JOB  # rank 0 prints it
         raise
 
 
-def _in_copies(start: _Start) -> tuple[_Start, tuple[str, ...]]:
+def _use_staged_copies(start: _Request) -> tuple[_Request, tuple[str, ...]]:
     """The start where this node has copies, and what is to be said of it."""
     staged = read(os.environ)
-    hold(staged.folder)  # open until this process has ended, and all that it forks
-    folder = enter(staged)
+    lock(staged.folder)  # open until this process has ended, and all that it forks
+    folder = activate(staged)
     ifaces_file = start.options.ifaces and staged.here(start.options.ifaces)
     where, plan = start.where, start.plan
     if where.file:
-        where = replace(where, file=outside(staged, folder, where.file, "--log-dir"))
+        where = replace(where, file=refuse_inside_copy(staged, folder, where.file, "--log-dir"))
     if plan:
-        plan = replace(plan, folder=outside(staged, folder, plan.folder, "--monitor-dir"))
-    start = _Start(_staged_script(staged, start.script), replace(start.options, ifaces=ifaces_file), where, plan)
+        plan = replace(plan, folder=refuse_inside_copy(staged, folder, plan.folder, "--monitor-dir"))
+    start = _Request(_staged_script(staged, start.script), replace(start.options, ifaces=ifaces_file), where, plan)
     return start, (staged.note,) if staged.note else ()
 
 
-def _staged_script(staged: Staged, script: Script) -> Script:
+def _staged_script(staged: StagedPaths, script: Script) -> Script:
     """The script and its arguments as they are on this node."""
     name = script.name if script.module else staged.here(script.name)
     return Script(name, tuple(staged.argument(word) for word in script.arguments), script.module)
@@ -207,17 +209,17 @@ def _say(line: str) -> None:
 def _print(line: str) -> None:
     # A full disk below standard error is no reason to end a training, nor is that it is closed or nobody reads it.
     # Unbuffered, since what cannot be written would be tried again when Python ends.
-    say(f"{line}\n")
+    write_stderr(f"{line}\n")
 
 
-def _notes(prepared: Prepared) -> list[str]:
+def _notes(prepared: RankSetup) -> list[str]:
     chosen = prepared.interface
     kept = [f"{name}={chosen.exports[name]}" for name in chosen.kept]
     note = f"{' and '.join(kept)} exported, which wins over ifaces.conf on every node"
     return [*prepared.environment.notes, *([note] if kept and prepared.environment.world_size > 1 else [])]
 
 
-def _placement(prepared: Prepared, meeting: Meeting) -> str:
+def _placement(prepared: RankSetup, meeting: RendezvousInfo) -> str:
     environment = prepared.environment
     ranks = "1 rank" if environment.world_size == 1 else f"{environment.world_size} ranks"
     nodes = "1 node" if meeting.nnodes == 1 else f"{meeting.nnodes} nodes"

@@ -17,31 +17,31 @@ from functools import partial
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import interface
-from srunddp.bootstrap.rendezvous.abort import Interrupt
-from srunddp.bootstrap.rendezvous.meet import Prepared, meet
-from srunddp.bootstrap.rendezvous.protocol import Company, Meeting, allow_many
+from srunddp.bootstrap.rendezvous.abort import CancelToken
+from srunddp.bootstrap.rendezvous.meet import RankSetup, rendezvous
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, RendezvousResult, raise_open_files_limit
 from srunddp.errors import ConfigError, RendezvousError, Scope, SrunddpError
-from srunddp.monitor.monitor import Monitor
-from srunddp.run.options import Wishes, description
+from srunddp.monitor.monitor import NullMonitor
+from srunddp.run.options import RunOptions, run_metadata
 from srunddp.run.script import Script
-from srunddp.run.worker import Bench, work
+from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.supervisor import process_tree, signals
-from srunddp.supervisor.failure import Report
+from srunddp.supervisor.failure import FailureRecorder
 from srunddp.supervisor.output import redirect
-from srunddp.supervisor.stacks import Dump
-from srunddp.supervisor.supervisor import Guard, Met, Supervisor
-from srunddp.supervisor.worker_process import STOPPED_FOR, Pipe, WorkerProcess, pipe
+from srunddp.supervisor.stacks import StackDump
+from srunddp.supervisor.supervisor import FailureMonitor, RendezvousOutcome, Supervisor
+from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess, pipe
 
 _SPARE_FILES = 64
 
 
 def launch(
-    prepared: Prepared,
+    prepared: RankSetup,
     script: Script,
-    wishes: Wishes,
-    output: redirect.Output,
-    monitor: Monitor,
-    told: Callable[[Meeting], None],
+    wishes: RunOptions,
+    output: redirect.OutputRedirect,
+    monitor: NullMonitor,
+    told: Callable[[RendezvousInfo], None],
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Run the script below a supervisor.
@@ -60,8 +60,8 @@ def launch(
         SrunddpError: the ranks did not meet.
     """
     ours, theirs = pipe()
-    dump, launcher = Dump(), _launcher(prepared.environment)
-    process_tree.adopt()
+    dump, launcher = StackDump(), _launcher(prepared.environment)
+    process_tree.become_subreaper()
     supervisor, mask = os.getpid(), signals.block()
     monitor.start_sampler(prepared.interface.name, _rank_variable(prepared.environment), launcher.pid)
     worker = os.fork()
@@ -69,13 +69,13 @@ def launch(
         signals.die_with_parent(supervisor)
         ours.end.close()
         monitor.in_worker()
-        bench = Bench(theirs, mask, output, dump, monitor.marks, wishes.fast_exit, wishes.offline)
+        bench = WorkerContext(theirs, mask, output, dump, monitor.marks, wishes.fast_exit, wishes.offline)
         if is_worker_exec(os.environ):
             from srunddp.run.worker_exec import become  # most runs need none of it
 
             become(prepared, script, bench)
         with theirs.end:
-            return work(prepared, script, bench)
+            return run_worker(prepared, script, bench)
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
     theirs.end.close()
@@ -83,7 +83,7 @@ def launch(
     monitor.start()
     if prepared.held:
         prepared.held.store.close()
-        allow_many()  # in the supervisor alone: the script keeps its own limit
+        raise_open_files_limit()  # in the supervisor alone: the script keeps its own limit
     code = SrunddpError.exit_code
     try:
         code = _supervise(prepared, wishes, told, say, _Worker(worker, ours, output, dump, monitor, launcher))
@@ -100,31 +100,31 @@ class _Worker:
     """What the supervisor has of its worker."""
 
     pid: int
-    pipe: Pipe
-    output: redirect.Output
-    dump: Dump
-    monitor: Monitor
+    pipe: WorkerPipe
+    output: redirect.OutputRedirect
+    dump: StackDump
+    monitor: NullMonitor
     launcher: signals.Launcher
 
 
 def _supervise(
-    prepared: Prepared,
-    wishes: Wishes,
-    told: Callable[[Meeting], None],
+    prepared: RankSetup,
+    wishes: RunOptions,
+    told: Callable[[RendezvousInfo], None],
     say: Callable[[str], None],
     worker: _Worker,
 ) -> int:
-    environment, interrupt, monitor = prepared.environment, Interrupt(), worker.monitor
+    environment, interrupt, monitor = prepared.environment, CancelToken(), worker.monitor
 
-    report = Report(environment.rank, environment.node, worker.dump, worker.output.destination.file)
+    report = FailureRecorder(environment.rank, environment.node, worker.dump, worker.output.destination.file)
 
-    def meet_others() -> Met:
+    def meet_others() -> RendezvousOutcome:
         monitor.mark("meeting")
-        company = meet(prepared, lambda _: _told_by_worker(worker.pipe, prepared.options.timeout), say, interrupt)
+        company = rendezvous(prepared, lambda _: _told_by_worker(worker.pipe, prepared.options.timeout), say, interrupt)
         monitor.mark("met")
         if environment.rank == 0:
-            monitor.describe(description(prepared, company))
-        return Met(asdict(company.meeting), _guard(prepared, wishes, company, worker, report))
+            monitor.describe(run_metadata(prepared, company))
+        return RendezvousOutcome(asdict(company.meeting), _guard(prepared, wishes, company, worker, report))
 
     def stop_sampler() -> None:
         if trouble := monitor.stop_sampler():
@@ -137,7 +137,7 @@ def _supervise(
         pipe=worker.pipe,
         meet=meet_others,
         interrupt=interrupt.fail,
-        told=lambda met: told(Meeting(**met.message)),
+        told=lambda met: told(RendezvousInfo(**met.message)),
         condemn=monitor.marks.condemn,
         ended=stop_sampler,
         finish=worker.output.finish,
@@ -147,30 +147,32 @@ def _supervise(
     ).run()
 
 
-def _guard(prepared: Prepared, wishes: Wishes, company: Company, worker: _Worker, report: Report) -> Guard:
+def _guard(
+    prepared: RankSetup, wishes: RunOptions, company: RendezvousResult, worker: _Worker, report: FailureRecorder
+) -> FailureMonitor:
     file = worker.output.destination.file
     folder = file.parent if file else None
     if not company.lines:
-        from srunddp.supervisor.single_process import Alone
+        from srunddp.supervisor.single_process import SingleProcess
 
-        return Alone(folder)
-    from srunddp.supervisor.participant import Member, Post
+        return SingleProcess(folder)
+    from srunddp.supervisor.participant import Participant, RankContext
 
-    post = Post(
+    post = RankContext(
         rank=prepared.environment.rank,
         node=prepared.environment.node,
         nodes=company.nodes,
         stall_timeout=wishes.stall_timeout,
         step=worker.monitor.marks.read,
         stacks=partial(worker.dump.ask, worker.pid),
-        link_is_up=partial(interface.has_link, prepared.interface.name),
+        link_is_up=partial(interface.has_carrier, prepared.interface.name),
         folder=folder,
         lost_after=wishes.lost_after,
         asked=report.asked,
     )
     if prepared.environment.rank:
-        return Member(post, company.lines[0])
-    from srunddp.supervisor.coordinator import Guard as OfAll
+        return Participant(post, company.lines[0])
+    from srunddp.supervisor.coordinator import Coordinator as OfAll
 
     return OfAll(post, company.lines)
 
@@ -216,7 +218,7 @@ def _launcher(environment: Environment) -> signals.Launcher:
     return signals.find_launcher(variable, slurm=environment.step is not None)
 
 
-def _told_by_worker(worker: Pipe, timeout: float) -> str:
+def _told_by_worker(worker: WorkerPipe, timeout: float) -> str:
     """In the supervisor: MPI is spoken by the worker, which then says what it was told."""
     if not select.select([worker.end], [], [], timeout)[0]:
         raise RendezvousError(
@@ -232,7 +234,7 @@ def _told_by_worker(worker: Pipe, timeout: float) -> str:
             cure="see MPI's own message; mpi4py must be built for the launcher's MPI",
         )
     if "no_world" in answer:
-        raise mpi.NoWorldError(answer["no_world"])
+        raise mpi.MpiNotLaunchedError(answer["no_world"])
     if "failed" in answer:
         raise RendezvousError(answer["failed"], scope=Scope.JOB)
     return str(answer["told"])

@@ -10,10 +10,10 @@ from typing import Any
 
 from srunddp._version import __version__
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.rendezvous.meet import Prepared
-from srunddp.bootstrap.rendezvous.protocol import Company
+from srunddp.bootstrap.rendezvous.meet import RankSetup
+from srunddp.bootstrap.rendezvous.protocol import RendezvousResult
 from srunddp.errors import ConfigError, Scope
-from srunddp.monitor.monitor import Plan
+from srunddp.monitor.monitor import MonitorConfig
 from srunddp.run.script import Script
 from srunddp.supervisor import root_cause
 from srunddp.supervisor.connection import LOST_AFTER
@@ -24,7 +24,7 @@ DEFAULT_FOLDER = "logs"  # as in a job script of srunddp sbatch
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RunOptions:
     """What the command line says about a run, apart from how its ranks meet.
 
     Attributes:
@@ -50,7 +50,7 @@ class Wishes:
     monitor_dir: str | None = None
 
 
-def destination(wishes: Wishes, environment: Environment) -> redirect.Destination:
+def output_target(wishes: RunOptions, environment: Environment) -> redirect.OutputTarget:
     """Where this rank's output goes.
 
     Raises:
@@ -67,18 +67,18 @@ def destination(wishes: Wishes, environment: Environment) -> redirect.Destinatio
     )
 
 
-def open_output(where: redirect.Destination, environment: Environment) -> redirect.Output:
+def open_output(where: redirect.OutputTarget, environment: Environment) -> redirect.OutputRedirect:
     """Open what this rank's output goes to; before any socket is opened.
 
     Raises:
         ConfigError: a file cannot be written.
     """
     if where.file and environment.rank == 0:
-        root_cause.set_aside(where.file.parent)
-    return redirect.Output.open(where)
+        root_cause.rotate_previous(where.file.parent)
+    return redirect.OutputRedirect.open(where)
 
 
-def plan_monitor(wishes: Wishes, environment: Environment, script: Script) -> Plan | None:
+def plan_monitor(wishes: RunOptions, environment: Environment, script: Script) -> MonitorConfig | None:
     """Where this rank's files of ``--monitor`` go; None without it. Nothing is opened yet.
 
     Their folder is below that of the logs unless ``--monitor-dir`` names another, and each start of a job has its own.
@@ -91,7 +91,7 @@ def plan_monitor(wishes: Wishes, environment: Environment, script: Script) -> Pl
             raise ConfigError("--monitor-dir without --monitor", cure="add --monitor", scope=Scope.JOB)
         return None
     folder = Path(wishes.monitor_dir or wishes.log_dir or DEFAULT_FOLDER, redirect.plain(run_name(environment)))
-    return Plan(
+    return MonitorConfig(
         folder=folder / f"monitor.{_restarts()}",
         node=redirect.plain(environment.node),
         rank=environment.rank,
@@ -117,7 +117,7 @@ def run_name(environment: Environment) -> str:
     return os.environ.get("PMIX_NAMESPACE") or job or "run"
 
 
-def description(prepared: Prepared, company: Company) -> dict[str, Any]:
+def run_metadata(prepared: RankSetup, company: RendezvousResult) -> dict[str, Any]:
     """What the report of the run has to know, and rank 0 knows when all have met."""
     environment, ranks = prepared.environment, sorted(company.nodes.items())
     step = environment.step

@@ -73,7 +73,7 @@ def _is_module(package: str, folder: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Ending:
+class ScriptResult:
     """How a script ended.
 
     Attributes:
@@ -86,7 +86,7 @@ class Ending:
     trace: types.TracebackType | None = None
 
 
-def run(script: Script) -> Ending:
+def run(script: Script) -> ScriptResult:
     """Run it as ``__main__``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -101,16 +101,16 @@ def run(script: Script) -> Ending:
         else:
             _run_file(script.name)
     except SrunddpError as error:
-        return Ending(error.exit_code, error)
+        return ScriptResult(error.exit_code, error)
     except SystemExit as end:
-        return Ending(_exit_code(end.code), end)
+        return ScriptResult(_exit_code(end.code), end)
     except BaseException as error:
         if script.module and isinstance(error, ImportError) and _theirs(error) is None:
             wrong = ConfigError(str(error), expected="a module to run", cure="correct the name after -m")
-            return Ending(wrong.exit_code, wrong)
+            return ScriptResult(wrong.exit_code, wrong)
         error.__traceback__ = _without_us(error)
-        return Ending(130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__)
-    return Ending(0)
+        return ScriptResult(130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__)
+    return ScriptResult(0)
 
 
 def _run_file(name: str) -> None:
@@ -155,7 +155,7 @@ def _theirs(error: BaseException) -> types.TracebackType | None:
     return trace
 
 
-def show(ending: Ending) -> None:
+def print_result(ending: ScriptResult) -> None:
     """Say on standard error what Python would, a traceback or what was given to ``sys.exit``, or what is ours."""
     error = ending.error
     if isinstance(error, SrunddpError):

@@ -15,21 +15,21 @@ from typing import Any, NoReturn
 from srunddp import telemetry
 from srunddp.bootstrap.environment import cpus, mpi
 from srunddp.bootstrap.process_group import store, world
-from srunddp.bootstrap.rendezvous.meet import Prepared, joined
-from srunddp.bootstrap.rendezvous.protocol import Meeting
+from srunddp.bootstrap.rendezvous.meet import RankSetup, process_group_context
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
 from srunddp.stage.offline import offline
 from srunddp.supervisor import failure, process_tree
-from srunddp.supervisor.output.redirect import Output
-from srunddp.supervisor.stacks import Dump
-from srunddp.supervisor.worker_process import Pipe
+from srunddp.supervisor.output.redirect import OutputRedirect
+from srunddp.supervisor.stacks import StackDump
+from srunddp.supervisor.worker_process import WorkerPipe
 
 _LINE_BUFFERED = 1  # C's _IOLBF in glibc and musl
 
 
 @dataclass(frozen=True)
-class Bench:
+class WorkerContext:
     """What a supervisor has made for its worker before the fork.
 
     Attributes:
@@ -38,11 +38,11 @@ class Bench:
         fast_exit: end without taking Python's objects down; offline: export what :mod:`srunddp.stage.offline` says.
     """
 
-    supervisor: Pipe
+    supervisor: WorkerPipe
     mask: set[signal.Signals]
-    output: Output
-    dump: Dump
-    marks: telemetry.Marks
+    output: OutputRedirect
+    dump: StackDump
+    marks: telemetry.TelemetryPage
     fast_exit: bool = False
     offline: bool = False
 
@@ -52,7 +52,7 @@ class Bench:
         return [self.dump.descriptor, self.marks.descriptor, *self.output.descriptors]
 
 
-def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
+def run_worker(prepared: RankSetup, script: user_script.Script, bench: WorkerContext) -> int:
     """Meet over MPI where that is the channel, wait to be told, become the script.
 
     Args:
@@ -72,15 +72,15 @@ def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
     answer = supervisor.receive()
     if answer is None:
         os._exit(RendezvousError.exit_code)
-    _take_place(prepared, Meeting(**answer), bench)
+    _take_place(prepared, RendezvousInfo(**answer), bench)
     signal.signal(signal.SIGINT, interrupt)
     worker, ending = os.getpid(), user_script.run(script)
     if os.getpid() != worker:  # a fork of the script's own that has run to the script's end
-        user_script.show(ending)
+        user_script.print_result(ending)
         return ending.code
     if ending.code:
         _report(ending, supervisor, alone=environment.world_size == 1)
-    world.settle()
+    world.wait_for_gloo_threads()
     if ending.code == 0:
         _wait_to_leave(supervisor)
         if bench.fast_exit:
@@ -93,13 +93,13 @@ def work(prepared: Prepared, script: user_script.Script, bench: Bench) -> int:
     return ending.code
 
 
-def _take_place(prepared: Prepared, meeting: Meeting, bench: Bench) -> None:
-    store.install(joined(prepared, meeting))
+def _take_place(prepared: RankSetup, meeting: RendezvousInfo, bench: WorkerContext) -> None:
+    store.install(process_group_context(prepared, meeting))
     if bench.offline:
         os.environ.update(offline(os.environ) | cpus.threads(os.environ, meeting.sharers))
 
 
-def _set_up(bench: Bench) -> None:
+def _set_up(bench: WorkerContext) -> None:
     bench.output.in_worker()
     # What C prints reaches a file or a pipe line by line, and is not lost with the process.
     libc = ctypes.CDLL(None)
@@ -107,19 +107,19 @@ def _set_up(bench: Bench) -> None:
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _LINE_BUFFERED, 0)
     bench.dump.arm()
     telemetry.install(bench.marks)
-    process_tree.end_forks_with(os.getpid())
+    process_tree.kill_forks_on_exit(os.getpid())
 
 
-def _report(ending: user_script.Ending, supervisor: Pipe, *, alone: bool) -> None:
+def _report(ending: user_script.ScriptResult, supervisor: WorkerPipe, *, alone: bool) -> None:
     """Tell the supervisor at once: what follows may take time, and the others must not be blamed meanwhile."""
     error = ending.error
     if isinstance(error, Stopped):
-        cause, trace, weight = failure.shortened(str(error)), "", failure.Weight.STOPPED
+        cause, trace, weight = failure.shortened(str(error)), "", failure.FailureKind.STOPPED
     elif isinstance(error, SystemExit):
         cause, trace, weight = failure.of_exit(error, ending.code)
     elif isinstance(error, SrunddpError):
         echo = isinstance(error, PeerError)
-        weight = failure.Weight.ECHO if echo else failure.Weight.PRIMARY
+        weight = failure.FailureKind.ECHO if echo else failure.FailureKind.PRIMARY
         cause, trace = failure.shortened(str(error)), ""
     else:
         assert error is not None
@@ -130,7 +130,7 @@ def _report(ending: user_script.Ending, supervisor: Pipe, *, alone: bool) -> Non
     sys.excepthook = sys.excepthook if alone else _without_torch(sys.excepthook)
     own = sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit)
     if alone or (own and not isinstance(error, Stopped)):
-        user_script.show(ending)
+        user_script.print_result(ending)
 
 
 def _without_torch(hook: Any) -> Any:
@@ -141,7 +141,7 @@ def _without_torch(hook: Any) -> Any:
     return hook
 
 
-def _wait_to_leave(supervisor: Pipe) -> None:
+def _wait_to_leave(supervisor: WorkerPipe) -> None:
     """Rank 0 hosts the store: it leaves after the others, or they would miss it."""
     _end_at(signal.SIGINT)  # the script has ended, and its handlers have nothing left to end
     _end_at(signal.SIGTERM)
@@ -164,7 +164,7 @@ def _leave_fast() -> NoReturn:
 
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
-        world.settle()
+        world.wait_for_gloo_threads()
     mpi.finalize()
     _end_without_teardown(0)
 
@@ -179,10 +179,10 @@ def _end_without_teardown(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _told_by_mpi(prepared: Prepared) -> dict[str, str]:
+def _told_by_mpi(prepared: RankSetup) -> dict[str, str]:
     try:
         return {"told": mpi.broadcast(prepared.told, prepared.environment.world_size, prepared.interface.name)}
-    except mpi.NoWorldError as reason:
+    except mpi.MpiNotLaunchedError as reason:
         return {"no_world": str(reason)}
     except RendezvousError as error:
         return {"failed": str(error)}

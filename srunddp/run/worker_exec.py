@@ -11,11 +11,11 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from srunddp.bootstrap.rendezvous.meet import Prepared
+from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.errors import SrunddpError
 from srunddp.run.script import Script
-from srunddp.run.worker import Bench, work
-from srunddp.util.console import say
+from srunddp.run.worker import WorkerContext, run_worker
+from srunddp.util.console import write_stderr
 from srunddp.util.memory import memory_file
 
 
@@ -26,7 +26,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def become(prepared: Prepared, script: Script, bench: Bench) -> NoReturn:
+def become(prepared: RankSetup, script: Script, bench: WorkerContext) -> NoReturn:
     """In the process that was forked for the worker: start Python anew, with its options, for :func:`main`."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
@@ -55,7 +55,7 @@ def main(state: int, inherited: list[int]) -> NoReturn:
     with open(state, "rb") as file:
         prepared, script, bench = pickle.load(file)
     try:
-        sys.exit(work(prepared, script, bench))
+        sys.exit(run_worker(prepared, script, bench))
     except SrunddpError as error:
-        say(f"srunddp: error: {error}\n")
+        write_stderr(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)

@@ -12,23 +12,23 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 import click
 import yaml
 
-from srunddp.config.parse import fill
-from srunddp.config.schema import Key, keys_of, plain, text_of
+from srunddp.config.parse import parse_options
+from srunddp.config.schema import ConfigField, fields_of, scalar_node, text_of
 from srunddp.errors import ConfigError
 from srunddp.sbatch import local_defaults, partition, render_slurm, submit, validate
 from srunddp.sbatch import render_mpirun as by_mpirun
-from srunddp.sbatch.sections import Written
-from srunddp.sbatch.spec import Job, MpiJob, Start
+from srunddp.sbatch.sections import Provenance
+from srunddp.sbatch.spec import LaunchSpec, MpirunJob, SlurmJob
 from srunddp.util.click_types import answering
-from srunddp.util.console import say
+from srunddp.util.console import write_stderr
 
-T = TypeVar("T", bound=Start)
+T = TypeVar("T", bound=LaunchSpec)
 _POSITIONAL = ("script", "arguments")
 _SAID = "srunddp.said"  # the command line as it was
 
 
 @dataclass(frozen=True)
-class Wish(Generic[T]):
+class JobRequest(Generic[T]):
     """What a command line comes to.
 
     Attributes:
@@ -39,7 +39,7 @@ class Wish(Generic[T]):
 
     job: T
     given: Mapping[str, Any]
-    written: Written
+    written: Provenance
 
 
 class _Flag(click.Option):
@@ -66,11 +66,11 @@ class _Options(click.Command):
         return option in ("-h", "--help") or any(each.is_flag and option in each.opts for each in named)
 
 
-def _from(kind: type[Start]) -> Callable[[Any], Any]:
+def _from(kind: type[LaunchSpec]) -> Callable[[Any], Any]:
     """The dataclass's keys as options."""
 
     def decorate(function: Any) -> Any:
-        for name, key in reversed(keys_of(kind).items()):
+        for name, key in reversed(fields_of(kind).items()):
             if name not in _POSITIONAL:
                 function = _option(name, key)(function)
         return function
@@ -78,7 +78,7 @@ def _from(kind: type[Start]) -> Callable[[Any], Any]:
     return decorate
 
 
-def _option(name: str, key: Key) -> Callable[[Any], Any]:
+def _option(name: str, key: ConfigField) -> Callable[[Any], Any]:
     default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
     return click.option(
         validate.option(name),
@@ -104,7 +104,7 @@ def _metavar(kind: Any) -> str:
     return "N" if int in (kind, *get_args(kind)) else "TEXT"
 
 
-def wish(kind: type[T], given: Mapping[str, Any], command: Sequence[str]) -> Wish[T]:
+def wish(kind: type[T], given: Mapping[str, Any], command: Sequence[str]) -> JobRequest[T]:
     """What the options come to; those of ``--config`` and of the command line together.
 
     Raises:
@@ -114,22 +114,22 @@ def wish(kind: type[T], given: Mapping[str, Any], command: Sequence[str]) -> Wis
         if not each.isprintable():
             cure = "leave line ends and the like away"
             raise ConfigError(f"the argument {each!r}", expected="letters that can be printed", cure=cure)
-    keys = keys_of(kind)
+    keys = fields_of(kind)
     pairs = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
     others = {name: value for name, value in given.items() if name not in keys}
-    return Wish(fill(kind, pairs), others, Written(tuple(command)))
+    return JobRequest(parse_options(kind, pairs), others, Provenance(tuple(command)))
 
 
 def _node(value: str | tuple[str, ...]) -> yaml.Node:
     """As YAML has it; each of several values is a text as it stands."""
     if isinstance(value, str):
-        return plain(value)
-    return yaml.SequenceNode("tag:yaml.org,2002:seq", [plain(each) for each in value])
+        return scalar_node(value)
+    return yaml.SequenceNode("tag:yaml.org,2002:seq", [scalar_node(each) for each in value])
 
 
 def _note(lines: Iterable[str]) -> None:
     for line in lines:
-        say(f"srunddp: note: {line}\n")
+        write_stderr(f"srunddp: note: {line}\n")
 
 
 _common = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
@@ -141,7 +141,7 @@ _arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metav
 
 
 @click.command(cls=_Options, context_settings=_common)
-@_from(Job)
+@_from(SlurmJob)
 @_config
 @_output
 @_force
@@ -158,11 +158,11 @@ def sbatch(context: click.Context, /, **given: Any) -> None:
     srunddp sbatch --config=job.yaml --submit
     """
     with answering():
-        _sbatch(wish(Job, given, context.meta[_SAID]))
+        _sbatch(wish(SlurmJob, given, context.meta[_SAID]))
 
 
 @click.command(cls=_Options, context_settings=_common)
-@_from(MpiJob)
+@_from(MpirunJob)
 @_config
 @_output
 @_force
@@ -176,10 +176,10 @@ def mpirun(context: click.Context, /, **given: Any) -> None:
     srunddp mpirun --hosts=a:4,b:4 train.py --epochs=20
     """
     with answering():
-        _mpirun(wish(MpiJob, given, context.meta[_SAID]))
+        _mpirun(wish(MpirunJob, given, context.meta[_SAID]))
 
 
-def _sbatch(wished: Wish[Job]) -> None:
+def _sbatch(wished: JobRequest[SlurmJob]) -> None:
     interactive, submits = wished.given["salloc"], wished.given["submit"]
     job, written = _settled(wished)
     validate.check(job, interactive=interactive)
@@ -188,7 +188,12 @@ def _sbatch(wished: Wish[Job]) -> None:
     candidates = partition.chosen(asked, known) if known else []
     partition.check_limits(asked, candidates)
     _notes(job, written)
-    _note([*partition.defaults(asked, candidates), *([] if interactive else local_defaults.winning(os.environ))])
+    _note(
+        [
+            *partition.defaults(asked, candidates),
+            *([] if interactive else local_defaults.overriding_variables(os.environ)),
+        ]
+    )
     text = render_slurm.render(job, written, interactive=interactive)
     _hand_over(text, wished, prints=not submits)
     if submits and interactive:
@@ -198,27 +203,27 @@ def _sbatch(wished: Wish[Job]) -> None:
         click.echo(submit.submit(text, os.environ, lambda line: _note([line])))
 
 
-def _mpirun(wished: Wish[MpiJob]) -> None:
+def _mpirun(wished: JobRequest[MpirunJob]) -> None:
     job, written = _settled(wished)
     validate.check(job)
     _notes(job, written)
     _hand_over(by_mpirun.render(job, written), wished, prints=True)
 
 
-def _settled(wished: Wish[T]) -> tuple[T, Written]:
+def _settled(wished: JobRequest[T]) -> tuple[T, Provenance]:
     """With what is not said taken from this shell."""
     running = shutil.which(sys.argv[0]) or sys.argv[0]
     job = local_defaults.with_defaults(wished.job, os.environ, running)
-    return job, Written(wished.written.command, found_venv=job.venv != wished.job.venv)
+    return job, Provenance(wished.written.command, found_venv=job.venv != wished.job.venv)
 
 
-def _notes(job: Start, written: Written) -> None:
+def _notes(job: LaunchSpec, written: Provenance) -> None:
     if written.found_venv:
         _note([f"no environment is named: {job.venv}, which is active here"])
     _note([*local_defaults.check_files(job), *validate.notes(job)])
 
 
-def _hand_over(text: str, wished: Wish[T], *, prints: bool) -> None:
+def _hand_over(text: str, wished: JobRequest[T], *, prints: bool) -> None:
     """To a file, or to standard output."""
     if wished.given["output"]:
         local_defaults.write(text, wished.given["output"], force=wished.given["force"])

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from srunddp.errors import ConfigError
-from srunddp.sbatch.spec import Start
+from srunddp.sbatch.spec import LaunchSpec
 from srunddp.util.atomic_file import replace_file
 
-T = TypeVar("T", bound=Start)
+T = TypeVar("T", bound=LaunchSpec)
 
 
 def with_defaults(start: T, environ: Mapping[str, str], running: str) -> T:
@@ -28,11 +28,11 @@ def with_defaults(start: T, environ: Mapping[str, str], running: str) -> T:
     return replace(start, srunddp=os.path.abspath(running))
 
 
-def _has_environment(start: Start) -> bool:
+def _has_environment(start: LaunchSpec) -> bool:
     return bool(start.venv or start.conda or start.contained)
 
 
-def _brings_srunddp(start: Start, environ: Mapping[str, str]) -> bool:
+def _brings_srunddp(start: LaunchSpec, environ: Mapping[str, str]) -> bool:
     """Whether plain ``srunddp`` is there on the nodes, as far as can be seen here."""
     folder = start.venv or (start.conda if start.conda and "/" in start.conda else None)
     if start.conda and start.conda == environ.get("CONDA_DEFAULT_ENV"):
@@ -42,7 +42,7 @@ def _brings_srunddp(start: Start, environ: Mapping[str, str]) -> bool:
     return _has_environment(start)
 
 
-def check_files(start: Start) -> Iterator[str]:
+def check_files(start: LaunchSpec) -> Iterator[str]:
     """Notes on what is not seen here, though the nodes may see it.
 
     Raises:
@@ -61,7 +61,7 @@ def check_files(start: Start) -> Iterator[str]:
         raise ConfigError(f"--venv {start.venv} has no bin/python", expected="a virtual environment", cure=cure)
 
 
-def winning(environ: Mapping[str, str]) -> Iterator[str]:
+def overriding_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Notes on variables that sbatch takes before the script's own lines."""
     for name in sorted(environ):
         if name.startswith("SBATCH_") and environ[name]:

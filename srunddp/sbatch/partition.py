@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from srunddp.errors import ConfigError
 from srunddp.sbatch.formats import megabytes, seconds
-from srunddp.sbatch.spec import Job, gpu_types
+from srunddp.sbatch.spec import SlurmJob, gpu_types
 
 SCONTROL = ("scontrol", "--all", "--oneliner", "show", "partition")
 # Without --exact it shows the least of what differs.
@@ -113,7 +113,7 @@ def parse_nodes(shown: str) -> dict[str, list[NodeKind]]:
     return found
 
 
-def wished(job: Job, environ: Mapping[str, str], *, interactive: bool) -> Job:
+def wished(job: SlurmJob, environ: Mapping[str, str], *, interactive: bool) -> SlurmJob:
     """The job with the partition that the shell's variables give it: for sbatch they win over the script's lines."""
     exported = environ.get("SALLOC_PARTITION" if interactive else "SBATCH_PARTITION")
     if not exported or (interactive and job.partition):
@@ -121,7 +121,7 @@ def wished(job: Job, environ: Mapping[str, str], *, interactive: bool) -> Job:
     return replace(job, partition=exported)
 
 
-def chosen(job: Job, known: Sequence[Partition]) -> list[Partition]:
+def chosen(job: SlurmJob, known: Sequence[Partition]) -> list[Partition]:
     """Those that the job may run in.
 
     Raises:
@@ -138,7 +138,7 @@ def chosen(job: Job, known: Sequence[Partition]) -> list[Partition]:
     return [by_name[name] for name in job.partition.split(",")]
 
 
-def check_limits(job: Job, candidates: Sequence[Partition]) -> None:
+def check_limits(job: SlurmJob, candidates: Sequence[Partition]) -> None:
     """See whether one of these partitions takes the job.
 
     Raises:
@@ -149,7 +149,7 @@ def check_limits(job: Job, candidates: Sequence[Partition]) -> None:
         raise first
 
 
-def _excess(job: Job, partition: Partition) -> Iterator[ConfigError]:
+def _excess(job: SlurmJob, partition: Partition) -> Iterator[ConfigError]:
     name = f"partition {partition.name}"
     if partition.state not in ("UP", "DOWN"):  # jobs may wait in one that is down
         yield ConfigError(f"{name} is {partition.state}", expected="one that is up", cure="name another partition")
@@ -164,7 +164,7 @@ def _excess(job: Job, partition: Partition) -> Iterator[ConfigError]:
         yield from _unfit(job, partition)
 
 
-def _unfit(job: Job, partition: Partition) -> Iterator[ConfigError]:
+def _unfit(job: SlurmJob, partition: Partition) -> Iterator[ConfigError]:
     """What no node of the partition has, or too few."""
     kinds, name = partition.kinds, f"partition {partition.name}"
     cpus, most = job.tasks * (job.cpus_per_task or 1), max(kind.cpus for kind in kinds)
@@ -188,12 +188,12 @@ def _unfit(job: Job, partition: Partition) -> Iterator[ConfigError]:
         yield ConfigError(found, expected=f"{job.nodes} or more", cure="take fewer, or another partition")
 
 
-def _has_all(job: Job, kind: NodeKind) -> bool:
+def _has_all(job: SlurmJob, kind: NodeKind) -> bool:
     has_cpus = kind.cpus >= job.tasks * (job.cpus_per_task or 1)
     return has_cpus and kind.memory >= megabytes(job.mem or "0") and _has_gpus(job, kind)
 
 
-def _has_gpus(job: Job, kind: NodeKind) -> bool:
+def _has_gpus(job: SlurmJob, kind: NodeKind) -> bool:
     wanted, every = gpu_types(job.gpus_per_node, job.gres), sum(kind.gpus.values())
     return job.gpus <= every and all(count <= kind.gpus.get(name, 0) for name, count in wanted.items() if name)
 
@@ -202,7 +202,7 @@ def _gpus_in_words(gpus: Mapping[str, int]) -> str:
     return " and ".join(f"{count} {name}".strip() for name, count in gpus.items()) or "none"
 
 
-def defaults(job: Job, candidates: Sequence[Partition]) -> Iterator[str]:
+def defaults(job: SlurmJob, candidates: Sequence[Partition]) -> Iterator[str]:
     """What is not said, and so the site decides."""
     first = candidates[0] if candidates else None
     if not job.partition:

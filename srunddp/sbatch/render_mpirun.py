@@ -6,8 +6,8 @@ import shlex
 from shlex import quote as word
 
 from srunddp.sbatch import sections as parts
-from srunddp.sbatch.sections import Written, continued
-from srunddp.sbatch.spec import MpiJob
+from srunddp.sbatch.sections import Provenance, continued
+from srunddp.sbatch.spec import MpirunJob
 
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
 _EXPORT_PATHS = [
@@ -16,7 +16,7 @@ _EXPORT_PATHS = [
 ]
 
 
-def render(job: MpiJob, written: Written) -> str:
+def render(job: MpirunJob, written: Provenance) -> str:
     """The script.
 
     Args:
@@ -36,7 +36,7 @@ def render(job: MpiJob, written: Written) -> str:
     return parts.joined(sections)
 
 
-def _head(job: MpiJob, written: Written) -> list[str]:
+def _head(job: MpirunJob, written: Provenance) -> list[str]:
     ranks = f"{job.ranks} {'rank' if job.ranks == 1 else 'ranks'}"
     return [
         "#!/bin/bash",
@@ -47,19 +47,19 @@ def _head(job: MpiJob, written: Written) -> list[str]:
     ]
 
 
-def _why(job: MpiJob) -> str:
+def _why(job: MpirunJob) -> str:
     if job.mpi == "openmpi":
         return "--bind-to none: a rank needs CPUs for its loader workers, and Open MPI would give it one."
     return "-bind-to none: a rank needs CPUs for its loader workers."
 
 
-def _names(job: MpiJob) -> list[str]:
+def _names(job: MpirunJob) -> list[str]:
     """Of the variables that the ranks need."""
     own = [each.partition("=")[0] for each in job.env]
     return list(dict.fromkeys([*_PATHS, *(["VIRTUAL_ENV"] if job.venv else []), *own]))
 
 
-def _mpirun(job: MpiJob) -> list[str]:
+def _mpirun(job: MpirunJob) -> list[str]:
     counts = set(job.slots.values()) or {job.tasks}
     # So many on each host; where they differ, as many as each has slots for.
     each = counts.pop() if len(counts) == 1 else None
@@ -74,11 +74,11 @@ def _mpirun(job: MpiJob) -> list[str]:
     return [" ".join(first), " ".join(f'-genv {name} "${name}"' for name in _names(job))]
 
 
-def _hostfile(job: MpiJob, option: str) -> list[str]:
+def _hostfile(job: MpirunJob, option: str) -> list[str]:
     return [f"{option} {word(parts.as_path(job.hostfile))}"] if job.hostfile else []
 
 
-def _preflight(job: MpiJob) -> list[str]:
+def _preflight(job: MpirunJob) -> list[str]:
     if not job.preflight:
         return []
     why = "# Where a host, a network or the environment is not fit, this ends here with 69."

@@ -8,14 +8,14 @@ import shlex
 from shlex import quote as word
 
 from srunddp.sbatch import sections as parts
-from srunddp.sbatch.sections import Written, continued, directive, pattern
-from srunddp.sbatch.spec import Job
+from srunddp.sbatch.sections import Provenance, continued, directive, pattern
+from srunddp.sbatch.spec import SlurmJob
 
 _SLEEP = 600  # longer than Slurm takes to end a job
 _REPORT = 120  # seconds, for all nodes wait for it
 
 
-def render(job: Job, written: Written, *, interactive: bool = False) -> str:
+def render(job: SlurmJob, written: Provenance, *, interactive: bool = False) -> str:
     """The script.
 
     Args:
@@ -41,7 +41,7 @@ def render(job: Job, written: Written, *, interactive: bool = False) -> str:
     return parts.joined(sections)
 
 
-def options(job: Job) -> list[tuple[str, object]]:
+def options(job: SlurmJob) -> list[tuple[str, object]]:
     """What sbatch and salloc are both asked for, without dashes; None for an option without a value."""
     wished = {
         "job-name": job.name,
@@ -67,18 +67,18 @@ def options(job: Job) -> list[tuple[str, object]]:
     return [*found, *([("exclusive", None)] if job.exclusive else [])]
 
 
-def allocation(job: Job) -> list[str]:
+def allocation(job: SlurmJob) -> list[str]:
     """``salloc`` with its options."""
     return ["salloc", *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options(job))]
 
 
-def output(job: Job) -> str:
+def output(job: SlurmJob) -> str:
     """Where sbatch writes, with Slurm's patterns."""
     number = "%A_%a" if job.array else "%j"
     return f"{pattern(job.log_dir)}/%x-{number}.out"
 
 
-def _head(job: Job, written: Written, interactive: bool) -> list[str]:
+def _head(job: SlurmJob, written: Provenance, interactive: bool) -> list[str]:
     ranks = f"{job.tasks} {'rank' if job.tasks == 1 else 'ranks'}"
     size = f"1 node, {ranks}" if job.nodes == 1 else f"{job.nodes} nodes, {ranks} on each"
     start = "bash THIS_FILE" if interactive else f"mkdir -p -- {word(job.log_dir)} && sbatch THIS_FILE"
@@ -97,7 +97,7 @@ _WHY = {
 }
 
 
-def _directives(job: Job) -> list[str]:
+def _directives(job: SlurmJob) -> list[str]:
     lines: list[str] = []
     for name, value in options(job):
         explained = name in _WHY and (job.gpus or name != "ntasks-per-node")
@@ -110,7 +110,7 @@ def _directives(job: Job) -> list[str]:
     return [*lines, "# Each start writes behind the one before.", directive("open-mode", "append")]
 
 
-def _allocation(job: Job) -> list[str]:
+def _allocation(job: SlurmJob) -> list[str]:
     again = continued([f"exec {each}" if not number else each for number, each in enumerate(_wrapped(job))])
     return [
         "# Outside a job: once more, under salloc.",
@@ -121,7 +121,7 @@ def _allocation(job: Job) -> list[str]:
     ]
 
 
-def _wrapped(job: Job) -> list[str]:
+def _wrapped(job: SlurmJob) -> list[str]:
     first, *rest = map(word, allocation(job))
     return [first, *rest, 'bash "$0"']
 
@@ -130,7 +130,7 @@ def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _cpus(job: Job) -> list[str]:
+def _cpus(job: SlurmJob) -> list[str]:
     if not job.cpus_per_task:
         return []
     return [
@@ -139,7 +139,7 @@ def _cpus(job: Job) -> list[str]:
     ]
 
 
-def _clean_up(job: Job) -> list[str]:
+def _clean_up(job: SlurmJob) -> list[str]:
     """What goes with the script, however that ends; empty where nothing has to."""
     if not job.stage:
         return []
@@ -153,7 +153,7 @@ def _clean_up(job: Job) -> list[str]:
     ]
 
 
-def _patience(job: Job) -> list[str]:
+def _patience(job: SlurmJob) -> list[str]:
     """Where something follows upon the training."""
     if not (job.stage or job.monitor or job.requeue):
         return []
@@ -164,7 +164,7 @@ def _patience(job: Job) -> list[str]:
     ]
 
 
-def _stage(job: Job) -> list[str]:
+def _stage(job: SlurmJob) -> list[str]:
     """``srunddp stage push``."""
     if not job.stage:
         return []
@@ -178,11 +178,11 @@ def _stage(job: Job) -> list[str]:
     ]
 
 
-def _command(job: Job) -> str:
+def _command(job: SlurmJob) -> str:
     return '"$srunddp"' if job.stage else word(job.command)
 
 
-def _srun(job: Job) -> list[str]:
+def _srun(job: SlurmJob) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
     step = [
         # Also where the site gives jobs no variables, the ranks get the script's.
@@ -194,7 +194,7 @@ def _srun(job: Job) -> list[str]:
     return [" ".join(step), *_container(job)]
 
 
-def _container(job: Job) -> list[str]:
+def _container(job: SlurmJob) -> list[str]:
     if job.container:
         gpus = "--nv " if job.gpus else ""
         return [f'apptainer exec {gpus}--bind "$PWD" --pwd "$PWD" {word(job.container)}']
@@ -208,14 +208,14 @@ def _container(job: Job) -> list[str]:
     return []
 
 
-def _preflight(job: Job) -> list[str]:
+def _preflight(job: SlurmJob) -> list[str]:
     if not job.preflight:
         return []
     why = "# Where a node, a network or the environment is not fit, the job ends here with 69."
     return [why, *continued([*_srun(job), *parts.check(job, _command(job), staged=job.stage)])]
 
 
-def _training(job: Job) -> list[list[str]]:
+def _training(job: SlurmJob) -> list[list[str]]:
     why = ["# The first rank that fails ends the others."]
     step = [*_srun(job), *parts.run(job, _command(job), _monitoring(job), staged=job.stage)]
     if not (job.requeue or job.monitor):
@@ -224,11 +224,11 @@ def _training(job: Job) -> list[list[str]]:
     return [[*why, "code=0", *continued(step)], [*_await_end(job), *_report(job), 'exit "$code"']]
 
 
-def _monitoring(job: Job) -> list[str]:
+def _monitoring(job: SlurmJob) -> list[str]:
     return [f"--monitor={job.monitor}", f"--monitor-dir={job.log_dir}"] if job.monitor else []
 
 
-def _await_end(job: Job) -> list[str]:
+def _await_end(job: SlurmJob) -> list[str]:
     if not job.requeue:
         return []
     return [
@@ -241,7 +241,7 @@ def _await_end(job: Job) -> list[str]:
     ]
 
 
-def _report(job: Job) -> list[str]:
+def _report(job: SlurmJob) -> list[str]:
     if not job.monitor:
         return []
     # Only a container has srunddp, and pyxis starts one for a step alone.

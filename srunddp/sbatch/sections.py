@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from shlex import quote as word
 
-from srunddp.sbatch.spec import Start
+from srunddp.sbatch.spec import LaunchSpec
 
 
 @dataclass(frozen=True)
-class Written:
+class Provenance:
     """How a script came to be.
 
     Attributes:
@@ -32,7 +32,7 @@ def joined(sections: Sequence[Sequence[str]]) -> str:
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
-def modules(start: Start) -> list[str]:
+def modules(start: LaunchSpec) -> list[str]:
     """Loaded by a shell function of the site's."""
     if not start.modules and not start.module_purge:
         return []
@@ -47,7 +47,7 @@ def modules(start: Start) -> list[str]:
     ]
 
 
-def environment(start: Start, written: Written) -> list[str]:
+def environment(start: LaunchSpec, written: Provenance) -> list[str]:
     """The activation of a virtual or a conda environment."""
     if start.conda:
         return [
@@ -70,13 +70,13 @@ def environment(start: Start, written: Written) -> list[str]:
     ]
 
 
-def exports(start: Start) -> list[str]:
+def exports(start: LaunchSpec) -> list[str]:
     """The user's variables."""
     pairs = (each.partition("=") for each in start.env)
     return [f"export {name}={word(value)}" for name, _, value in pairs]
 
 
-def run(start: Start, command: str, monitoring: Sequence[str] = (), *, staged: bool = False) -> list[str]:
+def run(start: LaunchSpec, command: str, monitoring: Sequence[str] = (), *, staged: bool = False) -> list[str]:
     """``srunddp run`` in its lines: the options, and the script with its arguments."""
     options = [
         *(["--staged"] if staged else []),
@@ -92,7 +92,7 @@ def run(start: Start, command: str, monitoring: Sequence[str] = (), *, staged: b
     return [" ".join([command, "run", *map(word, options)]), words_of_script(start)]
 
 
-def check(start: Start, command: str, *, staged: bool = False) -> list[str]:
+def check(start: LaunchSpec, command: str, *, staged: bool = False) -> list[str]:
     """``srunddp check`` in its lines."""
     options = [
         *(["--staged"] if staged else []),
@@ -103,7 +103,7 @@ def check(start: Start, command: str, *, staged: bool = False) -> list[str]:
     return [" ".join([command, "check", *map(word, options), word(as_path(start.script or ""))])]
 
 
-def words_of_script(start: Start) -> str:
+def words_of_script(start: LaunchSpec) -> str:
     """The script and its arguments."""
     return " ".join(map(word, (as_path(start.script or ""), *start.arguments)))
 

@@ -1,4 +1,4 @@
-"""What a job script is made from: for Slurm a :class:`Job`, for mpirun an :class:`MpiJob`."""
+"""What a job script is made from: for Slurm a :class:`SlurmJob`, for mpirun an :class:`MpirunJob`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WARNING = "USR2@120"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class LaunchSpec:
     """What is started, on which resources, and in which environment.
 
     Attributes:
@@ -76,7 +76,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Start):
+class SlurmJob(LaunchSpec):
     """A job of Slurm.
 
     Attributes:
@@ -149,7 +149,7 @@ class Job(Start):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MpiJob(Start):
+class MpirunJob(LaunchSpec):
     """A start by mpirun, without Slurm.
 
     Attributes:

@@ -11,7 +11,7 @@ from srunddp.bootstrap.environment.slurm import expand
 from srunddp.errors import ConfigError
 from srunddp.sbatch import nccl
 from srunddp.sbatch.formats import FORMATS, fits
-from srunddp.sbatch.spec import Job, MpiJob, Start
+from srunddp.sbatch.spec import LaunchSpec, MpirunJob, SlurmJob
 
 _OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
 _OURS |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
@@ -24,7 +24,7 @@ _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
 _NOT_OPTIONS = ("conda", "container", "container_image", "srunddp", "mpirun", "hostfile", "venv", "log_dir", "ifaces")
 
 
-def check(start: Start, *, interactive: bool = False) -> None:
+def check(start: LaunchSpec, *, interactive: bool = False) -> None:
     """See whether a script can be written.
 
     Args:
@@ -41,17 +41,17 @@ def check(start: Start, *, interactive: bool = False) -> None:
     _check_environment(start)
     _check_formats(start)
     _check_ranks(start)
-    if isinstance(start, Job):
+    if isinstance(start, SlurmJob):
         _check_name(start)
         _check_nodelist(start)
         _check_signal(start)
         _check_together(start, interactive)
         _check_staged(start)
-    elif isinstance(start, MpiJob):
+    elif isinstance(start, MpirunJob):
         _check_hosts(start)
 
 
-def notes(start: Start) -> Iterator[str]:
+def notes(start: LaunchSpec) -> Iterator[str]:
     """What may be meant otherwise."""
     for name, _, value in (each.partition("=") for each in start.env):
         if doubt := nccl.doubt(name):
@@ -62,11 +62,11 @@ def notes(start: Start) -> Iterator[str]:
         yield f"{start.tasks} ranks share {start.gpus} {_s('GPU', start.gpus)} on each node"
     elif start.tasks < start.gpus:
         yield f"{start.tasks} {_s('rank', start.tasks)} for {start.gpus} GPUs on each node: each rank takes one"
-    if isinstance(start, Job) and start.requeue and not any("resume" in each for each in start.arguments):
+    if isinstance(start, SlurmJob) and start.requeue and not any("resume" in each for each in start.arguments):
         yield "--requeue, but no argument such as --resume=auto: a script that does not resume by itself begins anew"
 
 
-def _texts(start: Start) -> Iterator[tuple[str, str]]:
+def _texts(start: LaunchSpec) -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(start):
         value = getattr(start, field.name)
         if isinstance(value, str):
@@ -94,7 +94,7 @@ def _check_path(name: str, text: str) -> None:
         raise ConfigError(found, expected="a path without ~, which nobody expands there", cure="write $HOME instead")
 
 
-def _check_numbers(start: Start) -> None:
+def _check_numbers(start: LaunchSpec) -> None:
     if not start.script:
         raise ConfigError("no script", expected="a training script", cure="name it after the options")
     for name in _POSITIVE:
@@ -108,7 +108,7 @@ def _check_numbers(start: Start) -> None:
         )
 
 
-def _check_lists(start: Start) -> None:
+def _check_lists(start: LaunchSpec) -> None:
     for each in start.modules:
         if not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each):
             cure = "repeat --modules for each"
@@ -128,14 +128,14 @@ def _check_lists(start: Start) -> None:
             raise ConfigError(f"--env {name}", expected=f"no variable that is set by {by}", cure="leave it away")
 
 
-def _check_environment(start: Start) -> None:
+def _check_environment(start: LaunchSpec) -> None:
     kinds = ("venv", "conda", "container", "container_image")
     named = [option(kind) for kind in kinds if getattr(start, kind, None)]
     if len(named) > 1:
         raise ConfigError(" and ".join(named), expected="one environment", cure=f"leave all but {named[0]} away")
 
 
-def _check_ranks(start: Start) -> None:
+def _check_ranks(start: LaunchSpec) -> None:
     if start.backend != "nccl":
         return
     if not start.gpus:
@@ -147,14 +147,14 @@ def _check_ranks(start: Start) -> None:
         raise ConfigError(found, expected="at most one rank for each GPU, as NCCL has it", cure=cure)
 
 
-def _check_formats(start: Start) -> None:
+def _check_formats(start: LaunchSpec) -> None:
     for key, (_, words, example) in FORMATS.items():
         text = getattr(start, key, "")
         if text and not fits(key, text):
             raise ConfigError(f"{option(key)} {text!r}", expected=words, cure=f"write such as {example}")
 
 
-def _check_name(job: Job) -> None:
+def _check_name(job: SlurmJob) -> None:
     if "/" in job.name or not job.name:
         cure = "choose another --job-name"
         raise ConfigError(f"--job-name {job.name!r}", expected="no slash: it is in the output's name", cure=cure)
@@ -162,7 +162,7 @@ def _check_name(job: Job) -> None:
         raise ConfigError("--gres and --gpus-per-node", expected="one of them", cure="leave --gres away")
 
 
-def _check_nodelist(job: Job) -> None:
+def _check_nodelist(job: SlurmJob) -> None:
     if not job.nodelist:
         return
     named = len(set(expand(job.nodelist, where="--nodelist")))
@@ -171,7 +171,7 @@ def _check_nodelist(job: Job) -> None:
         raise ConfigError(found, expected="at most as many as the job has", cure=f"say --nodes={named}, or name fewer")
 
 
-def _check_signal(job: Job) -> None:
+def _check_signal(job: SlurmJob) -> None:
     receiver, _, rest = job.warning.rpartition(":")
     name = rest.partition("@")[0].removeprefix("SIG")
     if name and not name.isdigit() and name not in {each.name.removeprefix("SIG") for each in signal.Signals}:
@@ -181,7 +181,7 @@ def _check_signal(job: Job) -> None:
         raise ConfigError(f"--signal {job.signal!r}", expected="a signal for the ranks, not the batch shell", cure=cure)
 
 
-def _check_together(job: Job, interactive: bool) -> None:
+def _check_together(job: SlurmJob, interactive: bool) -> None:
     of_batch = [name for name in ("requeue", "array") if getattr(job, name)]
     if interactive and of_batch:
         cure = f"leave {option(of_batch[0])} away, or submit it by sbatch"
@@ -194,7 +194,7 @@ def _check_together(job: Job, interactive: bool) -> None:
             raise ConfigError(f"--container-mounts {each!r}", expected="one SOURCE:TARGET, without a comma", cure=cure)
 
 
-def _check_staged(job: Job) -> None:
+def _check_staged(job: SlurmJob) -> None:
     if job.stage and not job.venv:
         cure = "name one with --venv; srunddp stage build makes one"
         raise ConfigError("--stage without a virtual environment", expected="one to bring along", cure=cure)
@@ -209,7 +209,7 @@ def _check_staged(job: Job) -> None:
         raise ConfigError("--monitor with --stage", expected="a log folder that all nodes see", cure=cure)
 
 
-def _check_hosts(job: MpiJob) -> None:
+def _check_hosts(job: MpirunJob) -> None:
     if job.hosts and job.nodes not in (1, len(job.slots)):
         found = f"--nodes {job.nodes} for the {len(job.slots)} of --hosts"
         raise ConfigError(found, expected="as many", cure="leave --nodes away")

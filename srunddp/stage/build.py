@@ -32,7 +32,7 @@ _SCRIPT = "import sys\n\nfrom srunddp.cli import main\n\nsys.exit(main())\n"
 
 
 @dataclass(frozen=True)
-class Mark:
+class EnvMetadata:
     """What a built environment says of itself; as JSON in its file ``srunddp-environment.json``.
 
     Attributes:
@@ -56,15 +56,15 @@ class Built:
 
     folder: Path
     wheels: tuple[Wheel, ...]
-    mark: Mark
+    mark: EnvMetadata
     notes: tuple[str, ...]
 
 
-def read_mark(folder: str | os.PathLike[str]) -> Mark | None:
+def read_mark(folder: str | os.PathLike[str]) -> EnvMetadata | None:
     """What an environment says of itself; none where :func:`build` did not make the folder."""
     try:
         found = json.loads(Path(folder, MARK).read_bytes())
-        return Mark(**{name: str(found[name]) for name in Mark.__dataclass_fields__})
+        return EnvMetadata(**{name: str(found[name]) for name in EnvMetadata.__dataclass_fields__})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -211,10 +211,10 @@ def _python(interpreter: str, words: list[str], log: Path) -> int:
         ).returncode
 
 
-def _mark() -> Mark:
+def _mark() -> EnvMetadata:
     base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     version = ".".join(map(str, sys.version_info[:3]))
-    return Mark(__version__, version, sysconfig.get_platform(), base)
+    return EnvMetadata(__version__, version, sysconfig.get_platform(), base)
 
 
 def _rename(place: Path, output: Path) -> None:

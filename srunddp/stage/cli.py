@@ -16,7 +16,7 @@ from srunddp.stage import push as pushing
 from srunddp.stage.build import Built, build
 from srunddp.stage.slurm import Job
 from srunddp.util.click_types import limit, refusing
-from srunddp.util.console import say
+from srunddp.util.console import write_stderr
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -109,4 +109,4 @@ def clean(base: str, timeout: float) -> None:
 
 
 def _say(line: str) -> None:
-    say(f"srunddp: {one_line(line)}\n")
+    write_stderr(f"srunddp: {one_line(line)}\n")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.stage.paths import ROLES, Place, Staged
+from srunddp.stage.paths import ROLES, PathMapping, StagedPaths
 
 VARIABLE = "SRUNDDP_STAGED"
 _PLACES, _LOCK = "places.json", "lock"
@@ -20,7 +20,7 @@ _LARGEST = 1 << 20
 _AGAIN = "run `srunddp stage push` again, and start the ranks by the path that it prints"
 
 
-def read(environ: Mapping[str, str]) -> Staged:
+def read(environ: Mapping[str, str]) -> StagedPaths:
     """Read what was staged, from the folder that ``SRUNDDP_STAGED`` names.
 
     Raises:
@@ -36,7 +36,7 @@ def read(environ: Mapping[str, str]) -> Staged:
     return _staged(folder, text)
 
 
-def hold(folder: str) -> int:
+def lock(folder: str) -> int:
     """Keep the folder from being removed, as long as this process lives or one that it forks.
 
     Returns:
@@ -60,7 +60,7 @@ def hold(folder: str) -> int:
     return lock
 
 
-def enter(staged: Staged) -> str:
+def activate(staged: StagedPaths) -> str:
     """Let this process, and what it starts, work with what is here: working directory, modules, variables.
 
     Returns:
@@ -83,7 +83,7 @@ def enter(staged: Staged) -> str:
     return wished
 
 
-def outside(staged: Staged, folder: str, file: Path, option: str) -> Path:
+def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str) -> Path:
     """What a rank writes, and must not write to a copy, for copies are removed.
 
     Args:
@@ -144,10 +144,10 @@ def _errors(path: str) -> Iterator[None]:
         raise _wrong(path, found, "what `srunddp stage push` left on this node") from None
 
 
-def _staged(folder: str, text: bytes) -> Staged:
+def _staged(folder: str, text: bytes) -> StagedPaths:
     try:
         written = json.loads(text)
-        places, cwd = tuple(Place(**each) for each in written["places"]), written["cwd"]
+        places, cwd = tuple(PathMapping(**each) for each in written["places"]), written["cwd"]
         paths = [cwd, *(path for place in places for path in (place.path, place.here))]
         right = all(map(_is_path, paths)) and all(place.role in ROLES and place.path != "/" for place in places)
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -155,7 +155,7 @@ def _staged(folder: str, text: bytes) -> Staged:
     if not right:
         path = os.path.join(folder, _PLACES)
         raise _wrong(path, "is broken", "the places that `srunddp stage push` wrote")
-    return Staged(os.path.normpath(folder), places, cwd)
+    return StagedPaths(os.path.normpath(folder), places, cwd)
 
 
 def _is_path(path: object) -> bool:

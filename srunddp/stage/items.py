@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from srunddp.errors import ConfigError
-from srunddp.util.filesystem import Mark, mark
+from srunddp.util.filesystem import FolderIdentity, mark
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Item:
 
     role: str
     path: str
-    mark: Mark
+    mark: FolderIdentity
     apart: tuple[str, ...]
 
 

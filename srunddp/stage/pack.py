@@ -22,7 +22,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Packed(NamedTuple):
+class ArchiveInfo(NamedTuple):
     """What an archive holds, for ``unpack``.
 
     Attributes:
@@ -69,7 +69,9 @@ def fingerprint(folder: str | os.PathLike[str], *, leave_out: Sequence[str] = ()
     return digest.hexdigest()
 
 
-def pack(folder: str | os.PathLike[str], archive: str | os.PathLike[str], *, leave_out: Sequence[str] = ()) -> Packed:
+def pack(
+    folder: str | os.PathLike[str], archive: str | os.PathLike[str], *, leave_out: Sequence[str] = ()
+) -> ArchiveInfo:
     """Pack a folder's files, folders and links; sockets, FIFOs and devices are left out.
 
     Args:
@@ -147,7 +149,7 @@ class _Hashing:
         return self._digest.hexdigest()
 
 
-def _packed(folder: str, entries: Iterator[_Entry], out: _Hashing) -> Packed:
+def _packed(folder: str, entries: Iterator[_Entry], out: _Hashing) -> ArchiveInfo:
     size, files, links = 0, 0, {}
     for entry in entries:
         if entry.kind == stat.S_IFLNK:
@@ -163,7 +165,7 @@ def _packed(folder: str, entries: Iterator[_Entry], out: _Hashing) -> Packed:
             _add(entry, out)
         files += 1
     out.write(bytes(_END))
-    return Packed(out.finish(), size, files, out.size, links)
+    return ArchiveInfo(out.finish(), size, files, out.size, links)
 
 
 def _header(entry: _Entry, kind: bytes, target: str = "") -> bytes:

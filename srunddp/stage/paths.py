@@ -18,7 +18,7 @@ _LEFT_BY_THE_LAUNCHER = "/tmp"  # where slurmstepd goes if it cannot enter the s
 
 
 @dataclass(frozen=True)
-class Place:
+class PathMapping:
     """A file or folder that was staged.
 
     Attributes:
@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedPaths:
     """What was brought to this node.
 
     Attributes:
@@ -41,7 +41,7 @@ class Staged:
     """
 
     folder: str
-    places: tuple[Place, ...]
+    places: tuple[PathMapping, ...]
     cwd: str = ""
 
     def here(self, path: str) -> str:

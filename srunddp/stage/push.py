@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from srunddp.stage.items import Item, absolute, require_whole
-from srunddp.stage.pack import Packed, fingerprint, pack
-from srunddp.stage.remote_step import Step
+from srunddp.stage.pack import ArchiveInfo, fingerprint, pack
+from srunddp.stage.remote_step import RemoteStep
 from srunddp.stage.slurm import Job, StagingError, alive, send
 from srunddp.util.hostlist import fold
 
@@ -54,7 +54,7 @@ def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say
     env = next((item.path for item in items if item.role == "env"), None)
     python = os.path.join(env, "bin", "python") if env else sys.executable
     interpreter, words = os.path.realpath(python), {"python": python, "srunddp": os.path.abspath(program)}
-    with Step(job, interpreter, timeout) as step:
+    with RemoteStep(job, interpreter, timeout) as step:
         copies = _copies(step, items, interpreter, everywhere)
         for copy in copies:
             _tell(copy, job, say)
@@ -64,7 +64,7 @@ def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say
     return os.path.join(job.folder, "srunddp")
 
 
-def _copies(step: Step, items: Sequence[Item], interpreter: str, everywhere: bool) -> list[_Copy]:
+def _copies(step: RemoteStep, items: Sequence[Item], interpreter: str, everywhere: bool) -> list[_Copy]:
     places = [{"path": item.path, "mark": item.mark} for item in items]
     found = step.ask(do="look", places=places, alive=alive(), python=interpreter)
     _check_interpreter(items, found, interpreter)
@@ -94,7 +94,7 @@ def _check_interpreter(items: Sequence[Item], found: Answers, interpreter: str) 
         )
 
 
-def _stage(step: Step, copy: _Copy, timeout: float, say: Say) -> None:
+def _stage(step: RemoteStep, copy: _Copy, timeout: float, say: Say) -> None:
     times = [time.monotonic()]
     with _packing_folder() as folder:
         archive = os.path.join(folder, copy.name + ".tar")
@@ -112,7 +112,7 @@ def _stage(step: Step, copy: _Copy, timeout: float, say: Say) -> None:
     )
 
 
-def _unpack(step: Step, copy: _Copy, packed: Packed) -> float:
+def _unpack(step: RemoteStep, copy: _Copy, packed: ArchiveInfo) -> float:
     """How long the slowest node took, in seconds."""
     wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
     done = step.ask(do="unpack", name=copy.name, packed=wanted)
@@ -130,7 +130,7 @@ def _packing_folder() -> tempfile.TemporaryDirectory[str]:
         raise StagingError(found, expected="room for it", cure="set TMPDIR to a folder with room") from None
 
 
-def _check_room(step: Step, copy: _Copy, packed: Packed) -> None:
+def _check_room(step: RemoteStep, copy: _Copy, packed: ArchiveInfo) -> None:
     """Before anything is sent, the archive and its content have to fit."""
     needed = packed.archive_size + packed.size
     free = {node: answer["free"] for node, answer in step.ask(do="room").items() if node in copy.lacking}
@@ -163,7 +163,7 @@ def clean(job: Job, timeout: float, say: Say) -> None:
     Raises:
         StagingError: ranks still use it, or a node does not answer.
     """
-    with Step(job, sys.executable, timeout) as step:
+    with RemoteStep(job, sys.executable, timeout) as step:
         answers = step.ask(do="clean")
         if all(answer["kept"] is None for answer in answers.values()):
             say(f"nothing was staged for job {job.number} in {job.base}")

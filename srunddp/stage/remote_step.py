@@ -32,7 +32,7 @@ _LAST = 10.0  # seconds for the nodes to remove what they have
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
 
 
-class Step:
+class RemoteStep:
     """One task on each node of the job.
 
     Args:

@@ -7,7 +7,7 @@ import time
 _LATE = 1.0
 
 
-class Clock:
+class ActiveClock:
     """Seconds from the start; all of a supervisor's time limits are of this clock.
 
     A job that ``scontrol suspend`` stopped for an hour must not find, when it goes on, that everybody was silent for

@@ -28,7 +28,7 @@ _LONGEST = 1 << 20
 _MISSING = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
 
-class Wire:
+class SupervisorConnection:
     """One line, between rank 0's supervisor and another's.
 
     Attributes:

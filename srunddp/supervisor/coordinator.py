@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from srunddp.supervisor.connection import Wire
+from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.down_nodes import DownNodes
-from srunddp.supervisor.failure import Failure, Weight, by_launcher
-from srunddp.supervisor.participant import Post
-from srunddp.supervisor.root_cause import LOST, Verdict, announce, decide, write
-from srunddp.supervisor.stall import Stall, may_be_of_a_hang
+from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
+from srunddp.supervisor.participant import RankContext
+from srunddp.supervisor.root_cause import LOST, RootCause, find_root_cause, report, write
+from srunddp.supervisor.stall import StallDetector, may_be_of_a_hang
 
 _ECHO_WAITS = 0.7
 _ASKED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
@@ -39,22 +39,22 @@ class State(Enum):
 class _Rank:
     """What rank 0 knows of another rank."""
 
-    wire: Wire
+    wire: SupervisorConnection
     state: State = State.WORKING
     heard: float = 0.0
 
 
-class Guard:
+class Coordinator:
     """The guard of rank 0.
 
     Attributes:
         verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
     """
 
-    def __init__(self, post: Post, lines: Mapping[int, socket.socket]) -> None:
-        self.verdict: Verdict | None = None
+    def __init__(self, post: RankContext, lines: Mapping[int, socket.socket]) -> None:
+        self.verdict: RootCause | None = None
         self._post = post
-        self._ranks = {rank: _Rank(Wire(line, post.lost_after)) for rank, line in lines.items()}
+        self._ranks = {rank: _Rank(SupervisorConnection(line, post.lost_after)) for rank, line in lines.items()}
         self._by_line = {line: rank for rank, line in lines.items()}
         self._own = State.WORKING
         self._is_late = False
@@ -67,7 +67,7 @@ class Guard:
         self._pinged = 0.0
         self._down = DownNodes()
         self._deputies: dict[int, dict[str, Any]] = {}
-        self._stall, self._hang = Stall(post.stall_timeout), Stall(0.0)
+        self._stall, self._hang = StallDetector(post.stall_timeout), StallDetector(0.0)
         self._order = sorted(lines)
         self._deputy = self._away = self._third = 0  # places in it of the next deputies and their witness
         self._appointed = False
@@ -145,10 +145,10 @@ class Guard:
             return
         killed = Failure(number, self._post.nodes[number], "srunddp itself was killed", 137)
         if asked := self._post.asked(now):  # as we have been, and so is whoever handles that signal for too long
-            killed = replace(killed, cause=by_launcher(asked), exit_code=128 + asked, weight=Weight.ASKED)
+            killed = replace(killed, cause=by_launcher(asked), exit_code=128 + asked, weight=FailureKind.ASKED)
         self._fail_of(number, killed, now)
 
-    def _lost(self, number: int, now: float) -> Verdict:
+    def _lost(self, number: int, now: float) -> RootCause:
         """The node of a rank that does not answer; where none does, or our own link is down, it is our own."""
         away = {other for other in self._ranks if self._post.nodes[other] != self._post.node}
         silent = self._unheard(now, self._post.lost_after / 2)
@@ -157,9 +157,9 @@ class Guard:
         node = self._post.node if ours or not self._post.link_is_up() else self._post.nodes[number]
         return self._lost_node(node, f"no answer for {self._post.lost_after:g} s")
 
-    def _lost_node(self, node: str, cause: str) -> Verdict:
+    def _lost_node(self, node: str, cause: str) -> RootCause:
         ranks = tuple(number for number, where in self._others().items() if where == node)
-        return Verdict(ranks, node, cause, LOST, how="lost")
+        return RootCause(ranks, node, cause, LOST, how="lost")
 
     def _unheard(self, now: float, seconds: float) -> set[int]:
         """The ranks whose line is open, but of which nothing has come for so long."""
@@ -175,9 +175,9 @@ class Guard:
         if not self._failures:
             self._left_before = {number: self._post.nodes[number] for number in self._through()}
         self._failures.append(failure)
-        if failure.weight is Weight.PRIMARY:
+        if failure.weight is FailureKind.PRIMARY:
             self._judge()
-        elif any(each.weight >= Weight.STOPPED for each in self._failures):
+        elif any(each.weight >= FailureKind.STOPPED for each in self._failures):
             self._judge_at = now + _ASKED_WAITS
         elif self._judge_at is None:
             self._judge_at = now + _ECHO_WAITS
@@ -188,12 +188,12 @@ class Guard:
 
     def _judge(self) -> None:
         if not self.verdict:
-            self._end_with(decide(self._failures, self._left_before))
+            self._end_with(find_root_cause(self._failures, self._left_before))
 
-    def _end_with(self, verdict: Verdict) -> None:
+    def _end_with(self, verdict: RootCause) -> None:
         self.verdict = verdict
         # Said before the others are told: a launcher kills all at the first bad end.
-        announce(verdict, self._others())
+        report(verdict, self._others())
         for rank in self._ranks.values():
             rank.wire.send({"verdict": {"ranks": verdict.ranks, "exit_code": verdict.exit_code}})
         write(verdict, self._others(), self._post.folder)
@@ -201,7 +201,7 @@ class Guard:
     def _see_off(self, now: float) -> float:
         """After the verdict: end all lines when the scripts that are to end by themselves have done so."""
         assert self.verdict
-        culprits = {each.rank for each in self._failures if each.weight >= Weight.STOPPED} | {*self.verdict.ranks}
+        culprits = {each.rank for each in self._failures if each.weight >= FailureKind.STOPPED} | {*self.verdict.ranks}
         if self._over_at is None and culprits & self._tellers <= self._ended:
             self._over_at = now
             for rank in self._ranks.values():
@@ -278,7 +278,7 @@ class Guard:
             through = {number: self._post.nodes[number] for number in self._through()}
             self._end_with(self._stall.verdict(self._post.nodes, through))
 
-    def _ask_where(self, stall: Stall, now: float) -> None:
+    def _ask_where(self, stall: StallDetector, now: float) -> None:
         working = [number for number, rank in self._ranks.items() if rank.state is State.WORKING]
         for number in working:
             self._ranks[number].wire.send({"stacks": True})

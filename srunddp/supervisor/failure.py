@@ -15,14 +15,14 @@ from types import TracebackType
 from typing import Any
 
 from srunddp.supervisor import failure_files
-from srunddp.supervisor.stacks import Dump
+from srunddp.supervisor.stacks import StackDump
 from srunddp.util import memory
 
 _LONGEST = 24000  # bytes of a text once it is JSON, so that a message fits whatever letters it is in
 _LONGEST_CAUSE = 500
 
 
-class Weight(IntEnum):
+class FailureKind(IntEnum):
     """The lower, the likelier this failure is the cause."""
 
     PRIMARY = 0
@@ -50,7 +50,7 @@ class Failure:
     node: str
     cause: str
     exit_code: int
-    weight: Weight = Weight.PRIMARY
+    weight: FailureKind = FailureKind.PRIMARY
     traceback: str = ""
     time: str = ""
     shown: bool = False
@@ -65,7 +65,7 @@ class Failure:
         if not isinstance(message, dict):
             raise TypeError(message)
         failure = cls(**message)
-        weight = Weight(failure.weight)
+        weight = FailureKind(failure.weight)
         texts = (failure.node, failure.cause, failure.traceback, failure.time)
         if not all(isinstance(text, str) for text in texts) or type(failure.rank) is not int:
             raise TypeError(message)
@@ -79,7 +79,7 @@ def time_of_day() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def of_exception(error: BaseException, trace: TracebackType | None) -> tuple[str, str, Weight]:
+def of_exception(error: BaseException, trace: TracebackType | None) -> tuple[str, str, FailureKind]:
     """The cause, the traceback as Python prints it, and the weight of an exception that ended a script."""
     text = "".join(traceback.format_exception(type(error), error, trace))
     lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
@@ -88,14 +88,14 @@ def of_exception(error: BaseException, trace: TracebackType | None) -> tuple[str
     return cause[:_LONGEST_CAUSE], shortened(text), _weight(error)
 
 
-def of_exit(end: SystemExit, code: int) -> tuple[str, str, Weight]:
+def of_exit(end: SystemExit, code: int) -> tuple[str, str, FailureKind]:
     """The same for ``sys.exit``; one in the handler of a collective's error is that error's echo."""
     said = f": {end.code}"[:_LONGEST_CAUSE] if isinstance(end.code, str) else ""
-    weight = _weight(end.__context__) if end.__context__ else Weight.PRIMARY
+    weight = _weight(end.__context__) if end.__context__ else FailureKind.PRIMARY
     return f"sys.exit({code if not said else 1}){said}", "", weight
 
 
-def of_status(code: int, dump: str, hint: str = "") -> tuple[str, str, Weight]:
+def of_status(code: int, dump: str, hint: str = "") -> tuple[str, str, FailureKind]:
     """The same for a process that ended without a word.
 
     Args:
@@ -103,9 +103,9 @@ def of_status(code: int, dump: str, hint: str = "") -> tuple[str, str, Weight]:
         dump: the stacks that faulthandler left, or empty; hint: what else is known.
     """
     if code >= 0:
-        return f"the process ended with {code}, by os._exit or a library", shortened(dump), Weight.PRIMARY
+        return f"the process ended with {code}, by os._exit or a library", shortened(dump), FailureKind.PRIMARY
     name = signal_name(-code)
-    weight = Weight.ABORTED if -code == signal.SIGABRT else Weight.PRIMARY
+    weight = FailureKind.ABORTED if -code == signal.SIGABRT else FailureKind.PRIMARY
     return f"killed by {name}{f', {hint}' if hint else ''}", shortened(dump), weight
 
 
@@ -148,24 +148,24 @@ _ECHO = re.compile(
 )
 
 
-def _weight(error: BaseException) -> Weight:
+def _weight(error: BaseException) -> FailureKind:
     return max(map(_own_weight, _chain(error)))
 
 
-def _own_weight(error: BaseException) -> Weight:
+def _own_weight(error: BaseException) -> FailureKind:
     if isinstance(error, ConnectionError):
-        return Weight.NETWORK
+        return FailureKind.NETWORK
     if any(kind.__name__ == "DistError" for kind in type(error).__mro__):
-        return Weight.ECHO
+        return FailureKind.ECHO
     text = "".join(map(str, error.args)) if isinstance(error, RuntimeError) else ""
-    return Weight.ECHO if _ECHO.search(text) else Weight.PRIMARY
+    return FailureKind.ECHO if _ECHO.search(text) else FailureKind.PRIMARY
 
 
 _ASKED_COUNTS = 120.0  # what fails so long after the launcher's signal fails for a reason of its own
 
 
 @dataclass
-class Report:
+class FailureRecorder:
     """Makes this rank's :class:`Failure`.
 
     Attributes:
@@ -175,7 +175,7 @@ class Report:
 
     rank: int
     node: str
-    dump: Dump
+    dump: StackDump
     log: Path | None
     _asked: tuple[int, float] | None = None
     _oom_kills: int = field(default_factory=memory.oom_kills)
@@ -197,7 +197,7 @@ class Report:
 
     def of_message(self, told: Mapping[str, Any], now: float) -> Failure:
         """Of a worker that has told of its exception."""
-        weight, trace, shown = Weight(told["weight"]), told["traceback"], told["shown"]
+        weight, trace, shown = FailureKind(told["weight"]), told["traceback"], told["shown"]
         return self.of(told["cause"], told["exit_code"], now, weight, trace, shown=shown)
 
     def of(
@@ -205,17 +205,17 @@ class Report:
         cause: str,
         code: int,
         now: float,
-        weight: Weight = Weight.PRIMARY,
+        weight: FailureKind = FailureKind.PRIMARY,
         trace: str = "",
         *,
         shown: bool = False,
     ) -> Failure:
         """Of anything."""
         asked = self.asked(now)
-        if asked and weight is not Weight.STOPPED:
+        if asked and weight is not FailureKind.STOPPED:
             own = f"; then {cause}" if trace and code != 128 + asked else ""
             cause = f"{by_launcher(asked)}{own}"
-            weight, trace = Weight.ASKED, trace if own else ""
+            weight, trace = FailureKind.ASKED, trace if own else ""
         return Failure(self.rank, self.node, cause, code, weight, trace, time_of_day(), shown)
 
     def write(self, failure: Failure) -> None:

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from srunddp.supervisor.connection import LOST_AFTER, Wire
-from srunddp.supervisor.failure import Failure, Weight
-from srunddp.supervisor.root_cause import LOST, Verdict, announce_as_deputy
+from srunddp.supervisor.connection import LOST_AFTER, SupervisorConnection
+from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
 
 PING_EVERY = 5.0
 _STARVED_FOR = 30.0
@@ -21,7 +21,7 @@ _SOON = 0.1
 
 
 @dataclass(frozen=True)
-class Post:
+class RankContext:
     """What a guard knows of its own rank.
 
     Attributes:
@@ -61,18 +61,18 @@ class Post:
         return f"srunddp has been silent for {self.silent_after:g} s, stopped or starved"
 
 
-class Member:
+class Participant:
     """The guard below rank 0.
 
     Attributes:
         verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
     """
 
-    def __init__(self, post: Post, line: socket.socket) -> None:
-        self.verdict: Verdict | None = None
+    def __init__(self, post: RankContext, line: socket.socket) -> None:
+        self.verdict: RootCause | None = None
         self.released = self._left = False
         self._post = post
-        self._wire = Wire(line, post.lost_after)
+        self._wire = SupervisorConnection(line, post.lost_after)
         self._failure: Failure | None = None
         self._deputy: Mapping[str, Any] = {}
         self._heard = self._pinged = 0.0
@@ -145,17 +145,17 @@ class Member:
         if self._post.asked(now) and not self._failure:
             return  # the launcher ends one node after the other, and the worker may have something to save
         lost, self._wire.open = self._wire.lost or silent, False
-        if self._failure and not (lost and self._failure.weight is Weight.ECHO):
-            self.verdict = Verdict.of(self._failure)
+        if self._failure and not (lost and self._failure.weight is FailureKind.ECHO):
+            self.verdict = RootCause.of(self._failure)
         elif lost:
             ours = self._wire.lost and not self._connected
             rank, node = (self._post.rank, self._post.node) if ours else (0, self._post.nodes[0])
             cause = f"no answer for {self._post.lost_after:g} s" if self._wire.lost else cause
-            self.verdict = Verdict((rank,), node, cause, LOST, how="lost")
+            self.verdict = RootCause((rank,), node, cause, LOST, how="lost")
         else:
-            self.verdict = Verdict((0,), self._post.nodes[0], cause, 137)
+            self.verdict = RootCause((0,), self._post.nodes[0], cause, 137)
         if self._is_to_speak(lost):
-            announce_as_deputy(self.verdict, self._post.folder)
+            report_as_deputy(self.verdict, self._post.folder)
 
     def _is_to_speak(self, lost: bool) -> bool:
         """Where rank 0 is gone: the lowest rank left, that is one on another node when rank 0's node is gone."""
@@ -182,10 +182,10 @@ class Member:
         return True
 
 
-def _told(verdict: Mapping[str, Any]) -> Verdict | None:
+def _told(verdict: Mapping[str, Any]) -> RootCause | None:
     """Rank 0's; None where it is garbage, and then the end of the line is what counts."""
     try:
         ranks, code = tuple(map(int, verdict["ranks"])), verdict["exit_code"]
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return Verdict(ranks, "", "", code) if type(code) is int and 0 < code < 256 else None
+    return RootCause(ranks, "", "", code) if type(code) is int and 0 < code < 256 else None

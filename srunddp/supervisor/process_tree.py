@@ -15,12 +15,12 @@ from srunddp.supervisor import signals
 _WITHIN = 10.0
 
 
-def adopt() -> None:
+def become_subreaper() -> None:
     """In the supervisor, before the fork: orphans of the worker become our children, not those of process 1."""
     signals.prctl(signals.SET_CHILD_SUBREAPER, 1)
 
 
-def end_all(given_up: Collection[int] = ()) -> None:
+def kill_descendants(given_up: Collection[int] = ()) -> None:
     """In the supervisor, when the worker has ended: kill and collect every process that it left.
 
     Not without limit: one in a kernel call that does not return cannot be killed.
@@ -58,7 +58,7 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def end_forks_with(worker: int) -> None:
+def kill_forks_on_exit(worker: int) -> None:
     """In the worker: what Python forks here ends with this process, also where the supervisor was killed.
 
     Such are the DataLoader's workers. Only those of the main thread: the kernel's signal comes at the end of the

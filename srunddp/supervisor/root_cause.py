@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.supervisor import failure_files
-from srunddp.supervisor.failure import Failure, Weight
-from srunddp.util.console import _PATIENCE, say
-from srunddp.util.hostlist import named
+from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.util.console import _PATIENCE, write_stderr
+from srunddp.util.hostlist import fold_ranks
 
 LOST = 69  # sysexits' EX_UNAVAILABLE, as of a RendezvousError
 STALLED = 124  # as of timeout(1)
@@ -22,7 +22,7 @@ _NODES_NAMED = 16
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RootCause:
     """Why the run ends.
 
     Attributes:
@@ -46,21 +46,21 @@ class Verdict:
     shown: bool = False
 
     @classmethod
-    def of(cls, failure: Failure) -> Verdict:
+    def of(cls, failure: Failure) -> RootCause:
         """Of one rank's failure."""
         return cls(
             (failure.rank,),
             failure.node,
             failure.cause,
             failure.exit_code,
-            how="ended" if failure.weight >= Weight.STOPPED else "failed",
+            how="ended" if failure.weight >= FailureKind.STOPPED else "failed",
             traceback=failure.traceback,
             time=failure.time,
             shown=failure.shown,
         )
 
 
-def decide(failures: Sequence[Failure], left: Mapping[int, str]) -> Verdict:
+def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:
     """The verdict upon these failures, in the order in which rank 0 heard of them.
 
     Args:
@@ -68,17 +68,19 @@ def decide(failures: Sequence[Failure], left: Mapping[int, str]) -> Verdict:
         left: the nodes of the ranks whose script was over, without an error, before the first failure.
     """
     # Those that agreed have all been waited for, and rank 0 knows best.
-    failure = min(_causes(failures), key=lambda each: (each.weight, each.rank if each.weight is Weight.STOPPED else 0))
+    failure = min(
+        _causes(failures), key=lambda each: (each.weight, each.rank if each.weight is FailureKind.STOPPED else 0)
+    )
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
-    if failure.weight is not Weight.ECHO or not left:
-        return replace(Verdict.of(failure), victims=others)
+    if failure.weight is not FailureKind.ECHO or not left:
+        return replace(RootCause.of(failure), victims=others)
     # What the others miss is the rank that was through too early.
     rank = min(left)
     cause = (
         f"it left with exit code 0 while others still worked; then rank {failure.rank} on {failure.node} failed: "
         f"{failure.cause}"
     )
-    found = Verdict((rank,), left[rank], cause, failure.exit_code, traceback=failure.traceback, time=failure.time)
+    found = RootCause((rank,), left[rank], cause, failure.exit_code, traceback=failure.traceback, time=failure.time)
     return replace(found, victims=(replace(failure, traceback=""), *others))
 
 
@@ -87,20 +89,22 @@ def _causes(failures: Sequence[Failure]) -> Sequence[Failure]:
 
     A signal reaches the nodes of a job one after the other.
     """
-    asked = next((number for number, each in enumerate(failures) if each.weight is Weight.ASKED), len(failures))
+    asked = next((number for number, each in enumerate(failures) if each.weight is FailureKind.ASKED), len(failures))
     if asked == len(failures):
         return failures
-    own = [each for each in failures[:asked] if each.weight is not Weight.ECHO]
-    return own + [each for each in failures[asked:] if each.weight is Weight.PRIMARY or each.weight >= Weight.STOPPED]
+    own = [each for each in failures[:asked] if each.weight is not FailureKind.ECHO]
+    return own + [
+        each for each in failures[asked:] if each.weight is FailureKind.PRIMARY or each.weight >= FailureKind.STOPPED
+    ]
 
 
-def render(verdict: Verdict, others: Mapping[int, str]) -> str:
+def render(verdict: RootCause, others: Mapping[int, str]) -> str:
     """The verdict as people read it.
 
     Args:
         others: the nodes of the ranks that end with it.
     """
-    who = named(verdict.ranks, dict.fromkeys(verdict.ranks, verdict.node))
+    who = fold_ranks(verdict.ranks, dict.fromkeys(verdict.ranks, verdict.node))
     if verdict.how == "ended":
         lines = [f"srunddp: {verdict.cause} (exit code {verdict.exit_code})"]
     else:
@@ -117,34 +121,34 @@ def render(verdict: Verdict, others: Mapping[int, str]) -> str:
 def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
     """``ranks 0-2 on node01, …``, or how many they are where they are on too many nodes to be listed."""
     where = {nodes[rank] for rank in ranks}
-    return named(ranks, nodes) if len(where) <= _NODES_NAMED else f"{len(ranks)} ranks on {len(where)} nodes"
+    return fold_ranks(ranks, nodes) if len(where) <= _NODES_NAMED else f"{len(ranks)} ranks on {len(where)} nodes"
 
 
-def announce(verdict: Verdict, others: Mapping[int, str]) -> None:
+def report(verdict: RootCause, others: Mapping[int, str]) -> None:
     """Say it once on standard error.
 
     Args:
         others: the nodes of the ranks that end with it.
     """
     if not verdict.shown:
-        say(render(verdict, others))
+        write_stderr(render(verdict, others))
 
 
-def write(verdict: Verdict, others: Mapping[int, str], folder: Path | None) -> int | None:
+def write(verdict: RootCause, others: Mapping[int, str], folder: Path | None) -> int | None:
     """Start to write ``failure.json`` where there is a folder for logs; see :mod:`srunddp.supervisor.failure_files`."""
     if folder is None:
         return None
     return failure_files.write(folder / "failure.json", json.dumps(record(verdict, others), indent=2) + "\n", new=True)
 
 
-def announce_as_deputy(verdict: Verdict, folder: Path | None) -> None:
+def report_as_deputy(verdict: RootCause, folder: Path | None) -> None:
     """The same for rank 0, who is gone; where the file is there already, the verdict is another's."""
     writer = write(verdict, {}, folder)
     if writer is None or failure_files.wait(writer, _PATIENCE) != failure_files.IS_THERE:
-        announce(verdict, {})
+        report(verdict, {})
 
 
-def record(verdict: Verdict, others: Mapping[int, str]) -> dict[str, Any]:
+def record(verdict: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
     """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the verdict."""
     causes = {each.rank: each.cause for each in verdict.victims}
     nodes = {each.rank: each.node for each in verdict.victims} | dict(others)
@@ -166,7 +170,7 @@ def record(verdict: Verdict, others: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
-def set_aside(folder: Path) -> None:
+def rotate_previous(folder: Path) -> None:
     """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the same folder."""
     for number in itertools.count(1):
         earlier = folder / f"failure.{number}.json"

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from srunddp.supervisor.failure import Failure
-from srunddp.supervisor.root_cause import Verdict, announce, write
+from srunddp.supervisor.root_cause import RootCause, report, write
 
 _SELDOM = 3600.0
 # Of other ends whoever asked for them knows, and Python is silent about them, too.
 _UNFORESEEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
-class Alone:
+class SingleProcess:
     """Its failure is the verdict.
 
     Attributes:
@@ -24,7 +24,7 @@ class Alone:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self.verdict: Verdict | None = None
+        self.verdict: RootCause | None = None
         self.released = self.finished = False
         self._folder = folder
 
@@ -40,8 +40,8 @@ class Alone:
         """This rank has failed."""
         if not self.verdict:
             told = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
-            self.verdict = Verdict.of(replace(failure, shown=told))
-            announce(self.verdict, {})
+            self.verdict = RootCause.of(replace(failure, shown=told))
+            report(self.verdict, {})
             write(self.verdict, {}, self._folder)
             self.finished = True
 

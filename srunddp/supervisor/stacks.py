@@ -24,7 +24,7 @@ _LONGEST = 12000
 _OURS = 'srunddp/run/script.py", line'
 
 
-class Dump:
+class StackDump:
     """Memory into which faulthandler writes; made before the fork.
 
     Attributes:
@@ -106,18 +106,18 @@ def main_stack(text: str) -> tuple[Frame, ...]:
     return tuple(frames)
 
 
-def place(stack: tuple[Frame, ...]) -> str:
+def top_frame(stack: tuple[Frame, ...]) -> str:
     """The frame that says the most, in words."""
     return str(next((frame for frame in stack if frame.function not in _WRAPPERS), stack[0])) if stack else "no stack"
 
 
-def shown(stack: tuple[Frame, ...]) -> str:
+def format_stack(stack: tuple[Frame, ...]) -> str:
     """A stack as Python prints it, the outermost frame first; empty for none."""
     lines = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in reversed(stack)]
     return "\n".join(["Stack (most recent call last):", *lines]) if stack else ""
 
 
-def waits(stack: tuple[Frame, ...]) -> bool:
+def is_waiting(stack: tuple[Frame, ...]) -> bool:
     """Whether this rank waits for others: its innermost frames are torch's for collectives, or for a GPU."""
     return any(part in frame.file for frame in stack[:4] for part in _WAITING)
 
@@ -126,17 +126,17 @@ def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
     """The ranks by the place where they are, the largest group first."""
     found: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
-        found.setdefault(place(main_stack(text)), []).append(rank)
+        found.setdefault(top_frame(main_stack(text)), []).append(rank)
     return dict(sorted(found.items(), key=lambda each: -len(each[1])))
 
 
-def odd_one(texts: Mapping[int, str], steps: Mapping[int, int]) -> int:
+def find_blocking_rank(texts: Mapping[int, str], steps: Mapping[int, int]) -> int:
     """The rank that the others wait for.
 
     It is among those that do not wait for others themselves; else among those a step behind; else in the smallest
     group. Of several, the lowest.
     """
-    candidates = [rank for rank in texts if not waits(main_stack(texts[rank]))]
+    candidates = [rank for rank in texts if not is_waiting(main_stack(texts[rank]))]
     if not candidates or len(candidates) == len(texts):
         candidates = sorted(texts)
     least = min(steps.get(rank, 0) for rank in candidates)

@@ -6,16 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from srunddp.supervisor.failure import Failure, Weight, time_of_day
-from srunddp.supervisor.root_cause import STALLED, Verdict, folded
-from srunddp.supervisor.stacks import groups, main_stack, odd_one, place, shown, waits
+from srunddp.supervisor.failure import Failure, FailureKind, time_of_day
+from srunddp.supervisor.root_cause import STALLED, RootCause, folded
+from srunddp.supervisor.stacks import find_blocking_rank, format_stack, groups, is_waiting, main_stack, top_frame
 
 STALL_TIMEOUT = 300.0
 _ANSWERS_WITHIN = 3.0
 
 
 @dataclass
-class Stall:
+class StallDetector:
     """Rank 0's view of all ranks' steps. Only ranks that have marked one are expected to mark more.
 
     Attributes:
@@ -65,19 +65,19 @@ class Stall:
             return False
         return now >= self._answers_until or all(rank in self._stacks for rank in self._asked)
 
-    def verdict(self, nodes: Mapping[int, str], through: Mapping[int, str]) -> Verdict:
+    def verdict(self, nodes: Mapping[int, str], through: Mapping[int, str]) -> RootCause:
         """The rank that the others wait for, and where each of them is.
 
         Args:
             nodes: of all ranks; through: of those whose script is over.
         """
         texts = {rank: self._stacks.get(rank, "") for rank in self._asked}
-        odd = odd_one(texts, self._steps)
+        odd = find_blocking_rank(texts, self._steps)
         found = self._verdict(odd, texts, nodes, f"no step for {self.timeout:g} s, in")
         left = (f"{folded(list(through), through)} left with exit code 0 before",) if through else ()
         return replace(found, notes=(*found.notes, *left))
 
-    def verdict_upon(self, failures: Sequence[Failure], nodes: Mapping[int, str]) -> Verdict | None:
+    def verdict_upon(self, failures: Sequence[Failure], nodes: Mapping[int, str]) -> RootCause | None:
         """The rank that hangs, where these failures are of the others' collective; None where that is not clear.
 
         It still works, and does not wait for others. That a rank does so proves nothing if another has aborted of its
@@ -85,23 +85,23 @@ class Stall:
         """
         failed = {each.rank for each in failures}
         texts = {rank: self._stacks.get(rank, "") for rank in self._asked if rank not in failed}
-        busy = {rank: text for rank, text in texts.items() if not waits(main_stack(text))}
+        busy = {rank: text for rank, text in texts.items() if not is_waiting(main_stack(text))}
         if not busy or not (any(map(_is_of_a_limit, failures)) or len(failed) > len(busy)):
             return None
         first = min(failures, key=lambda each: each.weight)
-        found = self._verdict(odd_one(busy, {}), texts, nodes, "it hangs in")
+        found = self._verdict(find_blocking_rank(busy, {}), texts, nodes, "it hangs in")
         cause = f"{found.cause}; then rank {first.rank} on {first.node} failed: {first.cause}"
         return replace(found, cause=cause, victims=tuple(failures))
 
-    def _verdict(self, odd: int, texts: Mapping[int, str], nodes: Mapping[int, str], why: str) -> Verdict:
+    def _verdict(self, odd: int, texts: Mapping[int, str], nodes: Mapping[int, str], why: str) -> RootCause:
         stack = main_stack(texts[odd])
         notes = [f"{folded(ranks, nodes)} in {where}" for where, ranks in groups(texts).items() if odd not in ranks]
-        return Verdict(
+        return RootCause(
             (odd,),
             nodes[odd],
-            f"{why} {place(stack)}",
+            f"{why} {top_frame(stack)}",
             STALLED,
-            traceback=shown(stack),
+            traceback=format_stack(stack),
             time=time_of_day(),
             notes=tuple(notes),
         )
@@ -111,10 +111,12 @@ _LIMIT = re.compile(r"tim(e|ed|ing)[ -]?out|watchdog", re.IGNORECASE)
 
 
 def _is_of_a_limit(failure: Failure) -> bool:
-    return failure.weight is Weight.ECHO and bool(_LIMIT.search(failure.cause + failure.traceback))
+    return failure.weight is FailureKind.ECHO and bool(_LIMIT.search(failure.cause + failure.traceback))
 
 
 def may_be_of_a_hang(failures: Sequence[Failure]) -> bool:
     """Whether all may come of one rank that hangs: collectives that ran into their limit, and what aborted for that."""
-    echoes = all(each.weight in (Weight.ECHO, Weight.ABORTED) for each in failures)
-    return echoes and (any(map(_is_of_a_limit, failures)) or all(each.weight is Weight.ABORTED for each in failures))
+    echoes = all(each.weight in (FailureKind.ECHO, FailureKind.ABORTED) for each in failures)
+    return echoes and (
+        any(map(_is_of_a_limit, failures)) or all(each.weight is FailureKind.ABORTED for each in failures)
+    )

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from srunddp.errors import PeerError, Scope
 from srunddp.supervisor import failure_files, process_tree, signals, stacks
-from srunddp.supervisor.clock import Clock
-from srunddp.supervisor.failure import Failure, Report, Weight
-from srunddp.supervisor.root_cause import STALLED, Verdict
-from srunddp.supervisor.worker_process import KILL_AFTER, Pipe, WorkerProcess
-from srunddp.util.console import say
+from srunddp.supervisor.clock import ActiveClock
+from srunddp.supervisor.failure import Failure, FailureKind, FailureRecorder
+from srunddp.supervisor.root_cause import STALLED, RootCause
+from srunddp.supervisor.worker_process import KILL_AFTER, WorkerPipe, WorkerProcess
+from srunddp.util.console import write_stderr
 
 _KILLED_WITHIN = 12.0
 _MEETING_ENDS_WITHIN = 7.0  # after a failure, of which it tells the others
@@ -36,11 +36,11 @@ ENDS_WITHIN = 60.0  # a process whose script is over
 _PIDFD_OPEN = 434  # Linux's number of this call, the same on all processors
 
 
-class Guard(Protocol):
+class FailureMonitor(Protocol):
     """Who decides what a failure means for all: ``guard`` on rank 0, ``member`` on the others."""
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> RootCause | None:
         """Why all leave now."""
 
     @property
@@ -74,11 +74,11 @@ class Guard(Protocol):
 
 
 @dataclass(frozen=True)
-class Met:
+class RendezvousOutcome:
     """What a meeting leaves: the message for the worker, and the guard."""
 
     message: dict[str, Any]
-    guard: Guard
+    guard: FailureMonitor
 
 
 @dataclass
@@ -98,21 +98,21 @@ class Supervisor:
         launcher: who sends this rank signals, and which of them reach the worker as well.
     """
 
-    report: Report
+    report: FailureRecorder
     process: WorkerProcess
-    pipe: Pipe
-    meet: Callable[[], Met]
+    pipe: WorkerPipe
+    meet: Callable[[], RendezvousOutcome]
     interrupt: Callable[[str, int], None]
-    told: Callable[[Met], None]
+    told: Callable[[RendezvousOutcome], None]
     condemn: Callable[[], None]
     ended: Callable[[], None]
     finish: Callable[[float], object]
     grace: float | None
     launcher: signals.Launcher
-    _clock: Clock = field(default_factory=Clock)
+    _clock: ActiveClock = field(default_factory=ActiveClock)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _met: Met | None = None
-    _guard: Guard | None = None
+    _met: RendezvousOutcome | None = None
+    _guard: FailureMonitor | None = None
     _error: BaseException | None = None
     _failure: Failure | None = None
     _done: bool = False
@@ -141,7 +141,7 @@ class Supervisor:
         finally:
             self.ended()
             given_up = failure_files.finish() | ({self.process.pid} if self.process.given_up else set())
-            process_tree.end_all(given_up)
+            process_tree.kill_descendants(given_up)
             self.finish(_PUMPED_WITHIN)
         if self._error:
             raise self._error
@@ -232,17 +232,20 @@ class Supervisor:
         if now < due:
             return due - now
         stack = stacks.main_stack(self.report.dump.ask(self.process.pid))
-        where, told = stacks.place(stack), f"its script is over, and it has not ended for {now - self._over_at:.0f} s"
+        where, told = (
+            stacks.top_frame(stack),
+            f"its script is over, and it has not ended for {now - self._over_at:.0f} s",
+        )
         if self._place:
-            self._fail(self.report.of(f"{told}, in {where}", STALLED, now, trace=stacks.shown(stack)))
+            self._fail(self.report.of(f"{told}, in {where}", STALLED, now, trace=stacks.format_stack(stack)))
         else:
-            say(f"srunddp: rank {self.report.rank} on {self.report.node}: {told}, in {where}\n")
+            write_stderr(f"srunddp: rank {self.report.rank} on {self.report.node}: {told}, in {where}\n")
         self._place = where
         return 0.0
 
-    def _end_worker(self, now: float, verdict: Verdict) -> None:
+    def _end_worker(self, now: float, verdict: RootCause) -> None:
         # Who has failed is about to end by itself: the culprit, and all after a stop, may have something left to do.
-        stops = self._failure is not None and self._failure.weight >= Weight.STOPPED
+        stops = self._failure is not None and self._failure.weight >= FailureKind.STOPPED
         has_time = self._ends_itself and (stops or self.report.rank in verdict.ranks)
         self.process.end(now, ask=not self._failure, within=self.grace if has_time else KILL_AFTER)
 

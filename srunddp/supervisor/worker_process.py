@@ -114,7 +114,7 @@ class WorkerProcess:
 LONGEST = 1 << 16
 
 
-class Pipe:
+class WorkerPipe:
     """One end; a message is one JSON object of at most ``LONGEST`` bytes, about half of what Linux takes at once."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -136,7 +136,7 @@ class Pipe:
         return parse(data) if data else None
 
 
-def pipe() -> tuple[Pipe, Pipe]:
+def pipe() -> tuple[WorkerPipe, WorkerPipe]:
     """The supervisor's end and the worker's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Pipe(ours), Pipe(theirs)
+    return WorkerPipe(ours), WorkerPipe(theirs)

@@ -13,25 +13,25 @@ import torch.distributed as dist
 from srunddp.errors import PeerError
 from srunddp.telemetry import heartbeat
 from srunddp.train.checkpoint.file import CheckpointError
-from srunddp.train.checkpoint.manager import Saving
+from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import Config
-from srunddp.train.metrics.accumulator import Sums
-from srunddp.train.preemption.consensus import Agreement
-from srunddp.train.preemption.requeue import leave
-from srunddp.train.preemption.signals import Preemption, Wish
+from srunddp.train.metrics.accumulator import MetricAccumulator
+from srunddp.train.preemption.consensus import StopConsensus
+from srunddp.train.preemption.requeue import stop_and_requeue
+from srunddp.train.preemption.signals import Preemption, StopRequest
 from srunddp.train.state import TrainingState
 from srunddp.train.world import World
 
 
-class Leave(Exception):  # noqa: N818 - it is no error
+class StopTraining(Exception):  # noqa: N818 - it is no error
     """All ranks have agreed to stop after this step."""
 
-    def __init__(self, wish: Wish, cause: int) -> None:
+    def __init__(self, wish: StopRequest, cause: int) -> None:
         super().__init__(wish, cause)
         self.agreed = (wish, cause)
 
 
-class Keeping:
+class CheckpointPolicy:
     """For a run with an ``output_dir``; all ranks call its methods at the same steps.
 
     Attributes:
@@ -57,8 +57,8 @@ class Keeping:
         self._world, self._state, self._written = world, state, written
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
         self._preemption = stack.enter_context(Preemption(config.preemption, world.rank))
-        self._saving = Saving(config, world, state, say)
-        self._agreement = Agreement(world)
+        self._saving = CheckpointManager(config, world, state, say)
+        self._agreement = StopConsensus(world)
 
     def restore(self, rehearse: Callable[[], None]) -> None:
         """Go on from a checkpoint where the configuration names or finds one.
@@ -87,9 +87,9 @@ class Keeping:
         agreed = self._agreement.reach(wish, cause, save=self._saving.due_by_clock())
         self.due |= agreed.save
         if agreed.wish:
-            raise Leave(agreed.wish, agreed.cause)
+            raise StopTraining(agreed.wish, agreed.cause)
 
-    def after_step(self, sums: Sums | None) -> None:
+    def after_step(self, sums: MetricAccumulator | None) -> None:
         """Write a checkpoint if one is due after this step, and leave if that is agreed on.
 
         Args:
@@ -105,7 +105,7 @@ class Keeping:
         if self.due or self._saving.due(epoch=self._state.epoch):
             self.save(None)
 
-    def save(self, sums: Sums | None) -> Path:
+    def save(self, sums: MetricAccumulator | None) -> Path:
         """Begin to write a checkpoint, unless there is one of just this state; its path."""
         self.due = False
         self._state.sums = sums.by_rank() if sums else []
@@ -116,7 +116,7 @@ class Keeping:
         self.save(None)
         self._wait()
 
-    def leave(self, agreed: Leave, sums: Sums | None) -> None:
+    def leave(self, agreed: StopTraining, sums: MetricAccumulator | None) -> None:
         """Write a checkpoint, and stop.
 
         Raises:
@@ -126,7 +126,7 @@ class Keeping:
         self._preemption.ignore_interrupts()  # another rank may have got the signal
         path = self.save(sums)
         self._wait()
-        leave(self._preemption, agreed.agreed, self._state.step, path, broadcast=self._of_rank_0)
+        stop_and_requeue(self._preemption, agreed.agreed, self._state.step, path, broadcast=self._of_rank_0)
 
     def _wait(self) -> None:
         """Until it is written, on all ranks: what follows may read it, or end this rank and with it rank 0."""

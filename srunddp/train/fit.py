@@ -19,17 +19,17 @@ from srunddp.bootstrap.environment.cpus import Cpus, advice
 from srunddp.config.parse import save_config
 from srunddp.errors import ConfigError
 from srunddp.telemetry import event, heartbeat
-from srunddp.train.checkpoint_policy import Keeping, Leave
+from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
 from srunddp.train.config import Config
 from srunddp.train.data import workers
-from srunddp.train.data.loader import Step, feeds
+from srunddp.train.data.loader import StepBatches, make_loaders
 from srunddp.train.data.order import Order
-from srunddp.train.metrics.accumulator import Metric, Sums
-from srunddp.train.metrics.logger import History
+from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
+from srunddp.train.metrics.logger import MetricsLogger
 from srunddp.train.optimizer import Scheduler, make_scheduler
 from srunddp.train.profiler import Profile, parse
-from srunddp.train.progress import EpochRecord, Progress, Silent
-from srunddp.train.rng import undisturbed
+from srunddp.train.progress import EpochRecord, Progress, SilentProgress
+from srunddp.train.rng import preserved_rng
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import pace_of
 from srunddp.train.validate import inputs
@@ -37,7 +37,7 @@ from srunddp.train.world import World
 
 
 class TrainerParts(Protocol):
-    """What :class:`Run` needs of a :class:`srunddp.train.Trainer`."""
+    """What :class:`FitLoop` needs of a :class:`srunddp.train.Trainer`."""
 
     config: Config
     world: World
@@ -53,11 +53,11 @@ class TrainerParts(Protocol):
     def rehearses(self) -> bool:
         """Whether :meth:`rehearse` is wanted before the first step."""
 
-    def rehearse(self, step: Step) -> None:
+    def rehearse(self, step: StepBatches) -> None:
         """One forward and backward without a step."""
 
 
-class Run:
+class FitLoop:
     """What happens before, between and after the steps of a :class:`srunddp.train.Trainer`. A context manager.
 
     Attributes:
@@ -75,19 +75,19 @@ class Run:
         """The arguments are those of :meth:`srunddp.train.Trainer.fit`."""
         config, world = trainer.config, trainer.world
         self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
-        self._progress = Progress() if world.rank == 0 else Silent()
+        self._progress = Progress() if world.rank == 0 else SilentProgress()
         self.pace = pace_of(world.device)
         inputs.check_fit(world, train_data, test_data, order, config)
         share = workers.share(world)
         workers.set_threads(share, config.loading.threads)
-        self._feed, self._test_feed = feeds(world, config, train_data, test_data, order, collate, share)
+        self._feed, self._test_feed = make_loaders(world, config, train_data, test_data, order, collate, share)
         self._on_step = trainer.methods("on_step")
         self._stack = ExitStack()
-        self._sums: Sums | None = None
+        self._sums: MetricAccumulator | None = None
         self._latest: tuple[int, Mapping[str, float]] = (0, {})  # an evaluation's step, and its figures
         self._profile: Profile | None = None
-        self._history: History | None = None
-        self._keeping: Keeping | None = None
+        self._history: MetricsLogger | None = None
+        self._keeping: CheckpointPolicy | None = None
 
     def __enter__(self) -> Self:
         """Get all ready, and go on from a checkpoint where there is one."""
@@ -118,7 +118,7 @@ class Run:
 
     def _open(self, folder: Path) -> None:
         written = [partial(call, self._trainer) for call in self._trainer.methods("on_checkpoint")]
-        self._keeping = Keeping(
+        self._keeping = CheckpointPolicy(
             self._config, self._world, self._state, self._stack, say=self._progress.say, written=written
         )
         if self._state.step == 0:  # a trainer that has made steps goes on from where it is
@@ -129,7 +129,7 @@ class Run:
             )
         if self._world.rank == 0:
             save_config(folder / "config.yaml", self._config)
-            self._history = History(folder, self._config.tensorboard, self._progress.say)
+            self._history = MetricsLogger(folder, self._config.tensorboard, self._progress.say)
             self._stack.callback(self._history.close)
             self._history.rewind(self._state.step)
 
@@ -142,17 +142,17 @@ class Run:
         """The figures have not become better for as long as the configuration allows."""
         return 0 < self._config.patience <= self._state.waited
 
-    def start_epoch(self) -> Sums:
+    def start_epoch(self) -> MetricAccumulator:
         """The figures of the epoch that begins, or goes on from a checkpoint."""
         state, feed = self._state, self._feed
         steps, left = feed.steps_left(0), feed.steps_left(state.seen)
         done = steps - left if steps is not None and left is not None else 0
         self._progress.start_epoch(state.epoch + 1, self._config.epochs, steps, done)
         self.pace.epoch(state.epoch + 1)
-        self._sums = Sums(self._trainer.metrics, self._world, state.sums)
+        self._sums = MetricAccumulator(self._trainer.metrics, self._world, state.sums)
         return self._sums
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[StepBatches]:
         """The steps that are left of this epoch."""
         if self.is_over and self._state.seen:
             return  # a resume after the evaluation that ended training
@@ -170,10 +170,10 @@ class Run:
             )
 
     @contextmanager
-    def evaluation(self) -> Iterator[Iterator[Step]]:
+    def evaluation(self) -> Iterator[Iterator[StepBatches]]:
         """The test data, a batch each step. Training's clock and random states stand still."""
         assert self._test_feed is not None
-        with self._progress.paused(), undisturbed(self._world):
+        with self._progress.paused(), preserved_rng(self._world):
             if self._keeping:
                 self._keeping.begin()
             event("evaluation")
@@ -182,7 +182,7 @@ class Run:
         if self._keeping:
             self._keeping.begin()
 
-    def after_step(self, step: Step, loss: float | None) -> None:
+    def after_step(self, step: StepBatches, loss: float | None) -> None:
         """Count a step, and tell of it.
 
         Args:
@@ -295,5 +295,5 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._stack:
-            if self._keeping and isinstance(error, Leave):
+            if self._keeping and isinstance(error, StopTraining):
                 self._keeping.leave(error, self._sums)

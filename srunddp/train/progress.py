@@ -61,7 +61,7 @@ def print_epoch(record: EpochRecord) -> None:
     _write(sys.stdout, describe(record))
 
 
-class Silent:
+class SilentProgress:
     """Counts samples and time, and prints nothing: for the ranks other than 0."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -123,7 +123,7 @@ class Silent:
             self._paused_at = None
 
 
-class Progress(Silent):
+class Progress(SilentProgress):
     """For rank 0: a bar on standard error where that is a terminal, else a line every 30 s; and each epoch's line."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -45,7 +45,7 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
 
 
 @contextmanager
-def undisturbed(world: World) -> Iterator[None]:
+def preserved_rng(world: World) -> Iterator[None]:
     """What is drawn in here, is drawn as if it were not."""
     state = _capture(world.device)
     try:
@@ -62,7 +62,7 @@ def seed(number: int) -> None:
         numpy.random.seed(number % 2**32)
 
 
-class Apart:
+class IsolatedRng:
     """What is drawn on the CPU in here, time after time, is one row of its own; the rank's own is undisturbed."""
 
     def __init__(self, number: int) -> None:

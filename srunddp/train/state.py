@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from srunddp.train.checkpoint.file import CheckpointError
-from srunddp.train.model.ema import Average
+from srunddp.train.model.ema import EMA
 from srunddp.train.optimizer import rescale, with_kernels_of
 from srunddp.train.progress import EpochRecord
 
@@ -39,7 +39,7 @@ class TrainingState:
     scaler: GradScaler
     lr_factor: float = 1.0
     scheduler: LRScheduler | None = None
-    average: Average | None = None
+    average: EMA | None = None
     epoch: int = 0
     seen: int = 0
     step: int = 0

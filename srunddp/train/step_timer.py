@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from srunddp.telemetry import Marks, event, recorded
+from srunddp.telemetry import TelemetryPage, active_page, event
 
 if TYPE_CHECKING:
-    from srunddp.train.model.ddp import Replica
-    from srunddp.train.model.fsdp import Sharded
+    from srunddp.train.model.ddp import DDPModel
+    from srunddp.train.model.fsdp import FSDPModel
 
 T = TypeVar("T")
 _LOOK_EVERY = 0.5  # seconds between two measurements of a GPU
 
 
-class Pace:
+class ThroughputMeter:
     """Notes nothing: without ``--monitor``."""
 
     def arriving(self, steps: Iterator[T]) -> Iterator[T]:
         """The same steps, as they come."""
         return steps
 
-    def around_waits(self, replica: Replica | Sharded) -> AbstractContextManager[None]:
+    def around_waits(self, replica: DDPModel | FSDPModel) -> AbstractContextManager[None]:
         """Around a training, whose forwards may wait for other ranks as well."""
         return nullcontext()
 
@@ -50,10 +50,10 @@ class Pace:
         """An epoch begins; counted from 1."""
 
 
-class Timed(Pace):
+class StepTimer(ThroughputMeter):
     """Writes sums where the supervisor reads them."""
 
-    def __init__(self, marks: Marks, device: torch.device) -> None:
+    def __init__(self, marks: TelemetryPage, device: torch.device) -> None:
         self._marks, self._clock = marks, time.perf_counter
         before = marks.read_steps()  # of a trainer before this one
         self._steps, self._samples, self._step_s, self._data_s, self._own_s, self._longest, self._epoch = before
@@ -75,12 +75,12 @@ class Timed(Pace):
             self._arrived, self._waited = self._clock(), 0.0
             yield step
 
-    def around_waits(self, replica: Replica | Sharded) -> AbstractContextManager[None]:
-        """See :class:`Pace`."""
+    def around_waits(self, replica: DDPModel | FSDPModel) -> AbstractContextManager[None]:
+        """See :class:`ThroughputMeter`."""
         return replica.around_waits(self.waits, self.goes_on)
 
     def waits(self) -> None:
-        """See :class:`Pace`."""
+        """See :class:`ThroughputMeter`."""
         self._depth += 1
         if self._depth > 1:
             return
@@ -89,7 +89,7 @@ class Timed(Pace):
         self._since = self._clock()
 
     def goes_on(self) -> None:
-        """See :class:`Pace`."""
+        """See :class:`ThroughputMeter`."""
         self._depth -= 1
         if self._depth > 0:
             return
@@ -98,7 +98,7 @@ class Timed(Pace):
         self._waited += self._clock() - self._since
 
     def done(self, samples: int) -> None:
-        """See :class:`Pace`."""
+        """See :class:`ThroughputMeter`."""
         step, data = self._clock() - self._asked, self._arrived - self._asked
         own = step - self._waited
         if self._gpu:
@@ -116,7 +116,7 @@ class Timed(Pace):
         self._write()
 
     def epoch(self, number: int) -> None:
-        """See :class:`Pace`."""
+        """See :class:`ThroughputMeter`."""
         event("epoch", number)
         self._epoch = number
         self._write()
@@ -166,7 +166,7 @@ class _Gpu:
         return self._seconds
 
 
-def pace_of(device: torch.device) -> Pace:
+def pace_of(device: torch.device) -> ThroughputMeter:
     """What notes the times of a training on this device, where ``--monitor`` wants them."""
-    marks = recorded()
-    return Timed(marks, device) if marks else Pace()
+    marks = active_page()
+    return StepTimer(marks, device) if marks else ThroughputMeter()

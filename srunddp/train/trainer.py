@@ -17,16 +17,16 @@ from torch.utils.data import Dataset
 from srunddp.errors import ConfigError, Scope
 from srunddp.telemetry import heartbeat
 from srunddp.train.config import Config
-from srunddp.train.data.loader import Step
+from srunddp.train.data.loader import StepBatches
 from srunddp.train.data.order import Order
-from srunddp.train.fit import Run
-from srunddp.train.metrics.accumulator import LossFunction, Metric, Sums
-from srunddp.train.model.ema import Average
-from srunddp.train.model.fsdp import replica_of
+from srunddp.train.fit import FitLoop
+from srunddp.train.metrics.accumulator import LossFunction, Metric, MetricAccumulator
+from srunddp.train.model.ema import EMA
+from srunddp.train.model.fsdp import wrap_model
 from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.progress import EpochRecord
 from srunddp.train.state import TrainingState
-from srunddp.train.step_timer import Pace
+from srunddp.train.step_timer import ThroughputMeter
 from srunddp.train.validate.inputs import check_parts
 from srunddp.train.world import World
 
@@ -85,10 +85,10 @@ class Trainer:
         if isinstance(loss_function, nn.Module):
             loss_function.to(world.device)
         self._loss_function = loss_function
-        self._replica = replica_of(model, optimizer, world, config)
+        self._replica = wrap_model(model, optimizer, world, config)
         self.model, self.optimizer = self._replica.model, optimizer
         decay, compiles = config.ema_decay, config.ddp.compile
-        self._average = None if decay is None else Average(self.model, decay, compile=compiles)
+        self._average = None if decay is None else EMA(self.model, decay, compile=compiles)
         self.averaged = self._average.model if self._average else None
         self.scheduler, self.callbacks = scheduler, tuple(callbacks)
         if config.fused:
@@ -126,14 +126,14 @@ class Trainer:
             CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
             Stopped: the job has to leave its nodes; a checkpoint is written.
         """
-        with Run(self, train_data, test_data, order, collate) as run:
+        with FitLoop(self, train_data, test_data, order, collate) as run:
             with run.pace.around_waits(self._replica):
                 while self.state.epoch < self.config.epochs and (self.state.seen or not run.is_over):
                     self._epoch(run)
             run.finish()
         return self.state.records
 
-    def _epoch(self, run: Run) -> None:
+    def _epoch(self, run: FitLoop) -> None:
         sums = run.start_epoch()
         self._replica.training.train()
         if run.evaluation_is_due():  # the run before this one left amid it
@@ -144,7 +144,7 @@ class Trainer:
         train = sums.means()
         run.end_epoch(train, (run.evaluated or self._evaluate(run)) if run.ends_with_evaluation() else {})
 
-    def _step(self, step: Step, sums: Sums, pace: Pace) -> float | None:
+    def _step(self, step: StepBatches, sums: MetricAccumulator, pace: ThroughputMeter) -> float | None:
         """One optimizer step; returns the loss of the micro-batch before its last."""
         state = self.state
         self.optimizer.zero_grad(set_to_none=True)
@@ -174,20 +174,20 @@ class Trainer:
         heartbeat()
         return late
 
-    def _evaluate_and_keep(self, run: Run) -> None:
+    def _evaluate_and_keep(self, run: FitLoop) -> None:
         if run.evaluation_is_due():
             run.judge(self._evaluate(run))
         run.keep()
 
     @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
-    def _evaluate(self, run: Run) -> dict[str, float]:
+    def _evaluate(self, run: FitLoop) -> dict[str, float]:
         self._replica.share_buffers(self.model)
         self.model.eval()
         testing = self._replica.testing
         if self._average:
             self._replica.share_buffers(self._average.model)
             testing = self._average.testing
-        sums = Sums(self.metrics, self.world)
+        sums = MetricAccumulator(self.metrics, self.world)
         with run.evaluation() as steps:
             for (batch,), *_ in steps:
                 with self._precision():
@@ -205,7 +205,7 @@ class Trainer:
         """Whether :meth:`rehearse` makes a difference."""
         return self._replica.rebuilds_buckets
 
-    def rehearse(self, step: Step) -> None:
+    def rehearse(self, step: StepBatches) -> None:
         """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""
         batch = step.batches[0]
         with self._precision():

@@ -8,8 +8,8 @@ import click
 
 from srunddp.errors import ConfigError
 from srunddp.triage import render
-from srunddp.triage.collect import gather
-from srunddp.triage.diagnose import judge
+from srunddp.triage.collect import collect
+from srunddp.triage.diagnose import diagnose
 from srunddp.triage.logs import find
 from srunddp.util.click_types import answering
 
@@ -34,8 +34,8 @@ def triage(paths: tuple[str, ...], as_json: bool) -> None:
 def _triage(paths: tuple[str, ...], as_json: bool) -> None:
     if not paths:
         raise ConfigError("no file and no folder", expected="logs", cure="srunddp triage slurm-4711.out")
-    story = gather(find(paths))
-    verdict = judge(story)
+    story = collect(find(paths))
+    verdict = diagnose(story)
     click.echo(
         json.dumps(render.record(verdict, story), indent=2) if as_json else "\n".join(render.lines(verdict, story))
     )

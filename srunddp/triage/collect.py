@@ -13,19 +13,19 @@ from srunddp.triage.launcher_reports import Reports, of_record, ours
 from srunddp.triage.logs import Log, time_of
 from srunddp.triage.progress import (
     Progress,
+    is_below_error,
     is_ended,
     is_finished,
     is_handled,
     is_on_its_way,
-    is_quiet,
     is_quoted,
-    is_well,
+    is_success_line,
     tells_part,
 )
-from srunddp.triage.rank_labels import Labels, Nccl, first, node_of_name, ranks_of_names, said_rank
-from srunddp.triage.signatures import Sign, table
-from srunddp.triage.tracebacks import Raised, Tracebacks
-from srunddp.triage.world_size import Crowd, Stream
+from srunddp.triage.rank_labels import Nccl, RankLabels, first, node_of_name, ranks_of_names, said_rank
+from srunddp.triage.signatures import Signature, table
+from srunddp.triage.tracebacks import PythonException, Tracebacks
+from srunddp.triage.world_size import LineOrigin, ObservedRanks
 
 _SNIFFED = 400
 _KEPT = 40  # of one sign of one rank in one file
@@ -45,7 +45,7 @@ _RESTART = re.compile(
 
 
 @dataclass
-class Story:
+class Evidence:
     """All that the logs tell.
 
     Attributes:
@@ -61,7 +61,7 @@ class Story:
     """
 
     names: list[str]
-    crowd: Crowd = field(default_factory=Crowd)
+    crowd: ObservedRanks = field(default_factory=ObservedRanks)
     events: list[Event] = field(default_factory=list)
     reports: dict[int, Reports] = field(default_factory=dict)
     last: dict[str, deque[str]] = field(default_factory=dict)
@@ -78,9 +78,9 @@ class Story:
     moved: float | None = None
 
 
-def gather(logs: Sequence[Log]) -> Story:
+def collect(logs: Sequence[Log]) -> Evidence:
     """Read all logs, each once."""
-    story = Story([log.name for log in logs])
+    story = Evidence([log.name for log in logs])
     ranks, nccl = ranks_of_names(story.names), Nccl()
     for index, log in enumerate(logs):
         if re.fullmatch(r"failure(?:\.\d+)?\.json", log.path.name):
@@ -91,7 +91,7 @@ def gather(logs: Sequence[Log]) -> Story:
     return story
 
 
-def _read_record(log: Log, index: int, story: Story) -> None:
+def _read_record(log: Log, index: int, story: Evidence) -> None:
     try:
         event, size = of_record("\n".join(text for _, text in log.lines()), index)
     except (ValueError, TypeError, KeyError):
@@ -104,7 +104,7 @@ def _read_record(log: Log, index: int, story: Story) -> None:
 class _File:
     """One log, as it is read."""
 
-    def __init__(self, index: int, log: Log, story: Story, nccl: Nccl, rank: int | None) -> None:
+    def __init__(self, index: int, log: Log, story: Evidence, nccl: Nccl, rank: int | None) -> None:
         self._index, self._log, self._story, self._nccl, self._rank = index, log, story, nccl, rank
         self._node = node_of_name(log.name)
         self._streams: dict[int | None, Tracebacks] = {}
@@ -120,7 +120,7 @@ class _File:
     def read(self) -> None:
         lines = self._log.lines()
         begin = list(itertools.islice(lines, _SNIFFED))
-        labels, tail = Labels.sniff([text for _, text in begin]), deque[tuple[int, str]](maxlen=12)
+        labels, tail = RankLabels.sniff([text for _, text in begin]), deque[tuple[int, str]](maxlen=12)
         for number, line in itertools.chain(begin, lines):
             text, rank, node = labels.strip(line)
             near, host = self._nccl.look(text) if "NCCL" in text else (None, None)
@@ -140,7 +140,7 @@ class _File:
         story.steps[self._index], story.restarted[self._index] = self._all.count, self._restarted
         if good := [number for number, text in tail if is_finished(text)]:
             story.finished[self._index] = good[-1]
-            story.well |= {self._index} if any(is_well(text) for _, text in tail) else set()
+            story.well |= {self._index} if any(is_success_line(text) for _, text in tail) else set()
         else:
             last = next((text for _, text in reversed(tail) if tells_part(text)), "")
             story.stopped = last if is_on_its_way(last) else story.stopped
@@ -153,7 +153,7 @@ class _File:
         story.lines += 1
         whose = rank if rank is not None else said_rank(text)
         job = self._index if self._rank is None else "ranks"
-        story.crowd.hear(text, whose, node, Stream(job, rank, self._all.count))
+        story.crowd.hear(text, whose, node, LineOrigin(job, rank, self._all.count))
         if _RESTART.search(text):
             self._restarted = number
         speaker = f"rank {rank}" if rank is not None else self._log.name
@@ -187,7 +187,7 @@ class _File:
             event.node = event.node or node
             self._add(event, whose if event.rank is None else event.rank, time, progress)
 
-    def _retract(self, outer: Raised | None) -> None:
+    def _retract(self, outer: PythonException | None) -> None:
         for each in self._own:
             if each.raised is outer:
                 each.kind = "noise"
@@ -231,7 +231,7 @@ class _File:
             self._own[places[-1]], self._counted[places[-1]] = event, (progress, progress.count, self._all.count)
 
 
-def _of_sign(sign: Sign, file: int, number: int, text: str) -> Event:
-    weak = sign.kind == "hint" or is_quoted(text) or (sign.kind == "primary" and is_quiet(text))
+def _of_sign(sign: Signature, file: int, number: int, text: str) -> Event:
+    weak = sign.kind == "hint" or is_quoted(text) or (sign.kind == "primary" and is_below_error(text))
     weak |= sign.kind != "ending" and not _LAUNCHER.search(text) and is_handled(text)
     return Event(sign.id, sign.kind, sign.sure, file, number, text, late=sign.late, weak=weak)

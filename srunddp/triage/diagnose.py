@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from srunddp.triage.collect import GOES_ON, Story
+from srunddp.triage.collect import GOES_ON, Evidence
 from srunddp.triage.event import MARGIN, Event, earliest, surely_before
 from srunddp.triage.launcher_reports import Report
-from srunddp.triage.relevance import Told, explains, first_report, is_certain, split
+from srunddp.triage.relevance import Told, explaining_event, first_report, is_certain, partition_relevant
 
 _STILL = 1800.0  # seconds without a step
 _WARNING = re.compile(r"\[W\d*|(?<!NCCL )\bWARN(?:ING)?\b|Warning: ")
@@ -26,7 +26,7 @@ _CRASH = (4, 7, 8, 9, 11)
 
 
 @dataclass
-class Verdict:
+class Diagnosis:
     """What failed first.
 
     Attributes:
@@ -51,7 +51,7 @@ class Verdict:
     victim: bool = False
 
 
-def judge(story: Story) -> Verdict:
+def diagnose(story: Evidence) -> Diagnosis:
     """The verdict upon what the logs tell."""
     verdict = _judge(story)
     crowd = story.crowd
@@ -70,19 +70,19 @@ def judge(story: Story) -> Verdict:
     return verdict
 
 
-def _judge(story: Story) -> Verdict:
+def _judge(story: Evidence) -> Diagnosis:
     report = first_report(story)
-    standing, weak = split(story, report)
+    standing, weak = partition_relevant(story, report)
     ours = _own_verdict([event for event in standing if event.ours], [*standing, *weak])
     found = ours or _of_standing(standing, weak, story, report)
     if found.cause is None:
         return _unless_cut(found, story)
-    if behind := explains(weak, found.cause, found.first):
-        return Verdict(behind.cause, "likely", behind)
+    if behind := explaining_event(weak, found.cause, found.first):
+        return Diagnosis(behind.cause, "likely", behind)
     return found
 
 
-def _of_standing(standing: list[Event], weak: list[Event], story: Story, report: Told | None) -> Verdict:
+def _of_standing(standing: list[Event], weak: list[Event], story: Evidence, report: Told | None) -> Diagnosis:
     if report:
         standing = standing + _of_report(report)
     if not standing and not report:
@@ -92,7 +92,7 @@ def _of_standing(standing: list[Event], weak: list[Event], story: Story, report:
     )
     endings = [event for event in endings if event.sure or not (report and not report[1].is_victim)]
     if story.crowd.ones > 1 and primary and {event.cause for event in primary} <= _COLLISIONS:
-        return Verdict("world-of-one", "likely", earliest(primary), why="each process took itself for rank 0 of 1")
+        return Diagnosis("world-of-one", "likely", earliest(primary), why="each process took itself for rank 0 of 1")
     if primary:
         found = _of_primary(primary, symptoms, endings, story)
         if found.first in primary and found.first and is_certain(found.first, story, report, standing, weak):
@@ -105,16 +105,16 @@ def _of_standing(standing: list[Event], weak: list[Event], story: Story, report:
     return _of_echoes(echoes, report, story)
 
 
-def _own_verdict(told: Sequence[Event], events: Sequence[Event]) -> Verdict | None:
+def _own_verdict(told: Sequence[Event], events: Sequence[Event]) -> Diagnosis | None:
     """srunddp's own: it knows who was first."""
     told = [event for event in told if event.kind == "primary"]
     named = [event for event in told if event.rank is not None] or told
     if named:
         event = min(named, key=lambda each: (each.cause == "unknown", each.generic))
         if why := _behind(event, events):
-            return Verdict(why.cause, "likely", why, rank=event.rank, node=event.node)
+            return Diagnosis(why.cause, "likely", why, rank=event.rank, node=event.node)
         if event.cause != "unknown":
-            return Verdict(event.cause, "certain" if event.sure else "likely", event)
+            return Diagnosis(event.cause, "certain" if event.sure else "likely", event)
     return None
 
 
@@ -127,25 +127,25 @@ def _behind(event: Event, events: Sequence[Event]) -> Event | None:
     return next(iter(theirs), None)
 
 
-def _nothing(story: Story) -> Verdict:
+def _nothing(story: Evidence) -> Diagnosis:
     if not story.lines:
-        return Verdict("unknown", "unknown", why="the logs are empty")
+        return Diagnosis("unknown", "unknown", why="the logs are empty")
     if story.crowd.ones > 1:
-        return Verdict("world-of-one", "likely", why=f"{story.crowd.ones} processes say that they are alone")
+        return Diagnosis("world-of-one", "likely", why=f"{story.crowd.ones} processes say that they are alone")
     if story.stopped and not story.finished:
-        return Verdict("unknown", "unknown", why=f"the log stops at {story.stopped!r}")
-    return Verdict(None, "likely")
+        return Diagnosis("unknown", "unknown", why=f"the log stops at {story.stopped!r}")
+    return Diagnosis(None, "likely")
 
 
-def _unless_cut(found: Verdict, story: Story) -> Verdict:
+def _unless_cut(found: Diagnosis, story: Evidence) -> Diagnosis:
     """Where nothing failed: whether the logs come to an end at all."""
     if story.finished or (story.ended and not story.cut):
         return found
     who, text = story.speaker
-    return Verdict("unknown", "unknown", why=f"the log just ends, the last word is {who}'s: {text!r}")
+    return Diagnosis("unknown", "unknown", why=f"the log just ends, the last word is {who}'s: {text!r}")
 
 
-def _sole_report(story: Story) -> Report | None:
+def _sole_report(story: Evidence) -> Report | None:
     """The one rank that did not end well by itself, where launchers report just one."""
     told = [each for reports in story.reports.values() for each in reports.found if each.ranks and not each.is_victim]
     ranks = {rank for each in told for rank in each.ranks}
@@ -162,18 +162,20 @@ def _of_report(told: Told) -> list[Event]:
     return [Event(cause, "symptom", False, index, report.number, report.text, rank, report.node)]
 
 
-def _of_primary(primary: Sequence[Event], symptoms: Sequence[Event], endings: Sequence[Event], story: Story) -> Verdict:
+def _of_primary(
+    primary: Sequence[Event], symptoms: Sequence[Event], endings: Sequence[Event], story: Evidence
+) -> Diagnosis:
     first = _first_of(primary)
     for before in (*endings, *symptoms):
         if first.late or before.cause in _SAY_LITTLE or not surely_before(before, first):
             continue
         if before.kind == "ending":
-            return Verdict(before.cause, _certainty(before, story), before)
+            return Diagnosis(before.cause, _certainty(before, story), before)
         if before.time is not None and first.time is not None:
-            return Verdict(before.cause, "likely", before)
+            return Diagnosis(before.cause, "likely", before)
     # The same was told by others before, with less weight.
     same = [each for each in symptoms if each.cause == first.cause and surely_before(each, first)]
-    return Verdict(first.cause, "likely", earliest([first, *same]))
+    return Diagnosis(first.cause, "likely", earliest([first, *same]))
 
 
 def _first_of(primary: Sequence[Event]) -> Event:
@@ -186,20 +188,20 @@ def _first_of(primary: Sequence[Event]) -> Event:
     return earliest(others) if first.late and others else first
 
 
-def _of_lesser(symptoms: Sequence[Event], endings: Sequence[Event], reported: bool, story: Story) -> Verdict:
+def _of_lesser(symptoms: Sequence[Event], endings: Sequence[Event], reported: bool, story: Evidence) -> Diagnosis:
     """Without a primary sign: an end that the launcher tells, unless something else went wrong before it."""
     sure = [event for event in endings if event.sure]
     lesser = [event for event in symptoms if event.cause not in ("unknown", "script-error")] or list(symptoms)
     if not sure:
-        return _of_symptoms(lesser) if lesser else Verdict(endings[0].cause, "likely", endings[0])
+        return _of_symptoms(lesser) if lesser else Diagnosis(endings[0].cause, "likely", endings[0])
     end = earliest(sure)
     telling = [event for event in lesser if event.cause != "rank-killed" and not _WARNING.search(event.text, 0, 60)]
     if before := [event for event in telling if surely_before(event, end)]:
-        return Verdict(earliest(before).cause, "likely", earliest(before))
-    return Verdict(end.cause, "likely" if reported else _certainty(end, story), end)
+        return Diagnosis(earliest(before).cause, "likely", earliest(before))
+    return Diagnosis(end.cause, "likely" if reported else _certainty(end, story), end)
 
 
-def _certainty(end: Event, story: Story) -> str:
+def _certainty(end: Event, story: Evidence) -> str:
     """Why somebody cancelled a job, only they know; and a run that stood still was ended by more than its limit."""
     still = end.time is not None and story.moved is not None and end.time - story.moved > _STILL
     if end.cause == "time-limit" and (still or not any(story.steps.values())):
@@ -207,7 +209,7 @@ def _certainty(end: Event, story: Story) -> str:
     return "certain" if end.sure and end.cause != "cancelled" and _OF_SLURM.search(end.text) else "likely"
 
 
-def _of_symptoms(symptoms: Sequence[Event]) -> Verdict:
+def _of_symptoms(symptoms: Sequence[Event]) -> Diagnosis:
     first = earliest(symptoms)
     killed = next((event for event in symptoms if event.cause == "rank-killed"), None)
     # Peers of a killed rank time out, or cannot reach it.
@@ -215,10 +217,10 @@ def _of_symptoms(symptoms: Sequence[Event]) -> Verdict:
         first = killed
     if first.cause in _WAITED:  # whoever could not reach rank 0 is the one that did not come, and why may be told
         first = next((event for why in _WHY_NOT for event in symptoms if event.cause == why), first)
-    return Verdict(first.cause, "unknown" if first.cause == "unknown" else "likely", first)
+    return Diagnosis(first.cause, "unknown" if first.cause == "unknown" else "likely", first)
 
 
-def _of_echoes(echoes: Sequence[Event], told: Told | None, story: Story) -> Verdict:
+def _of_echoes(echoes: Sequence[Event], told: Told | None, story: Evidence) -> Diagnosis:
     raised = [event for event in echoes if event.raised and event.rank is not None]
     victims = {event.rank for event in echoes if event.rank is not None}
     own = [event for event in echoes if not (event.raised and event.raised.kind.endswith(("ChildFailedError", "Exit")))]
@@ -230,12 +232,14 @@ def _of_echoes(echoes: Sequence[Event], told: Told | None, story: Story) -> Verd
         if others and report.ranks and report.ranks[0] in victims and not report.signal:
             left = min(others) if len(others) == 1 else None
             why = "a rank left without an error"
-            return Verdict("collective-mismatch", "likely", earliest(raised), rank=left, why=why, victim=True)
+            return Diagnosis("collective-mismatch", "likely", earliest(raised), rank=left, why=why, victim=True)
     rank = told[1].ranks[0] if told and told[1].ranks else None
     if rank in victims or (
         rank is None and len(story.crowd.seen - victims) == 1
     ):  # whoever the launcher heard of first missed somebody else
         silent = story.crowd.seen - victims
         rank = min(silent) if len(silent) == 1 else None
-        return Verdict("unknown", "unknown", earliest(own) if own else None, rank=rank, victim=True)
-    return Verdict("unknown", "unknown", earliest(own) if own else None, rank=rank, node=told[1].node if told else None)
+        return Diagnosis("unknown", "unknown", earliest(own) if own else None, rank=rank, victim=True)
+    return Diagnosis(
+        "unknown", "unknown", earliest(own) if own else None, rank=rank, node=told[1].node if told else None
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from srunddp.triage.signatures import table
-from srunddp.triage.tracebacks import Raised
+from srunddp.triage.tracebacks import PythonException
 
 MARGIN = 5.0  # seconds by which clocks of nodes may differ
 
@@ -37,7 +37,7 @@ class Event:
     since: float | None = None
     late: bool = False
     generic: bool = False
-    raised: Raised | None = None
+    raised: PythonException | None = None
     ours: bool = False
     weak: bool = False
     progress: int = 0
@@ -114,7 +114,7 @@ DOUBT = re.compile(
 )
 
 
-def _guess(raised: Raised) -> str:
+def _guess(raised: PythonException) -> str:
     """What the line that raised was about."""
     line = raised.code.rpartition("\n")[2]
     if _VARIABLES.search(line + raised.message) and re.search(r"environ|getenv|SLURM_", line + raised.message):
@@ -122,7 +122,7 @@ def _guess(raised: Raised) -> str:
     return "checkpoint-mismatch" if raised.kind == "KeyError" and _CHECKPOINT.search(line) else ""
 
 
-def _of_errno(raised: Raised) -> str:
+def _of_errno(raised: PythonException) -> str:
     """The cause behind the system's error, where an exception of the chain tells its number."""
     for text in (raised.text, *raised.later):
         if (match := _ERRNO.search(text)) and (cause := _OF_ERRNO.get(int(match[1] or match[2]), "")):
@@ -130,7 +130,7 @@ def _of_errno(raised: Raised) -> str:
     return ""
 
 
-def of_exception(raised: Raised, file: int) -> Event:
+def of_exception(raised: PythonException, file: int) -> Event:
     known = table()
     texts = [raised.text, *raised.later]
     signs = [known.read(text) for text in texts]

@@ -77,7 +77,7 @@ def _is_farewell(text: str) -> bool:
     return bool(_LAST_STEP.search(text) or (_FAREWELL.search(text) and not _STEP.search(text)))
 
 
-def is_well(text: str) -> bool:
+def is_success_line(text: str) -> bool:
     """A word of a good end of the run itself, and not of the script that started it."""
     return bool(_WELL.search(text))
 
@@ -127,7 +127,7 @@ _HANDLED = re.compile(
 )
 
 
-def is_quiet(text: str) -> bool:
+def is_below_error(text: str) -> bool:
     """Of a level below error, or something quoted: a configuration, an environment, a shell's trace."""
     match = _LEVEL.search(text, 0, _PATHS)
     if match and (match.start() < _HEAD or match[0].endswith("Warning: ")):

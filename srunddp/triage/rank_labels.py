@@ -36,13 +36,13 @@ _NODE_IN_NAME = re.compile(r"^([A-Za-z][\w-]*?\d*)\.rank\d+\.log$")
 
 
 @dataclass
-class Labels:
+class RankLabels:
     """Which of the doubtful labels a file has, from its first lines."""
 
     kind: str = ""
 
     @classmethod
-    def sniff(cls, lines: Sequence[str]) -> Labels:
+    def sniff(cls, lines: Sequence[str]) -> RankLabels:
         for kind, pattern in _DOUBTFUL.items():
             found = [match for line in lines if (match := _label(pattern, line))]
             values = Counter(match["rank"] if kind != "host" else match["node"] for match in found)

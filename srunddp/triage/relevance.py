@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from srunddp.triage.collect import GOES_ON, Story
+from srunddp.triage.collect import GOES_ON, Evidence
 from srunddp.triage.event import Event, surely_before
 from srunddp.triage.launcher_reports import Report
-from srunddp.triage.progress import is_quiet
+from srunddp.triage.progress import is_below_error
 from srunddp.triage.signatures import table
 
 Told = tuple[int, Report]  # by file
@@ -20,25 +20,25 @@ _AUTHORITY = re.compile(
 )
 
 
-def first_report(story: Story) -> Told | None:
+def first_report(story: Evidence) -> Told | None:
     """The end of a rank that a launcher reports, the one it calls first if it does."""
     told = [(index, first) for index, reports in story.reports.items() if (first := reports.first())]
     return min(told, key=lambda each: not each[1].root, default=None)
 
 
-def split(story: Story, report: Told | None) -> tuple[list[Event], list[Event]]:
+def partition_relevant(story: Evidence, report: Told | None) -> tuple[list[Event], list[Event]]:
     """What stands, and what was warned of, handled or survived."""
     standing: list[Event] = []
     weak: list[Event] = []
-    superseded = _superseded(story)
+    superseded = _superseded_attempts(story)
     for event in story.events:
         if event.kind != "noise":
-            passed = event.file in superseded or _passed(event, story, report)
+            passed = event.file in superseded or _was_survived(event, story, report)
             (weak if passed else standing).append(event)
     return standing, weak
 
 
-def _superseded(story: Story) -> set[int]:
+def _superseded_attempts(story: Evidence) -> set[int]:
     """The files of attempts, as torchrun keeps them apart, after which a later one went on."""
     attempts = {
         file: (match[1], int(match[2])) for file, name in enumerate(story.names) if (match := _ATTEMPT.match(name))
@@ -50,7 +50,7 @@ def _superseded(story: Story) -> set[int]:
     return {file for file, (run, attempt) in attempts.items() if attempt < latest.get(run, 0)}
 
 
-def _passed(event: Event, story: Story, report: Told | None) -> bool:
+def _was_survived(event: Event, story: Evidence, report: Told | None) -> bool:
     if event.kind == "ending":  # a few steps more may be told before the ranks are gone
         later = max(story.finished.get(event.file, 0), story.restarted.get(event.file, 0))
         return event.weak or (event.progress >= GOES_ON and later > event.number)
@@ -58,12 +58,12 @@ def _passed(event: Event, story: Story, report: Told | None) -> bool:
         return event.progress > 0 or 0 in story.crowd.worlds
     if event.progress >= GOES_ON and not event.late:
         return True
-    if event.weak or (event.kind == "secondary" and is_quiet(event.text) and not event.raised and not report):
+    if event.weak or (event.kind == "secondary" and is_below_error(event.text) and not event.raised and not report):
         return True
     return not report and not event.ours and _ended_well(event, story)
 
 
-def _ended_well(event: Event, story: Story) -> bool:
+def _ended_well(event: Event, story: Evidence) -> bool:
     """The run came to a good end after it, by a word of its own; a job script's word counts for less."""
     if event.late and event.file in story.well and not _AUTHORITY.search(event.text, 0, 120):
         return True  # a table of jobs, of this one or of others
@@ -74,7 +74,7 @@ def _ended_well(event: Event, story: Story) -> bool:
     return event.file in story.well or event.progress > 0 or (event.kind != "primary" and story.steps[event.file] > 0)
 
 
-def explains(weak: list[Event], cause: str, first: Event | None) -> Event | None:
+def explaining_event(weak: list[Event], cause: str, first: Event | None) -> Event | None:
     """What was said before, more quietly, of a failure that does not tell its cause."""
     if cause not in _TELLS_LITTLE and not (first and not first.sure):
         return None
@@ -103,7 +103,7 @@ _OF_DATA = re.compile(r"shape|size|dimension|batch|label|range|argument|CUDA|ind
 _TELLS_LITTLE = ("unknown", "script-error", "rank-killed", "collective-timeout", "ranks-missing")
 
 
-def is_certain(first: Event, story: Story, report: Told | None, others: list[Event], weak: list[Event]) -> bool:
+def is_certain(first: Event, story: Evidence, report: Told | None, others: list[Event], weak: list[Event]) -> bool:
     """Nothing contradicts it, and two signs agree: a traceback that nobody caught, and the launcher's report or that
     its process said no more. Slurm's and the kernel's own word need no other."""
     if (

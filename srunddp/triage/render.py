@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from srunddp.errors import one_line
-from srunddp.triage.collect import Story
-from srunddp.triage.diagnose import Verdict
+from srunddp.triage.collect import Evidence
+from srunddp.triage.diagnose import Diagnosis
 from srunddp.triage.event import Event
 from srunddp.triage.logs import GAP
 from srunddp.triage.signatures import table
@@ -17,7 +17,7 @@ _LONGEST = 200
 _SPEAKERS = 16
 
 
-def lines(verdict: Verdict, story: Story) -> list[str]:
+def lines(verdict: Diagnosis, story: Evidence) -> list[str]:
     """For a terminal."""
     if verdict.cause is None:
         said = ["nothing failed"]
@@ -30,7 +30,7 @@ def lines(verdict: Verdict, story: Story) -> list[str]:
     return [one_line(line) for line in [*said, *_world(verdict), *(f"note: {note}" for note in story.notes)]]
 
 
-def _head(verdict: Verdict, story: Story) -> str:
+def _head(verdict: Diagnosis, story: Evidence) -> str:
     if verdict.certainty == "unknown" or verdict.cause == "unknown":
         who = f" The first end: {_who(verdict.rank, verdict.node)}." if verdict.rank is not None else ""
         return f"cause unknown: {verdict.why or 'nothing here tells'}.{who}"
@@ -51,7 +51,7 @@ def _who(rank: int | None, node: str | None) -> str:
     return f"rank {rank}{where}" if rank is not None else node or ""
 
 
-def place(event: Event, story: Story) -> str:
+def place(event: Event, story: Evidence) -> str:
     """File and line."""
     if event.number >= GAP:
         return f"{story.names[event.file]} (line {event.number - GAP + 1} of its end)"
@@ -63,7 +63,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _followed(verdict: Verdict) -> list[str]:
+def _followed(verdict: Diagnosis) -> list[str]:
     """One line for each kind of what followed, with its ranks."""
     groups: dict[str, list[Event]] = {}
     for event in verdict.followed:
@@ -84,14 +84,14 @@ def ranks_named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown[:20])}{', …' if len(shown) > 20 else ''}"
 
 
-def _last_words(story: Story) -> list[str]:
+def _last_words(story: Evidence) -> list[str]:
     shown = list(story.last.items())[:_SPEAKERS]
     said = [f"last line of {who}: {_short(texts[-1])}" for who, texts in shown]
     left = len(story.last) - len(shown)
     return [*said, *([f"and of {left} others"] if left else [])]
 
 
-def _world(verdict: Verdict) -> list[str]:
+def _world(verdict: Diagnosis) -> list[str]:
     if verdict.world_size is None and not verdict.seen:
         return []
     expected = f"{verdict.world_size} ranks expected" if verdict.world_size is not None else "world size not told"
@@ -100,7 +100,7 @@ def _world(verdict: Verdict) -> list[str]:
     return [f"world: {expected}{spoke}"]
 
 
-def record(verdict: Verdict, story: Story) -> dict[str, Any]:
+def record(verdict: Diagnosis, story: Evidence) -> dict[str, Any]:
     """For ``--json``."""
     first = verdict.first
     known = table().causes.get(verdict.cause or "")

@@ -35,7 +35,7 @@ _MOST_SHAPES = 50_000
 
 
 @dataclass(frozen=True)
-class Sign:
+class Signature:
     """One sign of a cause; the attributes are those of the table."""
 
     id: str
@@ -63,14 +63,14 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Table:
+class SignatureTable:
     """All signs, in the order of the table, and what their ids stand for."""
 
-    signs: tuple[Sign, ...]
+    signs: tuple[Signature, ...]
     causes: dict[str, Cause]
     _dull: set[str] = field(default_factory=set, compare=False)  # lines that show nothing, whatever their figures
 
-    def read(self, text: str) -> Sign | None:
+    def read(self, text: str) -> Signature | None:
         """The sign that a line shows, the weightiest of several, of these the first."""
         shape = _DIGITS.sub("0", text)
         if shape in self._dull:
@@ -82,13 +82,13 @@ class Table:
         return min(fitting, key=_weight, default=None)
 
 
-def _weight(sign: Sign) -> int:
+def _weight(sign: Signature) -> int:
     # A line that is known to be harmless is so, whatever else it looks like; an exception's bare type tells least.
     return -1 if sign.kind == "noise" else len(KINDS) if sign.id == "script-error" else KINDS.index(sign.kind)
 
 
 @functools.cache
-def table() -> Table:
+def table() -> SignatureTable:
     """The table that comes with srunddp."""
     import yaml
 
@@ -96,7 +96,7 @@ def table() -> Table:
     entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     signs = [_sign(entry["id"], sign) for entry in entries for sign in entry["signs"]]
     causes = {entry["id"]: _cause(entry) for entry in entries}
-    return Table(tuple(signs), causes)
+    return SignatureTable(tuple(signs), causes)
 
 
 def _cause(entry: dict[str, Any]) -> Cause:
@@ -104,9 +104,9 @@ def _cause(entry: dict[str, Any]) -> Cause:
     return Cause(entry["id"], entry["cause"], entry["cure"], entry["source"], behind)
 
 
-def _sign(cause: str, sign: dict[str, str | bool]) -> Sign:
+def _sign(cause: str, sign: dict[str, str | bool]) -> Signature:
     kind, unless = str(sign.get("kind", "primary")), sign.get("unless")
-    return Sign(
+    return Signature(
         cause,
         re.compile(str(sign["match"])),
         re.compile(str(unless)) if unless else None,

@@ -29,7 +29,7 @@ _MOST_OPEN = 64
 
 
 @dataclass
-class Raised:
+class PythonException:
     """An exception that ended, or nearly ended, a script.
 
     Attributes:
@@ -62,7 +62,7 @@ class Tracebacks:
     After :meth:`feed` says that a line belongs to a traceback, nobody else is to read it.
     """
 
-    done: list[Raised] = field(default_factory=list)
+    done: list[PythonException] = field(default_factory=list)
     _open: int = 0
     _stray: int = 0
     _prefix: str = ""
@@ -135,13 +135,13 @@ class Tracebacks:
             self.done.append(self._new(number, kind, message, text))
         self._chained, self._around, self._ignored = False, bool(_AROUND.search(message)), False
 
-    def _new(self, number: int, kind: str, message: str, text: str) -> Raised:
+    def _new(self, number: int, kind: str, message: str, text: str) -> PythonException:
         frame = self._frames[-1] if self._frames else ""
         top, code = self._first in _TOP, "\n".join(self._code[-12:])
         # Whoever is below a caught exception has a function's name; a warning before it tells that it was caught.
         said = not top and (is_handled(self._previous) or "WARN" in self._previous[:90].upper())
         aside = said or bool(_ASIDE.match(self._previous))
-        return Raised(kind, message, number, text, frame, code, [], self._ignored, self._inner, top, aside)
+        return PythonException(kind, message, number, text, frame, code, [], self._ignored, self._inner, top, aside)
 
 
 def _named(name: str) -> bool:

@@ -54,7 +54,7 @@ _BY_OPTIONS = 20  # of srun and headers, which may start what starts the ranks
 
 
 @dataclass(frozen=True)
-class Stream:
+class LineOrigin:
     """Where a line stands: job tells the files of unlike jobs apart, rank is that of its label or its file.
 
     Attributes:
@@ -66,18 +66,18 @@ class Stream:
     steps: int = 0
 
 
-NO_STREAM = Stream()
+NO_STREAM = LineOrigin()
 
 
 @dataclass
-class Alone:
+class SingletonRanks:
     """Those who said in the same words that they are alone, in one attempt to run."""
 
     since: int
     count: int = 0
     ranks: set[int] = field(default_factory=set)
 
-    def hear(self, stream: Stream) -> None:
+    def hear(self, stream: LineOrigin) -> None:
         """One more; what is said after many steps is of another attempt."""
         if stream.steps - self.since > _ONE_ATTEMPT:
             self.since, self.count = stream.steps, 0
@@ -122,7 +122,7 @@ def _number(pattern: re.Pattern[str], text: str) -> int:
 
 
 @dataclass
-class Crowd:
+class ObservedRanks:
     """Who spoke, and how many were meant to.
 
     Attributes:
@@ -133,12 +133,12 @@ class Crowd:
 
     seen: set[int] = field(default_factory=set)
     worlds: dict[int, Counter[int]] = field(default_factory=dict)
-    _alone: dict[tuple[object, str], Alone] = field(default_factory=dict)
+    _alone: dict[tuple[object, str], SingletonRanks] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
     _shapes: Shapes = field(default_factory=Shapes)
     elastic: dict[str, int] = field(default_factory=dict)  # what torchrun says of its agents
 
-    def hear(self, text: str, rank: int | None, node: str | None, stream: Stream = NO_STREAM) -> None:
+    def hear(self, text: str, rank: int | None, node: str | None, stream: LineOrigin = NO_STREAM) -> None:
         """A line, and whose it is."""
         if rank is not None and rank < MOST_RANKS:
             self.seen.add(rank)
@@ -147,7 +147,7 @@ class Crowd:
         if any(word in text for word in _WORDS):
             self._read(text, stream)
 
-    def _read(self, text: str, stream: Stream) -> None:
+    def _read(self, text: str, stream: LineOrigin) -> None:
         if (match := _SPOKE.search(text)) and (said := int(next(filter(None, match.groups())))) < MOST_RANKS:
             self.seen.add(said)
         if match := _SLURM_TASK.search(text):
@@ -167,7 +167,7 @@ class Crowd:
                 # Who says so at each step is still one process.
                 if size == 1 and len(self._alone) < _MOST_SHAPES and not _AT_WORK.search(text):
                     key = stream.job, re.sub(r"\d+", "0", text)
-                    self._alone.setdefault(key, Alone(stream.steps)).hear(stream)
+                    self._alone.setdefault(key, SingletonRanks(stream.steps)).hear(stream)
 
     def tell(self, order: int, size: int) -> None:
         """A size of the world, and by which of the patterns it was told."""

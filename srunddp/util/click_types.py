@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from srunddp.errors import SrunddpError
-from srunddp.util.console import say
+from srunddp.util.console import write_stderr
 
 MONITOR_SECONDS = 5
 LOST_LEAST = 2.0  # a kernel counts some of this in whole seconds
@@ -66,7 +66,7 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except SrunddpError as error:
-        say(f"srunddp: error: {error}\n")
+        write_stderr(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)
 
 
@@ -78,5 +78,7 @@ def answering() -> Iterator[None]:
             yield
             sys.stdout.flush()
     except OSError as error:
-        say(f"srunddp: error: standard output: {os.strerror(error.errno or 0)}; expected one that can be written\n")
+        write_stderr(
+            f"srunddp: error: standard output: {os.strerror(error.errno or 0)}; expected one that can be written\n"
+        )
         os._exit(_CANNOT_PRINT)  # Python's own end would try to write once more

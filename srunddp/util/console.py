@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 _PATIENCE = 0.5
 
 
-def say(text: str) -> None:
+def write_stderr(text: str) -> None:
     """Write to standard error; what nobody takes within half a second is dropped."""
     data = text.encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
@@ -26,7 +26,7 @@ SAY_EVERY = 30.0
 
 
 @contextlib.contextmanager
-def saying(say: Callable[[str], None], line: str, every: float) -> Iterator[None]:
+def periodically(say: Callable[[str], None], line: str, every: float) -> Iterator[None]:
     """Say the line again and again while something blocks; ``{}`` in it is the time so far in seconds."""
     over, began = threading.Event(), time.monotonic()
 

@@ -17,7 +17,7 @@ def leave_to_srunddp() -> None:
     _below_srunddp = True
 
 
-def end_in_one_line() -> None:
+def install_excepthook() -> None:
     """From now on an uncaught SrunddpError ends the program with its line, without a traceback.
 
     Not below ``srunddp``, nor in an interactive Python, which goes on.

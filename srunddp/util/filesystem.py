@@ -142,7 +142,7 @@ def _unescaped(text: str) -> str:
     return text
 
 
-class Mark(TypedDict):
+class FolderIdentity(TypedDict):
     """What two nodes can compare of a folder.
 
     Attributes:
@@ -154,17 +154,17 @@ class Mark(TypedDict):
     content: str
 
 
-def mark(path: str) -> Mark:
+def mark(path: str) -> FolderIdentity:
     """Of a folder here."""
     try:
         entries = sorted(_stamp(entry) for entry in os.scandir(path))
         found = os.stat(path)
-        return Mark(
+        return FolderIdentity(
             identity=identity(mount_of(os.path.realpath(path)), found),
             content=hashlib.sha256("\0".join(entries).encode(errors="surrogateescape")).hexdigest(),
         )
     except OSError:
-        return Mark(identity="", content="")
+        return FolderIdentity(identity="", content="")
 
 
 def _stamp(entry: os.DirEntry[str]) -> str:
@@ -175,6 +175,6 @@ def _stamp(entry: os.DirEntry[str]) -> str:
     return f"{entry.name} {found.st_size if stat.S_ISREG(found.st_mode) else ''} {int(found.st_mtime)}"
 
 
-def same(here: Mark, there: Mark) -> bool:
+def same(here: FolderIdentity, there: FolderIdentity) -> bool:
     """Whether it is one folder, or a copy of it to the last time of its entries."""
     return any(here[key] and here[key] == there[key] for key in ("identity", "content"))

@@ -43,7 +43,7 @@ def _ranges(numbers: Iterable[str]) -> str:
     return ",".join(low if low == high else f"{low}-{high}" for low, high in runs)
 
 
-def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+def group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     """The second of each pair, by the first."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
@@ -51,10 +51,10 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return groups
 
 
-def named(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
+def fold_ranks(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
     """``ranks 4-5 on node03`` for ranks 4 and 5, folded; without nodes where the layout is not known."""
     parts = []
-    for node, theirs in grouped((layout.get(rank, ""), rank) for rank in ranks).items():
+    for node, theirs in group_by_key((layout.get(rank, ""), rank) for rank in ranks).items():
         where = f" on {node}" if node else ""
         parts.append(f"rank{'s' if len(theirs) > 1 else ''} {ranges(theirs)}{where}")
     return ", ".join(parts)

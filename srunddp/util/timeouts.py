@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def ask(look: Callable[[], T]) -> Future[T]:
+def call_in_daemon_thread(look: Callable[[], T]) -> Future[T]:
     """What it returns or raises, once it has. A thread that hangs in it keeps the process from nothing."""
     answer: Future[T] = Future()
 

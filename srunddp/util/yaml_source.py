@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import yaml
 
 
-def where_not_yaml(error: Exception, text: bytes, path: str) -> str:
+def yaml_error_position(error: Exception, text: bytes, path: str) -> str:
     """File, line and column of what PyYAML raised; the file's first where it does not say."""
     if mark := getattr(error, "problem_mark", None):
         return f"{path}:{mark.line + 1}:{mark.column + 1}"
@@ -19,6 +19,6 @@ def where_not_yaml(error: Exception, text: bytes, path: str) -> str:
     return f"{path}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
 
 
-def at(path: str, node: yaml.Node) -> str:
+def yaml_position(path: str, node: yaml.Node) -> str:
     """File, line and column of a node."""
     return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"

@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from srunddp.train.checkpoint.async_writer import Snapshot, Writer
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, Snapshot
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 
 WINDOWS = 50
 WIDTH, LAYERS, BATCH = 860, 12, 8
@@ -51,7 +51,7 @@ def steps_until(done: Callable[[], bool], training: Training) -> list[float]:
 
 
 def windows(number: int, folder: Path) -> tuple[list[list[float]], list[list[float]]]:
-    training, writer = Training(), Writer(Shelf(folder, keep_last=2, keep_best=0))
+    training, writer = Training(), AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0))
     beside, alone = [], []
     for step in range(number + 2):
         writer.write(step, training.state())

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from srunddp.train.config import DDPConfig
-from srunddp.train.model.ddp import Replica
+from srunddp.train.model.ddp import DDPModel
 from tests.benchmarks.loop import World
 
 WINDOWS, STEPS = 40, 10
@@ -46,7 +46,7 @@ def window(model: nn.Module, inputs: Tensor, steps: int) -> tuple[float, float]:
 
 def measure(world: World, windows: int, steps: int) -> list[tuple[float, float, float, float]]:
     stock = DistributedDataParallel(network())
-    ours = Replica(network(), world, DDPConfig()).training
+    ours = DDPModel(network(), world, DDPConfig()).training
     inputs = torch.randn(16, 704)
     for model in (stock, ours):
         window(model, inputs, 3)

@@ -16,4 +16,4 @@ settings.load_profile("srunddp")
 @pytest.fixture(autouse=True)
 def process_4000_is_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the made-up tasks one is the shell of ``srun --pty``."""
-    monkeypatch.setattr(slurm, "typed_into", lambda task: task == "4000")
+    monkeypatch.setattr(slurm, "is_interactive_shell", lambda task: task == "4000")

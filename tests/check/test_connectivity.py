@@ -9,8 +9,8 @@ import pytest
 
 from srunddp.bootstrap.rendezvous.protocol import Address, listen
 from srunddp.check import connectivity
-from srunddp.check.connectivity import Prober, Ways, survey
-from srunddp.check.coordinator import Act, Hub, half_open
+from srunddp.check.connectivity import ConnectivityMatrix, Prober, survey
+from srunddp.check.coordinator import Act, Coordinator, half_open
 from tests.support.namespaces import address, asked, hub_of, rule, two_nodes
 
 WITHIN = 0.5
@@ -24,14 +24,14 @@ def names() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def hub(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(connectivity, "_WITHIN", WITHIN)
     with hub_of(names, probing) as hub:
         yield hub
 
 
 def probing(node: str) -> Act:
-    """As :class:`srunddp.check.responder.Rank` answers."""
+    """As :class:`srunddp.check.responder.Responder` answers."""
     prober = Prober(address(node, "data0"))
     actions = {
         "listen": lambda _: prober.listen(),
@@ -41,11 +41,11 @@ def probing(node: str) -> Act:
     return lambda question: actions[question["do"]](question)
 
 
-def surveyed(hub: Hub) -> Ways:
+def surveyed(hub: Coordinator) -> ConnectivityMatrix:
     return survey(hub, {1: ("data0", WEST), 2: ("data0", EAST)})
 
 
-def test_a_rank_that_is_lost_says_nothing_of_the_network(hub: Hub) -> None:
+def test_a_rank_that_is_lost_says_nothing_of_the_network(hub: Coordinator) -> None:
     """It is named as lost; that nobody reaches it is no firewall's doing."""
     ways = surveyed(hub)
     hub.trouble[2] = "its process ended"
@@ -55,11 +55,11 @@ def test_a_rank_that_is_lost_says_nothing_of_the_network(hub: Hub) -> None:
 
 
 def test_an_address_that_cannot_be_listened_on_is_named() -> None:
-    (finding,) = connectivity.judge(Ways({}, {}, [], mute=("node03:ib1",)))
+    (finding,) = connectivity.judge(ConnectivityMatrix({}, {}, [], mute=("node03:ib1",)))
     assert (finding.nodes, finding.found) == (("node03",), "no port on the interface's address can be listened on")
 
 
-def test_nodes_that_reach_each_other_are_found_to(hub: Hub) -> None:
+def test_nodes_that_reach_each_other_are_found_to(hub: Coordinator) -> None:
     ways = surveyed(hub)
     assert (len(ways.tried), ways.broken) == (2, {})
     assert {name: at.host for name, at in ways.endpoints.items()} == {"west": WEST, "east": EAST}
@@ -76,7 +76,7 @@ def test_nodes_that_reach_each_other_are_found_to(hub: Hub) -> None:
     ],
 )
 def test_of_packets_that_are_lost_one_way_that_way_is_told(
-    at: str, hook: str, words: str, broken: tuple[str, str], hub: Hub, names: dict[str, str]
+    at: str, hook: str, words: str, broken: tuple[str, str], hub: Coordinator, names: dict[str, str]
 ) -> None:
     """Neither direction connects: that the answer is lost looks to the one who connects as if the packet were."""
     with rule(names[at], hook, words):
@@ -84,7 +84,7 @@ def test_of_packets_that_are_lost_one_way_that_way_is_told(
     assert ways.broken == {broken: "no answer"}
 
 
-def test_packets_that_are_lost_both_ways_are_told_as_two(hub: Hub, names: dict[str, str]) -> None:
+def test_packets_that_are_lost_both_ways_are_told_as_two(hub: Coordinator, names: dict[str, str]) -> None:
     with rule(names["east"], "input", f"ip saddr {WEST} drop"), rule(names["west"], "input", f"ip saddr {EAST} drop"):
         ways = surveyed(hub)
     assert set(ways.broken) == {("west", "east"), ("east", "west")}
@@ -97,12 +97,14 @@ def test_packets_that_are_lost_both_ways_are_told_as_two(hub: Hub, names: dict[s
         ("tcp flags & (syn | ack) == syn reject with icmp admin-prohibited", "no route to host"),
     ],
 )
-def test_a_firewall_that_refuses_is_told_in_its_words(verdict: str, why: str, hub: Hub, names: dict[str, str]) -> None:
+def test_a_firewall_that_refuses_is_told_in_its_words(
+    verdict: str, why: str, hub: Coordinator, names: dict[str, str]
+) -> None:
     with rule(names["east"], "input", f"ip saddr {WEST} {verdict}"):
         assert surveyed(hub).broken == {("west", "east"): why}
 
 
-def test_only_a_connection_whose_answer_was_lost_is_half_open(hub: Hub, names: dict[str, str]) -> None:
+def test_only_a_connection_whose_answer_was_lost_is_half_open(hub: Coordinator, names: dict[str, str]) -> None:
     port = asked(hub, "east", do="listen")
     assert asked(hub, "east", do="half open") == []
     assert asked(hub, "west", do="connect", targets={"east": [EAST, port]}) == {"east": ""}
@@ -112,7 +114,7 @@ def test_only_a_connection_whose_answer_was_lost_is_half_open(hub: Hub, names: d
         assert asked(hub, "east", do="half open") == [WEST]
 
 
-def test_a_listener_that_is_closed_refuses(hub: Hub) -> None:
+def test_a_listener_that_is_closed_refuses(hub: Coordinator) -> None:
     port = asked(hub, "east", do="listen")
     assert asked(hub, "east", do="listen") != port
     targets = {"east": [EAST, port]}

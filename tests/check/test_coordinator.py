@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.rendezvous.auth import Secret, Unproven
-from srunddp.bootstrap.rendezvous.client import find
+from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator, NullAuthenticator
+from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen
-from srunddp.check.coordinator import Hub, LostError, gather, serve
+from srunddp.check.coordinator import Coordinator, CoordinatorLostError, gather, serve
 from srunddp.errors import RendezvousError
 
 WORLD = 3
@@ -34,18 +34,20 @@ def answering(rank: int) -> Any:
 
 
 @contextmanager
-def gathered(*ranks: int, acts: Mapping[int, Any] = {}, within: float = 5.0) -> Iterator[tuple[Hub, list[Future[int]]]]:
+def gathered(
+    *ranks: int, acts: Mapping[int, Any] = {}, within: float = 5.0
+) -> Iterator[tuple[Coordinator, list[Future[int]]]]:
     """A hub and its spokes, each rank in a thread."""
     listener = listen("127.0.0.1", [0])
     where = Address(*listener.getsockname())
 
     def spoke(rank: int) -> int:
-        line, _ = find([where], hello(rank), soon())
+        line, _ = join([where], hello(rank), soon())
         return serve(line, acts.get(rank, answering(rank)))
 
     with ThreadPoolExecutor() as pool:
         spokes = [pool.submit(spoke, rank) for rank in ranks]
-        hub = gather(hello(0), [listener], Unproven(), answering(0), soon(within))
+        hub = gather(hello(0), [listener], NullAuthenticator(), answering(0), soon(within))
         try:
             yield hub, spokes
         finally:
@@ -74,7 +76,7 @@ def test_a_rank_that_does_not_answer_in_time_is_named_and_asked_no_more() -> Non
         go.set()
         assert hub.ask_all({"word": "next"}, 5.0) == {0: [0, "next"], 2: [2, "next"]}
         assert hub.leaders == {"node01": 0, "node03": 2}
-        assert isinstance(spokes[0].exception(5.0), LostError)
+        assert isinstance(spokes[0].exception(5.0), CoordinatorLostError)
 
 
 def test_rank_0_itself_that_hangs_is_named_and_does_not_cost_the_others_their_answers() -> None:
@@ -133,8 +135,8 @@ def test_two_processes_of_one_rank_and_another_world_size_are_said() -> None:
     where = Address(*listener.getsockname())
     with ThreadPoolExecutor() as pool:
         wrong = [hello(1), hello(1, pid=2), hello(2, world_size=7)]
-        found = [pool.submit(find, [where], each, soon(2.0)) for each in wrong]
-        hub = gather(hello(0), [listener], Unproven(), answering(0), soon(1.0))
+        found = [pool.submit(join, [where], each, soon(2.0)) for each in wrong]
+        hub = gather(hello(0), [listener], NullAuthenticator(), answering(0), soon(1.0))
         for line in hub.lines.values():
             line.close()
         for each in found:
@@ -150,8 +152,8 @@ def test_a_stranger_is_not_asked() -> None:
     listener = listen("127.0.0.1", [0])
     where = Address(*listener.getsockname())
     with ThreadPoolExecutor() as pool:
-        stranger = pool.submit(find, [where], hello(1, 2), soon(0.5), Secret(b"another"))
-        hub = gather(hello(0, 2), [listener], Secret(b"ours"), answering(0), soon(1.0))
+        stranger = pool.submit(join, [where], hello(1, 2), soon(0.5), HmacAuthenticator(b"another"))
+        hub = gather(hello(0, 2), [listener], HmacAuthenticator(b"ours"), answering(0), soon(1.0))
         assert isinstance(stranger.exception(5.0), RendezvousError)
     assert hub.nodes == {0: "node01"}
 
@@ -162,8 +164,8 @@ def test_what_knocks_by_chance_is_no_objection() -> None:
     where = Address(*listener.getsockname())
     with ThreadPoolExecutor() as pool, socket.create_connection((where.host, where.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\n\n")
-        spoke = pool.submit(lambda: serve(find([where], hello(1, 2), soon())[0], answering(1)))
-        hub = gather(hello(0, 2), [listener], Unproven(), answering(0), soon())
+        spoke = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
+        hub = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
         hub.dismiss(0)
         assert spoke.result(5.0) == 0
     assert hub.objections == []
@@ -173,10 +175,10 @@ def test_a_rank_says_that_rank_0_was_lost() -> None:
     listener = listen("127.0.0.1", [0])
     where = Address(*listener.getsockname())
     with ThreadPoolExecutor() as pool:
-        spoke = pool.submit(lambda: serve(find([where], hello(1, 2), soon())[0], answering(1)))
-        hub = gather(hello(0, 2), [listener], Unproven(), answering(0), soon())
+        spoke = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
+        hub = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
         hub.lines[1].close()
-        with pytest.raises(LostError, match="rank 0 was lost: its process ended"):
+        with pytest.raises(CoordinatorLostError, match="rank 0 was lost: its process ended"):
             spoke.result(5.0)
 
 
@@ -187,13 +189,13 @@ def test_two_hundred_ranks_come_and_answer() -> None:
     text = "x" * 20_000
 
     def spoke(rank: int) -> int:
-        line, _ = find([where], hello(rank, 201), soon(20.0))
+        line, _ = join([where], hello(rank, 201), soon(20.0))
         return serve(line, lambda question: [rank, question["word"] + text])
 
     with ThreadPoolExecutor(200) as pool:
         began = time.monotonic()
         spokes = [pool.submit(spoke, rank) for rank in ranks]
-        hub = gather(hello(0, 201), [listener], Unproven(), answering(0), soon(20.0))
+        hub = gather(hello(0, 201), [listener], NullAuthenticator(), answering(0), soon(20.0))
         assert len(hub.here) == 201
         for word in "ab":
             answers = hub.ask_all({"word": word}, 10.0, ranks)

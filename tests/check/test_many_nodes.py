@@ -18,13 +18,13 @@ import pytest
 
 from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.check import bandwidth, connectivity, render
-from srunddp.check.bandwidth import Rates
+from srunddp.check.bandwidth import BandwidthMatrix
 from srunddp.check.checks import versions
-from srunddp.check.connectivity import Ways
-from srunddp.check.finding import Finding, Level, Seen
+from srunddp.check.connectivity import ConnectivityMatrix
+from srunddp.check.finding import Finding, Observation, Severity
 from srunddp.ifaces import scan
 from srunddp.ifaces.draft import draft
-from srunddp.ifaces.scan import Link
+from srunddp.ifaces.scan import ScannedInterface
 from tests.conftest import ROOT
 
 NODES, PER_NODE, INTERFACES = 1000, 8, 4
@@ -69,7 +69,7 @@ def host(rank: int) -> str:
 ADDRESSES = {rank: (f"ib{rank % INTERFACES}", host(rank)) for rank in range(NODES * PER_NODE)}
 
 
-def probed(lost: Callable[[str, str], bool]) -> Ways:
+def probed(lost: Callable[[str, str], bool]) -> ConnectivityMatrix:
     """What a survey makes of ranks between which some ways are lost, by their addresses."""
 
     def answer(rank: int, question: Mapping[str, Any]) -> Any:
@@ -135,10 +135,10 @@ def test_half_of_all_ways_lost_at_random_are_a_screenful() -> None:
     assert findings[-1].nodes
 
 
-def tried(nodes: int, *broken: tuple[str, str]) -> Ways:
+def tried(nodes: int, *broken: tuple[str, str]) -> ConnectivityMatrix:
     names = [f"node{number:02d}" for number in range(1, nodes + 1)]
     ends = {name: Address(f"10.0.0.{number}", 4000) for number, name in enumerate(names, 1)}
-    return Ways(
+    return ConnectivityMatrix(
         ends, dict.fromkeys(names, 0), list(itertools.permutations(names, 2)), dict.fromkeys(broken, "no answer")
     )
 
@@ -203,18 +203,18 @@ def test_rates_of_a_thousand_nodes() -> None:
     ways = {way: 1e9 for pairs in bandwidth.rounds(names) for a, b in pairs for way in ((a, b), (b, a))}
     slow = {way: 1e6 if way[0] == "node0500:ib2" else rate for way, rate in ways.items()}
     with quick():
-        (finding,) = bandwidth.judge(Rates(slow))
-        assert bandwidth.summary(Rates(slow))
+        (finding,) = bandwidth.judge(BandwidthMatrix(slow))
+        assert bandwidth.summary(BandwidthMatrix(slow))
     assert finding.nodes == ("node0500:ib2",)
     uneven = {way: zlib.crc32(str(way).encode()) + (1e10 if number % 3 else 1) for number, way in enumerate(ways)}
     with quick():
-        assert list(bandwidth.judge(Rates(uneven)))
+        assert list(bandwidth.judge(BandwidthMatrix(uneven)))
 
 
 def test_slow_ways_without_a_slow_node_are_a_screenful() -> None:
     names = [f"node{number:02d}" for number in range(60)]
     ways = {(a, b): 1e6 if (i + j) % 3 == 0 else 1e9 for (i, a), (j, b) in itertools.permutations(enumerate(names), 2)}
-    assert len(list(bandwidth.judge(Rates(ways)))) == 21
+    assert len(list(bandwidth.judge(BandwidthMatrix(ways)))) == 21
 
 
 def test_of_many_slow_ways_the_slowest_alone_are_measured_again() -> None:
@@ -233,9 +233,9 @@ def test_of_many_slow_ways_the_slowest_alone_are_measured_again() -> None:
 # The scan.
 
 
-def link(name: str, address: str, network: str, **known: Any) -> Link:
+def link(name: str, address: str, network: str, **known: Any) -> ScannedInterface:
     usual = {"speed": 100_000, "passed_over": "", "names": (), "named": False, "devices": (), "layer": ""}
-    return Link(name=name, address=address, network=network, **{**usual, **known})
+    return ScannedInterface(name=name, address=address, network=network, **{**usual, **known})
 
 
 def test_an_ifaces_conf_of_a_thousand_nodes() -> None:
@@ -273,19 +273,19 @@ def test_a_look_up_that_hangs_keeps_no_process() -> None:
 # The checks.
 
 
-def told(count: int, facts: Callable[[int], Any]) -> list[Seen[Any]]:
-    return [Seen(rank, rank % PER_NODE, f"node{rank // PER_NODE:04d}", facts(rank)) for rank in range(count)]
+def told(count: int, facts: Callable[[int], Any]) -> list[Observation[Any]]:
+    return [Observation(rank, rank % PER_NODE, f"node{rank // PER_NODE:04d}", facts(rank)) for rank in range(count)]
 
 
-def said(findings: Iterable[Finding]) -> list[tuple[Level, str, int]]:
+def said(findings: Iterable[Finding]) -> list[tuple[Severity, str, int]]:
     return [(each.level, each.found, len(each.nodes)) for each in findings]
 
 
 def test_versions_of_thousands_of_ranks_of_which_half_lack_torch() -> None:
-    def facts(rank: int) -> versions.Facts:
+    def facts(rank: int) -> versions.VersionFacts:
         place = "" if rank % 2 else "/env/lib"
         packages = {"torch": {"version": "2.13.0", "cuda": "", "git": "", "place": place}}
-        return versions.Facts("3.11.7", "/env/bin/python", "/env", packages, versions.NOT_ASKED)  # type: ignore[arg-type]
+        return versions.VersionFacts("3.11.7", "/env/bin/python", "/env", packages, versions.NOT_ASKED)  # type: ignore[arg-type]
 
     with quick():
-        assert said(versions.judge(told(NODES * PER_NODE, facts))) == [(Level.FAIL, "no package torch", NODES)]
+        assert said(versions.judge(told(NODES * PER_NODE, facts))) == [(Severity.FAIL, "no package torch", NODES)]

@@ -11,19 +11,19 @@ import pytest
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello
 from srunddp.check import allreduce, bandwidth, clocks, connectivity
 from srunddp.check import preflight as checking
-from srunddp.check.bandwidth import Rates, rounds
+from srunddp.check.bandwidth import BandwidthMatrix, rounds
 from srunddp.check.checks import interface
-from srunddp.check.connectivity import Ways
-from srunddp.check.finding import Finding, Level, Seen
+from srunddp.check.connectivity import ConnectivityMatrix
+from srunddp.check.finding import Finding, Observation, Severity
 
 NODES = [f"node{number:02d}" for number in range(1, 7)]
 PAIRS = list(itertools.permutations(NODES, 2))
 
 
-def ways(*broken: tuple[str, str], nodes: Sequence[str] = NODES) -> Ways:
+def ways(*broken: tuple[str, str], nodes: Sequence[str] = NODES) -> ConnectivityMatrix:
     ends = {node: Address(f"10.88.0.1{node[-1]}", 4000) for node in nodes}
     pairs = list(itertools.permutations(nodes, 2))
-    return Ways(ends, dict.fromkeys(nodes, 0), pairs, dict.fromkeys(broken, "no answer"))
+    return ConnectivityMatrix(ends, dict.fromkeys(nodes, 0), pairs, dict.fromkeys(broken, "no answer"))
 
 
 def named(findings: Sequence[Finding]) -> list[str]:
@@ -39,7 +39,7 @@ def test_without_a_broken_way_there_is_nothing_to_say() -> None:
 
 def test_one_broken_way_names_the_pair_and_the_direction() -> None:
     (finding,) = connectivity.judge(ways(("node03", "node05")))
-    assert (finding.between, finding.level) == ("node03 -> node05", Level.FAIL)
+    assert (finding.between, finding.level) == ("node03 -> node05", Severity.FAIL)
     assert finding.found == "no TCP from 10.88.0.13 to 10.88.0.15: no answer"
 
 
@@ -71,13 +71,13 @@ def test_of_two_nodes_neither_is_blamed() -> None:
 # How fast.
 
 
-def measured(**slow: float) -> Rates:
+def measured(**slow: float) -> BandwidthMatrix:
     """Each way at about 1 GB/s, those of a node or a pair (``node04_node05``) at another rate."""
     every = {}
     for number, (a, b) in enumerate(PAIRS):
         rate = slow.get(f"{a}_{b}", slow.get(f"from_{a}", slow.get(f"to_{b}", 1e9 + 1e7 * (number % 7))))
         every[a, b] = rate
-    return Rates(every)
+    return BandwidthMatrix(every)
 
 
 def test_even_rates_are_nothing_to_say() -> None:
@@ -89,7 +89,7 @@ def test_a_slow_node_alone_is_named(slow: str, verb: str) -> None:
     (finding,) = bandwidth.judge(measured(**{slow: 6e6}))
     assert finding.nodes == ("node04",)
     assert finding.found.startswith(f"it {verb} at most 6.0 MB/s")
-    assert finding.level is Level.WARN
+    assert finding.level is Severity.WARN
 
 
 def test_one_slow_way_is_named_as_a_way() -> None:
@@ -120,13 +120,13 @@ def test_many_nodes_meet_a_few_others_each() -> None:
     ("offsets", "wrong"),
     [
         ({"a": 0.0, "b": 0.1, "c": -0.1}, []),
-        ({"a": 0.0, "b": 30.0, "c": 0.0}, [("b", "30.0 s ahead of", Level.WARN)]),
-        ({"a": 0.0, "b": -30.0, "c": -30.1}, [("a", "30.0 s ahead of", Level.WARN)]),  # rank 0's own
-        ({"a": 0.0, "b": 0.0, "c": -400.0}, [("c", "400.0 s behind", Level.FAIL)]),
+        ({"a": 0.0, "b": 30.0, "c": 0.0}, [("b", "30.0 s ahead of", Severity.WARN)]),
+        ({"a": 0.0, "b": -30.0, "c": -30.1}, [("a", "30.0 s ahead of", Severity.WARN)]),  # rank 0's own
+        ({"a": 0.0, "b": 0.0, "c": -400.0}, [("c", "400.0 s behind", Severity.FAIL)]),
         ({"a": 0.0}, []),
     ],
 )
-def test_the_clock_that_is_off_is_named(offsets: dict[str, float], wrong: list[tuple[str, str, Level]]) -> None:
+def test_the_clock_that_is_off_is_named(offsets: dict[str, float], wrong: list[tuple[str, str, Severity]]) -> None:
     found = list(clocks.judge(offsets))
     assert [(each.nodes, each.level) for each in found] == [((node,), level) for node, _, level in wrong]
     assert all(words in each.found for each, (_, words, _) in zip(found, wrong, strict=True))
@@ -137,9 +137,9 @@ def test_the_clock_that_is_off_is_named(offsets: dict[str, float], wrong: list[t
 NAMES = {0: "node01", 1: "node02"}
 
 
-def summed(*sweep: tuple[int, float], backend: str = "gloo", **changed) -> dict[int, allreduce.Facts]:
+def summed(*sweep: tuple[int, float], backend: str = "gloo", **changed) -> dict[int, allreduce.AllReduceFacts]:
     return {
-        rank: allreduce.Facts(**{"wrong": "", "backend": backend, "right": True, "sweep": sweep} | changed)
+        rank: allreduce.AllReduceFacts(**{"wrong": "", "backend": backend, "right": True, "sweep": sweep} | changed)
         for rank in NAMES
     }
 
@@ -147,7 +147,7 @@ def summed(*sweep: tuple[int, float], backend: str = "gloo", **changed) -> dict[
 def test_a_bandwidth_below_its_threshold_is_warned_of_and_the_threshold_is_said() -> None:
     facts = summed((1 << 20, 0.2e9), (1 << 23, 0.6e9))
     (finding,) = allreduce.judge(facts, NAMES, link=1.25e9)
-    assert (finding.level, finding.nodes) == (Level.WARN, ("node01", "node02"))
+    assert (finding.level, finding.nodes) == (Severity.WARN, ("node01", "node02"))
     assert finding.found == "all-reduce has a busbw of 0.60 GB/s over gloo"
     assert "0.62 GB/s, 0.5 of the link's 1.25" in finding.expected
     assert "threshold 0.62, 0.5 of the link's rate" in allreduce.summary(facts, 1.25e9)
@@ -198,14 +198,19 @@ def test_no_more_devices_are_expected_to_carry_than_the_node_has_ranks() -> None
 
 
 def test_without_an_interface_that_is_fit_the_report_says_so() -> None:
-    bad = interface.Facts(**LINK | {"name": "", "address": "", "speed": 0, "mtu": 0, "wrong": ["down", "up", "see it"]})
-    assert interface.summary([Seen(0, 0, "node01", bad)]) == "none that is fit"
+    bad = interface.InterfaceFacts(
+        **LINK | {"name": "", "address": "", "speed": 0, "mtu": 0, "wrong": ["down", "up", "see it"]}
+    )
+    assert interface.summary([Observation(0, 0, "node01", bad)]) == "none that is fit"
 
 
 def test_a_wrong_sum_and_an_error_stop_a_job() -> None:
-    wrong = {0: allreduce.Facts("", "gloo", right=False), 1: allreduce.Facts("RuntimeError: no route")}
+    wrong = {
+        0: allreduce.AllReduceFacts("", "gloo", right=False),
+        1: allreduce.AllReduceFacts("RuntimeError: no route"),
+    }
     found = list(allreduce.judge(wrong, NAMES, 0.0))
     assert [(each.level, each.ranks, each.found) for each in found] == [
-        (Level.FAIL, (0,), "the sum of a small all-reduce is wrong"),
-        (Level.FAIL, (1,), "RuntimeError: no route"),
+        (Severity.FAIL, (0,), "the sum of a small all-reduce is wrong"),
+        (Severity.FAIL, (1,), "RuntimeError: no route"),
     ]

@@ -11,12 +11,12 @@ import pytest
 from srunddp.bootstrap.rendezvous.protocol import Hello
 from srunddp.check import render
 from srunddp.check.checks import limits
-from srunddp.check.finding import Finding, Level
+from srunddp.check.finding import Finding, Severity
 from srunddp.check.preflight import Report
 from srunddp.errors import ConfigError
 
 
-def finding(found: str = "full", *nodes: str, level: Level = Level.FAIL, **changes: Any) -> Finding:
+def finding(found: str = "full", *nodes: str, level: Severity = Severity.FAIL, **changes: Any) -> Finding:
     words = {"check": "limits", "expected": "room", "cure": "clear it"}
     return Finding(level=level, found=found, nodes=nodes, **words | changes)
 
@@ -40,7 +40,7 @@ def test_equal_findings_are_one_row_of_all_their_nodes_and_ranks() -> None:
     assert render.merged(every) == [finding("full", "node03", "node01", ranks=(1, 4, 64)), finding("other", "node01")]
 
 
-@pytest.mark.parametrize("change", [{"level": Level.WARN}, {"check": "x"}, {"expected": "x"}, {"cure": "x"}])
+@pytest.mark.parametrize("change", [{"level": Severity.WARN}, {"check": "x"}, {"expected": "x"}, {"cure": "x"}])
 def test_findings_that_differ_in_a_word_are_not_one(change: dict[str, Any]) -> None:
     assert len(render.merged([finding(), finding(**change)])) == 2
 
@@ -50,7 +50,7 @@ def test_ways_between_other_nodes_are_not_one() -> None:
 
 
 def test_the_worst_comes_first_else_the_order_stays() -> None:
-    words = [("a", Level.WARN), ("b", Level.FAIL), ("c", Level.WARN), ("d", Level.FAIL)]
+    words = [("a", Severity.WARN), ("b", Severity.FAIL), ("c", Severity.WARN), ("d", Severity.FAIL)]
     rows = render.merged(finding(found, level=level) for found, level in words)
     assert [row.found for row in rows] == ["b", "d", "a", "c"]
 
@@ -72,7 +72,7 @@ def test_where_it_is_is_said_in_folded_names(given: Finding, shown: str) -> None
 
 
 def test_the_table_is_aligned_what_is_wrong_comes_first_and_a_check_that_failed_is_not_called_ok() -> None:
-    findings = [finding("full", "node01"), finding("odd", "node02", level=Level.WARN, check="versions")]
+    findings = [finding("full", "node01"), finding("odd", "node02", level=Severity.WARN, check="versions")]
     assert render.lines(findings, {"launch": "by srun", "limits": "/tmp 1 GiB"}) == [
         "FAIL  limits    node01  full; expected room -> clear it",
         "WARN  versions  node02  odd; expected room -> clear it",
@@ -89,7 +89,7 @@ def test_the_table_is_aligned_what_is_wrong_comes_first_and_a_check_that_failed_
         ((), 1, "", "check: 1 of 4 ranks on 1 node, all is well"),
         ((finding("x", "a"), finding("x", "b")), 2, "", "check: 2 of 4 ranks on 1 node, 1 failure"),
         (
-            (finding("x"), finding("y"), finding("z", level=Level.WARN)),
+            (finding("x"), finding("y"), finding("z", level=Severity.WARN)),
             3,
             "",
             "check: 3 of 4 ranks on 2 nodes, 2 failures and 1 warning",
@@ -101,8 +101,8 @@ def test_the_first_line_counts(findings: tuple[Finding, ...], ranks: int, job: s
 
 
 def test_a_warning_alone_stops_no_job() -> None:
-    assert not report(finding(level=Level.WARN)).failed
-    assert report(finding(level=Level.WARN), finding()).failed
+    assert not report(finding(level=Severity.WARN)).failed
+    assert report(finding(level=Severity.WARN), finding()).failed
 
 
 # What is written.

@@ -7,7 +7,7 @@ from pathlib import Path
 from srunddp.bootstrap.rendezvous.protocol import Hello
 from srunddp.check import render
 from srunddp.check.checks import paths
-from srunddp.check.finding import Finding, Level
+from srunddp.check.finding import Finding, Severity
 from srunddp.check.preflight import Report
 from srunddp.explain.explain import Explanation, Row
 from srunddp.util.filesystem import Place
@@ -25,8 +25,8 @@ def test_a_line_of_an_explanation_stays_one_and_is_printable() -> None:
 
 
 def test_a_row_of_the_table_stays_one_and_is_printable() -> None:
-    finding = Finding(Level.WARN, "paths", f"the working directory is {COMMAND}", COMMAND, COMMAND, ("node01",))
-    between = Finding(Level.FAIL, "reach", "no TCP", "TCP", "mend", between=f"{COMMAND} -> node02")
+    finding = Finding(Severity.WARN, "paths", f"the working directory is {COMMAND}", COMMAND, COMMAND, ("node01",))
+    between = Finding(Severity.FAIL, "reach", "no TCP", "TCP", "mend", between=f"{COMMAND} -> node02")
     text = render.lines([finding, between], {"paths": COMMAND, "env": COMMAND})
     assert len(text) == 4
     assert all(line.isprintable() and SHOWN in line for line in text)

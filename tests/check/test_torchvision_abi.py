@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from srunddp.check.checks.versions import CHECK, NOT_ASKED
-from srunddp.check.finding import Finding, Level
+from srunddp.check.finding import Finding, Severity
 from tests.support.made_up_site import LOCAL_RANK_1, changed, subject, told, travelled
 
-FAIL, WARN = Level.FAIL, Level.WARN
+FAIL, WARN = Severity.FAIL, Severity.WARN
 CPU = ["libc10.so", "libtorch.so", "libtorch_cpu.so"]
 CUDA = [*CPU, "libc10_cuda.so", "libtorch_cuda.so"]
 
@@ -50,7 +50,7 @@ def made(folder: Path, torch: str, cuda: str, libraries: list[str], vision: str,
     return folder
 
 
-BUILDS: dict[str, tuple[tuple[str, str, list[str], str, list[str], str], list[tuple[Level, str]]]] = {
+BUILDS: dict[str, tuple[tuple[str, str, list[str], str, list[str], str], list[tuple[Severity, str]]]] = {
     "both for the CPU": (("2.13.0+cpu", "", CPU, "0.28.0+cpu", CPU, " (==2.13.0)"), []),
     "both for one CUDA": (("2.13.0+cu130", "13.0", CUDA, "0.28.0", [*CUDA, "libcudart.so.13"], "==2.13.0"), []),
     "CUDA beside CPU": (
@@ -101,7 +101,7 @@ MIXED = BUILDS["CUDA beside CPU"][0]
 def test_it_stops_the_job_only_where_the_script_imports_it(tmp_path: Path) -> None:
     made(tmp_path, *MIXED)
 
-    def levels(text: str, **named: Any) -> list[Level]:
+    def levels(text: str, **named: Any) -> list[Severity]:
         return [one.level for one in found(tmp_path, text, **named)]
 
     assert levels("def late():\n    from torchvision.transforms import v2\n") == [FAIL]

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srunddp.config.parse import read_config, save_config, to_dict
-from srunddp.config.schema import NULLS, keys_of, text_of, value_of
+from srunddp.config.schema import NULLS, fields_of, text_of, value_of
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config
 from tests.train.without_torch import run_without_torch
@@ -116,7 +116,7 @@ def strategy(kind: Any, *, cli: bool) -> st.SearchStrategy[Any]:
 def spelled(config: Any) -> list[str]:
     """The command line of all its leaves."""
     arguments = []
-    for name in keys_of(type(config)):
+    for name in fields_of(type(config)):
         value = config
         for part in name.split("."):
             value = getattr(value, part)
@@ -150,7 +150,7 @@ def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory,
 def test_all_fields_of_config_are_keys() -> None:
     leaves = {f"{name}.{key}" for name, group in to_dict(Config()).items() if isinstance(group, dict) for key in group}
     leaves |= {name for name, value in to_dict(Config()).items() if not isinstance(value, dict)}
-    assert set(keys_of(Config)) == leaves
+    assert set(fields_of(Config)) == leaves
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_help_lists_every_key_with_default_and_sentence(
         read_config(Settings, ["--lr=2", "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for name, key in keys_of(Settings).items():
+    for name, key in fields_of(Settings).items():
         assert f"\n  --{name}={text_of(key.default)}  (" in text
     flat = " ".join(text.split())
     assert "--lr=0.001 (a number) of the optimizer, as it was given." in flat
@@ -356,7 +356,7 @@ def test_help_lists_every_key_with_default_and_sentence(
 
 
 def test_every_key_of_config_has_a_sentence() -> None:
-    assert [name for name, key in keys_of(Config).items() if not key.sentence] == []
+    assert [name for name, key in fields_of(Config).items() if not key.sentence] == []
 
 
 def test_other_ranks_print_no_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.interface import Link
+from srunddp.bootstrap.network.interface import NetworkInterface
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.explain.defaults import visible_devices
-from srunddp.explain.explain import Asked, Explanation, Here, Row, explain
+from srunddp.explain.explain import ExplainOptions, Explanation, NodeFacts, Row, explain
 from tests.support.launchers import (
     batch_body,
     daemon_step,
@@ -37,8 +37,8 @@ CONF = """\
 """
 PMI2 = {"PMI_FD": "9", "PMI_RANK": "1", "PMI_SIZE": "4"}
 EXPLICIT = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-LO = Link("lo", True, 0, ("127.0.0.1",), ())
-ETH0 = Link("eth0", True, 1000, ("10.0.0.2",), ())
+LO = NetworkInterface("lo", True, 0, ("127.0.0.1",), ())
+ETH0 = NetworkInterface("eth0", True, 1000, ("10.0.0.2",), ())
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,8 @@ def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
 
 
-def here(*links: Link) -> Here:
-    return Here(links or (LO, ETH0), "node02.site", lambda: "munge")
+def here(*links: NetworkInterface) -> NodeFacts:
+    return NodeFacts(links or (LO, ETH0), "node02.site", lambda: "munge")
 
 
 def names_lead_to_eth0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def names_lead_to_eth0(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def elsewhere(variables: Mapping[str, str], **asked: object) -> Explanation:
-    return explain(variables, Asked(**asked), None)  # type: ignore[arg-type]
+    return explain(variables, ExplainOptions(**asked), None)  # type: ignore[arg-type]
 
 
 def row(found: Explanation, name: str) -> Row:
@@ -127,7 +127,7 @@ def test_explicit_variables_that_rule_by_channel_env_pass_the_launcher_over() ->
 def test_a_shell_of_srun_pty_is_not_told_from_a_step_by_this_machines_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     from srunddp.bootstrap.environment import slurm
 
-    monkeypatch.setattr(slurm, "typed_into", lambda task: pytest.fail("looked at a process of this machine"))
+    monkeypatch.setattr(slurm, "is_interactive_shell", lambda task: pytest.fail("looked at a process of this machine"))
     found = elsewhere(pty_shell(1))
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
     assert found.notes == ("SLURM_PTY_PORT=40001: taken for a step, not for a shell of srun --pty",)
@@ -212,7 +212,7 @@ def test_each_file_is_taken_or_passed_over(tmp_path: Path, monkeypatch: pytest.M
 
 def test_on_the_node_itself_other_interfaces_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     names_lead_to_eth0(monkeypatch)
-    found = explain(step(0), Asked(), here())
+    found = explain(step(0), ExplainOptions(), here())
     assert said(found, "interface") == ("eth0", "auto, the default, as no ifaces.conf has entries")
     assert row(found, "interface").passed_over == ("lo: loopback, a bridge or a container's",)
     assert said(found, "address") == ("10.0.0.2", "of eth0")
@@ -226,7 +226,7 @@ def test_rank_zeros_line_follows_from_its_nodes_entry(conf: str) -> None:
     found = elsewhere(step(1), ifaces=conf)
     value, why = said(found, "rank 0")
     who = detect.detect(step(1))
-    first = discovery.line_ports(who, ifaces_conf.Entry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
+    first = discovery.line_ports(who, ifaces_conf.IfacesEntry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
     assert value.startswith(f"node02-data:{first}, ")
     assert why.startswith(f"the first node of SLURM_STEP_NODELIST=node[02-03], as address: of {conf}:2:3")
 
@@ -284,7 +284,7 @@ def test_the_device_follows_from_the_devices_that_are_visible(visible: str, valu
 
 def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     names_lead_to_eth0(monkeypatch)
-    asked = Asked(limits={"timeout": (7.0, "--timeout")})
+    asked = ExplainOptions(limits={"timeout": (7.0, "--timeout")})
     found = explain(step(0, OMP_NUM_THREADS="4", SLURM_JOB_END_TIME="1790000000"), asked, here())
     assert said(found, "timeout") == ("7 s", "--timeout")
     assert said(found, "job's end") == ("2026-09-21 14:13:20 UTC", "SLURM_JOB_END_TIME=1790000000")
@@ -344,15 +344,17 @@ def test_a_wrong_file_leaves_the_ranks_numbers(tmp_path: Path) -> None:
 
 def test_rank_zero_is_told_that_its_name_leads_to_another_interface(monkeypatch: pytest.MonkeyPatch, conf: str) -> None:
     names_lead_to_eth0(monkeypatch)
-    found = explain(step(0), Asked(ifaces=conf), here(ETH0, Link("ib0", True, 0, ("10.1.0.2",), ())))
+    found = explain(
+        step(0), ExplainOptions(ifaces=conf), here(ETH0, NetworkInterface("ib0", True, 0, ("10.1.0.2",), ()))
+    )
     assert said(found, "interface") == ("ib0", f"{conf}:2:3")
     assert "the others look for rank 0 at node02-data, which is 10.0.0.2 on eth0" in str(found.errors[0])
 
 
 def test_an_interface_that_is_down_leaves_what_was_chosen(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names_lead_to_eth0(monkeypatch)
-    down = Link("ib0", False, 0, (), ())
-    found = explain(step(0), Asked(ifaces=conf, channel="slurm"), here(LO, ETH0, down))
+    down = NetworkInterface("ib0", False, 0, (), ())
+    found = explain(step(0), ExplainOptions(ifaces=conf, channel="slurm"), here(LO, ETH0, down))
     assert said(found, "interface") == ("ib0", f"{conf}:2:3; see the error")
     assert said(found, "GLOO_SOCKET_IFNAME") == ("ib0", f"{conf}:2:3")
     (error,) = found.errors

@@ -12,29 +12,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srunddp.bootstrap.network.ifaces_conf import Entry, entry_for, parse
+from srunddp.bootstrap.network.ifaces_conf import IfacesEntry, entry_for, parse
 from srunddp.errors import ConfigError
 from srunddp.ifaces.draft import Draft, draft, networks
-from srunddp.ifaces.scan import Link, Scan
+from srunddp.ifaces.scan import ScannedInterface, ScanResult
 
 TODAY = datetime.date(2026, 1, 2)
 NODES = tuple(f"n{number:02d}" for number in range(1, 5))
 IB = {"layer": "InfiniBand", "devices": ("mlx5_0",)}
 
 
-def link(name: str, network: str, number: int, **changes: Any) -> Link:
+def link(name: str, network: str, number: int, **changes: Any) -> ScannedInterface:
     """An interface of the node of this number, in the network ``10.1`` or ``fd00:1:`` say."""
     address = f"{network}:{number:x}" if ":" in network else f"{network}.0.{number}"
     known: dict[str, Any] = {"speed": 10_000, "passed_over": "", "names": (), "named": False, "devices": ()}
-    return Link(**{"name": name, "address": address, "network": network, "layer": ""} | known | changes)
+    return ScannedInterface(**{"name": name, "address": address, "network": network, "layer": ""} | known | changes)
 
 
-def rail(name: str, network: str, nodes: Sequence[str] = NODES, **changes: Any) -> dict[tuple[str, str], Link]:
+def rail(
+    name: str, network: str, nodes: Sequence[str] = NODES, **changes: Any
+) -> dict[tuple[str, str], ScannedInterface]:
     """An interface of each of these nodes."""
     return {(node, name): link(name, network, NODES.index(node) + 1, **changes) for node in nodes}
 
 
-def scan(*rails: Mapping[tuple[str, str], Link], lost: Sequence[str] = (), resolved: Any = ()) -> Scan:
+def scan(
+    *rails: Mapping[tuple[str, str], ScannedInterface], lost: Sequence[str] = (), resolved: Any = ()
+) -> ScanResult:
     """What is found where all in one network reach each other, but not those of ``lost``: nodes or networks."""
     ends = {end: link for each in rails for end, link in each.items()}
     reached = {
@@ -42,10 +46,10 @@ def scan(*rails: Mapping[tuple[str, str], Link], lost: Sequence[str] = (), resol
         for a, b in itertools.permutations(ends, 2)
         if a[0] != b[0] and not ends[a].passed_over and not ends[b].passed_over
     }
-    return Scan(ends, reached, dict(resolved))
+    return ScanResult(ends, reached, dict(resolved))
 
 
-def drafted(found: Scan) -> tuple[Draft, dict[str, Entry]]:
+def drafted(found: ScanResult) -> tuple[Draft, dict[str, IfacesEntry]]:
     """The draft, and the entry that it has for each node that it covers."""
     made = draft(found, TODAY)
     entries = parse(made.text.encode(), "ifaces.conf")
@@ -54,7 +58,7 @@ def drafted(found: Scan) -> tuple[Draft, dict[str, Entry]]:
     return made, {node: entry_for(entries, node) for node in nodes}
 
 
-def interfaces(found: Scan) -> dict[str, tuple[str, ...]]:
+def interfaces(found: ScanResult) -> dict[str, tuple[str, ...]]:
     return {node: entry.interfaces for node, entry in drafted(found)[1].items()}
 
 
@@ -156,16 +160,16 @@ def test_where_nobody_reaches_anybody_there_is_no_entry() -> None:
 def test_a_way_that_is_broken_within_the_network_is_said_and_an_equal_whole_one_taken() -> None:
     found = scan(rail("eno1", "10.1"))
     one_lost = {**found.reached, (("n01", "eno1"), ("n02", "eno1")): False}
-    assert "# 1 ways within this network did not work" in draft(Scan(found.ends, one_lost, {}), TODAY).text
+    assert "# 1 ways within this network did not work" in draft(ScanResult(found.ends, one_lost, {}), TODAY).text
     both = scan(rail("eno1", "10.1", speed=25_000), rail("eno2", "10.2"))
     reached = {**both.reached, (("n01", "eno1"), ("n02", "eno1")): False}
-    assert set(interfaces(Scan(both.ends, reached, {})).values()) == {("eno2",)}
+    assert set(interfaces(ScanResult(both.ends, reached, {})).values()) == {("eno2",)}
 
 
 # By which address.
 
 
-def named(template: str) -> tuple[dict[tuple[str, str], Link], dict[str, list[list[str]]]]:
+def named(template: str) -> tuple[dict[tuple[str, str], ScannedInterface], dict[str, list[list[str]]]]:
     """A network whose addresses have names, and what all nodes find for them."""
     ends = {
         (node, "ib0"): link("ib0", "10.1", number, names=(template.format(node=node),))
@@ -246,10 +250,10 @@ NAMES = ("n1", "n10", "n01", "gpu-a", "gpu-a1", "rack1-n2", "rack2-n2", "rack2-n
 
 
 @st.composite
-def any_scan(pick: st.DrawFn) -> Scan:
+def any_scan(pick: st.DrawFn) -> ScanResult:
     nodes = pick(st.lists(st.sampled_from(NAMES), min_size=2, unique=True))
     some = st.sampled_from
-    ends: dict[tuple[str, str], Link] = {}
+    ends: dict[tuple[str, str], ScannedInterface] = {}
     for number, node in enumerate(nodes, 1):
         for name in pick(st.lists(some(["eno1", "ib0", "ib1", "enp1s0f0np0", "p1p1.100"]), unique=True)):
             changes = {
@@ -271,7 +275,7 @@ def any_scan(pick: st.DrawFn) -> Scan:
 
 @settings(max_examples=80, deadline=None)
 @given(any_scan())
-def test_every_draft_is_read_back_and_gives_each_node_what_was_meant(found: Scan) -> None:
+def test_every_draft_is_read_back_and_gives_each_node_what_was_meant(found: ScanResult) -> None:
     made, entries = drafted(found)
     (best, *_) = networks(found) or [None]
     assert set(entries) == (set(best.links) if best else set())
@@ -289,7 +293,7 @@ def test_every_draft_is_read_back_and_gives_each_node_what_was_meant(found: Scan
             assert all({each.address for each in links} & set(seen) for seen in leads)
     for node in made.missing:
         with pytest.raises(ConfigError):
-            entry_for(parse(made.text.encode(), "x") or (Entry("", ()),), node)
+            entry_for(parse(made.text.encode(), "x") or (IfacesEntry("", ()),), node)
 
 
 def test_a_thousand_nodes_are_drafted_within_seconds() -> None:
@@ -303,7 +307,7 @@ def test_a_thousand_nodes_are_drafted_within_seconds() -> None:
     reached = {(ring[one], ring[(one + step) % 1000]): True for one in range(1000) for step in range(1, 17)}
     resolved = {each.names[0]: [[each.address]] * 1000 for each in ends.values()}
     began = time.monotonic()
-    made, entries = drafted(Scan(ends, reached, resolved))
+    made, entries = drafted(ScanResult(ends, reached, resolved))
     assert time.monotonic() - began < 20.0
     assert "- nodes: n[0000-0999]" in made.text
     assert entries["n0007"].address == "{node}-ib"

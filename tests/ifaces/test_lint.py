@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.check.finding import Finding, Level
+from srunddp.check.finding import Finding, Severity
 from srunddp.errors import ConfigError
 from srunddp.ifaces import lint
 from srunddp.ifaces.lint import SINFO, Report, check_file
@@ -83,7 +83,7 @@ def test_an_entry_whose_nodes_are_all_taken_before_is_found_with_both_lines(
     conf: Path, first: str, second: str
 ) -> None:
     finding = only(checked(conf, entry(first) + entry(second)))
-    assert finding.level is Level.WARN
+    assert finding.level is Severity.WARN
     assert finding.found == f"{conf}:3:3: the entry never counts: all of its nodes are taken by line 1"
     assert finding.cure == "remove it, or move it before line 1"
 
@@ -136,13 +136,13 @@ def test_an_entry_of_which_some_nodes_are_taken_is_noted(conf: Path) -> None:
 
 def test_nodes_of_the_cluster_without_an_entry_are_a_failure(conf: Path) -> None:
     finding = only(checked(conf, entry("n[1-2]"), "n1 n2 n3 m1 n3"))
-    assert (finding.level, finding.nodes) == (Level.FAIL, ("n3", "m1"))
+    assert (finding.level, finding.nodes) == (Severity.FAIL, ("n3", "m1"))
     assert finding.found == f"{conf} has no entry"
 
 
 def test_names_that_are_not_nodes_of_the_cluster_are_found(conf: Path) -> None:
     finding = only(checked(conf, entry("n[1-3]") + entry("*"), "n1 n2"))
-    assert (finding.level, finding.nodes) == (Level.WARN, ("n3",))
+    assert (finding.level, finding.nodes) == (Severity.WARN, ("n3",))
     assert finding.found == f"{conf}:1:3: names that are not nodes of the cluster"
 
 
@@ -231,7 +231,7 @@ def test_an_address_that_leads_nowhere_or_to_loopback_is_found_for_the_first_nod
 ) -> None:
     text = entry("n[1-2]") + entry("n[2-4]", '  address: "{node}-ib0"\n') + entry("*")
     finding = only(checked(conf, text, "n1 n2 n3 n4"))
-    assert (finding.level, finding.nodes) == (Level.WARN, ("n3",))
+    assert (finding.level, finding.nodes) == (Severity.WARN, ("n3",))
     assert finding.found == f"{conf}:3:3: the address n3-ib0 leads nowhere on this login node"
     names["n3-ib0"] = {"127.0.1.1"}
     assert "leads to 127.0.1.1, which is loopback" in only(checked(conf, text, "n1 n2 n3 n4")).found

@@ -14,7 +14,7 @@ from srunddp.bootstrap.network.infiniband import Device, with_interface
 from srunddp.check.checks.interface import physical
 from srunddp.ifaces import scan
 from srunddp.ifaces.draft import draft
-from srunddp.ifaces.scan import Link, Scan
+from srunddp.ifaces.scan import ScannedInterface, ScanResult
 
 # What is behind an interface.
 
@@ -85,8 +85,11 @@ def test_of_roce_the_interfaces_own_are_used_and_others_as_fast_are_in_doubt() -
 
 
 def test_a_link_brings_the_nodes_devices_and_arrives_as_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = (interfaces.Link("net0", True, 0, ("10.1.0.1",), ()), interfaces.Link("eth9", True, 10, ("10.9.0.1",), ()))
-    monkeypatch.setattr(scan, "links_here", lambda: here)
+    here = (
+        interfaces.NetworkInterface("net0", True, 0, ("10.1.0.1",), ()),
+        interfaces.NetworkInterface("eth9", True, 10, ("10.9.0.1",), ()),
+    )
+    monkeypatch.setattr(scan, "list_interfaces", lambda: here)
     monkeypatch.setattr(scan, "_names", lambda _: ())
     monkeypatch.setattr(infiniband, "devices", lambda: [*map(ib, range(3)), Device("off", "InfiniBand", False, 9, ())])
     first, second = scan.links("node01")
@@ -106,12 +109,12 @@ def test_a_link_brings_the_nodes_devices_and_arrives_as_it_left(monkeypatch: pyt
 def drafted(links: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> str:
     """Of two nodes with these interfaces, and the devices that each is to use, and may be to use."""
     ends = {
-        (node, name): Link(name, f"10.{each}.0.{number}", "", 9000, "", (), True, used, "Ethernet", others)
+        (node, name): ScannedInterface(name, f"10.{each}.0.{number}", "", 9000, "", (), True, used, "Ethernet", others)
         for number, node in enumerate(("node01", "node02"))
         for each, (name, (used, others)) in enumerate(links.items())
     }
     reached = {(a, b): True for a in ends for b in ends if a[0] != b[0]}
-    return draft(Scan(ends, reached, {}), datetime.date(2026, 1, 2)).text
+    return draft(ScanResult(ends, reached, {}), datetime.date(2026, 1, 2)).text
 
 
 def test_each_device_of_an_entry_is_named_once() -> None:

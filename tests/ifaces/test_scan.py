@@ -14,9 +14,9 @@ import pytest
 from srunddp.bootstrap.network import infiniband, interface
 from srunddp.bootstrap.network.infiniband import Device
 from srunddp.bootstrap.rendezvous.protocol import listen
-from srunddp.check.coordinator import Hub
+from srunddp.check.coordinator import Coordinator
 from srunddp.ifaces import scan
-from srunddp.ifaces.scan import Scan, Scanner, links, reaches, survey
+from srunddp.ifaces.scan import Scanner, ScanResult, links, reaches, survey
 from tests.cluster.network import tool
 from tests.support.namespaces import address, asked, hub_of, rule, two_nodes
 from tests.support.starting import NODE
@@ -32,27 +32,27 @@ def names() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def hub(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(scan, "_WITHIN", 0.5)
     with hub_of(names, lambda node: Scanner(node).act) as hub:
         yield hub
 
 
-def worked(found: Scan) -> set[Any]:
+def worked(found: ScanResult) -> set[Any]:
     return {pair for pair, reached in found.reached.items() if reached}
 
 
 # Two nodes.
 
 
-def test_interfaces_in_one_network_reach_each_other_and_no_others_do(hub: Hub) -> None:
+def test_interfaces_in_one_network_reach_each_other_and_no_others_do(hub: Coordinator) -> None:
     """Linux answers for all of its addresses on all interfaces; that is no way for a training."""
     found = survey(hub)
     assert worked(found) == BOTH
     assert len(found.reached) == 8
 
 
-def test_every_interface_is_told_with_address_network_and_why_it_is_none(hub: Hub) -> None:
+def test_every_interface_is_told_with_address_network_and_why_it_is_none(hub: Coordinator) -> None:
     ends = survey(hub).ends
     assert {name for _, name in ends} == {"lo", "data0", "data1"}
     assert (ends["west", "data0"].address, ends["west", "data0"].network) == (WEST, "10.201.1.0/24")
@@ -61,12 +61,12 @@ def test_every_interface_is_told_with_address_network_and_why_it_is_none(hub: Hu
     assert not ends["west", "data0"].passed_over
 
 
-def test_a_network_in_which_packets_get_lost_reaches_nobody(hub: Hub, names: dict[str, str]) -> None:
+def test_a_network_in_which_packets_get_lost_reaches_nobody(hub: Coordinator, names: dict[str, str]) -> None:
     with rule(names["east"], "input", f"ip saddr {WEST} drop"):
         assert worked(survey(hub)) == set()
 
 
-def test_a_network_that_is_routed_reaches_the_other(hub: Hub, names: dict[str, str]) -> None:
+def test_a_network_that_is_routed_reaches_the_other(hub: Coordinator, names: dict[str, str]) -> None:
     """The ends of data1 are in two networks; with routes each leads to the other."""
     routes = {"west": "10.201.3.0/25", "east": "10.201.2.0/25"}
     words = ["route", "{}", "dev", "data1"]
@@ -82,7 +82,7 @@ def test_a_network_that_is_routed_reaches_the_other(hub: Hub, names: dict[str, s
             tool("ip", "-n", names[node], "route", "del", network)
 
 
-def test_a_node_with_ipv6_alone_is_reached_by_it(hub: Hub, names: dict[str, str]) -> None:
+def test_a_node_with_ipv6_alone_is_reached_by_it(hub: Coordinator, names: dict[str, str]) -> None:
     for node, name in names.items():
         tool("ip", "-n", name, "addr", "del", f"{address(node, 'data0')}/24", "dev", "data0")
     try:
@@ -94,12 +94,12 @@ def test_a_node_with_ipv6_alone_is_reached_by_it(hub: Hub, names: dict[str, str]
             tool("ip", "-n", name, "addr", "add", f"{address(node, 'data0')}/24", "dev", "data0")
 
 
-def test_a_port_where_nobody_listens_is_not_reached(hub: Hub) -> None:
+def test_a_port_where_nobody_listens_is_not_reached(hub: Coordinator) -> None:
     ways = [["data0", WEST, EAST, 0, True], ["data0", WEST, EAST, 9, True]]
     assert asked(hub, "west", do="connect", ways=ways) == [False, False]
 
 
-def test_an_interface_that_went_away_reaches_nobody(hub: Hub) -> None:
+def test_an_interface_that_went_away_reaches_nobody(hub: Coordinator) -> None:
     """Between what a node said and what it is asked; an error there would look as if rank 0 were lost."""
     port = asked(hub, "east", do="listen", addresses=[EAST])[EAST]
     ways = [["data7", WEST, EAST, port, True], ["data0", "10.201.9.9", EAST, port, True]]
@@ -192,5 +192,5 @@ def test_other_names_of_the_address_and_whether_the_nodes_own_leads_there(monkey
     assert [(link.names, link.named) for link in links("n1")] == [(("n1-ib.lab", "n1-ib"), True)]
     assert [link.named for link in links("n2")] == [False]
     monkeypatch.setattr(interface, "_VIRTUAL", ("eth",))
-    monkeypatch.setattr(scan, "why_not", interface.why_not)
+    monkeypatch.setattr(scan, "why_unusable", interface.why_unusable)
     assert [(link.names, bool(link.passed_over)) for link in links("n1")] == [((), True)]

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from srunddp.monitor.recorder import Recorder
-from srunddp.telemetry import Marks
+from srunddp.telemetry import TelemetryPage
 
 
 @pytest.fixture
-def marks() -> Marks:
-    return Marks(recording=True)
+def marks() -> TelemetryPage:
+    return TelemetryPage(recording=True)
 
 
-def recorder(folder: Path, marks: Marks, seconds: float = 60.0) -> Recorder:
+def recorder(folder: Path, marks: TelemetryPage, seconds: float = 60.0) -> Recorder:
     made = Recorder(folder / "deep" / "monitor.0", "node01.rank3", seconds, marks)
     made.open()
     return made
@@ -39,7 +39,7 @@ def until(condition: Callable[[], object], limit: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def test_marks_and_the_last_sums_are_there_when_it_ends(tmp_path: Path, marks: Marks) -> None:
+def test_marks_and_the_last_sums_are_there_when_it_ends(tmp_path: Path, marks: TelemetryPage) -> None:
     made = recorder(tmp_path, marks)
     made.start()
     made.mark("meeting")
@@ -57,7 +57,7 @@ def test_marks_and_the_last_sums_are_there_when_it_ends(tmp_path: Path, marks: M
     assert abs(float(last["time"]) - time.time()) < 60
 
 
-def test_the_time_of_the_process_is_when_the_kernel_started_it(tmp_path: Path, marks: Marks) -> None:
+def test_the_time_of_the_process_is_when_the_kernel_started_it(tmp_path: Path, marks: TelemetryPage) -> None:
     made = recorder(tmp_path, marks)
     child = os.fork()
     if child == 0:
@@ -69,7 +69,7 @@ def test_the_time_of_the_process_is_when_the_kernel_started_it(tmp_path: Path, m
     assert abs(float(rows(tmp_path, "marks")[0]["time"]) - now) < 1
 
 
-def test_a_row_is_there_each_time_and_complete_before_the_end(tmp_path: Path, marks: Marks) -> None:
+def test_a_row_is_there_each_time_and_complete_before_the_end(tmp_path: Path, marks: TelemetryPage) -> None:
     made = recorder(tmp_path, marks, seconds=0.05)
     made.start()
     until(lambda: len(rows(tmp_path, "steps")) >= 3)
@@ -78,7 +78,7 @@ def test_a_row_is_there_each_time_and_complete_before_the_end(tmp_path: Path, ma
     made.finish(0, 5.0)
 
 
-def test_of_a_script_with_a_loop_of_its_own_the_steps_are_counted(tmp_path: Path, marks: Marks) -> None:
+def test_of_a_script_with_a_loop_of_its_own_the_steps_are_counted(tmp_path: Path, marks: TelemetryPage) -> None:
     made = recorder(tmp_path, marks)
     for _ in range(4):
         marks.mark()
@@ -90,7 +90,7 @@ def test_of_a_script_with_a_loop_of_its_own_the_steps_are_counted(tmp_path: Path
     assert [(row["steps"], row["step_s"]) for row in rows(tmp_path, "steps")][-2:] == [("4", ""), ("4", "")]
 
 
-def test_the_runs_description_is_whole_or_not_there(tmp_path: Path, marks: Marks) -> None:
+def test_the_runs_description_is_whole_or_not_there(tmp_path: Path, marks: TelemetryPage) -> None:
     made = recorder(tmp_path, marks)
     made.start()
     made.describe({"world_size": 2})
@@ -98,7 +98,7 @@ def test_the_runs_description_is_whole_or_not_there(tmp_path: Path, marks: Marks
     assert json.loads((made.folder / "run.json").read_text()) == {"world_size": 2}
 
 
-def test_an_earlier_runs_rows_in_the_same_folder_are_gone(tmp_path: Path, marks: Marks) -> None:
+def test_an_earlier_runs_rows_in_the_same_folder_are_gone(tmp_path: Path, marks: TelemetryPage) -> None:
     for number in (1, 2):
         made = recorder(tmp_path, marks)
         made.start()
@@ -106,7 +106,7 @@ def test_an_earlier_runs_rows_in_the_same_folder_are_gone(tmp_path: Path, marks:
     assert [row["value"] for row in rows(tmp_path, "marks")][1:] == ["2"]
 
 
-def test_a_full_disk_ends_nothing_and_a_hanging_one_holds_nobody_for_long(tmp_path: Path, marks: Marks) -> None:
+def test_a_full_disk_ends_nothing_and_a_hanging_one_holds_nobody_for_long(tmp_path: Path, marks: TelemetryPage) -> None:
     made = recorder(tmp_path, marks)
     made._steps = os.open("/dev/full", os.O_WRONLY)
     pipe = os.pipe()
@@ -127,7 +127,7 @@ def test_a_full_disk_ends_nothing_and_a_hanging_one_holds_nobody_for_long(tmp_pa
     os.close(pipe[0])
 
 
-def test_a_value_that_is_none_is_an_empty_field(tmp_path: Path, marks: Marks) -> None:
+def test_a_value_that_is_none_is_an_empty_field(tmp_path: Path, marks: TelemetryPage) -> None:
     made = recorder(tmp_path, marks)
     made.start()
     marks.event("evaluation", math.nan)

@@ -12,13 +12,13 @@ import threading
 import time
 from pathlib import Path
 
-from srunddp.supervisor.output.redirect import Destination, Output
+from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 
 
 def main(order: dict) -> int:
     file = order["file"] and Path(order["file"])
     before = os.listdir("/proc/self/fd")
-    output = Output.open(Destination(file, order["terminal"], order["prefix"]))
+    output = OutputRedirect.open(OutputTarget(file, order["terminal"], order["prefix"]))
     worker = os.fork()
     if worker == 0:
         output.in_worker()

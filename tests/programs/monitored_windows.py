@@ -43,7 +43,7 @@ def observers():
 
 torch.set_num_threads(1)
 figures = {"with": [], "without": []}
-page = telemetry.recorded()
+page = telemetry.active_page()
 assert page
 with srunddp.init() as world:
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from multiprocessing.synchronize import Event
 
 from torch.distributed import TCPStore
 
-from srunddp.bootstrap.process_group.reverse_dns import without_name_lookups
+from srunddp.bootstrap.process_group.reverse_dns import without_reverse_dns
 
 LONG = 30.0
 # Forked, since torch takes long to import; apart, since a process in which one look-up failed tries no other.
@@ -20,7 +20,7 @@ FORK = multiprocessing.get_context("fork")
 
 def serve(listening: socket.socket, ready: Event) -> None:
     host, port = listening.getsockname()
-    with without_name_lookups():
+    with without_reverse_dns():
         store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
     ready.set()
     signal.pause()
@@ -28,7 +28,7 @@ def serve(listening: socket.socket, ready: Event) -> None:
 
 
 def join(host: str, port: int, *, quiet: bool) -> None:
-    with without_name_lookups() if quiet else nullcontext():
+    with without_reverse_dns() if quiet else nullcontext():
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=LONG))
     store.add("joined", 1)
 

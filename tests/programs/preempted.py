@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from srunddp.train.config import PreemptionConfig
-from srunddp.train.preemption.requeue import leave
-from srunddp.train.preemption.signals import Preemption, Wish
+from srunddp.train.preemption.requeue import stop_and_requeue
+from srunddp.train.preemption.signals import Preemption, StopRequest
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 PACE = 0.02  # seconds a step
@@ -89,7 +89,9 @@ def main(folder: Path, steps: int = 0) -> None:
             if agreed:
                 path = save(folder, step)
                 ranks.greatest(0)  # it is whole
-                leave(preemption, (Wish(agreed // 128), agreed % 128), step, path, broadcast=ranks.broadcast)
+                stop_and_requeue(
+                    preemption, (StopRequest(agreed // 128), agreed % 128), step, path, broadcast=ranks.broadcast
+                )
     if RANK == 0:
         print(f"done from step {first} to {steps}", flush=True)
 

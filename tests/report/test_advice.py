@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.report import advice as judging
-from srunddp.report.advice import Note
+from srunddp.report.advice import Advice
 from srunddp.report.run import read
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import GIB, MadeUp
@@ -17,7 +17,7 @@ ON_GPUS = MadeUp(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus=32)
 RING = {"chosen_link": 1e3, "other_link": 60e6}
 
 
-def noted(made_up: MadeUp, folder: Path) -> tuple[Note, ...]:
+def noted(made_up: MadeUp, folder: Path) -> tuple[Advice, ...]:
     return judging.notes(summary_of(read(made_up.write(folder))))
 
 

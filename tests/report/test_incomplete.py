@@ -15,7 +15,7 @@ from srunddp.report import csv_files, text
 from srunddp.report.advice import notes
 from srunddp.report.html import page
 from srunddp.report.run import read
-from srunddp.report.slurm import View
+from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import MadeUp
 
@@ -31,7 +31,7 @@ def reported(folder: Path) -> str:
     """The text, after the page was made too: neither has a number that is none."""
     summary = summary_of(read(folder))
     said = "\n".join(text.lines(summary, notes(summary)))
-    html = page(summary, notes(summary), [], View(""))
+    html = page(summary, notes(summary), [], SlurmAccounting(""))
     assert not re.search(r"\b(nan|inf|None)\b", said + html)
     return said
 

@@ -12,7 +12,7 @@ from srunddp.report.plots import style
 from srunddp.report.plots.style import TimeAxis
 from srunddp.report.plots.timeline import timeline
 from srunddp.report.run import read
-from srunddp.report.series import NAN, Samples
+from srunddp.report.series import NAN, TimeSeries
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import MadeUp
 
@@ -20,7 +20,7 @@ from tests.support.made_up_run import MadeUp
 def test_before_both_counters_are_known_a_cell_is_empty_and_not_dark() -> None:
     """As a recorder writes it: until the first step nothing but that there was none."""
     columns = {"own_s": [NAN, NAN, 0.9, 1.9, 2.9], "steps": [0.0, 0.0, 9.0, 19.0, 29.0]}
-    found = style.heat(Samples([0.0, 1.0, 2.0, 3.0, 4.0], columns), "own_s", "steps", style.grid(0.0, 4.0, 1.0))
+    found = style.heat(TimeSeries([0.0, 1.0, 2.0, 3.0, 4.0], columns), "own_s", "steps", style.grid(0.0, 4.0, 1.0))
     assert math.isnan(found[0])
     assert math.isnan(found[1])
     assert found[2:] == [pytest.approx(0.1), pytest.approx(0.1)]

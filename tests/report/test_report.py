@@ -21,7 +21,7 @@ from srunddp.report import text
 from srunddp.report.advice import notes
 from srunddp.report.html import page
 from srunddp.report.run import read
-from srunddp.report.slurm import View
+from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
 from tests.support.made_up_run import MadeUp
@@ -277,7 +277,7 @@ def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
     folder = made_up.write(tmp_path)
     summary = summary_of(read(folder))
     assert HOSTILE in summary.script
-    html = page(summary, notes(summary), [], View(HOSTILE, seff=HOSTILE))
+    html = page(summary, notes(summary), [], SlurmAccounting(HOSTILE, seff=HOSTILE))
     assert "\x1b" not in html + shown(summary)
     assert "<b" not in html.replace("<body", "").replace("<br", "")
     assert {tag for tag, _ in Page(html).tags} == {
@@ -287,7 +287,7 @@ def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
                 summed(replace(made_up, script=("x",), node_name=str, model="x"), tmp_path / "tame"),
                 notes(summary),
                 [],
-                View("", seff="x"),
+                SlurmAccounting("", seff="x"),
             )
         ).tags
     }

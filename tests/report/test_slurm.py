@@ -46,11 +46,11 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def view(made_up: MadeUp, folder: Path, now: float | None = None) -> slurm.View:
+def view(made_up: MadeUp, folder: Path, now: float | None = None) -> slurm.SlurmAccounting:
     return slurm.view(summary_of(read(made_up.write(folder)), now))
 
 
-def rows(found: slurm.View) -> Mapping[str, tuple[str, str, str]]:
+def rows(found: slurm.SlurmAccounting) -> Mapping[str, tuple[str, str, str]]:
     return {row.name: (row.ours, row.theirs, row.difference) for row in found.rows}
 
 
@@ -87,7 +87,7 @@ def test_where_slurm_gathers_nothing_its_empty_figures_are_none(commands: Path) 
     """As sstat was seen to print, without a plugin that gathers."""
     stub(commands, "sstat", prints("4711.0|0|213503982334-14:25:51||\n"))
     found = view(replace(RUN, code=None), commands, RUN.start + 64)
-    assert found == slurm.View("Slurm's accounting does not answer for this run: nothing to compare with.")
+    assert found == slurm.SlurmAccounting("Slurm's accounting does not answer for this run: nothing to compare with.")
 
 
 def test_what_seff_prints_is_shown_as_it_is(commands: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_seff_prints_is_shown_as_it_is(commands: Path) -> None:
 )
 def test_without_accounting_there_is_one_sentence(body: str, commands: Path) -> None:
     stub(commands, "sacct", body)
-    assert view(RUN, commands) == slurm.View(
+    assert view(RUN, commands) == slurm.SlurmAccounting(
         "Slurm's accounting does not answer for this run: nothing to compare with."
     )
 
@@ -124,7 +124,7 @@ def test_a_command_that_hangs_is_left_after_its_time(commands: Path, monkeypatch
 def test_figures_of_another_start_of_the_job_are_not_taken_for_this_ones(commands: Path) -> None:
     """After a requeue sacct has the last start alone."""
     stub(commands, "sacct", prints(SACCT.replace("18000000", "18000099")))
-    assert view(RUN, commands) == slurm.View(
+    assert view(RUN, commands) == slurm.SlurmAccounting(
         "Slurm's accounting has another start of this job: nothing to compare with."
     )
 

@@ -14,11 +14,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from srunddp.config.parse import fill
+from srunddp.config.parse import parse_options
 from srunddp.errors import ConfigError
 from srunddp.sbatch import render_mpirun, render_slurm, validate
-from srunddp.sbatch.sections import Written, directive
-from srunddp.sbatch.spec import Job, MpiJob, Start
+from srunddp.sbatch.sections import Provenance, directive
+from srunddp.sbatch.spec import LaunchSpec, MpirunJob, SlurmJob
 from tests.support.job_scripts import Called, carry_out
 from tests.support.job_specs import rendered, wished
 
@@ -67,35 +67,35 @@ FULL: dict[str, Any] = {
     "offline": True,
     "ifaces": "ifaces.conf",
 }
-TEXTS = [field.name for field in dataclasses.fields(Job) if str(field.type).startswith(("str", "tuple"))]
-MPI_TEXTS = [field.name for field in dataclasses.fields(MpiJob) if str(field.type).startswith(("str", "tuple"))]
+TEXTS = [field.name for field in dataclasses.fields(SlurmJob) if str(field.type).startswith(("str", "tuple"))]
+MPI_TEXTS = [field.name for field in dataclasses.fields(MpirunJob) if str(field.type).startswith(("str", "tuple"))]
 SALLOC = ("job_name", "partition", "account", "nodelist", "constraint", "reservation", "log_dir", "script")
 
 
-def filled(kind: type[Start], name: str, text: str) -> Start:
+def filled(kind: type[LaunchSpec], name: str, text: str) -> LaunchSpec:
     """A job with a text in one field, and with all else that uses it."""
     value = (f"NAME={text}",) if name == "env" else (text, "second") if name == "arguments" else (text,)
     more: dict[str, Any] = {name: value if isinstance(getattr(kind(), name), tuple) else text}
-    if kind is Job and name in ("data", "stage_exclude", "venv"):
+    if kind is SlurmJob and name in ("data", "stage_exclude", "venv"):
         more |= {"stage": True, "rank_logs": False, "monitor": None, "venv": more.get("venv", "venv")}
     if name == "gres":
         more |= {"gpus_per_node": None}
     if name == "container_mounts":
         more |= {"container_image": "image"}
-    base = BASE | FULL if kind is Job else BASE | {"preflight": True, "rank_logs": True}
+    base = BASE | FULL if kind is SlurmJob else BASE | {"preflight": True, "rank_logs": True}
     return kind(**{**base, **more})
 
 
-def text_of(start: Start, *, interactive: bool = False) -> str | None:
+def text_of(start: LaunchSpec, *, interactive: bool = False) -> str | None:
     """The script; None where the job is refused, by one line that says why."""
     if refusal := refused(lambda: validate.check(start, interactive=interactive)):
         assert str(refusal).isprintable()
         assert all((refusal.expected, refusal.cure))
         return None
-    written = Written(("srunddp", "sbatch"))
-    if isinstance(start, MpiJob):
+    written = Provenance(("srunddp", "sbatch"))
+    if isinstance(start, MpirunJob):
         return render_mpirun.render(start, written)
-    assert isinstance(start, Job)
+    assert isinstance(start, SlurmJob)
     return render_slurm.render(start, written, interactive=interactive)
 
 
@@ -111,13 +111,13 @@ def unharmed(folder: Path) -> bool:
     return not list(folder.rglob("canary*"))
 
 
-def shown(name: str, start: Start, called: Called) -> list[str]:
+def shown(name: str, start: LaunchSpec, called: Called) -> list[str]:
     """The text's traces, which must all be there as it was given."""
     value = getattr(start, name)
     text = value[0] if isinstance(value, tuple) else value
     environ = [environ for words, environ in called.calls if words[0] in ("srun", "mpirun")][-1]
     training = called.training()
-    reported = isinstance(start, MpiJob) or ["report", "7", f"--monitor-dir={text}"] in called.of("srunddp")
+    reported = isinstance(start, MpirunJob) or ["report", "7", f"--monitor-dir={text}"] in called.of("srunddp")
     prefix = "./" if text.startswith("-") else ""
     where = {
         "env": text in [f"NAME={environ.get('NAME')}"],
@@ -149,7 +149,7 @@ _DIRECTIVES = {
 def test_no_text_in_a_field_of_a_job_is_carried_out(name: str, tmp_path: Path) -> None:
     passed = 0
     for number, text in enumerate(HOSTILE):
-        start = filled(Job, name, text)
+        start = filled(SlurmJob, name, text)
         made = text_of(start)
         if made is None:
             continue
@@ -178,7 +178,7 @@ def called_well(text: str, folder: Path) -> Called:
 @pytest.mark.parametrize("name", MPI_TEXTS)
 def test_no_text_in_a_field_of_an_mpirun_is_carried_out(name: str, tmp_path: Path) -> None:
     for number, text in enumerate(HOSTILE):
-        start = filled(MpiJob, name, text)
+        start = filled(MpirunJob, name, text)
         if (made := text_of(start)) is None:
             continue
         folder = tmp_path / str(number)
@@ -193,8 +193,8 @@ def test_no_text_in_a_field_of_an_mpirun_is_carried_out(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", SALLOC)
 def test_no_text_is_carried_out_on_the_way_into_salloc(name: str, tmp_path: Path) -> None:
     for number, text in enumerate(HOSTILE):
-        start = dataclasses.replace(filled(Job, name, text), requeue=False)
-        assert isinstance(start, Job)
+        start = dataclasses.replace(filled(SlurmJob, name, text), requeue=False)
+        assert isinstance(start, SlurmJob)
         if (made := text_of(start, interactive=True)) is None:
             continue
         folder = tmp_path / str(number)
@@ -216,7 +216,7 @@ def test_any_texts_in_all_fields_at_once_are_passed_on_or_refused(data: st.DataO
     given_texts = {name: data.draw(text, name) for name in names}
     values: dict[str, Any] = {**FULL, **given_texts, "arguments": tuple(data.draw(st.lists(text, max_size=4)))}
     values["env"] = (f"NAME={given_texts['env']}",)
-    made = text_of(Job(**values))
+    made = text_of(SlurmJob(**values))
     if made is None:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -224,7 +224,7 @@ def test_any_texts_in_all_fields_at_once_are_passed_on_or_refused(data: st.DataO
         assert called.code == 0, called
         assert called.training()[-len(values["arguments"]) :] == list(values["arguments"]) or not values["arguments"]
         for name in ("env", "ifaces", "log_dir", "script"):
-            assert shown(name, Job(**values), called) == []
+            assert shown(name, SlurmJob(**values), called) == []
 
 
 @settings(max_examples=200, deadline=None)
@@ -241,13 +241,13 @@ def test_what_the_command_line_or_a_file_passes_on_is_the_text_as_it_was(text: s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"
         path.write_text(yaml.safe_dump({"script": "train.py", "env": [f"NAME={text}"], "arguments": [text]}))
-        assert fill(Job, [("config", yaml.ScalarNode("tag:yaml.org,2002:str", str(path)))]) == job
+        assert parse_options(SlurmJob, [("config", yaml.ScalarNode("tag:yaml.org,2002:str", str(path)))]) == job
 
 
 @pytest.mark.parametrize("text", ["line\ntouch canary", "\x1b[31m", "\x85touch canary"])
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_control_character_in_a_file_is_refused_by_one_line(name: str, text: str, tmp_path: Path) -> None:
-    value: Any = [f"NAME={text}"] if name == "env" else [text] if isinstance(getattr(Job(), name), tuple) else text
+    value: Any = [f"NAME={text}"] if name == "env" else [text] if isinstance(getattr(SlurmJob(), name), tuple) else text
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({"script": "train.py", name: value}))
     wish = wished(["srunddp", "sbatch", f"--config={tmp_path / 'job.yaml'}"])
     with pytest.raises(ConfigError, match="expected letters that can be printed -> ") as error:
@@ -256,7 +256,7 @@ def test_a_control_character_in_a_file_is_refused_by_one_line(name: str, text: s
 
 
 def test_a_folder_is_no_pattern_of_slurms() -> None:
-    job = Job(script="train.py", log_dir="100%j", monitor=1, rank_logs=True)
+    job = SlurmJob(script="train.py", log_dir="100%j", monitor=1, rank_logs=True)
     text = text_of(job) or ""
     assert "\n#SBATCH --output=100%%j/%x-%j.out\n" in text
     assert " --log-dir=100%j --monitor=1 --monitor-dir=100%j " in text

@@ -9,7 +9,7 @@ import pytest
 from srunddp.errors import ConfigError
 from srunddp.sbatch import partition, validate
 from srunddp.sbatch.partition import Partition
-from srunddp.sbatch.spec import Job
+from srunddp.sbatch.spec import SlurmJob
 
 # As Slurm 22.05 and 24.11 print it, shortened in the middle.
 SCONTROL = """\
@@ -32,7 +32,7 @@ def known(scontrol: str = SCONTROL, sinfo: str = SINFO) -> tuple[Partition, ...]
 
 
 def judged(**fields: Any) -> None:
-    job = Job(**{"script": "train.py", **fields})
+    job = SlurmJob(**{"script": "train.py", **fields})
     partition.check_limits(job, partition.chosen(job, known()))
 
 
@@ -51,7 +51,7 @@ def test_what_scontrol_and_sinfo_print_is_understood() -> None:
 @pytest.mark.parametrize("printed", ["", "slurm_load_partitions: Unable to contact slurm controller\n", "\x00\xff|||"])
 def test_where_slurm_says_nothing_nothing_is_judged(printed: str) -> None:
     assert known(printed, printed) == ()
-    job = Job(script="train.py")
+    job = SlurmJob(script="train.py")
     assert "no --time: the partition's default" in list(partition.defaults(job, []))
 
 
@@ -78,7 +78,7 @@ def test_what_is_within_the_limits_passes(fields: dict[str, Any]) -> None:
 
 def test_a_least_value_is_no_limit() -> None:
     """As sinfo shows it of nodes that differ."""
-    job = Job(script="train.py", cpus_per_task=100, mem="2T")
+    job = SlurmJob(script="train.py", cpus_per_task=100, mem="2T")
     partition.check_limits(job, partition.chosen(job, known(sinfo="gpu|4|64+|512000+|gpu:a100:4\n")))
 
 
@@ -86,7 +86,7 @@ def test_a_least_value_is_no_limit() -> None:
 def test_gpus_may_be_of_a_type_that_begins_with_a_digit(kind: str) -> None:
     partitions = known(sinfo=f"gpu|4|64|512000|gpu:{kind}:4(S:0-1)\n")
     for fields in ({"gpus_per_node": "4"}, {"gpus_per_node": f"{kind}:4"}, {"gres": f"gpu:{kind}:4,lscratch:100g"}):
-        job = Job(script="train.py", **fields)  # type: ignore[arg-type]
+        job = SlurmJob(script="train.py", **fields)  # type: ignore[arg-type]
         validate.check(job)
         partition.check_limits(job, partition.chosen(job, partitions))
         assert job.tasks == 4
@@ -95,15 +95,15 @@ def test_gpus_may_be_of_a_type_that_begins_with_a_digit(kind: str) -> None:
 def test_jobs_may_wait_in_a_partition_that_is_down_and_a_qos_has_limits_of_its_own() -> None:
     down = known(scontrol=SCONTROL.replace("State=UP", "State=DOWN"))
     for fields in ({}, {"qos": "long", "time": "9-0", "nodes": 9}):
-        job = Job(script="train.py", **fields)  # type: ignore[arg-type]
+        job = SlurmJob(script="train.py", **fields)  # type: ignore[arg-type]
         partition.check_limits(job, partition.chosen(job, down))
 
 
 def test_the_partition_that_the_shell_exports_is_the_one_that_is_judged() -> None:
-    job = Job(script="train.py", partition="gpu")
+    job = SlurmJob(script="train.py", partition="gpu")
     assert partition.wished(job, {"SBATCH_PARTITION": "cpu"}, interactive=False).partition == "cpu"
     assert partition.wished(job, {"SALLOC_PARTITION": "cpu"}, interactive=True).partition == "gpu"
-    assert partition.wished(Job(script="x"), {"SALLOC_PARTITION": "cpu"}, interactive=True).partition == "cpu"
+    assert partition.wished(SlurmJob(script="x"), {"SALLOC_PARTITION": "cpu"}, interactive=True).partition == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_what_is_beyond_them_is_refused_with_the_limit(fields: dict[str, Any], s
 
 
 def test_what_the_site_decides_is_said_with_its_value() -> None:
-    said = list(partition.defaults(Job(script="train.py"), [known()[0]]))
+    said = list(partition.defaults(SlurmJob(script="train.py"), [known()[0]]))
     assert said[:3] == [
         "no --partition: the site's default, gpu",
         "no --time: the partition's default, 01:00:00",
         "no --mem: the site's default, DefMemPerCPU=4000",
     ]
-    full = Job(script="train.py", partition="gpu", time="1", mem="1G", cpus_per_task=1)
+    full = SlurmJob(script="train.py", partition="gpu", time="1", mem="1G", cpus_per_task=1)
     assert list(partition.defaults(full, [])) == []

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from srunddp.sbatch import render_slurm
-from srunddp.sbatch.sections import Written
-from srunddp.sbatch.spec import Job
+from srunddp.sbatch.sections import Provenance
+from srunddp.sbatch.spec import SlurmJob
 from tests.support.job_scripts import carry_out
 from tests.support.starting import until
 
@@ -47,8 +47,8 @@ REPORT = "report 7 --monitor-dir=logs"
 
 
 def started(folder: Path, variables: dict[str, str] | None = None, **fields: object) -> subprocess.Popen[bytes]:
-    job = Job(script="train.py", gres="gpu:1", **fields)  # type: ignore[arg-type]
-    (folder / "job.sh").write_text(render_slurm.render(job, Written(("srunddp", "sbatch"))))
+    job = SlurmJob(script="train.py", gres="gpu:1", **fields)  # type: ignore[arg-type]
+    (folder / "job.sh").write_text(render_slurm.render(job, Provenance(("srunddp", "sbatch"))))
     for name, text in {"srun": SRUN, "srunddp": SRUNDDP, "sleep": SLEEP}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -153,8 +153,8 @@ def test_a_preflight_that_fails_ends_the_job_before_the_training(
 
 @pytest.mark.parametrize("container", ["container", "container_image"])
 def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_path: Path) -> None:
-    job = Job(script="train.py", nodes=2, ntasks_per_node=4, monitor=2, **{container: "image"})  # type: ignore[arg-type]
-    training, report = carry_out(render_slurm.render(job, Written(("srunddp",))), tmp_path).of("srun")
+    job = SlurmJob(script="train.py", nodes=2, ntasks_per_node=4, monitor=2, **{container: "image"})  # type: ignore[arg-type]
+    training, report = carry_out(render_slurm.render(job, Provenance(("srunddp",))), tmp_path).of("srun")
     assert training[-5:] == ["srunddp", "run", "--monitor=2", "--monitor-dir=logs", "train.py"]
     assert report[-4:] == ["srunddp", "report", "7", "--monitor-dir=logs"]
     assert {"--nodes=1", "--ntasks=1"} <= set(report)
@@ -165,17 +165,17 @@ def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_
 
 @pytest.mark.parametrize("code", [1, 75, 143])
 def test_the_scripts_exit_code_is_that_of_the_training(tmp_path: Path, code: int) -> None:
-    plain = render_slurm.render(Job(script="train.py"), Written(("srunddp",)))
+    plain = render_slurm.render(SlurmJob(script="train.py"), Provenance(("srunddp",)))
     assert carry_out(plain, tmp_path, CODE_srun=str(code)).code == code
     (tmp_path / "again").mkdir()
-    requeued = render_slurm.render(Job(script="train.py", requeue=True), Written(("srunddp",)))
+    requeued = render_slurm.render(SlurmJob(script="train.py", requeue=True), Provenance(("srunddp",)))
     called = carry_out(requeued, tmp_path / "again", CODE_srun=str(code))
     assert called.code == code
     assert called.of("sleep") == ([["600"]] if code == 143 else [])
 
 
 def test_a_module_that_is_not_there_ends_the_job_before_the_training(tmp_path: Path) -> None:
-    text = render_slurm.render(Job(script="train.py", modules=("no/such",)), Written(("srunddp",)))
+    text = render_slurm.render(SlurmJob(script="train.py", modules=("no/such",)), Provenance(("srunddp",)))
     called = carry_out(text, tmp_path, CODE_module="1")
     assert called.code == 1
     assert called.of("srun") == []
@@ -185,7 +185,7 @@ def test_a_module_that_is_not_there_ends_the_job_before_the_training(tmp_path: P
 def test_functions_of_a_site_that_read_unset_variables_do_not_end_the_job(
     fields: dict[str, object], tmp_path: Path
 ) -> None:
-    text = render_slurm.render(Job(script="train.py", **fields), Written(("srunddp",)))  # type: ignore[arg-type]
+    text = render_slurm.render(SlurmJob(script="train.py", **fields), Provenance(("srunddp",)))  # type: ignore[arg-type]
     function = "() {  : $NOT_SET_ANYWHERE\n}"
     called = carry_out(text, tmp_path, **{"BASH_FUNC_module%%": function, "BASH_FUNC_conda%%": function})
     assert (called.code, called.errors) == (0, "")

@@ -9,10 +9,10 @@ import pytest
 from srunddp.errors import ConfigError
 from srunddp.sbatch import validate
 from srunddp.sbatch.formats import seconds
-from srunddp.sbatch.spec import Job, MpiJob, gpu_types
+from srunddp.sbatch.spec import MpirunJob, SlurmJob, gpu_types
 
 
-def refusal(interactive: bool = False, kind: type[Any] = Job, /, **fields: Any) -> str:
+def refusal(interactive: bool = False, kind: type[Any] = SlurmJob, /, **fields: Any) -> str:
     with pytest.raises(ConfigError) as error:
         validate.check(kind(**{"script": "train.py", **fields}), interactive=interactive)
     assert error.value.expected
@@ -20,7 +20,7 @@ def refusal(interactive: bool = False, kind: type[Any] = Job, /, **fields: Any) 
     return str(error.value)
 
 
-def notes(kind: type[Any] = Job, **fields: Any) -> str:
+def notes(kind: type[Any] = SlurmJob, **fields: Any) -> str:
     job = kind(**{"script": "train.py", **fields})
     validate.check(job)
     return "\n".join(validate.notes(job))
@@ -34,7 +34,7 @@ def notes(kind: type[Any] = Job, **fields: Any) -> str:
     ],
 )  # fmt: skip
 def test_every_way_in_which_slurm_takes_a_time_is_taken_and_understood(time: str, value: float) -> None:
-    validate.check(Job(script="train.py", time=time))
+    validate.check(SlurmJob(script="train.py", time=time))
     assert seconds(time) == value
 
 
@@ -45,7 +45,7 @@ def test_a_time_that_slurm_would_not_take_is_refused(time: str) -> None:
 
 @pytest.mark.parametrize("mem", ["64G", "64000", "0", "1T", "512mb"])
 def test_a_size_is_taken(mem: str) -> None:
-    validate.check(Job(script="train.py", mem=mem))
+    validate.check(SlurmJob(script="train.py", mem=mem))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_cannot_be_meant_is_refused_with_its_cure(fields: dict[str, Any], s
 
 @pytest.mark.parametrize("fields", [{"requeue": True}, {"array": "0-3"}], ids=str)
 def test_what_salloc_does_not_know_is_refused(fields: dict[str, Any]) -> None:
-    validate.check(Job(script="train.py", **fields))
+    validate.check(SlurmJob(script="train.py", **fields))
     assert "--salloc with --" in refusal(True, **fields)
 
 
@@ -118,14 +118,14 @@ def test_what_salloc_does_not_know_is_refused(fields: dict[str, Any]) -> None:
     ids=str,
 )
 def test_hosts_that_mpirun_cannot_use_are_refused(fields: dict[str, Any], said: str) -> None:
-    assert refusal(False, MpiJob, **fields).startswith(said)
+    assert refusal(False, MpirunJob, **fields).startswith(said)
 
 
 @pytest.mark.parametrize(
     "dependency", ["afterok:1", "afterany:1:2+30,singleton", "after:3?afternotok:4", "afterok:1_2"]
 )
 def test_dependencies_of_every_kind_are_taken(dependency: str) -> None:
-    validate.check(Job(script="train.py", dependency=dependency))
+    validate.check(SlurmJob(script="train.py", dependency=dependency))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_gpus_are_counted_in_slurms_words(gpus_per_node: str | None, gres: str |
 
 
 def test_there_is_one_rank_for_each_gpu_unless_said_otherwise() -> None:
-    assert Job(gres="gpu:a100:4").tasks == 4
-    assert Job(gpus_per_node="8", ntasks_per_node=2).tasks == 2
-    assert Job().tasks == 1
-    assert MpiJob(hosts="a:2,b", gpus_per_node="4").slots == {"a": 2, "b": 4}
+    assert SlurmJob(gres="gpu:a100:4").tasks == 4
+    assert SlurmJob(gpus_per_node="8", ntasks_per_node=2).tasks == 2
+    assert SlurmJob().tasks == 1
+    assert MpirunJob(hosts="a:2,b", gpus_per_node="4").slots == {"a": 2, "b": 4}

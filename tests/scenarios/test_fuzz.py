@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srunddp.bootstrap.rendezvous.auth import Secret
-from srunddp.bootstrap.rendezvous.client import find
+from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
+from srunddp.bootstrap.rendezvous.client import join
 from tests.bootstrap.rendezvous.test_client import RankZero, greeting, hello, rank_zero, soon
 
-SECRET = Secret(b"s" * 32)
+SECRET = HmacAuthenticator(b"s" * 32)
 REAL = [
     json.dumps(message).encode() + b"\n"
     for message in (
@@ -56,7 +56,7 @@ def meets_all_the_same(said: list[list[bytes]]) -> None:
     with rank_zero(2, trust=SECRET) as server:
         for pieces in said:
             throw(server, pieces)
-        connection, meeting = find([server.address], hello(1), soon(), SECRET)
+        connection, meeting = join([server.address], hello(1), soon(), SECRET)
         connection.close()
         assert server.company().meeting == meeting
         assert sorted(server.company().lines) == [1]
@@ -101,7 +101,7 @@ def test_a_flood_costs_rank_zero_no_memory_to_speak_of() -> None:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown < 20_000, f"{grown} KiB"
         began = time.monotonic()
-        connection, meeting = find([server.address], hello(1), soon(), SECRET)
+        connection, meeting = join([server.address], hello(1), soon(), SECRET)
         connection.close()
         assert server.meeting() == meeting
         assert time.monotonic() - began < 10

@@ -223,7 +223,9 @@ def test_a_build_that_fails_leaves_the_old_environment_or_none(
     for old in (False, True):
         if old:
             (tmp_path / "env").mkdir()
-            (tmp_path / "env" / MARK).write_text(json.dumps(dict.fromkeys(building.Mark.__dataclass_fields__, "x")))
+            (tmp_path / "env" / MARK).write_text(
+                json.dumps(dict.fromkeys(building.EnvMetadata.__dataclass_fields__, "x"))
+            )
         with monkeypatch.context() as patch:
             patch.setattr(building, step, lambda *_: (_ for _ in ()).throw(error))
             with pytest.raises((ConfigError, KeyboardInterrupt)):

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.stage.enter import VARIABLE, hold, read
+from srunddp.stage.enter import VARIABLE, read
+from srunddp.stage.enter import lock as lock_copy
 from tests.conftest import ROOT
 from tests.support.starting import (
     LONG,
@@ -135,8 +136,8 @@ def test_a_folder_that_is_being_removed_is_refused(copies: Copies) -> None:
     with open(copies.folder / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="staged is being removed"):
-            hold(str(copies.folder))
-    os.close(hold(str(copies.folder)))
+            lock_copy(str(copies.folder))
+    os.close(lock_copy(str(copies.folder)))
 
 
 def test_a_folder_that_was_removed_while_its_lock_was_opened_is_refused(
@@ -145,13 +146,11 @@ def test_a_folder_that_was_removed_while_its_lock_was_opened_is_refused(
     flock = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda *how: ((copies.folder / "lock").unlink(), flock(*how)))
     with pytest.raises(ConfigError, match="staged has been removed"):
-        hold(str(copies.folder))
+        lock_copy(str(copies.folder))
 
 
 def test_what_holds_a_folder_never_takes_the_place_of_a_closed_standard_stream(copies: Copies) -> None:
-    code = (
-        f"import os\nos.closerange(0, 3)\nfrom srunddp.stage.enter import hold\nos._exit(hold({str(copies.folder)!r}))"
-    )
+    code = f"import os\nos.closerange(0, 3)\nfrom srunddp.stage.enter import lock\nos._exit(lock_copy({str(copies.folder)!r}))"
     done = python("-c", code, folder=ROOT)
     assert done.returncode > 2, done.stderr
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.stage.pack import Packed, fingerprint, pack
+from srunddp.stage.pack import ArchiveInfo, fingerprint, pack
 from srunddp.stage.unpack import unpack
 from tests.stage.conftest import Scene
 from tests.support.archives import sha256_of
@@ -46,7 +46,7 @@ def project(scene: Scene) -> Path:
     return top
 
 
-def there_and_back(scene: Scene, folder: Path, *leave_out: str) -> Packed:
+def there_and_back(scene: Scene, folder: Path, *leave_out: str) -> ArchiveInfo:
     archive = scene.own / "a.tar"
     packed = pack(folder, archive, leave_out=leave_out)
     assert (packed.sha256, packed.archive_size) == (sha256_of(archive), archive.stat().st_size)

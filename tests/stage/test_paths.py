@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.run.script import Script
-from srunddp.stage.paths import Place, Staged
+from srunddp.stage.paths import PathMapping, StagedPaths
 
-SEEN = Staged("/f", (Place("project", "/shared/project", "/shared/project"), Place("data", "/d", "/tmp/f/d")))
+SEEN = StagedPaths(
+    "/f", (PathMapping("project", "/shared/project", "/shared/project"), PathMapping("data", "/d", "/tmp/f/d"))
+)
 
 names = st.text("ab.-", min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
 paths = st.lists(names, min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
@@ -20,7 +22,7 @@ paths = st.lists(names, min_size=1, max_size=4).map(lambda parts: "/" + "/".join
 
 @given(places=st.dictionaries(paths, paths, min_size=1, max_size=4), path=paths)
 def test_a_path_is_below_the_copy_of_the_longest_place_above_it(places: dict[str, str], path: str) -> None:
-    staged = Staged("/f", tuple(Place("data", shared, here) for shared, here in places.items()))
+    staged = StagedPaths("/f", tuple(PathMapping("data", shared, here) for shared, here in places.items()))
     above = [shared for shared in places if Path(path).is_relative_to(shared)]
     longest = max(above, key=len, default=None)
     expected = str(Path(places[longest], Path(path).relative_to(longest))) if longest else path
@@ -29,7 +31,7 @@ def test_a_path_is_below_the_copy_of_the_longest_place_above_it(places: dict[str
 
 @given(path=paths, suffix=names)
 def test_a_place_says_nothing_of_one_whose_name_only_begins_alike(path: str, suffix: str) -> None:
-    staged = Staged("/f", (Place("project", path, "/tmp/copy"),))
+    staged = StagedPaths("/f", (PathMapping("project", path, "/tmp/copy"),))
     assert staged.here(path + suffix) == path + suffix
     assert staged.here(f"{path}/{suffix}") == f"/tmp/copy/{suffix}"
 
@@ -55,7 +57,7 @@ def test_a_path_is_found_however_it_is_written_and_stays_so_where_it_is_seen(wri
 
 def test_a_place_within_another_one_counts_for_what_is_in_it() -> None:
     """Though its node sees it, and the outer one it does not."""
-    staged = Staged("/f", (Place("project", "/p", "/tmp/p"), Place("data", "/p/data", "/p/data")))
+    staged = StagedPaths("/f", (PathMapping("project", "/p", "/tmp/p"), PathMapping("data", "/p/data", "/p/data")))
     assert (staged.here("/p/x"), staged.here("/p/data/x")) == ("/tmp/p/x", "/p/data/x")
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from srunddp.supervisor import clock
-from srunddp.supervisor.clock import Clock
+from srunddp.supervisor.clock import ActiveClock
 
 
 class Monotonic:
@@ -32,7 +32,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Monotonic:
 
 
 def test_a_wait_counts_as_long_as_it_took(kernel: Monotonic) -> None:
-    ours = Clock()
+    ours = ActiveClock()
     for passed in (0.0, 0.3, 2.0):
         kernel.now += passed
         ours.advance(2.0)
@@ -40,7 +40,7 @@ def test_a_wait_counts_as_long_as_it_took(kernel: Monotonic) -> None:
 
 
 def test_of_a_suspension_a_second_counts_at_most(kernel: Monotonic) -> None:
-    ours = Clock()
+    ours = ActiveClock()
     kernel.now += 3600.0
     assert ours.advance(5.0) == pytest.approx(6.0)
     kernel.now += 3600.0
@@ -49,7 +49,7 @@ def test_of_a_suspension_a_second_counts_at_most(kernel: Monotonic) -> None:
 
 def test_a_process_that_was_stopped_has_not_lived_that_time() -> None:
     program = (
-        "import time; from srunddp.supervisor.clock import Clock\n"
+        "import time; from srunddp.supervisor.clock import ActiveClock\n"
         "clock, began = Clock(), time.monotonic()\n"
         "print('ready', flush=True)\n"
         "while time.monotonic() < began + 2.0:\n    time.sleep(0.1); clock.advance(0.1)\n"

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from srunddp.supervisor.coordinator import Guard
-from srunddp.supervisor.failure import Failure, Weight
+from srunddp.supervisor.coordinator import Coordinator
+from srunddp.supervisor.failure import Failure, FailureKind
 from tests.support.coordinators import fail_in_a_crowd
 from tests.support.socket_pairs import hear, pairs, post, tell, told
 from tests.support.starting import until, write
@@ -36,10 +36,10 @@ def test_four_thousand_ranks_know_of_a_failure_within_two_seconds() -> None:
 
 
 @contextmanager
-def guard(size: int = 3, **changes: Any) -> Iterator[tuple[Guard, dict[int, socket.socket]]]:
+def guard(size: int = 3, **changes: Any) -> Iterator[tuple[Coordinator, dict[int, socket.socket]]]:
     """Rank 0's, and the other ends of its lines."""
     with pairs(range(1, size)) as (ours, theirs):
-        yield Guard(post(0, size, **changes), ours), theirs
+        yield Coordinator(post(0, size, **changes), ours), theirs
 
 
 def test_the_verdict_goes_to_all_and_the_worker_waits_for_no_one() -> None:
@@ -54,15 +54,15 @@ def test_the_verdict_goes_to_all_and_the_worker_waits_for_no_one() -> None:
         hear(zero, until=lambda: zero.finished)
 
 
-@pytest.mark.parametrize("weight", [Weight.ECHO, Weight.ABORTED])
-def test_what_may_be_an_echo_waits_for_its_cause_and_no_longer_than_a_second(weight: Weight) -> None:
+@pytest.mark.parametrize("weight", [FailureKind.ECHO, FailureKind.ABORTED])
+def test_what_may_be_an_echo_waits_for_its_cause_and_no_longer_than_a_second(weight: FailureKind) -> None:
     with guard(size=4) as (zero, lines):
         tell(lines[2], failure=asdict(Failure(2, "node03", "RuntimeError: Broken pipe", 1, weight)))
         hear(zero, now=10.0, until=lambda: zero._failures)
         assert zero.verdict is None
         assert zero.tick(10.0) <= 1.0
         zero.tick(11.0)
-        assert bool(zero.verdict) == (weight is Weight.ECHO), "after an abort the others are asked where they are"
+        assert bool(zero.verdict) == (weight is FailureKind.ECHO), "after an abort the others are asked where they are"
         zero.tick(14.0)
         assert zero.verdict
         assert zero.verdict.ranks == (2,)
@@ -71,7 +71,7 @@ def test_what_may_be_an_echo_waits_for_its_cause_and_no_longer_than_a_second(wei
 def test_echoes_do_not_put_the_verdict_off_again_and_again() -> None:
     with guard(size=4) as (zero, _):
         for rank, now in ((1, 10.0), (2, 10.4), (3, 10.6)):
-            zero.fail(Failure(rank, f"node0{rank + 1}", "RuntimeError: Broken pipe", 1, Weight.ECHO), now)
+            zero.fail(Failure(rank, f"node0{rank + 1}", "RuntimeError: Broken pipe", 1, FailureKind.ECHO), now)
         zero.tick(10.8)
         assert zero.verdict
         assert zero.verdict.ranks == (1,)
@@ -79,8 +79,8 @@ def test_echoes_do_not_put_the_verdict_off_again_and_again() -> None:
 
 def test_an_abort_outweighs_an_echo_that_came_before() -> None:
     with guard(size=4) as (zero, _):
-        zero.fail(Failure(1, "node02", "RuntimeError: Broken pipe", 1, Weight.ECHO), 10.0)
-        zero.fail(Failure(2, "node03", "killed by SIGABRT", 134, Weight.ABORTED), 10.1)
+        zero.fail(Failure(1, "node02", "RuntimeError: Broken pipe", 1, FailureKind.ECHO), 10.0)
+        zero.fail(Failure(2, "node03", "killed by SIGABRT", 134, FailureKind.ABORTED), 10.1)
         zero.tick(10.8)
         assert zero.verdict
         assert (zero.verdict.ranks, zero.verdict.exit_code) == ((2,), 134)
@@ -213,7 +213,7 @@ REAL = [
     json.dumps(message).encode() + b"\n"
     for message in (
         {"failure": asdict(BOOM)},
-        {"failure": asdict(Failure(1, "node02", "RuntimeError: Broken pipe", 1, Weight.ECHO))},
+        {"failure": asdict(Failure(1, "node02", "RuntimeError: Broken pipe", 1, FailureKind.ECHO))},
         {"failure": {**asdict(BOOM), "rank": 2, "node": "node03"}},
         {"failure": {**asdict(BOOM), "rank": 0, "node": "["}},
         {"failure": {**asdict(BOOM), "rank": [1], "exit_code": 0}},

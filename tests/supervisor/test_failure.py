@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.failure import Failure, Weight, of_exception, of_exit, of_status, shortened
+from srunddp.supervisor.failure import Failure, FailureKind, of_exception, of_exit, of_status, shortened
 
-REAL = Failure(1, "node02", "ValueError: boom", 7, Weight.ECHO, "Traceback", "2026-01-01T00:00:00.000+00:00")
+REAL = Failure(1, "node02", "ValueError: boom", 7, FailureKind.ECHO, "Traceback", "2026-01-01T00:00:00.000+00:00")
 
 
 class DistError(RuntimeError):
@@ -56,38 +56,38 @@ def raised(error: BaseException) -> BaseException:
 
 @pytest.mark.parametrize("error", ECHOES, ids=str)
 def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseException) -> None:
-    assert of_exception(error, None)[2] is Weight.ECHO
+    assert of_exception(error, None)[2] is FailureKind.ECHO
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset"), BrokenPipeError(32, "Broken pipe")])
 def test_python_s_own_connection_errors_wait_for_a_cause_and_blame_nobody_else(error: OSError) -> None:
-    assert Weight.ABORTED < of_exception(error, None)[2] < Weight.ECHO
+    assert FailureKind.ABORTED < of_exception(error, None)[2] < FailureKind.ECHO
 
 
 @pytest.mark.parametrize("error", CAUSES, ids=repr)
 def test_any_other_error_is_a_cause(error: BaseException) -> None:
-    assert of_exception(error, None)[2] is Weight.PRIMARY
+    assert of_exception(error, None)[2] is FailureKind.PRIMARY
 
 
 def test_what_is_raised_from_an_echo_or_while_one_is_handled_is_one() -> None:
     outer, other = ValueError("step 3"), ValueError("step 4")
     outer.__cause__, other.__context__ = ECHOES[0], ECHOES[0]
-    assert [of_exception(each, None)[2] for each in (outer, other)] == [Weight.ECHO, Weight.ECHO]
+    assert [of_exception(each, None)[2] for each in (outer, other)] == [FailureKind.ECHO, FailureKind.ECHO]
 
 
 def test_an_error_that_is_its_own_context_is_judged_all_the_same() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
-    assert of_exception(first, None)[2] is Weight.PRIMARY
+    assert of_exception(first, None)[2] is FailureKind.PRIMARY
 
 
 def test_an_exit_in_the_handler_of_an_echo_is_one_and_any_other_is_a_cause() -> None:
     end = SystemExit(1)
-    assert of_exit(end, 1) == ("sys.exit(1)", "", Weight.PRIMARY)
+    assert of_exit(end, 1) == ("sys.exit(1)", "", FailureKind.PRIMARY)
     end.__context__ = ECHOES[0]
-    assert of_exit(end, 1)[2] is Weight.ECHO
+    assert of_exit(end, 1)[2] is FailureKind.ECHO
     end.__context__ = ValueError("no such file")
-    assert of_exit(end, 1)[2] is Weight.PRIMARY
+    assert of_exit(end, 1)[2] is FailureKind.PRIMARY
     assert of_exit(SystemExit("no data"), 1)[0] == "sys.exit(1): no data"
 
 
@@ -102,12 +102,12 @@ def test_the_cause_is_one_line_and_the_traceback_is_python_s() -> None:
 @pytest.mark.parametrize("number", sorted({*signal.Signals} - {signal.SIGABRT}))
 def test_a_process_that_a_signal_ended_is_a_cause_and_says_which(number: signal.Signals) -> None:
     cause, text, weight = of_status(-number, "a stack", "out of memory")
-    assert (text, weight) == ("a stack", Weight.PRIMARY)
+    assert (text, weight) == ("a stack", FailureKind.PRIMARY)
     assert cause == f"killed by {number.name}, out of memory"
 
 
 def test_an_abort_may_be_an_echo_and_a_signal_without_a_name_has_its_number() -> None:
-    assert of_status(-signal.SIGABRT, "")[2] is Weight.ABORTED
+    assert of_status(-signal.SIGABRT, "")[2] is FailureKind.ABORTED
     assert of_status(-40, "")[0] == "killed by signal 40"
 
 
@@ -147,7 +147,7 @@ def check(message: object) -> None:
         failure = Failure.parse(message)
     except (TypeError, ValueError):
         return
-    assert isinstance(failure.weight, Weight)
+    assert isinstance(failure.weight, FailureKind)
     assert type(failure.rank) is int
     assert 0 < failure.exit_code < 256
     assert all(isinstance(text, str) for text in (failure.node, failure.cause, failure.traceback, failure.time))

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srunddp.supervisor.failure import Failure, Weight
-from srunddp.supervisor.participant import Member
+from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.participant import Participant
 from tests.support.socket_pairs import hear, pair, post, tell, told
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7)
 
 
 @contextmanager
-def member(rank: int = 1, **changes: Any) -> Iterator[tuple[Member, socket.socket]]:
+def member(rank: int = 1, **changes: Any) -> Iterator[tuple[Participant, socket.socket]]:
     """Its guard, and rank 0's end of the line."""
     with pair() as (ours, theirs):
-        yield Member(post(rank, **changes), ours), theirs
+        yield Participant(post(rank, **changes), ours), theirs
 
 
 def test_the_verdict_is_obeyed_and_not_said_again(capfd: pytest.CaptureFixture[str]) -> None:
@@ -93,8 +93,8 @@ def test_the_end_of_the_line_after_the_goodbye_and_the_end_is_no_failure() -> No
         assert guard.verdict is None
 
 
-@pytest.mark.parametrize(("weight", "culprit"), [(Weight.PRIMARY, 1), (Weight.ECHO, 0)])
-def test_where_rank_0_is_silent_an_echo_gives_way_to_it(weight: Weight, culprit: int) -> None:
+@pytest.mark.parametrize(("weight", "culprit"), [(FailureKind.PRIMARY, 1), (FailureKind.ECHO, 0)])
+def test_where_rank_0_is_silent_an_echo_gives_way_to_it(weight: FailureKind, culprit: int) -> None:
     with member() as (guard, _):
         guard.fail(Failure(1, "node02", "RuntimeError: Broken pipe", 1, weight), 1.0)
         guard.tick(0.5)

@@ -85,7 +85,7 @@ def test_what_python_forked_ends_also_where_the_supervisor_was_killed(tmp_path: 
 
 LATE = """
 import os, signal, sys, time
-from srunddp.supervisor.process_tree import end_forks_with
+from srunddp.supervisor.process_tree import kill_forks_on_exit
 
 def wait():  # the child gets no processor before its parent has ended
     while os.getppid() == parent: time.sleep(0.001)

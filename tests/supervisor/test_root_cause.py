@@ -11,71 +11,71 @@ from pathlib import Path
 import pytest
 
 from srunddp.supervisor import failure_files
-from srunddp.supervisor.failure import Failure, Weight
+from srunddp.supervisor.failure import Failure, FailureKind
 from srunddp.supervisor.root_cause import (
-    Verdict,
-    announce,
-    announce_as_deputy,
-    decide,
+    RootCause,
+    find_root_cause,
     record,
     render,
-    set_aside,
+    report,
+    report_as_deputy,
+    rotate_previous,
     write,
 )
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
-ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, Weight.ECHO, "a victim's traceback")
-ABORT = Failure(3, "node04", "killed by SIGABRT", 134, Weight.ABORTED)
+ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.ECHO, "a victim's traceback")
+ABORT = Failure(3, "node04", "killed by SIGABRT", 134, FailureKind.ABORTED)
 NODES = {0: "node01", 1: "node02", 2: "node03", 3: "node04"}
 
 
 def test_of_causes_the_first_to_arrive_is_the_verdict_and_no_clock_counts() -> None:
     early = replace(BOOM, rank=2, node="node03", exit_code=9, time="2020-01-01T00:00:00.000+00:00")
-    found = decide([replace(BOOM, time="2026-01-01T00:00:00.000+00:00"), early], {})
+    found = find_root_cause([replace(BOOM, time="2026-01-01T00:00:00.000+00:00"), early], {})
     assert (found.ranks, found.exit_code) == ((1,), 7)
 
 
 @pytest.mark.parametrize("failures", [[ECHO, ABORT, BOOM], [ABORT, ECHO, BOOM], [BOOM, ECHO, ABORT]])
 def test_a_cause_outweighs_an_abort_and_an_abort_an_echo(failures: list[Failure]) -> None:
-    assert decide(failures, {}).ranks == (1,)
-    assert decide([each for each in failures if each is not BOOM], {}).ranks == (3,)
+    assert find_root_cause(failures, {}).ranks == (1,)
+    assert find_root_cause([each for each in failures if each is not BOOM], {}).ranks == (3,)
 
 
 def test_of_ranks_that_agreed_to_end_the_lowest_speaks_whoever_was_heard_first() -> None:
-    stopped = [replace(BOOM, rank=rank, weight=Weight.STOPPED, traceback="") for rank in (2, 0, 1)]
-    asked = replace(BOOM, rank=3, weight=Weight.ASKED)
-    assert decide([asked, *stopped], {}).ranks == (0,)
-    assert decide([asked, *stopped], {}).how == "ended"
-    assert decide([*stopped, ECHO], {}).ranks == (2,)
+    stopped = [replace(BOOM, rank=rank, weight=FailureKind.STOPPED, traceback="") for rank in (2, 0, 1)]
+    asked = replace(BOOM, rank=3, weight=FailureKind.ASKED)
+    assert find_root_cause([asked, *stopped], {}).ranks == (0,)
+    assert find_root_cause([asked, *stopped], {}).how == "ended"
+    assert find_root_cause([*stopped, ECHO], {}).ranks == (2,)
 
 
-@pytest.mark.parametrize("weight", [Weight.ABORTED, Weight.NETWORK, Weight.ECHO])
-def test_errors_after_the_launcher_s_signal_are_its_echo(weight: Weight) -> None:
-    asked, peer = replace(BOOM, exit_code=143, weight=Weight.ASKED), replace(ECHO, weight=weight)
-    assert decide([asked, peer], {}).exit_code == 143
-    assert decide([asked, peer], {}).how == "ended"
+@pytest.mark.parametrize("weight", [FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.ECHO])
+def test_errors_after_the_launcher_s_signal_are_its_echo(weight: FailureKind) -> None:
+    asked, peer = replace(BOOM, exit_code=143, weight=FailureKind.ASKED), replace(ECHO, weight=weight)
+    assert find_root_cause([asked, peer], {}).exit_code == 143
+    assert find_root_cause([asked, peer], {}).how == "ended"
     # An echo may also be heard before what it is of; an abort of one's own that came first is none.
-    assert decide([peer, asked], {}).exit_code == (143 if weight is Weight.ECHO else 1)
-    assert decide([asked, peer, replace(BOOM, rank=3)], {}).exit_code == 7
+    assert find_root_cause([peer, asked], {}).exit_code == (143 if weight is FailureKind.ECHO else 1)
+    assert find_root_cause([asked, peer, replace(BOOM, rank=3)], {}).exit_code == 7
 
 
 def test_the_verdict_holds_no_traceback_of_a_victim() -> None:
-    found = decide([ECHO, BOOM], {})
+    found = find_root_cause([ECHO, BOOM], {})
     assert found.traceback == BOOM.traceback
     assert [(each.rank, each.traceback) for each in found.victims] == [(2, "")]
 
 
 def test_only_where_the_others_miss_it_a_rank_that_left_with_0_is_the_culprit() -> None:
     left = {0: "node01"}
-    assert decide([BOOM], left).ranks == (1,)
-    assert decide([ABORT], left).ranks == (3,)
-    found = decide([ECHO], left)
+    assert find_root_cause([BOOM], left).ranks == (1,)
+    assert find_root_cause([ABORT], left).ranks == (3,)
+    found = find_root_cause([ECHO], left)
     assert (found.ranks, found.node, found.exit_code) == ((0,), "node01", 1)
     assert found.cause.startswith("it left with exit code 0 while others still worked; then rank 2 on node03 failed: ")
 
 
 def test_the_verdict_is_said_in_this_form() -> None:
-    assert render(Verdict.of(BOOM), NODES) == (
+    assert render(RootCause.of(BOOM), NODES) == (
         "srunddp: rank 1 on node02 failed: ValueError: boom (exit code 7)\n"
         "Traceback (most recent call last):\nValueError: boom\n"
         "srunddp: ended with it: rank 0 on node01, rank 2 on node03, rank 3 on node04\n"
@@ -83,18 +83,18 @@ def test_the_verdict_is_said_in_this_form() -> None:
 
 
 def test_thousands_of_victims_are_one_line() -> None:
-    said = render(Verdict.of(BOOM), {rank: f"node{rank // 8:04d}" for rank in range(4096)})
+    said = render(RootCause.of(BOOM), {rank: f"node{rank // 8:04d}" for rank in range(4096)})
     assert said.splitlines()[-1] == "srunddp: ended with it: 4095 ranks on 512 nodes"
 
 
 def test_the_launcher_s_signal_blames_no_rank() -> None:
-    asked = replace(BOOM, cause="the launcher ended the run with SIGTERM", exit_code=143, weight=Weight.ASKED)
-    said = render(Verdict.of(replace(asked, traceback="")), NODES)
+    asked = replace(BOOM, cause="the launcher ended the run with SIGTERM", exit_code=143, weight=FailureKind.ASKED)
+    said = render(RootCause.of(replace(asked, traceback="")), NODES)
     assert said == "srunddp: the launcher ended the run with SIGTERM (exit code 143)\n"
 
 
 def test_failure_json_names_the_victims_with_their_own_causes() -> None:
-    told = record(decide([ECHO, BOOM], {}), NODES)
+    told = record(find_root_cause([ECHO, BOOM], {}), NODES)
     assert list(told) == ["rank", "ranks", "node", "time", "exit_code", "cause", "traceback", "notes", "victims"]
     assert told["victims"] == [
         {"rank": 0, "node": "node01", "cause": ""},
@@ -104,9 +104,9 @@ def test_failure_json_names_the_victims_with_their_own_causes() -> None:
 
 
 def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = [Verdict.of(replace(BOOM, rank=rank)) for rank in range(8)]
+    found = [RootCause.of(replace(BOOM, rank=rank)) for rank in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda each: announce_as_deputy(each, tmp_path), found))
+        list(pool.map(lambda each: report_as_deputy(each, tmp_path), found))
     assert capfd.readouterr().err.count(" failed: ") == 1
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 7
 
@@ -114,7 +114,7 @@ def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, cap
 def test_a_folder_that_cannot_be_written_does_not_keep_the_verdict_back(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    announce_as_deputy(Verdict.of(BOOM), tmp_path / "nowhere")
+    report_as_deputy(RootCause.of(BOOM), tmp_path / "nowhere")
     assert "rank 1 on node02 failed" in capfd.readouterr().err
 
 
@@ -130,20 +130,20 @@ def test_a_reader_that_does_not_read_holds_the_verdict_up_for_half_a_second_at_m
             except BlockingIOError:
                 break
         monkeypatch.setattr("sys.stderr", full)
-        announce(Verdict.of(BOOM), NODES)
+        report(RootCause.of(BOOM), NODES)
     os.close(end)
 
 
 def test_what_the_user_has_seen_is_not_said_again(capfd: pytest.CaptureFixture[str]) -> None:
-    announce(Verdict.of(replace(BOOM, shown=True)), NODES)
+    report(RootCause.of(replace(BOOM, shown=True)), NODES)
     assert capfd.readouterr().err == ""
 
 
 def test_earlier_attempts_are_counted_and_none_is_lost(tmp_path: Path) -> None:
-    set_aside(tmp_path)
+    rotate_previous(tmp_path)
     for attempt in range(3):
-        set_aside(tmp_path)
-        write(Verdict.of(replace(BOOM, cause=f"attempt {attempt}")), NODES, tmp_path)
+        rotate_previous(tmp_path)
+        write(RootCause.of(replace(BOOM, cause=f"attempt {attempt}")), NODES, tmp_path)
         assert failure_files.finish() == set()
     names = ("failure.1.json", "failure.2.json", "failure.json")
     assert [json.loads((tmp_path / name).read_text())["cause"] for name in names] == [

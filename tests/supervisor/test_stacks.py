@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor.stacks import ASK, Dump, groups, main_stack, odd_one, place, shown, waits
+from srunddp.supervisor.stacks import (
+    ASK,
+    StackDump,
+    find_blocking_rank,
+    format_stack,
+    groups,
+    is_waiting,
+    main_stack,
+    top_frame,
+)
 from tests.support.recorded_writes import ALL_REDUCE, BACKWARD, LOAD_BATCH
 from tests.support.starting import until
 
@@ -22,18 +31,18 @@ def test_the_stack_is_that_of_the_thread_that_took_the_signal() -> None:
 @pytest.mark.parametrize("text", ["", "Fatal Python error: Aborted", "Current thread", "Current thread 0x01:\nno"])
 def test_where_there_is_no_stack_that_is_said(text: str) -> None:
     assert main_stack(text) == ()
-    assert place(main_stack(text)) == "no stack"
-    assert shown(main_stack(text)) == ""
+    assert top_frame(main_stack(text)) == "no stack"
+    assert format_stack(main_stack(text)) == ""
 
 
 def test_a_place_is_the_innermost_frame_that_is_no_wrapper() -> None:
-    assert place(main_stack(LOAD_BATCH)) == "load_batch (train.py:7)"
+    assert top_frame(main_stack(LOAD_BATCH)) == "load_batch (train.py:7)"
     wrapped = ALL_REDUCE.replace("line 3252 in all_reduce", "line 3252 in inner")
-    assert place(main_stack(wrapped)) == "train (train.py:10)"
+    assert top_frame(main_stack(wrapped)) == "train (train.py:10)"
 
 
 def test_a_stack_is_shown_as_python_shows_one() -> None:
-    assert shown(main_stack(LOAD_BATCH)).splitlines() == [
+    assert format_stack(main_stack(LOAD_BATCH)).splitlines() == [
         "Stack (most recent call last):",
         '  File "/data/train.py", line 18, in <module>',
         '  File "/data/train.py", line 9, in train',
@@ -52,7 +61,7 @@ def test_ranks_at_one_place_are_one_group_and_the_largest_comes_first() -> None:
 
 @pytest.mark.parametrize(("text", "waiting"), [(ALL_REDUCE, True), (BACKWARD, True), (LOAD_BATCH, False), ("", False)])
 def test_who_is_in_a_collective_or_a_backward_pass_waits_for_others(text: str, waiting: bool) -> None:
-    assert waits(main_stack(text)) == waiting
+    assert is_waiting(main_stack(text)) == waiting
 
 
 @pytest.mark.parametrize(
@@ -77,14 +86,14 @@ def test_who_is_in_a_collective_or_a_backward_pass_waits_for_others(text: str, w
 def test_the_odd_one_is_the_rank_that_the_others_wait_for(
     texts: dict[int, str], steps: dict[int, int], odd: int
 ) -> None:
-    assert odd_one(texts, steps) == odd
+    assert find_blocking_rank(texts, steps) == odd
 
 
 # The real thing.
 
 ARMED = """
 import os, signal, sys, time
-from srunddp.supervisor.stacks import Dump
+from srunddp.supervisor.stacks import StackDump
 dump = Dump.__new__(Dump)
 dump.descriptor, dump._read = int(sys.argv[1]), 0
 dump.arm()
@@ -102,7 +111,7 @@ load_batch()
 """
 
 
-def armed(dump: Dump, how: str) -> subprocess.Popen[str]:
+def armed(dump: StackDump, how: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", ARMED, str(dump.descriptor), how]
     process = subprocess.Popen(command, pass_fds=[dump.descriptor], stdout=subprocess.PIPE, text=True)
     assert process.stdout
@@ -117,7 +126,7 @@ def in_call(process: subprocess.Popen[str]) -> bool:
 
 @pytest.mark.parametrize("how", ["wait", "hold"])
 def test_a_process_is_asked_where_it_is_and_need_not_give_the_gil(how: str) -> None:
-    dump = Dump()
+    dump = StackDump()
     with armed(dump, how) as process:
         until(lambda: in_call(process))
         stack = main_stack(dump.ask(process.pid))
@@ -127,7 +136,7 @@ def test_a_process_is_asked_where_it_is_and_need_not_give_the_gil(how: str) -> N
 
 
 def test_what_a_crash_leaves_is_there_when_the_process_has_gone() -> None:
-    dump = Dump()
+    dump = StackDump()
     with armed(dump, "crash") as process:
         assert process.wait(timeout=20) == -signal.SIGSEGV
     text = dump.read()
@@ -139,7 +148,7 @@ def test_what_a_crash_leaves_is_there_when_the_process_has_gone() -> None:
 def test_a_process_that_does_not_answer_has_no_stack() -> None:
     with subprocess.Popen(["env", "--ignore-signal", "sleep", "60"]) as process:
         process.send_signal(signal.SIGSTOP)
-        assert Dump().ask(process.pid) == ""
+        assert StackDump().ask(process.pid) == ""
         process.kill()
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from srunddp.supervisor.stall import Stall
+from srunddp.supervisor.stall import StallDetector
 from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
 
 NODES = {0: "node01", 1: "node02", 2: "node03"}
 
 
-def stalled() -> Stall:
+def stalled() -> StallDetector:
     """Of three ranks, at 10 s; each has made five steps by then."""
-    stall = Stall(4.0)
+    stall = StallDetector(4.0)
     for rank in NODES:
         stall.note(rank, 5, 10.0)
     return stall
 
 
 def test_without_a_step_nothing_is_expected() -> None:
-    stall = Stall(4.0)
+    stall = StallDetector(4.0)
     for rank in NODES:
         stall.note(rank, 0, 10.0)
     assert stall.due is None
@@ -25,7 +25,7 @@ def test_without_a_step_nothing_is_expected() -> None:
 
 
 def test_without_a_limit_nothing_is_expected() -> None:
-    stall = Stall(0.0)
+    stall = StallDetector(0.0)
     stall.note(0, 5, 10.0)
     assert not stall.is_new(1e9)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.supervisor.connection import Wire
+from srunddp.supervisor.connection import SupervisorConnection
 from tests.support.launcher import launched
 from tests.support.starting import until
 from tests.support.worlds import Ended, is_gone, named, run, world
@@ -111,7 +111,7 @@ def stopped_peer(_: Path) -> list[bool]:
         port = str(listening.getsockname()[1])
         with subprocess.Popen([sys.executable, "-c", program, port]) as peer, listening.accept()[0] as line:
             try:
-                wire = Wire(line, 2.0)
+                wire = SupervisorConnection(line, 2.0)
                 os.kill(peer.pid, signal.SIGSTOP)
                 found = []
                 for _ in range(4):

@@ -18,13 +18,13 @@ import time
 from dataclasses import asdict
 
 from srunddp.supervisor import signals
-from srunddp.supervisor.connection import Wire
-from srunddp.supervisor.coordinator import Guard
-from srunddp.supervisor.failure import Failure, Report
-from srunddp.supervisor.participant import PING_EVERY, Post
+from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.coordinator import Coordinator
+from srunddp.supervisor.failure import Failure, FailureRecorder
+from srunddp.supervisor.participant import PING_EVERY, RankContext
 from srunddp.supervisor.signals import Launcher
-from srunddp.supervisor.stacks import Dump
-from srunddp.supervisor.supervisor import Met, Supervisor
+from srunddp.supervisor.stacks import StackDump
+from srunddp.supervisor.supervisor import RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import WorkerProcess, pipe
 
 PER_NODE = 8
@@ -48,18 +48,18 @@ def head(count: int, idle: float) -> int:
         line, _ = listening.accept()
         lines[int(line.makefile().readline())] = line
     nodes = {rank: node(rank) for rank in range(count + 1)}
-    post = Post(0, node(0), nodes, 300.0, lambda: 1, lambda: "", lambda: True)
+    post = RankContext(0, node(0), nodes, 300.0, lambda: 1, lambda: "", lambda: True)
     worker = subprocess.Popen(["sleep", "600"])
     signals.block()
     ours, _theirs = pipe()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    guard = Guard(post, lines)
+    guard = Coordinator(post, lines)
     threading.Thread(target=report, args=(idle, before), daemon=True).start()
     return Supervisor(
-        report=Report(0, node(0), Dump(), None),
+        report=FailureRecorder(0, node(0), StackDump(), None),
         process=WorkerProcess(worker.pid),
         pipe=ours,
-        meet=lambda: Met({}, guard),
+        meet=lambda: RendezvousOutcome({}, guard),
         interrupt=lambda *_: None,
         told=lambda _: tell(ready=True),
         condemn=lambda: None,
@@ -85,7 +85,7 @@ def members(port: int, first: int, last: int, culprit: int) -> None:
     allow_files()
     wires, selector = {}, selectors.DefaultSelector()
     for rank in range(first, last):
-        wires[rank] = Wire(socket.create_connection(("127.0.0.1", port)))
+        wires[rank] = SupervisorConnection(socket.create_connection(("127.0.0.1", port)))
         wires[rank].line.send(f"{rank}\n".encode())
         selector.register(wires[rank].line, selectors.EVENT_READ, wires[rank])
     selector.register(sys.stdin, selectors.EVENT_READ)

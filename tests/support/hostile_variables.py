@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from srunddp.bootstrap.environment import slurm
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
-from srunddp.bootstrap.network.interface import Interface
+from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.errors import SrunddpError
 from tests.support import launchers
@@ -45,7 +45,7 @@ REAL = [
     launchers.step() | EXPLICIT,
     launchers.step(1) | {"MASTER_ADDR": "node02", "MASTER_PORT": "29500"},
 ]
-INTERFACE = Interface("ib0", "10.0.0.7", {}, "")
+INTERFACE = SelectedInterface("ib0", "10.0.0.7", {}, "")
 
 
 @dataclass
@@ -112,7 +112,7 @@ def detected(variables: dict[str, str], channel: str | None) -> None:
     """All that is made of the variables before a socket opens."""
     likely_ranks(variables)
     found = detect(variables, channel=channel, pid=launchers.PID)
-    discovery.because(found, variables)
+    discovery.reason(found, variables)
     if found.channels and found.channels[0] not in discovery.TELLING:
         located(found)
 
@@ -120,7 +120,7 @@ def detected(variables: dict[str, str], channel: str | None) -> None:
 def located(found: Environment) -> None:
     discovery.token(found)
     discovery.line_ports(found, DEFAULT, None)
-    discovery.locate(found, INTERFACE, (DEFAULT,), None)
+    discovery.candidate_addresses(found, INTERFACE, (DEFAULT,), None)
     if found.step:
         found.step.layout()
 
@@ -128,7 +128,7 @@ def located(found: Environment) -> None:
 def main() -> None:
     number, seed = map(int, sys.argv[1:])
     discovery.addresses_of = lambda name: {"10.0.0.7"}  # no network
-    slurm.typed_into = lambda task: task == "4000"
+    slurm.is_interactive_shell = lambda task: task == "4000"
     starts: list[str] = []
     campaign = Campaign(random.Random(seed))
     watch(starts.append)

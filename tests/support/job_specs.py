@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from srunddp.sbatch import cli, render_mpirun, render_slurm, validate
-from srunddp.sbatch.cli import Wish
-from srunddp.sbatch.spec import Job, MpiJob, Start
+from srunddp.sbatch.cli import JobRequest
+from srunddp.sbatch.spec import LaunchSpec, MpirunJob, SlurmJob
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "recipes.md"
@@ -22,19 +22,19 @@ def commands() -> dict[str, list[str]]:
     return {heading: shlex.split(command.replace("\\\n", "")) for heading, command in found}
 
 
-def wished(words: Sequence[str]) -> Wish[Any]:
+def wished(words: Sequence[str]) -> JobRequest[Any]:
     """What ``srunddp sbatch …`` or ``srunddp mpirun …`` asks for."""
-    command, kind = {"sbatch": (cli.sbatch, Job), "mpirun": (cli.mpirun, MpiJob)}[words[1]]
+    command, kind = {"sbatch": (cli.sbatch, SlurmJob), "mpirun": (cli.mpirun, MpirunJob)}[words[1]]
     context = command.make_context(words[1], list(words[2:]))
     return cli.wish(kind, context.params, words)
 
 
-def rendered(start: Start, wish: Wish[Any]) -> str:
+def rendered(start: LaunchSpec, wish: JobRequest[Any]) -> str:
     interactive = bool(wish.given.get("salloc"))
     validate.check(start, interactive=interactive)
-    if isinstance(start, MpiJob):
+    if isinstance(start, MpirunJob):
         return render_mpirun.render(start, wish.written)
-    assert isinstance(start, Job)
+    assert isinstance(start, SlurmJob)
     return render_slurm.render(start, wish.written, interactive=interactive)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from srunddp.bootstrap.environment.detect import detect
-from srunddp.bootstrap.network.ifaces_conf import Loaded
-from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+from srunddp.bootstrap.network.ifaces_conf import IfacesConfig
+from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 
 F = TypeVar("F")
 
@@ -23,17 +23,19 @@ LOCAL_RANK_1 = {
 }
 
 
-def seen(facts: Iterable[F], per_node: int = 2) -> list[Seen[F]]:
+def seen(facts: Iterable[F], per_node: int = 2) -> list[Observation[F]]:
     """Of ranks in their order, on node01 and so on."""
-    return [Seen(rank, rank % per_node, f"node{rank // per_node + 1:02d}", known) for rank, known in enumerate(facts)]
+    return [
+        Observation(rank, rank % per_node, f"node{rank // per_node + 1:02d}", known) for rank, known in enumerate(facts)
+    ]
 
 
-def changed(facts: F, changes: dict[int, dict[str, Any]], ranks: int = 12) -> list[Seen[F]]:
+def changed(facts: F, changes: dict[int, dict[str, Any]], ranks: int = 12) -> list[Observation[F]]:
     """Two ranks on each node, that all have seen the same but for ``changes``, by rank."""
     return seen(replace(facts, **changes.get(rank, {})) for rank in range(ranks))  # type: ignore[type-var]
 
 
-def told(findings: Iterable[Finding]) -> list[tuple[Level, str, tuple[str, ...], tuple[int, ...]]]:
+def told(findings: Iterable[Finding]) -> list[tuple[Severity, str, tuple[str, ...], tuple[int, ...]]]:
     """Level, what was found, nodes and ranks of each; and each has all its parts, and no node's name in its words."""
     findings = list(findings)
     for one in findings:
@@ -45,12 +47,14 @@ def told(findings: Iterable[Finding]) -> list[tuple[Level, str, tuple[str, ...],
     return [(one.level, one.found, one.nodes, one.ranks) for one in findings]
 
 
-def subject(variables: dict[str, str] | None = None, script: Path | None = None, **named: Sequence[str]) -> Subject:
+def subject(
+    variables: dict[str, str] | None = None, script: Path | None = None, **named: Sequence[str]
+) -> CheckContext:
     """This process, as a rank that was started alone or as ``variables`` have it."""
     known = dict(variables or {})
-    return Subject(
+    return CheckContext(
         environment=detect(known),
-        loaded=Loaded(),
+        loaded=IfacesConfig(),
         interface=None,
         interface_error=(),
         script=None if script is None else str(script),
@@ -60,7 +64,7 @@ def subject(variables: dict[str, str] | None = None, script: Path | None = None,
     )
 
 
-def travelled(check: Check[F], subject: Subject) -> F:
+def travelled(check: Check[F], subject: CheckContext) -> F:
     """The facts of this process, as they arrive at rank 0: no other than those that left."""
     facts = check.collect(subject)
     arrived = check.facts(**json.loads(json.dumps(asdict(facts))))  # type: ignore[call-overload]

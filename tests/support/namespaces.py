@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.bootstrap.rendezvous.protocol import Hello
-from srunddp.check.coordinator import Act, Hub, serve
+from srunddp.check.coordinator import Act, Coordinator, serve
 from tests.cluster.network import tool
 from tests.conftest import missing
 from tests.support.starting import until
@@ -60,7 +60,7 @@ def _up(namespace: str, interface: str) -> bool:
 
 
 @contextmanager
-def hub_of(names: Mapping[str, str], act: Callable[[str], Act]) -> Iterator[Hub]:
+def hub_of(names: Mapping[str, str], act: Callable[[str], Act]) -> Iterator[Coordinator]:
     """A hub whose rank 1 is west and whose rank 2 is east.
 
     Args:
@@ -68,7 +68,7 @@ def hub_of(names: Mapping[str, str], act: Callable[[str], Act]) -> Iterator[Hub]
         act: makes for a node what its process does for a question, within that node.
     """
     fork = multiprocessing.get_context("fork")
-    hub = Hub({}, lambda _: None)
+    hub = Coordinator({}, lambda _: None)
     children = []
     for rank, (node, name) in enumerate(names.items(), 1):
         ours, theirs = socket.socketpair()
@@ -104,7 +104,7 @@ def rule(namespace: str, hook: str, words: str) -> Iterator[None]:
         tool(*nft, "delete", "table", "inet", "sdt")
 
 
-def asked(hub: Hub, node: str, **question: Any) -> Any:
+def asked(hub: Coordinator, node: str, **question: Any) -> Any:
     """What a node's process answers."""
     rank = {name: rank for rank, name in hub.nodes.items()}[node]
     return hub.ask({rank: question}, 20.0)[rank]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from srunddp.supervisor.participant import Post
+from srunddp.supervisor.participant import RankContext
 
 
 class Listener(Protocol):
@@ -36,7 +36,7 @@ def pairs(ranks: range) -> Iterator[tuple[dict[int, socket.socket], dict[int, so
         yield {rank: ends[0] for rank, ends in both.items()}, {rank: ends[1] for rank, ends in both.items()}
 
 
-def post(rank: int = 0, size: int = 3, **changes: Any) -> Post:
+def post(rank: int = 0, size: int = 3, **changes: Any) -> RankContext:
     """What the guard of a rank knows, where each rank has a node of its own."""
     nodes = {number: f"node0{number + 1}" for number in range(size)}
     known = {
@@ -48,7 +48,7 @@ def post(rank: int = 0, size: int = 3, **changes: Any) -> Post:
         "stacks": lambda: "",
         "link_is_up": lambda: True,
     }
-    return Post(**{**known, **changes})
+    return RankContext(**{**known, **changes})
 
 
 def tell(line: socket.socket, **message: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import CheckpointError, load_file
 
 
@@ -35,7 +35,7 @@ def refusal(path: Path) -> str:
 
 def main(folder: Path, number: int) -> None:
     """Each is refused by name, and the one before it is loaded instead."""
-    shelf = Shelf(folder, keep_last=2, keep_best=0)
+    shelf = CheckpointDirectory(folder, keep_last=2, keep_best=0)
     for step in (1, 2):
         shelf.add(step, {"step": step, "values": torch.arange(500.0) * step})
     path, draw = shelf.path(2), random.Random(0)

@@ -19,7 +19,7 @@ from torchmetrics.retrieval import RetrievalMAP
 
 from srunddp.train import Trainer, accuracy
 from srunddp.train.data.workers import share
-from srunddp.train.metrics.accumulator import Sums
+from srunddp.train.metrics.accumulator import MetricAccumulator
 from tests.train.problems import Numbered, Scale, distance, settings
 from tests.train.worlds import StandIn
 
@@ -118,7 +118,7 @@ def batches_of(world: StandIn, samples: int, batch_size: int) -> Iterator[tuple[
 
 
 def summed(world: StandIn, samples: int, batch_size: int, metrics: Mapping[str, Any]) -> dict[str, float]:
-    sums = Sums(metrics, world)
+    sums = MetricAccumulator(metrics, world)
     for outputs, targets in batches_of(world, samples, batch_size):
         sums.add((outputs[:, 0] * 192).mean(), outputs, targets, len(targets))
     return sums.means()
@@ -149,11 +149,15 @@ def collectives(world: StandIn, folder: Path) -> Any:
     dist.all_reduce = counted
     try:
         metrics = {"accuracy": accuracy, "squared": squared}
-        sums = Sums(metrics, world)
+        sums = MetricAccumulator(metrics, world)
         for outputs, targets in batches_of(world, 10, 2):
             sums.add(torch.ones(()), outputs, targets, len(targets))
         rows = sums.by_rank()
-        means = [sums.means(), Sums(metrics, world, rows).means(), Sums(metrics, world, [*rows, [0.0] * 4]).means()]
+        means = [
+            sums.means(),
+            MetricAccumulator(metrics, world, rows).means(),
+            MetricAccumulator(metrics, world, [*rows, [0.0] * 4]).means(),
+        ]
         return means, len(calls)
     finally:
         dist.all_reduce = real

@@ -27,7 +27,7 @@ from torch import Tensor
 from srunddp.errors import Stopped
 from srunddp.train import checkpoint_policy
 from srunddp.train.checkpoint.file import verify
-from srunddp.train.preemption.consensus import Agreement
+from srunddp.train.preemption.consensus import StopConsensus
 from tests.programs import resumable
 from tests.train.course import LONG, Course, until
 from tests.train.forked import start, world_of
@@ -265,7 +265,7 @@ def signalled_amid_evaluation(world: StandIn, folder: Path, arguments: Sequence[
             return super().forward(inputs)
 
     resumable.Network = Signalled
-    checkpoint_policy.Agreement = partial(Agreement, every=0.0)
+    checkpoint_policy.StopConsensus = partial(StopConsensus, every=0.0)
     return go_on(world, folder, arguments, harmless=False)
 
 

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 
 VALUES = 500_000
 
 
-def shelf_of(folder: Path) -> Shelf:
-    return Shelf(folder, keep_last=2, keep_best=1)
+def shelf_of(folder: Path) -> CheckpointDirectory:
+    return CheckpointDirectory(folder, keep_last=2, keep_best=1)
 
 
 def save_for_ever(folder: Path, step: int, told: int) -> NoReturn:

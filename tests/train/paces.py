@@ -50,7 +50,7 @@ class Sleeps(Callback):
 
 def of(world: StandIn, *, slow: int, where: str, buffers: bool = False, **changes: Any) -> dict[str, Any]:
     """The sums of a training in which one rank sleeps in each step, and its events."""
-    page = telemetry.Marks(recording=True)
+    page = telemetry.TelemetryPage(recording=True)
     telemetry.install(page)
     seconds = SLEEP if world.rank == slow else 0.0
     norm: list[nn.Module] = [nn.BatchNorm1d(8)] if buffers else []

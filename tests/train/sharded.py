@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointConfig, Config, DDPConfig, FSDPConfig, Trainer
 from srunddp.train.checkpoint import resharding, sharded
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 from tests.train.course import until
 from tests.train.forked import start, world_of
 from tests.train.problems import Scale, classes
@@ -120,7 +120,7 @@ def failing_disk(world: StandIn, folder: Path) -> Any:
     At first rank 0's does not list its files either.
     """
     if world.rank == 0:
-        Shelf.tidy = failing_once(Shelf.tidy, errno.EIO)
+        CheckpointDirectory.tidy = failing_once(CheckpointDirectory.tidy, errno.EIO)
     if world.rank == 1:
         FileSystemWriter.write_data = failing_once(FileSystemWriter.write_data, errno.ENOSPC)
         sharded._digest = failing_once(sharded._digest, errno.EIO)

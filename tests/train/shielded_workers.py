@@ -9,7 +9,7 @@ from functools import partial
 from torch.utils.data import DataLoader, Dataset
 
 from srunddp.train.config import PreemptionConfig
-from srunddp.train.preemption.signals import Preemption, shield_worker, shielded
+from srunddp.train.preemption.signals import Preemption, ignore_in_worker, signals_blocked
 
 SIGNALS = ("USR1", "USR2")
 
@@ -30,10 +30,10 @@ def main(method: str) -> None:
         num_workers=2,
         prefetch_factor=2,
         multiprocessing_context=method,
-        worker_init_fn=partial(shield_worker, signals=SIGNALS),
+        worker_init_fn=partial(ignore_in_worker, signals=SIGNALS),
     )
     with Preemption(PreemptionConfig(signals=SIGNALS), 0, {}):
-        with shielded(SIGNALS, method):
+        with signals_blocked(SIGNALS, method):
             batches = iter(loader)
         next(batches)
         print("reading", flush=True)

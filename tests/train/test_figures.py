@@ -20,7 +20,7 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 
 from srunddp.errors import ConfigError
 from srunddp.train import accuracy
-from srunddp.train.metrics.accumulator import Sums
+from srunddp.train.metrics.accumulator import MetricAccumulator
 from tests.train.figures_scenarios import SPLITS, Stateless, every_metric, scored, summed
 from tests.train.worlds import StandIn
 
@@ -112,7 +112,7 @@ def test_alone_any_object_with_update_compute_and_reset_is_a_metric() -> None:
 
 
 def test_no_sample_at_all_is_no_number() -> None:
-    sums = Sums({"accuracy": accuracy, "mse": MeanSquaredError()}, StandIn())
+    sums = MetricAccumulator({"accuracy": accuracy, "mse": MeanSquaredError()}, StandIn())
     sums.add(torch.tensor(torch.nan), torch.empty(1, 3), torch.empty(1), 0)
     means = sums.means()
     assert set(means) == {"loss", "accuracy", "mse"}
@@ -128,7 +128,7 @@ def test_a_metric_keeps_no_graph() -> None:
         kept.extend([outputs, (outputs * weight).sum()])
         return (outputs * weight).sum()
 
-    sums = Sums({"sum": keeping}, StandIn())
+    sums = MetricAccumulator({"sum": keeping}, StandIn())
     sums.add(weight * 2, weight * torch.ones(4), torch.zeros(4), 4)
     assert not any(value.requires_grad for value in [*kept, *sums._totals])
     assert sums.means() == {"loss": 2.0, "sum": 1.0}
@@ -137,7 +137,7 @@ def test_a_metric_keeps_no_graph() -> None:
 def test_metrics_that_differ_in_nothing_but_their_samples_stay_apart() -> None:
     shared = MetricCollection([MeanSquaredError()])
     before = copy.deepcopy(shared.MeanSquaredError.metric_state)
-    first, second = Sums({"m": shared}, StandIn()), Sums({"m": shared}, StandIn())
+    first, second = MetricAccumulator({"m": shared}, StandIn()), MetricAccumulator({"m": shared}, StandIn())
     first.add(torch.ones(()), torch.ones(4), torch.zeros(4), 4)
     second.add(torch.ones(()), torch.full((4,), 3.0), torch.zeros(4), 4)
     means = {"loss": 1.0, "m/MeanSquaredError": 1.0}
@@ -146,7 +146,7 @@ def test_metrics_that_differ_in_nothing_but_their_samples_stay_apart() -> None:
 
 
 def test_a_wrong_shape_is_refused_with_the_cure() -> None:
-    sums = Sums({"wrong": lambda outputs, targets: torch.ones(7)}, StandIn())
+    sums = MetricAccumulator({"wrong": lambda outputs, targets: torch.ones(7)}, StandIn())
     words = r"metric 'wrong' returned shape \(7,\) for 4 samples; expected .* -> "
     with pytest.raises(ConfigError, match=words):
         sums.add(torch.ones(()), torch.ones(4), torch.ones(4), 4)
@@ -160,6 +160,6 @@ def test_torchmetrics_is_not_imported_for_plain_metrics() -> None:
 def test_the_accuracy_of_several_targets_per_sample_is_their_share() -> None:
     outputs = torch.tensor([[[1.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]]])  # two samples of two places
     targets = torch.tensor([[0, 1], [1, 0]])
-    sums = Sums({"accuracy": accuracy}, StandIn())
+    sums = MetricAccumulator({"accuracy": accuracy}, StandIn())
     sums.add(torch.ones(()), outputs, targets, 2)
     assert sums.means()["accuracy"] == 0.75

@@ -41,11 +41,11 @@ from srunddp.train import (
     save_checkpoint,
 )
 from srunddp.train.checkpoint import manager as saving_module
-from srunddp.train.checkpoint.directory import Shelf
-from srunddp.train.fit import Run
-from srunddp.train.metrics.accumulator import Sums
-from srunddp.train.preemption.consensus import Agreement
-from srunddp.train.preemption.signals import Wish
+from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.fit import FitLoop
+from srunddp.train.metrics.accumulator import MetricAccumulator
+from srunddp.train.preemption.consensus import StopConsensus
+from srunddp.train.preemption.signals import StopRequest
 from tests.train.problems import Numbered, classes, settings
 from tests.train.test_profiler import traced
 from tests.train.worlds import StandIn
@@ -107,7 +107,7 @@ def score_after(scores: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) ->
     """Let the evaluation after a step come to this loss; 9.0 where it is not told."""
     whole = Trainer._evaluate
 
-    def evaluate(self: Trainer, run: Run) -> dict[str, float]:
+    def evaluate(self: Trainer, run: FitLoop) -> dict[str, float]:
         return {**whole(self, run), "loss": scores.get(self.state.step, 9.0)}
 
     monkeypatch.setattr(Trainer, "_evaluate", evaluate)
@@ -272,7 +272,7 @@ def test_checkpoints_are_written_after_so_many_minutes(monkeypatch: pytest.Monke
         def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
             now[0] += 60.0
 
-    monkeypatch.setattr(Agreement, "due", lambda self: True)
+    monkeypatch.setattr(StopConsensus, "due", lambda self: True)
     checkpoint = CheckpointConfig(every_epochs=0, every_minutes=3, keep_last=99, keep_best=0)
     trainer_of(Clock(), epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(40))
     assert steps_kept(tmp_path) == [4, 8, 12, 16, 20], "due after three minutes, written after the next step"
@@ -647,11 +647,11 @@ def agreed_at(step_seconds: Callable[[int], float], steps: int, monkeypatch: pyt
     """The times at which the ranks agree, in seconds."""
     now = [0.0]
     monkeypatch.setattr("srunddp.train.preemption.consensus.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    agreement, times = Agreement(StandIn()), []
+    agreement, times = StopConsensus(StandIn()), []
     for step in range(steps):
         now[0] += step_seconds(step)
         if agreement.due():
-            agreement.reach(Wish.NONE, 0, save=False)
+            agreement.reach(StopRequest.NONE, 0, save=False)
             times.append(now[0])
     return times
 
@@ -669,20 +669,20 @@ def test_ranks_agree_at_the_latest_after_64_steps_which_may_be_slower(monkeypatc
 
 
 def test_what_a_rank_wishes_is_told_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    agreed = Agreement(StandIn()).reach(Wish.LEAVE, 15, save=True)
-    assert (agreed.wish, agreed.cause, agreed.save) == (Wish.LEAVE, 15, True)
+    agreed = StopConsensus(StandIn()).reach(StopRequest.LEAVE, 15, save=True)
+    assert (agreed.wish, agreed.cause, agreed.save) == (StopRequest.LEAVE, 15, True)
 
 
 def test_every_checkpoint_is_told_of_however_slowly_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = Shelf.add
+    add = CheckpointDirectory.add
 
-    def slow(shelf: Shelf, step: int, state: Any) -> None:
+    def slow(shelf: CheckpointDirectory, step: int, state: Any) -> None:
         time.sleep(0.02)
         add(shelf, step, state)
 
-    monkeypatch.setattr(Shelf, "add", slow)
+    monkeypatch.setattr(CheckpointDirectory, "add", slow)
     diary = Diary()
     often = CheckpointConfig(every_steps=1, keep_last=100, keep_best=0)
     trainer_of(diary, output_dir=str(tmp_path), checkpoint=often).fit(classes(32))
@@ -691,7 +691,7 @@ def test_every_checkpoint_is_told_of_however_slowly_it_is_written(
 
 
 def test_a_run_that_has_gone_on_from_an_epoch_s_very_end_does_not_know_a_metric_with_a_state(tmp_path: Path) -> None:
-    sums = Sums({"mse": MeanSquaredError()}, StandIn(), [[6.0, 3.0]])
+    sums = MetricAccumulator({"mse": MeanSquaredError()}, StandIn(), [[6.0, 3.0]])
     means = sums.means()
     assert means["loss"] == 2.0
     assert math.isnan(means["mse"])

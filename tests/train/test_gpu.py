@@ -26,12 +26,12 @@ from srunddp.train import (
     rng,
 )
 from srunddp.train.checkpoint.async_writer import Snapshot
-from srunddp.train.data.loader import Feed
+from srunddp.train.data.loader import DeviceLoader
 from srunddp.train.data.order import Sequential
-from srunddp.train.data.sampler import Deal
-from srunddp.train.metrics.accumulator import LateLoss
-from srunddp.train.model.ddp import Replica
-from srunddp.train.model.ema import Average
+from srunddp.train.data.sampler import ShardAssignment
+from srunddp.train.metrics.accumulator import LaggedLoss
+from srunddp.train.model.ddp import DDPModel
+from srunddp.train.model.ema import EMA
 from tests.train.conftest import ROOT
 from tests.train.preemption.test_signals import until
 from tests.train.problems import classes, settings
@@ -121,9 +121,11 @@ class Images(Dataset[Any]):
         return torch.full((3, 64, 64), float(index)), torch.tensor(index)
 
 
-def feed(workers: int) -> Feed:
+def feed(workers: int) -> DeviceLoader:
     loading = LoadingConfig(multiprocessing_context="fork")
-    return Feed(Images(), Sequential(64), world(), loading, deal=Deal(0, 1, 8, 0), num_workers=workers)
+    return DeviceLoader(
+        Images(), Sequential(64), world(), loading, deal=ShardAssignment(0, 1, 8, 0), num_workers=workers
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -173,12 +175,12 @@ def test_nccl_with_each_hook(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None
     """DistributedDataParallel is there only with several ranks: one rank is told that it is wrapped all the same."""
     from srunddp.train.model import ddp
 
-    class Wrapped(Replica):
+    class Wrapped(DDPModel):
         def __init__(self, model: nn.Module, world: Any, config: DDPConfig) -> None:
             super().__init__(model, world, config)
             self._ddp = self.training = ddp._wrapped(self.model, world, config)
 
-    monkeypatch.setattr("srunddp.train.model.fsdp.Replica", Wrapped)
+    monkeypatch.setattr("srunddp.train.model.fsdp.DDPModel", Wrapped)
     trainer = trainer_of(network(), ddp=DDPConfig(hook=hook), accumulation=2, precision="bf16", epochs=6)
     records = trainer.fit(classes(128), classes(32))
     assert records[-1].train["loss"] < records[0].train["loss"]
@@ -218,7 +220,7 @@ def test_random_numbers_of_the_gpu_go_on_where_they_were() -> None:
 
 
 def test_an_evaluation_leaves_the_gpu_s_random_numbers_alone() -> None:
-    with rng.undisturbed(world()):
+    with rng.preserved_rng(world()):
         expected = torch.rand(9, device=GPU)
     assert torch.equal(torch.rand(9, device=GPU), expected)
 
@@ -263,7 +265,7 @@ def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None
 
 def test_the_average_of_the_weights_waits_for_no_step() -> None:
     model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64)).to(GPU)
-    average = Average(model, 0.9)
+    average = EMA(model, 0.9)
     torch.cuda._sleep(1_000_000_000)
     computed = torch.cuda.Event()
     computed.record()
@@ -273,7 +275,7 @@ def test_the_average_of_the_weights_waits_for_no_step() -> None:
 
 
 def test_a_loss_is_read_one_step_late_and_never_waits_for_its_own() -> None:
-    late = LateLoss(GPU)
+    late = LaggedLoss(GPU)
     losses = [torch.full((), float(number), device=GPU) for number in range(4)]
     assert late.push(losses[0], 2) is None
     torch.cuda._sleep(1_000_000_000)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from srunddp.train.progress import EpochRecord, Progress, Silent, describe, print_epoch
+from srunddp.train.progress import EpochRecord, Progress, SilentProgress, describe, print_epoch
 from tests.train.without_torch import run_without_torch
 
 TRAIN = {"loss": 0.23456, "accuracy": 0.92341}
@@ -68,8 +68,8 @@ def test_records_of_equal_figures_are_equal_whatever_their_throughput() -> None:
 # What is counted.
 
 
-@pytest.mark.parametrize("kind", [Silent, Progress])
-def test_throughput_is_of_the_epochs_samples_and_training_alone(kind: type[Silent]) -> None:
+@pytest.mark.parametrize("kind", [SilentProgress, Progress])
+def test_throughput_is_of_the_epochs_samples_and_training_alone(kind: type[SilentProgress]) -> None:
     clock = Clock()
     progress = kind(clock)
     assert progress.samples_per_second == 0.0
@@ -90,7 +90,7 @@ def test_throughput_is_of_the_epochs_samples_and_training_alone(kind: type[Silen
 
 def test_a_pause_that_fails_ends() -> None:
     clock = Clock()
-    progress = Silent(clock)
+    progress = SilentProgress(clock)
     progress.start_epoch(1, 1, None, 0)
     with contextlib.suppress(ZeroDivisionError), progress.paused():
         clock.now += 50
@@ -101,8 +101,8 @@ def test_a_pause_that_fails_ends() -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", [Silent, Progress])
-def test_a_step_at_which_nothing_is_due_costs_less_than_a_microsecond(kind: type[Silent]) -> None:
+@pytest.mark.parametrize("kind", [SilentProgress, Progress])
+def test_a_step_at_which_nothing_is_due_costs_less_than_a_microsecond(kind: type[SilentProgress]) -> None:
     progress = kind()
     progress.start_epoch(1, 1, None, 0)
     assert min(timeit.repeat(lambda: progress.step(64, 0.5), number=20_000, repeat=10)) / 20_000 < 1e-6
@@ -139,7 +139,7 @@ def test_of_what_is_not_known_nothing_is_said(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Silent()
+    progress = SilentProgress()
     progress.start_epoch(1, 1, None, 0)
     progress.step(1, 1.0)
     progress.say("hello")

@@ -16,7 +16,7 @@ import pytest
 
 from srunddp.errors import Stopped
 from srunddp.train import CheckpointConfig, load_checkpoint
-from srunddp.train.checkpoint.manager import Saving
+from srunddp.train.checkpoint.manager import CheckpointManager
 from tests.train.conftest import HERE, ROOT
 from tests.train.problems import Numbered, scale_trainer
 from tests.train.worlds import StandIn
@@ -78,7 +78,7 @@ def test_what_an_evaluation_has_drawn_before_all_left_amid_it_is_as_if_not_drawn
 def test_a_signal_while_the_checkpoint_is_read_is_obeyed_after_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Saving, "found", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
+    monkeypatch.setattr(CheckpointManager, "found", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         with pytest.raises(Stopped, match="stopped after step 1 by SIGUSR2"):

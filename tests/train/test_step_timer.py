@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from srunddp import telemetry
-from srunddp.telemetry import Marks
-from srunddp.train.step_timer import Pace, Timed, pace_of
+from srunddp.telemetry import TelemetryPage
+from srunddp.train.step_timer import StepTimer, ThroughputMeter, pace_of
 from tests.train.conftest import results_of
 from tests.train.paces import SLEEP, STEPS
 
@@ -119,9 +119,9 @@ def test_with_a_gpu_a_ranks_own_time_is_the_gpus_without_its_waiting_for_others_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
-    clock, gpu, page = Clock(), Event.gpu, Marks(recording=True)
+    clock, gpu, page = Clock(), Event.gpu, TelemetryPage(recording=True)
     monkeypatch.setattr("time.perf_counter", clock)
-    pace = Timed(page, torch.device("cuda"))
+    pace = StepTimer(page, torch.device("cuda"))
 
     def step(forward: float) -> None:
         for _ in pace.arriving(iter(["a step"])):
@@ -154,9 +154,9 @@ def test_with_a_gpu_a_ranks_own_time_is_the_gpus_without_its_waiting_for_others_
 
 def test_with_a_gpu_a_wish_for_data_at_the_end_of_an_epoch_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
-    clock, page = Clock(), Marks(recording=True)
+    clock, page = Clock(), TelemetryPage(recording=True)
     monkeypatch.setattr("time.perf_counter", clock)
-    pace = Timed(page, torch.device("cuda"))
+    pace = StepTimer(page, torch.device("cuda"))
     assert list(pace.arriving(iter(()))) == []
     Event.gpu.now += 1000.0  # an evaluation
     for _ in pace.arriving(iter(["a step"])):
@@ -167,7 +167,7 @@ def test_with_a_gpu_a_wish_for_data_at_the_end_of_an_epoch_is_no_step(monkeypatc
 
 
 def test_without_monitoring_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "_marks", Marks())
-    assert type(pace_of(torch.device("cpu"))) is Pace
+    monkeypatch.setattr(telemetry, "_marks", TelemetryPage())
+    assert type(pace_of(torch.device("cpu"))) is ThroughputMeter
     steps = iter([1, 2])
-    assert Pace().arriving(steps) is steps
+    assert ThroughputMeter().arriving(steps) is steps

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from srunddp.bootstrap.process_group.world import settle
+from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 
 CPU = torch.device("cpu")
 
@@ -49,4 +49,4 @@ def joined() -> Iterator[StandIn]:
     )
     yield StandIn(rank, rank, world_size)
     dist.destroy_process_group()
-    settle()
+    wait_for_gloo_threads()

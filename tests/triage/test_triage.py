@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from srunddp.triage import logs
-from srunddp.triage.collect import gather
-from srunddp.triage.diagnose import Verdict, judge
+from srunddp.triage.collect import collect
+from srunddp.triage.diagnose import Diagnosis, diagnose
 from srunddp.triage.logs import find
-from srunddp.triage.rank_labels import Labels, ranks_of_names, spread
+from srunddp.triage.rank_labels import RankLabels, ranks_of_names, spread
 from srunddp.triage.render import lines
-from srunddp.triage.signatures import KINDS, WORDS, Sign, table
+from srunddp.triage.signatures import KINDS, WORDS, Signature, table
 from srunddp.triage.tracebacks import Tracebacks
 from tests.conftest import ROOT
 
@@ -69,13 +69,13 @@ def log(folder: Path, text: str | bytes, name: str = "slurm-1.out") -> Path:
     return path
 
 
-def verdict(path: Path) -> Verdict:
-    return judge(gather(find([str(path)])))
+def verdict(path: Path) -> Diagnosis:
+    return diagnose(collect(find([str(path)])))
 
 
 def said(path: Path) -> str:
-    story = gather(find([str(path)]))
-    return "\n".join(lines(judge(story), story))
+    story = collect(find([str(path)]))
+    return "\n".join(lines(diagnose(story), story))
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -90,7 +90,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def name_of(sign: Sign) -> str:
+def name_of(sign: Signature) -> str:
     return f"{sign.id}-{SIGNS.index(sign)}"
 
 
@@ -104,7 +104,7 @@ def test_every_cause_has_an_entry_with_a_cure_and_a_source() -> None:
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=name_of)
-def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Sign) -> None:
+def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Signature) -> None:
     assert sign.kind in KINDS
     assert sign.fits(sign.sample)
     assert any(word in sign.sample.lower() for word in WORDS), "it would be passed over"
@@ -208,7 +208,7 @@ def test_what_a_log_says_cannot_command_the_terminal(tmp_path: Path) -> None:
     ],
 )
 def test_a_label_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
-    assert Labels().strip(line)[:2] == (rest, rank)
+    assert RankLabels().strip(line)[:2] == (rest, rank)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_a_label_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
 def test_a_label_that_may_be_something_else_counts_where_many_lines_have_it(
     line: str, rank: int, node: str | None
 ) -> None:
-    labels = Labels.sniff([line] * 5)
+    labels = RankLabels.sniff([line] * 5)
     assert labels.strip(line) == ("boom", rank, node)
 
 
 def test_a_numbered_listing_and_warnings_of_source_files_are_no_labels() -> None:
-    assert not Labels.sniff([f"{number}: line" for number in range(1, 40)]).kind
-    assert not Labels.sniff(["train.py:12: UserWarning", "model.py:30: UserWarning"] * 4).kind
+    assert not RankLabels.sniff([f"{number}: line" for number in range(1, 40)]).kind
+    assert not RankLabels.sniff(["train.py:12: UserWarning", "model.py:30: UserWarning"] * 4).kind
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ AttributeError: x"""
 def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) -> None:
     header, frame = "Traceback (most recent call last):\n", '  File "/project/a.py", line 3, in f\n    g()\n'
     path = log(tmp_path, header * 2 + frame * 2 + "ValueError: one\nIndexError: other\n")
-    texts = [event.text for event in gather(find([str(path)])).events]
+    texts = [event.text for event in collect(find([str(path)])).events]
     assert texts == ["ValueError: one", "IndexError: other"]
 
 
@@ -324,7 +324,7 @@ def test_certain_is_only_what_a_second_sign_agrees_with(tmp_path: Path, text: st
     ["retrying\nstep 3\nTraining finished\n", "".join(f"step {step}\n" for step in range(3, 9)), "exit code 0\n"],
 )
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.kind in ("primary", "symptom")], ids=name_of)
-def test_whatever_a_run_survived_is_no_failure(tmp_path: Path, sign: Sign, after: str) -> None:
+def test_whatever_a_run_survived_is_no_failure(tmp_path: Path, sign: Signature, after: str) -> None:
     if not re.match(r"srunddp: |slurmstepd|srun: ", sign.sample):
         assert verdict(log(tmp_path, f"step 1\nstep 2\n{sign.sample}\n{after}")).first is None
 

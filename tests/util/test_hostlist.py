@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srunddp.bootstrap.environment.slurm import expand
-from srunddp.util.hostlist import fold, named, ranges
+from srunddp.util.hostlist import fold, fold_ranks, ranges
 
 FOLDED = {
     "node01": ["node01"],
@@ -41,4 +41,4 @@ def test_numbers_are_ranges() -> None:
 
 def test_ranks_are_named_by_node() -> None:
     layout = {0: "node01", 1: "node01", 4: "node03"}
-    assert named([0, 1, 4, 5], layout) == "ranks 0-1 on node01, rank 4 on node03, rank 5"
+    assert fold_ranks([0, 1, 4, 5], layout) == "ranks 0-1 on node01, rank 4 on node03, rank 5"

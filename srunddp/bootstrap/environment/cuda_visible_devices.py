@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar
 NO_GPU = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES; the last is Slurm's
 
 
-class Named(TypedDict):
+class VisibleDevice(TypedDict):
     """A GPU, or a MIG instance of one.
 
     Attributes:
@@ -21,7 +21,7 @@ class Named(TypedDict):
 
 
 T = TypeVar("T")
-D = TypeVar("D", bound=Named)
+D = TypeVar("D", bound=VisibleDevice)
 
 
 def visible(wanted: str | None, gpus: Sequence[Sequence[D]]) -> tuple[list[D], str]:
@@ -62,22 +62,22 @@ def _of_mig(devices: list[D]) -> list[D]:
 
 def instances(nvml: Any, gpu: Any) -> list[Any]:
     """NVML's handles of the MIG instances of a GPU."""
-    if answer(nvml, lambda: nvml.nvmlDeviceGetMigMode(gpu)[0], 0) != nvml.NVML_DEVICE_MIG_ENABLE:
+    if query_or(nvml, lambda: nvml.nvmlDeviceGetMigMode(gpu)[0], 0) != nvml.NVML_DEVICE_MIG_ENABLE:
         return []
-    indices = range(answer(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 0))
-    found = [answer(nvml, lambda at=at: nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, at), None) for at in indices]  # type: ignore[misc]
+    indices = range(query_or(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 0))
+    found = [query_or(nvml, lambda at=at: nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, at), None) for at in indices]  # type: ignore[misc]
     return [instance for instance in found if instance]
 
 
-def answer(nvml: Any, ask: Callable[[], T], default: T) -> T:
+def query_or(nvml: Any, ask: Callable[[], T], default: T) -> T:
     """What a GPU says, or ``default`` where it does not know of such things."""
     try:
         return ask()
-    except unasked(nvml):
+    except unsupported_errors(nvml):
         return default
 
 
-def unasked(nvml: Any) -> tuple[type[Exception], ...]:
+def unsupported_errors(nvml: Any) -> tuple[type[Exception], ...]:
     """NVML's errors that say that this GPU, driver or user is not to ask that, now or later."""
     return (
         nvml.NVMLError_NotSupported,

@@ -17,8 +17,8 @@ from srunddp.errors import ConfigError, Scope
 
 EXPLICIT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 CHANNELS = ("mpi", "pmi", "slurm", "env")
-_SRUN = mpi.Launcher("Slurm", slurm.RANK, slurm.WORLD_SIZE, slurm.LOCAL_RANK)
-_USER = mpi.Launcher("explicit variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_SRUN = mpi.LauncherVariables("Slurm", slurm.RANK, slurm.WORLD_SIZE, slurm.LOCAL_RANK)
+_USER = mpi.LauncherVariables("explicit variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def identify(variables: Mapping[str, str], *, pid: int | None = None) -> Environ
         return _from_mpi(variables, launchers, step)
     if step and not step.typed:
         return _from_slurm(variables, step)
-    mpi.refuse_size_less(variables)
+    mpi.reject_prterun(variables)
     return (
         _explicit(variables)
         if any(name in variables for name in EXPLICIT)
@@ -112,7 +112,9 @@ def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
     )
 
 
-def _from_mpi(variables: Mapping[str, str], launchers: list[mpi.Launcher], step: slurm.SlurmStep | None) -> Environment:
+def _from_mpi(
+    variables: Mapping[str, str], launchers: list[mpi.LauncherVariables], step: slurm.SlurmStep | None
+) -> Environment:
     launcher = launchers[0]
     found = _told(variables, launcher, _mpi_channels(variables))
     for other in launchers[1:]:
@@ -122,26 +124,28 @@ def _from_mpi(variables: Mapping[str, str], launchers: list[mpi.Launcher], step:
     return replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
 
 
-def _told(variables: Mapping[str, str], launcher: mpi.Launcher, channels: tuple[str, ...]) -> Environment:
+def _told(variables: Mapping[str, str], launcher: mpi.LauncherVariables, channels: tuple[str, ...]) -> Environment:
     """Who a launcher's variables say that this process is."""
     # os.environ is asked for texts alone.
     local_size = launcher.local_world_size if (launcher.local_world_size or "") in variables else None
     names = {"rank": launcher.rank, "local_rank": launcher.local_rank, "world_size": launcher.world_size}
-    rank, local_rank, world_size = (slurm.whole_number(variables, name) for name in names.values())
+    rank, local_rank, world_size = (slurm.parse_uint(variables, name) for name in names.values())
     names |= {"local_world_size": local_size} if local_size else {}
     return Environment(
         launcher=launcher.name,
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
-        local_world_size=slurm.whole_number(variables, local_size) if local_size else None,
+        local_world_size=slurm.parse_uint(variables, local_size) if local_size else None,
         node=_node_name(variables),
         channels=channels,
         sources={field: f"{name}={variables[name]}" for field, name in names.items()},
     )
 
 
-def _agree(variables: Mapping[str, str], launcher: mpi.Launcher, found: Environment, names: tuple[str, str]) -> None:
+def _agree(
+    variables: Mapping[str, str], launcher: mpi.LauncherVariables, found: Environment, names: tuple[str, str]
+) -> None:
     if (str(found.rank), str(found.world_size)) != (variables[names[0]], variables[names[1]]):
         raise ConfigError(
             f"two launchers disagree: {launcher.rank}={found.rank} of {launcher.world_size}={found.world_size}, "
@@ -217,7 +221,7 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
             expected=f"RANK from 0 to {found.world_size - 1}",
             cure="correct one of the two",
         )
-    port = slurm.whole_number(variables, "MASTER_PORT")
+    port = slurm.parse_uint(variables, "MASTER_PORT")
     if not 0 < port < 65536:
         raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", cure="correct it", scope=Scope.JOB)
     return replace(found, master=(variables["MASTER_ADDR"], port))

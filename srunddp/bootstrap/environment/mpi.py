@@ -17,7 +17,7 @@ from srunddp.errors import ConfigError, RendezvousError, Scope
 
 
 @dataclass(frozen=True)
-class Launcher:
+class LauncherVariables:
     """The names under which one launcher tells its processes who they are."""
 
     name: str
@@ -30,18 +30,18 @@ class Launcher:
 # Innermost first. Hydra's processes (MPICH, Intel MPI) are told from srun --mpi=pmi2, which sets PMI_RANK
 # as well, by the local rank.
 LAUNCHERS = (
-    Launcher(
+    LauncherVariables(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    Launcher("PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-    Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
-    Launcher("Hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
-    Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+    LauncherVariables("PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    LauncherVariables("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    LauncherVariables("Hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    LauncherVariables("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
+    LauncherVariables("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
 )
 
 # How each library names itself, and the variables of which one at least proves that it has a world here.
@@ -53,7 +53,7 @@ _WORLDS = {
 }
 
 
-def find_launchers(variables: Mapping[str, str]) -> list[Launcher]:
+def find_launchers(variables: Mapping[str, str]) -> list[LauncherVariables]:
     """The MPI launchers whose variables are here, the innermost first."""
     return [
         launcher
@@ -67,7 +67,7 @@ def find_launchers(variables: Mapping[str, str]) -> list[Launcher]:
 _FENCE = 0.5
 
 
-class NoWorldError(Exception):
+class MpiNotLaunchedError(Exception):
     """This MPI library has no world of its own here, so it must not be initialised."""
 
 
@@ -94,7 +94,7 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise NoWorldError(f"mpi4py does not find its MPI library: {error}") from None
+        raise MpiNotLaunchedError(f"mpi4py does not find its MPI library: {error}") from None
 
     if not MPI.Is_initialized():
         library = MPI.Get_library_version()
@@ -132,8 +132,8 @@ def require_world(library: str, variables: Mapping[str, str]) -> None:
         if library.startswith(name):
             if any(proof in variables for proof in proofs):
                 return
-            raise NoWorldError(f"mpi4py uses {name}, and none of {', '.join(proofs)} is set")
-    raise NoWorldError(f"mpi4py uses an MPI that srunddp does not know: {library.split(',')[0]}")
+            raise MpiNotLaunchedError(f"mpi4py uses {name}, and none of {', '.join(proofs)} is set")
+    raise MpiNotLaunchedError(f"mpi4py uses an MPI that srunddp does not know: {library.split(',')[0]}")
 
 
 def is_running() -> bool:
@@ -148,7 +148,7 @@ def finalize() -> None:
         sys.modules["mpi4py.MPI"].Finalize()
 
 
-class NotAfterPmi:
+class Mpi4pyImportBlocker:
     """Refuses ``from mpi4py import MPI`` once we have met over PMI: MPI would end the process on that used socket.
 
     An ImportError, so that a script for which MPI is optional goes on without it.
@@ -159,7 +159,7 @@ class NotAfterPmi:
             raise ImportError("the ranks met over PMI, after which MPI cannot start -> use srunddp --channel mpi")
 
 
-def refuse_size_less(variables: Mapping[str, str]) -> None:
+def reject_prterun(variables: Mapping[str, str]) -> None:
     """Refuse prterun and prun, whose processes are told a rank and nothing else.
 
     Raises:

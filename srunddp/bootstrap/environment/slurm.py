@@ -119,9 +119,9 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         job=_digits(variables, "SLURM_JOB_ID", 20),
         step=_digits(variables, STEP_ID, 20),
         restarts=_digits(variables, "SLURM_RESTART_COUNT", 20),
-        rank=whole_number(variables, RANK),
-        local_rank=whole_number(variables, LOCAL_RANK),
-        world_size=whole_number(variables, WORLD_SIZE),
+        rank=parse_uint(variables, RANK),
+        local_rank=parse_uint(variables, LOCAL_RANK),
+        world_size=parse_uint(variables, WORLD_SIZE),
         nodes=nodes,
         tasks_per_node=tuple(task_counts(variables.get(TASKS_PER_NODE, ""))),
         ranks_here=tuple(_numbers(variables.get(RANKS_HERE, ""), where=RANKS_HERE)),
@@ -130,7 +130,7 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         reserved_ports=tuple(_numbers(variables.get("SLURM_STEP_RESV_PORTS", ""), where="SLURM_STEP_RESV_PORTS")),
         heterogeneous="SLURM_HET_SIZE" in variables and not _in_one_component(variables, nodes),
         direct=variables.get("SLURM_TASK_PID") == str(pid),
-        typed="SLURM_PTY_PORT" in variables and typed_into(variables.get("SLURM_TASK_PID", "")),
+        typed="SLURM_PTY_PORT" in variables and is_interactive_shell(variables.get("SLURM_TASK_PID", "")),
     )
     _check(step)
     return step
@@ -142,7 +142,7 @@ def _in_one_component(variables: Mapping[str, str], nodes: tuple[str, ...]) -> b
     return [{*nodes} <= {*expand(value, where=name)} for name, value in lists.items()].count(True) == 1
 
 
-def typed_into(task: str) -> bool:
+def is_interactive_shell(task: str) -> bool:
     """Whether a task, by its process id, is a shell that this process was typed into.
 
     Such a shell has a terminal, and gives each command a process group. A script that srun started has no job
@@ -175,7 +175,7 @@ def _check(step: SlurmStep) -> None:
         )
 
 
-def whole_number(variables: Mapping[str, str], name: str) -> int:
+def parse_uint(variables: Mapping[str, str], name: str) -> int:
     """The value of a variable that holds a number from 0 up.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from srunddp.bootstrap.environment.slurm import expand
 from srunddp.errors import ConfigError, Scope
-from srunddp.util.yaml_source import at, where_not_yaml
+from srunddp.util.yaml_source import yaml_error_position, yaml_position
 
 if TYPE_CHECKING:
     import yaml
@@ -34,7 +34,7 @@ _KEYS = ("nodes", "interface", "address", "env", "ports")
 
 
 @dataclass(frozen=True)
-class Entry:
+class IfacesEntry:
     """One entry of ifaces.conf.
 
     Attributes:
@@ -68,10 +68,10 @@ class Entry:
         )
 
 
-DEFAULT = Entry(nodes="*", interfaces=(AUTO,))
+DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 
 
-def entry_for(entries: tuple[Entry, ...], node: str, *, alone: bool = False) -> Entry:
+def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = False) -> IfacesEntry:
     """The first entry that matches the node; a world of one, on a login node say, needs none.
 
     Raises:
@@ -91,7 +91,7 @@ def entry_for(entries: tuple[Entry, ...], node: str, *, alone: bool = False) -> 
     )
 
 
-def entry_or_default(entries: tuple[Entry, ...], node: str) -> Entry:
+def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:
     """The same, where that none matches is somebody else's to say."""
     try:
         return entry_for(entries, node)
@@ -100,14 +100,14 @@ def entry_or_default(entries: tuple[Entry, ...], node: str) -> Entry:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class IfacesConfig:
     """What counts: the entries, and the file that they are from; empty for the default."""
 
-    entries: tuple[Entry, ...] = (DEFAULT,)
+    entries: tuple[IfacesEntry, ...] = (DEFAULT,)
     path: str = ""
 
 
-def load(named: str | None, variables: Mapping[str, str]) -> Loaded:
+def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
     """The entries of the first file that has any, in the order of :func:`candidates`.
 
     Args:
@@ -123,8 +123,8 @@ def load(named: str | None, variables: Mapping[str, str]) -> Loaded:
         if path in asked or os.path.lexists(path):
             text = _read(path, asked.get(path, ""))
             if entries := parse(text, str(path)):
-                return Loaded(entries, str(path))
-    return Loaded()
+                return IfacesConfig(entries, str(path))
+    return IfacesConfig()
 
 
 def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
@@ -176,7 +176,7 @@ def _check_owner(path: Path) -> None:
         raise _wrong(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", cure)
 
 
-def parse(text: bytes, path: str) -> tuple[Entry, ...]:
+def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
     """Parse the text of an ifaces.conf.
 
     Raises:
@@ -190,27 +190,29 @@ def parse(text: bytes, path: str) -> tuple[Entry, ...]:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None)
         found = f"this is not YAML: {problem or 'nested too deeply, or a number too large'}"
         raise _wrong(
-            where_not_yaml(error, text, path), found, "YAML", "see the example in the shipped etc/ifaces.conf"
+            yaml_error_position(error, text, path), found, "YAML", "see the example in the shipped etc/ifaces.conf"
         ) from None
     if root is None or root.value == "":
         return ()
     if not isinstance(root, yaml.SequenceNode):
-        raise _wrong(at(path, root), "not a list", "a list of entries", "begin each entry with `- nodes:`")
+        raise _wrong(yaml_position(path, root), "not a list", "a list of entries", "begin each entry with `- nodes:`")
     return tuple(_entry(node, path) for node in root.value)
 
 
-def _entry(node: yaml.Node, path: str) -> Entry:
+def _entry(node: yaml.Node, path: str) -> IfacesEntry:
     values = _mapping(node, path)
     for name, (key, _) in values.items():
         if name not in _KEYS:
-            raise _unknown_key(name, at(path, key))
+            raise _unknown_key(name, yaml_position(path, key))
     if "nodes" not in values or "interface" not in values:
         missing = "nodes" if "nodes" not in values else "interface"
-        raise _wrong(at(path, node), f"an entry without {missing}", "nodes and interface", f"add `{missing}: …`")
-    nodes, where = _scalar(values["nodes"][1], path), at(path, node)
-    if not expand(nodes, where=at(path, values["nodes"][1])):
+        raise _wrong(
+            yaml_position(path, node), f"an entry without {missing}", "nodes and interface", f"add `{missing}: …`"
+        )
+    nodes, where = _scalar(values["nodes"][1], path), yaml_position(path, node)
+    if not expand(nodes, where=yaml_position(path, values["nodes"][1])):
         raise _wrong(where, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
-    return Entry(
+    return IfacesEntry(
         nodes=nodes,
         interfaces=_interfaces(values["interface"][1], path),
         address=_address(values["address"][1], path) if "address" in values else "",
@@ -233,9 +235,13 @@ def _interfaces(node: yaml.Node, path: str) -> tuple[str, ...]:
     names = tuple(_scalar(child, path) for child in children)
     for name in names:
         if not re.fullmatch(r"[^\s/:,]{1,15}", name) or not name.isprintable():
-            raise _wrong(at(path, node), f"interface {name!r}", "a name as `ip link` shows it", "correct the name")
+            raise _wrong(
+                yaml_position(path, node), f"interface {name!r}", "a name as `ip link` shows it", "correct the name"
+            )
     if not names or (AUTO in names and len(names) > 1):
-        raise _wrong(at(path, node), f"interface {list(names)}", "one name, a list of names, or auto", "correct it")
+        raise _wrong(
+            yaml_position(path, node), f"interface {list(names)}", "one name, a list of names, or auto", "correct it"
+        )
     return names
 
 
@@ -248,7 +254,9 @@ def _address(node: yaml.Node, path: str) -> str:
     except ValueError:
         fields = {"?"}
     if fields - {"node"} or not address.isprintable():
-        raise _wrong(at(path, node), f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"')
+        raise _wrong(
+            yaml_position(path, node), f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"'
+        )
     return address
 
 
@@ -258,14 +266,16 @@ def _env(node: yaml.Node, path: str) -> dict[str, str]:
         variables[name] = value = _scalar(given, path)
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
             found = f"env {name!r}: {value!r}"
-            raise _wrong(at(path, key), found, "a variable's name and its text", "correct it")
+            raise _wrong(yaml_position(path, key), found, "a variable's name and its text", "correct it")
         if name in OURS:
-            raise _wrong(at(path, key), f"env {name}", "variables that srunddp does not set itself", "remove it")
+            raise _wrong(
+                yaml_position(path, key), f"env {name}", "variables that srunddp does not set itself", "remove it"
+            )
     return variables
 
 
 def _ports(node: yaml.Node, path: str) -> range:
-    return port_range(_scalar(node, path), where=at(path, node))
+    return port_range(_scalar(node, path), where=yaml_position(path, node))
 
 
 def port_range(text: str, *, where: str) -> range:
@@ -286,19 +296,25 @@ def port_range(text: str, *, where: str) -> range:
 
 def _mapping(node: yaml.Node, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
     if not _is_mapping(node):
-        raise _wrong(at(path, node), f"{_shown(node)}", "keys with values", "write `- nodes: …` and `interface: …`")
+        raise _wrong(
+            yaml_position(path, node), f"{_shown(node)}", "keys with values", "write `- nodes: …` and `interface: …`"
+        )
     pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
         name = _scalar(key, path)
         if name in pairs:
-            raise _wrong(at(path, key), f"{name} twice in one entry", "each key once", "remove one of the two")
+            raise _wrong(
+                yaml_position(path, key), f"{name} twice in one entry", "each key once", "remove one of the two"
+            )
         pairs[name] = (key, value)
     return pairs
 
 
 def _scalar(node: yaml.Node, path: str) -> str:
     if not isinstance(node.value, str) or not node.value.strip():
-        raise _wrong(at(path, node), f"{_shown(node)}", "a single value", "write one value, quoted if it has [ or *")
+        raise _wrong(
+            yaml_position(path, node), f"{_shown(node)}", "a single value", "write one value, quoted if it has [ or *"
+        )
     return node.value
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.ifaces_conf import AUTO, Entry, entry_for
+from srunddp.bootstrap.network.ifaces_conf import AUTO, IfacesEntry, entry_for
 from srunddp.errors import ConfigError, Scope
 
 GLOO = "GLOO_SOCKET_IFNAME"
@@ -22,7 +22,7 @@ _VIRTUAL = ("lo", "docker", "veth", "virbr", "cni", "br-", "flannel", "cali", "t
 
 
 @dataclass(frozen=True)
-class Link:
+class NetworkInterface:
     """A network interface of this node: its name, addresses that others can use, speed in Mbit/s."""
 
     name: str
@@ -41,7 +41,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Interface:
+class SelectedInterface:
     """The choice for this rank.
 
     Attributes:
@@ -60,16 +60,19 @@ class Interface:
     passed_over: tuple[str, ...] = ()
 
 
-def choose(
-    entries: tuple[Entry, ...], environment: Environment, variables: Mapping[str, str], links: tuple[Link, ...]
-) -> Interface:
+def select_interface(
+    entries: tuple[IfacesEntry, ...],
+    environment: Environment,
+    variables: Mapping[str, str],
+    links: tuple[NetworkInterface, ...],
+) -> SelectedInterface:
     """Choose and check this rank's interface.
 
     Args:
         entries: of ifaces.conf.
         environment: who this rank is.
         variables: the process's environment, for what the user exported.
-        links: this node's interfaces, from :func:`links_here`.
+        links: this node's interfaces, from :func:`list_interfaces`.
 
     Raises:
         ConfigError: the interface is not there, down or without an address; loopback between nodes.
@@ -95,22 +98,22 @@ def choose(
     return _interface(name, _address(link, entry, environment), entry, variables, source, passed_over)
 
 
-def _loopback(entry: Entry, variables: Mapping[str, str], why: str) -> Interface:
+def _loopback(entry: IfacesEntry, variables: Mapping[str, str], why: str) -> SelectedInterface:
     return _interface("lo", "127.0.0.1", entry, variables, f"loopback, as {why}", ())
 
 
 def _interface(
-    name: str, address: str, entry: Entry, variables: Mapping[str, str], source: str, passed_over: tuple[str, ...]
-) -> Interface:
+    name: str, address: str, entry: IfacesEntry, variables: Mapping[str, str], source: str, passed_over: tuple[str, ...]
+) -> SelectedInterface:
     """The choice in both spellings and the entry's variables; what the user exported stays."""
     family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
     ours = {**entry.env, GLOO: name, NCCL: f"={name}", **family}
     exports = {key: variables.get(key) or value for key, value in ours.items()}
     kept = tuple(key for key in ours if variables.get(key))
-    return Interface(name, address, exports, source, kept, passed_over)
+    return SelectedInterface(name, address, exports, source, kept, passed_over)
 
 
-def _address(link: Link, entry: Entry, environment: Environment) -> str:
+def _address(link: NetworkInterface, entry: IfacesEntry, environment: Environment) -> str:
     """Of several addresses the one by which the others know this node, else the first of the same family."""
     if len(link.addresses) == 1:
         return link.addresses[0]
@@ -120,7 +123,7 @@ def _address(link: Link, entry: Entry, environment: Environment) -> str:
     return min(link.addresses, key=lambda host: (host not in known, (":" in host) not in families))
 
 
-def _exported(variables: Mapping[str, str], links: tuple[Link, ...]) -> list[tuple[str, str]]:
+def _exported(variables: Mapping[str, str], links: tuple[NetworkInterface, ...]) -> list[tuple[str, str]]:
     """The interfaces that the user's own variables mean on this node, each with the variable; Gloo's come first."""
     found = [(name, GLOO) for name in variables.get(GLOO, "").split(",") if name]
     nccl = variables.get(NCCL, "")
@@ -129,7 +132,7 @@ def _exported(variables: Mapping[str, str], links: tuple[Link, ...]) -> list[tup
     return found
 
 
-def _nccl_takes(setting: str, links: tuple[Link, ...]) -> str:
+def _nccl_takes(setting: str, links: tuple[NetworkInterface, ...]) -> str:
     """The first usable interface that a setting of NCCL fits; the first name in it where none does."""
     wanted = setting.removeprefix("=").split(",")
     for want in wanted:
@@ -140,9 +143,11 @@ def _nccl_takes(setting: str, links: tuple[Link, ...]) -> str:
     return wanted[0]
 
 
-def _automatic(links: tuple[Link, ...], environment: Environment, source: str) -> tuple[str, str, tuple[str, ...]]:
-    usable = [link for link in links if not why_not(link)]
-    passed_over = tuple(f"{link.name}: {why_not(link)}" for link in links if why_not(link))
+def _automatic(
+    links: tuple[NetworkInterface, ...], environment: Environment, source: str
+) -> tuple[str, str, tuple[str, ...]]:
+    usable = [link for link in links if not why_unusable(link)]
+    passed_over = tuple(f"{link.name}: {why_unusable(link)}" for link in links if why_unusable(link))
     if not usable:
         raise ConfigError(
             f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}",
@@ -158,7 +163,7 @@ def _automatic(links: tuple[Link, ...], environment: Environment, source: str) -
     return best.name, f"auto, {source}", passed_over + others
 
 
-def why_not(link: Link) -> str:
+def why_unusable(link: NetworkInterface) -> str:
     """Why an interface of this node is none to choose; empty where it may be one that reaches other nodes."""
     if link.name.startswith(_VIRTUAL) or Path("/sys/class/net", link.name, "bridge").exists():
         return "loopback, a bridge or a container's"
@@ -201,13 +206,13 @@ def shares_subnet(own: str, other: str) -> bool:
 
 def _checked(
     name: str,
-    links: tuple[Link, ...],
+    links: tuple[NetworkInterface, ...],
     environment: Environment,
     source: str,
     scope: Scope,
     *,
     cure: str = "correct this entry",
-) -> Link:
+) -> NetworkInterface:
     link = next((link for link in links if link.name == name), None)
     wrong = "" if link and link.up and link.addresses else "is not there"
     if link and not link.up:
@@ -227,22 +232,22 @@ def _checked(
     )
 
 
-def _listed(links: tuple[Link, ...]) -> str:
+def _listed(links: tuple[NetworkInterface, ...]) -> str:
     return ", ".join(map(str, links)) or "none"
 
 
-def has_link(name: str) -> bool:
+def has_carrier(name: str) -> bool:
     """Whether an interface of this node is there and up."""
-    return any(link.name == name and link.up for link in links_here())
+    return any(link.name == name and link.up for link in list_interfaces())
 
 
-def links_here() -> tuple[Link, ...]:
+def list_interfaces() -> tuple[NetworkInterface, ...]:
     """This node's interfaces, by psutil."""
     import psutil
 
     states = psutil.net_if_stats()
     return tuple(
-        Link(
+        NetworkInterface(
             name=name,
             up=name in states and states[name].isup,
             speed=states[name].speed if name in states else 0,

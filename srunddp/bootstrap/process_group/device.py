@@ -62,7 +62,7 @@ def identity(index: int) -> str:
     return uuids[index] if uuids.count(uuids[index]) == 1 else ""
 
 
-def claim(store: Store, node: str, gpu: str, rank: int) -> None:
+def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
     """See to it that no two ranks use one GPU, which NCCL refuses later and in other words.
 
     Args:
@@ -93,7 +93,7 @@ def unused_devices(local_world_size: int, visible: int, *, own: bool = False) ->
     )
 
 
-def pick(backend: str, local_rank: int, local_world_size: int) -> tuple[torch.device, str, str]:
+def select_device(backend: str, local_rank: int, local_world_size: int) -> tuple[torch.device, str, str]:
     """The device, the backend and a warning; the device is set as the current one before CUDA is used.
 
     Args:

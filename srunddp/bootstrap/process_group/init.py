@@ -15,11 +15,18 @@ from typing import TYPE_CHECKING
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.detect import Environment, detect
 from srunddp.bootstrap.process_group import store
-from srunddp.bootstrap.process_group.world import open_world, settle
-from srunddp.bootstrap.rendezvous.early_failure import tell_failure
-from srunddp.bootstrap.rendezvous.meet import Options, Prepared, bind, joined, meet, prepare
+from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
+from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
+from srunddp.bootstrap.rendezvous.meet import (
+    RankSetup,
+    RendezvousOptions,
+    bind,
+    prepare,
+    process_group_context,
+    rendezvous,
+)
 from srunddp.errors import ConfigError, SrunddpError
-from srunddp.util.excepthook import end_in_one_line
+from srunddp.util.excepthook import install_excepthook
 from srunddp.util.json_lines import receive, send
 
 if TYPE_CHECKING:
@@ -53,15 +60,15 @@ def init(backend: str | None = None, *, timeout: timedelta | None = None, device
             expected="one call per rank",
             cure='keep it below `if __name__ == "__main__":`',
         )
-    place = store.joined() or _meet_in_process(Options(backend=backend or "auto"))
+    place = store.current_context() or _meet_in_process(RendezvousOptions(backend=backend or "auto"))
     world, warning = open_world(place, backend or place.backend, timeout, device_id=device_id)
     if warning and world.local_rank == 0:
         _log.warning("srunddp: %s", warning)
     return world
 
 
-def _meet_in_process(options: Options) -> store.Joined:
-    end_in_one_line()
+def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
+    install_excepthook()
     environment = detect(os.environ)
     if mpi.is_running() and "mpi" in environment.channels:
         # It has used PMI up, and tells as well.
@@ -69,12 +76,12 @@ def _meet_in_process(options: Options) -> store.Joined:
     for note in environment.notes if environment.rank == 0 else ():
         _log.warning("srunddp: %s", note)
     prepared = _ready(options, environment)
-    company = meet(
+    company = rendezvous(
         prepared,
         lambda told: mpi.broadcast(told, environment.world_size, prepared.interface.name),
         lambda line: _log.warning("srunddp: %s", line),
     )
-    place = joined(prepared, company.meeting)
+    place = process_group_context(prepared, company.meeting)
     store.install(place)
     if environment.rank == 0 and environment.world_size > 1:
         _log.warning(
@@ -84,13 +91,13 @@ def _meet_in_process(options: Options) -> store.Joined:
     return place
 
 
-def _ready(options: Options, environment: Environment) -> Prepared:
-    prepared: Prepared | None = None
+def _ready(options: RendezvousOptions, environment: Environment) -> RankSetup:
+    prepared: RankSetup | None = None
     try:
         prepared = prepare(options, environment)
         return bind(prepared)
     except SrunddpError as error:
-        tell_failure(environment, options, error, prepared.interface if prepared else None)
+        report_early_failure(environment, options, error, prepared.interface if prepared else None)
         raise
 
 
@@ -105,7 +112,7 @@ def _leave(pid: int, rank: int, lines: tuple[socket.socket, ...]) -> None:
         return
     if dist.is_initialized():
         dist.destroy_process_group()
-    settle()
+    wait_for_gloo_threads()
     deadline = time.monotonic() + _GOODBYES_WITHIN
     for line in lines:
         if rank == 0:

@@ -16,7 +16,7 @@ _ERRORS_ONLY = 2
 
 
 @contextlib.contextmanager
-def without_name_lookups() -> Iterator[None]:
+def without_reverse_dns() -> Iterator[None]:
     """For this thread, answer reverse look-ups from files alone, and keep c10d from warning that it found none."""
     import platform
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from srunddp.bootstrap.environment import cpus, mpi, rank_process
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.interface import Interface
-from srunddp.bootstrap.process_group.reverse_dns import without_name_lookups
-from srunddp.bootstrap.rendezvous.protocol import Meeting, allow_many
+from srunddp.bootstrap.network.interface import SelectedInterface
+from srunddp.bootstrap.process_group.reverse_dns import without_reverse_dns
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, raise_open_files_limit
 from srunddp.telemetry import event
 from srunddp.util.excepthook import leave_to_srunddp
 
@@ -37,7 +37,7 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 
 
 @dataclass
-class Joined:
+class ProcessGroupContext:
     """This process's place in the world after the meeting, and the store once it was asked for.
 
     Attributes:
@@ -47,8 +47,8 @@ class Joined:
     """
 
     environment: Environment
-    interface: Interface
-    meeting: Meeting
+    interface: SelectedInterface
+    meeting: RendezvousInfo
     store_fd: int | None
     timeout: float
     backend: str = "auto"
@@ -85,8 +85,8 @@ class Joined:
         event("init")
         if self._store is None:
             if self.store_fd is not None:
-                allow_many(_FILES_PER_RANK * self.environment.world_size + _SPARE_FILES)
-            with without_name_lookups():
+                raise_open_files_limit(_FILES_PER_RANK * self.environment.world_size + _SPARE_FILES)
+            with without_reverse_dns():
                 self._store = TCPStore(
                     self.meeting.master_addr,
                     self.meeting.master_port,
@@ -101,15 +101,15 @@ class Joined:
         return PrefixStore(f"srunddp/{self.initialisations}", self._store)
 
 
-_joined: Joined | None = None
+_joined: ProcessGroupContext | None = None
 
 
-def joined() -> Joined | None:
+def current_context() -> ProcessGroupContext | None:
     """This process's place in the world; None before the ranks have met."""
     return _joined
 
 
-def install(place: Joined) -> None:
+def install(place: ProcessGroupContext) -> None:
     """Export the variables, and let torch's ``env://`` and ``tcp://`` find our store from now on."""
     global _joined
     _joined = place
@@ -121,12 +121,12 @@ def install(place: Joined) -> None:
         os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
     os.environ[rank_process.VARIABLE] = rank_process.mark(os.environ, os.getpid())
     if place.meeting.channel == "pmi":
-        sys.meta_path.insert(0, mpi.NotAfterPmi())
+        sys.meta_path.insert(0, mpi.Mpi4pyImportBlocker())
     _surround(_RENDEZVOUS, _replacing_handlers)
     if "torch" not in sys.modules:
-        _surround("torch", _uncollected)
+        _surround("torch", _gc_frozen)
     if place.environment.world_size > 1:
-        _surround("accelerate", _telling_accelerate)
+        _surround("accelerate", _set_accelerate_cpu)
 
 
 def _surround(name: str, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
@@ -138,7 +138,7 @@ def _surround(name: str, around: Callable[[ModuleType], AbstractContextManager[N
 
 
 @contextlib.contextmanager
-def _uncollected(_: ModuleType) -> Iterator[None]:
+def _gc_frozen(_: ModuleType) -> Iterator[None]:
     """Spare Python's collector torch's modules, which never become garbage: now, in training and when Python ends."""
     enabled = gc.isenabled()
     gc.disable()
@@ -153,7 +153,7 @@ def _uncollected(_: ModuleType) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _telling_accelerate(_: ModuleType) -> Iterator[None]:
+def _set_accelerate_cpu(_: ModuleType) -> Iterator[None]:
     """Without a GPU it takes ranks for a world only if it is told of CPUs; else each would train for itself.
 
     ``accelerate launch --cpu`` exports the same.
@@ -213,7 +213,7 @@ class _Handler:
         self.stock = stock
 
     def __call__(self, url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
-        place = joined()
+        place = current_context()
         if place is None or not _is_ours(url, place, os.environ):
             yield from self.stock(url, **options)
             return
@@ -221,7 +221,7 @@ class _Handler:
         raise RuntimeError("a second rendezvous on one url is not supported")
 
 
-def _is_ours(url: str, place: Joined, variables: Mapping[str, str]) -> bool:
+def _is_ours(url: str, place: ProcessGroupContext, variables: Mapping[str, str]) -> bool:
     """Whether a url of ``init_process_group`` still means the world that we started."""
     from urllib.parse import parse_qs, urlsplit
 

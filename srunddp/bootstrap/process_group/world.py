@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from srunddp.bootstrap.process_group.store import Joined
+from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.errors import PeerError, Stopped
 from srunddp.telemetry import event, heartbeat
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LOOK_EVERY, _LOOK_SELDOM = 0.01, 1.0
 
 
-def settle(limit: float = 2.0) -> None:
+def wait_for_gloo_threads(limit: float = 2.0) -> None:
     """Wait until Gloo's threads rest, at most ``limit`` seconds; call before Python ends.
 
     Such a thread gives back a finished collective's Python objects a moment after the script saw its result.
@@ -127,10 +127,12 @@ class World:
 
         if dist.is_initialized():
             dist.destroy_process_group()
-        settle()
+        wait_for_gloo_threads()
 
 
-def open_world(place: Joined, backend: str, timeout: timedelta | None, *, device_id: bool = False) -> tuple[World, str]:
+def open_world(
+    place: ProcessGroupContext, backend: str, timeout: timedelta | None, *, device_id: bool = False
+) -> tuple[World, str]:
     """Initialise the default process group on our store.
 
     Args:
@@ -147,10 +149,10 @@ def open_world(place: Joined, backend: str, timeout: timedelta | None, *, device
     from srunddp.bootstrap.process_group import device
 
     environment, meeting = place.environment, place.meeting
-    chosen, backend, warning = device.pick(backend, environment.local_rank, meeting.local_world_size)
+    chosen, backend, warning = device.select_device(backend, environment.local_rank, meeting.local_world_size)
     store = place.next_store()
     if backend == "nccl" and (gpu := device.identity(chosen.index)):
-        device.claim(store, environment.node, gpu, environment.rank)
+        device.claim_gpu(store, environment.node, gpu, environment.rank)
     # As init_process_group does with a store of its own making; else it would wait for 5 minutes at most.
     store.set_timeout(timeout or (backend == "nccl" and default_pg_nccl_timeout) or default_pg_timeout)
     dist.init_process_group(

@@ -16,7 +16,7 @@ _LONGEST = 2000
 
 
 @dataclass(frozen=True)
-class Failure:
+class AbortReason:
     """Why a rank failed, as its own message says it, and its exit code."""
 
     text: str
@@ -31,15 +31,15 @@ class Failure:
         return PeerError(f"rank {rank} on {node} failed: {self.text}", code=self.code, scope=scope)
 
 
-def read(message: Mapping[str, Any]) -> Failure | None:
+def read(message: Mapping[str, Any]) -> AbortReason | None:
     """The failure that a rank's message tells of; None where it tells of none."""
     if "failed" not in message:
         return None
     code = message.get("code")
-    return Failure(str(message["failed"])[:_LONGEST], code if type(code) is int and 0 < code < 256 else 1)
+    return AbortReason(str(message["failed"])[:_LONGEST], code if type(code) is int and 0 < code < 256 else 1)
 
 
-def told(message: Mapping[str, Any]) -> SrunddpError:
+def error_from_message(message: Mapping[str, Any]) -> SrunddpError:
     """The error that rank 0's message ``failed`` stands for: a rank's own failure, or that they did not meet."""
     if failure := read(message) if "code" in message else None:
         return PeerError(failure.text, code=failure.code)
@@ -48,10 +48,12 @@ def told(message: Mapping[str, Any]) -> SrunddpError:
 
 def message_of(error: SrunddpError) -> dict[str, Any]:
     """What rank 0 tells the others when it raises this error."""
-    return Failure(str(error), error.exit_code).message() if isinstance(error, PeerError) else {"failed": str(error)}
+    return (
+        AbortReason(str(error), error.exit_code).message() if isinstance(error, PeerError) else {"failed": str(error)}
+    )
 
 
-class Interrupt:
+class CancelToken:
     """Ends this rank's meeting from another thread, such as the one that sees its worker die.
 
     On rank 0 all present ranks are told; another rank tells rank 0. Then the meeting raises PeerError.
@@ -59,7 +61,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._bell, self._rope = socket.socketpair()
-        self._failure: Failure | None = None
+        self._failure: AbortReason | None = None
 
     def fail(self, text: str, code: int) -> None:
         """End the meeting, now or as soon as it begins; only the first call counts.
@@ -68,12 +70,12 @@ class Interrupt:
             text: why this rank failed; code: its exit code.
         """
         if not self._failure:
-            self._failure = Failure(text, code)
+            self._failure = AbortReason(text, code)
             with contextlib.suppress(OSError):  # the meeting is over
                 self._rope.send(b"!")
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> AbortReason | None:
         """What :meth:`fail` was told."""
         return self._failure
 

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass
 from typing import Protocol
 
 KINDS = ("secret", "munge", "none")
-ZERO, OTHER = "rank 0", "rank"  # the roles, so that no proof can be sent back to its maker
+SERVER, CLIENT = "rank 0", "rank"  # the roles, so that no proof can be sent back to its maker
 MUNGE_SOCKET = "SRUNDDP_MUNGE_SOCKET"
 SECRET_BYTES = 32
 EXPECTED = "one proof that all nodes have"
@@ -31,7 +31,7 @@ class ProofError(Exception):
 
 
 @dataclass(frozen=True)
-class Claim:
+class Challenge:
     """What a proof is about, the same on both ends.
 
     Attributes:
@@ -51,7 +51,7 @@ class Claim:
         return json.dumps(["srunddp", role, *astuple(self)]).encode()
 
 
-class Trust(Protocol):
+class Authenticator(Protocol):
     """One kind of proof."""
 
     @property
@@ -70,20 +70,20 @@ class Trust(Protocol):
 
 
 @dataclass(frozen=True)
-class Secret:
+class HmacAuthenticator:
     """HMAC-SHA256 with a key that the launcher's own channel carried to the ranks."""
 
     key: bytes
     kind: str = "secret"
 
     def prove(self, text: bytes) -> str:
-        """See :class:`Trust`."""
+        """See :class:`Authenticator`."""
         import hmac
 
         return hmac.digest(self.key, text, "sha256").hex()
 
     def objection(self, proof: object, text: bytes) -> str:
-        """See :class:`Trust`."""
+        """See :class:`Authenticator`."""
         import hmac
 
         right = isinstance(proof, str) and hmac.compare_digest(
@@ -93,22 +93,22 @@ class Secret:
 
 
 @dataclass(frozen=True)
-class Unproven:
+class NullAuthenticator:
     """Where there is nothing to prove with: whoever has the token is believed."""
 
     kind: str = "none"
 
     def prove(self, text: bytes) -> str:
-        """See :class:`Trust`."""
+        """See :class:`Authenticator`."""
         return ""
 
     def objection(self, proof: object, text: bytes) -> str:
-        """See :class:`Trust`."""
+        """See :class:`Authenticator`."""
         return ""
 
 
 @dataclass(frozen=True)
-class Munge:
+class MungeAuthenticator:
     """Credentials that munged makes for this user, and that only this user can decode.
 
     Attributes:
@@ -120,7 +120,7 @@ class Munge:
     kind: str = "munge"
 
     def prove(self, text: bytes) -> str:
-        """See :class:`Trust`."""
+        """See :class:`Authenticator`."""
         made = ctypes.c_char_p()
         with self._context() as context:
             self._check(self.library.munge_encode(ctypes.byref(made), context, text, ctypes.c_int(len(text))))
@@ -129,7 +129,7 @@ class Munge:
         return proof
 
     def objection(self, proof: object, text: bytes) -> str:
-        """See :class:`Trust`."""
+        """See :class:`Authenticator`."""
         if not isinstance(proof, str):
             return "it sent no credential"
         try:
@@ -172,23 +172,23 @@ class Munge:
 _libc = ctypes.CDLL(None)
 
 
-def choose(secret: str = "") -> Trust:
+def choose_authenticator(secret: str = "") -> Authenticator:
     """This rank's kind of proof.
 
     Args:
         secret: in hexadecimal, where PMI or MPI carried one; else empty.
     """
-    return Secret(bytes.fromhex(secret)) if secret else _munge_here() or Unproven()
+    return HmacAuthenticator(bytes.fromhex(secret)) if secret else _munge_here() or NullAuthenticator()
 
 
-def _munge_here() -> Munge | None:
+def _munge_here() -> MungeAuthenticator | None:
     try:
         library = ctypes.CDLL("libmunge.so.2")
     except OSError:
         return None
     library.munge_ctx_create.restype = ctypes.c_void_p
     library.munge_strerror.restype = ctypes.c_char_p
-    munge, trial = Munge(library, os.environ.get(MUNGE_SOCKET, "")), b"srunddp"
+    munge, trial = MungeAuthenticator(library, os.environ.get(MUNGE_SOCKET, "")), b"srunddp"
     try:
         works = not munge.objection(munge.prove(trial), trial)
     except ProofError:

@@ -15,9 +15,9 @@ from typing import Any
 
 from srunddp.bootstrap.network.interface import shares_subnet
 from srunddp.bootstrap.rendezvous import abort, auth
-from srunddp.bootstrap.rendezvous.abort import Failure, Interrupt
-from srunddp.bootstrap.rendezvous.auth import Claim, Trust, Unproven
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, Meeting
+from srunddp.bootstrap.rendezvous.abort import AbortReason, CancelToken
+from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge, NullAuthenticator
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
 from srunddp.errors import RendezvousError, Scope, SrunddpError
 from srunddp.util.json_lines import receive, send
 
@@ -29,13 +29,13 @@ _RANK_ZERO_LATER = 60.0
 _LONGEST_REASON = 400
 
 
-def find(
+def join(
     candidates: list[Address],
     hello: Hello,
     deadline: float,
-    own: Trust | None = None,
-    interrupt: Interrupt | None = None,
-) -> tuple[socket.socket, Meeting]:
+    own: Authenticator | None = None,
+    interrupt: CancelToken | None = None,
+) -> tuple[socket.socket, RendezvousInfo]:
     """The other ranks' side: find rank 0 among the candidates, say hello, wait to be told.
 
     Strangers that refuse, stay mute, answer something else or prove nothing are passed over. Rank 0 may come
@@ -55,7 +55,7 @@ def find(
     reachable = [address for address in candidates if _reachable(address, hello)]
     if not reachable:
         raise _other_family(candidates, hello)
-    search = _Search(reachable, hello, own or Unproven(), interrupt or Interrupt())
+    search = RendezvousClient(reachable, hello, own or NullAuthenticator(), interrupt or CancelToken())
     try:
         return search.run(deadline)
     except _InterruptedError as reason:
@@ -66,7 +66,9 @@ def find(
             search.interrupt.close()
 
 
-def tell(candidates: list[Address], hello: Hello, own: Trust, what: Failure, deadline: float) -> bool:
+def report_failure(
+    candidates: list[Address], hello: Hello, own: Authenticator, what: AbortReason, deadline: float
+) -> bool:
     """Tell rank 0 that this rank has failed before it could meet the others.
 
     Args:
@@ -75,10 +77,10 @@ def tell(candidates: list[Address], hello: Hello, own: Trust, what: Failure, dea
     Returns:
         Whether rank 0 knows of it.
     """
-    interrupt = Interrupt()
+    interrupt = CancelToken()
     try:
         reachable = [address for address in candidates if _reachable(address, hello)]
-        return _Search(reachable, hello, own, interrupt).tell(what, deadline)
+        return RendezvousClient(reachable, hello, own, interrupt).tell(what, deadline)
     finally:
         interrupt.close()
 
@@ -102,22 +104,22 @@ class _RefusedError(_PassedOverError):
 class _InterruptedError(Exception):
     """This rank has failed meanwhile."""
 
-    def __init__(self, what: Failure) -> None:
+    def __init__(self, what: AbortReason) -> None:
         super().__init__(what.text)
         self.failure = what
 
 
 @dataclass
-class _Search:
+class RendezvousClient:
     candidates: list[Address]
     hello: Hello
-    own: Trust
-    interrupt: Interrupt
+    own: Authenticator
+    interrupt: CancelToken
     last: str = "nothing tried"
     stranger: str = ""
     refused: str = ""
 
-    def run(self, deadline: float) -> tuple[socket.socket, Meeting]:
+    def run(self, deadline: float) -> tuple[socket.socket, RendezvousInfo]:
         patience = _ANSWER_WITHIN
         while True:
             for address in self.candidates:
@@ -135,11 +137,11 @@ class _Search:
             patience = min(2 * patience, _LONGEST_PATIENCE)
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
 
-    def tell(self, what: Failure, deadline: float) -> bool:
+    def tell(self, what: AbortReason, deadline: float) -> bool:
         """Say hello as often as it takes, and then that this rank has failed."""
         # What has just interrupted the search must not interrupt this.
-        quiet = Interrupt()
-        search = _Search(self.candidates, self.hello, self.own, quiet)
+        quiet = CancelToken()
+        search = RendezvousClient(self.candidates, self.hello, self.own, quiet)
         try:
             while time.monotonic() < deadline and self.candidates:
                 for address in self.candidates:
@@ -200,13 +202,13 @@ class _Search:
             self._refused(_printable(greeting["refused"]))
         if "seen" not in greeting or not auth.is_nonce(greeting.get("nonce")):
             raise _StrangerError("belongs to somebody else")
-        claim = Claim(
+        claim = Challenge(
             self.hello.token, self.hello.rank, str(Address(*line.getpeername()[:2])), nonce, greeting["nonce"]
         )
-        if objection := self.own.objection(greeting.get("proof"), claim.text(auth.ZERO)):
+        if objection := self.own.objection(greeting.get("proof"), claim.text(auth.SERVER)):
             raise _RefusedError(f"did not prove that it is rank 0: {objection}")
         try:
-            return self.own.prove(claim.text(auth.OTHER))
+            return self.own.prove(claim.text(auth.CLIENT))
         except auth.ProofError as reason:
             raise _RefusedError(f"cannot be given a proof: {reason}") from None
 
@@ -220,7 +222,7 @@ class _Search:
             f"rank {self.hello.rank} on {self.hello.node}: {self.refused}", expected=auth.EXPECTED, cure=auth.CURE
         )
 
-    def _await_others(self, line: socket.socket, proof: str, address: Address, deadline: float) -> Meeting:
+    def _await_others(self, line: socket.socket, proof: str, address: Address, deadline: float) -> RendezvousInfo:
         send(line, {"here": True, "proof": proof})
         try:
             return self._hear(line, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
@@ -231,7 +233,7 @@ class _Search:
                 cure="see rank 0's own message",
             ) from None
 
-    def _hear(self, line: socket.socket, deadline: float) -> Meeting:
+    def _hear(self, line: socket.socket, deadline: float) -> RendezvousInfo:
         while True:
             self.interrupt.wait(deadline, line)
             if self.interrupt.failure:
@@ -239,13 +241,13 @@ class _Search:
                 raise self.interrupt.failure.of(self.hello.rank, self.hello.node, Scope.JOB if told else Scope.RANK)
             answer = receive(line, deadline)
             if "failed" in answer:
-                raise abort.told(answer)
+                raise abort.error_from_message(answer)
             if "refused" in answer:
                 self.refused = f"rank 0 refused it: {_printable(answer['refused'])}"
                 raise self._refusal()
             if "meeting" in answer:
                 line.settimeout(None)
-                return Meeting(**answer["meeting"])
+                return RendezvousInfo(**answer["meeting"])
 
 
 def _confirmed(line: socket.socket, message: dict[str, Any]) -> bool:

@@ -14,13 +14,19 @@ from srunddp._version import __version__
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.cpus import mask
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.environment.slurm import NODE_LIST, SlurmStep, whole_number
-from srunddp.bootstrap.network.ifaces_conf import Entry, entry_for, entry_or_default
-from srunddp.bootstrap.network.interface import Interface, Link, addresses_of, is_loopback, links_here
+from srunddp.bootstrap.environment.slurm import NODE_LIST, SlurmStep, parse_uint
+from srunddp.bootstrap.network.ifaces_conf import IfacesEntry, entry_for, entry_or_default
+from srunddp.bootstrap.network.interface import (
+    NetworkInterface,
+    SelectedInterface,
+    addresses_of,
+    is_loopback,
+    list_interfaces,
+)
 from srunddp.bootstrap.rendezvous import pmi
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello
 from srunddp.errors import ConfigError, Scope
-from srunddp.util.console import SAY_EVERY, saying
+from srunddp.util.console import SAY_EVERY, periodically
 
 TELLING = ("pmi", "mpi")
 
@@ -64,7 +70,7 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
     )
 
 
-def line_ports(environment: Environment, entry: Entry, forced: range | None) -> list[int]:
+def line_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:
     """The ports that rank 0 tries for its line, and the others look at, in order.
 
     Args:
@@ -86,12 +92,12 @@ def _derived(step: SlurmStep, allowed: range) -> list[int]:
     return [allowed[(start + offset) % len(allowed)] for offset in range(min(len(allowed), _CANDIDATES))]
 
 
-def store_ports(entry: Entry, forced: range | None) -> list[int]:
+def store_ports(entry: IfacesEntry, forced: range | None) -> list[int]:
     """The ports that rank 0 tries for the store: any, unless a firewall leaves only some."""
     return list(forced or entry.ports or [0])
 
 
-def hear(
+def discover(
     environment: Environment, told: str | None, timeout: float, over_mpi: Broadcast, say: Callable[[str], None]
 ) -> tuple[str, str]:
     """The channel that works, and what rank 0 said over it; nothing where its address is worked out.
@@ -110,13 +116,13 @@ def hear(
         if channel not in TELLING:
             return channel, ""
         if channel == "pmi":
-            descriptor = whole_number(os.environ, "PMI_FD")
-            with saying(waiting, "waiting for all ranks in PMI's barrier, {} s so far", SAY_EVERY):
+            descriptor = parse_uint(os.environ, "PMI_FD")
+            with periodically(waiting, "waiting for all ranks in PMI's barrier, {} s so far", SAY_EVERY):
                 return channel, pmi.broadcast(told, descriptor=descriptor, timeout=timeout)
         try:
-            with saying(waiting, "waiting for all ranks in MPI_Init, {} s so far", SAY_EVERY):
+            with periodically(waiting, "waiting for all ranks in MPI_Init, {} s so far", SAY_EVERY):
                 return channel, over_mpi(told)
-        except mpi.NoWorldError as reason:
+        except mpi.MpiNotLaunchedError as reason:
             unsuitable = reason
     raise ConfigError(
         str(unsuitable),
@@ -126,8 +132,11 @@ def hear(
     )
 
 
-def locate(
-    environment: Environment, interface: Interface | None, entries: tuple[Entry, ...], forced: range | None
+def candidate_addresses(
+    environment: Environment,
+    interface: SelectedInterface | None,
+    entries: tuple[IfacesEntry, ...],
+    forced: range | None,
 ) -> list[Address]:
     """Where rank 0's line may be, worked out without being told.
 
@@ -145,28 +154,32 @@ def locate(
     node = rank_zero_node(environment.step)
     entry = entry_for(entries, node)
     ports = line_ports(environment, entry, forced)
-    hosts = _own(environment, interface) if environment.node == node else _resolve(known_as(entry, node), environment)
+    hosts = (
+        _own(environment, interface) if environment.node == node else _resolve(hostname_of(entry, node), environment)
+    )
     return [Address(host, port) for port in ports for host in hosts]
 
 
-def _own(environment: Environment, interface: Interface | None) -> list[str]:
+def _own(environment: Environment, interface: SelectedInterface | None) -> list[str]:
     if interface:
         return [interface.address]
-    addresses = [address for link in links_here() for address in link.addresses]
+    addresses = [address for link in list_interfaces() for address in link.addresses]
     return ["127.0.0.1"] if environment.one_node else [host for host in addresses if not is_loopback(host)]
 
 
-def looked_up(environment: Environment, interface: Interface | None, entries: tuple[Entry, ...]) -> list[str]:
+def resolve_node(
+    environment: Environment, interface: SelectedInterface | None, entries: tuple[IfacesEntry, ...]
+) -> list[str]:
     """On rank 0: those of this node's own addresses at which the others look for it, by its name or beside it."""
     beside = [interface.address] if interface else []
     if environment.one_node:
         return beside or _own(environment, None)
     entry = entry_or_default(entries, environment.node)
-    found = addresses_of(environment.master[0] if environment.master else known_as(entry, environment.node))
+    found = addresses_of(environment.master[0] if environment.master else hostname_of(entry, environment.node))
     return list(dict.fromkeys([*beside, *(host for host in _own(environment, None) if host in found)]))
 
 
-def known_as(entry: Entry, node: str) -> str:
+def hostname_of(entry: IfacesEntry, node: str) -> str:
     """The name by which the other nodes reach a node."""
     return entry.address.format(node=node) or node
 
@@ -209,7 +222,9 @@ def _unresolved(found: str) -> ConfigError:
     )
 
 
-def check_reachable(environment: Environment, interface: Interface, entry: Entry, links: Iterable[Link]) -> None:
+def check_reachable(
+    environment: Environment, interface: SelectedInterface, entry: IfacesEntry, links: Iterable[NetworkInterface]
+) -> None:
     """On rank 0: refuse at once when the name that the others will look up is another interface of this node.
 
     Args:
@@ -219,7 +234,7 @@ def check_reachable(environment: Environment, interface: Interface, entry: Entry
     Raises:
         ConfigError: the others would knock where nobody listens.
     """
-    name = environment.master[0] if environment.master else known_as(entry, environment.node)
+    name = environment.master[0] if environment.master else hostname_of(entry, environment.node)
     found, addresses = addresses_of(name), {address: link.name for link in links for address in link.addresses}
     elsewhere = {host: addresses[host] for host in found if host in addresses and not host.startswith("127.")}
     if elsewhere and interface.address not in elsewhere:
@@ -236,7 +251,7 @@ def check_reachable(environment: Environment, interface: Interface, entry: Entry
         )
 
 
-def because(environment: Environment, variables: Mapping[str, str]) -> str:
+def reason(environment: Environment, variables: Mapping[str, str]) -> str:
     """The variable for which the channel is there, and the channels that come after it, for people."""
     names = {"pmi": "PMI_FD", "slurm": NODE_LIST, "env": "MASTER_ADDR"}
     if not environment.channels:

@@ -7,20 +7,23 @@ import socket
 import time
 
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.environment.slurm import whole_number
+from srunddp.bootstrap.environment.slurm import parse_uint
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.interface import Interface
+from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous import auth, client, discovery, pmi, protocol
-from srunddp.bootstrap.rendezvous.abort import Failure
-from srunddp.bootstrap.rendezvous.listener import Door
-from srunddp.bootstrap.rendezvous.meet import Options
+from srunddp.bootstrap.rendezvous.abort import AbortReason
+from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+from srunddp.bootstrap.rendezvous.meet import RendezvousOptions
 from srunddp.bootstrap.rendezvous.protocol import listen
 from srunddp.bootstrap.rendezvous.server import MOURN, tell_all
 from srunddp.errors import SrunddpError
 
 
-def tell_failure(
-    environment: Environment, options: Options, error: SrunddpError, interface: Interface | None = None
+def report_early_failure(
+    environment: Environment,
+    options: RendezvousOptions,
+    error: SrunddpError,
+    interface: SelectedInterface | None = None,
 ) -> bool:
     """Tell the other ranks of a failure from before the meeting, within about 5 s.
 
@@ -38,7 +41,7 @@ def tell_failure(
     """
     if environment.world_size == 1 or not environment.channels or environment.channels[0] == "mpi":
         return False
-    failure = Failure(str(error), error.exit_code)
+    failure = AbortReason(str(error), error.exit_code)
     within = min(MOURN, options.timeout)
     try:
         if environment.rank == 0:
@@ -50,28 +53,37 @@ def tell_failure(
 
 
 def _answer(
-    environment: Environment, options: Options, failure: Failure, interface: Interface | None, within: float
+    environment: Environment,
+    options: RendezvousOptions,
+    failure: AbortReason,
+    interface: SelectedInterface | None,
+    within: float,
 ) -> None:
     """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
-    failure = Failure(str(failure.of(0, environment.node)), failure.code)
+    failure = AbortReason(str(failure.of(0, environment.node)), failure.code)
     if environment.channels[0] == "pmi":
-        pmi.broadcast(protocol.make_failed(failure), descriptor=_descriptor(), timeout=within)
+        pmi.broadcast(protocol.encode_abort(failure), descriptor=_descriptor(), timeout=within)
         return
     entries = _entries(options)
     listening = _listen(environment, options, interface, entries)
     token = discovery.token(environment)
-    with Door(listening, token, auth.choose(), environment.world_size, lambda _: None) as door:
+    with AuthenticatedListener(
+        listening, token, auth.choose_authenticator(), environment.world_size, lambda _: None
+    ) as door:
         tell_all(door, failure.message(), {0}, within if listening else 0.0)
         for each in (*listening, *door.known):
             each.close()
 
 
 def _listen(
-    environment: Environment, options: Options, interface: Interface | None, entries: tuple[ifaces_conf.Entry, ...]
+    environment: Environment,
+    options: RendezvousOptions,
+    interface: SelectedInterface | None,
+    entries: tuple[ifaces_conf.IfacesEntry, ...],
 ) -> list[socket.socket]:
     entry = ifaces_conf.entry_or_default(entries, environment.node)
     ports, listening = discovery.line_ports(environment, entry, options.ports), []
-    for host in discovery.looked_up(environment, interface, entries):
+    for host in discovery.resolve_node(environment, interface, entries):
         try:
             listening.append(listen(host, ports))
         except SrunddpError:
@@ -80,21 +92,25 @@ def _listen(
 
 
 def _tell(
-    environment: Environment, options: Options, failure: Failure, interface: Interface | None, within: float
+    environment: Environment,
+    options: RendezvousOptions,
+    failure: AbortReason,
+    interface: SelectedInterface | None,
+    within: float,
 ) -> bool:
     """On another rank: tell rank 0."""
     deadline = time.monotonic() + within
     token, secret = discovery.token(environment), ""
     if environment.channels[0] == "pmi":
-        heard = protocol.read(pmi.broadcast(None, descriptor=_descriptor(), timeout=within))
+        heard = protocol.decode_advertisement(pmi.broadcast(None, descriptor=_descriptor(), timeout=within))
         token, secret, candidates = heard.token, heard.secret, list(heard.addresses)
     else:
-        candidates = discovery.locate(environment, interface, _entries(options), options.ports)
+        candidates = discovery.candidate_addresses(environment, interface, _entries(options), options.ports)
     hello = discovery.hello(environment, token)
-    return client.tell(candidates, hello, auth.choose(secret), failure, deadline)
+    return client.report_failure(candidates, hello, auth.choose_authenticator(secret), failure, deadline)
 
 
-def _entries(options: Options) -> tuple[ifaces_conf.Entry, ...]:
+def _entries(options: RendezvousOptions) -> tuple[ifaces_conf.IfacesEntry, ...]:
     """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
     try:
         return ifaces_conf.load(options.ifaces, os.environ).entries
@@ -103,4 +119,4 @@ def _entries(options: Options) -> tuple[ifaces_conf.Entry, ...]:
 
 
 def _descriptor() -> int:
-    return whole_number(os.environ, "PMI_FD")
+    return parse_uint(os.environ, "PMI_FD")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from srunddp.bootstrap.rendezvous import auth
-from srunddp.bootstrap.rendezvous.abort import Interrupt
-from srunddp.bootstrap.rendezvous.auth import Claim, Trust
+from srunddp.bootstrap.rendezvous.abort import CancelToken
+from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello
 from srunddp.errors import RendezvousError, Scope
 from srunddp.util.json_lines import parse, send
@@ -29,7 +29,7 @@ _LINES_SAID = 10
 
 
 @dataclass(eq=False)
-class Caller:
+class PendingPeer:
     """One connection: where it comes from, since when, what it has sent so far, and who it says it is."""
 
     line: socket.socket
@@ -37,14 +37,14 @@ class Caller:
     since: float
     text: bytearray = field(default_factory=bytearray)
     hello: Hello | None = None
-    claim: Claim | None = None
+    claim: Challenge | None = None
 
     def __str__(self) -> str:
         return f"rank {self.hello.rank} on {self.hello.node} ({self.address})" if self.hello else str(self.address)
 
 
 @dataclass
-class Door:
+class AuthenticatedListener:
     """Rank 0's listening sockets, and everybody who has come in. A context manager that stops watching at its end.
 
     Attributes:
@@ -58,14 +58,14 @@ class Door:
 
     listening: Sequence[socket.socket]
     token: str
-    trust: Trust
+    trust: Authenticator
     world_size: int
     say: Callable[[str], None]
-    interrupt: Interrupt | None = None
+    interrupt: CancelToken | None = None
     unproven: int = UNPROVEN
     patience: float = PATIENCE
-    known: dict[socket.socket, Caller] = field(default_factory=dict)
-    _waiting: dict[socket.socket, Caller] = field(default_factory=dict)  # the oldest first
+    known: dict[socket.socket, PendingPeer] = field(default_factory=dict)
+    _waiting: dict[socket.socket, PendingPeer] = field(default_factory=dict)  # the oldest first
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _said: int = 0
 
@@ -113,7 +113,7 @@ class Door:
                 self._make_room()
             return  # it has gone again
         line.setblocking(False)
-        self._waiting[line] = Caller(line, Address(*address[:2]), time.monotonic())
+        self._waiting[line] = PendingPeer(line, Address(*address[:2]), time.monotonic())
         self._selector.register(line, selectors.EVENT_READ)
         if len(self._waiting) > self.unproven + self.world_size:
             mute = next((one for one in self._waiting.values() if not one.hello), None)
@@ -134,13 +134,13 @@ class Door:
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
             self._close(oldest)
 
-    def _close(self, caller: Caller) -> None:
+    def _close(self, caller: PendingPeer) -> None:
         self._selector.unregister(caller.line)
         self._waiting.pop(caller.line, None)
         self.known.pop(caller.line, None)
         caller.line.close()
 
-    def _read(self, caller: Caller) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
+    def _read(self, caller: PendingPeer) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
         try:
             piece = caller.line.recv(_LONGEST)
         except BlockingIOError:
@@ -165,18 +165,18 @@ class Door:
             elif piece:
                 self._note(caller, "it sent no message of srunddp's")
 
-    def _hear(self, caller: Caller, message: Mapping[str, Any]) -> None:
+    def _hear(self, caller: PendingPeer, message: Mapping[str, Any]) -> None:
         """Greet a caller at its hello, and let it in at its proof."""
         if caller.claim is None:
             self._greet(caller, message)
             return
-        objection = self.trust.objection(message.get("proof"), caller.claim.text(auth.OTHER))
+        objection = self.trust.objection(message.get("proof"), caller.claim.text(auth.CLIENT))
         if "here" not in message or objection:
             self._refuse(caller, objection or "it did not answer with a proof")
             return
         self.known[caller.line] = self._waiting.pop(caller.line)
 
-    def _greet(self, caller: Caller, message: Mapping[str, Any]) -> None:
+    def _greet(self, caller: PendingPeer, message: Mapping[str, Any]) -> None:
         hello, nonce, kind = _hello(message), message.get("nonce"), message.get("kind")
         if not hello or not auth.is_nonce(nonce) or kind not in auth.KINDS or hello.token != self.token:
             send(caller.line, {"stranger": True})
@@ -189,21 +189,21 @@ class Door:
             self._refuse(caller, f"its proof is {kind}, rank 0's {self.trust.kind}")
             return
         own = Address(*caller.line.getsockname()[:2])
-        claim = Claim(self.token, hello.rank, str(own), str(nonce), auth.nonce())
+        claim = Challenge(self.token, hello.rank, str(own), str(nonce), auth.nonce())
         try:
-            proof = self.trust.prove(claim.text(auth.ZERO))
+            proof = self.trust.prove(claim.text(auth.SERVER))
         except auth.ProofError as reason:
             self._refuse(caller, f"rank 0 cannot prove itself: {reason}")
             return
         caller.claim = claim
         send(caller.line, {"seen": True, "nonce": claim.zeros, "proof": proof})
 
-    def _refuse(self, caller: Caller, why: str) -> None:
+    def _refuse(self, caller: PendingPeer, why: str) -> None:
         send(caller.line, {"refused": why})
         self._close(caller)
         self._note(caller, f"{why}; expected {auth.EXPECTED} -> {auth.CURE}")
 
-    def _note(self, caller: Caller, why: str) -> None:
+    def _note(self, caller: PendingPeer, why: str) -> None:
         self._said += 1
         if self._said <= _LINES_SAID:
             more = "; further ones are not named" if self._said == _LINES_SAID else ""

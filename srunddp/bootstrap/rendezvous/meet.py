@@ -14,16 +14,16 @@ from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.process_group import store as process_group
 from srunddp.bootstrap.rendezvous import auth, discovery, protocol
-from srunddp.bootstrap.rendezvous.abort import Interrupt
-from srunddp.bootstrap.rendezvous.client import find
-from srunddp.bootstrap.rendezvous.protocol import Company, Held, Meeting, hold
-from srunddp.bootstrap.rendezvous.server import Roster
+from srunddp.bootstrap.rendezvous.abort import CancelToken
+from srunddp.bootstrap.rendezvous.client import join
+from srunddp.bootstrap.rendezvous.protocol import BoundSockets, RendezvousInfo, RendezvousResult, bind_sockets
+from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
 DEFAULT_TIMEOUT = 300.0
 
 
 @dataclass(frozen=True)
-class Options:
+class RendezvousOptions:
     """What the command line says; its defaults are those of ``srunddp.init()``."""
 
     backend: str = "auto"
@@ -33,7 +33,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RankSetup:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
@@ -41,26 +41,26 @@ class Prepared:
             secret. None on the others.
     """
 
-    options: Options
+    options: RendezvousOptions
     environment: Environment
-    entries: tuple[ifaces_conf.Entry, ...]
-    interface: interface.Interface
-    held: Held | None = None
+    entries: tuple[ifaces_conf.IfacesEntry, ...]
+    interface: interface.SelectedInterface
+    held: BoundSockets | None = None
     told: str | None = field(default=None, repr=False)
 
 
-def prepare(options: Options, environment: Environment) -> Prepared:
+def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
     """Choose and check the interface.
 
     Raises:
         ConfigError: ifaces.conf or the interface is wrong.
     """
     loaded = ifaces_conf.load(options.ifaces, os.environ)
-    chosen = interface.choose(loaded.entries, environment, os.environ, interface.links_here())
-    return Prepared(options, environment, loaded.entries, chosen)
+    chosen = interface.select_interface(loaded.entries, environment, os.environ, interface.list_interfaces())
+    return RankSetup(options, environment, loaded.entries, chosen)
 
 
-def bind(prepared: Prepared) -> Prepared:
+def bind(prepared: RankSetup) -> RankSetup:
     """On rank 0, bind the line's and the store's sockets on the interface; nothing on the others.
 
     Raises:
@@ -72,23 +72,25 @@ def bind(prepared: Prepared) -> Prepared:
     alone = environment.world_size == 1
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, alone=alone)
     if environment.channels[:1] in (("slurm",), ("env",)) and not environment.one_node:
-        discovery.check_reachable(environment, prepared.interface, entry, interface.links_here())
+        discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     line_ports = [0] if alone else discovery.line_ports(environment, entry, forced)
-    held = hold(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
-    return replace(prepared, held=held, told=protocol.make(discovery.token(environment), [held.line_address]))
+    held = bind_sockets(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
+    return replace(
+        prepared, held=held, told=protocol.encode_advertisement(discovery.token(environment), [held.line_address])
+    )
 
 
-def meet(
-    prepared: Prepared,
+def rendezvous(
+    prepared: RankSetup,
     over_mpi: discovery.Broadcast,
     say: Callable[[str], None] = lambda _: None,
-    interrupt: Interrupt | None = None,
-) -> Company:
+    interrupt: CancelToken | None = None,
+) -> RendezvousResult:
     """Wait until all ranks have met.
 
     Args:
         prepared: with the sockets that :func:`bind` left.
-        over_mpi: broadcasts rank 0's message over MPI; see :func:`srunddp.bootstrap.rendezvous.discovery.hear`.
+        over_mpi: broadcasts rank 0's message over MPI; see :func:`srunddp.bootstrap.rendezvous.discovery.discover`.
         say: takes rank 0's lines on who is waited for and who was refused.
         interrupt: ends the meeting when this rank fails.
 
@@ -104,30 +106,32 @@ def meet(
         assert prepared.held
         prepared.held.line.close()
         store, node = prepared.held.store_address, environment.node
-        alone = Meeting(store.host, store.port, 1, 0, 1, discovery.token(environment), "none", node)
-        return Company(alone, {}, {0: node})
+        alone = RendezvousInfo(store.host, store.port, 1, 0, 1, discovery.token(environment), "none", node)
+        return RendezvousResult(alone, {}, {0: node})
     deadline = time.monotonic() + prepared.options.timeout
-    channel, told = discovery.hear(environment, prepared.told, prepared.options.timeout, over_mpi, say)
-    heard = protocol.read(told) if told else None
+    channel, told = discovery.discover(environment, prepared.told, prepared.options.timeout, over_mpi, say)
+    heard = protocol.decode_advertisement(told) if told else None
     token = heard.token if heard else discovery.token(environment)
     hello = discovery.hello(environment, token, prepared.interface.address)
-    own = auth.choose(heard.secret if heard else "")
+    own = auth.choose_authenticator(heard.secret if heard else "")
     if not heard and environment.step:
         discovery.rank_zero_node(environment.step)
     if prepared.held:
         layout = environment.step.layout() if environment.step else {}
-        return Roster(hello, prepared.held, channel, layout, own, say, interrupt).gather(deadline)
+        return RendezvousServer(hello, prepared.held, channel, layout, own, say, interrupt).gather(deadline)
     if heard:
         candidates = list(heard.addresses)
     else:
-        candidates = discovery.locate(environment, prepared.interface, prepared.entries, prepared.options.ports)
-    line, meeting = find(candidates, hello, deadline, own, interrupt)
-    return Company(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
+        candidates = discovery.candidate_addresses(
+            environment, prepared.interface, prepared.entries, prepared.options.ports
+        )
+    line, meeting = join(candidates, hello, deadline, own, interrupt)
+    return RendezvousResult(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
 
 
-def joined(prepared: Prepared, meeting: Meeting) -> process_group.Joined:
+def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> process_group.ProcessGroupContext:
     """This rank's place in the world, with the store's socket handed over on rank 0."""
-    return process_group.Joined(
+    return process_group.ProcessGroupContext(
         environment=prepared.environment,
         interface=prepared.interface,
         meeting=meeting,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 from srunddp.bootstrap.rendezvous import auth
-from srunddp.bootstrap.rendezvous.abort import Failure
+from srunddp.bootstrap.rendezvous.abort import AbortReason
 from srunddp.errors import PeerError, RendezvousError
 
 
@@ -37,7 +37,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Held:
+class BoundSockets:
     """Rank 0's two listening sockets and where they listen; the store's is ``MASTER_ADDR`` and ``MASTER_PORT``."""
 
     line: socket.socket
@@ -67,7 +67,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousInfo:
     """What every rank knows once all have met.
 
     Attributes:
@@ -90,7 +90,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Company:
+class RendezvousResult:
     """What a meeting leaves on one rank.
 
     Attributes:
@@ -98,12 +98,12 @@ class Company:
         nodes: on rank 0 the node of each rank, on the others their own and rank 0's.
     """
 
-    meeting: Meeting
+    meeting: RendezvousInfo
     lines: dict[int, socket.socket]
     nodes: dict[int, str]
 
 
-def hold(host: str, line_ports: Iterable[int], store_ports: Iterable[int]) -> Held:
+def bind_sockets(host: str, line_ports: Iterable[int], store_ports: Iterable[int]) -> BoundSockets:
     """Bind rank 0's two sockets, each to the first port that is free, on this address alone.
 
     Args:
@@ -114,7 +114,7 @@ def hold(host: str, line_ports: Iterable[int], store_ports: Iterable[int]) -> He
         RendezvousError: none of the ports is free.
     """
     line, store = listen(host, list(line_ports)), listen(host, list(store_ports))
-    return Held(line, store, Address(*line.getsockname()[:2]), Address(*store.getsockname()[:2]))
+    return BoundSockets(line, store, Address(*line.getsockname()[:2]), Address(*store.getsockname()[:2]))
 
 
 def listen(host: str, ports: list[int]) -> socket.socket:
@@ -146,7 +146,7 @@ def listen(host: str, ports: list[int]) -> socket.socket:
     )
 
 
-def allow_many(needed: float = math.inf) -> None:
+def raise_open_files_limit(needed: float = math.inf) -> None:
     """Let this process have as many connections as its hard limit of open files allows, where it needs so many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -163,7 +163,7 @@ _MOST_ADDRESSES = 8
 
 
 @dataclass(frozen=True)
-class Announcement:
+class Advertisement:
     """The token of this run, where rank 0's line is, and the secret that the launcher's channel carries."""
 
     token: str
@@ -171,18 +171,18 @@ class Announcement:
     secret: str = field(repr=False)
 
 
-def make(token: str, addresses: Sequence[Address]) -> str:
+def encode_advertisement(token: str, addresses: Sequence[Address]) -> str:
     """The text that announces rank 0 at the first few of these addresses, with a new secret."""
     where = ",".join(map(str, addresses[:_MOST_ADDRESSES]))
     return f"{token}@{where}@{os.urandom(auth.SECRET_BYTES).hex()}"
 
 
-def make_failed(failure: Failure) -> str:
+def encode_abort(failure: AbortReason) -> str:
     """The text that announces rank 0's failure."""
     return f"{_FAILED}@{failure.code}@{quote(failure.text)[:_LONGEST]}"
 
 
-def read(text: str) -> Announcement:
+def decode_advertisement(text: str) -> Advertisement:
     """Read what rank 0 announced.
 
     Raises:
@@ -197,7 +197,7 @@ def read(text: str) -> Announcement:
     try:
         if len(bytes.fromhex(last)) != auth.SECRET_BYTES:
             raise ValueError
-        return Announcement(first, tuple(Address(host.strip("[]"), int(port)) for host, _, port in parts), last)
+        return Advertisement(first, tuple(Address(host.strip("[]"), int(port)) for host, _, port in parts), last)
     except ValueError:
         raise RendezvousError(
             f"rank 0 told {text[:80]!r}", expected="where its line is", cure="start all ranks with one srunddp"

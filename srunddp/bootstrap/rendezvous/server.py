@@ -10,20 +10,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from srunddp.bootstrap.rendezvous import abort
-from srunddp.bootstrap.rendezvous.abort import Interrupt
-from srunddp.bootstrap.rendezvous.auth import Trust, Unproven
-from srunddp.bootstrap.rendezvous.listener import PATIENCE, UNPROVEN, Door
-from srunddp.bootstrap.rendezvous.protocol import Company, Held, Hello, Meeting
+from srunddp.bootstrap.rendezvous.abort import CancelToken
+from srunddp.bootstrap.rendezvous.auth import Authenticator, NullAuthenticator
+from srunddp.bootstrap.rendezvous.listener import PATIENCE, UNPROVEN, AuthenticatedListener
+from srunddp.bootstrap.rendezvous.protocol import BoundSockets, Hello, RendezvousInfo, RendezvousResult
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.console import SAY_EVERY
-from srunddp.util.hostlist import named
+from srunddp.util.hostlist import fold_ranks
 from srunddp.util.json_lines import send
 
 MOURN = 5.0
 
 
 @dataclass
-class Roster:
+class RendezvousServer:
     """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
 
     A rank says hello, is answered ``seen``, and counts once it has answered ``here`` with its proof: one that lost
@@ -36,17 +36,18 @@ class Roster:
         interrupt: ends the gathering by this rank's own failure.
         every: seconds between two lines that say who is missing.
         mourn: seconds for which ranks that come after a failure are told of it.
-        unproven, patience: how many connections without a proof are kept, and how long; see :class:`Door`.
+        unproven, patience: how many connections without a proof are kept, and how long; see
+            :class:`AuthenticatedListener`.
         lines: the connection of each rank that is here.
     """
 
     own: Hello
-    held: Held
+    held: BoundSockets
     channel: str
     layout: Mapping[int, str] = field(default_factory=dict)
-    trust: Trust = field(default_factory=Unproven)
+    trust: Authenticator = field(default_factory=NullAuthenticator)
     say: Callable[[str], None] = lambda _: None
-    interrupt: Interrupt | None = None
+    interrupt: CancelToken | None = None
     every: float = SAY_EVERY
     mourn: float = MOURN
     unproven: int = UNPROVEN
@@ -55,7 +56,7 @@ class Roster:
     _here: dict[int, Hello] = field(default_factory=dict)
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
 
-    def gather(self, deadline: float) -> Company:
+    def gather(self, deadline: float) -> RendezvousResult:
         """Wait for every rank, then tell each one.
 
         Args:
@@ -78,10 +79,12 @@ class Roster:
                 tell_all(door, abort.message_of(error), self._settled, 0.0 if late else self.mourn)
                 raise
             self.held.line.close()
-        return Company(self._tell(), dict(self.lines), {rank: hello.node for rank, hello in self._here.items()})
+        return RendezvousResult(
+            self._tell(), dict(self.lines), {rank: hello.node for rank, hello in self._here.items()}
+        )
 
-    def _door(self) -> Door:
-        return Door(
+    def _door(self) -> AuthenticatedListener:
+        return AuthenticatedListener(
             listening=(self.held.line,),
             token=self.own.token,
             trust=self.trust,
@@ -92,14 +95,14 @@ class Roster:
             patience=self.patience,
         )
 
-    def _await_all(self, door: Door, deadline: float) -> None:
+    def _await_all(self, door: AuthenticatedListener, deadline: float) -> None:
         next_word = time.monotonic() + self.every
         while len(self.lines) < self.own.world_size - 1:
             now = time.monotonic()
             if now >= deadline:
                 raise RendezvousError(self._absent(), scope=Scope.JOB)
             if now >= next_word:
-                self.say(f"waiting for {named(self._missing(), self.layout)}")
+                self.say(f"waiting for {fold_ranks(self._missing(), self.layout)}")
                 next_word += self.every
             for hello, line, message in door.events(min(deadline, next_word) - now):
                 self._take(hello, line, message)
@@ -161,12 +164,12 @@ class Roster:
     def _absent(self) -> str:
         missing = self._missing()
         return (
-            f"{len(missing)} of {self.own.world_size} ranks did not come: {named(missing, self.layout)}; expected all "
-            f"of them on {self.held.line_address} -> see whether they started, and whether their interface reaches it; "
-            "`srunddp check` names the nodes that do not answer each other"
+            f"{len(missing)} of {self.own.world_size} ranks did not come: {fold_ranks(missing, self.layout)}; expected "
+            f"all of them on {self.held.line_address} -> see whether they started, and whether their interface reaches "
+            "it; `srunddp check` names the nodes that do not answer each other"
         )
 
-    def _tell(self) -> Meeting:
+    def _tell(self) -> RendezvousInfo:
         hellos = [self._here[rank] for rank in range(self.own.world_size)]
         nodes = _nodes(hellos)
         sizes = Counter(nodes)
@@ -174,7 +177,7 @@ class Roster:
         node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
         store = self.held.store_address
         meetings = [
-            Meeting(
+            RendezvousInfo(
                 master_addr=store.host,
                 master_port=store.port,
                 nnodes=len(sizes),
@@ -203,7 +206,7 @@ def _nodes(hellos: list[Hello]) -> list[tuple[str, int]]:
     return nodes
 
 
-def tell_all(door: Door, message: dict[str, Any], settled: set[int], seconds: float) -> None:
+def tell_all(door: AuthenticatedListener, message: dict[str, Any], settled: set[int], seconds: float) -> None:
     """Tell a failure to all that are known, and for some time to those that come.
 
     Args:

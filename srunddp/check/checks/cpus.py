@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from srunddp.bootstrap.environment.cpus import THREADS, Cpus, advice, quota
-from srunddp.check.comparison import about, by_node, odd_ones, parts
-from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+from srunddp.check.comparison import by_node, finding_about, minority, split_message
+from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 
 NAME = "cpus"
 
 
 @dataclass(frozen=True)
-class Facts:
+class CpuFacts:
     """Of one rank.
 
     Attributes:
@@ -36,10 +36,10 @@ class Facts:
         return max(1, min(len(self.mask), int(self.quota or len(self.mask))))
 
 
-def collect(subject: Subject) -> Facts:
+def collect(subject: CheckContext) -> CpuFacts:
     """This rank's."""
     variable, threads = _threads(subject.variables)
-    return Facts(
+    return CpuFacts(
         mask=sorted(os.sched_getaffinity(0)),
         quota=quota() or 0.0,
         threads=threads,
@@ -56,22 +56,22 @@ def _threads(variables: Mapping[str, str]) -> tuple[str, int]:
     return "", 0
 
 
-def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
+def judge(seen: Sequence[Observation[CpuFacts]]) -> Iterator[Finding]:
     """All of it makes a training slow, and nothing stops it."""
     for one in seen:
         for line in one.facts.advice:
-            yield about([one], Level.WARN, NAME, parts(line))
+            yield finding_about([one], Severity.WARN, NAME, split_message(line))
         if one.facts.threads > one.facts.cpus:
-            yield about([one], Level.WARN, NAME, _too_many(one.facts))
+            yield finding_about([one], Severity.WARN, NAME, _too_many(one.facts))
     for ranks in by_node(seen).values():
         yield from _crowded(ranks)
-    usual, others = odd_ones(seen, lambda one: len(one.facts.mask))
+    usual, others = minority(seen, lambda one: len(one.facts.mask))
     for cpus, who in others.items():
         cure = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
-        yield about(who, Level.WARN, NAME, (f"{_cpus(cpus)} for a rank", f"{usual}, as on most ranks", cure))
+        yield finding_about(who, Severity.WARN, NAME, (f"{_cpus(cpus)} for a rank", f"{usual}, as on most ranks", cure))
 
 
-def _too_many(facts: Facts) -> tuple[str, str, str]:
+def _too_many(facts: CpuFacts) -> tuple[str, str, str]:
     found = f"{facts.variable}={facts.threads} on {_cpus(facts.cpus)}"
     return found, f"no more than {facts.cpus}", f"unset {facts.variable}, or set it to {facts.cpus}"
 
@@ -80,7 +80,7 @@ def _cpus(count: int) -> str:
     return f"{count} CPU" if count == 1 else f"{count} CPUs"
 
 
-def _crowded(ranks: list[Seen[Facts]]) -> Iterator[Finding]:
+def _crowded(ranks: list[Observation[CpuFacts]]) -> Iterator[Finding]:
     """Ranks of one node that have too many threads only together."""
     if any(one.facts.threads > one.facts.cpus for one in ranks):
         return
@@ -92,12 +92,12 @@ def _crowded(ranks: list[Seen[Facts]]) -> Iterator[Finding]:
             cure = f"set {variable} to {len(cpus) // len(who)}"
             if len(cpus) < len(who):
                 cure = f"ask for more CPUs (--cpus-per-task={threads // len(who)})"
-            yield about(who, Level.WARN, NAME, (found, f"no more than {len(cpus)}", cure))
+            yield finding_about(who, Severity.WARN, NAME, (found, f"no more than {len(cpus)}", cure))
 
 
-def _sharing(ranks: list[Seen[Facts]]) -> list[tuple[set[int], list[Seen[Facts]]]]:
+def _sharing(ranks: list[Observation[CpuFacts]]) -> list[tuple[set[int], list[Observation[CpuFacts]]]]:
     """The ranks whose masks overlap, and the CPUs that they share."""
-    groups: list[tuple[set[int], list[Seen[Facts]]]] = []
+    groups: list[tuple[set[int], list[Observation[CpuFacts]]]] = []
     for one in ranks:
         cpus, who, apart = set(one.facts.mask), [one], []
         for group in groups:
@@ -109,7 +109,7 @@ def _sharing(ranks: list[Seen[Facts]]) -> list[tuple[set[int], list[Seen[Facts]]
     return groups
 
 
-def summary(seen: Sequence[Seen[Facts]]) -> str:
+def summary(seen: Sequence[Observation[CpuFacts]]) -> str:
     """How many each rank has for itself, and so for loader workers beside it."""
     groups = [group for ranks in by_node(seen).values() for group in _sharing(ranks)]
     least = min(max(1, min(len(cpus) // len(who), *(one.facts.cpus for one in who))) for cpus, who in groups)
@@ -117,4 +117,4 @@ def summary(seen: Sequence[Seen[Facts]]) -> str:
     return f"{_cpus(least)} for each rank at least: room for {room}"
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary)
+CHECK = Check(NAME, CpuFacts, collect, judge, summary)

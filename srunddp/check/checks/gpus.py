@@ -13,12 +13,12 @@ from typing import Literal
 from srunddp.bootstrap.environment.cuda_visible_devices import NO_GPU
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
 from srunddp.check import nvml
-from srunddp.check.comparison import about, by_node, odd_ones, on_node
-from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+from srunddp.check.comparison import by_node, finding_about, minority, on_node
+from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 from srunddp.check.nvml import Device, View, look
 from srunddp.errors import ConfigError
-from srunddp.util.hostlist import grouped
-from srunddp.util.timeouts import ask
+from srunddp.util.hostlist import group_by_key
+from srunddp.util.timeouts import call_in_daemon_thread
 
 NAME = "gpus"
 _TAKEN, _FULL = 0.1, 0.95
@@ -26,7 +26,7 @@ _PATIENCE = 30  # seconds: without nvidia-persistenced the driver may first have
 
 
 @dataclass(frozen=True)
-class Facts(View):
+class GpuFacts(View):
     """Of one rank.
 
     Attributes:
@@ -45,15 +45,15 @@ class Facts(View):
     numa: list[int] | None = None
 
 
-def collect(subject: Subject) -> Facts:
+def collect(subject: CheckContext) -> GpuFacts:
     """This rank's."""
     variables = subject.variables
     wanted = variables.get("CUDA_VISIBLE_DEVICES")
     try:
-        view = ask(lambda: look(wanted)).result(_PATIENCE)
+        view = call_in_daemon_thread(lambda: look(wanted)).result(_PATIENCE)
     except NoAnswer:
         view = View(error=f"no answer within {_PATIENCE} s")
-    return Facts(
+    return GpuFacts(
         **asdict(view),
         wanted=wanted,
         order=variables.get("CUDA_DEVICE_ORDER", ""),
@@ -64,8 +64,8 @@ def collect(subject: Subject) -> Facts:
     )
 
 
-Ranks = Sequence[Seen[Facts]]
-Used = list[tuple[Seen[Facts], Device]]
+Ranks = Sequence[Observation[GpuFacts]]
+Used = list[tuple[Observation[GpuFacts], Device]]
 
 
 def judge(seen: Ranks) -> Iterator[Finding]:
@@ -78,7 +78,7 @@ def judge(seen: Ranks) -> Iterator[Finding]:
     if nodes and bare:
         found = "no GPU is visible, and on other nodes there are"
         message = (found, "GPUs on all nodes or on none", "ask for GPUs on each node (--gpus-per-node)")
-        yield about(bare, Level.FAIL, NAME, message, ranks=False)
+        yield finding_about(bare, Severity.FAIL, NAME, message, ranks=False)
     used: Used = []
     for ranks in nodes:
         yield from _idle(ranks)
@@ -92,25 +92,25 @@ def judge(seen: Ranks) -> Iterator[Finding]:
     yield from _unlike(used)
 
 
-def _driver(one: Seen[Facts]) -> Iterator[Finding]:
+def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
     facts, named = one.facts, f"CUDA_VISIBLE_DEVICES={one.facts.wanted}"
     if facts.error:
         cure = "see nvidia-smi on the node, and have it repaired or leave it out"
-        yield on_node(one, Level.FAIL, NAME, f"NVML: {facts.error}", "an answer", cure)
+        yield on_node(one, Severity.FAIL, NAME, f"NVML: {facts.error}", "an answer", cure)
     elif facts.missing and facts.present:
         cure = "install nvidia-ml-py and the driver's libnvidia-ml.so.1; start a container with --nv"
         found = f"/dev/nvidia0 is there, and NVML is not: {facts.missing}"
-        yield on_node(one, Level.FAIL, NAME, found, "NVML, which NCCL needs too", cure)
+        yield on_node(one, Severity.FAIL, NAME, found, "NVML, which NCCL needs too", cure)
     elif facts.missing and facts.wanted not in (None, *NO_GPU):
-        yield on_node(one, Level.WARN, NAME, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
+        yield on_node(one, Severity.WARN, NAME, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
     elif facts.unknown:
         found = f"{facts.unknown} in {named}: CUDA heeds nothing from there on"
         cure = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
-        yield on_node(one, Level.WARN, NAME, found, f"each of the {facts.count} GPUs, once", cure)
+        yield on_node(one, Severity.WARN, NAME, found, f"each of the {facts.count} GPUs, once", cure)
     if len(facts.models) > 1 and facts.order != "PCI_BUS_ID":
         found = f"GPUs of different models on a node ({', '.join(facts.models)}): CUDA numbers them by their speed"
         cure = "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        yield on_node(one, Level.WARN, NAME, found, "the order of Slurm and nvidia-smi", cure)
+        yield on_node(one, Severity.WARN, NAME, found, "the order of Slurm and nvidia-smi", cure)
 
 
 def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
@@ -121,7 +121,7 @@ def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
         try:
             used.append((one, devices[device_index(one.local_rank, len(ranks), len(devices), own=one.facts.own)]))
         except ConfigError as error:
-            yield about([one], Level.FAIL, NAME, (error.found, error.expected, error.cure))
+            yield finding_about([one], Severity.FAIL, NAME, (error.found, error.expected, error.cure))
     return used
 
 
@@ -129,7 +129,7 @@ def _idle(ranks: Ranks) -> Iterator[Finding]:
     for one in ranks:
         found, _, cure = unused_devices(len(ranks), len(one.facts.devices), own=one.facts.own).partition("; ")
         if found:
-            yield about([one], Level.WARN, NAME, (found, "a rank for each GPU", cure))
+            yield finding_about([one], Severity.WARN, NAME, (found, "a rank for each GPU", cure))
 
 
 def _twice(used: Used) -> Iterator[Finding]:
@@ -138,16 +138,16 @@ def _twice(used: Used) -> Iterator[Finding]:
     for uuid, who in _users(used, "uuid").items():
         if len(who) > 1:
             found = f"{'two' if len(who) == 2 else len(who)} ranks with one GPU, {uuid}"
-            yield about(who, Level.FAIL, NAME, (found, "a GPU for each rank", cure))
+            yield finding_about(who, Severity.FAIL, NAME, (found, "a GPU for each rank", cure))
     for parent, who in _users(used, "parent").items():
         if parent and not all(one.facts.shared for one in who) and len(who) > 1:
             found = f"ranks with MIG instances of one GPU, {parent}, which NCCL takes for one GPU used twice"
             cure = "use whole GPUs, or with NCCL 2.31 or newer export NCCL_MULTI_RANK_GPU_ENABLE=1"
-            yield about(who, Level.FAIL, NAME, (found, "a GPU for each rank", cure))
+            yield finding_about(who, Severity.FAIL, NAME, (found, "a GPU for each rank", cure))
 
 
-def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, list[Seen[Facts]]]:
-    return grouped((device[key], one) for one, device in used)
+def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, list[Observation[GpuFacts]]]:
+    return group_by_key((device[key], one) for one, device in used)
 
 
 def _apart(used: Used) -> Iterator[Finding]:
@@ -155,35 +155,37 @@ def _apart(used: Used) -> Iterator[Finding]:
     mig = [one for one, device in used if device["parent"]]
     if mig:
         message = ("a MIG instance: no P2P, no NVLink, and one for each process", "whole GPUs")
-        yield about(mig, Level.WARN, NAME, (*message, "ask for whole GPUs, or have MIG mode switched off"))
+        yield finding_about(mig, Severity.WARN, NAME, (*message, "ask for whole GPUs, or have MIG mode switched off"))
     alone = [one for one, device in used if one.facts.count == 1 and not device["parent"]]
     if len(alone) > 1 and len(_users(used, "uuid")) == len(used):
         found = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
         cure = f"start with --gpus-per-node={len(used)} --gpu-bind=none rather than with --gpus-per-task"
-        yield about(alone, Level.WARN, NAME, (found, "all of the node's GPUs visible to each rank", cure))
+        yield finding_about(alone, Severity.WARN, NAME, (found, "all of the node's GPUs visible to each rank", cure))
     users = _users(used, "uuid")
     pairs = {(a, b): why for one, _ in used for a, b, why in one.facts.separate if {a, b} <= users.keys()}
     for why in dict.fromkeys(pairs.values()):
         who = [one for uuid in dict.fromkeys(chain(*(p for p in pairs if pairs[p] == why))) for one in users[uuid]]
         cure = "see nvidia-smi topo -p2p r; have IOMMU and PCIe's ACS switched off where the GPUs can do it"
-        yield about(who, Level.WARN, NAME, (f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", cure))
+        yield finding_about(
+            who, Severity.WARN, NAME, (f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", cure)
+        )
 
 
-def _memory(one: Seen[Facts], device: Device) -> Iterator[Finding]:
+def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     total, free = device["total"], device["free"]
     if total and total - free > _TAKEN * total:
-        level = Level.FAIL if total - free > _FULL * total else Level.WARN
+        level = Severity.FAIL if total - free > _FULL * total else Severity.WARN
         found = f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU's memory are taken"
         cure = f"end what uses {device['uuid']} (nvidia-smi), or take another GPU"
-        yield about([one], level, NAME, (found, "a GPU for this job alone", cure))
+        yield finding_about([one], level, NAME, (found, "a GPU for this job alone", cure))
 
 
-def _place(one: Seen[Facts], device: Device) -> Iterator[Finding]:
+def _place(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
         cure = "bind tasks to the CPUs next to their GPUs (--gpus-per-task's mask, --cpu-bind=map_ldom), or do not bind"
-        yield about([one], Level.WARN, NAME, (found, "CPUs next to the GPU", cure))
+        yield finding_about([one], Severity.WARN, NAME, (found, "CPUs next to the GPU", cure))
 
 
 def _unlike(used: Used) -> Iterator[Finding]:
@@ -191,14 +193,14 @@ def _unlike(used: Used) -> Iterator[Finding]:
         return
     models = {one.rank: device["name"] for one, device in used}
     seen = [one for one, _ in used]
-    usual, others = odd_ones(seen, lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})")
+    usual, others = minority(seen, lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})")
     for driver, who in others.items():
         message = (f"NVIDIA driver {driver}", f"{usual}, as on most ranks", "have the nodes brought to one version")
-        yield about(who, Level.WARN, NAME, message, ranks=False)
-    usual, others = odd_ones(seen, lambda one: models[one.rank])
+        yield finding_about(who, Severity.WARN, NAME, message, ranks=False)
+    usual, others = minority(seen, lambda one: models[one.rank])
     for model, who in others.items():
         message = (f"GPU {model}", f"{usual}, as on most ranks", "ask for one model (--constraint, --gres=gpu:TYPE:N)")
-        yield about(who, Level.WARN, NAME, message)
+        yield finding_about(who, Severity.WARN, NAME, message)
 
 
 def summary(seen: Ranks) -> str:
@@ -216,4 +218,4 @@ def _of_node(ranks: Ranks) -> Collection[Device]:
     return {device["uuid"]: device for one in ranks for device in one.facts.devices}.values()
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary)
+CHECK = Check(NAME, GpuFacts, collect, judge, summary)

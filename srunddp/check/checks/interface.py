@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap.network import ifaces_conf, infiniband
-from srunddp.bootstrap.network.interface import addresses_of, is_loopback, links_here, shown_speed
+from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, shown_speed
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.check.comparison import about, odd_ones
-from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+from srunddp.check.comparison import finding_about, minority
+from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 from srunddp.errors import SrunddpError
 
 NAME = "interface"
@@ -19,12 +19,12 @@ _SYSFS = Path("/sys/class/net")
 
 
 @dataclass(frozen=True)
-class Facts:
+class InterfaceFacts:
     """Of one rank.
 
     Attributes:
         wrong: what is found, expected and to be done where the interface is wrong; else empty.
-        name, address, source: see :class:`srunddp.bootstrap.network.interface.Interface`.
+        name, address, source: see :class:`srunddp.bootstrap.network.interface.SelectedInterface`.
         speed: in Mbit/s, 0 where it is not known; mtu: in bytes; physical: whether a device is behind it.
         own_name: the addresses that the node's own hostname leads to on it.
         lookup: the same as ``wrong``, for finding rank 0.
@@ -46,10 +46,10 @@ class Facts:
     one_node: bool
 
 
-Ranks = Sequence[Seen[Facts]]
+Ranks = Sequence[Observation[InterfaceFacts]]
 
 
-def collect(subject: Subject) -> Facts:
+def collect(subject: CheckContext) -> InterfaceFacts:
     """This rank's."""
     chosen, active = subject.interface, [device for device in infiniband.devices() if device.active]
     name, speed, mtu = chosen.name if chosen else "", 0, 0
@@ -58,7 +58,7 @@ def collect(subject: Subject) -> Facts:
 
         state = psutil.net_if_stats().get(name)
         speed, mtu = (state.speed, state.mtu) if state else (0, 0)
-    return Facts(
+    return InterfaceFacts(
         wrong=list(subject.interface_error),
         name=name,
         address=chosen.address if chosen else "",
@@ -83,17 +83,17 @@ def physical(name: str, sysfs: Path = _SYSFS) -> bool:
     return any((folder / kind).exists() for kind in ("device", "bonding")) or any(physical(one, sysfs) for one in below)
 
 
-def _lookup(subject: Subject) -> list[str]:
+def _lookup(subject: CheckContext) -> list[str]:
     """What would keep this rank from finding rank 0, or rank 0 from being found, where names have to lead to it."""
     environment, chosen = subject.environment, subject.interface
     if environment.world_size == 1 or environment.channels[0] in discovery.TELLING or not chosen:
         return []
     try:
         if environment.rank:
-            discovery.locate(environment, chosen, subject.loaded.entries, None)
+            discovery.candidate_addresses(environment, chosen, subject.loaded.entries, None)
         elif not environment.one_node:
             entry = ifaces_conf.entry_for(subject.loaded.entries, environment.node)
-            discovery.check_reachable(environment, chosen, entry, links_here())
+            discovery.check_reachable(environment, chosen, entry, list_interfaces())
     except SrunddpError as error:
         return [error.found, error.expected, error.cure]
     return []
@@ -105,12 +105,12 @@ def judge(seen: Ranks) -> Iterator[Finding]:
         for wrong in (one.facts.wrong, one.facts.lookup):
             if wrong:
                 found, expected, cure = wrong
-                yield Finding(Level.FAIL, NAME, found, expected, cure, (one.node,))
+                yield Finding(Severity.FAIL, NAME, found, expected, cure, (one.node,))
         own = one.facts.own_name
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
             cure = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
-            yield Finding(Level.WARN, NAME, found, "an address that other nodes reach", cure, (one.node,))
+            yield Finding(Severity.WARN, NAME, found, "an address that other nodes reach", cure, (one.node,))
     yield from _unlike(seen)
 
 
@@ -118,12 +118,12 @@ def _unlike(seen: Ranks) -> Iterator[Finding]:
     fit = [one for one in seen if one.facts.name and not one.facts.one_node]
     if not fit:
         return
-    usual, others = odd_ones(fit, lambda one: one.facts.mtu)
+    usual, others = minority(fit, lambda one: one.facts.mtu)
     for mtu, who in others.items():
         name = who[0].facts.name
         cure = f"ip link set {name} mtu {usual}: large packets get lost where the MTUs differ"
         yield _other(who, f"{name} has MTU {mtu}", f"{usual}, as on the other nodes", cure)
-    fast, others = odd_ones(fit, lambda one: one.facts.speed)
+    fast, others = minority(fit, lambda one: one.facts.speed)
     for speed, who in others.items():
         cure = "see its cable and the switch's port: all ranks wait for the slowest"
         yield _other(
@@ -132,7 +132,7 @@ def _unlike(seen: Ranks) -> Iterator[Finding]:
             f"{shown_speed(fast)}, as on the other nodes",
             cure,
         )
-    most, unlike = odd_ones(fit, lambda one: tuple(one.facts.devices))
+    most, unlike = minority(fit, lambda one: tuple(one.facts.devices))
     for devices, who in unlike.items():
         found = f"active InfiniBand or RoCE devices: {_listed(devices)}"
         cure = "mend the port, or give these nodes the same ones by `env: {NCCL_IB_HCA: …}` in ifaces.conf"
@@ -140,7 +140,7 @@ def _unlike(seen: Ranks) -> Iterator[Finding]:
 
 
 def _other(who: Ranks, found: str, expected: str, cure: str) -> Finding:
-    return about(who, Level.WARN, NAME, (found, expected, cure), ranks=False)
+    return finding_about(who, Severity.WARN, NAME, (found, expected, cure), ranks=False)
 
 
 def _listed(devices: Sequence[str]) -> str:
@@ -157,4 +157,4 @@ def summary(seen: Ranks) -> str:
     return f"{', '.join(names)}: {', '.join(map(shown_speed, rates))}, MTU {', '.join(map(str, mtus))}"
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary)
+CHECK = Check(NAME, InterfaceFacts, collect, judge, summary)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 from srunddp.check.packages import imports, parsed
 
 NAME = "launch"
@@ -18,7 +18,7 @@ _LIBRARY_WITHIN = 20.0
 
 
 @dataclass(frozen=True)
-class Facts:
+class LaunchFacts:
     """Of one rank.
 
     Attributes:
@@ -39,12 +39,12 @@ class Facts:
     mpi: str
 
 
-def collect(subject: Subject) -> Facts:
+def collect(subject: CheckContext) -> LaunchFacts:
     """This rank's."""
     environment = subject.environment
     tree, script = parsed(subject.script)
     uses_mpi = tree is not None and "mpi4py" in imports(tree)
-    return Facts(
+    return LaunchFacts(
         launcher=environment.launcher,
         channel=discovery.on_channel(environment),
         world_size=environment.world_size,
@@ -75,33 +75,33 @@ def _mpi(variables: Mapping[str, str]) -> str:
         return "mpi4py cannot be imported: " + (done.stderr.strip().splitlines() or ["it ends the process"])[-1]
     try:
         mpi.require_world(done.stdout.strip(), variables)
-    except mpi.NoWorldError as reason:
+    except mpi.MpiNotLaunchedError as reason:
         return str(reason)
     return ""
 
 
-def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
+def judge(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
     """One process where many were asked for, a script that does not parse, MPI without a world."""
     for one in seen:
         yield from _judged(one.facts, one.node)
 
 
-def _judged(facts: Facts, node: str) -> Iterator[Finding]:
+def _judged(facts: LaunchFacts, node: str) -> Iterator[Finding]:
     if facts.allocated > 1:
         found = f"one process, in an allocation of Slurm for {facts.allocated} tasks: it was started without srun"
-        yield Finding(Level.FAIL, NAME, found, "a process for each task", "srun srunddp check …", (node,))
+        yield Finding(Severity.FAIL, NAME, found, "a process for each task", "srun srunddp check …", (node,))
     if facts.script:
-        yield Finding(Level.FAIL, NAME, facts.script, "a Python script", "correct it", (node,))
+        yield Finding(Severity.FAIL, NAME, facts.script, "a Python script", "correct it", (node,))
     if facts.mpi:
         found = f"the script imports mpi4py, and {facts.mpi}"
         cure = "start with `srun --mpi=pmix` (or pmi2 for MPICH; `srun --mpi=list` has them), or with that MPI's mpirun"
-        yield Finding(Level.FAIL, NAME, found, "a launcher that MPI knows", cure, (node,))
+        yield Finding(Severity.FAIL, NAME, found, "a launcher that MPI knows", cure, (node,))
     elif facts.channel == "pmi" and facts.uses_mpi:
         found = "the script imports mpi4py, and the ranks meet over PMI, after which MPI cannot start"
-        yield Finding(Level.WARN, NAME, found, "MPI, or PMI", "srunddp --channel mpi", (node,))
+        yield Finding(Severity.WARN, NAME, found, "MPI, or PMI", "srunddp --channel mpi", (node,))
 
 
-def summary(seen: Sequence[Seen[Facts]]) -> str:
+def summary(seen: Sequence[Observation[LaunchFacts]]) -> str:
     """Launcher and channel."""
     facts = seen[0].facts
     if facts.launcher == "none":
@@ -109,4 +109,4 @@ def summary(seen: Sequence[Seen[Facts]]) -> str:
     return f"{len(seen)} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary, within=_LIBRARY_WITHIN + 15.0)
+CHECK = Check(NAME, LaunchFacts, collect, judge, summary, within=_LIBRARY_WITHIN + 15.0)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 
 NAME = "limits"
 _FULL, _SCARCE = 8 << 20, 1 << 30
@@ -17,7 +17,7 @@ _FEW_FILES = 1024
 
 
 @dataclass(frozen=True)
-class Facts:
+class LimitFacts:
     """Of one rank.
 
     Attributes:
@@ -34,11 +34,11 @@ class Facts:
     total: dict[str, int] = field(default_factory=dict)
 
 
-def collect(subject: Subject) -> Facts:
+def collect(subject: CheckContext) -> LimitFacts:
     """This rank's."""
     folders = ("/dev/shm", subject.variables.get("TMPDIR") or "/tmp")
     usage = {folder: shutil.disk_usage(folder) for folder in folders if os.path.isdir(folder)}
-    return Facts(
+    return LimitFacts(
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         rdma=any(Path("/sys/class/infiniband").glob("*")),
@@ -47,7 +47,7 @@ def collect(subject: Subject) -> Facts:
     )
 
 
-def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
+def judge(seen: Sequence[Observation[LimitFacts]]) -> Iterator[Finding]:
     """Full folders stop a job, scarce ones and low limits are warned of."""
     for one in seen:
         for folder, free in one.facts.free.items():
@@ -64,9 +64,9 @@ def judge(seen: Sequence[Seen[Facts]]) -> Iterator[Finding]:
 
 def _room(folder: str, free: int, total: int, node: str) -> Iterator[Finding]:
     if free < 0:
-        yield Finding(Level.FAIL, NAME, f"{folder} is not there", "a folder", "create it or correct TMPDIR", (node,))
+        yield Finding(Severity.FAIL, NAME, f"{folder} is not there", "a folder", "create it or correct TMPDIR", (node,))
     elif free < _SCARCE:
-        level = Level.FAIL if free < _FULL else Level.WARN
+        level = Severity.FAIL if free < _FULL else Severity.WARN
         found, cure = f"{free >> 20} MiB free in {folder}", f"clear {folder}"
         if total < _SCARCE:
             cure = f"it has {total >> 20} MiB in all: {_larger(folder)}"
@@ -81,10 +81,10 @@ def _larger(folder: str) -> str:
 
 
 def _low(found: str, expected: str, cure: str, node: str) -> Finding:
-    return Finding(Level.WARN, NAME, found, expected, cure, (node,))
+    return Finding(Severity.WARN, NAME, found, expected, cure, (node,))
 
 
-def summary(seen: Sequence[Seen[Facts]]) -> str:
+def summary(seen: Sequence[Observation[LimitFacts]]) -> str:
     """The least room of each folder."""
     least: dict[str, int] = {}
     for one in seen:
@@ -93,4 +93,4 @@ def summary(seen: Sequence[Seen[Facts]]) -> str:
     return ", ".join(f"{folder} {free / 2**30:.1f} GiB free at least" for folder, free in least.items())
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary)
+CHECK = Check(NAME, LimitFacts, collect, judge, summary)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from srunddp.check.comparison import about, by_node, odd_ones
-from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+from srunddp.check.comparison import by_node, finding_about, minority
+from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 from srunddp.util.filesystem import Place, content, look, why_not_writable
-from srunddp.util.timeouts import ask
+from srunddp.util.timeouts import call_in_daemon_thread
 
 T = TypeVar("T")
 
@@ -28,19 +28,19 @@ _SHARE = "put it where all nodes see it, copy it there, or name another"
 
 
 @dataclass(frozen=True)
-class Facts:
+class PathFacts:
     """Of one rank: what is at each path, the same ones in the same order on all ranks."""
 
     places: list[Place]
 
 
-Ranks = Sequence[Seen[Facts]]
+Ranks = Sequence[Observation[PathFacts]]
 
 
-def collect(subject: Subject) -> Facts:
+def collect(subject: CheckContext) -> PathFacts:
     """This rank's. Contents are read by one rank of each node, and rank 0 alone writes a file."""
     reads, writes = subject.environment.local_rank == 0, subject.environment.rank == 0
-    written = ask(partial(why_not_writable, ".")) if writes else None
+    written = call_in_daemon_thread(partial(why_not_writable, ".")) if writes else None
     # A copy of the project is without what was left out, and what was written in the folder since.
     unread = {ENVIRONMENT, PROJECT} if subject.staged else {ENVIRONMENT}
     asked = [_ask(role, path, reads and role not in unread) for role, path in _roles(subject)]
@@ -56,10 +56,10 @@ def collect(subject: Subject) -> Facts:
     if written and places[0]["kind"] == "folder" and not places[0]["error"]:
         why = _answer(written, end, "no answer")
         places[0]["error"] = f"cannot be written to: {why}" if why else ""
-    return Facts(places)
+    return PathFacts(places)
 
 
-def _roles(subject: Subject) -> list[tuple[str, str]]:
+def _roles(subject: CheckContext) -> list[tuple[str, str]]:
     known = [(PROJECT, "."), *([(SCRIPT, subject.script)] if subject.script else []), (ENVIRONMENT, sys.prefix)]
     names = Counter(os.path.basename(path.rstrip("/")) for path in subject.paths)
     for path in subject.paths:
@@ -71,8 +71,8 @@ def _roles(subject: Subject) -> list[tuple[str, str]]:
 def _ask(role: str, path: str, reads: bool) -> tuple[Place, Future[Place], Future[str] | None]:
     """What to say where nothing answers, what is there, and what is in it."""
     silent = Place(role=role, path=path, kind="silent", error="", system="", identity="", content="")
-    held = ask(partial(content, path, whole=role == SCRIPT)) if reads else None
-    return silent, ask(partial(look, role, path, write=role == PROJECT)), held
+    held = call_in_daemon_thread(partial(content, path, whole=role == SCRIPT)) if reads else None
+    return silent, call_in_daemon_thread(partial(look, role, path, write=role == PROJECT)), held
 
 
 def _answer(asked: Future[T], end: float, default: T) -> T:
@@ -90,11 +90,11 @@ def judge(seen: Ranks) -> Iterator[Finding]:
         for one in seen:
             level, found, cure = _wrong(one.facts.places[index], one.node == main)
             if found:
-                yield about([one], level, NAME, (found, _expected(one.facts.places[index]), cure))
+                yield finding_about([one], level, NAME, (found, _expected(one.facts.places[index]), cure))
             if _is_there(one.facts.places[index]):
                 there.append(one)
         for level, found, expected, cure, who in _others(there, index):
-            yield about(who, level, NAME, (found, expected, cure), ranks=False)
+            yield finding_about(who, level, NAME, (found, expected, cure), ranks=False)
 
 
 def _is_there(place: Place) -> bool:
@@ -109,50 +109,50 @@ def _expected(place: Place) -> str:
     return "a folder that can be written to" if _is_there(place) and place["role"] == PROJECT else "on every rank"
 
 
-def _wrong(place: Place, main: bool) -> tuple[Level, str, str]:
+def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
     """What is wrong with it, on rank 0's node or another, and the cure; empty where nothing is."""
     match place["kind"]:
         case "missing":
-            return Level.FAIL, f"{_named(place)} is not there", _SHARE
+            return Severity.FAIL, f"{_named(place)} is not there", _SHARE
         case "silent":
             cure = "see whether its file server runs (df, dmesg), or leave the node out"
-            return Level.FAIL, f"{_named(place)} does not answer within {_PATIENCE:g} s", cure
+            return Severity.FAIL, f"{_named(place)} does not answer within {_PATIENCE:g} s", cure
         case "broken":
-            return Level.FAIL, f"{_named(place)}: {place['error']}", "have the node's mount looked at"
+            return Severity.FAIL, f"{_named(place)}: {place['error']}", "have the node's mount looked at"
     if place["error"].startswith("cannot be written"):
         cure = "start in a folder of your own with room in it: logs and checkpoints go there"
-        level = Level.FAIL if main else Level.WARN
+        level = Severity.FAIL if main else Severity.WARN
         return level, f"{_named(place)} {place['error']}", cure
     cure = "correct its permissions" if place["error"] else ""
-    return Level.FAIL, f"{_named(place)} {place['error']}" if cure else "", cure
+    return Severity.FAIL, f"{_named(place)} {place['error']}" if cure else "", cure
 
 
-def _others(seen: Ranks, index: int) -> Iterator[tuple[Level, str, str, str, Ranks]]:
+def _others(seen: Ranks, index: int) -> Iterator[tuple[Severity, str, str, str, Ranks]]:
     """Who has something else at a path: level, what was found, what was expected, the cure and the ranks."""
     if not seen:
         return
     role = seen[0].facts.places[index]["role"]
 
-    def place(one: Seen[Facts]) -> Place:
+    def place(one: Observation[PathFacts]) -> Place:
         return one.facts.places[index]
 
     if role == PROJECT:
-        usual, others = odd_ones(seen, lambda one: place(one)["path"])
+        usual, others = minority(seen, lambda one: place(one)["path"])
         for path, who in others.items():
             cure = "put the folder where all nodes see it: Slurm starts in /tmp where it is missing"
-            yield Level.WARN, f"the working directory is {path}", f"{usual}, as on most ranks", cure, who
+            yield Severity.WARN, f"the working directory is {path}", f"{usual}, as on most ranks", cure, who
         seen = [one for one in seen if place(one)["path"] == usual]
-    usual, others = odd_ones(seen, lambda one: place(one)["kind"])
+    usual, others = minority(seen, lambda one: place(one)["kind"])
     for kind, who in others.items():
-        yield Level.FAIL, f"{_named(place(who[0]))} is a {kind}", f"a {usual}, as on most ranks", _SHARE, who
+        yield Severity.FAIL, f"{_named(place(who[0]))} is a {kind}", f"a {usual}, as on most ranks", _SHARE, who
     first = {place(one)["identity"]: place(one)["content"] for one in reversed(seen) if place(one)["content"]}
     read = [one for one in seen if place(one)["content"] and place(one)["kind"] == usual]
     if not read:
         return
     # A log that grows between two ranks' looks is no difference: they are known to see one folder.
-    _, others = odd_ones(read, lambda one: first[place(one)["identity"]])
+    _, others = minority(read, lambda one: first[place(one)["identity"]])
     for who in others.values():
-        level = Level.FAIL if role == SCRIPT else Level.WARN
+        level = Severity.FAIL if role == SCRIPT else Severity.WARN
         found = f"{_named(place(who[0]))} differs from that of most nodes"
         expected = "the same names and sizes" if usual == "folder" else "the same content"
         yield level, found, expected, _SHARE, who
@@ -184,4 +184,4 @@ def summary(seen: Ranks) -> str:
     return ", ".join(f"{place['role']} on {place['system'] or 'nothing'}" for place in first)
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary, node_lines)
+CHECK = Check(NAME, PathFacts, collect, judge, summary, node_lines)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypedDict
 
-from srunddp.check.comparison import about, by_node, odd_ones, on_node
-from srunddp.check.finding import Check, Finding, Level, Seen, Subject
+from srunddp.check.comparison import by_node, finding_about, minority, on_node
+from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 from srunddp.check.packages import Package, find, imports, names, parsed, quotes
 from srunddp.check.torchvision_abi import Vision, look, misfit
 
@@ -48,7 +48,7 @@ class Imported(TypedDict):
 
 
 @dataclass(frozen=True)
-class Facts:
+class VersionFacts:
     """Of one rank.
 
     Attributes:
@@ -66,11 +66,11 @@ class Facts:
     vision: Vision | None = None
 
 
-Ranks = Sequence[Seen[Facts]]
+Ranks = Sequence[Observation[VersionFacts]]
 NOT_ASKED = Imported(version="", cuda="", nccl="", seconds=0.0, error="")
 
 
-def collect(subject: Subject) -> Facts:
+def collect(subject: CheckContext) -> VersionFacts:
     """This rank's. torch is imported in a process of its own, so that this one stays without it."""
     folder = os.path.dirname(os.path.realpath(subject.script)) if subject.script else ""
     shared: Callable[[str], str] = subject.staged.shared if subject.staged else str
@@ -79,7 +79,7 @@ def collect(subject: Subject) -> Facts:
     vision = _vision(packages, subject.script, folder) if ask else None
     for package in packages.values():
         package["place"] = shared(package["place"])
-    return Facts(
+    return VersionFacts(
         python=platform.python_version(),
         executable=shared(sys.executable),
         prefix=shared(sys.prefix),
@@ -130,30 +130,32 @@ def judge(seen: Ranks) -> Iterator[Finding]:
             yield from _misfit(one, one.facts.vision)
 
 
-def _misfit(one: Seen[Facts], vision: Vision) -> Iterator[Finding]:
+def _misfit(one: Observation[VersionFacts], vision: Vision) -> Iterator[Finding]:
     torch = one.facts.packages["torch"]
     found, fails = misfit(vision, torch)
     if found:
         cure = "install torchvision from the same index as torch (for the CPU or one CUDA)"
         if vision["lacks"]:
             cure += ", or import it by srunddp.train.import_torchvision()"
-        level = Level.FAIL if fails and vision["script"] else Level.WARN
+        level = Severity.FAIL if fails and vision["script"] else Severity.WARN
         yield on_node(one, level, NAME, found, f"the torchvision of torch {torch['version']}", cure)
 
 
 def _pythons(seen: Ranks) -> Iterator[Finding]:
     cure = "start all ranks in one environment (srun --export=ALL, mpirun -x PATH)"
-    seen = yield from _differing(seen, lambda one: one.facts.python.rpartition(".")[0], Level.FAIL, "Python {}", cure)
-    yield from _differing(seen, lambda one: one.facts.python, Level.WARN, "Python {}", cure)
+    seen = yield from _differing(
+        seen, lambda one: one.facts.python.rpartition(".")[0], Severity.FAIL, "Python {}", cure
+    )
+    yield from _differing(seen, lambda one: one.facts.python, Severity.WARN, "Python {}", cure)
     where = "Python is {}"
-    yield from _differing(seen, lambda one: f"{one.facts.executable} of {one.facts.prefix}", Level.WARN, where, cure)
+    yield from _differing(seen, lambda one: f"{one.facts.executable} of {one.facts.prefix}", Severity.WARN, where, cure)
 
 
 def _package(seen: Ranks, name: str) -> Iterator[Finding]:
-    def known(one: Seen[Facts]) -> Package:
+    def known(one: Observation[VersionFacts]) -> Package:
         return one.facts.packages[name]
 
-    def place(one: Seen[Facts]) -> str:
+    def place(one: Observation[VersionFacts]) -> str:
         return known(one)["place"].replace(one.facts.prefix, "sys.prefix", 1)
 
     lacking = [one for one in seen if not known(one)["place"]]
@@ -163,14 +165,14 @@ def _package(seen: Ranks, name: str) -> Iterator[Finding]:
             "one on every rank",
             "install it there, or use an environment that all nodes see",
         )
-        yield about(lacking, Level.FAIL, NAME, message)
+        yield finding_about(lacking, Severity.FAIL, NAME, message)
     seen = [one for one in seen if known(one)["place"]]
     cure = f"use one environment; see PYTHONPATH and the script's folder for another {name}"
-    bad = Level.FAIL if name == "torch" else Level.WARN
+    bad = Severity.FAIL if name == "torch" else Severity.WARN
     seen = yield from _differing(seen, lambda one: known(one)["version"], bad, f"{name} {{}}", cure)
     seen = yield from _differing(seen, lambda one: known(one)["cuda"], bad, f"{name} for CUDA {{}}", cure)
-    seen = yield from _differing(seen, lambda one: known(one)["git"], Level.WARN, f"{name} of commit {{}}", cure)
-    yield from _differing(seen, place, Level.WARN, f"{name} of {{}}", cure)
+    seen = yield from _differing(seen, lambda one: known(one)["git"], Severity.WARN, f"{name} of commit {{}}", cure)
+    yield from _differing(seen, place, Severity.WARN, f"{name} of {{}}", cure)
 
 
 def _imports(seen: Ranks) -> Iterator[Finding]:
@@ -178,28 +180,28 @@ def _imports(seen: Ranks) -> Iterator[Finding]:
         error, seconds = one.facts.imported["error"], one.facts.imported["seconds"]
         if error and seconds:
             cure = "see how fast its file system is; copy the environment to the nodes"
-            yield on_node(one, Level.WARN, NAME, f"import torch: {error}", "seconds", cure)
+            yield on_node(one, Severity.WARN, NAME, f"import torch: {error}", "seconds", cure)
         elif error:
             cure = f"see {one.facts.executable} -c 'import torch' on that node"
-            yield on_node(one, Level.FAIL, NAME, f"import torch: {error}", "an import", cure)
+            yield on_node(one, Severity.FAIL, NAME, f"import torch: {error}", "an import", cure)
     done: Ranks = [one for one in seen if one.facts.imported["version"]]
     cure = "install the same nvidia-nccl; see LD_LIBRARY_PATH and LD_PRELOAD for another libnccl.so"
     done = yield from _differing(done, lambda one: one.facts.imported["version"], None, "", "")
-    yield from _differing(done, lambda one: one.facts.imported["nccl"], Level.FAIL, "NCCL {}", cure, ranks=False)
+    yield from _differing(done, lambda one: one.facts.imported["nccl"], Severity.FAIL, "NCCL {}", cure, ranks=False)
     usual = median(one.facts.imported["seconds"] for one in done) if done else 0.0
     for one in done:
         seconds = one.facts.imported["seconds"]
         if seconds > max(_SLOW, _SLOWER * usual):
             cure = "copy the environment to the nodes, or have the node's file system looked at"
             yield on_node(
-                one, Level.WARN, NAME, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", cure
+                one, Severity.WARN, NAME, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", cure
             )
 
 
 def _differing(
     seen: Ranks,
-    value: Callable[[Seen[Facts]], str],
-    level: Level | None,
+    value: Callable[[Observation[VersionFacts]], str],
+    level: Severity | None,
     found: str,
     cure: str,
     *,
@@ -208,17 +210,17 @@ def _differing(
     """Who differs, unless ``level`` is None; returns those who do not: further differences follow from this one."""
     if not seen:
         return seen
-    usual, others = odd_ones(seen, value)
+    usual, others = minority(seen, value)
     for known, who in others.items():
         if level is not None:
             message = (found.format(known or "unknown"), f"{usual or 'unknown'}, as on most ranks", cure)
-            yield about(who, level, NAME, message, ranks=ranks)
+            yield finding_about(who, level, NAME, message, ranks=ranks)
     return [one for one in seen if value(one) == usual]
 
 
 def node_lines(seen: Ranks) -> list[str]:
     """A line for each node, as its lowest rank sees it: ``node01 ok: Python 3.11.2, torch 2.13.0, NCCL 2.29.3, …``."""
-    levels: dict[str, Level] = {}
+    levels: dict[str, Severity] = {}
     for finding in judge(seen):
         levels |= {node: min(finding.level, levels.get(node, finding.level)) for node in finding.nodes}
     lines = []
@@ -229,14 +231,14 @@ def node_lines(seen: Ranks) -> list[str]:
     return lines
 
 
-def _packages(facts: Facts) -> list[str]:
+def _packages(facts: VersionFacts) -> list[str]:
     return [
         f"{name} {(package['version'] or 'unknown') if package['place'] else 'missing'}"
         for name, package in facts.packages.items()
     ]
 
 
-def _known(facts: Facts) -> Iterator[str]:
+def _known(facts: VersionFacts) -> Iterator[str]:
     yield from _packages(facts)
     yield f"CUDA {facts.packages['torch']['cuda'] or '-'}, NCCL {facts.imported['nccl'] or '-'}"
     if facts.imported["version"]:
@@ -250,4 +252,4 @@ def summary(seen: Ranks) -> str:
     return f"Python {facts.python}, {', '.join(_packages(facts))}, torch imported in {slowest:.1f} s at most"
 
 
-CHECK = Check(NAME, Facts, collect, judge, summary, node_lines, within=_PATIENCE + 15.0)
+CHECK = Check(NAME, VersionFacts, collect, judge, summary, node_lines, within=_PATIENCE + 15.0)

@@ -4,7 +4,7 @@ It never imports torch, asks the kernel and NVML alone, and appends to files tha
 whatever ends it.
 """
 
-from srunddp.monitor.sampler.loop import Site
+from srunddp.monitor.sampler.loop import SamplerConfig
 from srunddp.monitor.sampler.process import Sampler, start
 
-__all__ = ["Sampler", "Site", "start"]
+__all__ = ["Sampler", "SamplerConfig", "start"]

@@ -11,7 +11,7 @@ class UnwritableError(Exception):
     """A file cannot be written; the message names it and the reason."""
 
 
-class Table:
+class CsvWriter:
     """One file, emptied when it is opened. Each sample is one write, without a buffer.
 
     Args:

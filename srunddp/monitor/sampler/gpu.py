@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from srunddp.bootstrap.environment.cuda_visible_devices import Named, answer, instances, unasked, visible
+from srunddp.bootstrap.environment.cuda_visible_devices import (
+    VisibleDevice,
+    instances,
+    query_or,
+    unsupported_errors,
+    visible,
+)
 
 FIELDS = (
     "utilization_percent",
@@ -61,7 +67,7 @@ class Gpu:
     def __init__(self, nvml: Any, handle: Any, parent: Any, label: str, seconds: float) -> None:
         self.label = label
         self._nvml = nvml
-        self._unasked = unasked(nvml)
+        self._unasked = unsupported_errors(nvml)
         self._handle = handle
         gpm = Gpm.of(nvml, handle, parent) if handle is not None else None
         self._questions = self._all(gpm, parent is not None, seconds) if handle is not None else []
@@ -189,7 +195,7 @@ class Gpm:
             return cls(nvml, gpu, nvml.nvmlDeviceGetGpuInstanceId(handle) if parent else None)
 
         try:
-            return answer(nvml, supported, None)
+            return query_or(nvml, supported, None)
         except nvml.NVMLError:
             return None
 
@@ -223,7 +229,7 @@ class Gpm:
 COLUMNS = ("time", "uuid", "index", "name", *FIELDS)
 
 
-class _Known(Named):
+class _Known(VisibleDevice):
     index: int
     name: str
     handle: Any

@@ -13,7 +13,7 @@ _WORD = 4  # what a port's data counters count in
 _RECEIVED, _SENT = 0, 8  # in a line of /proc/net/dev
 
 
-class Links:
+class NetworkCounters:
     """All of them but loopback.
 
     Args:

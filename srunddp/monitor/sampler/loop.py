@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.monitor.sampler import gpu, links, node, tasks
-from srunddp.monitor.sampler.csv_writer import Table, UnwritableError
+from srunddp.monitor.sampler.csv_writer import CsvWriter, UnwritableError
 
 _THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
 _THOROUGH_EVERY = 60.0  # seconds
 
 
 @dataclass(frozen=True)
-class Site:
+class SamplerConfig:
     """What is to be watched on this node.
 
     Attributes:
@@ -45,7 +45,7 @@ class Site:
     launcher: int | None
 
 
-def sample_until_told(site: Site, end: socket.socket) -> None:
+def sample_until_told(site: SamplerConfig, end: socket.socket) -> None:
     """Write samples at once and every ``site.seconds``, and a last one when the other side of ``end`` is closed.
 
     Raises:
@@ -76,21 +76,21 @@ def _allow_many_files() -> None:
 class _Samples:
     """The sources of a node and their files. What one of them stumbles over leaves the others as they are."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: SamplerConfig) -> None:
         self._site = site
         self._taken, self._thorough_at = 0, 0.0
         self._tasks = tasks.Tasks(site.rank, site.supervisor, site.launcher, site.rank_variable)
         self._node = node.Node(self._tasks, site.interface)
         self._gpus = gpu.Gpus(site.seconds)
-        link = links.Links(site.interface)
+        link = links.NetworkCounters(site.interface)
         self._tables = [
             (self._open("node", node.COLUMNS), self._node.rows),
             (self._open("tasks", tasks.COLUMNS), self._tasks.rows),
             (self._open("links", links.COLUMNS), link.rows),
         ]
 
-    def _open(self, name: str, columns: tuple[str, ...]) -> Table:
-        return Table(self._site.folder / f"{self._site.node}.{name}.csv", columns)
+    def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
+        return CsvWriter(self._site.folder / f"{self._site.node}.{name}.csv", columns)
 
     def take(self, *, last: bool = False) -> None:
         thorough = last or self._taken < _THOROUGH_AT_FIRST or time.monotonic() >= self._thorough_at
@@ -117,7 +117,7 @@ class _Samples:
         if self._gpus.choose(self._tasks.visible) and len(self._tables) == 3:
             self._tables.append((self._open("gpus", gpu.COLUMNS), self._gpus.rows))
 
-    def _write(self, table: Table, rows: Callable[[str], str], stamp: str) -> None:
+    def _write(self, table: CsvWriter, rows: Callable[[str], str], stamp: str) -> None:
         try:
             lines = rows(stamp)
         except Exception:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.monitor.sampler.csv_writer import UnwritableError
-from srunddp.monitor.sampler.loop import Site, sample_until_told
+from srunddp.monitor.sampler.loop import SamplerConfig, sample_until_told
 from srunddp.supervisor import signals
 
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
@@ -64,7 +64,7 @@ class Sampler:
         return True
 
 
-def start(site: Site) -> Sampler:
+def start(site: SamplerConfig) -> Sampler:
     """Fork the sampler of a node. To be called in the main thread, whose end is the sampler's as well, with the
     signals blocked: those that Slurm sends to every process of a step are not for this one.
     """
@@ -79,7 +79,7 @@ def start(site: Site) -> Sampler:
     return Sampler(pid, ours)
 
 
-def _live(site: Site, end: socket.socket) -> None:
+def _live(site: SamplerConfig, end: socket.socket) -> None:
     signals.die_with_parent(site.supervisor)
     # Also those that no one has blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

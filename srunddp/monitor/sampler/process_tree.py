@@ -13,7 +13,7 @@ _PASSES = 4
 _ROUNDING = 20_000_000
 
 
-class Rising:
+class MonotonicCounter:
     """A sum of counters whose owners come and go: it never falls, and keeps what no one has taken over.
 
     Args:
@@ -35,7 +35,7 @@ class Rising:
         self.value = max(self.value, total + self._kept)
 
 
-class Tree:
+class ProcessTree:
     """A task's first process and all that descend from it. One that was found once is followed to its end, whoever
     has adopted it meanwhile.
 
@@ -54,7 +54,11 @@ class Tree:
     def __init__(self, rank: int, root: int) -> None:
         self.rank = rank
         self.root = root
-        self.cpu, self.bytes_read, self.bytes_written = Rising(_ROUNDING), Rising(), Rising()
+        self.cpu, self.bytes_read, self.bytes_written = (
+            MonotonicCounter(_ROUNDING),
+            MonotonicCounter(),
+            MonotonicCounter(),
+        )
         self.resident = self.delay = 0
         self._members: dict[int, Process] = {}  # parents first
         self._delay_of_ended = 0

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from srunddp.monitor.sampler.kernel_file import opened
-from srunddp.monitor.sampler.process_tree import Tree
+from srunddp.monitor.sampler.process_tree import ProcessTree
 
 COLUMNS = ("time", "rank", "cpu_s", "rss_bytes", "processes", "delay_s")
 _NANO = 1e-9
@@ -33,7 +33,7 @@ class Tasks:
         self._started = opened(f"/proc/{launcher}/task/{launcher}/children") if launcher and rank_variable else None
         self._before = b""
         root = _below(self._launcher, supervisor)
-        self.trees = [Tree(rank, root)]
+        self.trees = [ProcessTree(rank, root)]
         self.visible = {os.environ.get(_VISIBLE)}
         self._known = {root}
 
@@ -65,7 +65,7 @@ class Tasks:
         if rank.isdecimal():
             self._known.add(pid)
             self.visible.add(variables.get(_VISIBLE))
-            self.trees.append(Tree(int(rank), pid))
+            self.trees.append(ProcessTree(int(rank), pid))
 
     def rows(self, time: str) -> str:
         """A line for each task that has a process."""

@@ -13,16 +13,16 @@ from matplotlib.axes import Axes
 from srunddp.report import format
 from srunddp.report.plots import style, timeline
 from srunddp.report.plots.style import COLOURS, Grid, TimeAxis, grid, heat, png
-from srunddp.report.plots.timeline import Drawn
-from srunddp.report.run import NAMES, Run
-from srunddp.report.summary import Launch, Summary
+from srunddp.report.plots.timeline import DrawnFigure
+from srunddp.report.run import NAMES, RunData
+from srunddp.report.summary import StartupPhases, Summary
 
 _NAMED = 32  # ranks that each have a number at the axis
 _ROW, _LOWEST, _HIGHEST = 0.16, 1.6, 6.0  # inches
 _MOST_BARS = 192
 
 
-def steps(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
+def steps(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """The time of each rank's own in a step; where that is not known, the step time."""
     own = any(each.own_s is not None for each in summary.ranks)
     over = grid(0.0, axis.end, axis.interval)
@@ -31,7 +31,7 @@ def steps(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
     if not known:
         why = "Steps were counted, but not timed" if summary.steps else "No steps were counted"
-        return Drawn(None, "", (f"{why}, so that there is no picture of them.",))
+        return DrawnFigure(None, "", (f"{why}, so that there is no picture of them.",))
     figure, (panel,) = style.figure([_height(len(rows))])
     # A few long steps are not to make all others look alike.
     most = max(1.25 * median(known), known[int(len(known) * 0.995)])
@@ -45,7 +45,7 @@ def steps(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     which = f"; most: {format.ranks([slowest], summary.layout)}" if slowest is not None else ""
     panel.set_title(f"{kind} by rank{which}", pad=16 if axis.epochs else 6)
     style.time_axis([panel], axis)
-    return Drawn(figure, f"Heat map of {kind.lower()} of {format.count(len(rows), 'rank')} over time{which}.")
+    return DrawnFigure(figure, f"Heat map of {kind.lower()} of {format.count(len(rows), 'rank')} over time{which}.")
 
 
 def _height(rows: int) -> float:
@@ -74,12 +74,12 @@ def _rank_axis(panel: Axes, ranks: list[int], marked: int | None) -> None:
             tick.set_fontweight("bold")
 
 
-def launch(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
+def launch(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """A bar for each phase of each rank's start."""
     every = max(1, math.ceil(len(summary.launches) / _MOST_BARS))
     shown = summary.launches[::every]
     if not any(each.phases for each in shown):
-        return Drawn(None, "", ("No phases of the start were marked.",))
+        return DrawnFigure(None, "", ("No phases of the start were marked.",))
     end = max(phase.end for each in shown for phase in each.phases)
     scale = TimeAxis(end, axis.interval, ())
     figure, (panel,) = style.figure([_height(len(shown))])
@@ -91,10 +91,10 @@ def launch(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     panel.grid(visible=False, axis="y")
     panel.set_title(f"Launch phases by rank{f', one of {every}' if every > 1 else ''}")
     style.legend(panel)
-    return Drawn(figure, f"Launch phases of {format.count(len(shown), 'rank')} as bars over time.")
+    return DrawnFigure(figure, f"Launch phases of {format.count(len(shown), 'rank')} as bars over time.")
 
 
-def _bars(panel: Axes, launches: tuple[Launch, ...], name: str, colour: str, scale: TimeAxis) -> None:
+def _bars(panel: Axes, launches: tuple[StartupPhases, ...], name: str, colour: str, scale: TimeAxis) -> None:
     found = [
         (row, scale.at(phase.begin), scale.at(phase.end - phase.begin))
         for row, each in enumerate(launches)
@@ -107,7 +107,7 @@ def _bars(panel: Axes, launches: tuple[Launch, ...], name: str, colour: str, sca
 
 
 @dataclass(frozen=True)
-class Picture:
+class Plot:
     """One of them.
 
     Attributes:
@@ -122,7 +122,7 @@ class Picture:
     missing: str = ""
 
 
-_Draw = Callable[[Run, Summary, TimeAxis], timeline.Drawn]
+_Draw = Callable[[RunData, Summary, TimeAxis], timeline.DrawnFigure]
 
 
 _ALL: dict[str, tuple[str, _Draw]] = {
@@ -134,14 +134,14 @@ _ALL: dict[str, tuple[str, _Draw]] = {
 }
 
 
-def pictures(run: Run, summary: Summary) -> list[Picture]:
+def pictures(run: RunData, summary: Summary) -> list[Plot]:
     """All of them, in the order of the page."""
     axis = TimeAxis(max(summary.seconds, 1.0), summary.interval_s or 5.0, summary.epochs)
     with style.style():
         return [_picture(name, *_ALL[name], run, summary, axis) for name in _ALL]
 
 
-def _picture(name: str, title: str, draw: _Draw, run: Run, summary: Summary, axis: TimeAxis) -> Picture:
+def _picture(name: str, title: str, draw: _Draw, run: RunData, summary: Summary, axis: TimeAxis) -> Plot:
     drawn = draw(run, summary, axis)
     image = png(drawn.figure) if drawn.figure is not None else b""
-    return Picture(f"report-{name}.png", title, drawn.alt, image, " ".join(drawn.missing))
+    return Plot(f"report-{name}.png", title, drawn.alt, image, " ".join(drawn.missing))

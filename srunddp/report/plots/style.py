@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from srunddp.errors import one_line
-from srunddp.report.series import NAN, Samples
+from srunddp.report.series import NAN, TimeSeries
 from srunddp.report.summary import Span
 
 # Okabe and Ito's, without the yellow, which is weak on white.
@@ -238,12 +238,12 @@ def grid(begin: float, end: float, interval: float) -> Grid:
     return Grid(begin, begin + length, max(1, min(_COLUMNS, int(length / max(interval, 1e-3)))))
 
 
-def gauge(samples: Samples, name: str, scale: float = 1.0) -> list[tuple[float, float]]:
+def gauge(samples: TimeSeries, name: str, scale: float = 1.0) -> list[tuple[float, float]]:
     """The known values of a column."""
     return [(time, value * scale) for time, value in samples.known(name)]
 
 
-def rates(samples: Samples, name: str, scale: float = 1.0) -> list[tuple[float, float]]:
+def rates(samples: TimeSeries, name: str, scale: float = 1.0) -> list[tuple[float, float]]:
     """Of a counter, per second, in the middle of each interval."""
     return [((begin + end) / 2, grown / (end - begin) * scale) for begin, end, grown in samples.steps(name)]
 
@@ -295,7 +295,7 @@ def _gathered(points: Sequence[tuple[float, float]], over: Grid) -> list[float]:
     return [total / count if count else NAN for total, count in zip(sums, counts, strict=True)]
 
 
-def heat(samples: Samples, part: str, whole: str, over: Grid) -> list[float]:
+def heat(samples: TimeSeries, part: str, whole: str, over: Grid) -> list[float]:
     """The growth of one counter over that of another in each column; nan where that did not grow.
 
     Of intervals in which both are known: before the first step one of them may not be.

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from srunddp.report import format
 from srunddp.report.plots import style
 from srunddp.report.plots.style import COLOURS, Line, TimeAxis, band, gauge, grid, mean_of, rates, summed, whole
-from srunddp.report.run import Gpu, Run
+from srunddp.report.run import Gpu, RunData
 from srunddp.report.summary import Summary
 
 _MIB = 1 / 2**20
@@ -20,7 +20,7 @@ _GIB = 1 / 2**30
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnFigure:
     """A picture, or None; what it shows; and sentences about what it does not."""
 
     figure: Figure | None
@@ -38,7 +38,7 @@ class _Panel:
     most: float | None = None
 
 
-def timeline(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
+def timeline(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """Epochs, evaluations and checkpoints, and samples per second."""
     bars = _bars(run, summary)
     counted = max(run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=None)
@@ -48,7 +48,7 @@ def timeline(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     missing = [] if points else ["The samples of the steps are not known, so that there is no throughput."]
     missing += [] if bars else ["No epochs, evaluations or checkpoints were marked."]
     if not heights:
-        return Drawn(None, "", tuple(missing))
+        return DrawnFigure(None, "", tuple(missing))
     figure, axes = style.figure(heights)
     if bars:
         _draw_bars(axes[0], bars, axis)
@@ -56,10 +56,10 @@ def timeline(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
         _draw_throughput(axes[-1], points, summary, axis, alone=not bars)
     style.time_axis(axes, axis)
     what = [*bars, *(["samples per second"] if points else [])]
-    return Drawn(figure, f"{', '.join(what)} over time.".capitalize(), tuple(missing))
+    return DrawnFigure(figure, f"{', '.join(what)} over time.".capitalize(), tuple(missing))
 
 
-def _bars(run: Run, summary: Summary) -> dict[str, list[tuple[float, float]]]:
+def _bars(run: RunData, summary: Summary) -> dict[str, list[tuple[float, float]]]:
     """What stands in each row: begin and length."""
     end = summary.seconds
     found = {
@@ -95,10 +95,10 @@ def _draw_throughput(
     style.legend(panel)
 
 
-def gpus(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
+def gpus(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """The three panels of the Vega guide."""
     if not run.gpus:
-        return Drawn(None, "", ("No GPU was sampled.",))
+        return DrawnFigure(None, "", ("No GPU was sampled.",))
     every = [_gpu_lines(run.gpus, name) for name in ("utilization_percent", "temperature_c")]
     used, heat = every
     bandwidth, power = (_gpu_lines(run.gpus, name) for name in ("memory_bandwidth_percent", "power_w"))
@@ -115,18 +115,18 @@ def _gpu_lines(gpus: Sequence[Gpu], name: str) -> list[Line]:
     return [line for line in found if line.points]
 
 
-def _panels(wanted: list[tuple[str, bool, Callable[[Axes], None]]], axis: TimeAxis, of: str) -> Drawn:
+def _panels(wanted: list[tuple[str, bool, Callable[[Axes], None]]], axis: TimeAxis, of: str) -> DrawnFigure:
     """Those that have data, below each other."""
     shown = [(title, draw) for title, there, draw in wanted if there]
     missing = tuple(f"{title}: no data." for title, there, _ in wanted if not there)
     if not shown:
-        return Drawn(None, "", missing)
+        return DrawnFigure(None, "", missing)
     figure, axes = style.figure([1.75] * len(shown))
     for at, (panel, (title, draw)) in enumerate(zip(axes, shown, strict=True)):
         draw(panel)
         panel.set_title(title, pad=16 if at == 0 and axis.epochs else 6)
     style.time_axis(axes, axis)
-    return Drawn(figure, f"{', '.join(title for title, _ in shown)} over time, {of}.", missing)
+    return DrawnFigure(figure, f"{', '.join(title for title, _ in shown)} over time, {of}.", missing)
 
 
 def _plain(panel: Axes, lines: Sequence[Line], axis: TimeAxis, label: str, most: float | None, what: str) -> None:
@@ -159,7 +159,7 @@ def _both(panel: Axes, bandwidth: Sequence[Line], power: Sequence[Line], axis: T
     style.legend(*panels)
 
 
-def nodes(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
+def nodes(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """CPU, memory, network, storage and data wait of each node."""
     found = [
         _Panel("CPUs in use", _usage(run, lambda each: rates(each, "cpu_s")), "CPUs"),
@@ -178,7 +178,7 @@ def nodes(run: Run, summary: Summary, axis: TimeAxis) -> Drawn:
     return _panels(wanted, axis, f"of {format.count(len(run.nodes), 'node')}")
 
 
-def _usage(run: Run, points: Callable[..., list[tuple[float, float]]]) -> list[Line]:
+def _usage(run: RunData, points: Callable[..., list[tuple[float, float]]]) -> list[Line]:
     found = [Line(node, points(run.usage[node])) for node in run.nodes if node in run.usage]
     return [line for line in found if line.points]
 
@@ -188,7 +188,7 @@ def _matters(lines: Sequence[Line]) -> bool:
     return any(sum(value for _, value in line.points) > 0.1 * len(line.points) for line in lines)
 
 
-def _network(run: Run) -> list[Line]:
+def _network(run: RunData) -> list[Line]:
     chosen = [link for link in run.links if link.chosen or link.kind == "rdma"]
     found = []
     for node, links in groupby(sorted(chosen, key=lambda each: run.nodes.index(each.node)), lambda each: each.node):
@@ -197,13 +197,13 @@ def _network(run: Run) -> list[Line]:
     return [line for line in found if line.points]
 
 
-def _storage(run: Run) -> list[Line]:
+def _storage(run: RunData) -> list[Line]:
     return _usage(run, lambda each: summed(
         series for name in ("read_bytes", "written_bytes") if (series := rates(each, name, _MIB))
     ))  # fmt: skip
 
 
-def _waits(run: Run, axis: TimeAxis) -> list[Line]:
+def _waits(run: RunData, axis: TimeAxis) -> list[Line]:
     """Of each node the mean of its ranks."""
     over = grid(0.0, axis.end, axis.interval)
     found = []

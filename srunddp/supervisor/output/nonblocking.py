@@ -22,7 +22,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass
-class Lines:
+class LinePrefixer:
     """Puts a prefix before each line; a line ends with ``\\n``, or as a progress bar's with ``\\r``."""
 
     prefix: bytes
@@ -61,7 +61,7 @@ def _end_of_lines(text: bytes) -> int:
     return max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
 
 
-class Terminal:
+class NonBlockingStream:
     """The supervisor's standard output or error, which may be slow, full or gone.
 
     Attributes:
@@ -75,7 +75,7 @@ class Terminal:
         self.lost = 0
         self._inherited = inherited
         self._file = file
-        self._lines = Lines(prefix) if prefix else None
+        self._lines = LinePrefixer(prefix) if prefix else None
         self._gone = self._full = False
         self._filled: float | None = None  # since when there is no room
         self._left_out = 0  # of the lost, those that no note has told of

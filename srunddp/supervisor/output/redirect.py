@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from srunddp.errors import ConfigError, Scope
 
 if TYPE_CHECKING:
-    from srunddp.supervisor.output.relay import Lost, Pump
+    from srunddp.supervisor.output.relay import DroppedBytes, OutputRelay
 
 STDOUT, STDERR = 1, 2
 _PIPE_SIZE = 1 << 18  # four times Linux's default: the worker waits for the supervisor less often
 
 
 @dataclass(frozen=True)
-class Destination:
+class OutputTarget:
     """Where one rank's output goes.
 
     Attributes:
@@ -42,7 +42,7 @@ class Destination:
 
 def plan(
     log_dir: str | None, prefix: bool, tee: str | None, *, rank: int, world_size: int, node: str, run: str
-) -> Destination:
+) -> OutputTarget:
     """What the options mean for one rank; nothing is opened yet.
 
     Args:
@@ -60,7 +60,7 @@ def plan(
     ranks = tee_ranks("0" if tee is None else tee, world_size)
     terminal = log_dir is None or any(rank in chosen for chosen in ranks)
     name = f"{plain(node)}.rank{rank}.log"
-    return Destination(
+    return OutputTarget(
         file=None if log_dir is None else Path(log_dir, plain(run), name),
         terminal=terminal,
         prefix=f"{node}:{rank}: " if prefix and terminal else "",
@@ -95,16 +95,16 @@ def plain(name: str) -> str:
 
 
 @dataclass
-class Output:
+class OutputRedirect:
     """One rank's output, from before the fork to after the worker's end.
 
     In this order: :meth:`open`; after the fork :meth:`in_worker` there and :meth:`start` here; :meth:`finish`.
     """
 
-    destination: Destination
+    destination: OutputTarget
     _file: int | None = None
     _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of STDOUT and STDERR: where to read and write
-    _pump: Pump | None = None
+    _pump: OutputRelay | None = None
 
     @property
     def descriptors(self) -> list[int]:
@@ -112,7 +112,7 @@ class Output:
         return [end for ends in self._pipes.values() for end in ends] + ([] if self._file is None else [self._file])
 
     @classmethod
-    def open(cls, destination: Destination) -> Output:
+    def open(cls, destination: OutputTarget) -> OutputRedirect:
         """Open the file and what leads to it; before the fork, and before any socket. May open nothing.
 
         Raises:
@@ -140,17 +140,17 @@ class Output:
         self._close([write for _, write in self._pipes.values()])
         if self._pipes:
             # Most ranks need neither.
-            from srunddp.supervisor.output.nonblocking import Terminal
-            from srunddp.supervisor.output.relay import Pump
+            from srunddp.supervisor.output.nonblocking import NonBlockingStream
+            from srunddp.supervisor.output.relay import OutputRelay
 
             prefix, file = self.destination.prefix.encode(errors="backslashreplace"), self.destination.file
-            streams = {read: Terminal(number, prefix, file) for number, (read, _) in self._pipes.items()}
-            self._pump = Pump(streams, self._file)
+            streams = {read: NonBlockingStream(number, prefix, file) for number, (read, _) in self._pipes.items()}
+            self._pump = OutputRelay(streams, self._file)
             self._pump.start()
         elif self._file is not None:
             self._close([self._file])
 
-    def finish(self, limit: float) -> Lost | None:
+    def finish(self, limit: float) -> DroppedBytes | None:
         """When the worker has ended, pass on the rest, and close.
 
         A process that the worker left behind may hold its output open: then until nothing comes for a moment.

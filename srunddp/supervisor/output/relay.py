@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from srunddp.supervisor.output.nonblocking import Terminal
+from srunddp.supervisor.output.nonblocking import NonBlockingStream
 
 _READ = 1 << 16
 _REST = 0.002  # seconds
@@ -19,7 +19,7 @@ _QUIET = 0.2  # seconds without output, after which a process left behind is tak
 
 
 @dataclass(frozen=True)
-class Lost:
+class DroppedBytes:
     """Bytes of output that did not reach the file, and that did not reach the terminal."""
 
     file: int = 0
@@ -27,7 +27,7 @@ class Lost:
 
 
 @dataclass
-class Pump:
+class OutputRelay:
     """A thread that reads the worker's pipes until all who hold them have closed them, or :meth:`finish`.
 
     Attributes:
@@ -35,7 +35,7 @@ class Pump:
         file: the descriptor that all is written to, in the order in which it comes; None for none.
     """
 
-    streams: Mapping[int, Terminal]
+    streams: Mapping[int, NonBlockingStream]
     file: int | None
     _open: set[int] = field(default_factory=set)
     _bell: int = -1
@@ -51,7 +51,7 @@ class Pump:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def finish(self, limit: float) -> Lost:
+    def finish(self, limit: float) -> DroppedBytes:
         """Pass on what is still in the pipes, within ``limit`` seconds, and say what was lost on the whole."""
         self._ended = time.monotonic()
         self._deadline = self._ended + limit
@@ -60,7 +60,7 @@ class Pump:
         if not self._thread.is_alive():
             os.close(self._bell)
         unread = sum(len(terminal.waiting) for terminal in self.streams.values())
-        return Lost(self._lost, sum(terminal.lost for terminal in self.streams.values()) + unread)
+        return DroppedBytes(self._lost, sum(terminal.lost for terminal in self.streams.values()) + unread)
 
     def _run(self) -> None:
         while self._open and not self._is_over():
@@ -111,7 +111,7 @@ class Pump:
                 poller.register(terminal.descriptor, select.POLLOUT)
         return {found for found, _ in poller.poll(1000 * patience if patience < math.inf else None)}
 
-    def _hold(self, terminal: Terminal, now: float) -> float:
+    def _hold(self, terminal: NonBlockingStream, now: float) -> float:
         # Half of the last seconds are the file's, whatever the terminal does.
         urgent = self.file is not None and now >= (self._ended + self._deadline) / 2
         return 0.0 if urgent else terminal.hold(now)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from srunddp.telemetry import event
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import CheckpointError
 
 _NICENESS = 10  # where no core is free, training has nine tenths of its own, and the writer is not starved
@@ -31,13 +31,13 @@ _THREAD = "checkpoint"
 T = TypeVar("T")
 
 
-class Writer:
+class AsyncCheckpointer:
     """Writes the checkpoints of a shelf in a thread of its own, so that training waits for the copy alone.
 
     What the disk refuses does not end training: see :meth:`news`. Python's end waits for the thread.
     """
 
-    def __init__(self, shelf: Shelf, add: Callable[[int, dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, shelf: CheckpointDirectory, add: Callable[[int, dict[str, Any]], None] | None = None) -> None:
         """Args:
         add: writes a step's state; ``shelf.add`` by default.
         """

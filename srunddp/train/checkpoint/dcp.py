@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from srunddp.train.checkpoint.sharded import TOLD, broken, join
+from srunddp.train.checkpoint.sharded import MANIFEST_KEY, broken, join
 
 _METADATA = ".metadata"
 Target = Callable[[str, TensorStorageMetadata], Tensor]
@@ -57,7 +57,7 @@ def read(state: Mapping[str, Any], folder: Path, target: Target, group: Any = No
             load(dict(tensors), storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
     except (OSError, pickle.UnpicklingError, CheckpointException) as error:
         raise broken(folder, " ".join(str(error).split())[-300:]) from error
-    return join({name: value for name, value in state.items() if name != TOLD}, tensors)
+    return join({name: value for name, value in state.items() if name != MANIFEST_KEY}, tensors)
 
 
 def empty(key: str, stored: TensorStorageMetadata) -> Tensor:

@@ -19,14 +19,14 @@ from srunddp.train.checkpoint.file import (
     save_checkpoint,
     sync_folder,
 )
-from srunddp.train.checkpoint.sharded import SUFFIX, load_whole, tells_of, verify_whole
+from srunddp.train.checkpoint.sharded import SUFFIX, load_whole, references, verify_whole
 
 _NAME = re.compile(r"step-([0-9]{8,})\.pt")
 _FOLDER = re.compile(r"(step-[0-9]{8,})\.[0-9a-f]+" + re.escape(SUFFIX))
 _BEST = "best.pt"
 
 
-class Shelf:
+class CheckpointDirectory:
     """Files ``step-00000120.pt``, named after the optimizer's step, and a link ``best.pt`` to the best of them.
 
     One process alone writes; others may read meanwhile.
@@ -99,7 +99,7 @@ class Shelf:
             match = _FOLDER.fullmatch(folder.name)
             if not match or (but and folder.name == but.name):  # one of the two paths may be relative
                 continue
-            if not any(tells_of(self.folder / f"{match[1]}{suffix}", folder) for suffix in (".pt", ".pt.aside")):
+            if not any(references(self.folder / f"{match[1]}{suffix}", folder) for suffix in (".pt", ".pt.aside")):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, step: int, state: Mapping[str, Any], folder: Path | None = None) -> None:

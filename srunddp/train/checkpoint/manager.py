@@ -15,10 +15,10 @@ import torch.distributed as dist
 from srunddp.errors import ConfigError
 from srunddp.telemetry import event
 from srunddp.train import rng
-from srunddp.train.checkpoint.async_writer import Writer
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.async_writer import AsyncCheckpointer
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import CheckpointError
-from srunddp.train.checkpoint.resharding import Sharding
+from srunddp.train.checkpoint.resharding import Resharder
 from srunddp.train.checkpoint.sharded import load_whole
 from srunddp.train.config import Config
 from srunddp.train.state import VERSION, TrainingState
@@ -28,7 +28,7 @@ FOLDER = "checkpoints"
 _CHUNK = 2**26
 
 
-class Saving:
+class CheckpointManager:
     """Rank 0 writes and reads; the others send it their random states, and are sent what it has read.
 
     Of a model in shards each rank writes and reads its own.
@@ -40,9 +40,11 @@ class Saving:
         """
         assert config.output_dir is not None
         self._config, self._world, self._state, self._say = config, world, state, say
-        self._shelf = Shelf(Path(config.output_dir) / FOLDER, config.checkpoint.keep_last, config.checkpoint.keep_best)
-        self._sharding = Sharding(world, self._shelf, state)
-        self._writer = Writer(self._shelf, self._sharding.add if self._sharding.shards else None)
+        self._shelf = CheckpointDirectory(
+            Path(config.output_dir) / FOLDER, config.checkpoint.keep_last, config.checkpoint.keep_best
+        )
+        self._sharding = Resharder(world, self._shelf, state)
+        self._writer = AsyncCheckpointer(self._shelf, self._sharding.add if self._sharding.shards else None)
         if world.rank == 0:
             # Now, so that a folder which cannot be written is known before the first epoch, not after it.
             _make(self._shelf.folder)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from srunddp.errors import ConfigError
 from srunddp.train.checkpoint import sharded
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.model.fsdp import sharded_as
 from srunddp.train.state import TrainingState
 from srunddp.train.world import World
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 _SEEN_WITHIN = 5.0  # seconds
 
 
-class Sharding:
+class Resharder:
     """Of one run.
 
     Attributes:
         shards: the model is in shards, so that each rank writes its own, and all call :meth:`add`.
     """
 
-    def __init__(self, world: World, shelf: Shelf, state: TrainingState) -> None:
+    def __init__(self, world: World, shelf: CheckpointDirectory, state: TrainingState) -> None:
         self._world, self._shelf, self._state = world, shelf, state
         self.shards = any(isinstance(parameter, DTensor) for parameter in state.model.parameters())
         self._group = self._new_group() if self.shards else None
@@ -69,11 +69,12 @@ class Sharding:
         """Write this rank's shards, and on rank 0 then the checkpoint.
 
         Raises:
-            CheckpointError, OSError: as :meth:`Shelf.add`; where a rank could not write or read back, on all.
+            CheckpointError, OSError: as :meth:`CheckpointDirectory.add`; where a rank could not write or read back,
+                on all.
         """
         folder = self._agreed(self._shelf.new_folder(step))
         if self._world.rank == 0:
-            with suppress(OSError):  # the others wait already; it is done again, and told, by Shelf.add
+            with suppress(OSError):  # the others wait already; it is done again, and told, by CheckpointDirectory.add
                 self._shelf.tidy(but=folder)
         plain, tensors = sharded.split(state)
         # Of what all ranks have, such as buffers, torch would take any rank's.
@@ -83,7 +84,7 @@ class Sharding:
         names = dcp.write(folder, own, self._group)
         files = self._read_back(folder, names)
         if self._world.rank == 0:
-            self._shelf.add(step, plain | sharded.told(folder, files), folder)
+            self._shelf.add(step, plain | sharded.manifest(folder, files), folder)
 
     def _read_back(self, folder: Path, names: list[str]) -> dict[str, str]:
         """The SHA-256 of all files; each rank reads some of them."""

@@ -20,7 +20,7 @@ from srunddp.bootstrap.environment import cpus
 from srunddp.train.checkpoint.file import CheckpointError, load_file, sync_folder, verify
 
 SUFFIX = ".shards"
-TOLD = "shards"  # where the file tells of its folder
+MANIFEST_KEY = "shards"  # where the file tells of its folder
 _CURE = "use another checkpoint"
 
 
@@ -64,7 +64,7 @@ def digests(folder: Path, names: Sequence[str]) -> dict[str, str]:
     return {name: _digest(folder / name) for name in names}
 
 
-def told(folder: Path, files: Mapping[str, str]) -> dict[str, Any]:
+def manifest(folder: Path, files: Mapping[str, str]) -> dict[str, Any]:
     """What a checkpoint's file tells of its folder, which is on the disk when this returns.
 
     Args:
@@ -75,7 +75,7 @@ def told(folder: Path, files: Mapping[str, str]) -> dict[str, Any]:
     """
     sync_folder(folder)
     sync_folder(folder.parent)
-    return {TOLD: {"folder": folder.name, "files": dict(files)}}
+    return {MANIFEST_KEY: {"folder": folder.name, "files": dict(files)}}
 
 
 def load_whole(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def load_whole(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     state = load_file(path)
     if has_shards(state):
-        _check(folder_of(path, state), state[TOLD]["files"])
+        _check(folder_of(path, state), state[MANIFEST_KEY]["files"])
     return state
 
 
@@ -99,15 +99,15 @@ def verify_whole(path: str | os.PathLike[str]) -> None:
     verify(path)
     state = _without_tensors(path)
     if has_shards(state):
-        _check(folder_of(path, state), state[TOLD]["files"])
+        _check(folder_of(path, state), state[MANIFEST_KEY]["files"])
 
 
 def has_shards(state: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's tensors lie in a folder beside it."""
-    return TOLD in state
+    return MANIFEST_KEY in state
 
 
-def tells_of(path: Path, folder: Path) -> bool:
+def references(path: Path, folder: Path) -> bool:
     """Whether this is the checkpoint of these shards; it is taken for that where it cannot be read."""
     if not path.exists():
         return False
@@ -115,7 +115,7 @@ def tells_of(path: Path, folder: Path) -> bool:
         state = _without_tensors(path)
     except Exception:  # torch's are many
         return True
-    return has_shards(state) and state[TOLD]["folder"] == folder.name
+    return has_shards(state) and state[MANIFEST_KEY]["folder"] == folder.name
 
 
 def _without_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _without_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def folder_of(path: str | os.PathLike[str], state: Mapping[str, Any]) -> Path:
     """Where they lie."""
-    return Path(path).resolve().parent / str(state.get(TOLD, {}).get("folder", ""))
+    return Path(path).resolve().parent / str(state.get(MANIFEST_KEY, {}).get("folder", ""))
 
 
 def _check(folder: Path, files: Mapping[str, str]) -> None:

@@ -11,8 +11,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 from torch.utils.data._utils import worker as _worker
 
 from srunddp.train import rng
-from srunddp.train.data.sampler import Deal, Part, Request
-from srunddp.train.rng import Apart
+from srunddp.train.data.sampler import BatchRequest, MicroBatch, ShardAssignment
+from srunddp.train.rng import IsolatedRng
 
 
 class Reader(Dataset[Any]):
@@ -22,7 +22,7 @@ class Reader(Dataset[Any]):
         self._data = data
         self._read_many = getattr(data, "__getitems__", None)
 
-    def __getitems__(self, request: Request) -> Part:
+    def __getitems__(self, request: BatchRequest) -> MicroBatch:
         """Called by the loader instead of ``__getitem__``, with what the sampler gave."""
         if get_worker_info():
             rng.seed(request.seed)
@@ -30,22 +30,22 @@ class Reader(Dataset[Any]):
             samples = self._read_many(request.indices)
         else:
             samples = [self._data[index] for index in request.indices]
-        return Part(samples, request.own, request.total)
+        return MicroBatch(samples, request.own, request.total)
 
 
-class Rows(Dataset[Any]):
+class TensorRows(Dataset[Any]):
     """A data set of tensors in memory: a batch is one indexing of each, and needs no collating."""
 
     def __init__(self, data: TensorDataset) -> None:
         self._tensors = data.tensors
 
-    def __getitems__(self, request: Request) -> Part:
+    def __getitems__(self, request: BatchRequest) -> MicroBatch:
         """As :meth:`Reader.__getitems__`, but with the batch for samples."""
         rows = torch.tensor(request.indices)
-        return Part([tensor[rows] for tensor in self._tensors], request.own, request.total)
+        return MicroBatch([tensor[rows] for tensor in self._tensors], request.own, request.total)
 
 
-class Stream(IterableDataset[Any]):
+class ShardedIterable(IterableDataset[Any]):
     """An iterable data set, dealt as :mod:`srunddp.train.data.sampler` says: each worker reads all, and keeps its part.
 
     Workers take micro-batches in turn. All ranks must see the same samples in the same order; where the data set has a
@@ -53,7 +53,7 @@ class Stream(IterableDataset[Any]):
     resume; it sees no ``get_worker_info()``.
     """
 
-    def __init__(self, data: IterableDataset[Any], deal: Deal) -> None:
+    def __init__(self, data: IterableDataset[Any], deal: ShardAssignment) -> None:
         self._data = data
         self._deal = deal
         self._turn, self._turns = 0, 1
@@ -64,7 +64,7 @@ class Stream(IterableDataset[Any]):
         """The next iteration is of this epoch, from the sample ``start`` on."""
         self._place.copy_(torch.tensor([epoch, start]))
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         epoch, start = self._place.tolist()
         if set_epoch := getattr(self._data, "set_epoch", None):
             set_epoch(epoch)
@@ -72,7 +72,7 @@ class Stream(IterableDataset[Any]):
             self._turn, self._turns = worker.id, worker.num_workers
             # A data set that shards itself among workers would be sharded twice, and samples lost.
             _worker._worker_info = None
-        apart = Apart(self._deal.seed_of_all(epoch))
+        apart = IsolatedRng(self._deal.seed_of_all(epoch))
         parts = self._parts(start)
         for number in itertools.count():
             with apart:
@@ -82,7 +82,7 @@ class Stream(IterableDataset[Any]):
             if number % self._turns == self._turn:
                 yield part
 
-    def _parts(self, start: int) -> Iterator[Part]:
+    def _parts(self, start: int) -> Iterator[MicroBatch]:
         deal, kept, first, count = self._deal, [], None, 0
         for index, sample in enumerate(self._data):
             if index < start:
@@ -92,7 +92,7 @@ class Stream(IterableDataset[Any]):
                 kept.append(sample)
             count += 1
             if count == deal.together:
-                yield Part(kept, len(kept), count)
+                yield MicroBatch(kept, len(kept), count)
                 kept, count = [], 0
         if count:
-            yield Part(kept or [first], len(kept), count)
+            yield MicroBatch(kept or [first], len(kept), count)

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from srunddp.bootstrap.process_group.world import settle
+from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, LoadingConfig
-from srunddp.train.data.dataset import Reader, Rows, Stream
+from srunddp.train.data.dataset import Reader, ShardedIterable, TensorRows
 from srunddp.train.data.order import Order, Sequential, Shuffled
-from srunddp.train.data.sampler import Deal, Requests, length_of
+from srunddp.train.data.sampler import DistributedBatchSampler, ShardAssignment, length_of
 from srunddp.train.data.workers import default_workers, start_method
-from srunddp.train.preemption.signals import shield_worker, shielded
+from srunddp.train.preemption.signals import ignore_in_worker, signals_blocked
 from srunddp.train.world import World
 
 
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     total: int
 
 
-class Step(NamedTuple):
+class StepBatches(NamedTuple):
     """The micro-batches of one optimizer step.
 
     Attributes:
@@ -50,7 +50,7 @@ class Step(NamedTuple):
     copied: torch.cuda.Event | None
 
 
-class Feed:
+class DeviceLoader:
     """One data set, read again each epoch by the same workers."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Feed:
         world: World,
         loading: LoadingConfig,
         *,
-        deal: Deal,
+        deal: ShardAssignment,
         num_workers: int,
         accumulation: int = 1,
         signals: Sequence[str] = (),
@@ -79,8 +79,8 @@ class Feed:
         self._length = length_of(data) if order is None else len(order)
         self._accumulation, self._step = accumulation, accumulation * deal.together
         self._drop_last = loading.drop_last
-        self._requests = Requests(deal)
-        self._stream = Stream(data, deal) if isinstance(data, IterableDataset) else None
+        self._requests = DistributedBatchSampler(deal)
+        self._stream = ShardedIterable(data, deal) if isinstance(data, IterableDataset) else None
         self._device = world.device
         self._format = torch.channels_last if channels_last else torch.preserve_format
         self._stays = world.device.type == "cpu" and not channels_last
@@ -98,7 +98,7 @@ class Feed:
     def _make_loader(
         self, data: Dataset[Any], loading: LoadingConfig, num_workers: int, collate: Callable[[Any], Any] | None
     ) -> DataLoader[Any]:
-        indexed = Rows(cast(TensorDataset, data)) if self._rows else Reader(data)
+        indexed = TensorRows(cast(TensorDataset, data)) if self._rows else Reader(data)
         return DataLoader(
             indexed if self._stream is None else self._stream,
             batch_size=None if self._stream else 1,
@@ -109,7 +109,7 @@ class Feed:
             persistent_workers=loading.persistent_workers and num_workers > 0,
             pin_memory=self._pin,
             multiprocessing_context=self._method if num_workers else None,
-            worker_init_fn=partial(shield_worker, signals=self._signals) if num_workers else None,
+            worker_init_fn=partial(ignore_in_worker, signals=self._signals) if num_workers else None,
             # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
             generator=torch.Generator(),
         )
@@ -126,7 +126,7 @@ class Feed:
         left = max(0, self.samples - start)  # the data may have become less since the checkpoint
         return left // self._step if self._drop_last else -(-left // self._step)
 
-    def steps(self, epoch: int = 0, start: int = 0) -> Iterator[Step]:
+    def steps(self, epoch: int = 0, start: int = 0) -> Iterator[StepBatches]:
         """The steps of an epoch, from the sample ``start`` of its order on."""
         if self._stream:
             self._stream.begin(epoch, start)
@@ -135,9 +135,9 @@ class Feed:
         if self._forks:
             # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may leave the child
             # waiting for ever for a lock of the interpreter's that nobody holds.
-            settle()
+            wait_for_gloo_threads()
             self._forks = not self._loader.persistent_workers
-        with shielded(self._signals, self._method):
+        with signals_blocked(self._signals, self._method):
             loader = iter(self._loader)
         sent = (self._send(parts, total) for parts, total in self._grouped(loader))
         if self._side is None:
@@ -156,15 +156,15 @@ class Feed:
         if parts and not self._drop_last:
             yield parts, total
 
-    def _send(self, parts: list[Any], total: int) -> Step:
+    def _send(self, parts: list[Any], total: int) -> StepBatches:
         if self._side is None:
-            return Step([_batch(self._moved(data), own, of_all) for data, own, of_all in parts], total, None)
+            return StepBatches([_batch(self._moved(data), own, of_all) for data, own, of_all in parts], total, None)
         # On a stream of its own the copies overlap what the device still computes of the step before.
         with torch.cuda.stream(self._side):
             batches = [_batch(self._moved(data), own, of_all) for data, own, of_all in parts]
-            return Step(batches, total, self._side.record_event())
+            return StepBatches(batches, total, self._side.record_event())
 
-    def _arrived(self, step: Step) -> Step:
+    def _arrived(self, step: StepBatches) -> StepBatches:
         if step.copied is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(step.copied)
@@ -198,7 +198,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _one_ahead(steps: Iterator[Step]) -> Iterator[Step]:
+def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
     """Send the next step to the device before this one is computed."""
     upcoming = next(steps, None)
     while upcoming is not None:
@@ -234,7 +234,7 @@ def _each_tensor(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     return tree
 
 
-def feeds(
+def make_loaders(
     world: World,
     config: Config,
     train_data: Dataset[Any],
@@ -242,16 +242,16 @@ def feeds(
     order: Order | None,
     collate: Callable[[Any], Any] | None,
     cpus: int,
-) -> tuple[Feed, Feed | None]:
+) -> tuple[DeviceLoader, DeviceLoader | None]:
     """Of the training and of the test data; ``cpus`` are those of this rank."""
 
-    def feed(data: Dataset[Any], order: Order | None, accumulation: int, loading: LoadingConfig) -> Feed:
-        return Feed(
+    def feed(data: Dataset[Any], order: Order | None, accumulation: int, loading: LoadingConfig) -> DeviceLoader:
+        return DeviceLoader(
             data,
             order,
             world,
             loading,
-            deal=Deal.of(world, config.batch_size, config.seed),
+            deal=ShardAssignment.of(world, config.batch_size, config.seed),
             num_workers=default_workers(loading, cpus, isinstance(data, TensorDataset)),
             accumulation=accumulation,
             signals=config.preemption.signals,

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Sampler
 from srunddp.train.world import World
 
 
-class Request(NamedTuple):
+class BatchRequest(NamedTuple):
     """One rank's part of a micro-batch, as the loader's workers are asked for it.
 
     Attributes:
@@ -42,7 +42,7 @@ def _mixed(source: tuple[int, ...]) -> int:
     return int.from_bytes(hashlib.blake2b(repr(source).encode(), digest_size=7).digest(), "big")
 
 
-class Part(NamedTuple):
+class MicroBatch(NamedTuple):
     """What came of a request: the samples, or a batch of them."""
 
     samples: Any
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Deal:
+class ShardAssignment:
     """Who gets what of each micro-batch.
 
     Attributes:
@@ -66,7 +66,7 @@ class Deal:
     seed: int
 
     @classmethod
-    def of(cls, world: World, batch_size: int, seed: int) -> Deal:
+    def of(cls, world: World, batch_size: int, seed: int) -> ShardAssignment:
         """For this rank of a world."""
         return cls(world.rank, world.world_size, batch_size, seed)
 
@@ -88,10 +88,10 @@ def length_of(data: Dataset[Any]) -> int | None:
         return None
 
 
-class Requests(Sampler[Request]):
+class DistributedBatchSampler(Sampler[BatchRequest]):
     """A sampler of micro-batches; iterate again for each epoch, after :meth:`begin`."""
 
-    def __init__(self, deal: Deal) -> None:
+    def __init__(self, deal: ShardAssignment) -> None:
         self._deal = deal
         self._order: Tensor | None = None
         self._epoch = self._start = 0
@@ -100,7 +100,7 @@ class Requests(Sampler[Request]):
         """The next iteration is of this order, int64 of shape (samples,), from the sample ``start`` on."""
         self._order, self._epoch, self._start = order, epoch, start
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         deal = self._deal
         assert self._order is not None
         order = self._order.numpy()  # of which a slice costs a tenth
@@ -108,7 +108,7 @@ class Requests(Sampler[Request]):
             chunk = order[start : start + deal.together]
             mine = chunk[deal.rank :: deal.world_size].tolist()
             source = (deal.seed, self._epoch, start, deal.rank)
-            yield Request(mine or chunk[:1].tolist(), len(mine), len(chunk), source)
+            yield BatchRequest(mine or chunk[:1].tolist(), len(mine), len(chunk), source)
 
     def __len__(self) -> int:
         left = 0 if self._order is None else max(0, len(self._order) - self._start)

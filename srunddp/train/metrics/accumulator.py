@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from srunddp.errors import ConfigError
-from srunddp.train.metrics.torchmetrics import Stateful, compute, fresh, is_stateful
+from srunddp.train.metrics.torchmetrics import TorchMetric, compute, fresh, is_stateful
 from srunddp.train.world import World
 
 PlainMetric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
 """``metric(outputs, targets)``: one value per sample, or their sum; not their mean."""
 
-Metric: TypeAlias = PlainMetric | Stateful
+Metric: TypeAlias = PlainMetric | TorchMetric
 """Or an object of torchmetrics: one of its metrics, or a collection of them."""
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -35,7 +35,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return right.flatten(1).double().mean(dim=1) if right.dim() > 1 else right
 
 
-class Sums:
+class MetricAccumulator:
     """The loss and the metrics over the samples of all ranks.
 
     All sums are float64: they add a float32 run's values, and counts, without a rounding that would depend on the order
@@ -55,14 +55,14 @@ class Sums:
         """
         self._world = world
         self._plain: dict[str, PlainMetric] = {}
-        self._stateful: dict[str, Stateful] = {}
+        self._stateful: dict[str, TorchMetric] = {}
         for name, metric in metrics.items():
             if is_stateful(metric):
                 self._stateful[name] = fresh(name, metric, world)
             else:
                 self._plain[name] = cast(PlainMetric, metric)
         self._has_metrics = bool(metrics)
-        self._loss = LateLoss(world.device)
+        self._loss = LaggedLoss(world.device)
         self._totals = [self._zero() for _ in self._plain]
         self._updated = False
         self._begin(begun)
@@ -156,7 +156,7 @@ def _total(name: str, value: Tensor | float, samples: int) -> Tensor | float:
     return value.sum(dtype=torch.float64)
 
 
-class LateLoss:
+class LaggedLoss:
     """Reads each loss when the next one comes, and sums them.
 
     On a GPU the loss is copied to page-locked memory behind the step's work, while the next step is prepared already.

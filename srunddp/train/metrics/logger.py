@@ -21,7 +21,7 @@ FILE = "metrics.jsonl"
 _OURS = ("kind", "step", "time")
 
 
-class History:
+class MetricsLogger:
     """Appends to ``metrics.jsonl`` and to TensorBoard's event files; for rank 0 alone.
 
     Each line is an object with ``kind``, ``step``, ``time`` (ISO 8601, UTC) and the figures. A disk that fails while

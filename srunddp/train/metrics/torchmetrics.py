@@ -20,7 +20,7 @@ from srunddp.errors import ConfigError
 from srunddp.train.world import World
 
 
-class Stateful(Protocol):
+class TorchMetric(Protocol):
     """What we ask of such a metric; torchmetrics' ``Metric`` and ``MetricCollection`` have it."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> object: ...
@@ -30,12 +30,12 @@ class Stateful(Protocol):
     def reset(self) -> object: ...
 
 
-def is_stateful(metric: object) -> TypeGuard[Stateful]:
+def is_stateful(metric: object) -> TypeGuard[TorchMetric]:
     """Whether it is to be updated and computed, rather than called."""
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
-def fresh(name: str, metric: Stateful, world: World) -> Stateful:
+def fresh(name: str, metric: TorchMetric, world: World) -> TorchMetric:
     """A copy of ``metric`` on this rank's device that has seen nothing, and leaves other ranks alone.
 
     Raises:
@@ -56,7 +56,7 @@ def fresh(name: str, metric: Stateful, world: World) -> Stateful:
     return own
 
 
-def compute(metrics: Mapping[str, Stateful], updated: bool, world: World) -> dict[str, float]:
+def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> dict[str, float]:
     """Each metric over the samples of all ranks; a collective. Rank 0 computes, and all get its figures.
 
     Args:
@@ -95,13 +95,13 @@ def _nobody() -> bool:
     return False
 
 
-def _parts(metric: Stateful) -> list[Any]:
+def _parts(metric: TorchMetric) -> list[Any]:
     """Those that keep states themselves: it, and metrics within it."""
     modules = metric.modules() if isinstance(metric, nn.Module) else [metric]
     return [module for module in modules if isinstance(getattr(module, "_reductions", None), dict)]
 
 
-def _states(metric: Stateful) -> list[dict[str, Any]]:
+def _states(metric: TorchMetric) -> list[dict[str, Any]]:
     """On the CPU: an unpickled CUDA tensor would go to the GPU number that it came from."""
     return [{name: _on_cpu(getattr(part, name)) for name in part._reductions} for part in _parts(metric)]
 
@@ -113,18 +113,18 @@ def _on_cpu(state: Any) -> Any:
     return state.detach().to("cpu", copy=True) if isinstance(state, Tensor) else state
 
 
-def _unknown(metrics: Mapping[str, Stateful]) -> dict[str, float]:
+def _unknown(metrics: Mapping[str, TorchMetric]) -> dict[str, float]:
     return dict.fromkeys(metrics, math.nan)
 
 
-def _of_all(metrics: Mapping[str, Stateful], by_rank: Sequence[Mapping[str, Any]], world: World) -> dict[str, float]:
+def _of_all(metrics: Mapping[str, TorchMetric], by_rank: Sequence[Mapping[str, Any]], world: World) -> dict[str, float]:
     if not by_rank:
         return _unknown(metrics)
     _merge(metrics, by_rank, world)
     return _figures(metrics)
 
 
-def _merge(metrics: Mapping[str, Stateful], by_rank: Sequence[Mapping[str, Any]], world: World) -> None:
+def _merge(metrics: Mapping[str, TorchMetric], by_rank: Sequence[Mapping[str, Any]], world: World) -> None:
     for name, metric in metrics.items():
         of_parts = zip(*(states[name] for states in by_rank), strict=True)
         for part, states in zip(_parts(metric), of_parts, strict=True):
@@ -146,7 +146,7 @@ def _reduced(reduction: Callable[[Any], Any] | None, states: list[Any]) -> Any:
     return reduction(stacked) if reduction else stacked
 
 
-def _figures(metrics: Mapping[str, Stateful]) -> dict[str, float]:
+def _figures(metrics: Mapping[str, TorchMetric]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, metric in metrics.items():
         figures |= _flat(name, metric.compute())

@@ -16,7 +16,7 @@ from srunddp.train.config import DDPConfig
 from srunddp.train.world import World
 
 
-class Replica:
+class DDPModel:
     """One rank's copy of the model.
 
     Attributes:

@@ -15,7 +15,7 @@ from srunddp.errors import ConfigError
 _STATISTICS = ("running_mean", "running_var")
 
 
-class Average:
+class EMA:
     """What torch's ``AveragedModel`` with ``get_ema_multi_avg_fn`` computes, but for two things.
 
     Its update waits for the GPU in each step, to read a counter. And it averages all buffers or none: here those of

@@ -17,32 +17,32 @@ from torch.optim import SGD, Adafactor, Optimizer, Rprop
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, FSDPConfig
-from srunddp.train.model.ddp import Replica, check_classes, prepared, share_buffers
-from srunddp.train.model.meta_init import Deferred, inner_first, is_deferred
+from srunddp.train.model.ddp import DDPModel, check_classes, prepared, share_buffers
+from srunddp.train.model.meta_init import MetaInitializer, inner_first, is_deferred
 from srunddp.train.world import World
 
 _UNFIT = (Adafactor, Rprop)
 
 
-def replica_of(model: nn.Module, optimizer: Optimizer, world: World, config: Config) -> Replica | Sharded:
+def wrap_model(model: nn.Module, optimizer: Optimizer, world: World, config: Config) -> DDPModel | FSDPModel:
     """The model as this rank trains it: in shards where that is asked for and there is more than one rank.
 
     Raises:
         ConfigError: the configuration asks for what this model, optimizer, device or backend cannot do.
     """
     if config.parallel == "fsdp" and world.world_size > 1:
-        return Sharded(model, optimizer, world, config)
+        return FSDPModel(model, optimizer, world, config)
     check_classes("fsdp.modules", config.fsdp.modules, model)
     if is_deferred(model):
         before = dict(model.named_parameters())
         _check_state(optimizer)
-        Deferred().make_all(model)
+        MetaInitializer().make_all(model)
         _adopt(optimizer, before, dict(model.named_parameters()))
-    return Replica(model, world, config.ddp)
+    return DDPModel(model, world, config.ddp)
 
 
-class Sharded:
-    """One rank's shard of the model, to be used as a :class:`srunddp.train.model.ddp.Replica`.
+class FSDPModel:
+    """One rank's shard of the model, to be used as a :class:`srunddp.train.model.ddp.DDPModel`.
 
     Attributes:
         model: the user's, its parameters DTensors now.
@@ -160,7 +160,7 @@ def _shard(model: nn.Module, world: World, config: FSDPConfig) -> None:
     into this host's memory either."""
     check_classes("fsdp.modules", config.modules, model)
     mesh = init_device_mesh(world.device.type, (world.world_size,))
-    deferred = Deferred() if is_deferred(model) else None
+    deferred = MetaInitializer() if is_deferred(model) else None
     chosen = _chosen(model, config.modules)
     for module in inner_first(model):
         if deferred:

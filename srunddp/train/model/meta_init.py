@@ -32,7 +32,7 @@ class _Made(NamedTuple):
     version: int
 
 
-class Deferred:
+class MetaInitializer:
     """Gives the tensors of one model their memory, on the CPU, and their values; keeps none of them."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from srunddp.train.preemption.signals import Wish
+from srunddp.train.preemption.signals import StopRequest
 from srunddp.train.world import World
 
 _SIGNALS = 128  # more than there are
@@ -24,12 +24,12 @@ class Agreed:
         save: a checkpoint is due.
     """
 
-    wish: Wish
+    wish: StopRequest
     cause: int
     save: bool
 
 
-class Agreement:
+class StopConsensus:
     """An all-reduce about once a second, at the same steps on all ranks: its interval is itself agreed on.
 
     Not at every step, as a step may take less time than an all-reduce.
@@ -53,7 +53,7 @@ class Agreement:
         self._left -= 1
         return self._left <= 0
 
-    def reach(self, wish: Wish, cause: int, *, save: bool) -> Agreed:
+    def reach(self, wish: StopRequest, cause: int, *, save: bool) -> Agreed:
         """Tell the other ranks what this one wants, and hear what they do; all ranks call this after the same step."""
         now = time.perf_counter()
         seconds = (now - self._last) / self._interval
@@ -63,7 +63,7 @@ class Agreement:
         self._interval = max(1, min(2 * self._interval, int(self._every / max(seconds, 1e-6)), _MOST_STEPS))
         self._left = self._interval
         most_wish, most_cause = divmod(int(both), _SIGNALS)
-        return Agreed(Wish(most_wish), most_cause, bool(most_save))
+        return Agreed(StopRequest(most_wish), most_cause, bool(most_save))
 
     def _most(self, *values: float) -> list[float]:
         if self._world.world_size == 1:

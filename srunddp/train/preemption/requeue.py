@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from srunddp import telemetry
 from srunddp.errors import Stopped
-from srunddp.train.preemption.signals import Preemption, Wish, shielded
+from srunddp.train.preemption.signals import Preemption, StopRequest, signals_blocked
 
 AGAIN = 75  # sysexits' EX_TEMPFAIL: the same command may do better later
 ENDED = 128 + signal.SIGTERM
@@ -42,9 +42,9 @@ class _Outcome(IntEnum):
     ENDED = 2  # by SIGTERM, which has come meanwhile
 
 
-def leave(
+def stop_and_requeue(
     preemption: Preemption,
-    agreed: tuple[Wish, int],
+    agreed: tuple[StopRequest, int],
     step: int,
     checkpoint: Path | None,
     *,
@@ -66,11 +66,11 @@ def leave(
     """
     telemetry.heartbeat(last=True)
     outcome, why = _Outcome.ENDED, ""
-    if agreed[0] is not Wish.LEAVE:
+    if agreed[0] is not StopRequest.LEAVE:
         outcome, why = _requeued(preemption)
         outcome = _Outcome(broadcast(outcome))
     stopped = _stopped(agreed[1], step, checkpoint, outcome, why)
-    if preemption.rank == 0 and not telemetry.is_guarded():
+    if preemption.rank == 0 and not telemetry.is_supervised():
         _log.warning("srunddp: %s (exit code %d)", stopped, stopped.code)
     if outcome is _Outcome.REQUEUED:
         _wait_for_term(preemption)
@@ -93,18 +93,18 @@ def _requeued(preemption: Preemption) -> tuple[_Outcome, str]:
     if not preemption.config.requeue:
         return _Outcome.NOT_REQUEUED, "preemption.requeue is off"
     # Slurm's SIGTERM, with which it ends the job, would reach scontrol before its answer does.
-    with shielded(preemption.config.signals):
-        if preemption.wish()[0] is Wish.LEAVE:
+    with signals_blocked(preemption.config.signals):
+        if preemption.wish()[0] is StopRequest.LEAVE:
             return _Outcome.ENDED, ""
         why = requeue(preemption.environ, preemption.config.max_requeues)
-    if why and preemption.wish()[0] is Wish.LEAVE:
+    if why and preemption.wish()[0] is StopRequest.LEAVE:
         return _Outcome.ENDED, ""  # it may have ended scontrol, too, after Slurm had heard of us
     return (_Outcome.NOT_REQUEUED if why else _Outcome.REQUEUED), why
 
 
 def _wait_for_term(preemption: Preemption) -> None:
     deadline = time.monotonic() + _TERM_WITHIN
-    while preemption.wish()[0] is not Wish.LEAVE and time.monotonic() < deadline:
+    while preemption.wish()[0] is not StopRequest.LEAVE and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY)
 
 

@@ -29,10 +29,10 @@ _LONGEST_JOB = 10 * 366 * 86400.0  # an end that is farther away is none
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
-_unheard: list[tuple[Wish, int]] = []  # what came after a run's last step; the process's next run hears of it
+_unheard: list[tuple[StopRequest, int]] = []  # what came after a run's last step; the process's next run hears of it
 
 
-class Wish(IntEnum):
+class StopRequest(IntEnum):
     """What is asked of the ranks; the greater goes before the less."""
 
     NONE = 0
@@ -53,9 +53,9 @@ class Preemption:
             ConfigError: no such signal, or one that cannot be noted.
         """
         self.config, self.rank, self.environ = config, rank, environ
-        self._wishes = dict.fromkeys(numbers(config.signals), Wish.REQUEUE) | {signal.SIGTERM: Wish.LEAVE}
+        self._wishes = dict.fromkeys(numbers(config.signals), StopRequest.REQUEUE) | {signal.SIGTERM: StopRequest.LEAVE}
         self._before: dict[signal.Signals, Any] = {}
-        self._noted: list[tuple[Wish, int]] = []
+        self._noted: list[tuple[StopRequest, int]] = []
         self._leave_at = math.inf
 
     def __enter__(self) -> Self:
@@ -88,11 +88,11 @@ class Preemption:
             self._before[signal.SIGINT] = signal.SIG_DFL if before is None else before
             signal.signal(signal.SIGINT, lambda *_: None)
 
-    def wish(self) -> tuple[Wish, int]:
+    def wish(self) -> tuple[StopRequest, int]:
         """What is wished, and the number of the signal that said so; 0 for the end of the job's time."""
         if self._noted:
             return max(self._noted, key=lambda noted: noted[0])
-        return (Wish.REQUEUE if time.monotonic() >= self._leave_at else Wish.NONE), 0
+        return (StopRequest.REQUEUE if time.monotonic() >= self._leave_at else StopRequest.NONE), 0
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM and telemetry.is_condemned():
@@ -150,7 +150,7 @@ def asked_of_slurm(environ: Mapping[str, str], limit: float = _ASKED_WITHIN) -> 
 
 
 @contextlib.contextmanager
-def shielded(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
+def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
     """What is started within never gets these signals nor SIGTERM: Slurm sends them to every process of a step.
 
     They are blocked, which children inherit; one that comes meanwhile is noted at the end. Around ``iter(loader)``,
@@ -171,7 +171,7 @@ def shielded(signals: Sequence[str], method: str = "fork") -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def shield_worker(worker_id: int, signals: Sequence[str] = ("USR1", "USR2")) -> None:
+def ignore_in_worker(worker_id: int, signals: Sequence[str] = ("USR1", "USR2")) -> None:
     """In a DataLoader's worker: only its own rank ends it; as ``worker_init_fn``, or within it.
 
     Args:

@@ -251,7 +251,9 @@ def test_a_program_typed_into_a_pty_shell_is_told_from_srun_pty_itself() -> None
     assert slurm.read_step(step(SLURM_PTY_PORT="40001"), PID).direct
 
 
-TYPED = "import os; from srunddp.bootstrap.environment.slurm import typed_into; print(typed_into(os.environ['TASK']))"
+TYPED = (
+    "import os; from srunddp.bootstrap.environment import slurm; print(slurm.is_interactive_shell(os.environ['TASK']))"
+)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.environment.detect import detect
 from srunddp.bootstrap.network import ifaces_conf
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, OURS, Entry, Loaded, entry_for, load, parse
-from srunddp.bootstrap.network.interface import Interface
-from srunddp.bootstrap.process_group.store import Joined
-from srunddp.bootstrap.rendezvous.protocol import Meeting
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, OURS, IfacesConfig, IfacesEntry, entry_for, load, parse
+from srunddp.bootstrap.network.interface import SelectedInterface
+from srunddp.bootstrap.process_group.store import ProcessGroupContext
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import ConfigError
 
 KEYS = ("nodes", "interface", "address", "env", "ports")
@@ -27,7 +27,7 @@ STRANGER = 61234  # a user id that nothing here belongs to
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
 
 
-def entries(text: str) -> tuple[Entry, ...]:
+def entries(text: str) -> tuple[IfacesEntry, ...]:
     return parse(text.encode(), "ifaces.conf")
 
 
@@ -64,8 +64,8 @@ def test_an_entry_has_all_that_the_format_knows() -> None:
         '- nodes: "*"\n'
         "  interface: auto\n"
     )
-    assert first == Entry("master-node,node[01,03]", ("ens1f1",), where="ifaces.conf:2:3")
-    assert second == Entry(
+    assert first == IfacesEntry("master-node,node[01,03]", ("ens1f1",), where="ifaces.conf:2:3")
+    assert second == IfacesEntry(
         nodes="gpu[001-128]",
         interfaces=("ib0", "ib1"),
         address="{node}-ib0",
@@ -73,7 +73,7 @@ def test_an_entry_has_all_that_the_format_knows() -> None:
         ports=range(40000, 40101),
         where="ifaces.conf:4:3",
     )
-    assert last == Entry("*", ("auto",), where="ifaces.conf:9:3")
+    assert last == IfacesEntry("*", ("auto",), where="ifaces.conf:9:3")
 
 
 def test_values_are_text_as_they_are_written() -> None:
@@ -138,7 +138,7 @@ def test_the_shipped_file_has_no_entries_and_its_examples_are_right() -> None:
     ],
 )
 def test_an_entry_matches_whole_names(nodes: str, node: str, fits: bool) -> None:
-    assert Entry(nodes, ("auto",)).matches(node) is fits
+    assert IfacesEntry(nodes, ("auto",)).matches(node) is fits
 
 
 def test_the_first_entry_that_matches_counts() -> None:
@@ -167,7 +167,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write(tmp_path / "checkout" / "etc" / "ifaces.conf", "# comments\n")
 
 
-def interface_of(found: Loaded) -> str:
+def interface_of(found: IfacesConfig) -> str:
     return found.entries[0].interfaces[0]
 
 
@@ -221,10 +221,10 @@ def test_a_later_file_may_be_wrong_when_an_earlier_one_counts(tmp_path: Path, ow
 
 @pytest.mark.skipif(Path("/etc/srunddp/ifaces.conf").exists(), reason="this machine has a site's file")
 def test_where_no_file_has_entries_every_node_chooses_by_itself(own: Path) -> None:
-    assert load(None, {}) == Loaded((DEFAULT,))
+    assert load(None, {}) == IfacesConfig((DEFAULT,))
     assert (DEFAULT.nodes, DEFAULT.interfaces) == ("*", ("auto",))
     own.unlink()
-    assert load(None, {}) == Loaded((DEFAULT,))
+    assert load(None, {}) == IfacesConfig((DEFAULT,))
 
 
 @pytest.mark.parametrize(
@@ -281,10 +281,10 @@ def test_a_file_without_read_permission_says_so() -> None:
 
 
 def test_the_names_that_env_may_not_set_are_those_that_every_rank_is_given() -> None:
-    place = Joined(
+    place = ProcessGroupContext(
         detect({}),
-        Interface("lo", "127.0.0.1", {}, ""),
-        Meeting("127.0.0.1", 1, 1, 0, 1, "run", "none", "node01"),
+        SelectedInterface("lo", "127.0.0.1", {}, ""),
+        RendezvousInfo("127.0.0.1", 1, 1, 0, 1, "run", "none", "node01"),
         None,
         1.0,
     )

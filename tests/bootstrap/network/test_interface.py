@@ -10,14 +10,14 @@ import pytest
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import interface
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, Entry
-from srunddp.bootstrap.network.interface import Interface, Link, choose
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry
+from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface, select_interface
 from srunddp.errors import ConfigError
 
 
-def link(name: str, *addresses: str, up: bool = True, speed: int = 1000) -> Link:
+def link(name: str, *addresses: str, up: bool = True, speed: int = 1000) -> NetworkInterface:
     ipv4 = tuple(address for address in addresses if ":" not in address)
-    return Link(name, up, speed, ipv4, tuple(address for address in addresses if ":" in address))
+    return NetworkInterface(name, up, speed, ipv4, tuple(address for address in addresses if ":" in address))
 
 
 LO = link("lo", "127.0.0.1", "::1")
@@ -31,18 +31,24 @@ def rank(local_rank: int = 0, world_size: int = 8, local_world_size: int | None 
     return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", ("slurm",), {})
 
 
-def entry(*interfaces: str, env: dict[str, str] | None = None) -> Entry:
-    return Entry("*", interfaces, env=env or {}, where="ifaces.conf:4:3")
+def entry(*interfaces: str, env: dict[str, str] | None = None) -> IfacesEntry:
+    return IfacesEntry("*", interfaces, env=env or {}, where="ifaces.conf:4:3")
 
 
 def chosen(
-    of: Entry, variables: dict[str, str] | None = None, links: tuple[Link, ...] = LINKS, who: Environment | None = None
-) -> Interface:
-    return choose((of,), who or rank(), variables or {}, links)
+    of: IfacesEntry,
+    variables: dict[str, str] | None = None,
+    links: tuple[NetworkInterface, ...] = LINKS,
+    who: Environment | None = None,
+) -> SelectedInterface:
+    return select_interface((of,), who or rank(), variables or {}, links)
 
 
 def refused(
-    of: Entry, variables: dict[str, str] | None = None, links: tuple[Link, ...] = LINKS, who: Environment | None = None
+    of: IfacesEntry,
+    variables: dict[str, str] | None = None,
+    links: tuple[NetworkInterface, ...] = LINKS,
+    who: Environment | None = None,
 ) -> str:
     with pytest.raises(ConfigError) as caught:
         chosen(of, variables, links, who)
@@ -79,8 +85,12 @@ def test_local_ranks_take_the_interfaces_in_turn() -> None:
 
 
 def test_the_first_entry_for_this_node_decides() -> None:
-    entries = (Entry("node08", ("eth0",)), Entry("node[01-07]", ("ib1",), where="f:9"), Entry("*", ("ib0",)))
-    found = choose(entries, rank(), {}, LINKS)
+    entries = (
+        IfacesEntry("node08", ("eth0",)),
+        IfacesEntry("node[01-07]", ("ib1",), where="f:9"),
+        IfacesEntry("*", ("ib0",)),
+    )
+    found = select_interface(entries, rank(), {}, LINKS)
     assert (found.name, found.source) == ("ib1", "f:9")
 
 
@@ -105,7 +115,9 @@ def test_the_entrys_variables_are_exported_unless_the_user_has_set_them() -> Non
         ("lo", LINKS, "interface lo is loopback, which other nodes cannot reach on node node07"),
     ],
 )
-def test_an_unusable_interface_is_refused_with_those_there_are(of: str, links: tuple[Link, ...], wrong: str) -> None:
+def test_an_unusable_interface_is_refused_with_those_there_are(
+    of: str, links: tuple[NetworkInterface, ...], wrong: str
+) -> None:
     text = refused(entry(of), links=links)
     assert text.startswith(f"ifaces.conf:4:3: {wrong}, which has ")
     for there in ("lo (127.0.0.1 ::1)", "eth0 (192.168.1.7)", "ib0 (10.0.0.7)", "ib1 (10.0.1.7)"):
@@ -250,7 +262,7 @@ def test_auto_with_nothing_to_take_lists_what_there_is() -> None:
 
 
 def test_without_a_file_every_node_chooses_by_itself() -> None:
-    found = choose((DEFAULT,), rank(), {}, (LO, ETH))
+    found = select_interface((DEFAULT,), rank(), {}, (LO, ETH))
     assert (found.name, found.source) == ("eth0", "auto, the default, as no ifaces.conf has entries")
 
 
@@ -291,10 +303,10 @@ def test_a_world_of_one_still_gets_the_entrys_variables() -> None:
 
 
 def test_the_links_of_this_machine_are_found() -> None:
-    (loopback,) = (here for here in interface.links_here() if here.name == "lo")
+    (loopback,) = (here for here in interface.list_interfaces() if here.name == "lo")
     assert loopback.up
     assert "127.0.0.1" in loopback.ipv4
-    assert {here.name for here in interface.links_here()} == set(psutil.net_if_addrs())
+    assert {here.name for here in interface.list_interfaces()} == set(psutil.net_if_addrs())
 
 
 def test_link_local_addresses_are_no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +314,7 @@ def test_link_local_addresses_are_no_addresses(monkeypatch: pytest.MonkeyPatch) 
     found = [SimpleNamespace(family=socket.AF_INET6, address=address) for address in ("fe80::1%eth0", "fd00::1")]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": found})
     monkeypatch.setattr(psutil, "net_if_stats", dict)
-    (only,) = interface.links_here()
+    (only,) = interface.list_interfaces()
     assert only.addresses == ("fd00::1",)
     assert not only.up
 

@@ -109,50 +109,50 @@ def test_row_12_visible_devices_are_counted_and_never_parsed(
     torch: Torch, devices: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
-    assert device.pick("auto", 3, 4) == ("cuda:0", "nccl", "")
+    assert device.select_device("auto", 3, 4) == ("cuda:0", "nccl", "")
     assert torch.current == "cuda:0"
 
 
 @pytest.mark.parametrize("torch", [4], indirect=True)
 def test_the_device_is_the_current_one_before_cuda_is_used(torch: Torch) -> None:
-    assert device.pick("nccl", 2, 4) == ("cuda:2", "nccl", "")
+    assert device.select_device("nccl", 2, 4) == ("cuda:2", "nccl", "")
     assert torch.current == "cuda:2"
 
 
 @pytest.mark.parametrize("torch", [4], indirect=True)
 def test_gloo_may_be_had_with_gpus(torch: Torch) -> None:
-    assert device.pick("gloo", 1, 4) == ("cuda:1", "gloo", "")
+    assert device.select_device("gloo", 1, 4) == ("cuda:1", "gloo", "")
 
 
 @pytest.mark.parametrize("torch", [0], indirect=True)
 def test_without_gpus_the_device_is_the_cpu_and_the_backend_gloo(torch: Torch) -> None:
-    assert device.pick("auto", 1, 4) == ("cpu", "gloo", "")
-    assert device.pick("gloo", 1, 4) == ("cpu", "gloo", "")
+    assert device.select_device("auto", 1, 4) == ("cpu", "gloo", "")
+    assert device.select_device("gloo", 1, 4) == ("cpu", "gloo", "")
     assert torch.current is None
 
 
 @pytest.mark.parametrize("torch", [0], indirect=True)
 def test_nccl_without_a_gpu_is_refused_with_the_cure(torch: Torch) -> None:
     with pytest.raises(ConfigError, match=r"backend nccl, and torch sees no GPU; expected .* -> .*--backend gloo"):
-        device.pick("nccl", 0, 1)
+        device.select_device("nccl", 0, 1)
 
 
 @pytest.mark.parametrize("torch", [0, 1], indirect=True)
 def test_a_backend_that_does_not_exist_is_refused(torch: Torch) -> None:
     with pytest.raises(ConfigError, match="backend 'ncll'; expected one of nccl, gloo, auto -> "):
-        device.pick("ncll", 0, 1)
+        device.select_device("ncll", 0, 1)
 
 
 @pytest.mark.parametrize("torch", [8], indirect=True)
 def test_idle_gpus_are_warned_of(torch: Torch) -> None:
-    assert device.pick("auto", 0, 1) == ("cuda:0", "nccl", device.unused_devices(1, 8))
+    assert device.select_device("auto", 0, 1) == ("cuda:0", "nccl", device.unused_devices(1, 8))
 
 
 def test_row_11_two_ranks_that_see_the_same_gpu_are_named() -> None:
     """Such as eight tasks that were all given the first one."""
     source = (
         "from torch.distributed import HashStore\n"
-        "from srunddp.bootstrap.process_group.device import claim\n"
+        "from srunddp.bootstrap.process_group.device import claim_gpu\n"
         "store = HashStore()\n"
         "for node, gpu, rank in (('n1', 'GPU-a', 0), ('n1', 'GPU-b', 1), ('n2', 'GPU-a', 2), ('n1', 'GPU-a', 0)):\n"
         "    claim(store, node, gpu, rank)\n"

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from srunddp.bootstrap.environment.detect import detect
-from srunddp.bootstrap.network.interface import Interface
+from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group import device
-from srunddp.bootstrap.process_group.store import Joined
+from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.process_group.world import World, open_world
-from srunddp.bootstrap.rendezvous.protocol import Meeting
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import PeerError, Stopped
 from tests.support.starting import until
 from tests.support.worlds import world
@@ -244,12 +244,16 @@ def test_a_device_is_handed_to_nccl_alone_where_asked_for(
 ) -> None:
     """What init_process_group is given; there is no GPU that it could be seen on."""
     options: dict[str, Any] = {}
-    monkeypatch.setattr(device, "pick", lambda *_: (torch.device("cuda", 1), backend, ""))
+    monkeypatch.setattr(device, "select_device", lambda *_: (torch.device("cuda", 1), backend, ""))
     monkeypatch.setattr(device, "identity", lambda _: "")
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **given: options.update(given))
-    monkeypatch.setattr(Joined, "next_store", lambda _: torch.distributed.HashStore())
-    place = Joined(
-        detect({}), Interface("lo", "127.0.0.1", {}, ""), Meeting("", 1, 1, 0, 1, "", "", "node01"), None, 1.0
+    monkeypatch.setattr(ProcessGroupContext, "next_store", lambda _: torch.distributed.HashStore())
+    place = ProcessGroupContext(
+        detect({}),
+        SelectedInterface("lo", "127.0.0.1", {}, ""),
+        RendezvousInfo("", 1, 1, 0, 1, "", "", "node01"),
+        None,
+        1.0,
     )
     open_world(place, backend, None, device_id=wanted)
     assert options["device_id"] == (given and torch.device(given))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from srunddp.bootstrap.rendezvous import auth, protocol
-from srunddp.bootstrap.rendezvous.abort import Failure
-from srunddp.bootstrap.rendezvous.auth import Claim, Secret, Trust, Unproven
-from srunddp.bootstrap.rendezvous.client import find
+from srunddp.bootstrap.rendezvous.abort import AbortReason
+from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge, HmacAuthenticator, NullAuthenticator
+from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.errors import PeerError, RendezvousError
 from srunddp.util import json_lines
@@ -29,12 +29,12 @@ from tests.bootstrap.rendezvous.test_client import (
 from tests.conftest import missing
 from tests.support.munged import munged
 
-CLAIM = Claim("1207.0.0", 3, "10.0.0.1:4000", NONCE, "1" * 32)
-SECRET = Secret(b"s" * 32)
+CLAIM = Challenge("1207.0.0", 3, "10.0.0.1:4000", NONCE, "1" * 32)
+SECRET = HmacAuthenticator(b"s" * 32)
 
 
 @pytest.fixture(scope="module")
-def munge() -> Iterator[Trust]:
+def munge() -> Iterator[Authenticator]:
     with (
         tempfile.TemporaryDirectory() as folder,
         munged(Path(folder) / "one") as where,
@@ -42,21 +42,21 @@ def munge() -> Iterator[Trust]:
     ):
         Path(folder).chmod(0o755)
         patch.setenv(auth.MUNGE_SOCKET, where)
-        chosen = auth.choose()
+        chosen = auth.choose_authenticator()
         assert chosen.kind == "munge"
         yield chosen
 
 
 @pytest.fixture(params=["secret", "munge"])
-def prover(request: pytest.FixtureRequest) -> Trust:
+def prover(request: pytest.FixtureRequest) -> Authenticator:
     return SECRET if request.param == "secret" else request.getfixturevalue("munge")
 
 
 # The proofs.
 
 
-def test_a_proof_holds_for_what_it_is_about(prover: Trust) -> None:
-    text = CLAIM.text(auth.OTHER)
+def test_a_proof_holds_for_what_it_is_about(prover: Authenticator) -> None:
+    text = CLAIM.text(auth.CLIENT)
     assert prover.objection(prover.prove(text), text) == ""
 
 
@@ -71,44 +71,46 @@ def test_a_proof_holds_for_what_it_is_about(prover: Trust) -> None:
     ],
     ids=["token", "rank", "line", "their-nonce", "zeros-nonce"],
 )
-def test_a_proof_of_something_else_is_none(prover: Trust, other: Claim) -> None:
-    proof = prover.prove(other.text(auth.OTHER))
-    assert prover.objection(proof, CLAIM.text(auth.OTHER))
+def test_a_proof_of_something_else_is_none(prover: Authenticator, other: Challenge) -> None:
+    proof = prover.prove(other.text(auth.CLIENT))
+    assert prover.objection(proof, CLAIM.text(auth.CLIENT))
 
 
-def test_a_proof_cannot_be_sent_back_to_its_maker(prover: Trust) -> None:
-    assert prover.objection(prover.prove(CLAIM.text(auth.ZERO)), CLAIM.text(auth.OTHER))
+def test_a_proof_cannot_be_sent_back_to_its_maker(prover: Authenticator) -> None:
+    assert prover.objection(prover.prove(CLAIM.text(auth.SERVER)), CLAIM.text(auth.CLIENT))
 
 
 @pytest.mark.parametrize("said", [None, 7, "", "MUNGE:", "x" * 4000, "\ud800", "MUNGE:\0:", ["a"]])
-def test_what_is_no_proof_at_all_is_objected_to(prover: Trust, said: object) -> None:
-    assert prover.objection(said, CLAIM.text(auth.OTHER))
+def test_what_is_no_proof_at_all_is_objected_to(prover: Authenticator, said: object) -> None:
+    assert prover.objection(said, CLAIM.text(auth.CLIENT))
 
 
-def test_a_credential_counts_once(munge: Trust) -> None:
-    text = CLAIM.text(auth.OTHER)
+def test_a_credential_counts_once(munge: Authenticator) -> None:
+    text = CLAIM.text(auth.CLIENT)
     proof = munge.prove(text)
     assert munge.objection(proof, text) == ""
     assert munge.objection(proof, text) == "munge: Replayed credential"
 
 
-def test_another_clusters_credential_is_refused(munge: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_clusters_credential_is_refused(
+    munge: Authenticator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with munged(tmp_path / "other") as where:
         monkeypatch.setenv(auth.MUNGE_SOCKET, where)
-        proof = auth.choose().prove(CLAIM.text(auth.OTHER))
-    assert munge.objection(proof, CLAIM.text(auth.OTHER)).startswith("munge: ")
+        proof = auth.choose_authenticator().prove(CLAIM.text(auth.CLIENT))
+    assert munge.objection(proof, CLAIM.text(auth.CLIENT)).startswith("munge: ")
 
 
 @pytest.mark.parametrize(
     ("restricted_to", "why"), [(65534, "munge: Unauthorized credential"), (0, "its user is 65534")]
 )
 def test_another_users_credential_is_refused(
-    munge: Trust, restricted_to: int, why: str, monkeypatch: pytest.MonkeyPatch
+    munge: Authenticator, restricted_to: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Restricted to that user it cannot be decoded; restricted to us it shows who made it."""
     if os.geteuid():
         missing("root, to become another user")
-    text = CLAIM.text(auth.OTHER)
+    text = CLAIM.text(auth.CLIENT)
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: restricted_to)
         os.seteuid(65534)
@@ -122,18 +124,21 @@ def test_another_users_credential_is_refused(
 # What a rank has.
 
 
-def test_what_the_launchers_channel_carried_comes_first(munge: Trust) -> None:
-    assert auth.choose("ab" * 32) == Secret(b"\xab" * 32)
+def test_what_the_launchers_channel_carried_comes_first(munge: Authenticator) -> None:
+    assert auth.choose_authenticator("ab" * 32) == HmacAuthenticator(b"\xab" * 32)
 
 
 @pytest.mark.parametrize("where", ["/no/such/socket", "/dev/null"])
 def test_where_munged_does_not_work_nothing_is_proven(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(auth.MUNGE_SOCKET, where)
-    assert auth.choose() == Unproven()
+    assert auth.choose_authenticator() == NullAuthenticator()
 
 
 def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
-    first, second = (protocol.read(protocol.make("1207.0.0", [Address("::1", 4000)])) for _ in range(2))
+    first, second = (
+        protocol.decode_advertisement(protocol.encode_advertisement("1207.0.0", [Address("::1", 4000)]))
+        for _ in range(2)
+    )
     assert (first.token, first.addresses) == ("1207.0.0", (Address("::1", 4000),))
     assert len(bytes.fromhex(first.secret)) == 32
     assert first.secret != second.secret
@@ -142,11 +147,11 @@ def test_each_run_has_a_secret_of_its_own_and_shows_it_nowhere() -> None:
 
 def test_rank_zeros_failure_is_announced_in_one_word() -> None:
     text = "no file /a b/ü.py; expected a script to run -> " + "x" * 2000
-    word = protocol.make_failed(Failure(text, 78))
+    word = protocol.encode_abort(AbortReason(text, 78))
     assert not set(word) & set(" \t\n")
     assert len(word) < 800
     with pytest.raises(PeerError) as caught:
-        protocol.read(word)
+        protocol.decode_advertisement(word)
     assert caught.value.exit_code == 78
     assert text.startswith(str(caught.value)[:300])
 
@@ -156,15 +161,15 @@ def test_rank_zeros_failure_is_announced_in_one_word() -> None:
 )
 def test_what_is_no_announcement_is_one_message(text: str) -> None:
     with pytest.raises(RendezvousError, match=r"rank 0 told .*; expected "):
-        protocol.read(text)
+        protocol.decode_advertisement(text)
 
 
 # At the meeting.
 
 
-def test_ranks_that_prove_themselves_meet(prover: Trust) -> None:
+def test_ranks_that_prove_themselves_meet(prover: Authenticator) -> None:
     with rank_zero(3, trust=prover) as server, ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(find, [server.address], hello(rank, 3), soon(), prover) for rank in (1, 2)]
+        found = [pool.submit(join, [server.address], hello(rank, 3), soon(), prover) for rank in (1, 2)]
         assert [one.result()[1] for one in found] == [server.meeting()] * 2
         for one in found:
             one.result()[0].close()
@@ -172,10 +177,12 @@ def test_ranks_that_prove_themselves_meet(prover: Trust) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "0" * 64, NONCE, None])
-def test_a_caller_without_the_proof_has_no_effect_but_one_line_in_the_log(prover: Trust, said: str | None) -> None:
+def test_a_caller_without_the_proof_has_no_effect_but_one_line_in_the_log(
+    prover: Authenticator, said: str | None
+) -> None:
     """Not though it knows the token, counts another world, or has a rank that is there already."""
     with rank_zero(3, trust=prover) as server, ThreadPoolExecutor(2) as pool:
-        first = pool.submit(find, [server.address], hello(1, 3), soon(), prover)
+        first = pool.submit(join, [server.address], hello(1, 3), soon(), prover)
         until(lambda: 1 in server.roster.lines)
         for one in (hello(2, 3), hello(1, 3, "node09", pid=9), hello(2, 77), hello(0, 3), hello(2, 3, address="::1")):
             with server.connect() as caller:
@@ -184,7 +191,7 @@ def test_a_caller_without_the_proof_has_no_effect_but_one_line_in_the_log(prover
                 json_lines.send(caller, {"here": True, "proof": said, "failed": "the end", "code": 9})
                 assert "refused" in json_lines.receive(caller)
                 assert caller.recv(100) == b""
-        second = pool.submit(find, [server.address], hello(2, 3), soon(), prover)
+        second = pool.submit(join, [server.address], hello(2, 3), soon(), prover)
         assert [first.result()[1], second.result()[1]] == [server.meeting()] * 2
         assert len(server.said) == 5
         assert server.said[0].startswith("refused rank 2 on node01 (127.0.0.1:")
@@ -192,18 +199,18 @@ def test_a_caller_without_the_proof_has_no_effect_but_one_line_in_the_log(prover
             one.result()[0].close()
 
 
-def test_a_rank_zero_without_the_proof_is_passed_over(prover: Trust) -> None:
+def test_a_rank_zero_without_the_proof_is_passed_over(prover: Authenticator) -> None:
     """It took the port, and knows the token."""
-    other = Secret(b"t" * 32) if prover.kind == "secret" else Pretender()
+    other = HmacAuthenticator(b"t" * 32) if prover.kind == "secret" else Pretender()
     with rank_zero(2, trust=other) as pretender, rank_zero(2, trust=prover) as server:
-        connection, meeting = find([pretender.address, server.address], hello(1), soon(), prover)
+        connection, meeting = join([pretender.address, server.address], hello(1), soon(), prover)
         connection.close()
         assert meeting == server.meeting()
         assert meeting.master_port == server.held.store_address.port
         assert not pretender.roster.lines
         text = "did not prove that it is rank 0: "
         with pytest.raises(RendezvousError, match=text):
-            find([pretender.address], hello(1), soon(0.3), prover)
+            join([pretender.address], hello(1), soon(0.3), prover)
 
 
 class Pretender:
@@ -218,14 +225,14 @@ class Pretender:
         return ""
 
 
-def test_a_relay_on_another_port_proves_nothing(prover: Trust) -> None:
+def test_a_relay_on_another_port_proves_nothing(prover: Authenticator) -> None:
     """It hands every byte on, in both directions, and would otherwise be taken for rank 0."""
     with rank_zero(2, trust=prover) as server, socket.create_server(("127.0.0.1", 0)) as between:
         address = Address(*between.getsockname()[:2])
         with ThreadPoolExecutor(1) as pool:
             passed_on = pool.submit(_pass_on_once, between, server.address)
             with pytest.raises(RendezvousError, match="did not prove that it is rank 0"):
-                find([address], hello(1), soon(0.3), prover)
+                join([address], hello(1), soon(0.3), prover)
             passed_on.result(30)
         assert not server.roster.lines
 
@@ -240,10 +247,10 @@ def _pass_on_once(between: socket.socket, to: Address) -> None:
 
 @pytest.mark.parametrize(("zeros", "theirs"), [("secret", "none"), ("none", "secret")])
 def test_two_kinds_of_proof_are_named_with_the_cure_and_neither_gives_way(zeros: str, theirs: str) -> None:
-    kinds: dict[str, Trust] = {"secret": SECRET, "none": Unproven()}
+    kinds: dict[str, Authenticator] = {"secret": SECRET, "none": NullAuthenticator()}
     with rank_zero(2, trust=kinds[zeros]) as server:
         with pytest.raises(RendezvousError) as caught:
-            find([server.address], hello(1, node="node02"), soon(0.5), kinds[theirs])
+            join([server.address], hello(1, node="node02"), soon(0.5), kinds[theirs])
         assert f"its proof is {theirs}, rank 0's {zeros}; expected one proof that all nodes have" in str(caught.value)
         assert "srun --mpi=pmi2" in str(caught.value)
         assert server.said[0].startswith("refused rank 1 on node02 (127.0.0.1:")

@@ -16,19 +16,27 @@ import pytest
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
 from srunddp.bootstrap.rendezvous import client, discovery
-from srunddp.bootstrap.rendezvous.abort import Failure, Interrupt, read
-from srunddp.bootstrap.rendezvous.auth import OTHER, Claim, Secret, Unproven
-from srunddp.bootstrap.rendezvous.client import find, tell
-from srunddp.bootstrap.rendezvous.protocol import Address, Company, Held, Hello, Meeting, hold
-from srunddp.bootstrap.rendezvous.server import Roster, named
+from srunddp.bootstrap.rendezvous.abort import AbortReason, CancelToken, read
+from srunddp.bootstrap.rendezvous.auth import CLIENT, Challenge, HmacAuthenticator, NullAuthenticator
+from srunddp.bootstrap.rendezvous.client import join, report_failure
+from srunddp.bootstrap.rendezvous.protocol import (
+    Address,
+    BoundSockets,
+    Hello,
+    RendezvousInfo,
+    RendezvousResult,
+    bind_sockets,
+)
+from srunddp.bootstrap.rendezvous.server import RendezvousServer
 from srunddp.errors import PeerError, RendezvousError, Scope
 from srunddp.util import json_lines
+from srunddp.util.hostlist import fold_ranks
 from tests.support.launchers import PID, step
 
 LONG = 30.0  # a limit that only a broken rendezvous reaches
 TOKEN = "1207.0.0"
 NONCE = "0" * 32
-UNPROVEN = Unproven()
+UNPROVEN = NullAuthenticator()
 
 
 def soon(seconds: float = LONG) -> float:
@@ -65,19 +73,21 @@ class RankZero:
     def __init__(
         self,
         own: Hello,
-        held: Held | None = None,
+        held: BoundSockets | None = None,
         layout: dict[int, str] | None = None,
         within: float = LONG,
         **more: Any,
     ) -> None:
-        self.held = held or hold("127.0.0.1", [0], [0])
-        self.interrupt = Interrupt()
+        self.held = held or bind_sockets("127.0.0.1", [0], [0])
+        self.interrupt = CancelToken()
         self.said: list[str] = []
         quick = {"every": LONG, "mourn": 0.2}
         said, layout = self.said.append, layout or {}
-        self.roster = Roster(own, self.held, "slurm", layout, say=said, interrupt=self.interrupt, **(quick | more))
+        self.roster = RendezvousServer(
+            own, self.held, "slurm", layout, say=said, interrupt=self.interrupt, **(quick | more)
+        )
         self.address = self.held.line_address
-        self._result: Future[Company] = Future()
+        self._result: Future[RendezvousResult] = Future()
         self._thread = threading.Thread(target=self._gather, args=(within,))
         self._thread.start()
 
@@ -87,10 +97,10 @@ class RankZero:
         except BaseException as error:
             self._result.set_exception(error)
 
-    def company(self) -> Company:
+    def company(self) -> RendezvousResult:
         return self._result.result(LONG)
 
-    def meeting(self) -> Meeting:
+    def meeting(self) -> RendezvousInfo:
         return self.company().meeting
 
     def refusal(self) -> str:
@@ -124,7 +134,7 @@ def rank_zero(
     node: str = "node01",
     *,
     token: str = TOKEN,
-    held: Held | None = None,
+    held: BoundSockets | None = None,
     **more: Any,
 ) -> Iterator[RankZero]:
     """Keyword arguments are RankZero's, and those that it hands on to the Roster."""
@@ -137,10 +147,10 @@ def rank_zero(
         server.end()
 
 
-def meet(server: RankZero, *hellos: Hello, within: float = LONG) -> list[Meeting]:
+def meet(server: RankZero, *hellos: Hello, within: float = LONG) -> list[RendezvousInfo]:
     """All these ranks find rank 0 at once; what each of them was told, rank 0 first."""
     with ThreadPoolExecutor(max(len(hellos), 1)) as pool:
-        found = [pool.submit(find, [server.address], one, soon(within)) for one in hellos]
+        found = [pool.submit(join, [server.address], one, soon(within)) for one in hellos]
         answers = [one.result(2 * LONG) for one in found]
     for connection, _ in answers:
         connection.close()
@@ -150,7 +160,7 @@ def meet(server: RankZero, *hellos: Hello, within: float = LONG) -> list[Meeting
 def refusal(server: RankZero | Address, one: Hello, within: float = LONG) -> str:
     address = server if isinstance(server, Address) else server.address
     with pytest.raises(RendezvousError) as caught:
-        find([address], one, soon(within))
+        join([address], one, soon(within))
     assert caught.value.exit_code == 69
     return str(caught.value)
 
@@ -168,7 +178,7 @@ def test_all_ranks_are_told_the_stores_address() -> None:
     with rank_zero(3) as server:
         meetings = meet(server, hello(1, 3), hello(2, 3))
         store = server.held.store_address
-        assert meetings == [Meeting("127.0.0.1", store.port, 1, 0, 3, TOKEN, "slurm", "node01", 3)] * 3
+        assert meetings == [RendezvousInfo("127.0.0.1", store.port, 1, 0, 3, TOKEN, "slurm", "node01", 3)] * 3
         assert store.port != server.address.port
 
 
@@ -184,10 +194,10 @@ def test_the_ranks_may_come_in_any_order_and_late() -> None:
     late.bind(("127.0.0.1", 0))
     address = Address(*late.getsockname()[:2])
     with ThreadPoolExecutor(2) as pool:
-        others = [pool.submit(find, [address], hello(rank, 3), soon()) for rank in (2, 1)]
+        others = [pool.submit(join, [address], hello(rank, 3), soon()) for rank in (2, 1)]
         threading.Event().wait(0.1)  # refused meanwhile
         late.listen()
-        held = Held(late, socket.socket(), address, address)
+        held = BoundSockets(late, socket.socket(), address, address)
         with rank_zero(3, held=held) as server:
             assert [other.result(LONG)[1] for other in others] == [server.meeting()] * 2
             for other in others:
@@ -227,7 +237,7 @@ def test_512_ranks_meet() -> None:
 
 def test_they_meet_over_ipv6() -> None:
     try:
-        held = hold("::1", [0], [0])
+        held = bind_sockets("::1", [0], [0])
     except RendezvousError:
         pytest.skip("this machine has no IPv6")
     with rank_zero(2, held=held) as server:
@@ -238,7 +248,7 @@ def test_they_meet_over_ipv6() -> None:
 def test_the_lines_stay_open_after_the_meeting() -> None:
     """They carry failures and goodbyes later."""
     with rank_zero(2) as server:
-        connection, _ = find([server.address], hello(1), soon())
+        connection, _ = join([server.address], hello(1), soon())
         server.meeting()
         json_lines.send(server.roster.lines[1], {"later": 1})
         assert json_lines.receive(connection) == {"later": 1}
@@ -259,7 +269,7 @@ def test_rank_zero_listens_no_longer_once_all_have_met() -> None:
 
 
 def test_both_sockets_listen_on_one_address_alone() -> None:
-    held = hold("127.0.0.1", [0], [0])
+    held = bind_sockets("127.0.0.1", [0], [0])
     with held.line, held.store:
         for address in (held.line_address, held.store_address):
             socket.create_connection(("127.0.0.1", address.port), timeout=LONG).close()
@@ -271,17 +281,17 @@ def test_ports_that_are_all_taken_are_named_with_the_cure() -> None:
     with ExitStack() as stack:
         taken = [stack.enter_context(stranger("mute")).address.port for _ in range(3)]
         with pytest.raises(RendezvousError) as caught:
-            hold("127.0.0.1", taken, [0])
+            bind_sockets("127.0.0.1", taken, [0])
         text = str(caught.value)
         assert text.startswith(f"all 3 ports from {min(taken)} to {max(taken)} on 127.0.0.1 taken by others; expected ")
         assert "--port" in text
         with pytest.raises(RendezvousError, match=f"port {taken[0]} on 127.0.0.1 taken by others"):
-            hold("127.0.0.1", taken[:1], [0])
+            bind_sockets("127.0.0.1", taken[:1], [0])
 
 
 def test_an_address_that_is_not_this_nodes_is_named() -> None:
     with pytest.raises(RendezvousError, match=r"203\.0\.113\.7:0 cannot be bound: Cannot assign requested address"):
-        hold("203.0.113.7", [0], [0])
+        bind_sockets("203.0.113.7", [0], [0])
 
 
 # Strangers where rank 0 could be.
@@ -364,7 +374,7 @@ def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_a_stranger_is_passed_over_and_hears_nothing_but_the_hello(kind: str) -> None:
     with rank_zero(2) as server, stranger(kind) as other:
-        connection, meeting = find([other.address, server.address], hello(1), soon())
+        connection, meeting = join([other.address, server.address], hello(1), soon())
         connection.close()
         assert meeting == server.meeting()
         until(lambda: any(other.received))
@@ -392,9 +402,9 @@ def test_a_line_that_is_no_message_of_ours_is_empty(text: bytes) -> None:
 
 def test_another_steps_rank_zero_is_passed_over_and_loses_nobody() -> None:
     with rank_zero(2) as server, rank_zero(2, token="1207.1.0") as other:
-        found = find([other.address, server.address], hello(1), soon())
+        found = join([other.address, server.address], hello(1), soon())
         assert found[1] == server.meeting()
-        mate = find([server.address, other.address], hello(1, token="1207.1.0"), soon())
+        mate = join([server.address, other.address], hello(1, token="1207.1.0"), soon())
         assert mate[1] == other.meeting()
         assert found[1].master_port != mate[1].master_port
         found[0].close()
@@ -403,14 +413,14 @@ def test_another_steps_rank_zero_is_passed_over_and_loses_nobody() -> None:
 
 def test_two_steps_on_the_same_ports_meet_each_their_own() -> None:
     """Both prefer the same ports; the second takes the next one, and nobody meets the other's store."""
-    first = hold("127.0.0.1", [0], [0])
+    first = bind_sockets("127.0.0.1", [0], [0])
     ports = [first.line_address.port, 0]
-    second = hold("127.0.0.1", ports, [0])
+    second = bind_sockets("127.0.0.1", ports, [0])
     both = [first.line_address, second.line_address]
     with rank_zero(3, held=first) as one, rank_zero(3, held=second, token="1207.1.0") as two:
         with ThreadPoolExecutor(4) as pool:
             asked = [
-                pool.submit(find, both, hello(rank, 3, token=server.token), soon())
+                pool.submit(join, both, hello(rank, 3, token=server.token), soon())
                 for rank in (1, 2)
                 for server in (one, two)
             ]
@@ -427,11 +437,11 @@ def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
     assert len(ports) == len(set(ports)) == 24
     with ExitStack() as stack:
         strangers = [stack.enter_context(stranger(kind, port)) for kind, port in zip(STRANGERS, ports, strict=False)]
-        held = hold("127.0.0.1", ports, [0])
+        held = bind_sockets("127.0.0.1", ports, [0])
         assert held.line_address.port in ports[len(strangers) :]
         server = stack.enter_context(rank_zero(2, held=held))
         candidates = [Address("127.0.0.1", port) for port in ports]
-        connection, meeting = find(candidates, hello(1), soon())
+        connection, meeting = join(candidates, hello(1), soon())
         connection.close()
         assert meeting == server.meeting()
         assert all(heard_the_hello_alone(other, hello(1)) for other in strangers)
@@ -557,8 +567,8 @@ def test_strangers_do_not_delay_the_deadline() -> None:
 
 def test_ranks_are_folded_by_node() -> None:
     layout = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 9: "c"}
-    assert named([0, 1, 2, 4, 9], layout) == "ranks 0-2 on a, rank 4 on b, rank 9 on c"
-    assert named([0, 2, 3, 4, 17, 18], layout) == "ranks 0,2 on a, ranks 3-4 on b, ranks 17-18"
+    assert fold_ranks([0, 1, 2, 4, 9], layout) == "ranks 0-2 on a, rank 4 on b, rank 9 on c"
+    assert fold_ranks([0, 2, 3, 4, 17, 18], layout) == "ranks 0,2 on a, ranks 3-4 on b, ranks 17-18"
 
 
 def test_a_rank_that_does_not_find_rank_zero_says_where_it_looked() -> None:
@@ -571,9 +581,9 @@ def test_a_rank_that_does_not_find_rank_zero_says_where_it_looked() -> None:
         )
         assert "belongs to somebody else" in refusal(other.address, hello(1), within=0.3)
         with pytest.raises(RendezvousError, match=f"at {nowhere} and 2 more: "):
-            find([nowhere] * 3, hello(1), soon(0.3))
+            join([nowhere] * 3, hello(1), soon(0.3))
         with pytest.raises(RendezvousError, match=f": {other.address} belongs to somebody else; "):
-            find([other.address, nowhere], hello(1), soon(0.5))
+            join([other.address, nowhere], hello(1), soon(0.5))
 
 
 def test_a_rank_that_only_mute_strangers_answer_stops_at_its_deadline() -> None:
@@ -629,9 +639,9 @@ def test_a_rank_that_was_there_and_ended_is_named_to_all_with_the_code_of_a_kill
             assert caught.value.exit_code == 137
 
 
-def meet_later(server: RankZero, one: Hello) -> Future[tuple[socket.socket, Meeting]]:
+def meet_later(server: RankZero, one: Hello) -> Future[tuple[socket.socket, RendezvousInfo]]:
     pool = ThreadPoolExecutor(1)
-    found = pool.submit(find, [server.address], one, soon())
+    found = pool.submit(join, [server.address], one, soon())
     pool.shutdown(wait=False)
     return found
 
@@ -700,22 +710,24 @@ def test_a_rank_that_fails_before_it_could_meet_ends_all_with_its_words_and_code
         found = meet_later(server, hello(1, 4))
         until(lambda: 1 in server.roster.lines)
         failing = hello(2, 4, "node02", address="")
-        assert tell([server.address], failing, UNPROVEN, Failure("no file train.py; expected a script", 78), soon())
+        assert report_failure(
+            [server.address], failing, UNPROVEN, AbortReason("no file train.py; expected a script", 78), soon()
+        )
         text = "rank 2 on node02 failed: no file train.py; expected a script"
         assert peer_error(server.company) == peer_error(lambda: found.result(LONG)) == (text, 78)
 
 
 def test_a_failure_that_rank_zero_cannot_be_told_is_not_taken_for_told() -> None:
     with stranger("http") as other:
-        assert not tell([other.address], hello(1, address=""), UNPROVEN, Failure("broken", 78), soon(0.3))
-    assert not tell([], hello(1, address=""), UNPROVEN, Failure("broken", 78), soon())
+        assert not report_failure([other.address], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon(0.3))
+    assert not report_failure([], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon())
 
 
 def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
-    interrupt = Interrupt()
+    interrupt = CancelToken()
     with rank_zero(4) as server, ThreadPoolExecutor(2) as pool:
         other = meet_later(server, hello(1, 4))
-        failing = pool.submit(find, [server.address], hello(2, 4, "node02"), soon(), None, interrupt)
+        failing = pool.submit(join, [server.address], hello(2, 4, "node02"), soon(), None, interrupt)
         until(lambda: {1, 2} <= server.roster.lines.keys())
         interrupt.fail("its worker was killed", 137)
         text = "rank 2 on node02 failed: its worker was killed"
@@ -725,9 +737,9 @@ def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
 
 
 def test_a_rank_whose_worker_dies_while_it_looks_for_rank_zero_tells_it() -> None:
-    interrupt = Interrupt()
+    interrupt = CancelToken()
     with rank_zero(3) as server, stranger("mute") as mute, ThreadPoolExecutor(1) as pool:
-        failing = pool.submit(find, [mute.address, server.address], hello(2, 3), soon(), None, interrupt)
+        failing = pool.submit(join, [mute.address, server.address], hello(2, 3), soon(), None, interrupt)
         until(lambda: mute.received)
         interrupt.fail("its worker was killed", 137)
         for one in (server.company, lambda: failing.result(LONG)):
@@ -737,13 +749,13 @@ def test_a_rank_whose_worker_dies_while_it_looks_for_rank_zero_tells_it() -> Non
 
 def test_a_rank_whose_failure_reached_nobody_is_to_print_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_TELL_WITHIN", 0.2)
-    interrupt = Interrupt()
+    interrupt = CancelToken()
     interrupt.fail("its worker was killed", 137)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         nowhere = Address(*silent.getsockname()[:2])
         with pytest.raises(PeerError) as caught:
-            find([nowhere], hello(1), soon(), None, interrupt)
+            join([nowhere], hello(1), soon(), None, interrupt)
     assert caught.value.scope is Scope.RANK
     interrupt.close()
 
@@ -761,7 +773,7 @@ def test_rank_zeros_own_failure_ends_the_meeting_at_once_for_all() -> None:
 
 def test_a_rank_that_comes_after_a_failure_is_told_of_it() -> None:
     with rank_zero(4, mourn=LONG) as server:
-        assert tell([server.address], hello(1, 4), UNPROVEN, Failure("broken", 78), soon())
+        assert report_failure([server.address], hello(1, 4), UNPROVEN, AbortReason("broken", 78), soon())
         for rank in (2, 3):
             late = meet_later(server, hello(rank, 4))
             assert peer_error(lambda: late.result(LONG)) == ("rank 1 on node01 failed: broken", 78)  # noqa: B023
@@ -798,15 +810,15 @@ def test_a_mute_connection_is_closed_when_its_time_is_over() -> None:
 def test_2048_ranks_meet_within_seconds() -> None:
     """All of them from one thread, so that it is rank 0 that is measured."""
     size = 2048
-    with rank_zero(size, "node000", trust=Secret(b"s" * 32)) as server, ExitStack() as stack:
+    with rank_zero(size, "node000", trust=HmacAuthenticator(b"s" * 32)) as server, ExitStack() as stack:
         began = time.monotonic()
         lines = {rank: stack.enter_context(server.connect()) for rank in range(1, size)}
         for rank, one in lines.items():
             json_lines.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
         for rank, one in lines.items():
             seen = json_lines.receive(one)
-            claim = Claim(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
-            json_lines.send(one, {"here": True, "proof": Secret(b"s" * 32).prove(claim.text(OTHER))})
+            claim = Challenge(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
+            json_lines.send(one, {"here": True, "proof": HmacAuthenticator(b"s" * 32).prove(claim.text(CLIENT))})
         meetings = [json_lines.receive(one)["meeting"] for one in lines.values()]
         assert time.monotonic() - began < 20
         assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]

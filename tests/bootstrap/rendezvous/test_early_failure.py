@@ -8,18 +8,18 @@ import pytest
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
-from srunddp.bootstrap.network.interface import Interface, Link
+from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery, early_failure, pmi, protocol
-from srunddp.bootstrap.rendezvous.auth import Secret
-from srunddp.bootstrap.rendezvous.meet import Options
-from srunddp.bootstrap.rendezvous.protocol import hold
+from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
+from srunddp.bootstrap.rendezvous.meet import RendezvousOptions
+from srunddp.bootstrap.rendezvous.protocol import bind_sockets
 from srunddp.errors import ConfigError, PeerError
 from tests.bootstrap.rendezvous.test_client import rank_zero
 from tests.bootstrap.rendezvous.test_pmi import launcher
 from tests.support.launchers import PID, hydra, open_mpi, step
 
 BROKEN = ConfigError("no file train.py", expected="a script to run", cure="correct the path")
-SOON = Options(timeout=20)
+SOON = RendezvousOptions(timeout=20)
 
 
 def on_hydra(rank: int, size: int = 2) -> Environment:
@@ -30,20 +30,20 @@ def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.Mon
     with launcher(2) as server, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[0].fileno()))
         other = pool.submit(pmi.broadcast, None, descriptor=server.ends[1].fileno(), timeout=20)
-        assert early_failure.tell_failure(on_hydra(0), SOON, BROKEN)
+        assert early_failure.report_early_failure(on_hydra(0), SOON, BROKEN)
         with pytest.raises(PeerError, match=r"rank 0 on .* failed: no file train\.py; expected a script") as caught:
-            protocol.read(other.result())
+            protocol.decode_advertisement(other.result())
     assert caught.value.exit_code == 78
 
 
 def test_over_pmi_another_ranks_failure_reaches_rank_zero_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = hold("127.0.0.1", [0], [0])
-    told = protocol.make("1207.0.0", [held.line_address])
-    secret = Secret(bytes.fromhex(protocol.read(told).secret))
+    held = bind_sockets("127.0.0.1", [0], [0])
+    told = protocol.encode_advertisement("1207.0.0", [held.line_address])
+    secret = HmacAuthenticator(bytes.fromhex(protocol.decode_advertisement(told).secret))
     with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[1].fileno()))
         first = pool.submit(pmi.broadcast, told, descriptor=server.ends[0].fileno(), timeout=20)
-        assert early_failure.tell_failure(on_hydra(1), SOON, BROKEN)
+        assert early_failure.report_early_failure(on_hydra(1), SOON, BROKEN)
         assert first.result() == told
         with pytest.raises(PeerError, match=r"rank 1 on .* failed: no file train\.py") as caught:
             zero.company()
@@ -51,36 +51,36 @@ def test_over_pmi_another_ranks_failure_reaches_rank_zero_with_the_secret(monkey
 
 
 def test_over_mpi_and_in_a_world_of_one_nothing_is_told() -> None:
-    assert not early_failure.tell_failure(detect.detect(open_mpi(1), channel="mpi"), SOON, BROKEN)
-    assert not early_failure.tell_failure(detect.detect({}), SOON, BROKEN)
+    assert not early_failure.report_early_failure(detect.detect(open_mpi(1), channel="mpi"), SOON, BROKEN)
+    assert not early_failure.report_early_failure(detect.detect({}), SOON, BROKEN)
 
 
 def test_rank_zero_that_has_no_name_to_be_found_by_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "addresses_of", lambda _: set())
     who = detect.detect(step(0), pid=PID)
-    assert early_failure.tell_failure(who, Options(timeout=300), BROKEN)
+    assert early_failure.report_early_failure(who, RendezvousOptions(timeout=300), BROKEN)
 
 
-def links(*addresses: str) -> tuple[Link, ...]:
-    return tuple(Link(f"eth{index}", True, 0, (address,), ()) for index, address in enumerate(addresses))
+def links(*addresses: str) -> tuple[NetworkInterface, ...]:
+    return tuple(NetworkInterface(f"eth{index}", True, 0, (address,), ()) for index, address in enumerate(addresses))
 
 
 def test_rank_zero_is_heard_on_its_own_addresses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that its name leads to and the interface beside; not all of the node's, and nobody else's."""
-    monkeypatch.setattr(discovery, "links_here", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1", "10.2.0.1"))
+    monkeypatch.setattr(discovery, "list_interfaces", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1", "10.2.0.1"))
     monkeypatch.setattr(discovery, "addresses_of", lambda _: {"10.1.0.1", "127.0.0.1", "10.9.9.9"})
     who = detect.detect(step(0), pid=PID)
-    assert discovery.looked_up(who, None, (DEFAULT,)) == ["10.1.0.1"]
-    chosen = Interface("eth1", "10.0.0.1", {}, "")
-    assert discovery.looked_up(who, chosen, (DEFAULT,)) == ["10.0.0.1", "10.1.0.1"]
-    assert discovery.looked_up(replace(who, local_world_size=4), None, (DEFAULT,)) == ["127.0.0.1"]
+    assert discovery.resolve_node(who, None, (DEFAULT,)) == ["10.1.0.1"]
+    chosen = SelectedInterface("eth1", "10.0.0.1", {}, "")
+    assert discovery.resolve_node(who, chosen, (DEFAULT,)) == ["10.0.0.1", "10.1.0.1"]
+    assert discovery.resolve_node(replace(who, local_world_size=4), None, (DEFAULT,)) == ["127.0.0.1"]
 
 
 def test_a_rank_beside_rank_zero_without_an_interface_looks_on_all_of_the_nodes_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(discovery, "links_here", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1"))
+    monkeypatch.setattr(discovery, "list_interfaces", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1"))
     who = detect.detect(step(1), pid=PID)
-    found = discovery.locate(who, None, (DEFAULT,), range(40000, 40002))
+    found = discovery.candidate_addresses(who, None, (DEFAULT,), range(40000, 40002))
     assert {address.host for address in found} == {"10.0.0.1", "10.1.0.1"}
     assert {address.port for address in found} == {40000, 40001}

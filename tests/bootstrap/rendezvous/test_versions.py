@@ -21,8 +21,16 @@ def newer(folder: Path) -> Path:
     shutil.copytree(ROOT / "srunddp", folder / "srunddp", ignore=shutil.ignore_patterns("__pycache__"))
     for name, before, after in (
         ("_version.py", f'__version__ = "{__version__}"', '__version__ = "99.0"'),
-        ("bootstrap/rendezvous/protocol.py", '    version: str = ""\n', '    version: str = ""\n    more: str = "more"\n'),
-        ("bootstrap/rendezvous/protocol.py", "    sharers: int = 1\n", '    sharers: int = 1\n    most: str = "most"\n'),
+        (
+            "bootstrap/rendezvous/protocol.py",
+            '    version: str = ""\n',
+            '    version: str = ""\n    more: str = "more"\n',
+        ),
+        (
+            "bootstrap/rendezvous/protocol.py",
+            "    sharers: int = 1\n",
+            '    sharers: int = 1\n    most: str = "most"\n',
+        ),
     ):
         path = folder / "srunddp" / name
         text = path.read_text()

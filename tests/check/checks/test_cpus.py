@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from srunddp.check.checks.cpus import CHECK, Facts
-from srunddp.check.finding import Level
+from srunddp.check.checks.cpus import CHECK, CpuFacts
+from srunddp.check.finding import Severity
 from tests.support.made_up_site import changed, seen, subject, told, travelled
 
-WELL = Facts(mask=[0, 1], quota=0.0, threads=1, variable="OMP_NUM_THREADS", advice=[])
+WELL = CpuFacts(mask=[0, 1], quota=0.0, threads=1, variable="OMP_NUM_THREADS", advice=[])
 ADVICE = (
     "4 CPUs per task were asked for, and this rank may use 2; expected 4, but srun forgets -> srun --cpus-per-task=4"
 )
@@ -38,7 +38,7 @@ NODES = tuple(f"node{number:02d}" for number in range(1, 7))
 def test_what_makes_a_rank_slow_is_found_where_it_is(
     changes: dict[int, dict[str, Any]], found: str, nodes: tuple[str, ...], ranks: tuple[int, ...]
 ) -> None:
-    assert told(CHECK.judge(changed(WELL, changes))) == [(Level.WARN, found, nodes, ranks)]
+    assert told(CHECK.judge(changed(WELL, changes))) == [(Severity.WARN, found, nodes, ranks)]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import pytest
 from srunddp.bootstrap.environment import cuda_visible_devices as shared
 from srunddp.bootstrap.environment.cuda_visible_devices import visible
 from srunddp.check import nvml
-from srunddp.check.checks.gpus import CHECK, Facts
-from srunddp.check.finding import Level
+from srunddp.check.checks.gpus import CHECK, GpuFacts
+from srunddp.check.finding import Severity
 from srunddp.check.nvml import Device, look
 from srunddp.monitor.sampler import gpu as gpu_of_sampler
 from tests.conftest import PROGRAMS, ROOT
@@ -27,7 +27,7 @@ from tests.support.made_up_site import LOCAL_RANK_1, changed, seen, subject, tol
 
 FAKE = PROGRAMS / "nvml"
 GIB = 1 << 30
-FAIL, WARN = Level.FAIL, Level.WARN
+FAIL, WARN = Severity.FAIL, Severity.WARN
 
 
 def gpu(uuid: str, **changes: Any) -> Device:
@@ -45,12 +45,14 @@ def gpu(uuid: str, **changes: Any) -> Device:
 
 
 A, B, C = gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-c")
-WELL = Facts(driver="580.95.05", cuda="13.0", count=2, models=["NVIDIA H100"], devices=[A, B], present=True, numa=[0])
-NONE = Facts(missing="NVML Shared Library Not Found", numa=[0])
+WELL = GpuFacts(
+    driver="580.95.05", cuda="13.0", count=2, models=["NVIDIA H100"], devices=[A, B], present=True, numa=[0]
+)
+NONE = GpuFacts(missing="NVML Shared Library Not Found", numa=[0])
 
 
 @pytest.mark.parametrize("facts", [WELL, NONE])
-def test_nothing_is_found_where_all_is_well(facts: Facts) -> None:
+def test_nothing_is_found_where_all_is_well(facts: GpuFacts) -> None:
     assert told(CHECK.judge(changed(facts, {}))) == []
 
 
@@ -63,7 +65,7 @@ OTHER = "GPUs of different models on a node (NVIDIA A100, NVIDIA H100): CUDA num
 ALONE = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
 SLICES = {rank: {"devices": [gpu(f"MIG-{rank}", parent="GPU-a")], "count": 1} for rank in (4, 5)}
 MIG = "a MIG instance: no P2P, no NVLink, and one for each process"
-FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Level, str, tuple[int, ...]]]]] = {
+FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tuple[int, ...]]]]] = {
     "one GPU twice": (both(devices=[A, A]), [(FAIL, "two ranks with one GPU, GPU-a", (4, 5))]),
     "one for both": (
         both(devices=[A]),
@@ -325,9 +327,9 @@ def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from srunddp.bootstrap.environment.detect import detect\n"
-        "from srunddp.bootstrap.network.ifaces_conf import Loaded\n"
+        "from srunddp.bootstrap.network.ifaces_conf import IfacesConfig\n"
         "from srunddp.check.checks import cpus, gpus, paths, versions\n"
-        "from srunddp.check.finding import Subject\n"
+        "from srunddp.check.finding import CheckContext\n"
         "me = Subject(detect({}), Loaded(), None, (), None, (), (), {})\n"
         "for check in (cpus, gpus, paths): check.collect(me)\n"
         "print(open('/proc/self/maps').read().count('libcuda'), {'torch'} & {*sys.modules})\n"

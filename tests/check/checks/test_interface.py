@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from srunddp.bootstrap.network import infiniband
-from srunddp.bootstrap.network.ifaces_conf import Loaded, parse
+from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, parse
 from srunddp.bootstrap.network.infiniband import Device
-from srunddp.bootstrap.network.interface import Interface, Link
+from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.check.checks import interface
-from srunddp.check.checks.interface import CHECK, Facts, judge, summary
-from srunddp.check.finding import Finding, Level, Subject, subject_of
+from srunddp.check.checks.interface import CHECK, InterfaceFacts, judge, summary
+from srunddp.check.finding import CheckContext, Finding, Severity, subject_of
 from srunddp.check.preflight import Report, slowest_link
 from tests.support.made_up_site import changed, seen, subject, told, travelled
 from tests.support.starting import NODE, slurm
 
-WELL = Facts(
+WELL = InterfaceFacts(
     wrong=[],
     name="ib0",
     address="10.88.0.11",
@@ -33,7 +33,7 @@ WELL = Facts(
     rdma_rate=200_000,
     one_node=False,
 )
-LO = Interface("lo", "127.0.0.1", {}, "loopback")
+LO = SelectedInterface("lo", "127.0.0.1", {}, "loopback")
 TWO_NODES = {
     "SLURM_STEP_NODELIST": f"{NODE},node02",
     "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
@@ -77,15 +77,15 @@ def test_a_wrong_ifaces_conf_is_a_wrong_interface(tmp_path: Any) -> None:
     assert known.wrong[2] == "did you mean interface?"
 
 
-def at_step(rank: int, own: set[str], monkeypatch: pytest.MonkeyPatch, address: str = "") -> Subject:
+def at_step(rank: int, own: set[str], monkeypatch: pytest.MonkeyPatch, address: str = "") -> CheckContext:
     """A rank of two nodes whose names lead there."""
     monkeypatch.setattr("srunddp.bootstrap.rendezvous.discovery.addresses_of", lambda _: own)
     gtids = {"SLURM_GTIDS": str(rank), "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank)}
     if rank:
         gtids |= {"SLURM_STEP_NODELIST": f"node00,{NODE}"}
     entries = parse(f'- nodes: "*"\n  interface: eth0{address}\n'.encode(), "x")
-    found = replace(subject(slurm(rank, 2, **TWO_NODES | gtids)), loaded=Loaded(entries))
-    return replace(found, interface=Interface("eth0", "10.88.0.11", {}, "x"))
+    found = replace(subject(slurm(rank, 2, **TWO_NODES | gtids)), loaded=IfacesConfig(entries))
+    return replace(found, interface=SelectedInterface("eth0", "10.88.0.11", {}, "x"))
 
 
 def test_a_name_that_leads_a_rank_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,11 @@ def test_a_name_that_leads_a_rank_nowhere_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_rank_0_finds_that_its_name_leads_to_another_of_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = (Link("eth0", True, 0, ("10.88.0.11",), ()), Link("eno1", True, 0, ("10.77.0.11",), ()))
-    monkeypatch.setattr(interface, "links_here", lambda: own)
+    own = (
+        NetworkInterface("eth0", True, 0, ("10.88.0.11",), ()),
+        NetworkInterface("eno1", True, 0, ("10.77.0.11",), ()),
+    )
+    monkeypatch.setattr(interface, "list_interfaces", lambda: own)
     found, *_ = interface.collect(at_step(0, {"10.77.0.11"}, monkeypatch)).lookup
     words = f"the others look for rank 0 at {NODE}, which is 10.77.0.11 on eno1; its interface is eth0 (10.88.0.11)"
     assert found == f"x:1:3: {words}"
@@ -124,14 +127,14 @@ def test_where_all_is_well_nothing_is_said() -> None:
 @pytest.mark.parametrize("which", ["wrong", "lookup"])
 def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
     (one,) = judge(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
-    assert one == Finding(Level.FAIL, "interface", "no ib0", "one", "correct it", ("node03",))
+    assert one == Finding(Severity.FAIL, "interface", "no ib0", "one", "correct it", ("node03",))
 
 
 @pytest.mark.parametrize("own", [["127.0.1.1"], ["127.0.0.1", "::1"]])
 def test_a_nodes_name_on_loopback_is_warned_of(own: list[str]) -> None:
     words = f"the node's own name leads to {', '.join(own)}, which is loopback"
     changes = {rank: {"own_name": own} for rank in (2, 3)}
-    assert set(told(judge(changed(WELL, changes)))) == {(Level.WARN, words, ("node02",), ())}
+    assert set(told(judge(changed(WELL, changes)))) == {(Severity.WARN, words, ("node02",), ())}
 
 
 @pytest.mark.parametrize("change", [{"own_name": ["127.0.1.1", "10.88.0.11"]}, {"own_name": []}])
@@ -151,7 +154,7 @@ def test_a_name_that_leads_elsewhere_too_or_nowhere_is_not(change: dict[str, Any
 )
 def test_what_a_node_has_unlike_the_others_is_warned_of(change: dict[str, Any], found: str, expected: str) -> None:
     findings = list(judge(changed(WELL, {rank: change for rank in (6, 7)})))
-    assert told(findings) == [(Level.WARN, found, ("node04",), ())]
+    assert told(findings) == [(Severity.WARN, found, ("node04",), ())]
     assert findings[0].expected == expected
 
 
@@ -174,7 +177,7 @@ def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
 # What the links can carry, for the all-reduce.
 
 
-def carried(*facts: Facts) -> float:
+def carried(*facts: InterfaceFacts) -> float:
     told = {one.rank: {"interface": {"facts": vars(one.facts)}} for one in seen(facts, per_node=1)}
     here = {one.rank: one for one in seen(facts, per_node=1)}
     return slowest_link(Report(here, told), "nccl")  # type: ignore[arg-type]

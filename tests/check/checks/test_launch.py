@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from srunddp.check.checks import launch
-from srunddp.check.checks.launch import CHECK, Facts, judge, summary
-from srunddp.check.finding import Level
+from srunddp.check.checks.launch import CHECK, LaunchFacts, judge, summary
+from srunddp.check.finding import Severity
 from tests.support.made_up_site import LOCAL_RANK_1, changed, subject, told, travelled
 from tests.support.starting import slurm, write
 
-WELL = Facts("Slurm", "slurm", 12, allocated=0, notes=[], script="", uses_mpi=False, mpi="")
+WELL = LaunchFacts("Slurm", "slurm", 12, allocated=0, notes=[], script="", uses_mpi=False, mpi="")
 
 
-def facts(tmp_path: Path, text: str, variables: dict[str, str] | None = None) -> Facts:
+def facts(tmp_path: Path, text: str, variables: dict[str, str] | None = None) -> LaunchFacts:
     """Of a script with this text."""
     return travelled(CHECK, subject(variables, write(tmp_path / "train.py", text)))
 
@@ -26,7 +26,7 @@ def facts(tmp_path: Path, text: str, variables: dict[str, str] | None = None) ->
 
 
 def test_the_launcher_and_the_channel_travel() -> None:
-    assert travelled(CHECK, subject()) == Facts("none", "none", 1, 0, [], "", uses_mpi=False, mpi="")
+    assert travelled(CHECK, subject()) == LaunchFacts("none", "none", 1, 0, [], "", uses_mpi=False, mpi="")
     known = travelled(CHECK, subject(slurm(1, 4)))
     assert (known.launcher, known.channel, known.world_size, known.allocated) == ("Slurm", "slurm", 4, 0)
 
@@ -134,18 +134,18 @@ def test_where_all_is_well_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("change", "level", "found"),
     [
-        ({"allocated": 2}, Level.FAIL, "one process, in an allocation of Slurm for 2 tasks: it was started without"),
-        ({"script": "/a/train.py:3: invalid syntax"}, Level.FAIL, "/a/train.py:3: invalid syntax"),
-        ({"uses_mpi": True, "mpi": "no world"}, Level.FAIL, "the script imports mpi4py, and no world"),
+        ({"allocated": 2}, Severity.FAIL, "one process, in an allocation of Slurm for 2 tasks: it was started without"),
+        ({"script": "/a/train.py:3: invalid syntax"}, Severity.FAIL, "/a/train.py:3: invalid syntax"),
+        ({"uses_mpi": True, "mpi": "no world"}, Severity.FAIL, "the script imports mpi4py, and no world"),
         (
             {"uses_mpi": True, "mpi": "no world", "channel": "pmi"},
-            Level.FAIL,
+            Severity.FAIL,
             "the script imports mpi4py, and no world",
         ),
-        ({"uses_mpi": True, "channel": "pmi"}, Level.WARN, "the script imports mpi4py, and the ranks meet over PMI"),
+        ({"uses_mpi": True, "channel": "pmi"}, Severity.WARN, "the script imports mpi4py, and the ranks meet over PMI"),
     ],
 )
-def test_what_is_wrong_is_named_on_its_node(change: dict[str, Any], level: Level, found: str) -> None:
+def test_what_is_wrong_is_named_on_its_node(change: dict[str, Any], level: Severity, found: str) -> None:
     ((known, words, nodes, _),) = told(judge(changed(WELL, {4: change})))
     assert (known, nodes) == (level, ("node03",))
     assert words.startswith(found)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from srunddp.check.checks.limits import CHECK, Facts, judge, summary
-from srunddp.check.finding import Level
+from srunddp.check.checks.limits import CHECK, LimitFacts, judge, summary
+from srunddp.check.finding import Severity
 from tests.support.made_up_site import changed, subject, told, travelled
 
 GIB = 1 << 30
-WELL = Facts(files=1024, memlock=-1, rdma=True, free={"/dev/shm": 8 * GIB, "/tmp": 2 * GIB})
+WELL = LimitFacts(files=1024, memlock=-1, rdma=True, free={"/dev/shm": 8 * GIB, "/tmp": 2 * GIB})
 
 
 def test_the_facts_of_this_process_travel(tmp_path: Path) -> None:
@@ -36,20 +36,20 @@ def test_where_all_is_well_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("change", "level", "found"),
     [
-        ({"free": {"/tmp": 0}}, Level.FAIL, "0 MiB free in /tmp"),
-        ({"free": {"/tmp": (8 << 20) - 1}}, Level.FAIL, "7 MiB free in /tmp"),
-        ({"free": {"/dev/shm": 64 << 20}}, Level.WARN, "64 MiB free in /dev/shm"),
-        ({"free": {"/dev/shm": GIB - 1}}, Level.WARN, "1023 MiB free in /dev/shm"),
-        ({"free": {"/scratch/x": -1}}, Level.FAIL, "/scratch/x is not there"),
-        ({"files": 1023}, Level.WARN, "1023 open files at most"),
+        ({"free": {"/tmp": 0}}, Severity.FAIL, "0 MiB free in /tmp"),
+        ({"free": {"/tmp": (8 << 20) - 1}}, Severity.FAIL, "7 MiB free in /tmp"),
+        ({"free": {"/dev/shm": 64 << 20}}, Severity.WARN, "64 MiB free in /dev/shm"),
+        ({"free": {"/dev/shm": GIB - 1}}, Severity.WARN, "1023 MiB free in /dev/shm"),
+        ({"free": {"/scratch/x": -1}}, Severity.FAIL, "/scratch/x is not there"),
+        ({"files": 1023}, Severity.WARN, "1023 open files at most"),
         (
             {"memlock": 64 << 10},
-            Level.WARN,
+            Severity.WARN,
             "64 KiB of locked memory at most, on a node with InfiniBand or RoCE",
         ),
     ],
 )
-def test_what_is_short_is_named_on_its_node(change: dict[str, Any], level: Level, found: str) -> None:
+def test_what_is_short_is_named_on_its_node(change: dict[str, Any], level: Severity, found: str) -> None:
     assert told(judge(changed(WELL, {3: change}))) == [(level, found, ("node02",), ())]
 
 

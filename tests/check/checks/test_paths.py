@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from srunddp.check.checks import paths
-from srunddp.check.checks.paths import CHECK, Facts, node_lines
-from srunddp.check.finding import Level, Seen
+from srunddp.check.checks.paths import CHECK, PathFacts, node_lines
+from srunddp.check.finding import Observation, Severity
 from srunddp.util import filesystem
 from srunddp.util.filesystem import Mount, Place, content, look, mount_of
 from tests.support.made_up_site import LOCAL_RANK_1, seen, subject, told, travelled
 
-FAIL, WARN = Level.FAIL, Level.WARN
+FAIL, WARN = Severity.FAIL, Severity.WARN
 ROLES = {"proj": "/proj", "script": "/proj/train.py", "env": "/env", "data": "/data"}
 
 
@@ -27,9 +27,9 @@ def place(role: str, **changes: str) -> Place:
     return Place(**(known | {"identity": f"nfs4 server:/x {role}", "content": "abc"} | changes))  # type: ignore[typeddict-item]
 
 
-def ranks(changes: dict[int, dict[str, dict[str, str]]]) -> list[Seen[Facts]]:
+def ranks(changes: dict[int, dict[str, dict[str, str]]]) -> list[Observation[PathFacts]]:
     """Of six nodes, which see the same but for ``changes``, by rank and role."""
-    return seen(Facts([place(role, **changes.get(rank, {}).get(role, {})) for role in ROLES]) for rank in range(12))
+    return seen(PathFacts([place(role, **changes.get(rank, {}).get(role, {})) for role in ROLES]) for rank in range(12))
 
 
 def both(role: str, **changes: str) -> dict[int, dict[str, dict[str, str]]]:
@@ -38,7 +38,7 @@ def both(role: str, **changes: str) -> dict[int, dict[str, dict[str, str]]]:
 
 
 OWN = {"identity": "ext4 own 1", "content": "def"}
-FOUND: dict[str, tuple[dict[int, dict[str, dict[str, str]]], list[tuple[Level, str, tuple[int, ...]]], str]] = {
+FOUND: dict[str, tuple[dict[int, dict[str, dict[str, str]]], list[tuple[Severity, str, tuple[int, ...]]], str]] = {
     "nothing": ({}, [], ""),
     "a path is missing": (
         {5: {"data": {"kind": "missing"}}},

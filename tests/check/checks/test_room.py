@@ -7,28 +7,28 @@ from pathlib import Path
 import pytest
 
 from srunddp.check.checks import limits
-from srunddp.check.finding import Finding, Level
+from srunddp.check.finding import Finding, Severity
 from tests.support.made_up_site import seen, subject, travelled
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
 def found(folder: str, free: int, total: int) -> list[Finding]:
-    facts = limits.Facts(files=1 << 20, memlock=-1, rdma=False, free={folder: free}, total={folder: total})
+    facts = limits.LimitFacts(files=1 << 20, memlock=-1, rdma=False, free={folder: free}, total={folder: total})
     return list(limits.judge(seen([facts])))
 
 
 @pytest.mark.parametrize(
     ("free", "total", "level"),
     [
-        (0, MIB, Level.FAIL),
-        (8 * MIB - 1, 100 * GIB, Level.FAIL),
-        (8 * MIB, 100 * GIB, Level.WARN),
-        (64 * MIB - 4096, 64 * MIB, Level.WARN),  # a container of Docker's
-        (GIB - 1, 100 * GIB, Level.WARN),
+        (0, MIB, Severity.FAIL),
+        (8 * MIB - 1, 100 * GIB, Severity.FAIL),
+        (8 * MIB, 100 * GIB, Severity.WARN),
+        (64 * MIB - 4096, 64 * MIB, Severity.WARN),  # a container of Docker's
+        (GIB - 1, 100 * GIB, Severity.WARN),
     ],
 )
-def test_little_room_is_warned_of_and_next_to_none_stops_the_job(free: int, total: int, level: Level) -> None:
+def test_little_room_is_warned_of_and_next_to_none_stops_the_job(free: int, total: int, level: Severity) -> None:
     (finding,) = found("/dev/shm", free, total)
     assert (finding.level, finding.found) == (level, f"{free // MIB} MiB free in /dev/shm")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from srunddp.check.checks.versions import CHECK, NOT_ASKED, Facts, Imported, import_torch, node_lines
-from srunddp.check.finding import Level
+from srunddp.check.checks.versions import CHECK, NOT_ASKED, Imported, VersionFacts, import_torch, node_lines
+from srunddp.check.finding import Severity
 from srunddp.check.packages import Package, find
 from tests.support.made_up_site import LOCAL_RANK_1, changed, subject, told, travelled
 
-FAIL, WARN = Level.FAIL, Level.WARN
+FAIL, WARN = Severity.FAIL, Severity.WARN
 SITE = "/shared/env/lib/python3.11/site-packages"
 
 
@@ -27,7 +27,7 @@ def imported(seconds: float = 2.0, **changes: Any) -> Imported:
 
 
 PLAIN = package("1.0", cuda="", git="")
-WELL = Facts(
+WELL = VersionFacts(
     python="3.11.2",
     executable="/shared/env/bin/python",
     prefix="/shared/env",
@@ -46,7 +46,7 @@ def numpy(known: Package) -> dict[str, Any]:
     return {"packages": {"torch": package(), "numpy": known}}
 
 
-FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Level, str, tuple[int, ...]]]]] = {
+FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tuple[int, ...]]]]] = {
     "nothing": ({}, []),
     "another Python": ({5: {"python": "3.12.1"}}, [(FAIL, "Python 3.12", (5,))]),
     "another patch level": ({5: {"python": "3.11.9"}}, [(WARN, "Python 3.11.9", (5,))]),

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from srunddp.monitor.sampler.links import COLUMNS, Links
+from srunddp.monitor.sampler.links import COLUMNS, NetworkCounters
 from tests.cluster.network import tool
 from tests.support.namespaces import address, two_nodes
 
@@ -19,17 +19,17 @@ eth0:1:22 1 2 3 4 5 6 7 33 8 9 10 11 12 13 14
 """
 
 
-def found(links: Links) -> list[dict[str, str]]:
+def found(links: NetworkCounters) -> list[dict[str, str]]:
     return [dict(zip(COLUMNS, line.split(","), strict=True)) for line in links.rows("7.000").splitlines()]
 
 
-def short(links: Links) -> list[tuple[str, ...]]:
+def short(links: NetworkCounters) -> list[tuple[str, ...]]:
     return [tuple(list(row.values())[1:]) for row in found(links)]
 
 
 def test_every_link_but_loopback_has_a_row(tmp_path: Path) -> None:
     (tmp_path / "dev").write_text(NET)
-    assert short(Links("ib0", tmp_path / "dev", tmp_path)) == [
+    assert short(NetworkCounters("ib0", tmp_path / "dev", tmp_path)) == [
         ("ib0", "net", "1", "5000000000", "6000000000"),
         ("eth0:1", "net", "0", "22", "33"),
     ]
@@ -43,7 +43,7 @@ def test_ports_of_rdma_devices_count_in_words_of_four_bytes(tmp_path: Path) -> N
         (counters / "port_xmit_data").write_text("500\n")
         (tmp_path / device / "device/net" / interface).mkdir(parents=True)
     (tmp_path / "rxe0/ports/1").mkdir(parents=True)  # has none
-    assert short(Links("ib0", tmp_path / "none", tmp_path)) == [
+    assert short(NetworkCounters("ib0", tmp_path / "none", tmp_path)) == [
         ("mlx5_0/1", "rdma", "1", "1000", "2000"),
         ("mlx5_1/1", "rdma", "0", "1000", "2000"),
     ]
@@ -60,7 +60,7 @@ def test_as_many_links_as_there_are_have_a_row() -> None:
             status = 1
             try:
                 _enter(names["west"])
-                status = int(len({row["link"] for row in found(Links("data0"))}) < 62)
+                status = int(len({row["link"] for row in found(NetworkCounters("data0"))}) < 62)
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -81,7 +81,7 @@ def test_traffic_is_seen_on_the_link_that_carries_it() -> None:
 
 def _sends(namespace: str) -> int:
     _enter(namespace)
-    links = Links("data1")
+    links = NetworkCounters("data1")
     before = {row["link"]: int(row["sent_bytes"]) for row in found(links)}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         for _ in range(1000):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.monitor.sampler import Site, loop
+from srunddp.monitor.sampler import SamplerConfig, loop
 from tests.support.sampled import NODE, is_there, rows, supervised
 from tests.support.starting import until
 
@@ -113,7 +113,7 @@ def test_a_source_that_fails_does_not_end_the_others(
         raise AttributeError(broken)
 
     monkeypatch.setattr(f"srunddp.monitor.sampler.{broken}", fail)
-    samples = loop._Samples(Site(tmp_path, NODE, 1.0, "eth0", "", 0, os.getpid(), None))
+    samples = loop._Samples(SamplerConfig(tmp_path, NODE, 1.0, "eth0", "", 0, os.getpid(), None))
     samples.take()
     written = {name for name in ("node", "tasks", "links") if rows(tmp_path / f"{NODE}.{name}.csv")}
     missing = broken.removesuffix("rows") != broken and broken.partition(".")[0]

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from srunddp.monitor.sampler.process_tree import Process, Rising, Tree
+from srunddp.monitor.sampler.process_tree import MonotonicCounter, Process, ProcessTree
 from srunddp.monitor.sampler.tasks import Tasks
 from tests.support.sampled import RANK, supervised
 from tests.support.starting import bare, until
@@ -41,7 +41,7 @@ def said(process: subprocess.Popen[str]) -> float:
 def test_cpu_time_is_within_a_twentieth_of_the_kernel_s(tmp_path: Path) -> None:
     with running(BURN.format(seconds=0.5) + "print(time.process_time(), flush=True); input()") as child:
         used = said(child)
-        tree = Tree(0, child.pid)
+        tree = ProcessTree(0, child.pid)
         tree.look(thorough=False)
         assert abs(tree.cpu.value / 1e9 - used) < used / 20
 
@@ -57,7 +57,7 @@ def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.
     with running(program) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        tree, look = Tree(0, process.pid), Process.look
+        tree, look = ProcessTree(0, process.pid), Process.look
         tree.look(thorough=False)
         before = tree.cpu.value
 
@@ -85,7 +85,7 @@ def test_nothing_is_lost_when_children_end() -> None:
     )
     with running(parent) as process:
         assert process.stdin is not None
-        tree, seen = Tree(0, process.pid), [0]
+        tree, seen = ProcessTree(0, process.pid), [0]
         for seconds in range(1, 5):
             process.stdin.write("\n")
             process.stdin.flush()
@@ -111,7 +111,7 @@ def test_what_a_parent_does_not_take_over_is_kept() -> None:
     with running(program) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        tree = Tree(0, process.pid)
+        tree = ProcessTree(0, process.pid)
         tree.look(thorough=False)
         before = tree.cpu.value
         assert tree.processes == 2
@@ -125,7 +125,7 @@ def test_what_a_parent_does_not_take_over_is_kept() -> None:
 
 
 def test_a_fall_by_no_more_than_the_kernel_s_rounding_is_not_kept() -> None:
-    sum_of = Rising(20)
+    sum_of = MonotonicCounter(20)
     found = []
     for total in (100, 90, 100, 85, 100, 50, 60):
         sum_of.is_now(total)
@@ -142,7 +142,7 @@ def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
     with running(program) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        tree = Tree(0, process.pid)
+        tree = ProcessTree(0, process.pid)
         tree.look(thorough=False)
         alone = tree.processes
         tree.look(thorough=True)
@@ -156,7 +156,7 @@ def test_memory_is_the_resident_set_of_all_processes_together() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.readline()
-        tree = Tree(0, process.pid)
+        tree = ProcessTree(0, process.pid)
         tree.look(thorough=False)
         assert 200 * MIB < tree.resident < 240 * MIB
 
@@ -169,7 +169,7 @@ def test_storage_io_is_counted_once() -> None:
         with running(program + "print('x', flush=True); input()") as process:
             assert process.stdout is not None
             process.stdout.readline()
-            tree = Tree(0, process.pid)
+            tree = ProcessTree(0, process.pid)
             tree.look(thorough=False)
             assert 3 * MIB <= tree.bytes_written.value < 4 * MIB
 

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.supervisor.output.nonblocking import Lines
-from srunddp.supervisor.output.redirect import Destination, Output, plan
+from srunddp.supervisor.output.nonblocking import LinePrefixer
+from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, plan
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import LONG, bare, until
 
@@ -30,7 +30,7 @@ SCRIPT = "import os\nfor number in range(100_000): os.write(1, b'%099d\\n' % num
 ALL = b"".join(b"%099d\n" % number for number in range(100_000))
 
 
-def planned(log_dir: str | None = "logs", prefix: bool = False, tee: str | None = None, **changes: Any) -> Destination:
+def planned(log_dir: str | None = "logs", prefix: bool = False, tee: str | None = None, **changes: Any) -> OutputTarget:
     return plan(log_dir, prefix, tee, **{"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"} | changes)
 
 
@@ -87,7 +87,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_without_a_folder_every_rank_goes_to_the_terminal_alone() -> None:
-    assert planned(None) == Destination(None, True, "")
+    assert planned(None) == OutputTarget(None, True, "")
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_a_folder_that_cannot_be_made_is_named_once_a_node(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/1207")):
         with pytest.raises(ConfigError, match=rf"^--log-dir: {folder}.*/1207\.3 cannot be written: .+ -> ") as caught:
-            Output.open(planned(str(folder)))
+            OutputRedirect.open(planned(str(folder)))
         assert caught.value.scope is Scope.NODE
 
 
 def test_a_folder_in_which_no_file_can_be_made_is_named_once_a_node(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: File name too long") as caught:
-        Output.open(planned(str(tmp_path), node="n" * 256))
+        OutputRedirect.open(planned(str(tmp_path), node="n" * 256))
     assert caught.value.scope is Scope.NODE
 
 
@@ -155,7 +155,7 @@ def test_only_a_plain_file_is_taken_in_the_logs_place(tmp_path: Path, what: str)
     else:
         destination.file.mkdir()
     with pytest.raises(ConfigError, match=f"{destination.file} cannot be written: .*{what}") as caught:
-        Output.open(destination)
+        OutputRedirect.open(destination)
     assert caught.value.scope is Scope.RANK
     assert (tmp_path / "precious").read_text() == "all"
     if what == "no plain file":
@@ -165,13 +165,13 @@ def test_only_a_plain_file_is_taken_in_the_logs_place(tmp_path: Path, what: str)
 def test_a_named_pipe_that_nobody_reads_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
     with pytest.raises(ConfigError, match="log cannot be written"):
-        Output.open(Destination(tmp_path / "log", False, ""))
+        OutputRedirect.open(OutputTarget(tmp_path / "log", False, ""))
 
 
 def test_all_ranks_make_the_folders_at_once(tmp_path: Path) -> None:
     plans = [planned(str(tmp_path / "a" / "b"), rank=rank, world_size=64, tee="none") for rank in range(64)]
     with ThreadPoolExecutor(16) as pool:
-        for output in pool.map(Output.open, plans):
+        for output in pool.map(OutputRedirect.open, plans):
             output.start()  # closes
     assert len(list((tmp_path / "a" / "b" / "1207.3").iterdir())) == 64
 
@@ -179,7 +179,7 @@ def test_all_ranks_make_the_folders_at_once(tmp_path: Path) -> None:
 def test_the_users_umask_decides_who_may_read_the_file(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        Output.open(Destination(tmp_path / "log", False, "")).start()
+        OutputRedirect.open(OutputTarget(tmp_path / "log", False, "")).start()
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o640
@@ -451,7 +451,7 @@ def test_a_tty_that_is_hung_up_ends_nothing(start: Any) -> None:
 
 
 def lines(*pieces: bytes) -> list[bytes]:
-    prefixed = Lines(b"p: ")
+    prefixed = LinePrefixer(b"p: ")
     return [*(prefixed.feed(piece) for piece in pieces), prefixed.rest()]
 
 

@@ -17,15 +17,15 @@ import pytest
 import torch
 from torch import nn
 
-from srunddp.train.checkpoint.async_writer import Snapshot, Writer
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, Snapshot
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import CheckpointError
 from tests.train.conftest import ROOT
 
 LIMIT = 20.0  # seconds
 
 
-class Held(Shelf):
+class Held(CheckpointDirectory):
     """Writes when it is told to."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Held(Shelf):
         super().add(step, state)
 
 
-def loaded(shelf: Shelf) -> dict[str, Any]:
+def loaded(shelf: CheckpointDirectory) -> dict[str, Any]:
     found = shelf.newest(pytest.fail)
     assert found is not None
     return found[1]
@@ -49,7 +49,7 @@ def mebibyte(step: int) -> dict[str, Any]:
 
 def test_training_goes_on_and_what_is_written_is_the_state_of_then(tmp_path: Path) -> None:
     shelf, values = Held(tmp_path), torch.ones(1000)
-    writer = Writer(shelf)
+    writer = AsyncCheckpointer(shelf)
     writer.write(1, {"values": values, "list": [values], "plain": {"epoch": 1}})
     values.zero_()
     assert writer.busy()
@@ -65,7 +65,7 @@ def test_training_goes_on_and_what_is_written_is_the_state_of_then(tmp_path: Pat
 
 def test_a_write_waits_for_the_one_before_before_it_takes_its_memory(tmp_path: Path) -> None:
     shelf, values = Held(tmp_path), torch.ones(1000)
-    writer = Writer(shelf)
+    writer = AsyncCheckpointer(shelf)
     writer.write(1, {"step": 1, "values": values})
     values.fill_(2.0)
     second = threading.Thread(target=writer.write, args=(2, {"step": 2, "values": values}))
@@ -80,7 +80,7 @@ def test_a_write_waits_for_the_one_before_before_it_takes_its_memory(tmp_path: P
         assert bool((state["values"] == float(step)).all())
 
 
-def check_refused(writer: Writer, shelf: Shelf, step: int, found: str, cure: str) -> None:
+def check_refused(writer: AsyncCheckpointer, shelf: CheckpointDirectory, step: int, found: str, cure: str) -> None:
     """A save that the disk refuses: said once, nothing lost, and an error at the end."""
     newest = loaded(shelf)
     writer.write(step, mebibyte(step))
@@ -96,16 +96,16 @@ def check_refused(writer: Writer, shelf: Shelf, step: int, found: str, cure: str
     assert [file for file in shelf.folder.iterdir() if file.suffix == ".tmp"] == []
 
 
-def begun(folder: Path) -> tuple[Writer, Shelf]:
-    shelf = Shelf(folder, keep_last=2, keep_best=0)
-    writer = Writer(shelf)
+def begun(folder: Path) -> tuple[AsyncCheckpointer, CheckpointDirectory]:
+    shelf = CheckpointDirectory(folder, keep_last=2, keep_best=0)
+    writer = AsyncCheckpointer(shelf)
     writer.write(1, {"step": 1})
     writer.wait()
     assert writer.news()[0] == []
     return writer, shelf
 
 
-def goes_on(writer: Writer, shelf: Shelf) -> None:
+def goes_on(writer: AsyncCheckpointer, shelf: CheckpointDirectory) -> None:
     writer.write(9, mebibyte(9))
     writer.wait()
     assert writer.news()[0] == []
@@ -137,7 +137,7 @@ def test_a_full_disk_loses_nothing_and_training_goes_on(small_disk: Path) -> Non
 @pytest.mark.parametrize("left", range(0, 12288, 4096))
 def test_a_disk_that_is_full_at_any_page_loses_nothing(small_disk: Path, left: int) -> None:
     """Also where it is the last line, or the link to the best, that has no room."""
-    shelf = Shelf(small_disk, keep_last=1, keep_best=1)
+    shelf = CheckpointDirectory(small_disk, keep_last=1, keep_best=1)
     shelf.add(1, {"step": 1})
     size = shelf.path(1).stat().st_size
     space = os.statvfs(small_disk).f_bavail * 4096
@@ -187,7 +187,7 @@ def test_a_folder_that_vanished_is_said_and_training_goes_on(tmp_path: Path) -> 
 
 def test_a_problem_is_said_though_the_next_write_went_well(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    writer = Writer(Shelf(folder, keep_last=2, keep_best=0))
+    writer = AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0))
     writer.write(1, {"step": 1})
     with pytest.raises(CheckpointError, match="the last whole one is none"):
         writer.wait()
@@ -201,7 +201,7 @@ def test_a_problem_is_said_though_the_next_write_went_well(tmp_path: Path) -> No
 
 
 def test_what_cannot_be_loaded_again_is_raised_where_training_is(tmp_path: Path) -> None:
-    writer = Writer(Shelf(tmp_path, keep_last=2, keep_best=0))
+    writer = AsyncCheckpointer(CheckpointDirectory(tmp_path, keep_last=2, keep_best=0))
     writer.write(1, {"path": Path("x")})
     with pytest.raises(CheckpointError, match=r"it holds pathlib\.PosixPath; expected tensors and plain values"):
         writer.write(2, {"step": 2})
@@ -212,9 +212,9 @@ def test_what_cannot_be_loaded_again_is_raised_where_training_is(tmp_path: Path)
 ENDS = """
 import sys, torch
 from pathlib import Path
-from srunddp.train.checkpoint.directory import Shelf
-from srunddp.train.checkpoint.async_writer import Writer
-writer = Writer(Shelf(Path(sys.argv[1]), 2, 0))
+from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.checkpoint.async_writer import AsyncCheckpointer
+writer = AsyncCheckpointer(CheckpointDirectory(Path(sys.argv[1]), 2, 0))
 writer.write(1, {"step": 1, "values": torch.ones(5_000_000)})
 assert writer.busy()
 raise SystemExit(3)
@@ -225,7 +225,7 @@ def test_the_end_of_python_finishes_the_write(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", ENDS, tmp_path], env=environment, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (3, "")
-    assert loaded(Shelf(tmp_path, 2, 0))["step"] == 1
+    assert loaded(CheckpointDirectory(tmp_path, 2, 0))["step"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.pt"]
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from srunddp.train import load_checkpoint
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 from tests.train.killed_saves import fork_saver, kill, newest, shelf_of
 
 
-def shelf(folder: Path, *steps: int, keep_last: int = 2, keep_best: int = 0, **scores: float) -> Shelf:
-    made = Shelf(folder, keep_last, keep_best)
+def shelf(folder: Path, *steps: int, keep_last: int = 2, keep_best: int = 0, **scores: float) -> CheckpointDirectory:
+    made = CheckpointDirectory(folder, keep_last, keep_best)
     made.scores = {int(step[1:]): score for step, score in scores.items()}
     for step in steps:
         made.add(step, {"step": step})
@@ -32,7 +32,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def step_of_newest(made: Shelf, said: list[str]) -> int | None:
+def step_of_newest(made: CheckpointDirectory, said: list[str]) -> int | None:
     found = made.newest(said.append)
     if found is None:
         return None
@@ -70,7 +70,7 @@ def test_broken_ones_are_named_and_the_newest_whole_one_is_loaded(tmp_path: Path
     assert [str(made.path(3)) in said[0], str(made.path(2)) in said[1], len(said)] == [True, True, 2]
     damage(made.path(1))
     assert step_of_newest(made, said) is None
-    assert step_of_newest(Shelf(tmp_path / "none", 1, 1), said) is None
+    assert step_of_newest(CheckpointDirectory(tmp_path / "none", 1, 1), said) is None
 
 
 def test_a_broken_one_never_counts_among_those_kept(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_one_that_is_deleted_while_it_is_looked_for_is_not_said_to_be_broken(
         return load_checkpoint(path)
 
     monkeypatch.setattr("srunddp.train.checkpoint.directory.load_whole", late)
-    assert step_of_newest(Shelf(tmp_path, 1, 0), said) == 2
+    assert step_of_newest(CheckpointDirectory(tmp_path, 1, 0), said) == 2
     assert said == []
 
 
@@ -229,7 +229,7 @@ def test_a_power_cut_at_any_moment_leaves_what_was_acknowledged(
     draw = random.Random(0)
     with monkeypatch.context() as patch:
         disk = Disk(tmp_path, patch)
-        made = Shelf(tmp_path, keep_last=1, keep_best=1)
+        made = CheckpointDirectory(tmp_path, keep_last=1, keep_best=1)
         for step in (*range(1, 7), 6):
             made.scores[step] = draw.random()
             made.add(step, {"step": step})
@@ -241,7 +241,7 @@ def test_a_power_cut_at_any_moment_leaves_what_was_acknowledged(
             folder = tmp_path_factory.mktemp("cut")
             for name, content in names.items():
                 (folder / name).write_bytes(content)
-            found = Shelf(folder, 1, 1).newest(lambda _: None)
+            found = CheckpointDirectory(folder, 1, 1).newest(lambda _: None)
             step = found[1]["step"] if found else 0
             assert step >= acknowledged, f"{acknowledged} was acknowledged, and {step} is left"
             checked += 1

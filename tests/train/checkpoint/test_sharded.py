@@ -15,7 +15,7 @@ from torch import nn
 from srunddp.errors import ConfigError
 from srunddp.train import CheckpointError, FSDPConfig, load_checkpoint
 from srunddp.train.checkpoint import dcp
-from srunddp.train.checkpoint.directory import Shelf
+from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import load_file
 from tests.train.conftest import results_of
 from tests.train.sharded import config, network, train
@@ -233,7 +233,7 @@ def test_a_damaged_or_missing_shard_is_passed_over_for_the_checkpoint_before(che
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    found = Shelf(checkpoint.parent, 2, 1).newest(said.append)
+    found = CheckpointDirectory(checkpoint.parent, 2, 1).newest(said.append)
     assert found is not None
     assert found[0] < checkpoint
     assert said == [f"passed over {shard}: its SHA-256 is not that of its content"]
@@ -249,7 +249,7 @@ def test_old_checkpoints_and_what_killed_saves_left_go_with_their_shards(checkpo
     for name in ("step-00000099.0a1b2c3d.shards", "mine.shards", "step-00000098.abcd.shards"):
         (folder / name).mkdir()
     (folder / "step-00000098.pt.aside").touch()
-    Shelf(folder, 1, 0).add(50, {"step": 50})
+    CheckpointDirectory(folder, 1, 0).add(50, {"step": 50})
     left = sorted(path.name for path in folder.iterdir() if path.suffix != ".aside" and path.name != "best.pt")
     assert left == ["mine.shards", "step-00000050.pt", "step-00000098.abcd.shards"]
 

@@ -17,10 +17,10 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, ge
 
 from srunddp.train import LoadingConfig
 from srunddp.train.data import dataset
-from srunddp.train.data.dataset import Reader, Rows, Stream
-from srunddp.train.data.loader import Batch, Feed
+from srunddp.train.data.dataset import Reader, ShardedIterable, TensorRows
+from srunddp.train.data.loader import Batch, DeviceLoader
 from srunddp.train.data.order import Order, Sequential, Shuffled
-from srunddp.train.data.sampler import Deal, Part, Request, Requests
+from srunddp.train.data.sampler import BatchRequest, DistributedBatchSampler, MicroBatch, ShardAssignment
 from tests.train.worlds import StandIn
 
 
@@ -70,17 +70,19 @@ class Info:
     num_workers: int
 
 
-def by_workers(data: IterableDataset[Any], deal: Deal, workers: int, epoch: int = 1, start: int = 0) -> list[Part]:
+def by_workers(
+    data: IterableDataset[Any], deal: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
+) -> list[MicroBatch]:
     """The parts in the order in which the loader takes them from its workers; 0 workers read in the rank."""
-    turns: list[Iterator[Part]] = []
+    turns: list[Iterator[MicroBatch]] = []
     for number in range(max(workers, 1)):
-        stream = Stream(data, deal)
+        stream = ShardedIterable(data, deal)
         stream.begin(epoch, start)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dataset, "get_worker_info", lambda number=number: Info(number, workers) if workers else None)
             patch.setattr(dataset._worker, "_worker_info", Info(number, workers) if workers else None)
             turns.append(iter(list(stream)))
-    parts: list[Part] = []
+    parts: list[MicroBatch] = []
     while any(taken := [next(turn, None) for turn in turns]):
         parts += [part for part in taken if part is not None]
     return parts
@@ -99,21 +101,21 @@ def test_a_stream_is_dealt_as_a_data_set_with_indices_is(
 ) -> None:
     start = min(samples, cut * ranks * batch_size)
     for rank in range(ranks):
-        deal = Deal(rank, ranks, batch_size, 0)
-        requests = Requests(deal)
+        deal = ShardAssignment(rank, ranks, batch_size, 0)
+        requests = DistributedBatchSampler(deal)
         requests.begin(torch.arange(samples), 1, start)
         expected = [(request.indices, request.own, request.total) for request in requests]
         found = [(part.samples, part.own, part.total) for part in by_workers(Plain(samples), deal, workers, 1, start)]
         assert found == expected
 
 
-def drawn(parts: list[Part]) -> list[list[float]]:
+def drawn(parts: list[MicroBatch]) -> list[list[float]]:
     return [[value for sample, _ in part.samples for value in sample.tolist()] for part in parts]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_what_a_stream_draws_depends_on_no_number_of_workers(workers: int) -> None:
-    deal = Deal(0, 1, 4, seed=5)
+    deal = ShardAssignment(0, 1, 4, seed=5)
     alone = drawn(by_workers(RandomStream(21), deal, 0))
     assert drawn(by_workers(RandomStream(21), deal, workers)) == alone
     assert drawn(by_workers(RandomStream(21), deal, workers, epoch=2)) != alone
@@ -125,7 +127,7 @@ def test_ranks_that_draw_the_order_of_a_stream_miss_no_sample(workers: int) -> N
     seen = []
     for rank in range(3):
         torch.manual_seed(rank)
-        parts = by_workers(RandomStream(20), Deal(rank, 3, 2, seed=5), workers)
+        parts = by_workers(RandomStream(20), ShardAssignment(rank, 3, 2, seed=5), workers)
         seen += [int(sample[0]) for part in parts for sample, _ in part.samples[: part.own]]
     assert sorted(seen) == list(range(20))
 
@@ -138,14 +140,14 @@ def test_a_stream_leaves_the_rank_s_own_random_numbers_alone() -> None:
     for read in (False, True):
         torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
         if read:
-            assert len(by_workers(RandomStream(9), Deal(0, 1, 2, 0), 0)) == 5
+            assert len(by_workers(RandomStream(9), ShardAssignment(0, 1, 2, 0), 0)) == 5
         results.append(states())
     assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_a_stream_that_shards_itself_among_workers_loses_nothing(workers: int) -> None:
-    parts = by_workers(ShardsItself(), Deal(0, 1, 4, 0), workers)
+    parts = by_workers(ShardsItself(), ShardAssignment(0, 1, 4, 0), workers)
     assert [sample for part in parts for sample in part.samples] == list(range(30))
 
 
@@ -154,25 +156,27 @@ def test_a_stream_is_told_the_epoch() -> None:
         def set_epoch(self, epoch: int) -> None:
             self.samples = 10 * epoch
 
-    assert sum(part.total for part in by_workers(Told(0), Deal(0, 1, 4, 0), 2, epoch=3)) == 30
+    assert sum(part.total for part in by_workers(Told(0), ShardAssignment(0, 1, 4, 0), 2, epoch=3)) == 30
 
 
 def test_data_sets_that_read_many_at_once_are_asked_so() -> None:
     data = Subset(TensorDataset(torch.arange(10.0)), [9, 8, 7, 6])
-    part = Reader(data).__getitems__(Request([0, 3], 2, 4, 0))
+    part = Reader(data).__getitems__(BatchRequest([0, 3], 2, 4, 0))
     assert [float(sample[0]) for sample in part.samples] == [9.0, 6.0]
     assert (part.own, part.total) == (2, 4)
 
 
 def test_tensors_in_memory_are_read_as_their_samples_collated() -> None:
     data = TensorDataset(torch.arange(10.0), torch.arange(10))
-    inputs, targets = Rows(data).__getitems__(Request([7, 2], 2, 2, 0)).samples
+    inputs, targets = TensorRows(data).__getitems__(BatchRequest([7, 2], 2, 2, 0)).samples
     assert (inputs.tolist(), targets.tolist()) == ([7.0, 2.0], [7, 2])
 
 
-def feed(data: Dataset[Any], order: Order | None, workers: int, method: Any = "fork", **options: Any) -> Feed:
+def feed(data: Dataset[Any], order: Order | None, workers: int, method: Any = "fork", **options: Any) -> DeviceLoader:
     loading = LoadingConfig(multiprocessing_context=method)
-    return Feed(data, order, StandIn(), loading, deal=Deal(0, 1, 4, 5), num_workers=workers, **options)
+    return DeviceLoader(
+        data, order, StandIn(), loading, deal=ShardAssignment(0, 1, 4, 5), num_workers=workers, **options
+    )
 
 
 def rows(steps: Iterator[list[Batch]]) -> list[Any]:
@@ -197,14 +201,22 @@ def test_real_workers_read_a_stream_as_none_do(method: str) -> None:
 
 def test_data_with_indices_can_be_sent_to_workers_that_are_spawned() -> None:
     reader = pickle.loads(pickle.dumps(Reader(Subset(Augmented(10), range(5)))))
-    assert [int(sample[0][0]) for sample in reader.__getitems__(Request([4, 1], 2, 2, 0)).samples] == [4, 1]
+    assert [int(sample[0][0]) for sample in reader.__getitems__(BatchRequest([4, 1], 2, 2, 0)).samples] == [4, 1]
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_step_that_is_not_full_is_left_out_where_asked(drop_last: bool) -> None:
     """18 samples in steps of two batches of 4: the last step has one batch of 2."""
     loading = LoadingConfig(drop_last=drop_last)
-    it = Feed(Augmented(18), Sequential(18), StandIn(), loading, deal=Deal(0, 1, 4, 5), num_workers=0, accumulation=2)
+    it = DeviceLoader(
+        Augmented(18),
+        Sequential(18),
+        StandIn(),
+        loading,
+        deal=ShardAssignment(0, 1, 4, 5),
+        num_workers=0,
+        accumulation=2,
+    )
     counts = [[batch.total for batch in step.batches] for step in it.steps(1)]
     assert counts == ([[4, 4], [4, 4]] if drop_last else [[4, 4], [4, 4], [2]])
     assert it.steps_left(0) == len(counts)

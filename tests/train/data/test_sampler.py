@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ChainDataset, IterableDataset, TensorDataset
 
-from srunddp.train.data.sampler import Deal, Request, Requests, length_of
+from srunddp.train.data.sampler import BatchRequest, DistributedBatchSampler, ShardAssignment, length_of
 
 DEALS = {
     "samples": st.integers(0, 70),
@@ -19,8 +19,8 @@ DEALS = {
 }
 
 
-def asked(deal: Deal, order: torch.Tensor, start: int = 0, epoch: int = 1) -> list[Request]:
-    requests = Requests(deal)
+def asked(deal: ShardAssignment, order: torch.Tensor, start: int = 0, epoch: int = 1) -> list[BatchRequest]:
+    requests = DistributedBatchSampler(deal)
     requests.begin(order, epoch, start)
     made = list(requests)
     assert len(made) == len(requests)
@@ -35,7 +35,7 @@ def shuffled(samples: int, seed: int) -> torch.Tensor:
 @given(**DEALS)
 def test_every_sample_is_dealt_once_and_counted_once(samples: int, ranks: int, batch_size: int, seed: int) -> None:
     order = shuffled(samples, seed)
-    by_rank = [asked(Deal(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
+    by_rank = [asked(ShardAssignment(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
     own = [index for requests in by_rank for request in requests for index in request.indices[: request.own]]
     assert sorted(own) == list(range(samples))
     for together in zip(*by_rank, strict=True):
@@ -46,7 +46,7 @@ def test_every_sample_is_dealt_once_and_counted_once(samples: int, ranks: int, b
 @given(**DEALS)
 def test_no_rank_gets_an_empty_or_a_too_large_batch(samples: int, ranks: int, batch_size: int, seed: int) -> None:
     for rank in range(ranks):
-        for request in asked(Deal(rank, ranks, batch_size, seed), shuffled(samples, seed)):
+        for request in asked(ShardAssignment(rank, ranks, batch_size, seed), shuffled(samples, seed)):
             assert 1 <= len(request.indices) <= batch_size
             assert request.own in (0, len(request.indices))
 
@@ -58,7 +58,7 @@ def test_what_was_seen_after_any_step_is_a_beginning_of_the_order(
 ) -> None:
     order = shuffled(samples, seed)
     seen: list[int] = []
-    by_rank = [asked(Deal(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
+    by_rank = [asked(ShardAssignment(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
     for together in zip(*by_rank, strict=True):
         seen += [index for request in together for index in request.indices[: request.own]]
         assert sorted(seen) == sorted(order[: len(seen)].tolist())
@@ -71,34 +71,34 @@ def test_another_number_of_ranks_goes_on_with_the_rest(
 ) -> None:
     order = shuffled(samples, seed)
     start = min(samples, cut * ranks * batch_size)
-    rest = [asked(Deal(rank, others, batch_size, seed), order, start) for rank in range(others)]
+    rest = [asked(ShardAssignment(rank, others, batch_size, seed), order, start) for rank in range(others)]
     own = [index for requests in rest for request in requests for index in request.indices[: request.own]]
     assert sorted(own) == sorted(order[start:].tolist())
 
 
 def test_the_seed_of_a_request_is_its_place_s_and_its_rank_s() -> None:
     order = torch.arange(60)
-    whole = asked(Deal(1, 2, 5, seed=3), order)
-    resumed = asked(Deal(1, 2, 5, seed=3), order, start=20)
+    whole = asked(ShardAssignment(1, 2, 5, seed=3), order)
+    resumed = asked(ShardAssignment(1, 2, 5, seed=3), order, start=20)
     assert [request.seed for request in resumed] == [request.seed for request in whole[2:]]
     elsewhere = [
-        asked(Deal(0, 2, 5, seed=3), order),
-        asked(Deal(1, 2, 5, seed=4), order),
-        asked(Deal(1, 2, 5, seed=3), order, epoch=2),
+        asked(ShardAssignment(0, 2, 5, seed=3), order),
+        asked(ShardAssignment(1, 2, 5, seed=4), order),
+        asked(ShardAssignment(1, 2, 5, seed=3), order, epoch=2),
     ]
     seeds = [request.seed for requests in [whole, *elsewhere] for request in requests]
     assert len(set(seeds)) == len(seeds)
 
 
 def test_a_stream_s_seed_is_the_same_on_all_ranks_and_for_any_number_of_them() -> None:
-    deals = [Deal(rank, ranks, 4, seed=3) for ranks in (1, 2, 5) for rank in range(ranks)]
+    deals = [ShardAssignment(rank, ranks, 4, seed=3) for ranks in (1, 2, 5) for rank in range(ranks)]
     assert len({deal.seed_of_all(1) for deal in deals}) == 1
     assert deals[0].seed_of_all(1) != deals[0].seed_of_all(2)
 
 
 def test_a_start_beyond_the_end_leaves_nothing() -> None:
     """As where the data set has become smaller since the checkpoint."""
-    assert asked(Deal(0, 2, 4, seed=0), torch.arange(10), start=16) == []
+    assert asked(ShardAssignment(0, 2, 4, seed=0), torch.arange(10), start=16) == []
 
 
 class Unknown(IterableDataset[int]):

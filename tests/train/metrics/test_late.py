@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from srunddp.train.metrics.accumulator import LateLoss
+from srunddp.train.metrics.accumulator import LaggedLoss
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def check(device: torch.device) -> None:
-    late = LateLoss(device)
+    late = LaggedLoss(device)
     losses = torch.tensor([1.5, 2.25, -3.0], device=device, requires_grad=True)
     assert [late.push(loss, samples) for loss, samples in zip(losses, (4, 0, 3), strict=True)] == [None, 1.5, 2.25]
     assert (late.total, late.count) == (6.0, 4)
@@ -37,7 +37,7 @@ def test_the_same_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_a_push_does_not_wait_for_its_own_step() -> None:
-    late, loss = LateLoss(CUDA), torch.ones((), device=CUDA)
+    late, loss = LaggedLoss(CUDA), torch.ones((), device=CUDA)
     late.push(loss, 1)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # about a second of the GPU
@@ -47,7 +47,7 @@ def test_a_push_does_not_wait_for_its_own_step() -> None:
 
 
 def test_the_sum_is_that_of_float64() -> None:
-    late = LateLoss(CPU)
+    late = LaggedLoss(CPU)
     for _ in range(1000):
         late.push(torch.tensor(0.1, dtype=torch.float64), 3)
     late.flush()
@@ -93,7 +93,7 @@ class Gpu:
 def test_a_gpu_s_loss_is_read_only_behind_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a made-up GPU: each push waits for the copy before its own, and for no other."""
     gpu = Gpu(monkeypatch)
-    late = LateLoss(CUDA)
+    late = LaggedLoss(CUDA)
     read = [late.push(torch.tensor(float(step), requires_grad=True), 2) for step in range(5)]
     assert read == [None, 0.0, 1.0, 2.0, 3.0]
     assert gpu.waited == [1, 2, 3, 4]

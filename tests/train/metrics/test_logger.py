@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.train.metrics.logger import FILE, History
+from srunddp.train.metrics.logger import FILE, MetricsLogger
 from tests.train.without_torch import ROOT, run_without_torch
 
 
@@ -31,8 +31,8 @@ def steps(folder: Path) -> list[int]:
     return [line["step"] for line in lines(folder)]
 
 
-def plain(folder: Path) -> History:
-    return History(folder, False, pytest.fail)
+def plain(folder: Path) -> MetricsLogger:
+    return MetricsLogger(folder, False, pytest.fail)
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path: Path)
 
 _FULL = """
 from pathlib import Path
-from srunddp.train.metrics.logger import History
+from srunddp.train.metrics.logger import MetricsLogger
 folder = Path({folder!r})
 history = History(folder, False, print)
 history.add("step", 1, loss=1.0)
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_for_a_while_is_said_once_and_tears_no_line(tmp_path
 
 def test_rewinding_on_a_full_disk_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    history = History(tmp_path, False, said.append)
+    history = MetricsLogger(tmp_path, False, said.append)
     for step in (1, 2):
         history.add("step", step)
 
@@ -163,7 +163,7 @@ def test_rewinding_on_a_full_disk_ends_nothing(tmp_path: Path, monkeypatch: pyte
 
 
 def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:
-    history = History(tmp_path, True, pytest.fail)
+    history = MetricsLogger(tmp_path, True, pytest.fail)
     history.add("step", 10, loss=0.5)
     history.add("step", 20, loss=0.25)
     history.add("evaluation", 20, **{"test loss": math.inf})
@@ -176,13 +176,13 @@ def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:
 
 
 def test_rewinding_hides_later_steps_from_tensorboard(tmp_path: Path) -> None:
-    first = History(tmp_path, True, pytest.fail)
+    first = MetricsLogger(tmp_path, True, pytest.fail)
     for step in (1, 2, 3):
         first.add("step", step, loss=1.0)
     first.close()
     (written,) = (tmp_path / "tensorboard").iterdir()
     written.rename(written.with_name("events.out.tfevents.0000000001"))  # files are read by their second, then as texts
-    second = History(tmp_path, True, pytest.fail)
+    second = MetricsLogger(tmp_path, True, pytest.fail)
     second.rewind(1)
     second.add("step", 2, loss=2.0)
     second.close()
@@ -191,7 +191,7 @@ def test_rewinding_hides_later_steps_from_tensorboard(tmp_path: Path) -> None:
 
 def test_without_tensorboard_there_are_lines_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    history = History(tmp_path, True, pytest.fail)
+    history = MetricsLogger(tmp_path, True, pytest.fail)
     history.add("step", 1, loss=0.5)
     history.close()
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
@@ -200,7 +200,7 @@ def test_without_tensorboard_there_are_lines_alone(tmp_path: Path, monkeypatch: 
 def test_a_folder_that_tensorboard_cannot_make_ends_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "tensorboard").touch()  # where its folder should be
-    history = History(tmp_path, True, said.append)
+    history = MetricsLogger(tmp_path, True, said.append)
     for step in (1, 2):
         history.add("step", step, loss=0.5)
     history.close()
@@ -211,7 +211,7 @@ def test_a_folder_that_tensorboard_cannot_make_ends_nothing(tmp_path: Path) -> N
 _FULL_TENSORBOARD = """
 import resource, sys
 from pathlib import Path
-from srunddp.train.metrics.logger import History
+from srunddp.train.metrics.logger import MetricsLogger
 history = History(Path(sys.argv[1]), True, print)
 history.add("step", 1, loss=1.0)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1100, resource.RLIM_INFINITY))
@@ -232,5 +232,5 @@ def test_a_full_disk_below_tensorboard_ends_nothing(tmp_path: Path) -> None:
 
 def test_figures_are_written_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     code = f"from pathlib import Path; History(Path({str(tmp_path)!r}), False, print).add('step', 1, loss=1.0)"
-    assert run_without_torch("from srunddp.train.metrics.logger import History; " + code).stdout == ""
+    assert run_without_torch("from srunddp.train.metrics.logger import MetricsLogger; " + code).stdout == ""
     assert steps(tmp_path) == [1]

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointError, DDPConfig, Trainer, load_checkpoint
-from srunddp.train.model.ema import Average
+from srunddp.train.model.ema import EMA
 from tests.train.problems import classes, normalised_network, settings
 from tests.train.worlds import StandIn
 
@@ -221,7 +221,7 @@ def test_other_buffers_are_the_models_whatever_they_are() -> None:
 
 def test_no_value_is_read_back_from_the_device() -> None:
     """A tensor of the device meta has none."""
-    average = Average(normalised_network().to("meta"), 0.9)
+    average = EMA(normalised_network().to("meta"), 0.9)
     average.update(first=True)
     average.update(first=False)
 

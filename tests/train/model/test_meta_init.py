@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from srunddp.errors import ConfigError
 from srunddp.train import Trainer
-from srunddp.train.model.meta_init import Deferred, is_deferred
+from srunddp.train.model.meta_init import MetaInitializer, is_deferred
 from tests.train.worlds import StandIn
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -45,7 +45,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 def deferred(build: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
         model = build()
-    Deferred().make_all(model)
+    MetaInitializer().make_all(model)
     return model
 
 

@@ -21,12 +21,12 @@ from srunddp import telemetry
 from srunddp.errors import ConfigError, Stopped
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import signals as module
-from srunddp.train.preemption.signals import Preemption, Wish, asked_of_slurm
+from srunddp.train.preemption.signals import Preemption, StopRequest, asked_of_slurm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LONG = 30.0
-NOTHING = (Wish.NONE, 0)
+NOTHING = (StopRequest.NONE, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +52,9 @@ def preemption(rank: int = 0, environ: dict[str, str] | None = None, **settings:
 
 @pytest.mark.parametrize(
     ("number", "wish"),
-    [(signal.SIGUSR1, Wish.REQUEUE), (signal.SIGUSR2, Wish.REQUEUE), (signal.SIGTERM, Wish.LEAVE)],
+    [(signal.SIGUSR1, StopRequest.REQUEUE), (signal.SIGUSR2, StopRequest.REQUEUE), (signal.SIGTERM, StopRequest.LEAVE)],
 )
-def test_a_signal_is_a_wish_on_every_rank(number: signal.Signals, wish: Wish) -> None:
+def test_a_signal_is_a_wish_on_every_rank(number: signal.Signals, wish: StopRequest) -> None:
     for rank in (0, 1):
         with preemption(rank) as it:
             assert it.wish() == NOTHING
@@ -69,14 +69,14 @@ def test_sigterm_goes_before_a_requeue_whichever_came_first() -> None:
         with preemption() as it:
             for number in order:
                 os.kill(os.getpid(), number)
-            assert it.wish() == (Wish.LEAVE, signal.SIGTERM)
+            assert it.wish() == (StopRequest.LEAVE, signal.SIGTERM)
 
 
 def test_thousands_of_signals_are_one_wish() -> None:
     with preemption() as it:
         for _ in range(5000):
             os.kill(os.getpid(), signal.SIGUSR2)
-        assert it.wish() == (Wish.REQUEUE, signal.SIGUSR2)
+        assert it.wish() == (StopRequest.REQUEUE, signal.SIGUSR2)
 
 
 def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
@@ -85,7 +85,7 @@ def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
     try:
         with preemption() as it:
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert (it.wish()[0], got) == (Wish.REQUEUE, [])
+        assert (it.wish()[0], got) == (StopRequest.REQUEUE, [])
         os.kill(os.getpid(), signal.SIGUSR1)
         assert got == [signal.SIGUSR1]
     finally:
@@ -150,7 +150,7 @@ def test_an_unknown_signal_is_a_configuration_error_that_names_the_nearest(name:
 
 
 def test_a_sigterm_upon_a_verdict_is_no_wish_and_ends_the_process_at_once() -> None:
-    shared = telemetry.Marks()
+    shared = telemetry.TelemetryPage()
     child = os.fork()
     if child == 0:
         telemetry.install(shared)
@@ -187,7 +187,7 @@ def wished_after(**variables: str) -> float:
     """Seconds until rank 0 wishes to be requeued."""
     began = time.monotonic()
     with preemption(environ=variables) as it:
-        until(lambda: it.wish() == (Wish.REQUEUE, 0))
+        until(lambda: it.wish() == (StopRequest.REQUEUE, 0))
     return time.monotonic() - began
 
 
@@ -279,13 +279,13 @@ def running(process: psutil.Process) -> bool:
 def test_a_signal_after_a_run_s_last_step_is_for_the_next_run() -> None:
     with Preemption(PreemptionConfig(lead_seconds=0), rank=0) as first:
         os.kill(os.getpid(), signal.SIGUSR1)
-        until(lambda: first.wish() == (Wish.REQUEUE, signal.SIGUSR1))
+        until(lambda: first.wish() == (StopRequest.REQUEUE, signal.SIGUSR1))
     with Preemption(PreemptionConfig(lead_seconds=0), rank=0) as second:
-        assert second.wish() == (Wish.REQUEUE, signal.SIGUSR1)
+        assert second.wish() == (StopRequest.REQUEUE, signal.SIGUSR1)
 
 
 def test_a_lesser_wish_never_hides_sigterm() -> None:
     it = Preemption(PreemptionConfig(lead_seconds=0), rank=0)
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):
         it._note(number, None)
-    assert it.wish() == (Wish.LEAVE, signal.SIGTERM)
+    assert it.wish() == (StopRequest.LEAVE, signal.SIGTERM)
