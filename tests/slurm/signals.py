@@ -72,6 +72,8 @@ class Row:
         linger: seconds for which the script goes on after a signal that asks for an end; Slurm looks every 30 s whether
             a time is over, as that of a preempted job.
         ranks: how many.
+        shell_ends: the signal ends the batch shell, upon which Slurm kills one step in ten without a signal, plain
+            Python's as well.
     """
 
     act: Act
@@ -80,6 +82,7 @@ class Row:
     body: str = "srun {command}"
     linger: float = 2.0
     ranks: int = 2
+    shell_ends: bool = False
 
 
 ROWS = {
@@ -94,7 +97,7 @@ ROWS = {
     "two Ctrl-C at srun": Row(interrupt(2), 1, body=""),
     "the time limit": Row(nothing, 3, ("--time=1",)),
     "--signal=USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=USR2@280")),
-    "--signal=B:USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=B:USR2@280")),
+    "--signal=B:USR2@280": Row(draw_near, 2, (*NEAR_END, "--signal=B:USR2@280"), shell_ends=True),
     "--signal=B:USR2@280, kill -USR2 $SRUN_PID": Row(draw_near, 1, (*NEAR_END, "--signal=B:USR2@280"), FORWARDING),
     "preemption": Row(preempt, 5, ("--exclude=node[01-04]", "-N1", "--gpus-per-node=8", "--no-requeue"), linger=90.0),
     "a task of an array": Row(scancel("--signal=USR1"), 1, ("--array=7",)),
@@ -135,13 +138,19 @@ def _is_over(bench: Bench, job: Recorded) -> bool:
 def record(bench: Bench) -> dict[str, dict[str, Recorded]]:
     """All rows at once: for each of its name, the job of each kind with its records.
 
-    Where the batch shell ends, Slurm now and then kills plain Python too without a signal before; that is repeated.
+    A row whose batch shell ends is repeated where Slurm has killed one of its jobs without a signal.
     """
     jobs = _record(bench, ROWS)
     for _ in range(TRIES):
-        if short := {name: row for name, row in ROWS.items() if not jobs[name]["plain"].has(row.least)}:
-            jobs |= _record(bench, short)
+        short = {name: row for name, row in ROWS.items() if row.shell_ends and not _all_have(row, jobs[name])}
+        if not short:
+            break
+        jobs |= _record(bench, short)
     return jobs
+
+
+def _all_have(row: Row, kinds: Mapping[str, Recorded]) -> bool:
+    return all(job.has(row.least) for job in kinds.values())
 
 
 def _record(bench: Bench, rows: Mapping[str, Row]) -> dict[str, dict[str, Recorded]]:
