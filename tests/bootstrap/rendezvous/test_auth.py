@@ -253,6 +253,7 @@ def test_two_kinds_of_proof_are_named_with_the_cure_and_neither_gives_way(zeros:
             join([server.address], hello(1, node="node02"), soon(0.5), kinds[theirs])
         assert f"its proof is {theirs}, rank 0's {zeros}; expected one proof that all nodes have" in str(caught.value)
         assert "srun --mpi=pmi2" in str(caught.value)
+        until(lambda: server.said)
         assert server.said[0].startswith("refused rank 1 on node02 (127.0.0.1:")
         assert f"its proof is {theirs}, rank 0's {zeros}; expected " in server.said[0]
         assert not server.roster.lines
