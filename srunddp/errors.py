@@ -36,15 +36,15 @@ class SrunddpError(Exception):
     said = False  # the user has seen it
 
     def __init__(
-        self, found: str, *, expected: str = "", cure: str = "", where: str = "", scope: Scope = Scope.RANK
+        self, found: str, *, expected: str = "", hint: str = "", where: str = "", scope: Scope = Scope.RANK
     ) -> None:
         self.scope = scope
-        self.found, self.expected, self.cure = f"{where}: {found}" if where else found, expected, cure
+        self.found, self.expected, self.hint = f"{where}: {found}" if where else found, expected, hint
         text = self.found
         if expected:
             text += f"; expected {expected}"
-        if cure:
-            text += f" -> {cure}"
+        if hint:
+            text += f" -> {hint}"
         super().__init__(one_line(text))
 
 
@@ -63,8 +63,8 @@ class RendezvousError(SrunddpError):
 class PeerError(SrunddpError):
     """A rank failed before all had met; the exit code is that rank's, on all."""
 
-    def __init__(self, found: str, *, code: int, expected: str = "", cure: str = "", scope: Scope = Scope.JOB) -> None:
-        super().__init__(found, expected=expected, cure=cure, scope=scope)
+    def __init__(self, found: str, *, code: int, expected: str = "", hint: str = "", scope: Scope = Scope.JOB) -> None:
+        super().__init__(found, expected=expected, hint=hint, scope=scope)
         self.exit_code = code
 
 

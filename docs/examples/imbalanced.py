@@ -47,7 +47,7 @@ class Settings(srunddp.Config):
 def main() -> None:
     settings = srunddp.read_config(Settings)
     if settings.kept < 1:
-        raise ConfigError(f"kept={settings.kept}", expected="1 or more", cure="correct it")
+        raise ConfigError(f"kept={settings.kept}", expected="1 or more", hint="correct it")
     torch.manual_seed(0)
     with srunddp.init() as world:
         train, test = read(settings.kept)

@@ -97,8 +97,8 @@ def prepare(world: srunddp.World, data_dir: Path, download: bool) -> Path:
             folder = written(data_dir, download)
         except (OSError, RuntimeError) as error:
             found = f"{data_dir}: {' '.join(str(error).split())}"
-            cure = "correct --data-dir; fetch MNIST where there is internet"
-            raise ConfigError(found, expected="MNIST, or a folder to write digits to", cure=cure) from error
+            hint = "correct --data-dir; fetch MNIST where there is internet"
+            raise ConfigError(found, expected="MNIST, or a folder to write digits to", hint=hint) from error
     if world.rank == 0 and folder != data_dir:
         print(f"no MNIST/raw in {data_dir}: scikit-learn's digits stand in", flush=True)
     return folder

@@ -63,7 +63,7 @@ class Throughput(srunddp.Callback):
     def samples_per_second(self) -> float:
         if len(self.speeds) < 2:
             found = f"{len(self.speeds)} epochs in this run"
-            raise ConfigError(found, expected="2 at least, as the first is left out", cure="add --epochs=5, or more")
+            raise ConfigError(found, expected="2 at least, as the first is left out", hint="add --epochs=5, or more")
         return harmonic_mean(self.speeds[1:])  # all samples by all the time, as epochs are equally long
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     settings = srunddp.read_config(Settings)
     if min(settings.channels, settings.copies) < 1:
         found = f"channels={settings.channels}, copies={settings.copies}"
-        raise ConfigError(found, expected="1 or more of both", cure="correct it")
+        raise ConfigError(found, expected="1 or more of both", hint="correct it")
     torch.manual_seed(0)
     with srunddp.init() as world:
         compares = world.rank == 0 and world.world_size > 1 and settings.baseline is not None
@@ -103,7 +103,7 @@ def write_baseline(path: Path, here: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(here) + "\n")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", expected="a file to write", cure="correct --baseline") from None
+        raise ConfigError(f"{path}: {error.strerror}", expected="a file to write", hint="correct --baseline") from None
 
 
 def read_baseline(path: Path) -> dict[str, Any]:
@@ -111,16 +111,16 @@ def read_baseline(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         found = f"{path}: {getattr(error, 'strerror', 'no JSON object')}"
-        expected, cure = "the file that one rank has written", "start one rank first, with the same --baseline"
-        raise ConfigError(found, expected=expected, cure=cure) from None
+        expected, hint = "the file that one rank has written", "start one rank first, with the same --baseline"
+        raise ConfigError(found, expected=expected, hint=hint) from None
 
 
 def efficiency(here: dict[str, Any], one: dict[str, Any], ranks: int) -> float:
     """Samples per second of these ranks, by that many times those of one rank."""
     for name in here:
         if name != "samples_per_second" and one.get(name) != here[name]:
-            found, cure = f"one rank with {name} {one.get(name)}", "start one rank again so; threads: --loading.threads"
-            raise ConfigError(found, expected=f"{here[name]}, as here", cure=cure)
+            found, hint = f"one rank with {name} {one.get(name)}", "start one rank again so; threads: --loading.threads"
+            raise ConfigError(found, expected=f"{here[name]}, as here", hint=hint)
     return float(here["samples_per_second"] / (ranks * one["samples_per_second"]))
 
 

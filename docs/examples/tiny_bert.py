@@ -152,11 +152,11 @@ def load_tokenizer(world: srunddp.World, folder: Path | None, texts: list[str]) 
     """The one that is in the folder, or WordPiece as BERT has it, trained by rank 0 for all."""
     if folder:
         if not folder.is_dir():
-            raise ConfigError(f"tokenizer={folder}: no folder", expected="a saved tokenizer", cure="correct the path")
+            raise ConfigError(f"tokenizer={folder}: no folder", expected="a saved tokenizer", hint="correct the path")
         try:
             return transformers.AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"tokenizer={folder}: none there", expected="a saved one", cure="correct it") from error
+            raise ConfigError(f"tokenizer={folder}: none there", expected="a saved one", hint="correct it") from error
     trained = [wordpiece(texts) if world.rank == 0 else {}]
     dist.broadcast_object_list(trained)
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
@@ -190,14 +190,14 @@ def check(settings: Settings) -> None:
     for name in ("subset", "epochs", "batch_size", "lr"):
         value = getattr(settings, name)
         if value is not None and value <= 0:
-            raise ConfigError(f"{name}={value}", expected="more than 0", cure="correct it")
+            raise ConfigError(f"{name}={value}", expected="more than 0", hint="correct it")
 
 
 def make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}", expected="a folder", cure="correct --output-dir") from None
+        raise ConfigError(f"{folder}: {error.strerror}", expected="a folder", hint="correct --output-dir") from None
 
 
 def read(settings: Settings) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
@@ -212,7 +212,7 @@ def read(settings: Settings) -> tuple[list[tuple[int, str]], list[tuple[int, str
         train, test = [row for place, row in enumerate(rows) if place % 10], rows[::10]
     if not train or not test:
         found = f"{len(train)} rows to train on, {len(test)} to test with"
-        raise ConfigError(found, expected="some of both", cure="name a file with more rows, or leave out --subset")
+        raise ConfigError(found, expected="some of both", hint="name a file with more rows, or leave out --subset")
     return train, test
 
 
@@ -221,10 +221,10 @@ def load(path: Path, subset: int | None) -> list[tuple[int, str]]:
         with path.open(newline="", encoding="utf-8") as lines:
             return parse(lines, str(path))[:subset]
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", expected="AG News as CSV", cure="correct the path") from None
+        raise ConfigError(f"{path}: {error.strerror}", expected="AG News as CSV", hint="correct the path") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(
-            f"{path}: {error}", expected="AG News as CSV in UTF-8", cure="convert or correct it"
+            f"{path}: {error}", expected="AG News as CSV in UTF-8", hint="convert or correct it"
         ) from None
 
 
@@ -233,7 +233,7 @@ def parse(lines: Iterable[str], name: str) -> list[tuple[int, str]]:
     for number, row in enumerate(csv.reader(lines), start=1):
         if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
             found = f"{name}, row {number}: {','.join(row)[:60]}"
-            raise ConfigError(found, expected="class 1 to 4, title, description", cure="remove or correct it")
+            raise ConfigError(found, expected="class 1 to 4, title, description", hint="remove or correct it")
         rows.append((int(row[0]) - 1, f"{row[1]} {row[2]}"))
     return rows
 

@@ -97,7 +97,7 @@ def check(settings: Settings) -> None:
     for name, least, most in (("image_size", 1, 10_000), ("crop", 0, 1), ("flip", 0, 1)):
         value = getattr(settings, name)
         if value is not None and not least <= value <= most:
-            raise ConfigError(f"{name}={value}", expected=f"from {least} to {most}", cure="correct it")
+            raise ConfigError(f"{name}={value}", expected=f"from {least} to {most}", hint="correct it")
 
 
 def trainer_of(world: srunddp.World, settings: Settings, classes: int) -> srunddp.Trainer:
@@ -113,7 +113,7 @@ def network(settings: Settings, classes: int) -> nn.Module:
     models = torchvision.models
     name, size = settings.model, settings.image_size
     if name not in models.list_models(module=models):
-        raise ConfigError(f"model={name}", expected="one of torchvision.models, such as vit_b_16", cure="correct it")
+        raise ConfigError(f"model={name}", expected="one of torchvision.models, such as vit_b_16", hint="correct it")
     how: dict[str, Any] = {"image_size": size} if name.startswith("vit") else {}
     if name in ("googlenet", "inception_v3"):
         how = {"aux_logits": False, "init_weights": True}  # else they have further outputs when they are trained
@@ -123,11 +123,11 @@ def network(settings: Settings, classes: int) -> nn.Module:
             model.eval()(torch.zeros(1, 3, size, size))
     except (AssertionError, RuntimeError) as error:
         raise ConfigError(
-            f"image_size={size} with model={name}: {error}", expected="a size that it takes", cure="correct it"
+            f"image_size={size} with model={name}: {error}", expected="a size that it takes", hint="correct it"
         ) from None
     if settings.small_stem:
         if not isinstance(model, models.ResNet):
-            raise ConfigError(f"small_stem with model={name}", expected="a ResNet", cure="leave it out")
+            raise ConfigError(f"small_stem with model={name}", expected="a ResNet", hint="leave it out")
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
         model.maxpool = nn.Identity()
     return model.train()
@@ -148,14 +148,14 @@ def read(root: Path, settings: Settings) -> tuple[Dataset[Any], Dataset[Any]]:
         try:
             train, test = datasets.ImageFolder(root / "train", augmented), datasets.ImageFolder(root / "val", plain)
         except FileNotFoundError as error:
-            raise ConfigError(str(error), expected="images in each CLASS/", cure=f"complete {root}") from None
+            raise ConfigError(str(error), expected="images in each CLASS/", hint=f"complete {root}") from None
         if train.classes != test.classes:
-            raise ConfigError(f"{root}: other classes in val than in train", expected="the same", cure="complete them")
+            raise ConfigError(f"{root}: other classes in val than in train", expected="the same", hint="complete them")
         return train, test
     try:
         return datasets.CIFAR10(root, True, augmented), datasets.CIFAR10(root, False, plain)
     except RuntimeError as error:
-        raise ConfigError(f"{root}: no whole CIFAR-10", expected=str(error), cure="add --download=true") from error
+        raise ConfigError(f"{root}: no whole CIFAR-10", expected=str(error), hint="add --download=true") from error
 
 
 def transform(settings: Settings, flip: float | None = None) -> Any:
@@ -179,8 +179,8 @@ def prepare(world: srunddp.World, settings: Settings) -> Path:
             folder = written(settings)
         except (OSError, RuntimeError) as error:
             found = f"{root}: {' '.join(str(error).split())}"
-            cure = "correct --data-dir; fetch the data where there is internet"
-            raise ConfigError(found, expected="data, or a folder to write them to", cure=cure) from error
+            hint = "correct --data-dir; fetch the data where there is internet"
+            raise ConfigError(found, expected="data, or a folder to write them to", hint=hint) from error
     if world.rank == 0 and folder != root:
         print(f"no train/ and val/ in {root}: scikit-learn's digits stand in", flush=True)
     return folder

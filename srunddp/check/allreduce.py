@@ -138,15 +138,15 @@ def judge(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: f
     for rank, one in facts.items():
         wrong = one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong")
         if wrong:
-            cure = "mend what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
-            yield Finding(Severity.FAIL, NAME, wrong, expected, cure, (nodes[rank],), (rank,))
+            hint = "mend what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
+            yield Finding(Severity.FAIL, NAME, wrong, expected, hint, (nodes[rank],), (rank,))
     best, backend = _best(facts)
     share = THRESHOLDS.get(backend, 0.0)
     if 0 < best < share * link:
         found = f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {backend}"
         usual = f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}"
-        cure = "see the lines on rate, interface and GPUs"
-        yield Finding(Severity.WARN, NAME, found, usual, cure, tuple(sorted(set(nodes.values()))))
+        hint = "see the lines on rate, interface and GPUs"
+        yield Finding(Severity.WARN, NAME, found, usual, hint, tuple(sorted(set(nodes.values()))))
 
 
 def _best(facts: Mapping[int, AllReduceFacts]) -> tuple[float, str]:

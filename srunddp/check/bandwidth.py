@@ -135,8 +135,8 @@ def judge(rates: BandwidthMatrix) -> Iterator[Finding]:
 
 def _finding(found: str, rates: BandwidthMatrix, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
     expected = f"half of the usual {_shown(rates.usual)} or more"
-    cure = "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
-    return Finding(Severity.WARN, NAME, found, expected, cure, nodes, between=between)
+    hint = "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
+    return Finding(Severity.WARN, NAME, found, expected, hint, nodes, between=between)
 
 
 def _shown(rate: float) -> str:

@@ -41,8 +41,8 @@ def judge(offsets: Mapping[str, float]) -> Iterator[Finding]:
         if abs(off) >= _OFF:
             found = f"the clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the other nodes'"
             level = Severity.FAIL if abs(off) >= _REFUSED else Severity.WARN
-            cure = "start chronyd or ntpd there; until then times in logs are wrong, and from 300 s on munge refuses"
-            yield Finding(level, NAME, found, f"less than {_OFF:.0f} s", cure, (node,))
+            hint = "start chronyd or ntpd there; until then times in logs are wrong, and from 300 s on munge refuses"
+            yield Finding(level, NAME, found, f"less than {_OFF:.0f} s", hint, (node,))
 
 
 def summary(offsets: Mapping[str, float]) -> str:

@@ -39,16 +39,16 @@ def finding_about(
     """A finding about these ranks.
 
     Args:
-        message: what was found, what was expected, the cure.
+        message: what was found, what was expected, the hint.
         ranks: whether to name them; else their nodes alone.
     """
     nodes = tuple(dict.fromkeys(one.node for one in who))
     return Finding(level, check, *message, nodes, tuple(sorted(one.rank for one in who)) if ranks else ())
 
 
-def on_node(one: Observation[F], level: Severity, check: str, found: str, expected: str, cure: str) -> Finding:
+def on_node(one: Observation[F], level: Severity, check: str, found: str, expected: str, hint: str) -> Finding:
     """A finding about a rank's node."""
-    return finding_about([one], level, check, (found, expected, cure), ranks=False)
+    return finding_about([one], level, check, (found, expected, hint), ranks=False)
 
 
 def shortened(ways: Sequence[Finding], most: int) -> list[Finding]:
@@ -62,7 +62,7 @@ def shortened(ways: Sequence[Finding], most: int) -> list[Finding]:
 
 
 def split_message(message: str) -> tuple[str, str, str]:
-    """What was found, what was expected and the cure, of the one line that an error is."""
-    message, _, cure = message.partition(" -> ")
+    """What was found, what was expected and the hint, of the one line that an error is."""
+    message, _, hint = message.partition(" -> ")
     found, _, expected = message.partition("; expected ")
-    return found, expected, cure
+    return found, expected, hint

@@ -244,8 +244,8 @@ def _broken(ways: ConnectivityMatrix, pair: tuple[str, str], why: str) -> Findin
 
 def _finding(found: str, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
     expected = "TCP on any port between all nodes, as NCCL and Gloo use random ones"
-    cure = "open the firewall for this network on both nodes, or name another interface in ifaces.conf"
-    return Finding(Severity.FAIL, NAME, found, expected, cure, nodes, between=between)
+    hint = "open the firewall for this network on both nodes, or name another interface in ifaces.conf"
+    return Finding(Severity.FAIL, NAME, found, expected, hint, nodes, between=between)
 
 
 def summary(ways: ConnectivityMatrix) -> str:

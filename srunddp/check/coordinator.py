@@ -227,7 +227,7 @@ def serve(line: socket.socket, act: Act) -> int:
         why = os.strerror(error.errno) if error.errno else "no word from it"
     else:
         why = "its process ended"
-    raise CoordinatorLostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", cure="see rank 0's own message")
+    raise CoordinatorLostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message")
 
 
 def _answered(act: Act, question: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,11 +25,11 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, with its cure. Equal ones of several ranks or nodes are shown as one.
+    """Something that is wrong, with its hint. Equal ones of several ranks or nodes are shown as one.
 
     Attributes:
         check: that found it.
-        found, expected, cure: without the node's name, in the words of an error.
+        found, expected, hint: without the node's name, in the words of an error.
         nodes: where; ranks: which, where it is not all of these nodes.
         between: ``node01 -> node02``, where it is about a way between two nodes.
     """
@@ -38,7 +38,7 @@ class Finding:
     check: str
     found: str
     expected: str
-    cure: str
+    hint: str
     nodes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     between: str = ""
@@ -87,7 +87,7 @@ def subject_of(
         loaded = load(named, variables)
         chosen = select_interface(loaded.entries, environment, variables, list_interfaces())
     except SrunddpError as error:
-        wrong = (error.found, error.expected, error.cure)
+        wrong = (error.found, error.expected, error.hint)
     return CheckContext(environment, loaded, chosen, wrong, script, paths, packages, dict(variables), staged)
 
 

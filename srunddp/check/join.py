@@ -84,8 +84,8 @@ def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: aut
             if time.monotonic() < until:
                 raise  # rank 0 itself refuses this rank
             if until == deadline:
-                cure = "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to the others"
-                raise RendezvousError(error.found, expected=error.expected, cure=cure) from None
+                hint = "see whether it started; `srun --mpi=pmi2` tells all addresses of its node to the others"
+                raise RendezvousError(error.found, expected=error.expected, hint=hint) from None
 
 
 def _own_addresses(environment: Environment, interface: SelectedInterface | None) -> list[str]:
@@ -103,7 +103,7 @@ def _listen(
         raise RendezvousError(
             f"node {environment.node} has no interface that is up and has an address",
             expected="one by which other nodes reach it",
-            cure="see `ip addr` there",
+            hint="see `ip addr` there",
         )
     candidates, listening = discovery.line_ports(environment, entry, ports), []
     for host in hosts:
@@ -134,7 +134,7 @@ def _candidates(subject: CheckContext, ports: range | None) -> list[Address]:
         raise RendezvousError(
             f"{' and '.join(dict.fromkeys(names))} lead to {', '.join(hosts) or 'no address'} on {environment.node}",
             expected="an address of rank 0's node",
-            cure='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
+            hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
         )
     every = discovery.line_ports(environment, entry, ports)
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
@@ -151,7 +151,7 @@ def _over_mpi(subject: CheckContext, timeout: float) -> discovery.Broadcast:
             raise RendezvousError(
                 f"rank {environment.rank} on {environment.node} is still in MPI_Init after {timeout:g} s",
                 expected="all ranks to reach it, and MPI to reach all nodes",
-                cure="look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI",
+                hint="look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI",
             ) from None
 
     return broadcast

@@ -80,25 +80,25 @@ def missing(hub: Coordinator, subject: CheckContext, timeout: float) -> list[Fin
     layout = environment.step.layout() if environment.step else {}
     unseen = sorted(set(range(environment.world_size)) - hub.here.keys())
     missing = group_by_key((layout.get(rank, ""), rank) for rank in unseen)
-    cure = "see its own lines, and whether srun started srunddp there"
+    hint = "see its own lines, and whether srun started srunddp there"
     findings = []
     for node, ranks in missing.items():
         name = discovery.hostname_of(entry_or_default(entries, node), node)
         known = addresses_of(name) & set(hub.unanswered) if node and hub.unanswered else set()
         came = "; its packets come here, our answers do not reach it" if known else ""
         found, nodes = f"no word within {timeout:g} s{came}", (node,) if node else ()
-        findings.append(Finding(Severity.FAIL, NAME, found, "all ranks", cure, nodes, tuple(ranks)))
+        findings.append(Finding(Severity.FAIL, NAME, found, "all ranks", hint, nodes, tuple(ranks)))
     if missing:
         findings += [Finding(Severity.WARN, NAME, *split_message(line)) for line in hub.refused]
-    cure = "start all ranks with one srun, and one srunddp per task"
-    return findings + [Finding(Severity.FAIL, NAME, each, "each rank once", cure) for each in hub.objections]
+    hint = "start all ranks with one srun, and one srunddp per task"
+    return findings + [Finding(Severity.FAIL, NAME, each, "each rank once", hint) for each in hub.objections]
 
 
 def lost(hub: Coordinator) -> list[Finding]:
     """The ranks that came, and then could not answer or were lost."""
-    cure = "see what ended it there, or that node's load and file systems"
+    hint = "see what ended it there, or that node's load and file systems"
     return [
-        Finding(Severity.FAIL, NAME, f"during the check: {why}", "answers", cure, (hub.here[rank].node,), (rank,))
+        Finding(Severity.FAIL, NAME, f"during the check: {why}", "answers", hint, (hub.here[rank].node,), (rank,))
         for rank, why in sorted(hub.trouble.items())
     ]
 
@@ -106,7 +106,7 @@ def lost(hub: Coordinator) -> list[Finding]:
 def apart(environment: Environment, error: SrunddpError) -> list[Finding]:
     """Why this rank did not come together with the others."""
     here = (environment.node,), (environment.rank,)
-    return [Finding(Severity.FAIL, NAME, error.found, error.expected, error.cure, *here)]
+    return [Finding(Severity.FAIL, NAME, error.found, error.expected, error.hint, *here)]
 
 
 def _measure(hub: Coordinator, own: Responder, report: Report, ways: ConnectivityMatrix) -> None:

@@ -1,4 +1,4 @@
-"""A check's report for people and for programs: one table, the worst first, each failing row with its cure."""
+"""A check's report for people and for programs: one table, the worst first, each failing row with its hint."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def where(finding: Finding) -> str:
 
 def said(finding: Finding) -> str:
     """In the words of an error."""
-    return one_line(f"{finding.found}; expected {finding.expected} -> {finding.cure}")
+    return one_line(f"{finding.found}; expected {finding.expected} -> {finding.hint}")
 
 
 def verdict(report: Report, world_size: int, job: str) -> str:
@@ -89,7 +89,7 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
         raise ConfigError(
             f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
             expected="a folder that rank 0 may write to",
-            cure="name another with --output-dir",
+            hint="name another with --output-dir",
         ) from None
     return list(map(str, paths))
 
@@ -123,7 +123,7 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
     }
 
 
-_CURE = "see that node's load, its file systems and its driver"
+_HINT = "see that node's load, its file systems and its driver"
 
 
 @dataclass
@@ -157,15 +157,15 @@ class Report:
         for rank, answer in sorted(told.items()):
             node = self.here[rank].node
             if answer["version"] != __version__:
-                cure = "install one version for all nodes, and start it by its path"
+                hint = "install one version for all nodes, and start it by its path"
                 found = f"srunddp {answer['version']}"
-                wrong = Finding(Severity.FAIL, "launch", found, f"{__version__}, as on rank 0", cure, (node,), (rank,))
+                wrong = Finding(Severity.FAIL, "launch", found, f"{__version__}, as on rank 0", hint, (node,), (rank,))
                 self.findings.append(wrong)
                 continue
             self.facts[rank] = answer["checks"]
             for name, of_check in answer["checks"].items():
                 if "failed" in of_check:
-                    wrong = Finding(Severity.FAIL, name, of_check["failed"], "an answer", _CURE, (node,), (rank,))
+                    wrong = Finding(Severity.FAIL, name, of_check["failed"], "an answer", _HINT, (node,), (rank,))
                     self.findings.append(wrong)
 
     def judge(self, checks: Iterable[Check[Any]]) -> None:

@@ -47,9 +47,9 @@ class _Given:
     node: yaml.Node
     path: str = ""
 
-    def wrong(self, found: str, expected: str, cure: str, node: yaml.Node | None = None) -> ConfigError:
+    def wrong(self, found: str, expected: str, hint: str, node: yaml.Node | None = None) -> ConfigError:
         where = yaml_position(self.path, node or self.node) if self.path else ""
-        return ConfigError(f"{self.name} {found}", expected=expected, cure=cure, where=where, scope=Scope.JOB)
+        return ConfigError(f"{self.name} {found}", expected=expected, hint=hint, where=where, scope=Scope.JOB)
 
 
 def read_config(kind: type[T], arguments: Sequence[str] | None = None) -> T:
@@ -142,13 +142,13 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield "help", ""
             continue
         if not option.startswith("--") or option == "--":
-            cure = "write --key=value; --help lists the keys"
-            raise ConfigError(f"the argument {option!r}", expected="--key=value", cure=cure, scope=Scope.JOB)
+            hint = "write --key=value; --help lists the keys"
+            raise ConfigError(f"the argument {option!r}", expected="--key=value", hint=hint, scope=Scope.JOB)
         name, equals, text = option[2:].partition("=")
         if not equals:
             if not left or left[0].startswith("--"):
-                cure = f"write {option}=VALUE"
-                raise ConfigError(f"{option} without a value", expected="one", cure=cure, scope=Scope.JOB)
+                hint = f"write {option}=VALUE"
+                raise ConfigError(f"{option} without a value", expected="one", hint=hint, scope=Scope.JOB)
             text = left.pop(0)
         yield name, text
 
@@ -158,8 +158,8 @@ def _from_file(path: str, keys: Mapping[str, ConfigField]) -> dict[str, _Given]:
         text = Path(path).read_bytes()
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-        cure = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
-        raise ConfigError(f"{path}: {reason}", expected="a file of settings", cure=cure, scope=Scope.NODE) from None
+        hint = "correct --config" + ("; every node must see the file" if "RANK" in os.environ else "")
+        raise ConfigError(f"{path}: {reason}", expected="a file of settings", hint=hint, scope=Scope.NODE) from None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
@@ -167,7 +167,7 @@ def _from_file(path: str, keys: Mapping[str, ConfigField]) -> dict[str, _Given]:
         raise ConfigError(
             f"this is not YAML: {problem}",
             expected="lines such as `epochs: 3`",
-            cure="correct it",
+            hint="correct it",
             where=yaml_error_position(error, text, path),
             scope=Scope.JOB,
         ) from None
@@ -205,8 +205,8 @@ def _known(written: str, keys: Mapping[str, ConfigField], given: _Given, *, grou
     if is_group:
         raise given.wrong("stands for several keys", f"one of them, such as {_example(name + '.', keys)}", "write that")
     near = _nearest(name, keys if given.path else [*keys, *RESERVED])
-    cure = f"did you mean {near}?" if near else "remove it; --help lists the keys"
-    raise given.wrong("is an unknown key", "a key that --help lists", cure)
+    hint = f"did you mean {near}?" if near else "remove it; --help lists the keys"
+    raise given.wrong("is an unknown key", "a key that --help lists", hint)
 
 
 def _nearest(name: str, keys: Iterable[str]) -> str:
@@ -228,9 +228,9 @@ def _value(given: _Given, key: ConfigField) -> Any:
         kinds = expected(key.kind)
         words = [word for word in kinds.replace(",", "").split() if _fits(word, key.kind)]
         near = difflib.get_close_matches(getattr(mismatch.node, "value", ""), words, n=1)
-        cure = f"did you mean {near[0]}?" if near else "correct it"
+        hint = f"did you mean {near[0]}?" if near else "correct it"
         node = mismatch.node if mismatch.node.start_mark else given.node
-        raise given.wrong(f"is {_shown(mismatch.node)}", kinds, cure, node) from None
+        raise given.wrong(f"is {_shown(mismatch.node)}", kinds, hint, node) from None
 
 
 def _fits(word: str, kind: Any) -> bool:
@@ -245,7 +245,7 @@ def _check_complete(keys: Mapping[str, ConfigField], values: Mapping[str, Any]) 
     for name, key in keys.items():
         if key.default is MISSING and name not in values:
             raise ConfigError(
-                f"{name} is not given", expected=expected(key.kind), cure=f"add --{name}=VALUE", scope=Scope.JOB
+                f"{name} is not given", expected=expected(key.kind), hint=f"add --{name}=VALUE", scope=Scope.JOB
             )
 
 

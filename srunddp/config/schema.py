@@ -85,8 +85,8 @@ def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
     try:
         hints = get_type_hints(kind)
     except NameError as error:
-        cure = "define the class at the top of a module, and import its types outside TYPE_CHECKING"
-        raise _wrong(f"{kind.__name__}: {error}", "types that its module knows", cure) from None
+        hint = "define the class at the top of a module, and import its types outside TYPE_CHECKING"
+        raise _wrong(f"{kind.__name__}: {error}", "types that its module knows", hint) from None
     return ((field, hints[field.name]) for field in dataclasses.fields(kind) if field.init)
 
 
@@ -118,8 +118,8 @@ def _sentences(kind: Any) -> dict[str, str]:
     return found
 
 
-def _wrong(found: str, expected: str, cure: str) -> ConfigError:
-    return ConfigError(found, expected=expected, cure=cure, scope=Scope.JOB)
+def _wrong(found: str, expected: str, hint: str) -> ConfigError:
+    return ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
 
 NULLS = ("", "~", "null", "none")

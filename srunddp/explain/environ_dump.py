@@ -34,7 +34,7 @@ def read(path: str) -> list[dict[str, str]]:
 
 def _wrong(path: str, found: str) -> ConfigError:
     return ConfigError(
-        found, expected="what env or env -0 printed", cure="srun --label env > FILE", where=f"--env: {path}"
+        found, expected="what env or env -0 printed", hint="srun --label env > FILE", where=f"--env: {path}"
     )
 
 

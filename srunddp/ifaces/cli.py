@@ -86,10 +86,10 @@ def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
         raise ConfigError(
             f"all ranks that came are on {', '.join(nodes)}{lost}",
             expected="ranks on two nodes or more",
-            cure="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
+            hint="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
         )
     if output and os.path.lexists(output):
-        raise ConfigError(f"{output} is there", expected="a new file", cure="remove it, or name another with -o")
+        raise ConfigError(f"{output} is there", expected="a new file", hint="remove it, or name another with -o")
 
 
 def _write(text: str, output: str | None) -> None:
@@ -101,7 +101,7 @@ def _write(text: str, output: str | None) -> None:
     except OSError as error:
         cause = os.strerror(error.errno or 0)
         raise ConfigError(
-            f"{output} cannot be written: {cause}", expected="a file that rank 0 may write", cure="name another with -o"
+            f"{output} cannot be written: {cause}", expected="a file that rank 0 may write", hint="name another with -o"
         ) from None
 
 

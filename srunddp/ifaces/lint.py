@@ -176,22 +176,22 @@ def _never(one: _Named, by: str) -> Finding:
 
 def _unknown(named: Sequence[_Named], cluster: set[str], here: str) -> Iterator[Finding]:
     known = {*cluster, *(node.split(".")[0] for node in cluster), here, here.split(".")[0]}
-    cure = "correct it, or let it be if it is not a node of Slurm's"
+    hint = "correct it, or let it be if it is not a node of Slurm's"
     for one in named:
         if missing := tuple(name for name in one.names if name not in known):
             found = f"{one.entry.where}: names that are not nodes of the cluster"
-            yield Finding(Severity.WARN, NAME, found, "nodes that sinfo lists", cure, missing)
+            yield Finding(Severity.WARN, NAME, found, "nodes that sinfo lists", hint, missing)
         for pattern in one.patterns:
             if not fnmatch.filter(known, pattern):
                 found = f"{one.entry.where}: no node of the cluster fits {pattern!r}"
-                yield Finding(Severity.WARN, NAME, found, "a pattern that fits nodes which sinfo lists", cure)
+                yield Finding(Severity.WARN, NAME, found, "a pattern that fits nodes which sinfo lists", hint)
 
 
 def _without(named: Sequence[_Named], cluster: Sequence[str]) -> Iterator[Finding]:
     if left := tuple(node for node in cluster if not _first(named, node)):
         path = named[0].entry.file
-        cure = 'add one for each, or a last entry `- nodes: "*"` with `interface: auto`'
-        yield Finding(Severity.FAIL, NAME, f"{path} has no entry", "an entry for every node", cure, left)
+        hint = 'add one for each, or a last entry `- nodes: "*"` with `interface: auto`'
+        yield Finding(Severity.FAIL, NAME, f"{path} has no entry", "an entry for every node", hint, left)
 
 
 def _unresolved(entries: Sequence[IfacesEntry], cluster: Sequence[str]) -> Iterator[Finding]:

@@ -103,7 +103,7 @@ class RunMonitor(NullMonitor):
             raise ConfigError(
                 f"{place} cannot be written: {os.strerror(error.errno or 0)}",
                 expected="a folder in which every node may make files",
-                cure="name another with --monitor-dir, or correct its permissions",
+                hint="name another with --monitor-dir, or correct its permissions",
                 where="--monitor",
                 scope=Scope.RANK if os.path.lexists(place) else Scope.NODE,
             ) from None

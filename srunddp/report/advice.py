@@ -33,16 +33,16 @@ class Advice:
 
     Attributes:
         rule: its name; found, threshold: the figure with what it is of, and the limit that it passes.
-        cure: the next thing to change.
+        hint: the next thing to change.
     """
 
     rule: str
     found: str
     threshold: str
-    cure: str
+    hint: str
 
     def __str__(self) -> str:
-        return f"{self.found} (threshold: {self.threshold}) -> {self.cure}"
+        return f"{self.found} (threshold: {self.threshold}) -> {self.hint}"
 
 
 def notes(summary: Summary) -> tuple[Advice, ...]:

@@ -78,7 +78,7 @@ def _baseline(given: dict[str, Any]) -> Summary | None:
         raise ConfigError(
             f"--baseline {given['baseline']}: its throughput is not known",
             expected="a run of srunddp.Trainer with a few samples",
-            cure="name another, or leave --baseline out",
+            hint="name another, or leave --baseline out",
         )
     return found
 
@@ -126,7 +126,7 @@ def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.Slurm
         raise ConfigError(
             f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
             expected="a folder that you may write to",
-            cure="name another with --output, or print the text alone with --text",
+            hint="name another with --output, or print the text alone with --text",
         ) from None
     for hint in hints:
         write_stderr(f"srunddp: note: {hint}\n")

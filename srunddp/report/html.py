@@ -89,7 +89,7 @@ def _notes(summary: Summary, notes: Sequence[Advice]) -> Iterable[str]:
     for note in notes:
         yield (
             f'<div class="note"><p><strong>{_escaped(note.rule)}</strong>: {_escaped(note.found)} '
-            f"(threshold: {_escaped(note.threshold)}).</p><p>Next: {_escaped(note.cure)}</p></div>"
+            f"(threshold: {_escaped(note.threshold)}).</p><p>Next: {_escaped(note.hint)}</p></div>"
         )
     yield from (f'<p class="missing">{_escaped(line)}.</p>' for line in text.remarks(summary))
 

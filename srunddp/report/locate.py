@@ -12,7 +12,7 @@ from srunddp.errors import ConfigError
 
 _JOB = re.compile(r"(\d{1,18})(?:_(\d{1,18}))?(?:\.(\d{1,9}))?", re.ASCII)
 _RESTART = re.compile(r"monitor\.(\d{1,9})", re.ASCII)
-_CURE = "name a run's folder such as logs/4711.0, or start the run with --monitor"
+_HINT = "name a run's folder such as logs/4711.0, or start the run with --monitor"
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ def find(what: str, monitor_dir: str, restart: int | None, ask: Ask) -> RunFolde
         return _below(Path(what), restart)
     if match := _JOB.fullmatch(what):
         return _of_job(what, match, monitor_dir, restart, ask)
-    raise ConfigError(f"no folder {what}", expected="a run's folder or a job's number", cure=_CURE)
+    raise ConfigError(f"no folder {what}", expected="a run's folder or a job's number", hint=_HINT)
 
 
 def _below(folder: Path, restart: int | None) -> RunFolder:
     if (own := start_of(folder)) is not None:
         if restart is not None and restart != own:
             raise ConfigError(
-                f"--restart {restart} with {folder}", expected="the run's folder", cure="name the folder above"
+                f"--restart {restart} with {folder}", expected="the run's folder", hint="name the folder above"
             )
         return RunFolder(folder)
     if _starts(folder):
@@ -77,9 +77,9 @@ def _below(folder: Path, restart: int | None) -> RunFolder:
     if len(runs) == 1:
         return _start(runs[0], restart)
     if not runs:
-        raise ConfigError(f"no run that was monitored in {folder}", expected="a folder monitor.0 in it", cure=_CURE)
+        raise ConfigError(f"no run that was monitored in {folder}", expected="a folder monitor.0 in it", hint=_HINT)
     listed = ", ".join(each.name for each in runs[:8]) + (", …" if len(runs) > 8 else "")
-    raise ConfigError(f"{len(runs)} runs in {folder}: {listed}", expected="one", cure=f"name one, as {runs[-1]}")
+    raise ConfigError(f"{len(runs)} runs in {folder}: {listed}", expected="one", hint=f"name one, as {runs[-1]}")
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -88,7 +88,7 @@ def _folders(folder: Path) -> list[Path]:
     except OSError as error:
         found = f"{folder}: {os.strerror(error.errno or 0)}"
         raise ConfigError(
-            found, expected="a folder that can be read", cure="ask whose run it is for the right"
+            found, expected="a folder that can be read", hint="ask whose run it is for the right"
         ) from None
 
 
@@ -104,7 +104,7 @@ def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFold
     if chosen not in starts:
         listed = ", ".join(map(str, sorted(starts)))
         raise ConfigError(
-            f"--restart {chosen}: {run} has {listed}", expected="one of these", cure="leave it out for the last"
+            f"--restart {chosen}: {run} has {listed}", expected="one of these", hint="leave it out for the last"
         )
     if restart is None and len(starts) > 1:
         notes = (*notes, f"{run} has {len(starts)} starts; this is the last, {chosen} (--restart N for another)")
@@ -125,7 +125,7 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
         raise ConfigError(
             f"no files of job {what} in {folders}",
             expected=f"a folder {number}.{step or 'STEP'}/monitor.0, which --monitor writes",
-            cure="name the folder, or --monitor-dir as the run had it",
+            hint="name the folder, or --monitor-dir as the run had it",
         )
     notes = []
     if len(runs) > 1:

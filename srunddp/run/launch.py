@@ -185,8 +185,8 @@ def is_worker_exec(environ: Mapping[str, str]) -> bool:
     """
     value = environ.get("SRUNDDP_WORKER") or "fork"
     if value not in ("fork", "exec"):
-        cure = "export SRUNDDP_WORKER=exec for a profiler, else unset it"
-        raise ConfigError(f"SRUNDDP_WORKER={value}", expected="fork or exec", cure=cure, scope=Scope.JOB)
+        hint = "export SRUNDDP_WORKER=exec for a profiler, else unset it"
+        raise ConfigError(f"SRUNDDP_WORKER={value}", expected="fork or exec", hint=hint, scope=Scope.JOB)
     return value == "exec"
 
 
@@ -203,7 +203,7 @@ def check_lines(environment: Environment) -> None:
         raise ConfigError(
             f"rank 0 may open {hard} files",
             expected=f"{needed}, one for each of {environment.world_size} ranks and some more",
-            cure="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
+            hint="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
             scope=Scope.JOB,
         )
 
@@ -224,14 +224,14 @@ def _told_by_worker(worker: WorkerPipe, timeout: float) -> str:
         raise RendezvousError(
             f"MPI_Init did not return within {timeout:g} s",
             expected="all ranks to start",
-            cure="see whether one did not start or ended before; raise --timeout",
+            hint="see whether one did not start or ended before; raise --timeout",
         )
     answer = worker.receive()
     if answer is None:
         raise RendezvousError(
             "the worker ended in MPI_Init",
             expected="MPI to start in every rank",
-            cure="see MPI's own message; mpi4py must be built for the launcher's MPI",
+            hint="see MPI's own message; mpi4py must be built for the launcher's MPI",
         )
     if "no_world" in answer:
         raise mpi.MpiNotLaunchedError(answer["no_world"])

@@ -88,7 +88,7 @@ def plan_monitor(wishes: RunOptions, environment: Environment, script: Script) -
     """
     if wishes.monitor is None:
         if wishes.monitor_dir is not None:
-            raise ConfigError("--monitor-dir without --monitor", cure="add --monitor", scope=Scope.JOB)
+            raise ConfigError("--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB)
         return None
     folder = Path(wishes.monitor_dir or wishes.log_dir or DEFAULT_FOLDER, redirect.plain(run_name(environment)))
     return MonitorConfig(

@@ -37,15 +37,15 @@ def check(script: Script) -> None:
     try:
         folder = os.getcwd()
     except FileNotFoundError:
-        found, cure = "the working folder has been deleted", "start in one that all nodes see"
-        raise ConfigError(found, expected="a folder that is there", cure=cure, scope=Scope.NODE) from None
-    found, cure = _module_wrong(script.name, folder) if script.module else _file_wrong(script.name, folder)
+        found, hint = "the working folder has been deleted", "start in one that all nodes see"
+        raise ConfigError(found, expected="a folder that is there", hint=hint, scope=Scope.NODE) from None
+    found, hint = _module_wrong(script.name, folder) if script.module else _file_wrong(script.name, folder)
     if found:
-        raise ConfigError(found, expected="a script to run", cure=cure, scope=Scope.NODE)
+        raise ConfigError(found, expected="a script to run", hint=hint, scope=Scope.NODE)
 
 
 def _file_wrong(name: str, folder: str) -> tuple[str, str]:
-    """What is wrong with a file, and the cure; empty where nothing is."""
+    """What is wrong with a file, and the hint; empty where nothing is."""
     if os.path.isdir(name):
         main = os.path.join(name, "__main__.py")
         return "" if os.path.exists(main) else f"{name} is a folder without __main__.py", "name the script in it"
@@ -106,7 +106,7 @@ def run(script: Script) -> ScriptResult:
         return ScriptResult(_exit_code(end.code), end)
     except BaseException as error:
         if script.module and isinstance(error, ImportError) and _theirs(error) is None:
-            wrong = ConfigError(str(error), expected="a module to run", cure="correct the name after -m")
+            wrong = ConfigError(str(error), expected="a module to run", hint="correct the name after -m")
             return ScriptResult(wrong.exit_code, wrong)
         error.__traceback__ = _without_us(error)
         return ScriptResult(130 if isinstance(error, KeyboardInterrupt) else 1, error, error.__traceback__)

@@ -112,8 +112,8 @@ def wish(kind: type[T], given: Mapping[str, Any], command: Sequence[str]) -> Job
     """
     for each in command:
         if not each.isprintable():
-            cure = "leave line ends and the like away"
-            raise ConfigError(f"the argument {each!r}", expected="letters that can be printed", cure=cure)
+            hint = "leave line ends and the like away"
+            raise ConfigError(f"the argument {each!r}", expected="letters that can be printed", hint=hint)
     keys = fields_of(kind)
     pairs = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
     others = {name: value for name, value in given.items() if name not in keys}

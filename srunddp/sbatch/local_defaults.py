@@ -53,12 +53,12 @@ def check_files(start: LaunchSpec) -> Iterator[str]:
     if start.ifaces and not os.path.exists(start.ifaces):
         yield f"--ifaces {start.ifaces} is not seen here"
     elif start.ifaces and not os.access(start.ifaces, os.R_OK):
-        raise ConfigError(f"--ifaces {start.ifaces} cannot be read", expected="a file", cure="chmod a+r it")
+        raise ConfigError(f"--ifaces {start.ifaces} cannot be read", expected="a file", hint="chmod a+r it")
     if start.venv and not os.path.isdir(start.venv):
         yield f"--venv {start.venv} is not seen here"
     elif start.venv and not os.path.exists(os.path.join(start.venv, "bin", "python")):
-        cure = "name the folder that has bin/activate"
-        raise ConfigError(f"--venv {start.venv} has no bin/python", expected="a virtual environment", cure=cure)
+        hint = "name the folder that has bin/activate"
+        raise ConfigError(f"--venv {start.venv} has no bin/python", expected="a virtual environment", hint=hint)
 
 
 def overriding_variables(environ: Mapping[str, str]) -> Iterator[str]:
@@ -76,13 +76,13 @@ def write(text: str, output: str, *, force: bool) -> None:
     """
     path = Path(output)
     if os.path.lexists(path) and not force:
-        raise ConfigError(f"{output} is there", expected="a new file", cure="name another, or add --force")
+        raise ConfigError(f"{output} is there", expected="a new file", hint="name another, or add --force")
     try:
         replace_file(path, text.encode())
         path.chmod(0o755)
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        raise ConfigError(f"{output}: {why}", expected="a file that can be written", cure="name another") from None
+        raise ConfigError(f"{output}: {why}", expected="a file that can be written", hint="name another") from None
 
 
 def make_log_folder(folder: str) -> None:
@@ -95,5 +95,5 @@ def make_log_folder(folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        cure = "name another with --log-dir"
-        raise ConfigError(f"{folder}: {why}", expected="a folder for the output", cure=cure) from None
+        hint = "name another with --log-dir"
+        raise ConfigError(f"{folder}: {why}", expected="a folder for the output", hint=hint) from None

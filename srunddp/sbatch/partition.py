@@ -133,8 +133,8 @@ def chosen(job: SlurmJob, known: Sequence[Partition]) -> list[Partition]:
     for name in job.partition.split(","):
         if name not in by_name:
             near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.5)
-            cure = f"did you mean {near[0]}?" if near else "correct it"
-            raise ConfigError(f"--partition {name!r}", expected=f"one of {', '.join(sorted(by_name))}", cure=cure)
+            hint = f"did you mean {near[0]}?" if near else "correct it"
+            raise ConfigError(f"--partition {name!r}", expected=f"one of {', '.join(sorted(by_name))}", hint=hint)
     return [by_name[name] for name in job.partition.split(",")]
 
 
@@ -152,14 +152,14 @@ def check_limits(job: SlurmJob, candidates: Sequence[Partition]) -> None:
 def _excess(job: SlurmJob, partition: Partition) -> Iterator[ConfigError]:
     name = f"partition {partition.name}"
     if partition.state not in ("UP", "DOWN"):  # jobs may wait in one that is down
-        yield ConfigError(f"{name} is {partition.state}", expected="one that is up", cure="name another partition")
+        yield ConfigError(f"{name} is {partition.state}", expected="one that is up", hint="name another partition")
     # A QOS may have limits of its own that count instead.
     if not job.qos and job.time and seconds(job.time) > seconds(partition.max_time or "UNLIMITED"):
-        cure = f"say --time={partition.max_time}, and let --requeue go on from there"
-        yield ConfigError(f"--time {job.time}", expected=f"at most {partition.max_time} in {name}", cure=cure)
+        hint = f"say --time={partition.max_time}, and let --requeue go on from there"
+        yield ConfigError(f"--time {job.time}", expected=f"at most {partition.max_time} in {name}", hint=hint)
     if not job.qos and job.nodes > partition.max_nodes:
         expected = f"at most {partition.max_nodes} for a job in {name}"
-        yield ConfigError(f"--nodes {job.nodes}", expected=expected, cure="take fewer, or another partition")
+        yield ConfigError(f"--nodes {job.nodes}", expected=expected, hint="take fewer, or another partition")
     if partition.kinds:
         yield from _unfit(job, partition)
 
@@ -170,22 +170,22 @@ def _unfit(job: SlurmJob, partition: Partition) -> Iterator[ConfigError]:
     cpus, most = job.tasks * (job.cpus_per_task or 1), max(kind.cpus for kind in kinds)
     if cpus > most:
         found = f"--cpus-per-task {job.cpus_per_task or 1} for {job.tasks} on each node is {cpus} CPUs"
-        cure = f"say --cpus-per-task={max(1, int(most // job.tasks))}"
-        yield ConfigError(found, expected=f"at most {most:.0f} on a node of {name}", cure=cure)
+        hint = f"say --cpus-per-task={max(1, int(most // job.tasks))}"
+        yield ConfigError(found, expected=f"at most {most:.0f} on a node of {name}", hint=hint)
     if not any(_has_gpus(job, kind) for kind in kinds):
         have = ", ".join(sorted({_gpus_in_words(kind.gpus) for kind in kinds}))
         wanted = f"--gpus-per-node {job.gpus_per_node}" if job.gpus_per_node else f"--gres {job.gres}"
         yield ConfigError(
-            wanted, expected=f"what a node of {name} has: {have}", cure="take fewer, or another partition"
+            wanted, expected=f"what a node of {name} has: {have}", hint="take fewer, or another partition"
         )
     memory = max(kind.memory for kind in kinds)
     if job.mem and megabytes(job.mem) > memory:
-        cure = f"say --mem={memory:.0f}M at most, or 0 for all of it"
-        yield ConfigError(f"--mem {job.mem}", expected=f"at most {memory:.0f}M on a node of {name}", cure=cure)
+        hint = f"say --mem={memory:.0f}M at most, or 0 for all of it"
+        yield ConfigError(f"--mem {job.mem}", expected=f"at most {memory:.0f}M on a node of {name}", hint=hint)
     fitting = sum(kind.count for kind in kinds if _has_all(job, kind))
     if fitting < job.nodes:
         found = f"--nodes {job.nodes}, but {fitting} of {name} have what is asked of each"
-        yield ConfigError(found, expected=f"{job.nodes} or more", cure="take fewer, or another partition")
+        yield ConfigError(found, expected=f"{job.nodes} or more", hint="take fewer, or another partition")
 
 
 def _has_all(job: SlurmJob, kind: NodeKind) -> bool:

@@ -45,10 +45,10 @@ def submit(text: str, environ: Mapping[str, str], say: Callable[[str], None], fo
         )
     except OSError as error:
         why = "no sbatch in PATH" if isinstance(error, FileNotFoundError) else f"sbatch: {error.strerror}"
-        raise NoSlurmError(why, expected="Slurm", cure="submit it on a login node") from None
+        raise NoSlurmError(why, expected="Slurm", hint="submit it on a login node") from None
     except subprocess.TimeoutExpired:
-        cure = "see squeue whether the job is there, before you try again"
-        raise NoSlurmError(f"sbatch has not answered within {_WITHIN:g} s", expected="a job", cure=cure) from None
+        hint = "see squeue whether the job is there, before you try again"
+        raise NoSlurmError(f"sbatch has not answered within {_WITHIN:g} s", expected="a job", hint=hint) from None
     said, number = done.stderr.decode(errors="replace"), done.stdout.decode(errors="replace").split("\n")
     numbers = [match[1] for line in number if (match := re.fullmatch(r"(\d+)(?:;.*)?", line.strip()))]
     if done.returncode or not numbers:
@@ -72,8 +72,8 @@ def refusal(said: str) -> SrunddpError:
     """Slurm's words as one message."""
     words = "; ".join(_lines(said)) or "it said nothing"
     if _AWAY.search(words):
-        return NoSlurmError(f"sbatch: {words}", expected="Slurm to answer", cure="try again later, see sinfo")
-    return ConfigError(f"sbatch: {words}", expected="a job that Slurm accepts", cure="correct the option it names")
+        return NoSlurmError(f"sbatch: {words}", expected="Slurm to answer", hint="try again later, see sinfo")
+    return ConfigError(f"sbatch: {words}", expected="a job that Slurm accepts", hint="correct the option it names")
 
 
 def allocate(allocation: Sequence[str], text: str, environ: Mapping[str, str]) -> None:
@@ -87,4 +87,4 @@ def allocate(allocation: Sequence[str], text: str, environ: Mapping[str, str]) -
         os.execvpe(allocation[0], [*allocation, "bash", "-c", text], _outside(environ))
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        raise NoSlurmError(f"salloc: {why}", expected="Slurm", cure="start it on a login node") from None
+        raise NoSlurmError(f"salloc: {why}", expected="Slurm", hint="start it on a login node") from None

@@ -169,4 +169,4 @@ def inward(target: bytes, depth: int) -> bool:
 
 def refuse(archive: str, found: str, expected: str) -> NoReturn:
     """Raise an :class:`ArchiveError`."""
-    raise ArchiveError(f"archive {archive} {found}", expected=expected, cure="stage it again")
+    raise ArchiveError(f"archive {archive} {found}", expected=expected, hint="stage it again")

@@ -110,18 +110,18 @@ def build(
 
 def _require(requirements: Path, output: Path, force: bool) -> None:
     if not requirements.is_file():
-        raise ConfigError(f"{requirements} is not there", expected="a file as for pip install -r", cure="write it")
+        raise ConfigError(f"{requirements} is not there", expected="a file as for pip install -r", hint="write it")
     if not os.path.lexists(output):
         return
     if read_mark(output) is None:
         raise ConfigError(
             f"{output} is there, and was not built by srunddp stage build",
             expected="a new folder",
-            cure="name another with -o",
+            hint="name another with -o",
         )
     if not force:
         raise ConfigError(
-            f"{output} is there", expected="a new folder", cure="--force to replace it, or name another with -o"
+            f"{output} is there", expected="a new folder", hint="--force to replace it, or name another with -o"
         )
 
 
@@ -133,13 +133,13 @@ def _beside(output: Path) -> Iterator[Path]:
         place.mkdir(parents=True)
     except OSError as error:
         raise ConfigError(
-            f"{output} cannot be made: {error.strerror}", expected="a folder that you may write", cure="name another"
+            f"{output} cannot be made: {error.strerror}", expected="a folder that you may write", hint="name another"
         ) from None
     try:
         yield place
     except OSError as error:
         raise ConfigError(
-            f"{error.filename or output}: {error.strerror or error}", cure="is there room left?"
+            f"{error.filename or output}: {error.strerror or error}", hint="is there room left?"
         ) from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -174,7 +174,7 @@ def _make(place: Path, output: Path, log: Path) -> None:
     done = _python(sys.executable, words, log)
     if done:
         raise ConfigError(
-            f"{sys.executable} -m venv failed", expected="a Python with venv", cure=f"see {log}, and install it"
+            f"{sys.executable} -m venv failed", expected="a Python with venv", hint=f"see {log}, and install it"
         )
 
 

@@ -29,8 +29,8 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
     folder = environ.get(VARIABLE, "")
     if not folder.startswith("/"):
         found = f"--staged, and {VARIABLE} is {folder!r}" if folder else f"--staged, and {VARIABLE} is not set"
-        cure = "start the ranks by the path that `srunddp stage push` printed"
-        raise ConfigError(found, expected="ranks that a staged srunddp started", cure=cure, scope=Scope.NODE)
+        hint = "start the ranks by the path that `srunddp stage push` printed"
+        raise ConfigError(found, expected="ranks that a staged srunddp started", hint=hint, scope=Scope.NODE)
     with _entered(folder) as inside:
         text = _content(folder, inside)
     return _staged(folder, text)
@@ -98,7 +98,7 @@ def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str
         raise ConfigError(
             f"{option} leads to {path}, which this node has as a copy alone",
             expected="a folder that all nodes see, or one of each node's own",
-            cure=f"name another with {option}",
+            hint=f"name another with {option}",
             scope=Scope.NODE,
         )
     return Path(path)
@@ -164,4 +164,4 @@ def _is_path(path: object) -> bool:
 
 
 def _wrong(path: str, found: str, expected: str) -> ConfigError:
-    return ConfigError(f"{path} {found}", expected=expected, cure=_AGAIN, scope=Scope.NODE)
+    return ConfigError(f"{path} {found}", expected=expected, hint=_AGAIN, scope=Scope.NODE)

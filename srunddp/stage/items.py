@@ -51,15 +51,15 @@ def collect(env: str | None, project: str | None, data: Sequence[str], exclude: 
 def _check(item: Item, paths: list[str]) -> None:
     if not item.mark["content"] or item.path == "/":
         found = f"{item.path}: no folder that can be read"
-        raise ConfigError(found, expected="a folder that this node sees", cure="correct the path")
+        raise ConfigError(found, expected="a folder that this node sees", hint="correct the path")
     if paths.count(item.path) > 1:
-        raise ConfigError(f"{item.path} is named twice", expected="each folder once", cure="remove one of the two")
+        raise ConfigError(f"{item.path} is named twice", expected="each folder once", hint="remove one of the two")
     for name in ("bin/python", "bin/srunddp") if item.role == "env" else ():
         if not os.path.exists(os.path.join(item.path, name)):
             raise ConfigError(
                 f"{item.path} has no {name}",
                 expected="an environment with srunddp in it",
-                cure="make one with srunddp stage build",
+                hint="make one with srunddp stage build",
             )
 
 
@@ -73,7 +73,7 @@ def require_whole(item: Item) -> None:
         raise ConfigError(
             f"{item.path} has srunddp somewhere else, as pip install -e leaves it",
             expected="an environment that is whole",
-            cure="make one with srunddp stage build",
+            hint="make one with srunddp stage build",
         )
 
 

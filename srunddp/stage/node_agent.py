@@ -81,7 +81,7 @@ def _answer(node: _Node, request: dict[str, Any]) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = getattr(node, request["do"])(request)
     except SrunddpError as error:
-        return _error(error.found, error.expected, error.cure)
+        return _error(error.found, error.expected, error.hint)
     except OSError as error:
         return _error(str(error))
     return answer
@@ -117,11 +117,11 @@ class _Node:
         held = touch(self._path(_PUSH))
         if not lock(held, 0.0):
             os.close(held)
-            raise ConfigError(f"another push of this job uses {self._folder}", expected="one", cure="wait for its end")
+            raise ConfigError(f"another push of this job uses {self._folder}", expected="one", hint="wait for its end")
         used = touch(self._path(LOCK))
         self._held = [held, used]
         if not lock(used, _WAIT, fcntl.LOCK_SH):
-            raise ConfigError(f"{self._folder} is being removed", expected="one that stays", cure="try it again")
+            raise ConfigError(f"{self._folder} is being removed", expected="one that stays", hint="try it again")
         keeper = touch(self._path(KEEPER))
         if lock(keeper, 0.0):
             self._keeper = keeper
@@ -203,7 +203,7 @@ def _own(folder: str) -> None:
     base = os.stat(os.path.dirname(folder))
     if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
         wrong = f"{os.path.dirname(folder)} may be changed by others and is not sticky"
-        raise ConfigError(wrong, expected="a folder such as /tmp", cure="name another with --dir")
+        raise ConfigError(wrong, expected="a folder such as /tmp", hint="name another with --dir")
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -212,7 +212,7 @@ def _own(folder: str) -> None:
             raise ConfigError(
                 f"{folder} is there, of user {found.st_uid} and mode {stat.filemode(found.st_mode)}",
                 expected="none, or a folder of our own",
-                cure="remove it, or name another folder with --dir",
+                hint="remove it, or name another folder with --dir",
             ) from None
 
 

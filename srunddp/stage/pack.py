@@ -237,7 +237,7 @@ def _target(folder: str, entry: _Entry) -> str:
     raise ConfigError(
         f"{entry.path} is a link to {target}, out of the folder",
         expected="links that lead to something in it",
-        cure=f"copy into the folder what it leads to, or --exclude={entry.name}",
+        hint=f"copy into the folder what it leads to, or --exclude={entry.name}",
     )
 
 
@@ -256,7 +256,7 @@ def _changed(path: str) -> ConfigError:
     return ConfigError(
         f"{path} has changed while it was packed",
         expected="a folder at rest",
-        cure="stage once nothing writes there, or leave the file out with --exclude",
+        hint="stage once nothing writes there, or leave the file out with --exclude",
     )
 
 
@@ -268,13 +268,13 @@ def _unreadable(path: str, error: OSError) -> ConfigError:
 
 def _denied(path: str, error: OSError) -> ConfigError:
     found = f"{path} cannot be read: {error.strerror or error}"
-    return ConfigError(found, expected="a folder that you may read whole", cure="leave it out with --exclude")
+    return ConfigError(found, expected="a folder that you may read whole", hint="leave it out with --exclude")
 
 
 def _not_written(archive: str, error: OSError) -> ConfigError:
-    cause, cure = error.strerror or str(error), "name another folder for it"
+    cause, hint = error.strerror or str(error), "name another folder for it"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         room = os.statvfs(os.path.dirname(os.path.abspath(archive)))
         cause += f", {room.f_bavail * room.f_frsize >> 20} MiB free"
-        cure = "clear the folder, or name another"
-    return ConfigError(f"the archive {archive} cannot be written: {cause}", expected="room for it", cure=cure)
+        hint = "clear the folder, or name another"
+    return ConfigError(f"the archive {archive} cannot be written: {cause}", expected="room for it", hint=hint)

@@ -91,7 +91,7 @@ class Pip:
             raise ConfigError(
                 f"{what} for {sys.executable}",
                 expected=f"pip {_OLDEST[0]}.{_OLDEST[1]} or newer where the environment is built",
-                cure=f"{sys.executable} -m ensurepip --upgrade, or python -m pip install --upgrade pip",
+                hint=f"{sys.executable} -m ensurepip --upgrade, or python -m pip install --upgrade pip",
             )
 
     def _run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -111,21 +111,21 @@ class Pip:
             return ConfigError(
                 f"no wheel for {missing[1]} in {self._wheels}",
                 expected="one that this Python takes",
-                cure=f"add --online where there is internet, or put it there (all that pip says: {self._log})",
+                hint=f"add --online where there is internet, or put it there (all that pip says: {self._log})",
             )
         if "DO NOT MATCH THE HASHES" in said:
             package = found[1] if (found := _FOREIGN.search(said)) else "a wheel"
             return ConfigError(
                 f"{package} in {self._wheels} is not the wheel that was locked",
                 expected="the SHA-256 of the lock",
-                cure=f"remove it and fetch it again with --online (all that pip says: {self._log})",
+                hint=f"remove it and fetch it again with --online (all that pip says: {self._log})",
             )
         errors = _ERROR.findall(said)
         if conflict := _CONFLICT.search(said):
-            cure = f"change the requirements, or put a wheel that fits into {self._wheels}"
-            return ConfigError(f"pip: {conflict[1].rstrip(' .')}", cure=f"{cure} (all that pip says: {self._log})")
+            hint = f"change the requirements, or put a wheel that fits into {self._wheels}"
+            return ConfigError(f"pip: {conflict[1].rstrip(' .')}", hint=f"{hint} (all that pip says: {self._log})")
         line = errors[-1] if errors else f"ended with exit code {code}"
-        return ConfigError(f"pip: {line.strip()}", cure=f"see {self._log}")
+        return ConfigError(f"pip: {line.strip()}", hint=f"see {self._log}")
 
 
 def _wheel(report: Mapping[str, Any]) -> Wheel:

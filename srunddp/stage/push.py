@@ -90,7 +90,7 @@ def _check_interpreter(items: Sequence[Item], found: Answers, interpreter: str) 
         raise StagingError(
             f"{fold(without)}: no {interpreter}",
             expected="the Python that the environment was made with",
-            cure="install it there, or make the environment with one that all nodes have",
+            hint="install it there, or make the environment with one that all nodes have",
         )
 
 
@@ -118,7 +118,7 @@ def _unpack(step: RemoteStep, copy: _Copy, packed: ArchiveInfo) -> float:
     done = step.ask(do="unpack", name=copy.name, packed=wanted)
     if without := [node for node in copy.lacking if done[node]["seconds"] is None]:
         found = f"{fold(without)}: nothing has come to {step.job.folder}"
-        raise StagingError(found, expected="the archive", cure="name a disk of each node's own with --dir")
+        raise StagingError(found, expected="the archive", hint="name a disk of each node's own with --dir")
     return max(float(done[node]["seconds"]) for node in copy.lacking)
 
 
@@ -127,7 +127,7 @@ def _packing_folder() -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="sdd-pack-")
     except OSError as error:
         found = f"no archive can be packed in {tempfile.gettempdir()}: {error.strerror}"
-        raise StagingError(found, expected="room for it", cure="set TMPDIR to a folder with room") from None
+        raise StagingError(found, expected="room for it", hint="set TMPDIR to a folder with room") from None
 
 
 def _check_room(step: RemoteStep, copy: _Copy, packed: ArchiveInfo) -> None:
@@ -139,7 +139,7 @@ def _check_room(step: RemoteStep, copy: _Copy, packed: ArchiveInfo) -> None:
         raise StagingError(
             f"{fold(short)} {verb} {least >> 20} MiB free in {step.job.base}",
             expected=f"{needed >> 20} MiB for {copy.item.path} and its archive",
-            cure="clear it, name another folder with --dir, or leave files out with --exclude",
+            hint="clear it, name another folder with --dir, or leave files out with --exclude",
         )
 
 

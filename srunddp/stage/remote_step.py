@@ -106,8 +106,8 @@ class RemoteStep:
         self._nodes = set(answers)
         for name in sorted(answers):
             if "error" in answers[name]:
-                found, expected, cure = answers[name]["error"]
-                raise StagingError(f"{name}: {found}", expected=expected, cure=cure)
+                found, expected, hint = answers[name]["error"]
+                raise StagingError(f"{name}: {found}", expected=expected, hint=hint)
         return answers
 
     def _answer(self, line: bytes) -> dict[str, Any]:
@@ -115,8 +115,8 @@ class RemoteStep:
             answer: dict[str, Any] = json.loads(line)
             answer["node"]
         except (ValueError, KeyError):
-            cure = "report this as an error of srunddp"
-            raise StagingError(f"the answer {line[:80]!r}", expected="a line of a node", cure=cure) from None
+            hint = "report this as an error of srunddp"
+            raise StagingError(f"the answer {line[:80]!r}", expected="a line of a node", hint=hint) from None
         return answer
 
     def _send(self, request: dict[str, Any]) -> None:
@@ -143,8 +143,8 @@ class RemoteStep:
                 continue
             if not select.select([output], [], [], max(0.0, end - time.monotonic()))[0]:
                 silent = fold(self._nodes - {*answers}) or "some nodes"
-                cure = "look at these nodes; raise --timeout"
-                raise StagingError(f"no answer from {silent} within {self._timeout:g} s", expected="one", cure=cure)
+                hint = "look at these nodes; raise --timeout"
+                raise StagingError(f"no answer from {silent} within {self._timeout:g} s", expected="one", hint=hint)
             read = os.read(output.fileno(), 1 << 16)
             if not read:
                 raise self._ended()
@@ -156,7 +156,7 @@ class RemoteStep:
         return StagingError(
             f"srun has ended with {self._process.returncode}: {last_line(said)}",
             expected=f"a task on each of {self.job.nnodes} nodes",
-            cure="see what it says; each node needs /bin/sh, and Python 3.11",
+            hint="see what it says; each node needs /bin/sh, and Python 3.11",
         )
 
 

@@ -49,8 +49,8 @@ def remove(folder: str, wait: float) -> int:
     held = touch(os.path.join(folder, LOCK))
     try:
         if not lock(held, wait):
-            cure = "end them; else it is removed when the job ends"
-            raise ConfigError(f"{folder} is in use", expected="ranks that have ended", cure=cure)
+            hint = "end them; else it is removed when the job ends"
+            raise ConfigError(f"{folder} is in use", expected="ranks that have ended", hint=hint)
         kept = sum(_remove_copy(os.path.join(folder, name)) for name in _copies(folder))
         for entry in list(os.scandir(folder)):
             if entry.is_file(follow_symlinks=False) and not entry.name.endswith(SPOILT):

@@ -49,11 +49,11 @@ class Job:
             raise ConfigError(
                 "this is no Slurm job: SLURM_JOB_ID and SLURM_JOB_NUM_NODES do not say which",
                 expected="a batch script, or a shell below salloc",
-                cure="call srunddp stage there",
+                hint="call srunddp stage there",
             )
         if "SLURM_HET_SIZE" in environ:
-            cure = "submit one job with nodes of one kind"
-            raise ConfigError("this is a heterogeneous job", expected="a job with one component", cure=cure)
+            hint = "submit one job with nodes of one kind"
+            raise ConfigError("this is a heterogeneous job", expected="a job with one component", hint=hint)
         base = os.path.abspath(base)
         return cls(number, int(nnodes), base, os.path.join(base, f"sdd-{os.getuid()}-{number}"))
 
@@ -82,7 +82,7 @@ def start(words: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, env=kept, start_new_session=True, **streams)
     except OSError as error:
         raise StagingError(
-            f"{words[0]}: {error.strerror}", expected="Slurm's commands", cure="see whether it is in PATH"
+            f"{words[0]}: {error.strerror}", expected="Slurm's commands", hint="see whether it is in PATH"
         ) from None
 
 
@@ -135,7 +135,7 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
     finally:
         limit.cancel()
     if problem:
-        raise StagingError(f"sbcast: {problem}", expected="a copy on each node", cure="see to these nodes")
+        raise StagingError(f"sbcast: {problem}", expected="a copy on each node", hint="see to these nodes")
 
 
 def _number(output: IO[bytes]) -> str:
@@ -143,7 +143,7 @@ def _number(output: IO[bytes]) -> str:
     for line in output:
         if found := re.fullmatch(rb"sdd-step ([0-9]+)\n", line):
             return found[1].decode()
-    raise StagingError("srun has ended", expected="a step on the nodes to be staged", cure="see whether they are up")
+    raise StagingError("srun has ended", expected="a step on the nodes to be staged", hint="see whether they are up")
 
 
 def _sbcast(timeout: float, *words: str) -> str:

@@ -115,7 +115,7 @@ def _parent(above: str, folder: str) -> int:
         wrong = f"{folder} is there"
     if wrong:
         os.close(parent)
-        raise ConfigError(wrong, expected="a new folder in one of your own", cure="name another")
+        raise ConfigError(wrong, expected="a new folder in one of your own", hint="name another")
     return parent
 
 
@@ -129,13 +129,13 @@ def _require_room(above: str, parent: int, members: list[Member]) -> None:
         raise ConfigError(
             f"room for {found.f_favail} more files in {above}",
             expected=f"{len(members)}",
-            cure="remove what is old there, or name another folder",
+            hint="remove what is old there, or name another folder",
         )
 
 
 def _full(above: str, room: int, needed: int) -> ConfigError:
     found = f"{room >> 20} MiB free in {above}"
-    return ConfigError(found, expected=f"{(needed >> 20) + 1} MiB or more", cure="clear it, or name another folder")
+    return ConfigError(found, expected=f"{(needed >> 20) + 1} MiB or more", hint="clear it, or name another folder")
 
 
 def _into_new(source: int, parent: int, name: str, folder: str, members: list[Member], links: list[Member]) -> None:

@@ -166,7 +166,7 @@ class FitLoop:
             raise ConfigError(
                 "an epoch without a step",
                 expected="training data for one",
-                cure="check what the data set yields; with loading.drop_last, also batch_size and accumulation",
+                hint="check what the data set yields; with loading.drop_last, also batch_size and accumulation",
             )
 
     @contextmanager
@@ -236,7 +236,7 @@ class FitLoop:
         state, config = self._state, self._config
         # One figure for all of a metric's is that it is not known: nothing was evaluated.
         if config.best not in figures and not math.isnan(figures.get(config.best.split("/")[0], 0.0)):
-            raise ConfigError(f"best={config.best}", expected=f"one of {', '.join(figures)}", cure="correct it")
+            raise ConfigError(f"best={config.best}", expected=f"one of {', '.join(figures)}", hint="correct it")
         state.evaluated = state.step
         if isinstance(state.scheduler, ReduceLROnPlateau):
             state.scheduler.step(figures["loss"])

@@ -100,7 +100,7 @@ def make_scheduler(
             raise ConfigError(
                 f"a finished {type(wanted).__name__} and scale_lr={config.scale_lr}",
                 expected="the scheduler to start from the scaled learning rate",
-                cure="pass a function instead: scheduler=lambda optimizer: StepLR(optimizer, 1000)",
+                hint="pass a function instead: scheduler=lambda optimizer: StepLR(optimizer, 1000)",
             )
         return wanted
     if wanted is not None:
@@ -111,13 +111,13 @@ def make_scheduler(
         raise ConfigError(
             f"warmup_steps is {config.warmup_steps}",
             expected=f"at most the {steps} steps of the run",
-            cure="correct warmup_steps or epochs",
+            hint="correct warmup_steps or epochs",
         )
     if config.schedule == "cosine" and steps is None:
         raise ConfigError(
             "schedule cosine, and data without a length",
             expected="a known number of steps",
-            cure="give the data set a __len__, or pass a scheduler",
+            hint="give the data set a __len__, or pass a scheduler",
         )
     if config.schedule == "constant" and not config.warmup_steps:
         return None
@@ -130,14 +130,14 @@ def _check_scalable(scheduler: LRScheduler, config: Config) -> None:
         raise ConfigError(
             f"the function for the scheduler returned a {type(scheduler).__name__}",
             expected="a scheduler of torch.optim.lr_scheduler",
-            cure="return one",
+            hint="return one",
         )
     own = [each for each in _nested(scheduler) if isinstance(each, OneCycleLR | CyclicLR)]
     if own and config.scale_lr != "no":
         raise ConfigError(
             f"{type(own[0]).__name__} and scale_lr={config.scale_lr}",
             expected="a scheduler that starts from the optimizer's learning rate, this one has rates of its own",
-            cure="use scale_lr=no, and give it rates for this world's batch",
+            hint="use scale_lr=no, and give it rates for this world's batch",
         )
 
 

@@ -22,8 +22,8 @@ def parse(text: str) -> range:
     match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text.strip())
     steps = range(int(match[1]), int(match[2])) if match else range(0)
     if not steps:
-        cure = "write --profile=10:15 for the steps 10 to 14"
-        raise ConfigError(f"profile is {text!r}", expected="FIRST:END, END above FIRST", cure=cure, scope=Scope.JOB)
+        hint = "write --profile=10:15 for the steps 10 to 14"
+        raise ConfigError(f"profile is {text!r}", expected="FIRST:END, END above FIRST", hint=hint, scope=Scope.JOB)
     return steps
 
 

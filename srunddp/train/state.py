@@ -91,5 +91,5 @@ class TrainingState:
             raise CheckpointError(
                 "the checkpoint has an average of the weights, by which its evaluations went, and ema_decay is null",
                 expected="ema_decay as in the run that wrote it",
-                cure="set ema_decay, or start with another output_dir",
+                hint="set ema_decay, or start with another output_dir",
             )

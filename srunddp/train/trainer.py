@@ -264,7 +264,7 @@ def overriding(callbacks: Sequence[Callback], name: str) -> list[Callable[..., A
             raise ConfigError(
                 f"{callback!r} among the callbacks",
                 expected="instances of srunddp.train.Callback",
-                cure="derive its class from Callback, and pass an instance",
+                hint="derive its class from Callback, and pass an instance",
                 scope=Scope.JOB,
             )
     methods = [getattr(callback, name) for callback in callbacks]

@@ -33,7 +33,7 @@ def triage(paths: tuple[str, ...], as_json: bool) -> None:
 
 def _triage(paths: tuple[str, ...], as_json: bool) -> None:
     if not paths:
-        raise ConfigError("no file and no folder", expected="logs", cure="srunddp triage slurm-4711.out")
+        raise ConfigError("no file and no folder", expected="logs", hint="srunddp triage slurm-4711.out")
     story = collect(find(paths))
     verdict = diagnose(story)
     click.echo(

@@ -100,7 +100,7 @@ def find(paths: Iterable[str]) -> list[Log]:
 
 def _nothing(found: str) -> ConfigError:
     return ConfigError(
-        found, expected="log files, or a folder with some", cure="srunddp triage slurm-4711.out, or --log-dir's folder"
+        found, expected="log files, or a folder with some", hint="srunddp triage slurm-4711.out, or --log-dir's folder"
     )
 
 

@@ -23,7 +23,7 @@ def lines(verdict: Diagnosis, story: Evidence) -> list[str]:
         said = ["nothing failed"]
     else:
         known = table().causes[verdict.cause]
-        said = [_head(verdict, story), f"cause: {known.cause}", f"cure: {known.cure}"]
+        said = [_head(verdict, story), f"cause: {known.cause}", f"hint: {known.hint}"]
         if verdict.certainty == "unknown":
             said += _last_words(story)
         said += _followed(verdict)
@@ -114,7 +114,7 @@ def record(verdict: Diagnosis, story: Evidence) -> dict[str, Any]:
         "text": first.text if first else None,
         "frame": first.raised.frame if first and first.raised else None,
         "explanation": known.cause if known else None,
-        "cure": known.cure if known else None,
+        "hint": known.hint if known else None,
         "world_size": verdict.world_size,
         "ranks_seen": verdict.seen,
         "silent": verdict.silent,

@@ -57,7 +57,7 @@ class Cause:
 
     id: str
     cause: str
-    cure: str
+    hint: str
     source: str
     behind: re.Pattern[str] | None = None  # later failures, by id, line and code, that it explains
 
@@ -101,7 +101,7 @@ def table() -> SignatureTable:
 
 def _cause(entry: dict[str, Any]) -> Cause:
     behind = re.compile(entry["behind"]) if "behind" in entry else None
-    return Cause(entry["id"], entry["cause"], entry["cure"], entry["source"], behind)
+    return Cause(entry["id"], entry["cause"], entry["hint"], entry["source"], behind)
 
 
 def _sign(cause: str, sign: dict[str, str | bool]) -> Signature:

@@ -1,4 +1,4 @@
-"""A report tells the worst first, each thing once, with where it is and its cure; and programs find it all."""
+"""A report tells the worst first, each thing once, with where it is and its hint; and programs find it all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from srunddp.errors import ConfigError
 
 
 def finding(found: str = "full", *nodes: str, level: Severity = Severity.FAIL, **changes: Any) -> Finding:
-    words = {"check": "limits", "expected": "room", "cure": "clear it"}
+    words = {"check": "limits", "expected": "room", "hint": "clear it"}
     return Finding(level=level, found=found, nodes=nodes, **words | changes)
 
 
@@ -40,7 +40,7 @@ def test_equal_findings_are_one_row_of_all_their_nodes_and_ranks() -> None:
     assert render.merged(every) == [finding("full", "node03", "node01", ranks=(1, 4, 64)), finding("other", "node01")]
 
 
-@pytest.mark.parametrize("change", [{"level": Severity.WARN}, {"check": "x"}, {"expected": "x"}, {"cure": "x"}])
+@pytest.mark.parametrize("change", [{"level": Severity.WARN}, {"check": "x"}, {"expected": "x"}, {"hint": "x"}])
 def test_findings_that_differ_in_a_word_are_not_one(change: dict[str, Any]) -> None:
     assert len(render.merged([finding(), finding(**change)])) == 2
 
@@ -122,7 +122,7 @@ def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> No
         "check": "limits",
         "found": "full – ü",
         "expected": "room",
-        "cure": "clear it",
+        "hint": "clear it",
         "nodes": ["node01"],
         "ranks": [0, 1],
         "between": "",
@@ -148,13 +148,13 @@ def test_whatever_a_path_is_called_it_can_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a file", "below a file", "no room for a folder"])
-def test_a_folder_that_cannot_be_written_is_one_error_with_a_cure(tmp_path: Path, kind: str) -> None:
+def test_a_folder_that_cannot_be_written_is_one_error_with_a_hint(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("")
     folder = {"a file": f"{tmp_path}/file", "below a file": f"{tmp_path}/file/x"}.get(kind, "/proc/nowhere")
     with pytest.raises(ConfigError) as error:
         render.write(report(), [], folder, "", 0)
     assert error.value.found.startswith(f"the report cannot be written to {folder}: ")
-    assert error.value.cure == "name another with --output-dir"
+    assert error.value.hint == "name another with --output-dir"
 
 
 def test_facts_come_back_as_the_check_knows_them() -> None:

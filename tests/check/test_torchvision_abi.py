@@ -119,14 +119,14 @@ def test_it_stops_the_job_only_where_the_script_imports_it(tmp_path: Path) -> No
     assert levels("import srunddp.train as t\nt.import_torchvision()\nimport torchvision\n") == []
 
 
-def test_the_cure_is_one_line_and_names_the_function_that_does_without_the_operators(tmp_path: Path) -> None:
+def test_the_hint_is_one_line_and_names_the_function_that_does_without_the_operators(tmp_path: Path) -> None:
     (mixed,) = found(made(tmp_path / "mixed", *MIXED), "import torchvision\n")
     assert mixed.expected == "the torchvision of torch 2.13.0+cpu"
-    assert mixed.cure.startswith("install torchvision from the same index as torch")
-    assert mixed.cure.endswith("or import it by srunddp.train.import_torchvision()")
+    assert mixed.hint.startswith("install torchvision from the same index as torch")
+    assert mixed.hint.endswith("or import it by srunddp.train.import_torchvision()")
     (other,) = found(made(tmp_path / "other", *BUILDS["another CUDA"][0]), "import torchvision\n")
-    assert "import_torchvision" not in other.cure
-    assert "\n" not in mixed.found + mixed.cure + other.cure
+    assert "import_torchvision" not in other.hint
+    assert "\n" not in mixed.found + mixed.hint + other.hint
 
 
 def test_without_torchvision_only_the_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_an_entry_whose_nodes_are_all_taken_before_is_found_with_both_lines(
     finding = only(checked(conf, entry(first) + entry(second)))
     assert finding.level is Severity.WARN
     assert finding.found == f"{conf}:3:3: the entry never counts: all of its nodes are taken by line 1"
-    assert finding.cure == "remove it, or move it before line 1"
+    assert finding.hint == "remove it, or move it before line 1"
 
 
 @pytest.mark.parametrize(

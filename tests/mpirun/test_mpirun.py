@@ -59,7 +59,7 @@ def test_row_36_init_uses_an_mpi_that_the_script_has_started(mpi: Mpi) -> None:
     assert {rank: report["mpi"] for rank, report in done.by_rank().items()} == {0: [0, 2, 3], 1: [1, 2, 3]}
 
 
-def test_mpi_after_a_meeting_over_pmi_is_refused_with_the_cure() -> None:
+def test_mpi_after_a_meeting_over_pmi_is_refused_with_the_hint() -> None:
     done = there("mpich").run(2, SRUNDDP, str(PROGRAMS / "mpi_user.py"))
     assert done.code != 0
     assert "ImportError: the ranks met over PMI" in done.errors
@@ -76,7 +76,7 @@ def test_row_35_loader_workers_start_by_each_method_beside_mpi_and_by_a_fork_ser
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
 @pytest.mark.parametrize("name", ["openmpi4", "openmpi5"])
-def test_row_24_one_cpu_by_mpirun_is_said_with_the_cure_and_the_cure_helps(name: str) -> None:
+def test_row_24_one_cpu_by_mpirun_is_said_with_the_hint_and_the_hint_helps(name: str) -> None:
     openmpi = there(name)
     said = []
     for binding in ("core", "none"):

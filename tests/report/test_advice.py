@@ -62,7 +62,7 @@ def test_a_healthy_run_has_no_note(name: str, tmp_path: Path) -> None:
     assert noted(HEALTHY[name], tmp_path) == ()
 
 
-# What is planted; its rule; words of the finding; words of the cure.
+# What is planted; its rule; words of the finding; words of the hint.
 PLANTED = {
     "slow rank": (replace(ON_GPUS, slow={5: 0.05}), "slow rank", "rank 5 on node02: 50", "--exclude=node02"),
     "slow rank of two": (MadeUp(nodes=2, ranks_per_node=1, slow={1: 0.1}), "slow rank", "rank 1 on node02", "node02"),
@@ -102,11 +102,11 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
-    made_up, rule, found, cure = PLANTED[name]
+    made_up, rule, found, hint = PLANTED[name]
     (note,) = noted(made_up, tmp_path)
     assert note.rule == rule
     assert found in note.found
-    assert cure in note.cure
+    assert hint in note.hint
     assert note.threshold
 
 
@@ -119,18 +119,18 @@ def test_the_time_used_is_the_jobs_where_slurm_says_it(tmp_path: Path) -> None:
     """Staging and other steps are in it."""
     summary = summary_of(read(MadeUp(time_limit=36000.0, name="4711.3").write(tmp_path)))
     (note,) = judging.notes(replace(summary, job_s=7200.0))
-    assert (note.found, note.cure[:14]) == ("2 h of 10 h used, 20 %", "--time=3:00:00")
+    assert (note.found, note.hint[:14]) == ("2 h of 10 h used, 20 %", "--time=3:00:00")
     assert judging.notes(replace(summary, job_s=20000.0)) == ()
 
 
 def test_of_rank_0_it_is_asked_first_what_it_alone_does(tmp_path: Path) -> None:
     (note,) = noted(MadeUp(slow={0: 0.1}), tmp_path)
-    assert note.cure.startswith("see what rank 0 alone does in each step")
+    assert note.hint.startswith("see what rank 0 alone does in each step")
 
 
 def test_the_only_node_is_not_to_be_left_out(tmp_path: Path) -> None:
     (note,) = noted(MadeUp(nodes=1, ranks_per_node=4, slow={2: 0.1}), tmp_path)
-    assert note.cure == "see what else runs on node01"
+    assert note.hint == "see what else runs on node01"
 
 
 def test_two_troubles_that_have_nothing_to_do_with_each_other_are_two_notes(tmp_path: Path) -> None:

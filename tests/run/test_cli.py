@@ -87,7 +87,7 @@ def test_a_missing_script_is_named_with_the_folder(tmp_path: Path) -> None:
         ("/no/such.py", "no file /no/such.py; expected a script to run -> "),
     ],
 )
-def test_what_is_no_script_gets_the_cure_that_fits(tmp_path: Path, name: str, said: str) -> None:
+def test_what_is_no_script_gets_the_hint_that_fits(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "folder").mkdir()
     assert said in one_message(srunddp(name, folder=tmp_path))
 
@@ -135,7 +135,7 @@ def test_partial_explicit_variables_name_the_missing_ones(script: Path) -> None:
     assert text.startswith("RANK, WORLD_SIZE and MASTER_ADDR set, LOCAL_RANK and MASTER_PORT missing; expected ")
 
 
-def test_a_placement_that_hides_rank_zero_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_a_placement_that_hides_rank_zero_is_refused_with_the_hint(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", "pass")
     variables = slurm(1, SLURM_LOCALID="0", SLURM_HOSTFILE="hosts")
     text = one_message(srunddp(str(script), folder=tmp_path, **variables))

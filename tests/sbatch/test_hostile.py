@@ -90,7 +90,7 @@ def text_of(start: LaunchSpec, *, interactive: bool = False) -> str | None:
     """The script; None where the job is refused, by one line that says why."""
     if refusal := refused(lambda: validate.check(start, interactive=interactive)):
         assert str(refusal).isprintable()
-        assert all((refusal.expected, refusal.cure))
+        assert all((refusal.expected, refusal.hint))
         return None
     written = Provenance(("srunddp", "sbatch"))
     if isinstance(start, MpirunJob):

@@ -131,7 +131,7 @@ def test_what_is_beyond_them_is_refused_with_the_limit(fields: dict[str, Any], s
     with pytest.raises(ConfigError) as error:
         judged(**fields)
     assert str(error.value).startswith(said)
-    assert error.value.cure
+    assert error.value.hint
 
 
 def test_what_the_site_decides_is_said_with_its_value() -> None:

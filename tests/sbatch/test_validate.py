@@ -1,4 +1,4 @@
-"""What is asked of a job is looked at before a script is written of it, and every refusal names its cure."""
+"""What is asked of a job is looked at before a script is written of it, and every refusal names its hint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def refusal(interactive: bool = False, kind: type[Any] = SlurmJob, /, **fields: 
     with pytest.raises(ConfigError) as error:
         validate.check(kind(**{"script": "train.py", **fields}), interactive=interactive)
     assert error.value.expected
-    assert error.value.cure
+    assert error.value.hint
     return str(error.value)
 
 
@@ -94,7 +94,7 @@ def test_a_size_is_taken(mem: str) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused_with_its_cure(fields: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_meant_is_refused_with_its_hint(fields: dict[str, Any], said: str) -> None:
     assert said in refusal(**fields)
 
 

@@ -39,7 +39,7 @@ class Checked:
         """The one finding of a check, in its words."""
         (found,) = [each for each in self.findings if each["check"] == check]
         assert found["expected"], found
-        assert found["cure"], found
+        assert found["hint"], found
         return str(found["found"])
 
 

@@ -1,4 +1,4 @@
-"""A check before a job names each planted fault, with node, cause and cure, and blames nobody else."""
+"""A check before a job names each planted fault, with node, cause and hint, and blames nobody else."""
 
 from __future__ import annotations
 

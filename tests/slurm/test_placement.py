@@ -58,7 +58,7 @@ def test_any_layout_gives_the_right_places(bench: Bench, options: list[str], wor
     check_places(done.by_rank(), world_size)
 
 
-def test_row_10_an_arbitrary_layout_is_refused_with_the_cure_and_works_over_pmi(bench: Bench) -> None:
+def test_row_10_an_arbitrary_layout_is_refused_with_the_hint_and_works_over_pmi(bench: Bench) -> None:
     hosts = bench.cluster.shared / "hosts"
     hosts.write_text("node03\nnode01\n")
     env = {"SLURM_HOSTFILE": str(hosts)}
@@ -79,7 +79,7 @@ def test_row_18_a_step_on_a_part_of_the_job_meets_within_itself(bench: Bench) ->
     assert done.reports[0]["master"].startswith("10.88.0.13 ")
 
 
-def test_row_18_a_heterogeneous_step_is_refused_with_the_cure_and_works_over_pmi(bench: Bench) -> None:
+def test_row_18_a_heterogeneous_step_is_refused_with_the_hint_and_works_over_pmi(bench: Bench) -> None:
     components = ("-N1", "-n2", "-w", "node04", SRUNDDP, REPORT, ":", "-N1", "-n1", "-w", "node02", SRUNDDP, REPORT)
     refused = bench.srun("--kill-on-bad-exit=1", *components)
     assert "heterogeneous" in refused.errors
@@ -217,7 +217,7 @@ def test_ranks_that_do_not_come_are_named_with_their_node(bench: Bench) -> None:
     assert "Traceback" not in done.errors
 
 
-def test_row_9_mpi_without_a_world_is_refused_with_the_cure_not_killed(bench: Bench) -> None:
+def test_row_9_mpi_without_a_world_is_refused_with_the_hint_not_killed(bench: Bench) -> None:
     done = bench.srun("-N2", "--mpi=none", SRUNDDP, "--channel", "mpi", REPORT)
     assert done.code == 78
     assert "--mpi=pmix" in done.errors

@@ -150,7 +150,9 @@ def test_a_folder_that_was_removed_while_its_lock_was_opened_is_refused(
 
 
 def test_what_holds_a_folder_never_takes_the_place_of_a_closed_standard_stream(copies: Copies) -> None:
-    code = f"import os\nos.closerange(0, 3)\nfrom srunddp.stage.enter import lock\nos._exit(lock_copy({str(copies.folder)!r}))"
+    code = (
+        f"import os\nos.closerange(0, 3)\nfrom srunddp.stage import enter\nos._exit(enter.lock({str(copies.folder)!r}))"
+    )
     done = python("-c", code, folder=ROOT)
     assert done.returncode > 2, done.stderr
 

@@ -41,7 +41,7 @@ def told(findings: Iterable[Finding]) -> list[tuple[Severity, str, tuple[str, ..
     for one in findings:
         assert one.found
         assert one.expected
-        assert one.cure
+        assert one.hint
         assert one.nodes
         assert not any(node in one.found + one.expected for node in one.nodes)
     return [(one.level, one.found, one.nodes, one.ranks) for one in findings]

@@ -145,7 +145,7 @@ def test_metrics_that_differ_in_nothing_but_their_samples_stay_apart() -> None:
     assert shared.MeanSquaredError.metric_state == before
 
 
-def test_a_wrong_shape_is_refused_with_the_cure() -> None:
+def test_a_wrong_shape_is_refused_with_the_hint() -> None:
     sums = MetricAccumulator({"wrong": lambda outputs, targets: torch.ones(7)}, StandIn())
     words = r"metric 'wrong' returned shape \(7,\) for 4 samples; expected .* -> "
     with pytest.raises(ConfigError, match=words):

@@ -223,7 +223,7 @@ def trainer_of(**changes: Any) -> Trainer:
         ({"world": StandIn(world_size=2)}, "a world of 2 ranks, but .* is none"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_with_the_cure(changes: dict[str, Any], words: str) -> None:
+def test_what_does_not_fit_together_is_refused_with_the_hint(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=f"{words}.*; expected .* -> "):
         trainer_of(**changes)
 
@@ -240,7 +240,7 @@ class Endless(Dataset[Any]):
         (Endless(), "a data set of Endless without a length"),
     ],
 )
-def test_data_the_loop_cannot_use_is_refused_with_the_cure(data: Any, words: str) -> None:
+def test_data_the_loop_cannot_use_is_refused_with_the_hint(data: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"{words}.* -> "):
         trainer_of().fit(data)
 

@@ -179,7 +179,7 @@ def test_cifar_10_is_read_from_its_own_files(
         assert (tuple(image.shape), target, int(image.mean(dim=(1, 2)).argmax())) == ((3, 32, 32), number, number)
 
 
-def test_cifar_10_that_is_not_there_is_said_with_its_cure(vision: ModuleType, tmp_path: Path) -> None:
+def test_cifar_10_that_is_not_there_is_said_with_its_hint(vision: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no whole CIFAR-10; .* -> add --download=true"):
         read(vision, data_dir=tmp_path, dataset="cifar10")
 

@@ -94,12 +94,12 @@ def name_of(sign: Signature) -> str:
     return f"{sign.id}-{SIGNS.index(sign)}"
 
 
-def test_every_cause_has_an_entry_with_a_cure_and_a_source() -> None:
+def test_every_cause_has_an_entry_with_a_hint_and_a_source() -> None:
     assert list(table().causes) == [*dict.fromkeys(sign.id for sign in SIGNS)]
     assert sorted(table().causes) == sorted(IDS)
     for known in table().causes.values():
         assert known.cause
-        assert known.cure
+        assert known.hint
         assert known.source
 
 

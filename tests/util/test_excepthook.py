@@ -26,7 +26,7 @@ MEETS = """
 import srunddp
 from srunddp.errors import ConfigError
 with srunddp.init(backend="gloo"):
-    raise ConfigError("found", expected="more", cure="add it")
+    raise ConfigError("found", expected="more", hint="add it")
 """
 
 

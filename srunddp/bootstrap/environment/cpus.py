@@ -77,7 +77,7 @@ def asked(environ: Mapping[str, str]) -> int:
 
 
 def advice(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
-    """A line for each sign that the launcher gave this rank fewer CPUs than it could, with the cure."""
+    """A line for each sign that the launcher gave this rank fewer CPUs than it could, with the hint."""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
         return _of_mpirun(environ, cpus)
     wanted = asked(environ)

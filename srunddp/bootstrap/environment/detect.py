@@ -151,7 +151,7 @@ def _agree(
             f"two launchers disagree: {launcher.rank}={found.rank} of {launcher.world_size}={found.world_size}, "
             f"and {names[0]}={variables[names[0]]} of {names[1]}={variables[names[1]]}",
             expected="one launcher",
-            cure=f"start from a shell that was not itself started by {launcher.name}",
+            hint=f"start from a shell that was not itself started by {launcher.name}",
         )
 
 
@@ -189,7 +189,7 @@ def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environmen
             raise ConfigError(
                 f"{name}={variables[name]}, but {found.sources[field]}",
                 expected="the launcher's value, or none",
-                cure=f"remove `export {name}` from the job script, or let explicit variables rule with --channel env",
+                hint=f"remove `export {name}` from the job script, or let explicit variables rule with --channel env",
                 scope=Scope.JOB if name == "WORLD_SIZE" else Scope.RANK,
             )
     ignored = [f"{name}={variables[name]}" for name in ("MASTER_ADDR", "MASTER_PORT") if name in variables]
@@ -207,7 +207,7 @@ def _require_explicit(variables: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{_and(there)} set, {_and(missing)} missing" if there else f"{_and(missing)} missing",
             expected=f"all of {_and(EXPLICIT)}, or none",
-            cure="start the script with srun: this is not a step of Slurm" if shell else "set them all, or unset them",
+            hint="start the script with srun: this is not a step of Slurm" if shell else "set them all, or unset them",
             scope=Scope.JOB,
         )
 
@@ -219,11 +219,11 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
         raise ConfigError(
             f"RANK={found.rank} with WORLD_SIZE={found.world_size}",
             expected=f"RANK from 0 to {found.world_size - 1}",
-            cure="correct one of the two",
+            hint="correct one of the two",
         )
     port = slurm.parse_uint(variables, "MASTER_PORT")
     if not 0 < port < 65536:
-        raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", cure="correct it", scope=Scope.JOB)
+        raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", hint="correct it", scope=Scope.JOB)
     return replace(found, master=(variables["MASTER_ADDR"], port))
 
 
@@ -253,7 +253,7 @@ def _forced(found: Environment, channel: str | None) -> Environment:
     """The environment with the channel that was asked for alone, where one was; a world of one needs none."""
     if channel and found.launcher == "none":
         raise ConfigError(
-            f"--channel {channel}, and no launcher was found", expected="a launcher", cure=_CHANNEL_CURES[channel]
+            f"--channel {channel}, and no launcher was found", expected="a launcher", hint=_CHANNEL_HINTS[channel]
         )
     if found.world_size == 1 or (channel is None and found.channels):
         return found
@@ -261,20 +261,20 @@ def _forced(found: Environment, channel: str | None) -> Environment:
         raise ConfigError(
             f"{found.launcher} started {found.world_size} ranks, which cannot meet without mpi4py",
             expected="mpi4py, or a launcher with PMI-1",
-            cure="pip install mpi4py for this MPI",
+            hint="pip install mpi4py for this MPI",
             scope=Scope.JOB,
         )
     if channel not in found.channels:
         raise ConfigError(
             f"--channel {channel} is not there under {found.launcher}",
             expected=f"one of {', '.join(dict.fromkeys((*found.channels, 'env')))}",
-            cure=_CHANNEL_CURES[channel],
+            hint=_CHANNEL_HINTS[channel],
             scope=Scope.JOB,
         )
     return replace(found, channels=(channel,))
 
 
-_CHANNEL_CURES = {
+_CHANNEL_HINTS = {
     "mpi": "install mpi4py and start with mpirun or `srun --mpi=pmix`",
     "pmi": "start with `srun --mpi=pmi2` or MPICH's mpirun",
     "slurm": "start with srun",

@@ -106,7 +106,7 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
         raise RendezvousError(
             f"MPI's world has {MPI.COMM_WORLD.Get_size()} ranks, the launcher's {world_size}",
             expected="one world",
-            cure="mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm",
+            hint="mpi4py uses another MPI than the launcher; install mpi4py for this MPI, or use --channel slurm",
         )
     return str(MPI.COMM_WORLD.bcast(message, root=0))
 
@@ -169,6 +169,6 @@ def reject_prterun(variables: Mapping[str, str]) -> None:
         raise ConfigError(
             f"PMIX_RANK={variables['PMIX_RANK']} from prterun, with no world size and no local rank",
             expected="OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_LOCAL_RANK as mpirun sets them",
-            cure="start with Open MPI's mpirun instead of prterun",
+            hint="start with Open MPI's mpirun instead of prterun",
             scope=Scope.JOB,
         )

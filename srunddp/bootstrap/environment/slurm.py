@@ -165,13 +165,13 @@ def _check(step: SlurmStep) -> None:
         raise ConfigError(
             f"{RANK}={step.rank} with {WORLD_SIZE}={step.world_size}",
             expected=f"a rank from 0 to {step.world_size - 1}",
-            cure="something rewrote Slurm's variables; start srunddp directly with srun",
+            hint="something rewrote Slurm's variables; start srunddp directly with srun",
         )
     if step.ranks_here and step.rank not in step.ranks_here:
         raise ConfigError(
             f"{RANK}={step.rank} is not in {RANKS_HERE}={','.join(map(str, step.ranks_here))}",
             expected="the rank among the ranks of its node",
-            cure="something rewrote Slurm's variables; start srunddp directly with srun",
+            hint="something rewrote Slurm's variables; start srunddp directly with srun",
         )
 
 
@@ -190,7 +190,7 @@ def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
         raise ConfigError(
             f"{name}={_shown(value)!r}",
             expected="a whole number",
-            cure=f"correct {name} or remove it from the environment",
+            hint=f"correct {name} or remove it from the environment",
         )
     return value
 
@@ -263,7 +263,7 @@ def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
     return ConfigError(
         f"host list {_shown(host_list)!r} has {what}",
         expected="names and ranges like node[01-04,7],login",
-        cure="write it as `scontrol show hostlist` does",
+        hint="write it as `scontrol show hostlist` does",
         where=where,
         scope=Scope.NODE,
     )
@@ -283,7 +283,7 @@ def task_counts(counts: str) -> list[int]:
             raise ConfigError(
                 f"{TASKS_PER_NODE}={_shown(counts)!r}",
                 expected="counts like 4(x2),3",
-                cure="something rewrote Slurm's variables; start srunddp directly with srun",
+                hint="something rewrote Slurm's variables; start srunddp directly with srun",
                 scope=Scope.JOB,
             )
         expanded.extend([int(match[1])] * repeated)

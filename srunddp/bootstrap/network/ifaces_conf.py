@@ -85,7 +85,7 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
     raise ConfigError(
         f"no entry matches node {node}",
         expected="an entry for every node",
-        cure=f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`',
+        hint=f'add `- nodes: {node}`, or a last entry `- nodes: "*"` with `interface: auto`',
         where=entries[0].file,
         scope=Scope.NODE,
     )
@@ -172,15 +172,15 @@ def _check_owner(path: Path) -> None:
         if status.st_uid in trusted and not status.st_mode & stat.S_IWOTH:
             continue
         others = "may be changed by every user" if status.st_uid in trusted else f"belongs to user id {status.st_uid}"
-        cure = "correct its owner and mode, or name the file with --ifaces"
-        raise _wrong(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", cure)
+        hint = "correct its owner and mode, or name the file with --ifaces"
+        raise _wrong(str(path), f"{place} {others}", "root's, yours, or of the owner of srunddp", hint)
 
 
 def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
     """Parse the text of an ifaces.conf.
 
     Raises:
-        ConfigError: with file, line and column, what was found, what was expected and the cure.
+        ConfigError: with file, line and column, what was found, what was expected and the hint.
     """
     import yaml
 
@@ -226,8 +226,8 @@ def _unknown_key(name: str, where: str) -> ConfigError:
     import difflib
 
     near = difflib.get_close_matches(name.lower(), _KEYS, n=1, cutoff=0.5)
-    cure = f"did you mean {near[0]}?" if near else "remove it"
-    return _wrong(where, f"unknown key {name!r}", f"one of {', '.join(_KEYS)}", cure)
+    hint = f"did you mean {near[0]}?" if near else "remove it"
+    return _wrong(where, f"unknown key {name!r}", f"one of {', '.join(_KEYS)}", hint)
 
 
 def _interfaces(node: yaml.Node, path: str) -> tuple[str, ...]:
@@ -330,5 +330,5 @@ def _is_mapping(node: yaml.Node) -> bool:
     return isinstance(node, yaml.MappingNode)
 
 
-def _wrong(where: str, found: str, expected: str, cure: str) -> ConfigError:
-    return ConfigError(found, expected=expected, cure=cure, where=where, scope=Scope.NODE)
+def _wrong(where: str, found: str, expected: str, hint: str) -> ConfigError:
+    return ConfigError(found, expected=expected, hint=hint, where=where, scope=Scope.NODE)

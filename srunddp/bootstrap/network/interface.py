@@ -81,7 +81,7 @@ def select_interface(
     entry = entry_for(entries, environment.node, alone=alone)
     passed_over: tuple[str, ...] = ()
     for name, variable in (exported := _exported(variables, links)):
-        _checked(name, links, environment, f"{variable}={variables[variable]}", Scope.NODE, cure=f"correct {variable}")
+        _checked(name, links, environment, f"{variable}={variables[variable]}", Scope.NODE, hint=f"correct {variable}")
     if exported:
         name, source = exported[0][0], f"{exported[0][1]}={variables[exported[0][1]]}"
     elif alone:
@@ -152,7 +152,7 @@ def _automatic(
         raise ConfigError(
             f"node {environment.node} has no interface that reaches other nodes: {_listed(links)}",
             expected="one that is up, has an address, and is not loopback, a bridge or a container's",
-            cure="name the right one in ifaces.conf",
+            hint="name the right one in ifaces.conf",
             where=source,
             scope=Scope.NODE,
         )
@@ -211,7 +211,7 @@ def _checked(
     source: str,
     scope: Scope,
     *,
-    cure: str = "correct this entry",
+    hint: str = "correct this entry",
 ) -> NetworkInterface:
     link = next((link for link in links if link.name == name), None)
     wrong = "" if link and link.up and link.addresses else "is not there"
@@ -226,7 +226,7 @@ def _checked(
     raise ConfigError(
         f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}",
         expected="one that is up and has an address",
-        cure=cure,
+        hint=hint,
         where=source,
         scope=scope,
     )

@@ -45,7 +45,7 @@ def device_index(local_rank: int, local_world_size: int, visible: int, *, own: b
     raise ConfigError(
         f"{visible} GPUs are visible to local rank {local_rank}, and {local_world_size} ranks share this node",
         expected="one GPU for each rank, or all of the node's for each",
-        cure=f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks",
+        hint=f"start with --gpus-per-node={local_world_size} --gpu-bind=none, or with fewer tasks",
     )
 
 
@@ -76,7 +76,7 @@ def claim_gpu(store: Store, node: str, gpu: str, rank: int) -> None:
         raise ConfigError(
             f"ranks {holder} and {rank} on {node} have the same GPU, {gpu}",
             expected="a GPU for each rank",
-            cure="start with --gpus-per-node=N --ntasks-per-node=N --gpu-bind=none, or use --backend gloo",
+            hint="start with --gpus-per-node=N --ntasks-per-node=N --gpu-bind=none, or use --backend gloo",
         )
 
 
@@ -105,13 +105,13 @@ def select_device(backend: str, local_rank: int, local_world_size: int) -> tuple
     import torch
 
     if backend not in BACKENDS:
-        raise ConfigError(f"backend {backend!r}", expected=f"one of {', '.join(BACKENDS)}", cure="correct its name")
+        raise ConfigError(f"backend {backend!r}", expected=f"one of {', '.join(BACKENDS)}", hint="correct its name")
     visible = torch.cuda.device_count()
     if backend == "nccl" and not visible:
         raise ConfigError(
             "backend nccl, and torch sees no GPU",
             expected="at least one visible GPU",
-            cure="ask Slurm for GPUs (--gpus-per-node), install a CUDA build of torch, or use --backend gloo",
+            hint="ask Slurm for GPUs (--gpus-per-node), install a CUDA build of torch, or use --backend gloo",
         )
     if not visible:
         return torch.device("cpu"), "gloo", ""

@@ -58,7 +58,7 @@ def init(backend: str | None = None, *, timeout: timedelta | None = None, device
         raise ConfigError(
             "srunddp.init() in a process that multiprocessing started",
             expected="one call per rank",
-            cure='keep it below `if __name__ == "__main__":`',
+            hint='keep it below `if __name__ == "__main__":`',
         )
     place = store.current_context() or _meet_in_process(RendezvousOptions(backend=backend or "auto"))
     world, warning = open_world(place, backend or place.backend, timeout, device_id=device_id)

@@ -19,7 +19,7 @@ SERVER, CLIENT = "rank 0", "rank"  # the roles, so that no proof can be sent bac
 MUNGE_SOCKET = "SRUNDDP_MUNGE_SOCKET"
 SECRET_BYTES = 32
 EXPECTED = "one proof that all nodes have"
-CURE = "start munged with one key on all nodes, or use `srun --mpi=pmi2`, whose secret needs no munge"
+HINT = "start munged with one key on all nodes, or use `srun --mpi=pmi2`, whose secret needs no munge"
 _LONGEST_NONCE = 64
 
 # munge.h

@@ -219,7 +219,7 @@ class RendezvousClient:
 
     def _refusal(self) -> RendezvousError:
         return RendezvousError(
-            f"rank {self.hello.rank} on {self.hello.node}: {self.refused}", expected=auth.EXPECTED, cure=auth.CURE
+            f"rank {self.hello.rank} on {self.hello.node}: {self.refused}", expected=auth.EXPECTED, hint=auth.HINT
         )
 
     def _await_others(self, line: socket.socket, proof: str, address: Address, deadline: float) -> RendezvousInfo:
@@ -230,7 +230,7 @@ class RendezvousClient:
             raise RendezvousError(
                 f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met",
                 expected="rank 0 to stay",
-                cure="see rank 0's own message",
+                hint="see rank 0's own message",
             ) from None
 
     def _hear(self, line: socket.socket, deadline: float) -> RendezvousInfo:
@@ -269,7 +269,7 @@ def _other_family(candidates: list[Address], hello: Hello) -> RendezvousError:
     return RendezvousError(
         f"rank 0 has {hosts}, rank {hello.rank} on {hello.node} has {hello.address}",
         expected="IPv4 on all nodes or IPv6 on all",
-        cure="correct ifaces.conf so that all interfaces have addresses of one family",
+        hint="correct ifaces.conf so that all interfaces have addresses of one family",
     )
 
 
@@ -279,5 +279,5 @@ def _not_found(candidates: list[Address], hello: Hello, last: str) -> Rendezvous
     return RendezvousError(
         f"rank {hello.rank} on {hello.node}{own} did not reach rank 0 at {tried}: {last}",
         expected="rank 0 to answer there",
-        cure="see whether rank 0 started, and whether both nodes' interfaces are on one network",
+        hint="see whether rank 0 started, and whether both nodes' interfaces are on one network",
     )

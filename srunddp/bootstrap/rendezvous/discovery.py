@@ -127,7 +127,7 @@ def discover(
     raise ConfigError(
         str(unsuitable),
         expected="mpi4py built for the MPI of this launcher",
-        cure="install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm",
+        hint="install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm",
         scope=Scope.JOB,
     )
 
@@ -194,7 +194,7 @@ def rank_zero_node(step: SlurmStep) -> str:
         raise ConfigError(
             f"{step.unordered}: SLURM_* alone does not tell where rank 0 is",
             expected="a block, cyclic or plane distribution",
-            cure="start with `srun --mpi=pmi2`, which tells it for any placement",
+            hint="start with `srun --mpi=pmi2`, which tells it for any placement",
             scope=Scope.NODE,
         )
     return step.nodes[0]
@@ -216,7 +216,7 @@ def _unresolved(found: str) -> ConfigError:
     return ConfigError(
         found,
         expected="a name for rank 0's address on the data network",
-        cure='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`; '
+        hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`; '
         "with --channel env correct MASTER_ADDR",
         scope=Scope.NODE,
     )
@@ -243,7 +243,7 @@ def check_reachable(
             f"the others look for rank 0 at {name}, which is {host} on {other}; its interface is {interface.name} "
             f"({interface.address})",
             expected="a name that leads to that interface",
-            cure="correct one of the two"
+            hint="correct one of the two"
             if environment.master
             else 'add `address: "{node}-data"` or the like, or start with `srun --mpi=pmi2`',
             where=f"MASTER_ADDR={name}" if environment.master else entry.where,

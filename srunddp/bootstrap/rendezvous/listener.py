@@ -126,7 +126,7 @@ class AuthenticatedListener:
         raise RendezvousError(
             f"rank 0 cannot open more than {len(self.known)} connections",
             expected=f"one for each of {self.world_size} ranks",
-            cure="raise the limit of open files (ulimit -n)",
+            hint="raise the limit of open files (ulimit -n)",
             scope=Scope.JOB,
         )
 
@@ -201,7 +201,7 @@ class AuthenticatedListener:
     def _refuse(self, caller: PendingPeer, why: str) -> None:
         send(caller.line, {"refused": why})
         self._close(caller)
-        self._note(caller, f"{why}; expected {auth.EXPECTED} -> {auth.CURE}")
+        self._note(caller, f"{why}; expected {auth.EXPECTED} -> {auth.HINT}")
 
     def _note(self, caller: PendingPeer, why: str) -> None:
         self._said += 1

@@ -33,13 +33,13 @@ def broadcast(message: str | None, *, descriptor: int, timeout: float) -> str:
         raise RendezvousError(
             f"PMI's barrier did not open within {timeout:.0f} s",
             expected="every rank to reach it",
-            cure="look for the ranks that did not start, or raise --timeout",
+            hint="look for the ranks that did not start, or raise --timeout",
         ) from None
     except OSError as error:
         raise RendezvousError(
             f"PMI_FD={descriptor} does not answer: {os.strerror(error.errno or 0)}",
             expected="the launcher's PMI-1 socket, not used before",
-            cure="start one srunddp per srun or mpirun; a wrapper must exec it; or use --channel mpi, under srun slurm",
+            hint="start one srunddp per srun or mpirun; a wrapper must exec it; or use --channel mpi, under srun slurm",
         ) from None
 
 
@@ -61,11 +61,11 @@ def _ask(wire: socket.socket, request: str, answer: str, wanted: str = "cmd") ->
         # One byte at a time: what follows the line belongs to the next reader of this shared socket.
         if not (piece := wire.recv(1)):
             raise RendezvousError(
-                "PMI closed its socket", expected=f"the answer {answer}", cure="see the launcher's own message"
+                "PMI closed its socket", expected=f"the answer {answer}", hint="see the launcher's own message"
             )
         line += piece
     text = line.decode(errors="replace").strip()
     words = dict(word.split("=", 1) for word in text.split() if "=" in word)
     if words.get("cmd") != answer or words.get("rc", "0") != "0" or wanted not in words:
-        raise RendezvousError(f"PMI answered {text!r}", expected=f"cmd={answer}", cure="use --channel slurm or mpi")
+        raise RendezvousError(f"PMI answered {text!r}", expected=f"cmd={answer}", hint="use --channel slurm or mpi")
     return words[wanted]

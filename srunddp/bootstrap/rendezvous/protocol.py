@@ -136,13 +136,13 @@ def listen(host: str, ports: list[int]) -> socket.socket:
                 raise RendezvousError(
                     f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}",
                     expected="an address of this node",
-                    cure="correct this node's interface in ifaces.conf",
+                    hint="correct this node's interface in ifaces.conf",
                 ) from None
     shown = f"port {ports[0]}" if len(ports) == 1 else f"all {len(ports)} ports from {min(ports)} to {max(ports)}"
     raise RendezvousError(
         f"{shown} on {host} taken by others",
         expected="a free port",
-        cure="name other ports with --port or `ports:` in ifaces.conf; with --channel env, another MASTER_PORT",
+        hint="name other ports with --port or `ports:` in ifaces.conf; with --channel env, another MASTER_PORT",
     )
 
 
@@ -200,5 +200,5 @@ def decode_advertisement(text: str) -> Advertisement:
         return Advertisement(first, tuple(Address(host.strip("[]"), int(port)) for host, _, port in parts), last)
     except ValueError:
         raise RendezvousError(
-            f"rank 0 told {text[:80]!r}", expected="where its line is", cure="start all ranks with one srunddp"
+            f"rank 0 told {text[:80]!r}", expected="where its line is", hint="start all ranks with one srunddp"
         ) from None

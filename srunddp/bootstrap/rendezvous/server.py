@@ -129,7 +129,7 @@ class RendezvousServer:
             f"rank {hello.rank} on {hello.node} was lost before all ranks had met: its process ended",
             code=137,
             expected="every rank to stay",
-            cure="see what ended it there: a signal, or the node's memory",
+            hint="see what ended it there: a signal, or the node's memory",
         )
 
     def _objection(self, hello: Hello) -> str:

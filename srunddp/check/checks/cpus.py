@@ -67,8 +67,8 @@ def judge(seen: Sequence[Observation[CpuFacts]]) -> Iterator[Finding]:
         yield from _crowded(ranks)
     usual, others = minority(seen, lambda one: len(one.facts.mask))
     for cpus, who in others.items():
-        cure = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
-        yield finding_about(who, Severity.WARN, NAME, (f"{_cpus(cpus)} for a rank", f"{usual}, as on most ranks", cure))
+        hint = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
+        yield finding_about(who, Severity.WARN, NAME, (f"{_cpus(cpus)} for a rank", f"{usual}, as on most ranks", hint))
 
 
 def _too_many(facts: CpuFacts) -> tuple[str, str, str]:
@@ -89,10 +89,10 @@ def _crowded(ranks: list[Observation[CpuFacts]]) -> Iterator[Finding]:
         if threads > len(cpus):
             found = f"{len(who)} ranks with {threads} threads share {_cpus(len(cpus))}"
             variable = next(one.facts.variable for one in who if one.facts.threads)
-            cure = f"set {variable} to {len(cpus) // len(who)}"
+            hint = f"set {variable} to {len(cpus) // len(who)}"
             if len(cpus) < len(who):
-                cure = f"ask for more CPUs (--cpus-per-task={threads // len(who)})"
-            yield finding_about(who, Severity.WARN, NAME, (found, f"no more than {len(cpus)}", cure))
+                hint = f"ask for more CPUs (--cpus-per-task={threads // len(who)})"
+            yield finding_about(who, Severity.WARN, NAME, (found, f"no more than {len(cpus)}", hint))
 
 
 def _sharing(ranks: list[Observation[CpuFacts]]) -> list[tuple[set[int], list[Observation[CpuFacts]]]]:

@@ -95,22 +95,22 @@ def judge(seen: Ranks) -> Iterator[Finding]:
 def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
     facts, named = one.facts, f"CUDA_VISIBLE_DEVICES={one.facts.wanted}"
     if facts.error:
-        cure = "see nvidia-smi on the node, and have it repaired or leave it out"
-        yield on_node(one, Severity.FAIL, NAME, f"NVML: {facts.error}", "an answer", cure)
+        hint = "see nvidia-smi on the node, and have it repaired or leave it out"
+        yield on_node(one, Severity.FAIL, NAME, f"NVML: {facts.error}", "an answer", hint)
     elif facts.missing and facts.present:
-        cure = "install nvidia-ml-py and the driver's libnvidia-ml.so.1; start a container with --nv"
+        hint = "install nvidia-ml-py and the driver's libnvidia-ml.so.1; start a container with --nv"
         found = f"/dev/nvidia0 is there, and NVML is not: {facts.missing}"
-        yield on_node(one, Severity.FAIL, NAME, found, "NVML, which NCCL needs too", cure)
+        yield on_node(one, Severity.FAIL, NAME, found, "NVML, which NCCL needs too", hint)
     elif facts.missing and facts.wanted not in (None, *NO_GPU):
         yield on_node(one, Severity.WARN, NAME, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
     elif facts.unknown:
         found = f"{facts.unknown} in {named}: CUDA heeds nothing from there on"
-        cure = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
-        yield on_node(one, Severity.WARN, NAME, found, f"each of the {facts.count} GPUs, once", cure)
+        hint = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
+        yield on_node(one, Severity.WARN, NAME, found, f"each of the {facts.count} GPUs, once", hint)
     if len(facts.models) > 1 and facts.order != "PCI_BUS_ID":
         found = f"GPUs of different models on a node ({', '.join(facts.models)}): CUDA numbers them by their speed"
-        cure = "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        yield on_node(one, Severity.WARN, NAME, found, "the order of Slurm and nvidia-smi", cure)
+        hint = "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        yield on_node(one, Severity.WARN, NAME, found, "the order of Slurm and nvidia-smi", hint)
 
 
 def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
@@ -121,29 +121,29 @@ def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
         try:
             used.append((one, devices[device_index(one.local_rank, len(ranks), len(devices), own=one.facts.own)]))
         except ConfigError as error:
-            yield finding_about([one], Severity.FAIL, NAME, (error.found, error.expected, error.cure))
+            yield finding_about([one], Severity.FAIL, NAME, (error.found, error.expected, error.hint))
     return used
 
 
 def _idle(ranks: Ranks) -> Iterator[Finding]:
     for one in ranks:
-        found, _, cure = unused_devices(len(ranks), len(one.facts.devices), own=one.facts.own).partition("; ")
+        found, _, hint = unused_devices(len(ranks), len(one.facts.devices), own=one.facts.own).partition("; ")
         if found:
-            yield finding_about([one], Severity.WARN, NAME, (found, "a rank for each GPU", cure))
+            yield finding_about([one], Severity.WARN, NAME, (found, "a rank for each GPU", hint))
 
 
 def _twice(used: Used) -> Iterator[Finding]:
     """Ranks of a node with one GPU, or with instances of one."""
-    cure = f"start with --gpus-per-node={len(used)} --gpu-bind=none, or with fewer tasks"
+    hint = f"start with --gpus-per-node={len(used)} --gpu-bind=none, or with fewer tasks"
     for uuid, who in _users(used, "uuid").items():
         if len(who) > 1:
             found = f"{'two' if len(who) == 2 else len(who)} ranks with one GPU, {uuid}"
-            yield finding_about(who, Severity.FAIL, NAME, (found, "a GPU for each rank", cure))
+            yield finding_about(who, Severity.FAIL, NAME, (found, "a GPU for each rank", hint))
     for parent, who in _users(used, "parent").items():
         if parent and not all(one.facts.shared for one in who) and len(who) > 1:
             found = f"ranks with MIG instances of one GPU, {parent}, which NCCL takes for one GPU used twice"
-            cure = "use whole GPUs, or with NCCL 2.31 or newer export NCCL_MULTI_RANK_GPU_ENABLE=1"
-            yield finding_about(who, Severity.FAIL, NAME, (found, "a GPU for each rank", cure))
+            hint = "use whole GPUs, or with NCCL 2.31 or newer export NCCL_MULTI_RANK_GPU_ENABLE=1"
+            yield finding_about(who, Severity.FAIL, NAME, (found, "a GPU for each rank", hint))
 
 
 def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, list[Observation[GpuFacts]]]:
@@ -159,15 +159,15 @@ def _apart(used: Used) -> Iterator[Finding]:
     alone = [one for one, device in used if one.facts.count == 1 and not device["parent"]]
     if len(alone) > 1 and len(_users(used, "uuid")) == len(used):
         found = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
-        cure = f"start with --gpus-per-node={len(used)} --gpu-bind=none rather than with --gpus-per-task"
-        yield finding_about(alone, Severity.WARN, NAME, (found, "all of the node's GPUs visible to each rank", cure))
+        hint = f"start with --gpus-per-node={len(used)} --gpu-bind=none rather than with --gpus-per-task"
+        yield finding_about(alone, Severity.WARN, NAME, (found, "all of the node's GPUs visible to each rank", hint))
     users = _users(used, "uuid")
     pairs = {(a, b): why for one, _ in used for a, b, why in one.facts.separate if {a, b} <= users.keys()}
     for why in dict.fromkeys(pairs.values()):
         who = [one for uuid in dict.fromkeys(chain(*(p for p in pairs if pairs[p] == why))) for one in users[uuid]]
-        cure = "see nvidia-smi topo -p2p r; have IOMMU and PCIe's ACS switched off where the GPUs can do it"
+        hint = "see nvidia-smi topo -p2p r; have IOMMU and PCIe's ACS switched off where the GPUs can do it"
         yield finding_about(
-            who, Severity.WARN, NAME, (f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", cure)
+            who, Severity.WARN, NAME, (f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", hint)
         )
 
 
@@ -176,16 +176,16 @@ def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     if total and total - free > _TAKEN * total:
         level = Severity.FAIL if total - free > _FULL * total else Severity.WARN
         found = f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU's memory are taken"
-        cure = f"end what uses {device['uuid']} (nvidia-smi), or take another GPU"
-        yield finding_about([one], level, NAME, (found, "a GPU for this job alone", cure))
+        hint = f"end what uses {device['uuid']} (nvidia-smi), or take another GPU"
+        yield finding_about([one], level, NAME, (found, "a GPU for this job alone", hint))
 
 
 def _place(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
-        cure = "bind tasks to the CPUs next to their GPUs (--gpus-per-task's mask, --cpu-bind=map_ldom), or do not bind"
-        yield finding_about([one], Severity.WARN, NAME, (found, "CPUs next to the GPU", cure))
+        hint = "bind tasks to the CPUs next to their GPUs (--gpus-per-task's mask, --cpu-bind=map_ldom), or do not bind"
+        yield finding_about([one], Severity.WARN, NAME, (found, "CPUs next to the GPU", hint))
 
 
 def _unlike(used: Used) -> Iterator[Finding]:

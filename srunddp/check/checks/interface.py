@@ -95,7 +95,7 @@ def _lookup(subject: CheckContext) -> list[str]:
             entry = ifaces_conf.entry_for(subject.loaded.entries, environment.node)
             discovery.check_reachable(environment, chosen, entry, list_interfaces())
     except SrunddpError as error:
-        return [error.found, error.expected, error.cure]
+        return [error.found, error.expected, error.hint]
     return []
 
 
@@ -104,13 +104,13 @@ def judge(seen: Ranks) -> Iterator[Finding]:
     for one in seen:
         for wrong in (one.facts.wrong, one.facts.lookup):
             if wrong:
-                found, expected, cure = wrong
-                yield Finding(Severity.FAIL, NAME, found, expected, cure, (one.node,))
+                found, expected, hint = wrong
+                yield Finding(Severity.FAIL, NAME, found, expected, hint, (one.node,))
         own = one.facts.own_name
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
-            cure = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
-            yield Finding(Severity.WARN, NAME, found, "an address that other nodes reach", cure, (one.node,))
+            hint = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
+            yield Finding(Severity.WARN, NAME, found, "an address that other nodes reach", hint, (one.node,))
     yield from _unlike(seen)
 
 
@@ -121,26 +121,26 @@ def _unlike(seen: Ranks) -> Iterator[Finding]:
     usual, others = minority(fit, lambda one: one.facts.mtu)
     for mtu, who in others.items():
         name = who[0].facts.name
-        cure = f"ip link set {name} mtu {usual}: large packets get lost where the MTUs differ"
-        yield _other(who, f"{name} has MTU {mtu}", f"{usual}, as on the other nodes", cure)
+        hint = f"ip link set {name} mtu {usual}: large packets get lost where the MTUs differ"
+        yield _other(who, f"{name} has MTU {mtu}", f"{usual}, as on the other nodes", hint)
     fast, others = minority(fit, lambda one: one.facts.speed)
     for speed, who in others.items():
-        cure = "see its cable and the switch's port: all ranks wait for the slowest"
+        hint = "see its cable and the switch's port: all ranks wait for the slowest"
         yield _other(
             who,
             f"{who[0].facts.name} runs at {shown_speed(speed)}",
             f"{shown_speed(fast)}, as on the other nodes",
-            cure,
+            hint,
         )
     most, unlike = minority(fit, lambda one: tuple(one.facts.devices))
     for devices, who in unlike.items():
         found = f"active InfiniBand or RoCE devices: {_listed(devices)}"
-        cure = "mend the port, or give these nodes the same ones by `env: {NCCL_IB_HCA: …}` in ifaces.conf"
-        yield _other(who, found, f"{_listed(most)}, as on the other nodes", cure)
+        hint = "mend the port, or give these nodes the same ones by `env: {NCCL_IB_HCA: …}` in ifaces.conf"
+        yield _other(who, found, f"{_listed(most)}, as on the other nodes", hint)
 
 
-def _other(who: Ranks, found: str, expected: str, cure: str) -> Finding:
-    return finding_about(who, Severity.WARN, NAME, (found, expected, cure), ranks=False)
+def _other(who: Ranks, found: str, expected: str, hint: str) -> Finding:
+    return finding_about(who, Severity.WARN, NAME, (found, expected, hint), ranks=False)
 
 
 def _listed(devices: Sequence[str]) -> str:

@@ -94,8 +94,8 @@ def _judged(facts: LaunchFacts, node: str) -> Iterator[Finding]:
         yield Finding(Severity.FAIL, NAME, facts.script, "a Python script", "correct it", (node,))
     if facts.mpi:
         found = f"the script imports mpi4py, and {facts.mpi}"
-        cure = "start with `srun --mpi=pmix` (or pmi2 for MPICH; `srun --mpi=list` has them), or with that MPI's mpirun"
-        yield Finding(Severity.FAIL, NAME, found, "a launcher that MPI knows", cure, (node,))
+        hint = "start with `srun --mpi=pmix` (or pmi2 for MPICH; `srun --mpi=list` has them), or with that MPI's mpirun"
+        yield Finding(Severity.FAIL, NAME, found, "a launcher that MPI knows", hint, (node,))
     elif facts.channel == "pmi" and facts.uses_mpi:
         found = "the script imports mpi4py, and the ranks meet over PMI, after which MPI cannot start"
         yield Finding(Severity.WARN, NAME, found, "MPI, or PMI", "srunddp --channel mpi", (node,))

@@ -67,10 +67,10 @@ def _room(folder: str, free: int, total: int, node: str) -> Iterator[Finding]:
         yield Finding(Severity.FAIL, NAME, f"{folder} is not there", "a folder", "create it or correct TMPDIR", (node,))
     elif free < _SCARCE:
         level = Severity.FAIL if free < _FULL else Severity.WARN
-        found, cure = f"{free >> 20} MiB free in {folder}", f"clear {folder}"
+        found, hint = f"{free >> 20} MiB free in {folder}", f"clear {folder}"
         if total < _SCARCE:
-            cure = f"it has {total >> 20} MiB in all: {_larger(folder)}"
-        yield Finding(level, NAME, found, f"{_SCARCE >> 30} GiB or more", cure, (node,))
+            hint = f"it has {total >> 20} MiB in all: {_larger(folder)}"
+        yield Finding(level, NAME, found, f"{_SCARCE >> 30} GiB or more", hint, (node,))
 
 
 def _larger(folder: str) -> str:
@@ -80,8 +80,8 @@ def _larger(folder: str) -> str:
     return f"name a folder with more room in TMPDIR, or have {folder} made larger"
 
 
-def _low(found: str, expected: str, cure: str, node: str) -> Finding:
-    return Finding(Severity.WARN, NAME, found, expected, cure, (node,))
+def _low(found: str, expected: str, hint: str, node: str) -> Finding:
+    return Finding(Severity.WARN, NAME, found, expected, hint, (node,))
 
 
 def summary(seen: Sequence[Observation[LimitFacts]]) -> str:

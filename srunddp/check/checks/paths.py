@@ -88,13 +88,13 @@ def judge(seen: Ranks) -> Iterator[Finding]:
     for index in range(min(len(one.facts.places) for one in seen)):
         there = []
         for one in seen:
-            level, found, cure = _wrong(one.facts.places[index], one.node == main)
+            level, found, hint = _wrong(one.facts.places[index], one.node == main)
             if found:
-                yield finding_about([one], level, NAME, (found, _expected(one.facts.places[index]), cure))
+                yield finding_about([one], level, NAME, (found, _expected(one.facts.places[index]), hint))
             if _is_there(one.facts.places[index]):
                 there.append(one)
-        for level, found, expected, cure, who in _others(there, index):
-            yield finding_about(who, level, NAME, (found, expected, cure), ranks=False)
+        for level, found, expected, hint, who in _others(there, index):
+            yield finding_about(who, level, NAME, (found, expected, hint), ranks=False)
 
 
 def _is_there(place: Place) -> bool:
@@ -110,25 +110,25 @@ def _expected(place: Place) -> str:
 
 
 def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
-    """What is wrong with it, on rank 0's node or another, and the cure; empty where nothing is."""
+    """What is wrong with it, on rank 0's node or another, and the hint; empty where nothing is."""
     match place["kind"]:
         case "missing":
             return Severity.FAIL, f"{_named(place)} is not there", _SHARE
         case "silent":
-            cure = "see whether its file server runs (df, dmesg), or leave the node out"
-            return Severity.FAIL, f"{_named(place)} does not answer within {_PATIENCE:g} s", cure
+            hint = "see whether its file server runs (df, dmesg), or leave the node out"
+            return Severity.FAIL, f"{_named(place)} does not answer within {_PATIENCE:g} s", hint
         case "broken":
             return Severity.FAIL, f"{_named(place)}: {place['error']}", "have the node's mount looked at"
     if place["error"].startswith("cannot be written"):
-        cure = "start in a folder of your own with room in it: logs and checkpoints go there"
+        hint = "start in a folder of your own with room in it: logs and checkpoints go there"
         level = Severity.FAIL if main else Severity.WARN
-        return level, f"{_named(place)} {place['error']}", cure
-    cure = "correct its permissions" if place["error"] else ""
-    return Severity.FAIL, f"{_named(place)} {place['error']}" if cure else "", cure
+        return level, f"{_named(place)} {place['error']}", hint
+    hint = "correct its permissions" if place["error"] else ""
+    return Severity.FAIL, f"{_named(place)} {place['error']}" if hint else "", hint
 
 
 def _others(seen: Ranks, index: int) -> Iterator[tuple[Severity, str, str, str, Ranks]]:
-    """Who has something else at a path: level, what was found, what was expected, the cure and the ranks."""
+    """Who has something else at a path: level, what was found, what was expected, the hint and the ranks."""
     if not seen:
         return
     role = seen[0].facts.places[index]["role"]
@@ -139,8 +139,8 @@ def _others(seen: Ranks, index: int) -> Iterator[tuple[Severity, str, str, str, 
     if role == PROJECT:
         usual, others = minority(seen, lambda one: place(one)["path"])
         for path, who in others.items():
-            cure = "put the folder where all nodes see it: Slurm starts in /tmp where it is missing"
-            yield Severity.WARN, f"the working directory is {path}", f"{usual}, as on most ranks", cure, who
+            hint = "put the folder where all nodes see it: Slurm starts in /tmp where it is missing"
+            yield Severity.WARN, f"the working directory is {path}", f"{usual}, as on most ranks", hint, who
         seen = [one for one in seen if place(one)["path"] == usual]
     usual, others = minority(seen, lambda one: place(one)["kind"])
     for kind, who in others.items():

@@ -134,21 +134,21 @@ def _misfit(one: Observation[VersionFacts], vision: Vision) -> Iterator[Finding]
     torch = one.facts.packages["torch"]
     found, fails = misfit(vision, torch)
     if found:
-        cure = "install torchvision from the same index as torch (for the CPU or one CUDA)"
+        hint = "install torchvision from the same index as torch (for the CPU or one CUDA)"
         if vision["lacks"]:
-            cure += ", or import it by srunddp.train.import_torchvision()"
+            hint += ", or import it by srunddp.train.import_torchvision()"
         level = Severity.FAIL if fails and vision["script"] else Severity.WARN
-        yield on_node(one, level, NAME, found, f"the torchvision of torch {torch['version']}", cure)
+        yield on_node(one, level, NAME, found, f"the torchvision of torch {torch['version']}", hint)
 
 
 def _pythons(seen: Ranks) -> Iterator[Finding]:
-    cure = "start all ranks in one environment (srun --export=ALL, mpirun -x PATH)"
+    hint = "start all ranks in one environment (srun --export=ALL, mpirun -x PATH)"
     seen = yield from _differing(
-        seen, lambda one: one.facts.python.rpartition(".")[0], Severity.FAIL, "Python {}", cure
+        seen, lambda one: one.facts.python.rpartition(".")[0], Severity.FAIL, "Python {}", hint
     )
-    yield from _differing(seen, lambda one: one.facts.python, Severity.WARN, "Python {}", cure)
+    yield from _differing(seen, lambda one: one.facts.python, Severity.WARN, "Python {}", hint)
     where = "Python is {}"
-    yield from _differing(seen, lambda one: f"{one.facts.executable} of {one.facts.prefix}", Severity.WARN, where, cure)
+    yield from _differing(seen, lambda one: f"{one.facts.executable} of {one.facts.prefix}", Severity.WARN, where, hint)
 
 
 def _package(seen: Ranks, name: str) -> Iterator[Finding]:
@@ -167,34 +167,34 @@ def _package(seen: Ranks, name: str) -> Iterator[Finding]:
         )
         yield finding_about(lacking, Severity.FAIL, NAME, message)
     seen = [one for one in seen if known(one)["place"]]
-    cure = f"use one environment; see PYTHONPATH and the script's folder for another {name}"
+    hint = f"use one environment; see PYTHONPATH and the script's folder for another {name}"
     bad = Severity.FAIL if name == "torch" else Severity.WARN
-    seen = yield from _differing(seen, lambda one: known(one)["version"], bad, f"{name} {{}}", cure)
-    seen = yield from _differing(seen, lambda one: known(one)["cuda"], bad, f"{name} for CUDA {{}}", cure)
-    seen = yield from _differing(seen, lambda one: known(one)["git"], Severity.WARN, f"{name} of commit {{}}", cure)
-    yield from _differing(seen, place, Severity.WARN, f"{name} of {{}}", cure)
+    seen = yield from _differing(seen, lambda one: known(one)["version"], bad, f"{name} {{}}", hint)
+    seen = yield from _differing(seen, lambda one: known(one)["cuda"], bad, f"{name} for CUDA {{}}", hint)
+    seen = yield from _differing(seen, lambda one: known(one)["git"], Severity.WARN, f"{name} of commit {{}}", hint)
+    yield from _differing(seen, place, Severity.WARN, f"{name} of {{}}", hint)
 
 
 def _imports(seen: Ranks) -> Iterator[Finding]:
     for one in seen:
         error, seconds = one.facts.imported["error"], one.facts.imported["seconds"]
         if error and seconds:
-            cure = "see how fast its file system is; copy the environment to the nodes"
-            yield on_node(one, Severity.WARN, NAME, f"import torch: {error}", "seconds", cure)
+            hint = "see how fast its file system is; copy the environment to the nodes"
+            yield on_node(one, Severity.WARN, NAME, f"import torch: {error}", "seconds", hint)
         elif error:
-            cure = f"see {one.facts.executable} -c 'import torch' on that node"
-            yield on_node(one, Severity.FAIL, NAME, f"import torch: {error}", "an import", cure)
+            hint = f"see {one.facts.executable} -c 'import torch' on that node"
+            yield on_node(one, Severity.FAIL, NAME, f"import torch: {error}", "an import", hint)
     done: Ranks = [one for one in seen if one.facts.imported["version"]]
-    cure = "install the same nvidia-nccl; see LD_LIBRARY_PATH and LD_PRELOAD for another libnccl.so"
+    hint = "install the same nvidia-nccl; see LD_LIBRARY_PATH and LD_PRELOAD for another libnccl.so"
     done = yield from _differing(done, lambda one: one.facts.imported["version"], None, "", "")
-    yield from _differing(done, lambda one: one.facts.imported["nccl"], Severity.FAIL, "NCCL {}", cure, ranks=False)
+    yield from _differing(done, lambda one: one.facts.imported["nccl"], Severity.FAIL, "NCCL {}", hint, ranks=False)
     usual = median(one.facts.imported["seconds"] for one in done) if done else 0.0
     for one in done:
         seconds = one.facts.imported["seconds"]
         if seconds > max(_SLOW, _SLOWER * usual):
-            cure = "copy the environment to the nodes, or have the node's file system looked at"
+            hint = "copy the environment to the nodes, or have the node's file system looked at"
             yield on_node(
-                one, Severity.WARN, NAME, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", cure
+                one, Severity.WARN, NAME, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", hint
             )
 
 
@@ -203,7 +203,7 @@ def _differing(
     value: Callable[[Observation[VersionFacts]], str],
     level: Severity | None,
     found: str,
-    cure: str,
+    hint: str,
     *,
     ranks: bool = True,
 ) -> Generator[Finding, None, Ranks]:
@@ -213,7 +213,7 @@ def _differing(
     usual, others = minority(seen, value)
     for known, who in others.items():
         if level is not None:
-            message = (found.format(known or "unknown"), f"{usual or 'unknown'}, as on most ranks", cure)
+            message = (found.format(known or "unknown"), f"{usual or 'unknown'}, as on most ranks", hint)
             yield finding_about(who, level, NAME, message, ranks=ranks)
     return [one for one in seen if value(one) == usual]
 

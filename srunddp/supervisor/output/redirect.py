@@ -85,8 +85,8 @@ def tee_ranks(text: str, world_size: int) -> tuple[range, ...]:
     return ranks
 
 
-def _wrong_tee(found: str, expected: str, cure: str) -> ConfigError:
-    return ConfigError(found, expected=expected, cure=cure, where="--tee", scope=Scope.JOB)
+def _wrong_tee(found: str, expected: str, hint: str) -> ConfigError:
+    return ConfigError(found, expected=expected, hint=hint, where="--tee", scope=Scope.JOB)
 
 
 def plain(name: str) -> str:
@@ -193,7 +193,7 @@ def _unwritable(path: Path, reason: str, scope: Scope) -> ConfigError:
     return ConfigError(
         f"{path} cannot be written: {reason}",
         expected="a folder in which every node may make files",
-        cure="name another, or correct its permissions",
+        hint="name another, or correct its permissions",
         where="--log-dir",
         scope=scope,
     )

@@ -20,13 +20,13 @@ from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import CheckpointError
 
 _NICENESS = 10  # where no core is free, training has nine tenths of its own, and the writer is not starved
-_CURES = {
+_HINTS = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free some of your quota there",
     errno.EFBIG: "raise the limit on the size of files",
     errno.ENOENT: "make the folder again",
 }
-_OTHER_CURE = "check the file system, and that you may write there"
+_OTHER_HINT = "check the file system, and that you may write there"
 _THREAD = "checkpoint"
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class AsyncCheckpointer:
         return CheckpointError(
             f"the checkpoint of step {step} could not be written: {error}",
             expected=f"a file in {self._shelf.folder}; the last whole one is {last.name if last else 'none'}",
-            cure=_CURES.get(error.errno or 0, _OTHER_CURE),
+            hint=_HINTS.get(error.errno or 0, _OTHER_HINT),
         )
 
 

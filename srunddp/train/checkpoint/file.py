@@ -31,7 +31,7 @@ _PIECE = 1 << 20  # bytes that are read at once
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint cannot be read, or cannot be written: which, why, and the cure."""
+    """A checkpoint cannot be read, or cannot be written: which, why, and the hint."""
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
@@ -168,7 +168,7 @@ def _unfit(path: Path, found: str) -> CheckpointError:
     return CheckpointError(
         f"this state cannot be a checkpoint: {found}",
         expected="tensors and plain values, such as numbers, strings, lists and dicts",
-        cure="convert it, for instance a NumPy number by float(), or leave it out",
+        hint="convert it, for instance a NumPy number by float(), or leave it out",
         where=str(path),
     )
 
@@ -190,7 +190,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
             yield file
     except FileNotFoundError as error:
         raise CheckpointError(
-            "there is no such file", expected="a checkpoint", cure="check the path", where=str(path)
+            "there is no such file", expected="a checkpoint", hint="check the path", where=str(path)
         ) from error
     except OSError as error:
         raise _broken(path, f"it cannot be read: {error.strerror or error}") from error
@@ -246,6 +246,6 @@ def _broken(path: str | os.PathLike[str], found: str) -> CheckpointError:
     return CheckpointError(
         found,
         expected="a checkpoint as srunddp wrote it",
-        cure="use another one",
+        hint="use another one",
         where=os.fspath(path),
     )

@@ -129,7 +129,7 @@ class CheckpointManager:
             raise CheckpointError(
                 f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}",
                 expected="those of the script that wrote it",
-                cure="start with another output_dir",
+                hint="start with another output_dir",
             ) from error
         rng.restore(found["random"], self._world, self._config.seed + self._state.step)
         self._saved = (self._state.step, self._state.epoch, self._state.evaluated)
@@ -154,7 +154,7 @@ class CheckpointManager:
             raise ConfigError(
                 f"{self._shelf.path(steps[-1])} is there, of an earlier run, and resume is no",
                 expected="an output_dir without checkpoints",
-                cure="use resume=auto to go on with that run, or another output_dir",
+                hint="use resume=auto to go on with that run, or another output_dir",
             )
         return None, None
 
@@ -164,7 +164,7 @@ def _check_version(state: Mapping[str, Any], path: str = "") -> None:
         raise CheckpointError(
             f"this checkpoint has the version {state.get('version', 'none')}",
             expected=f"one that a Trainer wrote, of version {VERSION}",
-            cure="load its model in the script by srunddp.train.load_checkpoint() instead",
+            hint="load its model in the script by srunddp.train.load_checkpoint() instead",
             where=path,
         )
 
@@ -176,7 +176,7 @@ def _make(folder: Path) -> None:
         raise ConfigError(
             f"{folder} cannot be made: {error.strerror}",
             expected="a folder that rank 0 may write to",
-            cure="correct output_dir",
+            hint="correct output_dir",
         ) from None
 
 

@@ -62,7 +62,7 @@ class Resharder:
             raise ConfigError(
                 f"what rank 0 writes to {probe.parent} is not seen by rank {ranges(blind)}",
                 expected="with parallel=fsdp an output_dir that all nodes share, as each rank writes its shards there",
-                cure="put output_dir on a shared file system",
+                hint="put output_dir on a shared file system",
             )
 
     def add(self, step: int, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from srunddp.train.checkpoint.file import CheckpointError, load_file, sync_folde
 
 SUFFIX = ".shards"
 MANIFEST_KEY = "shards"  # where the file tells of its folder
-_CURE = "use another checkpoint"
+_HINT = "use another checkpoint"
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -151,4 +151,4 @@ def _digest(path: Path) -> str:
 
 def broken(path: Path, found: str) -> CheckpointError:
     """The error of a shard that is not as it was written."""
-    return CheckpointError(found, expected="shards as srunddp wrote them", cure=_CURE, where=str(path))
+    return CheckpointError(found, expected="shards as srunddp wrote them", hint=_HINT, where=str(path))

@@ -213,7 +213,7 @@ def _batch(data: Any, own: int, total: int) -> Batch:
     raise ConfigError(
         f"a batch of {[type(part).__name__ for part in parts]}",
         expected="two parts, inputs and targets",
-        cure="let the data set's __getitem__, or collate, return such a pair",
+        hint="let the data set's __getitem__, or collate, return such a pair",
     )
 
 
@@ -224,7 +224,7 @@ def _each_tensor(tree: Any, function: Callable[[Tensor], Any]) -> Any:
         raise ConfigError(
             f"a {type(tree).__name__} in a batch for a GPU",
             expected="tensors in tuples, lists and dicts",
-            cure="let collate take it apart, and the model put it together",
+            hint="let collate take it apart, and the model put it together",
         )
     if isinstance(tree, Mapping):
         return {name: _each_tensor(value, function) for name, value in tree.items()}

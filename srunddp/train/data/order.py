@@ -101,7 +101,7 @@ class Weighted:
             raise ConfigError(
                 f"targets of shape {tuple(targets.shape)}",
                 expected="one class per sample",
-                cure="pass class indices of shape (samples,)",
+                hint="pass class indices of shape (samples,)",
             )
         _, inverse, counts = torch.unique(targets, return_inverse=True, return_counts=True)
         return cls(1 / counts.double()[inverse], num_samples, seed=seed, replacement=replacement)
@@ -145,17 +145,17 @@ def _check_weights(weights: Tensor) -> None:
         raise ConfigError(
             found,
             expected="a finite number of at least 0 per sample, and one above 0",
-            cure="check how the weights are computed",
+            hint="check how the weights are computed",
         )
 
 
 def _check_draws(num_samples: int, drawable: int | None) -> None:
     """``drawable``: how many different samples there are to draw; None where each may come again."""
     if num_samples < 1:
-        raise ConfigError(f"num_samples is {num_samples}", expected="at least 1", cure="draw some samples per epoch")
+        raise ConfigError(f"num_samples is {num_samples}", expected="at least 1", hint="draw some samples per epoch")
     if drawable is not None and num_samples > drawable:
         raise ConfigError(
             f"{num_samples} draws without replacement from {drawable} samples with a weight above 0",
             expected="no more draws than samples",
-            cure=f"set num_samples to at most {drawable}, or replacement=True",
+            hint=f"set num_samples to at most {drawable}, or replacement=True",
         )

@@ -151,7 +151,7 @@ def _total(name: str, value: Tensor | float, samples: int) -> Tensor | float:
         raise ConfigError(
             f"metric {name!r} returned shape {tuple(value.shape)} for {samples} samples",
             expected="one value per sample, or their sum",
-            cure="reduce over the other dimensions",
+            hint="reduce over the other dimensions",
         )
     return value.sum(dtype=torch.float64)
 

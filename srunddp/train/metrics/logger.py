@@ -53,7 +53,7 @@ class MetricsLogger:
             raise ConfigError(
                 f"{folder / FILE}: {os.strerror(error.errno or 0)}",
                 expected="a folder that rank 0 may write to",
-                cure="correct output_dir",
+                hint="correct output_dir",
             ) from None
 
     def add(self, kind: str, step: int, /, **figures: float) -> None:

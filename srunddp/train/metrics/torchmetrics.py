@@ -49,7 +49,7 @@ def fresh(name: str, metric: TorchMetric, world: World) -> TorchMetric:
         raise ConfigError(
             f"metric {name!r} of {type(metric).__name__} has update() and compute(), but no states",
             expected="states of torchmetrics' add_state(), which can be gathered from all ranks",
-            cure="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
+            hint="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
         )
     for part in _parts(own):
         part.distributed_available_fn = _nobody
@@ -166,7 +166,7 @@ def _flat(name: str, value: Any) -> dict[str, float]:
     raise ConfigError(
         f"metric {name!r} computes {_described(value)}",
         expected="one number, or a dict of numbers",
-        cure="let it average, as by average='macro', or name its parts by torchmetrics' ClasswiseWrapper",
+        hint="let it average, as by average='macro', or name its parts by torchmetrics' ClasswiseWrapper",
     )
 
 

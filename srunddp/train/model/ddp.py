@@ -111,7 +111,7 @@ def prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
             raise ConfigError(
                 f"ddp.sync_batchnorm on {world.device.type}",
                 expected="GPUs, torch's SyncBatchNorm has no other",
-                cure="leave it out",
+                hint="leave it out",
             )
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     return model
@@ -142,7 +142,7 @@ def check_classes(setting: str, names: tuple[str, ...], model: nn.Module) -> Non
         raise ConfigError(
             f"{setting} names {', '.join(missing)}",
             expected=f"classes of the modules in the model: {', '.join(sorted(found))}",
-            cure="correct the names",
+            hint="correct the names",
         )
 
 
@@ -171,7 +171,7 @@ def _register_hook(ddp: DistributedDataParallel, config: DDPConfig) -> None:
             raise ConfigError(
                 f"ddp.hook bf16 with {dist.get_backend()}",
                 expected="NCCL, with which alone torch has this hook",
-                cure="use ddp.hook=fp16",
+                hint="use ddp.hook=fp16",
             )
         ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
     elif config.hook == "powersgd":

@@ -114,7 +114,7 @@ def _check_optimizer(optimizer: Optimizer) -> None:
         raise ConfigError(
             f"the optimizer {type(optimizer).__name__}{' with fused=True' * fused}, and parallel=fsdp",
             expected="one whose step torch makes of shards too",
-            cure="leave fused out" if fused else "take another optimizer, such as AdamW",
+            hint="leave fused out" if fused else "take another optimizer, such as AdamW",
         )
     _check_state(optimizer)
 
@@ -124,7 +124,7 @@ def _check_state(optimizer: Optimizer) -> None:
         raise ConfigError(
             f"the optimizer {type(optimizer).__name__} with a state already, and a model on the meta device",
             expected="one whose state begins with its first step",
-            cure="take another optimizer, such as AdamW, or build the model on the CPU",
+            hint="take another optimizer, such as AdamW, or build the model on the CPU",
         )
 
 
@@ -133,25 +133,25 @@ def _check_model(model: nn.Module, config: FSDPConfig) -> None:
         raise ConfigError(
             "a model that is in shards already, and parallel=fsdp",
             expected="a whole one, which the Trainer shards",
-            cure="build the model anew for each Trainer, or go on with the first one",
+            hint="build the model anew for each Trainer, or go on with the first one",
         )
     if config.param_dtype == "bf16" and any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise ConfigError(
             "fsdp.param_dtype=bf16, and BatchNorm in the model",
             expected="no BatchNorm, whose running statistics stay in fp32, which torch does not mix with bf16",
-            cure="use precision=bf16 instead, or another norm",
+            hint="use precision=bf16 instead, or another norm",
         )
     if scalars := [name for name, parameter in model.named_parameters() if parameter.ndim == 0]:
         raise ConfigError(
             f"the parameter {scalars[0]} without a dimension, and parallel=fsdp",
             expected="one dimension or more, as torch shards the first",
-            cure="make it nn.Parameter(torch.ones(1))",
+            hint="make it nn.Parameter(torch.ones(1))",
         )
     if any(getattr(module, "sparse", False) for module in model.modules()):
         raise ConfigError(
             "an embedding with sparse=True, and parallel=fsdp",
             expected="gradients that are not sparse, as torch has no shards of those",
-            cure="leave sparse out",
+            hint="leave sparse out",
         )
 
 
@@ -198,7 +198,7 @@ def _check_dtypes(module: nn.Module) -> None:
         raise ConfigError(
             f"parameters of {' and '.join(sorted(dtypes))} in one {type(module).__name__}, and parallel=fsdp",
             expected="one type for what is gathered at once",
-            cure="use one, or name the classes in fsdp.modules whose parameters are of another",
+            hint="use one, or name the classes in fsdp.modules whose parameters are of another",
         )
 
 
@@ -226,7 +226,7 @@ def _adopt(optimizer: Optimizer, before: Mapping[str, nn.Parameter], after: Mapp
         raise ConfigError(
             f"{', '.join(sorted(parted))} shared between modules that are gathered one after the other",
             expected="shared parameters within one of fsdp.modules, or outside of all",
-            cure="leave out of fsdp.modules what shares them",
+            hint="leave out of fsdp.modules what shares them",
         )
     shards = {id(parameter): after[name] for name, parameter in before.items()}
     for group in optimizer.param_groups:

@@ -68,7 +68,7 @@ class MetaInitializer:
             raise ConfigError(
                 f"reset_parameters() of {type(module).__name__}, on the meta device, sets what is in shards by then",
                 expected="the parameters of fsdp.modules to be set by those, or in them",
-                cure="move that there, or build the model on the CPU",
+                hint="move that there, or build the model on the CPU",
             )
 
     def check(self, module: nn.Module) -> None:
@@ -86,13 +86,13 @@ class MetaInitializer:
                 raise ConfigError(
                     f"{name} of a {type(module).__name__}, on the meta device, has no value after reset_parameters()",
                     expected="a method of that name that sets it, in the module that has it or in one around it",
-                    cure="add one, or build the model on the CPU",
+                    hint="add one, or build the model on the CPU",
                 )
             if each.left._version > changes:
                 raise ConfigError(
                     f"{name} of a {type(module).__name__}, on the meta device, was set by more than reset_parameters()",
                     expected="nothing else to set it, such as a constructor or load_state_dict()",
-                    cure="set it in that method, or build the model on the CPU",
+                    hint="set it in that method, or build the model on the CPU",
                 )
 
     def _with_memory(self, tensor: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def is_deferred(model: nn.Module) -> bool:
         raise ConfigError(
             f"{len(without)} of {len(parameters)} parameters on the meta device, the first {without[0]}",
             expected="all or none",
-            cure="build the whole model there, or none of it",
+            hint="build the whole model there, or none of it",
         )
     return bool(without) or any(buffer.is_meta for buffer in model.buffers())
 

@@ -81,8 +81,8 @@ def _stopped(cause: int, step: int, checkpoint: Path | None, outcome: _Outcome, 
     by = signal.Signals(cause).name if cause else "the end of the job's time"
     said = f"stopped after step {step} by {by}; {f'checkpoint {checkpoint}' if checkpoint else 'no checkpoint'}"
     if outcome is _Outcome.NOT_REQUEUED:
-        cure = "start it again with resume=auto" if why == _NO_JOB else "requeue it, it resumes by itself"
-        return Stopped(f"{said}; not requeued{why and f': {why}'} -> {cure}", AGAIN)
+        hint = "start it again with resume=auto" if why == _NO_JOB else "requeue it, it resumes by itself"
+        return Stopped(f"{said}; not requeued{why and f': {why}'} -> {hint}", AGAIN)
     return Stopped(f"{said}; the job is requeued" if outcome is _Outcome.REQUEUED else said, ENDED)
 
 

@@ -130,7 +130,7 @@ def numbers(names: Sequence[str]) -> list[signal.Signals]:
             raise ConfigError(
                 f"preemption.signals has {name!r}",
                 expected=f"names among {', '.join(known)}",
-                cure="leave it out, it always counts" if name == "TERM" else f"write {nearest}",
+                hint="leave it out, it always counts" if name == "TERM" else f"write {nearest}",
                 scope=Scope.JOB,
             )
     return [known[name] for name in names]

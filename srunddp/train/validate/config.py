@@ -66,7 +66,7 @@ def check_settings(config: Config, world: World) -> None:
         raise ConfigError(
             f"resume is {config.resume}, and there is no output_dir",
             expected="the folder of the run's checkpoints",
-            cure="add --output_dir=FOLDER, or leave resume out",
+            hint="add --output_dir=FOLDER, or leave resume out",
         )
 
 
@@ -108,7 +108,7 @@ def _check_parallel(config: Config) -> None:
         raise ConfigError(
             f"{', '.join(unfit)} with parallel={config.parallel}",
             expected=f"parallel={'ddp' if sharded else 'fsdp'}, which alone has {'it' if len(unfit) == 1 else 'them'}",
-            cure="change parallel, or leave it out",
+            hint="change parallel, or leave it out",
         )
 
 
@@ -117,10 +117,10 @@ def _check_profile(config: Config, world: World) -> None:
         return
     parse(config.profile)
     if config.output_dir is None:
-        raise ConfigError("profile, and no output_dir for the trace", expected="both", cure="set output_dir")
+        raise ConfigError("profile, and no output_dir for the trace", expected="both", hint="set output_dir")
     if not set(config.profile_ranks) & set(range(world.world_size)):
         raise _wrong("profile_ranks", config.profile_ranks, f"ranks from 0 to {world.world_size - 1}")
 
 
 def _wrong(name: str, value: Any, expected: str) -> ConfigError:
-    return ConfigError(f"{name} is {value}", expected=expected, cure="correct the configuration")
+    return ConfigError(f"{name} is {value}", expected=expected, hint="correct the configuration")

@@ -51,7 +51,7 @@ def check_group(world: World) -> None:
         raise ConfigError(
             f"a world of {world.world_size} ranks, but torch's default process group is {state}",
             expected="both alike",
-            cure="build the Trainer inside 'with srunddp.init() as world:'",
+            hint="build the Trainer inside 'with srunddp.init() as world:'",
         )
 
 
@@ -59,7 +59,7 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     """The optimizer steps this model's parameters, and no others."""
     if isinstance(optimizer, LBFGS):
         raise ConfigError(
-            "the optimizer LBFGS", expected="one that makes a step of one gradient", cure="take another optimizer"
+            "the optimizer LBFGS", expected="one that makes a step of one gradient", hint="take another optimizer"
         )
     own = {id(parameter) for parameter in model.parameters()}
     foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
@@ -67,7 +67,7 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
         raise ConfigError(
             f"{foreign} of the optimizer's parameters are not the model's",
             expected="the same objects",
-            cure="build the optimizer from model.parameters(), and pass that model, not wrapped in "
+            hint="build the optimizer from model.parameters(), and pass that model, not wrapped in "
             "DistributedDataParallel or copied",
         )
 
@@ -77,17 +77,17 @@ def check_loss_function(loss_function: LossFunction) -> None:
     reduction = getattr(loss_function, "reduction", "mean")
     if reduction != "mean":
         raise ConfigError(
-            f"a loss function with reduction={reduction!r}", expected="'mean'", cure="use reduction='mean'"
+            f"a loss function with reduction={reduction!r}", expected="'mean'", hint="use reduction='mean'"
         )
 
 
 def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
     """No metric takes the loss's name, and the one that tells the best model is among them."""
     if "loss" in metrics:
-        raise ConfigError("a metric named 'loss'", expected="another name, the loss has that one", cure="rename it")
+        raise ConfigError("a metric named 'loss'", expected="another name, the loss has that one", hint="rename it")
     if config.best.split("/")[0] not in ("loss", *metrics):
         known = ", ".join(("loss", *metrics))
-        raise ConfigError(f"best={config.best}", expected=f"one of {known}", cure="correct it, or pass that metric")
+        raise ConfigError(f"best={config.best}", expected=f"one of {known}", hint="correct it, or pass that metric")
 
 
 def check_fit(
@@ -101,7 +101,7 @@ def check_fit(
     _check_agreement(world, {**sizes, "order": _first_epoch(order), **dict(leaves(config))})
     for name, size in sizes.items():
         if size == 0:
-            raise ConfigError(f"{name} is 0", expected="at least 1", cure="check what was passed to fit()")
+            raise ConfigError(f"{name} is 0", expected="at least 1", hint="check what was passed to fit()")
     if order is not None:
         _check_order(order, sizes["len(train_data)"], train_data)
 
@@ -113,7 +113,7 @@ def _first_epoch(order: Order | None) -> Any:
 def _check_order(order: Order, samples: int, data: Dataset[Any]) -> None:
     if isinstance(data, IterableDataset):
         raise ConfigError(
-            "an order, and data that is iterable", expected="data with indices", cure="let it yield in that order"
+            "an order, and data that is iterable", expected="data with indices", hint="let it yield in that order"
         )
     indices = order.indices(1)
     if len(indices) == 0 or int(indices.min()) < 0 or int(indices.max()) >= samples:
@@ -121,7 +121,7 @@ def _check_order(order: Order, samples: int, data: Dataset[Any]) -> None:
         raise ConfigError(
             f"the order's indices: {found}",
             expected=f"some, from 0 to {samples - 1} for {samples} samples",
-            cure="make the order of this data set",
+            hint="make the order of this data set",
         )
 
 
@@ -137,7 +137,7 @@ def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name} differs between ranks{shown}",
                 expected="the same on all",
-                cure="give every rank the whole data sets and the same settings: the Trainer shards",
+                hint="give every rank the whole data sets and the same settings: the Trainer shards",
             )
 
 
@@ -159,5 +159,5 @@ def _length(data: Dataset[Any] | None) -> int:
     raise ConfigError(
         f"a data set of {type(data).__name__} without a length",
         expected="__len__ and __getitem__, or an IterableDataset",
-        cure="use one of torch.utils.data's kinds",
+        hint="use one of torch.utils.data's kinds",
     )

@@ -68,7 +68,7 @@ print("\\n".join(advice(os.environ, Cpus.here())))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_row_23_cpus_that_srun_did_not_pass_on_are_said_with_the_cure() -> None:
+def test_row_23_cpus_that_srun_did_not_pass_on_are_said_with_the_hint() -> None:
     """In a process that has one CPU, though the job asked for two."""
     done = subprocess.run(
         ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c", ADVICE],

@@ -212,7 +212,7 @@ def test_half_an_mpi_launcher_is_none() -> None:
 
 
 @pytest.mark.parametrize("around", [{}, batch_body(), JOB])
-def test_prterun_is_refused_with_the_cure(around: dict[str, str]) -> None:
+def test_prterun_is_refused_with_the_hint(around: dict[str, str]) -> None:
     plain = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-n1-9@1", "PMIX_HOSTNAME": "n1", "PRTE_LAUNCHED": "1"}
     text = refused(around | plain)
     assert "PMIX_RANK=1" in text

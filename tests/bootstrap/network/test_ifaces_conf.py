@@ -32,7 +32,7 @@ def entries(text: str) -> tuple[IfacesEntry, ...]:
 
 
 def refused(text: str | bytes) -> str:
-    """The message with which a file is refused: one line with what was found, expected, and the cure."""
+    """The message with which a file is refused: one line with what was found, expected, and the hint."""
     with pytest.raises(ConfigError) as caught:
         parse(text.encode() if isinstance(text, str) else text, "ifaces.conf")
     message = str(caught.value)
@@ -338,7 +338,7 @@ def test_a_default_place_that_holds_no_file_is_refused(tmp_path: Path, monkeypat
             load(None, {})
 
 
-# What is wrong with a file: each message has the file, line and column, what was found, what was expected, the cure.
+# What is wrong with a file: each message has the file, line and column, what was found, what was expected, the hint.
 
 WRONG = {
     "not-yaml": ("# 1\n# 2\n- nodes: [a\n  interface: b\n", "4:12", "this is not YAML", "YAML"),
@@ -443,7 +443,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_file_is_told_of_with_place_found_expected_and_cure(case: str) -> None:
+def test_a_wrong_file_is_told_of_with_place_found_expected_and_hint(case: str) -> None:
     text, place, found, expected = WRONG[case]
     message = refused(text)
     assert message.startswith(f"ifaces.conf:{place}: ")

@@ -132,7 +132,7 @@ def test_without_gpus_the_device_is_the_cpu_and_the_backend_gloo(torch: Torch) -
 
 
 @pytest.mark.parametrize("torch", [0], indirect=True)
-def test_nccl_without_a_gpu_is_refused_with_the_cure(torch: Torch) -> None:
+def test_nccl_without_a_gpu_is_refused_with_the_hint(torch: Torch) -> None:
     with pytest.raises(ConfigError, match=r"backend nccl, and torch sees no GPU; expected .* -> .*--backend gloo"):
         device.select_device("nccl", 0, 1)
 

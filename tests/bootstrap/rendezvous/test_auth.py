@@ -246,7 +246,7 @@ def _pass_on_once(between: socket.socket, to: Address) -> None:
 
 
 @pytest.mark.parametrize(("zeros", "theirs"), [("secret", "none"), ("none", "secret")])
-def test_two_kinds_of_proof_are_named_with_the_cure_and_neither_gives_way(zeros: str, theirs: str) -> None:
+def test_two_kinds_of_proof_are_named_with_the_hint_and_neither_gives_way(zeros: str, theirs: str) -> None:
     kinds: dict[str, Authenticator] = {"secret": SECRET, "none": NullAuthenticator()}
     with rank_zero(2, trust=kinds[zeros]) as server:
         with pytest.raises(RendezvousError) as caught:

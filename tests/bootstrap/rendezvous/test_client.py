@@ -277,7 +277,7 @@ def test_both_sockets_listen_on_one_address_alone() -> None:
                 socket.create_connection(("127.0.0.2", address.port), timeout=LONG)
 
 
-def test_ports_that_are_all_taken_are_named_with_the_cure() -> None:
+def test_ports_that_are_all_taken_are_named_with_the_hint() -> None:
     with ExitStack() as stack:
         taken = [stack.enter_context(stranger("mute")).address.port for _ in range(3)]
         with pytest.raises(RendezvousError) as caught:

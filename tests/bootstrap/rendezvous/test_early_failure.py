@@ -18,7 +18,7 @@ from tests.bootstrap.rendezvous.test_client import rank_zero
 from tests.bootstrap.rendezvous.test_pmi import launcher
 from tests.support.launchers import PID, hydra, open_mpi, step
 
-BROKEN = ConfigError("no file train.py", expected="a script to run", cure="correct the path")
+BROKEN = ConfigError("no file train.py", expected="a script to run", hint="correct the path")
 SOON = RendezvousOptions(timeout=20)
 
 

@@ -160,7 +160,7 @@ def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_the_timeout() ->
         assert 0.15 < time.monotonic() - began < 10
 
 
-def test_a_descriptor_that_is_closed_is_named_with_the_cure() -> None:
+def test_a_descriptor_that_is_closed_is_named_with_the_hint() -> None:
     closed = os.dup(0)
     os.close(closed)
     with pytest.raises(RendezvousError) as caught:

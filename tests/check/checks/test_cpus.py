@@ -55,11 +55,11 @@ def test_nothing_is_found_where_threads_fit(changes: dict[int, dict[str, Any]]) 
     assert told(CHECK.judge(changed(WELL, changes))) == []
 
 
-def test_the_cure_is_a_number_of_threads_that_fits() -> None:
+def test_the_hint_is_a_number_of_threads_that_fits() -> None:
     (finding,) = CHECK.judge(changed(WELL, {0: {"threads": 2}}))
-    assert finding.cure == "set OMP_NUM_THREADS to 1"
+    assert finding.hint == "set OMP_NUM_THREADS to 1"
     (finding,) = CHECK.judge(seen([WELL] * 3, per_node=3))
-    assert finding.cure == "ask for more CPUs (--cpus-per-task=1)"
+    assert finding.hint == "ask for more CPUs (--cpus-per-task=1)"
 
 
 def test_one_rank_without_its_cpus_is_named_and_not_the_one_that_has_them() -> None:

@@ -152,11 +152,11 @@ def test_a_variable_that_names_a_gpu_where_there_is_none_is_said() -> None:
     ]
 
 
-def test_row_11_a_gpu_of_two_ranks_has_the_cure() -> None:
+def test_row_11_a_gpu_of_two_ranks_has_the_hint() -> None:
     (finding,) = CHECK.judge(changed(WELL, both(devices=[A, A])))
-    assert finding.cure.startswith("start with --gpus-per-node=2 --gpu-bind=none")
+    assert finding.hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
     (finding,) = CHECK.judge(changed(WELL, FOUND["alone"][0]))
-    assert finding.cure.startswith("start with --gpus-per-node=2 --gpu-bind=none")
+    assert finding.hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
 
 
 M0, M1 = gpu("MIG-0", parent="GPU-m"), gpu("MIG-1", parent="GPU-m")

@@ -89,10 +89,10 @@ def at_step(rank: int, own: set[str], monkeypatch: pytest.MonkeyPatch, address: 
 
 
 def test_a_name_that_leads_a_rank_nowhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, expected, cure = interface.collect(at_step(1, set(), monkeypatch)).lookup
+    found, expected, hint = interface.collect(at_step(1, set(), monkeypatch)).lookup
     assert "node00" in found
     assert expected
-    assert cure
+    assert hint
 
 
 def test_rank_0_finds_that_its_name_leads_to_another_of_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,11 +43,11 @@ def test_a_full_folder_is_to_be_cleared_and_a_small_one_to_be_made_larger() -> N
         found("/dev/shm", 63 * MIB, 64 * MIB),
         found("/tmp", 0, MIB),
     )
-    assert full.cure == "clear /dev/shm"
-    assert container.cure.startswith(
+    assert full.hint == "clear /dev/shm"
+    assert container.hint.startswith(
         "it has 64 MiB in all: start a container with --shm-size or --ipc=host; else mount"
     )
-    assert small.cure.startswith("it has 1 MiB in all: name a folder with more room in TMPDIR")
+    assert small.hint.startswith("it has 1 MiB in all: name a folder with more room in TMPDIR")
 
 
 def test_the_size_of_each_folder_that_is_there_is_collected(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_write_waits_for_the_one_before_before_it_takes_its_memory(tmp_path: P
         assert bool((state["values"] == float(step)).all())
 
 
-def check_refused(writer: AsyncCheckpointer, shelf: CheckpointDirectory, step: int, found: str, cure: str) -> None:
+def check_refused(writer: AsyncCheckpointer, shelf: CheckpointDirectory, step: int, found: str, hint: str) -> None:
     """A save that the disk refuses: said once, nothing lost, and an error at the end."""
     newest = loaded(shelf)
     writer.write(step, mebibyte(step))
@@ -90,7 +90,7 @@ def check_refused(writer: AsyncCheckpointer, shelf: CheckpointDirectory, step: i
     assert said == str(error.value)
     assert f"step {step} " in said
     assert "the last whole one is step-00000001.pt" in said
-    assert said.endswith(f"-> {cure}")
+    assert said.endswith(f"-> {hint}")
     assert writer.news()[0] == []
     assert loaded(shelf)["step"] == newest["step"]
     assert [file for file in shelf.folder.iterdir() if file.suffix == ".tmp"] == []

@@ -96,7 +96,7 @@ def test_checkpointed_activations_change_nothing(results: Any) -> None:
         assert result["losses"] == plain["losses"]
 
 
-def test_what_shards_cannot_do_is_refused_with_its_cure(results: Any) -> None:
+def test_what_shards_cannot_do_is_refused_with_its_hint(results: Any) -> None:
     for messages in results["refused"]:
         fp16, ema, hook, name, norm, ddp, fused, rprop, scalar, tied, sparse, mixed, again = messages
         assert "GradScaler knows nothing of shards" in fp16

@@ -115,7 +115,7 @@ def test_a_draw_at_the_very_edge_is_no_sample_of_weight_zero(
         ([1.0, 0.0], {"replacement": False}, "2 draws without replacement from 1 samples"),
     ],
 )
-def test_impossible_draws_are_refused_with_the_cure(weights: Any, options: Any, words: str) -> None:
+def test_impossible_draws_are_refused_with_the_hint(weights: Any, options: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"{words}.*; expected .* -> "):
         Weighted(weights, **options)
 

@@ -141,11 +141,11 @@ def test_outside_the_main_thread_nothing_is_noted_and_nothing_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cure"),
+    ("name", "hint"),
     [("SIGUSR2", "write USR2"), ("usr1", "write USR1"), ("URS2", "write USR2"), ("TERM", "leave it out")],
 )
-def test_an_unknown_signal_is_a_configuration_error_that_names_the_nearest(name: str, cure: str) -> None:
-    with pytest.raises(ConfigError, match=f"preemption.signals has '{name}'; expected .*USR2.* -> {cure}"):
+def test_an_unknown_signal_is_a_configuration_error_that_names_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"preemption.signals has '{name}'; expected .*USR2.* -> {hint}"):
         preemption(signals=(name,))
 
 
