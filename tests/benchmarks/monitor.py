@@ -32,11 +32,11 @@ WORKER = f"import subprocess, sys\n[subprocess.Popen([sys.executable, '-c', each
 SUPERVISOR = f"""
 import os, subprocess, sys
 from pathlib import Path
-from srunddp.monitor.sampler import Site, start
+from srunddp.monitor.sampler import SamplerConfig, start
 subprocess.Popen([sys.executable, '-c', {WORKER + BUSY!r}])
 for line in sys.stdin:
     if words := line.split():
-        sampler = start(Site(Path(words[0]), "here", float(words[1]), "eth0", "{RANK}", 0, os.getpid(), os.getppid()))
+        sampler = start(SamplerConfig(Path(words[0]), "here", float(words[1]), "eth0", "{RANK}", 0, os.getpid(), os.getppid()))
         print(sampler.pid, flush=True)
     else:
         print(sampler.finish(5.0), flush=True)

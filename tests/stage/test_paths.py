@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from srunddp.run.cli import _staged_script
 from srunddp.run.script import Script
 from srunddp.stage.paths import PathMapping, StagedPaths
 
@@ -76,8 +77,10 @@ def test_a_place_within_another_one_counts_for_what_is_in_it() -> None:
     ],
 )
 def test_an_argument_is_a_path_as_a_whole_or_after_its_first_equals_sign(word: str, expected: str) -> None:
-    assert SEEN.script(Script("/d/train.py", (word,))) == Script("/tmp/f/d/train.py", (expected,))
-    assert SEEN.script(Script("/d/train", (word,), module=True)) == Script("/d/train", (expected,), module=True)
+    assert _staged_script(SEEN, Script("/d/train.py", (word,))) == Script("/tmp/f/d/train.py", (expected,))
+    assert _staged_script(SEEN, Script("/d/train", (word,), module=True)) == Script(
+        "/d/train", (expected,), module=True
+    )
 
 
 def test_variables_that_name_places_change_and_others_do_not() -> None:

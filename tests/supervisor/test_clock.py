@@ -50,7 +50,7 @@ def test_of_a_suspension_a_second_counts_at_most(kernel: Monotonic) -> None:
 def test_a_process_that_was_stopped_has_not_lived_that_time() -> None:
     program = (
         "import time; from srunddp.supervisor.clock import ActiveClock\n"
-        "clock, began = Clock(), time.monotonic()\n"
+        "clock, began = ActiveClock(), time.monotonic()\n"
         "print('ready', flush=True)\n"
         "while time.monotonic() < began + 2.0:\n    time.sleep(0.1); clock.advance(0.1)\n"
         "print(clock.now)\n"

@@ -92,7 +92,7 @@ def wait():  # the child gets no processor before its parent has ended
 
 parent = os.getpid()
 os.register_at_fork(after_in_child=wait)
-end_forks_with(parent)
+kill_forks_on_exit(parent)
 if os.fork() == 0:
     print("alive", flush=True)
     os._exit(0)

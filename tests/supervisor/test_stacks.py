@@ -94,7 +94,7 @@ def test_the_odd_one_is_the_rank_that_the_others_wait_for(
 ARMED = """
 import os, signal, sys, time
 from srunddp.supervisor.stacks import StackDump
-dump = Dump.__new__(Dump)
+dump = StackDump.__new__(StackDump)
 dump.descriptor, dump._read = int(sys.argv[1]), 0
 dump.arm()
 print("ready", flush=True)

@@ -20,14 +20,14 @@ RANK = "SLURM_PROCID"
 SUPERVISOR = """
 import os, sys
 from pathlib import Path
-from srunddp.monitor.sampler import Site, start
+from srunddp.monitor.sampler import SamplerConfig, start
 from srunddp.run import children, signals
 children.adopt()
 signals.block()
 held = os.pipe()
 os.dup2(held[1], 77)
 folder, seconds, variable, launcher = sys.argv[1:]
-sampler = start(Site(Path(folder), "n1", float(seconds), "eth0", variable, 0, os.getpid(), int(launcher)))
+sampler = start(SamplerConfig(Path(folder), "n1", float(seconds), "eth0", variable, 0, os.getpid(), int(launcher)))
 print(sampler.pid, flush=True)
 for line in sys.stdin:
     print(repr(eval(line)), flush=True)

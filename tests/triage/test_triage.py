@@ -348,7 +348,7 @@ def test_the_command_says_it_in_few_lines_and_for_machines(tmp_path: Path) -> No
         "first failure: rank 1 on node02, 4711.0/node02.rank1.log:3: torch.OutOfMemoryError: CUDA out of memory., "
         "in a.py:1 in <module> (cuda-out-of-memory)"
     )
-    assert re.search(r"^cause: .*\ncure: ", done.stdout, re.MULTILINE)
+    assert re.search(r"^cause: .*\nhint: ", done.stdout, re.MULTILINE)
     told = json.loads(command("--json", str(path)).stdout)
     assert (told["cause"], told["certainty"], told["rank"], told["node"]) == (
         "cuda-out-of-memory",

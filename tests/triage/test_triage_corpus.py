@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from srunddp.triage.collect import gather
-from srunddp.triage.diagnose import Verdict, judge
+from srunddp.triage.collect import collect
+from srunddp.triage.diagnose import Diagnosis, diagnose
 from srunddp.triage.logs import find
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -26,7 +26,7 @@ class Judged:
 
     name: str
     expected: dict[str, Any]
-    verdict: Verdict
+    verdict: Diagnosis
 
     @property
     def right(self) -> bool:
@@ -45,7 +45,7 @@ def judged(name: str) -> list[Judged]:
         Judged(
             folder.name,
             yaml.safe_load((folder / "expected.yaml").read_text(encoding="utf-8")),
-            judge(gather(find([str(folder)]))),
+            diagnose(collect(find([str(folder)]))),
         )
         for folder in cases
     ]

@@ -155,8 +155,8 @@ def test_row_11_two_ranks_that_see_the_same_gpu_are_named() -> None:
         "from srunddp.bootstrap.process_group.device import claim_gpu\n"
         "store = HashStore()\n"
         "for node, gpu, rank in (('n1', 'GPU-a', 0), ('n1', 'GPU-b', 1), ('n2', 'GPU-a', 2), ('n1', 'GPU-a', 0)):\n"
-        "    claim(store, node, gpu, rank)\n"
-        "claim(store, 'n1', 'GPU-a', 3)\n"
+        "    claim_gpu(store, node, gpu, rank)\n"
+        "claim_gpu(store, 'n1', 'GPU-a', 3)\n"
     )
     done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
     assert "ConfigError: ranks 0 and 3 on n1 have the same GPU, GPU-a; expected a GPU for each rank" in done.stderr

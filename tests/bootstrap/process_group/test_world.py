@@ -222,7 +222,7 @@ def initialised(*arguments, **options):
     init(*arguments, **options | {"device_id": None})
     dist.distributed_c10d._get_default_group().bound_device_id = options.get("device_id")
 dist.init_process_group = initialised
-device.pick = lambda *_: (torch.device("cuda", 0), "gloo", "")
+device.select_device = lambda *_: (torch.device("cuda", 0), "gloo", "")
 with srunddp.init("gloo"):
     group = dist.new_group([0])
     if RANK == 0:

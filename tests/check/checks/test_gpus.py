@@ -330,7 +330,7 @@ def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
         "from srunddp.bootstrap.network.ifaces_conf import IfacesConfig\n"
         "from srunddp.check.checks import cpus, gpus, paths, versions\n"
         "from srunddp.check.finding import CheckContext\n"
-        "me = Subject(detect({}), Loaded(), None, (), None, (), (), {})\n"
+        "me = CheckContext(detect({}), IfacesConfig(), None, (), None, (), (), {})\n"
         "for check in (cpus, gpus, paths): check.collect(me)\n"
         "print(open('/proc/self/maps').read().count('libcuda'), {'torch'} & {*sys.modules})\n"
     )

@@ -125,7 +125,7 @@ _FULL = """
 from pathlib import Path
 from srunddp.train.metrics.logger import MetricsLogger
 folder = Path({folder!r})
-history = History(folder, False, print)
+history = MetricsLogger(folder, False, print)
 history.add("step", 1, loss=1.0)
 size = (folder / "metrics.jsonl").stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))  # full in the middle of a line
@@ -212,7 +212,7 @@ _FULL_TENSORBOARD = """
 import resource, sys
 from pathlib import Path
 from srunddp.train.metrics.logger import MetricsLogger
-history = History(Path(sys.argv[1]), True, print)
+history = MetricsLogger(Path(sys.argv[1]), True, print)
 history.add("step", 1, loss=1.0)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1100, resource.RLIM_INFINITY))
 for step in range(2, 400):  # far more than TensorBoard's queue holds
@@ -231,6 +231,6 @@ def test_a_full_disk_below_tensorboard_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_figures_are_written_where_torch_cannot_be_imported(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; History(Path({str(tmp_path)!r}), False, print).add('step', 1, loss=1.0)"
+    code = f"from pathlib import Path; MetricsLogger(Path({str(tmp_path)!r}), False, print).add('step', 1, loss=1.0)"
     assert run_without_torch("from srunddp.train.metrics.logger import MetricsLogger; " + code).stdout == ""
     assert steps(tmp_path) == [1]
