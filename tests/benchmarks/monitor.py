@@ -36,7 +36,8 @@ from srunddp.monitor.sampler import SamplerConfig, start
 subprocess.Popen([sys.executable, '-c', {WORKER + BUSY!r}])
 for line in sys.stdin:
     if words := line.split():
-        sampler = start(SamplerConfig(Path(words[0]), "here", float(words[1]), "eth0", "{RANK}", 0, os.getpid(), os.getppid()))
+        config = SamplerConfig(Path(words[0]), "here", float(words[1]), "eth0", "{RANK}", 0, os.getpid(), os.getppid())
+        sampler = start(config)
         print(sampler.pid, flush=True)
     else:
         print(sampler.finish(5.0), flush=True)

@@ -21,8 +21,8 @@ SUPERVISOR = """
 import os, sys
 from pathlib import Path
 from srunddp.monitor.sampler import SamplerConfig, start
-from srunddp.run import children, signals
-children.adopt()
+from srunddp.supervisor import process_tree, signals
+process_tree.become_subreaper()
 signals.block()
 held = os.pipe()
 os.dup2(held[1], 77)
