@@ -105,7 +105,9 @@ def test_samples_do_not_drift(tmp_path: Path) -> None:
     assert max(shares) > 0.6
 
 
-@pytest.mark.parametrize("broken", ["links.NetworkCounters.rows", "tasks.Tasks.look", "gpu.Gpus.choose", "node.Node.rows"])
+@pytest.mark.parametrize(
+    "broken", ["links.NetworkCounters.rows", "tasks.Tasks.look", "gpu.Gpus.choose", "node.Node.rows"]
+)
 def test_a_source_that_fails_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
 ) -> None:
