@@ -45,6 +45,7 @@ setup(
             "hypothesis>=6.0",  # host lists and ifaces.conf files nobody thought of
             "ruff>=0.15",  # lint and format
             "mypy>=1.13",  # types, strict
+            "import-linter>=2.5",  # the layers of ARCHITECTURE.md
             "types-PyYAML",  # PyYAML's types
             "types-psutil",  # psutil's types
             "types-tqdm",  # tqdm's types

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from srunddp import telemetry
 from srunddp.bootstrap.environment import cpus, mpi
 from srunddp.bootstrap.process_group import store, world
-from srunddp.bootstrap.rendezvous.meet import RankSetup, process_group_context
+from srunddp.bootstrap.process_group.store import process_group_context
+from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script

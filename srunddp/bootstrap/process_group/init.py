@@ -15,16 +15,10 @@ from typing import TYPE_CHECKING
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.detect import Environment, detect
 from srunddp.bootstrap.process_group import store
+from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
 from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
-from srunddp.bootstrap.rendezvous.meet import (
-    RankSetup,
-    RendezvousOptions,
-    bind,
-    prepare,
-    process_group_context,
-    rendezvous,
-)
+from srunddp.bootstrap.rendezvous.meet import RankSetup, RendezvousOptions, bind, prepare, rendezvous
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.util.excepthook import install_excepthook
 from srunddp.util.json_lines import receive, send

@@ -24,7 +24,11 @@ from srunddp.bootstrap.environment import cpus, mpi, rank_process
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group.reverse_dns import without_reverse_dns
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, raise_open_files_limit
+from srunddp.bootstrap.rendezvous.meet import RankSetup
+from srunddp.bootstrap.rendezvous.protocol import (
+    RendezvousInfo,
+    raise_open_files_limit,
+)
 from srunddp.telemetry import event
 from srunddp.util.excepthook import leave_to_srunddp
 
@@ -232,3 +236,16 @@ def _is_ours(url: str, place: ProcessGroupContext, variables: Mapping[str, str])
         given |= {"MASTER_ADDR": parts.hostname or "", "MASTER_PORT": str(parts.port)}
     given |= {name.upper(): values[0] for name, values in parse_qs(parts.query).items() if name.upper() in names}
     return given == wanted
+
+
+def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> ProcessGroupContext:
+    """This rank's place in the world, with the store's socket handed over on rank 0."""
+    return ProcessGroupContext(
+        environment=prepared.environment,
+        interface=prepared.interface,
+        meeting=meeting,
+        # The store owns the socket from now on and closes it.
+        store_fd=prepared.held.store.detach() if prepared.held else None,
+        timeout=prepared.options.timeout,
+        backend=prepared.options.backend,
+    )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
-from srunddp.bootstrap.process_group import store as process_group
 from srunddp.bootstrap.rendezvous import auth, discovery, protocol
 from srunddp.bootstrap.rendezvous.abort import CancelToken
 from srunddp.bootstrap.rendezvous.client import join
@@ -127,16 +126,3 @@ def rendezvous(
         )
     line, meeting = join(candidates, hello, deadline, own, interrupt)
     return RendezvousResult(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
-
-
-def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> process_group.ProcessGroupContext:
-    """This rank's place in the world, with the store's socket handed over on rank 0."""
-    return process_group.ProcessGroupContext(
-        environment=prepared.environment,
-        interface=prepared.interface,
-        meeting=meeting,
-        # The store owns the socket from now on and closes it.
-        store_fd=prepared.held.store.detach() if prepared.held else None,
-        timeout=prepared.options.timeout,
-        backend=prepared.options.backend,
-    )
