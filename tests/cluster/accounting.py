@@ -68,6 +68,7 @@ def _database_lines(folder: Path) -> list[str]:
         f"datadir={folder}/database",
         f"socket={_socket(folder)}",
         f"pid-file={folder}/run/mariadb.pid",
+        f"tmpdir={folder}/run",  # several databases that share one crash as they are made, 10 of 80 times
         "skip-networking",
         "skip-name-resolve",
         "innodb-buffer-pool-size=16M",
