@@ -65,7 +65,7 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     command, rest = main, list(words)
     while isinstance(command, click.Group):
         known = command.get_command(click.Context(command), rest[0])
-        command, rest = (known, rest[1:]) if known else (command.commands["run"], rest)
+        command, rest = (known, rest[1:]) if known else (command.get_command(click.Context(command), "run"), rest)
     return command, rest
 
 

@@ -22,9 +22,8 @@ from srunddp.errors import ConfigError, Stopped
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import signals as module
 from srunddp.train.preemption.signals import Preemption, StopRequest, asked_of_slurm
+from tests.train.conftest import HERE, ROOT
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 LONG = 30.0
 NOTHING = (StopRequest.NONE, 0)
 
