@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,19 +79,18 @@ def try_one(seed: int, where: Sites, launchers: Iterable[str] | None = None) -> 
     plan = random_plan(seed, launchers)
     kind = plan.faults[0].kind
     result, repeated = carry_out(plan, where.of(plan)), 0
-    while _mpirun_failed(plan, result) and repeated < TRIES:
+    while (broken := wrong(plan, result, LIMITS[kind])) and _mpirun_failed(plan, result, broken) and repeated < TRIES:
         result, repeated = carry_out(plan, where.of(plan)), repeated + 1
-    broken = wrong(plan, result, LIMITS[kind])
     figures = {"gone": result.gone, "back": result.back, "code": result.code, "repeated": repeated}
     return {"seed": seed, "kind": kind, **figures, "wrong": broken, "plan": asdict(plan)}, result
 
 
-def _mpirun_failed(plan: Plan, result: Result) -> bool:
-    """Whether Open MPI's mpirun itself crashed or stood still, in PMIx_server_finalize, when all ranks were gone.
+def _mpirun_failed(plan: Plan, result: Result, broken: Sequence[str]) -> bool:
+    """Whether Open MPI's mpirun itself crashed or stood still as it ended, and nothing else was wrong.
 
     See docs/measurements.md. Such a trial is repeated.
     """
-    if plan.by_srun or result.gone is None:
+    if not plan.launcher.startswith("openmpi") or not all(each.startswith(("left: ", "exit code ")) for each in broken):
         return False
     left = {name.split()[-1] for name in result.left}
     return result.code == -signal.SIGSEGV or (result.code is None and bool(left) and left <= {"mpirun", "prterun"})

@@ -72,8 +72,8 @@ class Row:
         linger: seconds for which the script goes on after a signal that asks for an end; Slurm looks every 30 s whether
             a time is over, as that of a preempted job.
         ranks: how many.
-        shell_ends: the signal ends the batch shell, upon which Slurm kills one step in ten without a signal, plain
-            Python's as well.
+        shell_ends: the signal ends the batch shell, upon which Slurm now and then kills the step without a signal,
+            plain Python's as well.
     """
 
     act: Act

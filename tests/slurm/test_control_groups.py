@@ -42,5 +42,6 @@ def test_the_job_s_group_tells_its_cpu_time_and_memory(bench: Bench) -> None:
     done = bench.srun("-N1", "-n1", "--mem=500", PYTHON, "-c", FIGURES)
     (figures,) = done.reports
     assert figures["limit"] == 500 * MIB
-    assert 190 * MIB <= figures["memory"] <= 220 * MIB
+    # The kernel counts up to 64 pages of each CPU later.
+    assert 199 * MIB <= figures["memory"] <= 220 * MIB
     assert 1.0 <= figures["cpu"] <= 1.5

@@ -156,7 +156,8 @@ def test_row_21_mixed_families_are_an_error_that_says_so(bench: Bench) -> None:
     )
     mixed = bench.write_ifaces("mixed.conf", text)
     for pmi in ("none", "pmi2"):
-        words = (f"--mpi={pmi}", "-N2", "--kill-on-bad-exit=1", SRUNDDP, "--timeout", "10", TORCHRUN_STYLE)
+        where = (f"--mpi={pmi}", "-N2", "--nodelist=node[01-02]", "--kill-on-bad-exit=1")
+        words = (*where, SRUNDDP, "--timeout", "10", TORCHRUN_STYLE)
         done = bench.srun(*words, ifaces=mixed)
         assert done.code != 0
         assert "expected IPv4 on all nodes or IPv6 on all" in done.errors
