@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from srunddp.report import format
 from srunddp.report.locate import Job
 from srunddp.report.summary import Summary
+from srunddp.util.slurm_command import output as ask
 
-_WITHIN = 5.0
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SACCT = ("JobIDRaw", "State", "Start", "ElapsedRaw", "TimelimitRaw", "TotalCPU", "MaxRSS", "AveRSS")
 _SSTAT = ("JobID", "NTasks", "AveCPU", "MaxRSS", "AveRSS")
@@ -47,22 +44,6 @@ class SlurmAccounting:
     sentence: str
     rows: tuple[AccountingRow, ...] = ()
     seff: str = ""
-
-
-def ask(*command: str, anyhow: bool = False) -> str:
-    """What a command prints, within 5 s; nothing where it is not there, fails, or takes longer.
-
-    Args:
-        anyhow: also of one that fails, and its errors.
-    """
-    environ = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
-    null, pipe = subprocess.DEVNULL, subprocess.PIPE
-    errors = subprocess.STDOUT if anyhow else null
-    with suppress(OSError, ValueError, subprocess.SubprocessError):
-        return subprocess.run(
-            command, env=environ, stdin=null, stdout=pipe, stderr=errors, timeout=_WITHIN, check=not anyhow
-        ).stdout.decode(errors="replace")
-    return ""
 
 
 def job(what: str) -> Job | None:
@@ -104,7 +85,7 @@ def _times(number: str) -> tuple[float | None, float | None]:
 def _is_over(summary: Summary) -> bool:
     """Whether the step has ended, as far as the controller knows: a killed one has not recorded it."""
     name = _step(summary)
-    said = ask("scontrol", "--oneliner", "show", "step", name, anyhow=True) if name else ""
+    said = ask("scontrol", "--oneliner", "show", "step", name, any_status=True) if name else ""
     return any(word in said for word in _GONE)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
@@ -24,9 +23,8 @@ class DownNodes:
             self._thread.start()
 
     def _ask(self, nodes: str) -> None:
-        import subprocess  # most runs need none of it, and here it delays nobody
+        from srunddp.util import slurm_command  # most runs need none of it, and here it delays nobody
 
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            command = ["sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t"]
-            said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_WITHIN)
-            self.names = frozenset(re.findall(r"^(\S+) down", said.stdout, re.MULTILINE))
+        command = ("sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t")
+        shown = slurm_command.output(*command, timeout=_WITHIN, any_status=True)
+        self.names = frozenset(re.findall(r"^(\S+) down", shown, re.MULTILINE))

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from srunddp import telemetry
 from srunddp.errors import ConfigError, Scope, Stopped
 from srunddp.supervisor.signals import FORWARDED
 from srunddp.train.config import PreemptionConfig
+from srunddp.util import slurm_command
 
 _ASKED_WITHIN = 10.0
 _RANK_LOOKED_FOR_EVERY = 1.0
@@ -138,15 +138,8 @@ def numbers(names: Sequence[str]) -> list[signal.Signals]:
 
 def asked_of_slurm(environ: Mapping[str, str], limit: float = _ASKED_WITHIN) -> str:
     """When the job ends, in seconds since the epoch; something else, or nothing, where Slurm does not tell."""
-    # Slurm prints times in the zone of whoever asks, unless it is given another format.
-    variables = {**environ, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
-    command = ["squeue", "--noheader", f"--jobs={environ['SLURM_JOB_ID']}", "--format=%e"]
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        done = subprocess.run(
-            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit
-        )
-        return done.stdout.strip()
-    return ""
+    command = ("squeue", "--noheader", f"--jobs={environ['SLURM_JOB_ID']}", "--format=%e")
+    return slurm_command.output(*command, environ=environ, timeout=limit).strip()
 
 
 @contextlib.contextmanager

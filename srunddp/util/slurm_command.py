@@ -1,0 +1,60 @@
+"""Ask one of Slurm's commands: in plain English, with nothing to read from a terminal, and within a limit of time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+WITHIN = 5.0
+# Times in seconds since the epoch; messages that can be matched.
+_FORMAT = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
+
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    timeout: float = WITHIN,
+    input: str | None = None,
+    cwd: str | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command and wait for it.
+
+    Args:
+        environ: for the command; this process's, unless given.
+        timeout: seconds, after which the command is killed.
+        input: for its standard input, which is empty unless given.
+        cwd: the folder that it runs in.
+
+    Raises:
+        OSError: the command does not exist.
+        subprocess.TimeoutExpired: it took longer.
+    """
+    return subprocess.run(
+        command,
+        env={**(os.environ if environ is None else environ), **_FORMAT},
+        input=input or "",
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        cwd=cwd,
+    )
+
+
+def output(
+    *command: str, environ: Mapping[str, str] | None = None, timeout: float = WITHIN, any_status: bool = False
+) -> str:
+    """What a command prints; empty if it does not exist, fails, or takes longer.
+
+    Args:
+        any_status: also what a command prints that fails, and its errors.
+    """
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        done = run(command, environ, timeout=timeout)
+        if any_status:
+            return done.stdout + done.stderr
+        return "" if done.returncode else done.stdout
+    return ""
