@@ -13,7 +13,6 @@ _PACKAGES = {
     "check": "check",
     "explain": "explain",
     "ifaces": "ifaces",
-    "mpirun": "sbatch",
     "report": "report",
     "run": "run",
     "sbatch": "sbatch",

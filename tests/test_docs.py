@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.config.schema import fields_of, text_of
-from srunddp.sbatch.spec import LaunchSpec, MpirunJob, SlurmJob
+from srunddp.sbatch.spec import SlurmJob
 from tests.conftest import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -48,10 +48,6 @@ def test_every_setting_of_the_loop_is_in_the_reference_with_its_default() -> Non
 
 def test_every_key_of_a_job_script_is_in_the_reference_with_its_default() -> None:
     assert named("srunddp sbatch") == keys(SlurmJob)
-    assert named("srunddp mpirun") == {
-        name: value for name, value in keys(MpirunJob).items() if name not in keys(LaunchSpec)
-    }
-    assert set(keys(LaunchSpec)) == set([*named("srunddp sbatch")][: len(keys(LaunchSpec))])
 
 
 def columns(file: str) -> list[str]:

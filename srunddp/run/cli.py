@@ -36,7 +36,7 @@ _LAST_WORD = 1.0
     cls=Run,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     epilog="Before a job: srunddp check, srunddp explain, srunddp ifaces scan, srunddp ifaces check. "
-    "Job scripts: srunddp sbatch, srunddp mpirun. During and after a job: srunddp report, srunddp triage.",
+    "Job scripts: srunddp sbatch. During and after a job: srunddp report, srunddp triage.",
 )
 @click.option("--backend", type=click.Choice(BACKENDS), help="For srunddp.init(); auto unless given.")
 @click.option("--ifaces", metavar="FILE", help="Which interface each node uses; see etc/ifaces.conf.")

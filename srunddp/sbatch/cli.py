@@ -1,156 +1,58 @@
-"""The commands ``srunddp sbatch`` and ``srunddp mpirun``: job scripts, and what may print and exit."""
+"""The command ``srunddp sbatch``: a job script from options and a YAML file. It may print and exit."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, replace
+from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import click
 import yaml
 
 from srunddp.config.parse import parse_options
-from srunddp.config.schema import ConfigField, fields_of, scalar_node, text_of
+from srunddp.config.schema import fields_of, scalar_node, text_of
 from srunddp.errors import ConfigError
-from srunddp.sbatch import local_defaults, partition, render_slurm, submit, validate
-from srunddp.sbatch import render_mpirun as by_mpirun
-from srunddp.sbatch.sections import Provenance
-from srunddp.sbatch.spec import LaunchSpec, MpirunJob, SlurmJob
+from srunddp.sbatch import submit as slurm
+from srunddp.sbatch import validate
+from srunddp.sbatch.directives import salloc_options
+from srunddp.sbatch.render import render
+from srunddp.sbatch.spec import SlurmJob
+from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import answering
 from srunddp.util.console import write_stderr
 
-T = TypeVar("T", bound=LaunchSpec)
-_POSITIONAL = ("script", "arguments")
-_SAID = "srunddp.said"  # the command line as it was
+
+def _job_options(function: Any) -> Any:
+    """An option for each key of the job, with its sentence and its default."""
+    for name, key in reversed(fields_of(SlurmJob).items()):
+        if name not in ("script", "arguments"):
+            default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
+            option = validate.option(name)
+            function = click.option(
+                f"{option}/--no-{option[2:]}" if key.kind is bool else option,
+                name,
+                default=None,
+                metavar="N" if int in (key.kind, *get_args(key.kind)) else None,
+                multiple=get_origin(key.kind) is tuple,
+                help=key.sentence[:1].upper() + key.sentence[1:] + default,
+            )(function)
+    return function
 
 
-@dataclass(frozen=True)
-class JobRequest(Generic[T]):
-    """What a command line comes to.
-
-    Attributes:
-        job: as the user wishes it, before defaults.
-        given: the options that are not the job's.
-        written: as the script says it.
-    """
-
-    job: T
-    given: Mapping[str, Any]
-    written: Provenance
-
-
-class _Flag(click.Option):
-    """Of type bool: ``--requeue``, or ``--requeue=false``."""
-
-
-class _Options(click.Command):
-    """Takes a flag without a value for true; click would give it the word that follows."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_SAID] = ["srunddp", str(ctx.info_name), *args]
-        flags = {name for each in self.params if isinstance(each, _Flag) for name in each.opts}
-        left, found = list(args), []
-        while left and left[0].startswith("-") and left[0] != "--":
-            option = left.pop(0)
-            found.append(f"{option}=true" if option in flags else option)
-            takes_value = "=" not in option and not self._is_alone(option)
-            if takes_value and option not in flags and left:
-                found.append(left.pop(0))
-        return super().parse_args(ctx, [*found, *left])
-
-    def _is_alone(self, option: str) -> bool:
-        named = (each for each in self.params if isinstance(each, click.Option))
-        return option in ("-h", "--help") or any(each.is_flag and option in each.opts for each in named)
-
-
-def _from(kind: type[LaunchSpec]) -> Callable[[Any], Any]:
-    """The dataclass's keys as options."""
-
-    def decorate(function: Any) -> Any:
-        for name, key in reversed(fields_of(kind).items()):
-            if name not in _POSITIONAL:
-                function = _option(name, key)(function)
-        return function
-
-    return decorate
-
-
-def _option(name: str, key: ConfigField) -> Callable[[Any], Any]:
-    default = "" if key.default in (MISSING, None, False, (), "") else f"  [default: {text_of(key.default)}]"
-    return click.option(
-        validate.option(name),
-        name,
-        cls=_Flag if key.kind is bool else click.Option,
-        metavar=_metavar(key.kind),
-        multiple=_is_list(key.kind),
-        help=key.sentence[:1].upper() + key.sentence[1:].removesuffix(".") + "." + default,
-    )
-
-
-def _is_list(kind: Any) -> bool:
-    return get_origin(kind) is tuple
-
-
-def _metavar(kind: Any) -> str:
-    if kind is bool:
-        return "[BOOL]"
-    if _is_list(kind):
-        return "TEXT..."
-    if choices := [text for each in (kind, *get_args(kind)) if get_origin(each) is Literal for text in get_args(each)]:
-        return "|".join(choices)
-    return "N" if int in (kind, *get_args(kind)) else "TEXT"
-
-
-def wish(kind: type[T], given: Mapping[str, Any], command: Sequence[str]) -> JobRequest[T]:
-    """What the options come to; those of ``--config`` and of the command line together.
-
-    Raises:
-        ConfigError: a value is of another type; a key is unknown; a letter cannot be printed.
-    """
-    for each in command:
-        if not each.isprintable():
-            hint = "leave line ends and the like away"
-            raise ConfigError(f"the argument {each!r}", expected="letters that can be printed", hint=hint)
-    keys = fields_of(kind)
-    pairs = [(name, _node(given[name])) for name in ("config", *keys) if given[name] not in (None, ())]
-    others = {name: value for name, value in given.items() if name not in keys}
-    return JobRequest(parse_options(kind, pairs), others, Provenance(tuple(command)))
-
-
-def _node(value: str | tuple[str, ...]) -> yaml.Node:
-    """As YAML has it; each of several values is a text as it stands."""
-    if isinstance(value, str):
-        return scalar_node(value)
-    return yaml.SequenceNode("tag:yaml.org,2002:seq", [scalar_node(each) for each in value])
-
-
-def _note(lines: Iterable[str]) -> None:
-    for line in lines:
-        write_stderr(f"srunddp: note: {line}\n")
-
-
-_common = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
-_config = click.option("--config", metavar="FILE", help="YAML with these keys; the command line wins over it.")
-_output = click.option("--output", metavar="FILE", help="Write the script there, and make the log folder.")
-_force = click.option("--force", is_flag=True, help="With --output: replace a file that is there.")
-_script = click.argument("script", required=False)
-_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
-
-
-@click.command(cls=_Options, context_settings=_common)
-@_from(SlurmJob)
-@_config
-@_output
-@_force
+@click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
+@_job_options
+@click.option("--config", metavar="FILE", help="YAML with these keys; the command line wins over it.")
+@click.option("--output", metavar="FILE", help="Write the script there, and make the log folder.")
+@click.option("--force", is_flag=True, help="With --output: replace a file that is there.")
 @click.option("--submit", is_flag=True, help="Make the log folder, submit the job, and print its number.")
 @click.option("--salloc", is_flag=True, help="For an interactive allocation; with --submit start it now.")
-@_script
-@_arguments
-@click.pass_context
-def sbatch(context: click.Context, /, **given: Any) -> None:
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+def sbatch(output: str | None, force: bool, submit: bool, salloc: bool, **given: Any) -> None:
     """Write the job script that trains SCRIPT on Slurm.
 
     \b
@@ -158,75 +60,95 @@ def sbatch(context: click.Context, /, **given: Any) -> None:
     srunddp sbatch --config=job.yaml --submit
     """
     with answering():
-        _sbatch(wish(SlurmJob, given, context.meta[_SAID]))
+        command = ["srunddp", *sys.argv[1:]]
+        wished = parse_job(given, command)
+        job = _with_defaults(wished, os.environ)
+        validate.check(job, interactive=salloc)
+        text = render(job, command, interactive=salloc)
+        _note([f"no environment is named: {job.venv}, which is active here"] if job.venv != wished.venv else [])
+        _note(validate.notes(job, {} if salloc else os.environ))
+        if not submit:
+            _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
+        if output:
+            _write(text, output, force=force)
+        elif not submit:
+            click.echo(text, nl=False)
+        if output or (submit and not salloc):
+            _make_log_folder(job.log_dir)
+        if submit:
+            _submit(job, text, interactive=salloc)
 
 
-@click.command(cls=_Options, context_settings=_common)
-@_from(MpirunJob)
-@_config
-@_output
-@_force
-@_script
-@_arguments
-@click.pass_context
-def mpirun(context: click.Context, /, **given: Any) -> None:
-    """Write the script that trains SCRIPT by mpirun, where there is no Slurm.
+def parse_job(given: Mapping[str, Any], command: Sequence[str]) -> SlurmJob:
+    """The job as the options and the file of ``--config`` have it.
 
-    \b
-    srunddp mpirun --hosts=a:4,b:4 train.py --epochs=20
+    Args:
+        given: the options' values, by key.
+        command: the whole command line, which the script will quote.
+
+    Raises:
+        ConfigError: a value is of another type; a key is unknown; a letter cannot be printed.
     """
-    with answering():
-        _mpirun(wish(MpirunJob, given, context.meta[_SAID]))
+    for each in command:
+        validate.check_printable("the argument", each)
+    names = ("config", *fields_of(SlurmJob))
+    return parse_options(SlurmJob, [(name, _node(given[name])) for name in names if given[name] not in (None, ())])
 
 
-def _sbatch(wished: JobRequest[SlurmJob]) -> None:
-    interactive, submits = wished.given["salloc"], wished.given["submit"]
-    job, written = _settled(wished)
-    validate.check(job, interactive=interactive)
-    known = partition.partitions(os.environ)
-    asked = partition.wished(job, os.environ, interactive=interactive)
-    candidates = partition.chosen(asked, known) if known else []
-    partition.check_limits(asked, candidates)
-    _notes(job, written)
-    _note(
-        [
-            *partition.defaults(asked, candidates),
-            *([] if interactive else local_defaults.overriding_variables(os.environ)),
-        ]
-    )
-    text = render_slurm.render(job, written, interactive=interactive)
-    _hand_over(text, wished, prints=not submits)
-    if submits and interactive:
-        submit.allocate(render_slurm.allocation(job), text, os.environ)
-    elif submits:
-        local_defaults.make_log_folder(job.log_dir)
-        click.echo(submit.submit(text, os.environ, lambda line: _note([line])))
+def _node(value: str | bool | tuple[str, ...]) -> yaml.Node:
+    """As YAML has it; each of several values is a text as it stands."""
+    if isinstance(value, tuple):
+        return yaml.SequenceNode("tag:yaml.org,2002:seq", [scalar_node(each) for each in value])
+    return scalar_node(text_of(value))
 
 
-def _mpirun(wished: JobRequest[MpirunJob]) -> None:
-    job, written = _settled(wished)
-    validate.check(job)
-    _notes(job, written)
-    _hand_over(by_mpirun.render(job, written), wished, prints=True)
+def _with_defaults(job: SlurmJob, environ: Mapping[str, str]) -> SlurmJob:
+    """The active virtual environment where none is named, and an srunddp that the nodes find."""
+    if not (job.venv or job.conda or job.in_container) and (active := environ.get("VIRTUAL_ENV")):
+        job = replace(job, venv=active)
+    if job.srunddp or _has_srunddp(job, environ):
+        return job
+    return replace(job, srunddp=os.path.abspath(shutil.which(sys.argv[0]) or sys.argv[0]))
 
 
-def _settled(wished: JobRequest[T]) -> tuple[T, Provenance]:
-    """With what is not said taken from this shell."""
-    running = shutil.which(sys.argv[0]) or sys.argv[0]
-    job = local_defaults.with_defaults(wished.job, os.environ, running)
-    return job, Provenance(wished.written.command, found_venv=job.venv != wished.job.venv)
+def _has_srunddp(job: SlurmJob, environ: Mapping[str, str]) -> bool:
+    """Whether the job's environment has the command ``srunddp``, as far as can be seen here."""
+    folder = job.venv or (job.conda if job.conda and "/" in job.conda else None)
+    if job.conda and job.conda == environ.get("CONDA_DEFAULT_ENV"):
+        folder = environ.get("CONDA_PREFIX")
+    if folder and os.path.isdir(folder):
+        return os.access(os.path.join(folder, "bin", "srunddp"), os.X_OK)
+    return bool(folder or job.conda or job.in_container)
 
 
-def _notes(job: LaunchSpec, written: Provenance) -> None:
-    if written.found_venv:
-        _note([f"no environment is named: {job.venv}, which is active here"])
-    _note([*local_defaults.check_files(job), *validate.notes(job)])
+def _note(lines: Iterable[str]) -> None:
+    for line in lines:
+        write_stderr(f"srunddp: note: {line}\n")
 
 
-def _hand_over(text: str, wished: JobRequest[T], *, prints: bool) -> None:
-    """To a file, or to standard output."""
-    if wished.given["output"]:
-        local_defaults.write(text, wished.given["output"], force=wished.given["force"])
-        local_defaults.make_log_folder(wished.job.log_dir)
-    elif prints:
-        click.echo(text, nl=False)
+def _write(text: str, output: str, *, force: bool) -> None:
+    """To a file that may be run."""
+    if os.path.lexists(output) and not force:
+        raise ConfigError(f"{output} is there", expected="a new file", hint="name another, or add --force")
+    try:
+        replace_file(Path(output), text.encode())
+        os.chmod(output, 0o755)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise ConfigError(f"{output}: {why}", expected="a file that can be written", hint="name another") from None
+
+
+def _make_log_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        why, hint = os.strerror(error.errno or 0), "name another with --log-dir"
+        raise ConfigError(f"{folder}: {why}", expected="a folder for the output", hint=hint) from None
+
+
+def _submit(job: SlurmJob, text: str, *, interactive: bool) -> None:
+    if interactive:
+        slurm.allocate(salloc_options(job), text, os.environ)
+    number, said = slurm.submit(text, os.environ)
+    _note(said)
+    click.echo(number)

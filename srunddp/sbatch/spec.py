@@ -1,4 +1,4 @@
-"""What a job script is made from: for Slurm a :class:`SlurmJob`, for mpirun an :class:`MpirunJob`."""
+"""What a job script is made from: :class:`SlurmJob`, whose fields are the options and the keys of the YAML file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WARNING = "USR2@120"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchSpec:
+class SlurmJob:
     """What is started, on which resources, and in which environment.
 
     Attributes:
@@ -25,7 +25,7 @@ class LaunchSpec:
         venv: folder of a virtual environment; the active one unless another environment is named.
         conda: name or folder of a conda environment.
         env: NAME=VALUE to export, NCCL's settings among them.
-        backend: for srunddp.init().
+        backend: for srunddp.init(): nccl, gloo or auto.
         ifaces: which interface each node uses; see etc/ifaces.conf.
         log_dir: folder for all output.
         rank_logs: a file for each rank's output besides, in log_dir.
@@ -33,6 +33,24 @@ class LaunchSpec:
         offline: nothing is downloaded: srunddp run --offline.
         srunddp: the command on the nodes; the environment's own, or else the one that is running.
         run_options: further options of srunddp run.
+        job_name: the script's name without its ending unless given.
+        gres: such as gpu:4 or gpu:a100:4, instead of gpus_per_node.
+        cpus_per_task: for each rank, its loader workers included.
+        mem: for each node, such as 64G; 0 for all of it.
+        time: limit, such as 04:00:00 or 1-12:00:00.
+        partition, account, qos, constraint, reservation, nodelist, exclude, array, dependency: as sbatch has it.
+        exclusive: no other job on the nodes.
+        requeue: a job that is warned of its end, or preempted, is started again; the script has to resume.
+        signal: with which the ranks are warned, and how many seconds before the end; auto is USR2@120 with requeue.
+        mpi: for srun's --mpi, such as pmi2; empty for the site's default.
+        container: an Apptainer image, which has srunddp.
+        container_image: for pyxis; an image that has srunddp.
+        container_mounts: for pyxis, SOURCE:TARGET; this folder is mounted in any case.
+        monitor: whole seconds between samples of each node's use: srunddp run --monitor; srunddp report follows the
+            training.
+        stage: bring the environment and this folder to nodes that do not see them, by srunddp stage push.
+        data: further folders to bring along.
+        stage_exclude: names in this folder that are not brought along, with wildcards; nor is the log folder.
     """
 
     script: str | None = None
@@ -53,52 +71,6 @@ class LaunchSpec:
     offline: bool = False
     srunddp: str | None = None
     run_options: tuple[str, ...] = ()
-
-    @property
-    def contained(self) -> bool:
-        """Whether srunddp runs in a container."""
-        return False
-
-    @property
-    def gpus(self) -> int:
-        """On each node; 0 for none, or where the text is wrong."""
-        return sum(gpu_types(self.gpus_per_node).values())
-
-    @property
-    def tasks(self) -> int:
-        """Ranks on each node."""
-        return self.ntasks_per_node or self.gpus or 1
-
-    @property
-    def command(self) -> str:
-        """srunddp's name on the nodes."""
-        return self.srunddp or "srunddp"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmJob(LaunchSpec):
-    """A job of Slurm.
-
-    Attributes:
-        job_name: the script's name without its ending unless given.
-        gres: such as gpu:4 or gpu:a100:4, instead of gpus_per_node.
-        cpus_per_task: for each rank, its loader workers included.
-        mem: for each node, such as 64G; 0 for all of it.
-        time: limit, such as 04:00:00 or 1-12:00:00.
-        partition, account, qos, constraint, reservation, nodelist, exclude, array, dependency: as sbatch has it.
-        exclusive: no other job on the nodes.
-        requeue: a job that is warned of its end, or preempted, is started again; the script has to resume.
-        signal: with which the ranks are warned, and how many seconds before the end; auto is USR2@120 with requeue.
-        mpi: for srun's --mpi, such as pmi2; empty for the site's default.
-        container: an Apptainer image, which has srunddp.
-        container_image: for pyxis; an image that has srunddp.
-        container_mounts: for pyxis, SOURCE:TARGET; this folder is mounted in any case.
-        monitor: seconds between samples of each node's use: srunddp run --monitor; srunddp report follows the training.
-        stage: bring the environment and this folder to nodes that do not see them, by srunddp stage push.
-        data: further folders to bring along.
-        stage_exclude: names in this folder that are not brought along, with wildcards; nor is the log folder.
-    """
-
     job_name: str | None = None
     gres: str | None = None
     cpus_per_task: int | None = None
@@ -126,14 +98,24 @@ class SlurmJob(LaunchSpec):
     stage_exclude: tuple[str, ...] = ()
 
     @property
-    def gpus(self) -> int:
-        """On each node; 0 for none, or where the text is wrong."""
-        return sum(gpu_types(self.gpus_per_node, self.gres).values())
-
-    @property
-    def contained(self) -> bool:
+    def in_container(self) -> bool:
         """Whether srunddp runs in a container."""
         return bool(self.container or self.container_image)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs on each node."""
+        return gpu_count(self.gpus_per_node, self.gres)
+
+    @property
+    def tasks(self) -> int:
+        """Ranks on each node."""
+        return self.ntasks_per_node or self.gpus or 1
+
+    @property
+    def command(self) -> str:
+        """srunddp's name on the nodes."""
+        return self.srunddp or "srunddp"
 
     @property
     def name(self) -> str:
@@ -148,47 +130,11 @@ class SlurmJob(LaunchSpec):
         return "" if self.signal == "none" else self.signal
 
 
-@dataclass(frozen=True, kw_only=True)
-class MpirunJob(LaunchSpec):
-    """A start by mpirun, without Slurm.
-
-    Attributes:
-        hosts: such as a:2,b:2; without a number, as many ranks as ntasks_per_node says.
-        hostfile: as mpirun reads it, of as many hosts as nodes says.
-        mpi: whose mpirun it is.
-        mpirun: the command.
-    """
-
-    hosts: str | None = None
-    hostfile: str | None = None
-    mpi: Literal["openmpi", "mpich"] = "openmpi"
-    mpirun: str = "mpirun"
-
-    @property
-    def slots(self) -> dict[str, int]:
-        """Ranks by host; of one that stands there twice the sum."""
-        found: dict[str, int] = {}
-        for host in self.hosts.split(",") if self.hosts else ():
-            name, _, count = host.partition(":")
-            found[name] = found.get(name, 0) + (int(count) if count else self.tasks)
-        return found
-
-    @property
-    def ranks(self) -> int:
-        """Of the whole world."""
-        return sum(self.slots.values()) if self.hosts else self.nodes * self.tasks
-
-
-def gpu_types(gpus_per_node: str | None, gres: str | None = None) -> dict[str, int]:
-    """How many by type, ``""`` for any; a gres that is no GPU counts for nothing."""
-    found: dict[str, int] = {}
-    of_gres = (part.removeprefix("gpu").removeprefix(":") or "1" for part in (gres or "").split(",") if _is_gpu(part))
-    for part in filter(None, (*(gpus_per_node or "").split(","), *of_gres)):
-        if match := re.fullmatch(r"(?:(\w[\w.-]*):)?(\d{1,4})|((?!\d+$)\w[\w.-]*)", part, re.ASCII):
-            kind = match[1] or match[3] or ""
-            found[kind] = found.get(kind, 0) + int(match[2] or 1)
-    return found
-
-
-def _is_gpu(gres: str) -> bool:
-    return gres.partition(":")[0] == "gpu"
+def gpu_count(gpus_per_node: str | None, gres: str | None = None) -> int:
+    """GPUs in ``4``, ``a100:2,v100:1``, or in a gres such as ``gpu:a100:4,tmpfs:100G``; a type alone is one GPU."""
+    parts = gpus_per_node.split(",") if gpus_per_node else []
+    for each in gres.split(",") if gres else ():
+        name, _, rest = each.partition(":")
+        parts += [rest] if name == "gpu" else []
+    counts = (part.rpartition(":")[2] for part in parts)
+    return sum(int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1 for count in counts)

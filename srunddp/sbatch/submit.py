@@ -1,19 +1,29 @@
-"""Giving a script to Slurm."""
+"""Giving a script to Slurm: to look at, to run as a job, or to run below salloc."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from srunddp.errors import ConfigError, SrunddpError
+from srunddp.util import slurm_command
 
-_WITHIN = 120.0  # a busy controller is slow
+_TEST_WITHIN = 10.0
+_SUBMIT_WITHIN = 120.0  # a busy controller is slow
 _SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
 _AWAY = re.compile(
     r"unable to contact|communication|timed out|connection|not responding|configuration source", re.IGNORECASE
 )
+_PARTITIONS = "sinfo -s lists the partitions and their limits"
+# By a part of Slurm's words; of several the first.
+_HINTS = {
+    "account": "sacctmgr show associations user=$USER lists your accounts",
+    "partition": _PARTITIONS,
+    "time limit": _PARTITIONS,
+    "node configuration": "sinfo -o '%P %D %c %m %G' lists CPUs, memory and GPUs of the nodes",
+}
 
 
 class NoSlurmError(SrunddpError):
@@ -22,40 +32,47 @@ class NoSlurmError(SrunddpError):
     exit_code = 69
 
 
-def submit(text: str, environ: Mapping[str, str], say: Callable[[str], None], folder: str | None = None) -> str:
-    """Submit a script; the job's number.
+def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Have Slurm look at a script, and at options besides, without a job; what is to be noted then.
 
-    Args:
-        say: takes what sbatch says besides.
+    Raises:
+        ConfigError: Slurm refuses it.
+    """
+    try:
+        _sbatch(["--test-only", *options], text, environ, _TEST_WITHIN)
+    except NoSlurmError as error:
+        return [f"{error.found}: Slurm has not checked this job"]
+    return []
+
+
+def submit(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Submit a script; the job's number, and what sbatch says besides.
 
     Raises:
         ConfigError: Slurm refuses it.
         NoSlurmError: Slurm does not answer.
     """
-    pipe = subprocess.PIPE
+    done = _sbatch(["--parsable"], text, environ, _SUBMIT_WITHIN)
+    found = [match[1] for line in done.stdout.split("\n") if (match := re.fullmatch(r"(\d+)(?:;.*)?", line.strip()))]
+    if not found:
+        raise _refusal(done.stderr)
+    return found[-1], [f"sbatch: {line}" for line in _lines(done.stderr)]
+
+
+def _sbatch(
+    options: Sequence[str], text: str, environ: Mapping[str, str], limit: float
+) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable"],
-            env=_outside(environ),
-            cwd=folder,
-            input=text.encode(),
-            stdout=pipe,
-            stderr=pipe,
-            timeout=_WITHIN,
-        )
+        done = slurm_command.run(["sbatch", *options], _outside(environ), timeout=limit, input=text, as_is=True)
     except OSError as error:
         why = "no sbatch in PATH" if isinstance(error, FileNotFoundError) else f"sbatch: {error.strerror}"
         raise NoSlurmError(why, expected="Slurm", hint="submit it on a login node") from None
     except subprocess.TimeoutExpired:
         hint = "see squeue whether the job is there, before you try again"
-        raise NoSlurmError(f"sbatch has not answered within {_WITHIN:g} s", expected="a job", hint=hint) from None
-    said, number = done.stderr.decode(errors="replace"), done.stdout.decode(errors="replace").split("\n")
-    numbers = [match[1] for line in number if (match := re.fullmatch(r"(\d+)(?:;.*)?", line.strip()))]
-    if done.returncode or not numbers:
-        raise refusal(said)
-    for line in _lines(said):
-        say(f"sbatch: {line}")
-    return numbers[-1]
+        raise NoSlurmError(f"sbatch has not answered within {limit:g} s", expected="a job", hint=hint) from None
+    if done.returncode:
+        raise _refusal(done.stderr)
+    return done
 
 
 def _outside(environ: Mapping[str, str]) -> dict[str, str]:
@@ -68,15 +85,16 @@ def _lines(said: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def refusal(said: str) -> SrunddpError:
+def _refusal(said: str) -> SrunddpError:
     """Slurm's words as one message."""
     words = "; ".join(_lines(said)) or "it said nothing"
     if _AWAY.search(words):
         return NoSlurmError(f"sbatch: {words}", expected="Slurm to answer", hint="try again later, see sinfo")
-    return ConfigError(f"sbatch: {words}", expected="a job that Slurm accepts", hint="correct the option it names")
+    hint = next((hint for part, hint in _HINTS.items() if part in words.lower()), "correct the option it names")
+    return ConfigError(f"sbatch: {words}", expected="a job that Slurm accepts", hint=hint)
 
 
-def allocate(allocation: Sequence[str], text: str, environ: Mapping[str, str]) -> None:
+def allocate(options: Sequence[str], text: str, environ: Mapping[str, str]) -> None:
     """Become salloc, which runs the script; does not return.
 
     Raises:
@@ -84,7 +102,7 @@ def allocate(allocation: Sequence[str], text: str, environ: Mapping[str, str]) -
     """
     # As an argument and not as standard input, which is the ranks'.
     try:
-        os.execvpe(allocation[0], [*allocation, "bash", "-c", text], _outside(environ))
+        os.execvpe("salloc", ["salloc", *options, "bash", "-c", text], _outside(environ))
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise NoSlurmError(f"salloc: {why}", expected="Slurm", hint="start it on a login node") from None

@@ -1,30 +1,30 @@
-"""What is wrong with a job, before any script is written of it; nothing is asked of the machine."""
+"""What is wrong with a job, before any script is written of it, and what may be meant otherwise.
+
+What Slurm alone knows, as its limits and its ways to write times and sizes, is left to ``sbatch --test-only``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
-import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from srunddp.bootstrap.environment.slurm import expand
 from srunddp.errors import ConfigError
-from srunddp.sbatch import nccl
-from srunddp.sbatch.formats import FORMATS, fits
-from srunddp.sbatch.spec import LaunchSpec, MpirunJob, SlurmJob
+from srunddp.sbatch.spec import SlurmJob
 
-_OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
-_OURS |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+# Set by srunddp for each rank.
+_RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
+_RANK_VARIABLES |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 # The script's own, and those that bash does not let be changed.
-_SCRIPTS = {"code", "ended", "srunddp", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
-_PATHS = ("script", "venv", "conda", "ifaces", "log_dir", "container", "data", "hostfile")
-_LONGEST = 4000  # of Slurm's options; its parser takes 8 KiB
+_SCRIPT_VARIABLES = {"code", "ended", "srunddp", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
-# What a command would take for one of its options.
-_NOT_OPTIONS = ("conda", "container", "container_image", "srunddp", "mpirun", "hostfile", "venv", "log_dir", "ifaces")
+_PATHS = ("script", "srunddp", "venv", "conda", "ifaces", "log_dir", "container", "container_image", "data")
+
+_Problem = tuple[object, str, str, str]  # whether it is there, what was found, what was expected, and the hint
 
 
-def check(start: LaunchSpec, *, interactive: bool = False) -> None:
+def check(job: SlurmJob, *, interactive: bool = False) -> None:
     """See whether a script can be written.
 
     Args:
@@ -33,205 +33,146 @@ def check(start: LaunchSpec, *, interactive: bool = False) -> None:
     Raises:
         ConfigError: it cannot, or would not do what is wished.
     """
-    for name, text in _texts(start):
-        _check_text(name, text)
-        _check_path(name, text)
-    _check_numbers(start)
-    _check_lists(start)
-    _check_environment(start)
-    _check_formats(start)
-    _check_ranks(start)
-    if isinstance(start, SlurmJob):
-        _check_name(start)
-        _check_nodelist(start)
-        _check_signal(start)
-        _check_together(start, interactive)
-        _check_staged(start)
-    elif isinstance(start, MpirunJob):
-        _check_hosts(start)
+    for problems in (_of_texts(job), _of_variables(job), _of_numbers(job), _of_options(job, interactive)):
+        for is_there, found, expected, hint in problems:
+            if is_there:
+                raise ConfigError(found, expected=expected, hint=hint)
 
 
-def notes(start: LaunchSpec) -> Iterator[str]:
-    """What may be meant otherwise."""
-    for name, _, value in (each.partition("=") for each in start.env):
-        if doubt := nccl.doubt(name):
-            yield f"--env: {doubt}"
-        if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-            yield f"--env {name}={value} is for every node, and wins over ifaces.conf"
-    if start.gpus and start.tasks > start.gpus:
-        yield f"{start.tasks} ranks share {start.gpus} {_s('GPU', start.gpus)} on each node"
-    elif start.tasks < start.gpus:
-        yield f"{start.tasks} {_s('rank', start.tasks)} for {start.gpus} GPUs on each node: each rank takes one"
-    if isinstance(start, SlurmJob) and start.requeue and not any("resume" in each for each in start.arguments):
-        yield "--requeue, but no argument such as --resume=auto: a script that does not resume by itself begins anew"
+def check_printable(name: str, text: str) -> None:
+    """See that a text ends no line of the script, and commands no terminal.
 
-
-def _texts(start: LaunchSpec) -> Iterator[tuple[str, str]]:
-    for field in dataclasses.fields(start):
-        value = getattr(start, field.name)
-        if isinstance(value, str):
-            yield field.name, value
-        elif isinstance(value, tuple):
-            yield from ((field.name, each) for each in value)
-
-
-def _check_text(name: str, text: str) -> None:
+    Raises:
+        ConfigError: it may.
+    """
     if not text.isprintable():
         hint = "leave line ends and the like away"
-        raise ConfigError(f"{option(name)} {text!r}", expected="letters that can be printed", hint=hint)
-    if not text and name not in ("mpi", "arguments"):
-        raise ConfigError(f"{option(name)} is empty", expected="a value", hint="leave it away, or give it one")
-    if text.startswith("-") and name in _NOT_OPTIONS:
-        found = f"{option(name)} {text!r} begins with a dash"
-        raise ConfigError(found, expected="a name that is no option", hint=f"write ./{text} if it is a file")
-    if len(text) > _LONGEST and name != "arguments":
-        raise ConfigError(f"{option(name)} has {len(text)} letters", expected=f"at most {_LONGEST}", hint="shorten it")
+        raise ConfigError(f"{name} {text!r}", expected="letters that can be printed", hint=hint)
 
 
-def _check_path(name: str, text: str) -> None:
-    if name in _PATHS and text.startswith("~"):
-        found = f"{option(name)} {text!r}"
-        raise ConfigError(found, expected="a path without ~, which nobody expands there", hint="write $HOME instead")
-
-
-def _check_numbers(start: LaunchSpec) -> None:
-    if not start.script:
-        raise ConfigError("no script", expected="a training script", hint="name it after the options")
-    for name in _POSITIVE:
-        number = getattr(start, name, None)
-        if number is not None and not 1 <= number <= 10**6:
-            raise ConfigError(f"{option(name)} {number}", expected="1 or more", hint="correct it")
-    if "\\" in start.log_dir:
-        hint = "choose another folder"
-        raise ConfigError(
-            f"--log-dir {start.log_dir!r}", expected="no backslash, which Slurm reads otherwise", hint=hint
-        )
-
-
-def _check_lists(start: LaunchSpec) -> None:
-    for each in start.modules:
-        if not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each):
-            hint = "repeat --modules for each"
-            raise ConfigError(f"--modules {each!r}", expected="one module, such as CUDA/12.4", hint=hint)
-    for each in start.run_options:
-        if not each.startswith("-"):
-            hint = f"write --run-options=--{each}"
-            raise ConfigError(f"--run-options {each!r}", expected="an option of srunddp run", hint=hint)
-    for each in start.env:
-        name, equals, _ = each.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            raise ConfigError(f"--env {each!r}", expected="NAME=VALUE", hint="write one variable for each --env")
-        if name in _SCRIPTS:
-            raise ConfigError(f"--env {name}", expected="no variable of bash's or the script's own", hint="rename it")
-        if name in _OURS or name.startswith("SLURM_"):
-            by = "Slurm" if name.startswith("SLURM_") else "srunddp, for each rank"
-            raise ConfigError(f"--env {name}", expected=f"no variable that is set by {by}", hint="leave it away")
-
-
-def _check_environment(start: LaunchSpec) -> None:
-    kinds = ("venv", "conda", "container", "container_image")
-    named = [option(kind) for kind in kinds if getattr(start, kind, None)]
-    if len(named) > 1:
-        raise ConfigError(" and ".join(named), expected="one environment", hint=f"leave all but {named[0]} away")
-
-
-def _check_ranks(start: LaunchSpec) -> None:
-    if start.backend != "nccl":
-        return
-    if not start.gpus:
-        hint = "add --gpus-per-node=N, or take --backend=gloo"
-        raise ConfigError("--backend nccl without GPUs", expected="a GPU for each rank", hint=hint)
-    if start.tasks > start.gpus:
-        found = f"{start.tasks} ranks for {start.gpus} {_s('GPU', start.gpus)} on each node"
-        hint = f"leave --ntasks-per-node away, or say {start.gpus}"
-        raise ConfigError(found, expected="at most one rank for each GPU, as NCCL has it", hint=hint)
-
-
-def _check_formats(start: LaunchSpec) -> None:
-    for key, (_, words, example) in FORMATS.items():
-        text = getattr(start, key, "")
-        if text and not fits(key, text):
-            raise ConfigError(f"{option(key)} {text!r}", expected=words, hint=f"write such as {example}")
-
-
-def _check_name(job: SlurmJob) -> None:
-    if "/" in job.name or not job.name:
-        hint = "choose another --job-name"
-        raise ConfigError(f"--job-name {job.name!r}", expected="no slash: it is in the output's name", hint=hint)
-    if job.gres and job.gpus_per_node:
-        raise ConfigError("--gres and --gpus-per-node", expected="one of them", hint="leave --gres away")
-
-
-def _check_nodelist(job: SlurmJob) -> None:
-    if not job.nodelist:
-        return
-    named = len(set(expand(job.nodelist, where="--nodelist")))
-    if named > job.nodes:
-        found = f"--nodelist has {named} nodes, --nodes {job.nodes}"
-        raise ConfigError(found, expected="at most as many as the job has", hint=f"say --nodes={named}, or name fewer")
-
-
-def _check_signal(job: SlurmJob) -> None:
-    receiver, _, rest = job.warning.rpartition(":")
-    name = rest.partition("@")[0].removeprefix("SIG")
-    if name and not name.isdigit() and name not in {each.name.removeprefix("SIG") for each in signal.Signals}:
-        raise ConfigError(f"--signal {job.signal!r}", expected="a signal's name or number", hint="write USR2@120")
-    if "B" in receiver:
-        hint = f"write {rest}"
-        raise ConfigError(f"--signal {job.signal!r}", expected="a signal for the ranks, not the batch shell", hint=hint)
-
-
-def _check_together(job: SlurmJob, interactive: bool) -> None:
-    of_batch = [name for name in ("requeue", "array") if getattr(job, name)]
-    if interactive and of_batch:
-        hint = f"leave {option(of_batch[0])} away, or submit it by sbatch"
-        raise ConfigError(f"--salloc with {option(of_batch[0])}", expected="what salloc knows", hint=hint)
-    if job.container_mounts and not job.container_image:
-        raise ConfigError("--container-mounts without --container-image", expected="both", hint="name the image")
-    for each in job.container_mounts:
-        if "," in each:
-            hint = "repeat --container-mounts for each"
-            raise ConfigError(f"--container-mounts {each!r}", expected="one SOURCE:TARGET, without a comma", hint=hint)
-
-
-def _check_staged(job: SlurmJob) -> None:
-    if job.stage and not job.venv:
-        hint = "name one with --venv; srunddp stage build makes one"
-        raise ConfigError("--stage without a virtual environment", expected="one to bring along", hint=hint)
-    for name in ("data", "stage_exclude"):
-        if getattr(job, name) and not job.stage:
-            raise ConfigError(f"{option(name)} without --stage", expected="both", hint="add --stage")
-    if job.stage and job.rank_logs:
-        hint = "leave --rank-logs away, and add --run-options=--prefix: node and rank before each line of the job's log"
-        raise ConfigError("--rank-logs with --stage", expected="a log folder that all nodes see", hint=hint)
-    if job.stage and job.monitor:
-        hint = "leave --monitor away, or add --run-options=--monitor --run-options=--monitor-dir=DIR with such a folder"
-        raise ConfigError("--monitor with --stage", expected="a log folder that all nodes see", hint=hint)
-
-
-def _check_hosts(job: MpirunJob) -> None:
-    if job.hosts and job.nodes not in (1, len(job.slots)):
-        found = f"--nodes {job.nodes} for the {len(job.slots)} of --hosts"
-        raise ConfigError(found, expected="as many", hint="leave --nodes away")
-    if job.hosts and job.hostfile:
-        raise ConfigError("--hosts and --hostfile", expected="one of them", hint="leave --hostfile away")
-    for host in job.hosts.split(",") if job.hosts else ():
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(?::[1-9]\d{0,5})?", host, re.ASCII):
-            raise ConfigError(f"--hosts {host!r}", expected="HOST or HOST:RANKS", hint="write such as --hosts=a:2,b:2")
-    many = [f"{host} has {count}" for host, count in job.slots.items() if count > job.gpus]
-    if job.backend == "nccl" and many:
-        expected = f"at most {job.gpus} ranks on a host, one for each GPU"
-        raise ConfigError(f"--hosts: {many[0]} ranks", expected=expected, hint="correct --hosts or --gpus-per-node")
-    if job.nodes > 1 and not job.hosts and not job.hostfile:
-        raise ConfigError(
-            f"--nodes {job.nodes} without hosts", expected="their names", hint="add --hosts or --hostfile"
-        )
-
-
-def option(name: str) -> str:
+def option(key: str) -> str:
     """A key as the command line has it."""
-    return name if name in ("script", "arguments") else "--" + name.replace("_", "-")
+    return key if key in ("script", "arguments") else "--" + key.replace("_", "-")
 
 
-def _s(noun: str, count: int) -> str:
-    return noun if count == 1 else f"{noun}s"
+def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
+    for field in dataclasses.fields(job):
+        value, key, name = getattr(job, field.name), field.name, option(field.name)
+        for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+            check_printable(name, text)
+            empty = not text and key not in ("mpi", "arguments")
+            yield empty, f"{name} is empty", "a value", "leave it away, or give it one"
+            found, is_path = f"{name} {text!r}", key in _PATHS
+            # A command would take it for one of its options.
+            yield is_path and text.startswith("-"), found, "no dash in front", f"write ./{text} if it is a file"
+            home = is_path and text.startswith("~")
+            yield home, found, "a path without ~, which nobody expands there", "write $HOME instead"
+
+
+def _of_variables(job: SlurmJob) -> Iterator[_Problem]:
+    for each in job.env:
+        name, equals, _ = each.partition("=")
+        wrong = not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)
+        yield wrong, f"--env {each!r}", "NAME=VALUE", "write one variable for each --env"
+        script = name in _SCRIPT_VARIABLES
+        yield script, f"--env {name}", "no variable of bash's or the script's own", "rename it"
+        rank, slurm = name in _RANK_VARIABLES, name.startswith("SLURM_")
+        setter = "Slurm" if slurm else "srunddp, for each rank"
+        yield rank or slurm, f"--env {name}", f"no variable that is set by {setter}", "leave it away"
+
+
+def _of_numbers(job: SlurmJob) -> Iterator[_Problem]:
+    for name in _POSITIVE:
+        number = getattr(job, name)
+        wrong = number is not None and not 1 <= number <= 10**6
+        yield wrong, f"{option(name)} {number}", "1 or more", "correct it"
+    if job.backend == "nccl":
+        hint = "add --gpus-per-node=N, or take --backend=gloo"
+        yield not job.gpus, "--backend nccl without GPUs", "a GPU for each rank", hint
+        found = f"{job.tasks} ranks for {_gpus(job)} on each node"
+        hint = f"leave --ntasks-per-node away, or say {job.gpus}"
+        yield job.tasks > job.gpus, found, "at most one rank for each GPU, as NCCL has it", hint
+
+
+def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
+    """What does not go together, and what sbatch cannot see."""
+    yield not job.script, "no script", "a training script", "name it after the options"
+    hint = "choose another folder"
+    yield "\\" in job.log_dir, f"--log-dir {job.log_dir!r}", "no backslash, which Slurm reads otherwise", hint
+    hint = "choose another --job-name"
+    yield "/" in job.name, f"--job-name {job.name!r}", "no slash: it is in the output's name", hint
+    kinds = [option(kind) for kind in ("venv", "conda", "container", "container_image") if getattr(job, kind)]
+    yield len(kinds) > 1, " and ".join(kinds), "one environment", "leave all but one away"
+    yield job.gres and job.gpus_per_node, "--gres and --gpus-per-node", "one of them", "leave --gres away"
+    for each in job.modules:
+        wrong = not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each)
+        yield wrong, f"--modules {each!r}", "one module, such as CUDA/12.4", "repeat --modules for each"
+    for each in job.run_options:
+        found, hint = f"--run-options {each!r}", f"write --run-options=--{each}"
+        yield not each.startswith("-"), found, "an option of srunddp run", hint
+    receiver, _, rest = job.warning.rpartition(":")
+    found = f"--signal {job.signal!r}"
+    yield "B" in receiver, found, "a signal for the ranks, not the batch shell", f"write {rest}"
+    for name in ("requeue", "array"):
+        found, hint = f"--salloc with {option(name)}", "leave that away, or submit it by sbatch"
+        yield interactive and getattr(job, name), found, "what salloc knows", hint
+    alone = job.container_mounts and not job.container_image
+    yield alone, "--container-mounts without --container-image", "both", "name the image"
+    for each in job.container_mounts:
+        found, hint = f"--container-mounts {each!r}", "repeat --container-mounts for each"
+        yield "," in each, found, "one SOURCE:TARGET, without a comma", hint
+    yield from _of_stage(job)
+
+
+def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
+    hint = "name one with --venv; srunddp stage build makes one"
+    yield job.stage and not job.venv, "--stage without a virtual environment", "one to bring along", hint
+    for name in ("data", "stage_exclude"):
+        yield getattr(job, name) and not job.stage, f"{option(name)} without --stage", "both", "add --stage"
+    shared = "a log folder that all nodes see"
+    hint = "leave --rank-logs away, and add --run-options=--prefix: node and rank before each line of the job's log"
+    yield job.stage and job.rank_logs, "--rank-logs with --stage", shared, hint
+    hint = "leave --monitor away, or add --run-options=--monitor --run-options=--monitor-dir=DIR with such a folder"
+    yield job.stage and job.monitor, "--monitor with --stage", shared, hint
+
+
+def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
+    """What may be meant otherwise, or is not seen here, though the nodes may see it.
+
+    Raises:
+        ConfigError: a file that is here is not what it should be.
+    """
+    yield from _files(job)
+    for name, _, value in (each.partition("=") for each in job.env):
+        if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            yield f"--env {name}={value} is for every node, and wins over ifaces.conf"
+    if 0 < job.gpus < job.tasks:
+        yield f"{job.tasks} ranks share {_gpus(job)} on each node"
+    elif job.tasks < job.gpus:
+        ranks = f"{job.tasks} rank{'s' if job.tasks > 1 else ''}"
+        yield f"{ranks} for {job.gpus} GPUs on each node: each rank takes one"
+    if job.requeue and not any("resume" in each for each in job.arguments):
+        yield "--requeue, but no argument such as --resume=auto: a script that does not resume by itself begins anew"
+    for key in ("partition", "time", "mem", "cpus_per_task"):
+        if not getattr(job, key):
+            often = ", often one CPU for a rank and its loader workers" if key == "cpus_per_task" else ""
+            yield f"no {option(key)}: the site's default{often}"
+    for name in sorted(environ):
+        if name.startswith("SBATCH_") and environ[name]:
+            yield f"{name}={environ[name]} is exported, which wins over the script's own line at sbatch"
+
+
+def _files(job: SlurmJob) -> Iterator[str]:
+    named = {"script": job.script if "-m" not in job.run_options else None, "ifaces": job.ifaces, "venv": job.venv}
+    for key, path in named.items():
+        if path and not os.path.exists(path):
+            yield f"{path if key == 'script' else f'{option(key)} {path}'} is not seen here"
+        elif path and key == "ifaces" and not os.access(path, os.R_OK):
+            raise ConfigError(f"--ifaces {path} cannot be read", expected="a file", hint="chmod a+r it")
+        elif path and key == "venv" and not os.path.exists(os.path.join(path, "bin", "python")):
+            hint = "name the folder that has bin/activate"
+            raise ConfigError(f"--venv {path} has no bin/python", expected="a virtual environment", hint=hint)
+
+
+def _gpus(job: SlurmJob) -> str:
+    return f"{job.gpus} GPU{'s' if job.gpus != 1 else ''}"

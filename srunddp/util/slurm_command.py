@@ -18,7 +18,7 @@ def run(
     *,
     timeout: float = WITHIN,
     input: str | None = None,
-    cwd: str | None = None,
+    as_is: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command and wait for it.
 
@@ -26,7 +26,7 @@ def run(
         environ: for the command; this process's, unless given.
         timeout: seconds, after which the command is killed.
         input: for its standard input, which is empty unless given.
-        cwd: the folder that it runs in.
+        as_is: leave ``environ`` as it is, for a command that hands it on to a job.
 
     Raises:
         OSError: the command does not exist.
@@ -34,13 +34,12 @@ def run(
     """
     return subprocess.run(
         command,
-        env={**(os.environ if environ is None else environ), **_FORMAT},
+        env={**(os.environ if environ is None else environ), **({} if as_is else _FORMAT)},
         input=input or "",
         capture_output=True,
         text=True,
         errors="replace",
         timeout=timeout,
-        cwd=cwd,
     )
 
 

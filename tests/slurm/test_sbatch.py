@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from srunddp.sbatch.sections import directive
+
 from tests.conftest import PROGRAMS, ROOT
 from tests.sbatch.test_hostile import HOSTILE
 from tests.slurm.conftest import SRUNDDP, Bench

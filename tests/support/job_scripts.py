@@ -17,7 +17,7 @@ printf '%s\\0' "$name" "$@" >"$call.words"
 code=CODE_$name
 exit "${!code:-0}"
 """
-_PROGRAMS = ("srun", "srunddp", "module", "conda", "salloc", "mpirun", "sleep")
+_PROGRAMS = ("srun", "srunddp", "module", "conda", "salloc", "sleep")
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Called:
         return [words[1:] for words, _ in self.calls if words[0] == name]
 
     def training(self) -> list[str]:
-        """The words of the srun or mpirun that trains, which is the last."""
-        return [words for words, _ in self.calls if words[0] in ("srun", "mpirun") and "run" in words][-1]
+        """The words of the srun that trains, which is the last."""
+        return [words for words, _ in self.calls if words[0] == "srun" and "run" in words][-1]
 
 
 def carry_out(text: str, folder: Path, **variables: str) -> Called:

@@ -52,5 +52,5 @@ srun --export=ALL --kill-on-bad-exit=1 --chdir=/ \
 
 # The first rank that fails ends the others.
 srun --export=ALL --kill-on-bad-exit=1 --chdir=/ \
-  "$srunddp" run --staged --offline --backend=gloo --verbose --prefix \
+  "$srunddp" run --staged --backend=gloo --offline --verbose --prefix \
   train_tiny.py --subset 2000 --epochs 3

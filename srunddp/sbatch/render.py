@@ -1,35 +1,37 @@
-"""A job of Slurm as a script: for sbatch, or for salloc, under which it starts itself once more."""
+"""The text of a job script: for sbatch, or for salloc, under which the script starts itself once more."""
 
 from __future__ import annotations
 
 import glob
 import os
 import shlex
+from collections.abc import Iterable, Sequence
 from shlex import quote as word
 
-from srunddp.sbatch import sections as parts
-from srunddp.sbatch.sections import Provenance, continued, directive, pattern
+from srunddp.sbatch.directives import directives, salloc_options
 from srunddp.sbatch.spec import SlurmJob
 
 _SLEEP = 600  # longer than Slurm takes to end a job
 _REPORT = 120  # seconds, for all nodes wait for it
+_NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
-def render(job: SlurmJob, written: Provenance, *, interactive: bool = False) -> str:
-    """The script.
+def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) -> str:
+    """The script, with an empty line between its sections.
 
     Args:
         job: one that :func:`srunddp.sbatch.validate.check` has passed.
+        command: the words that write it.
         interactive: for salloc, not sbatch.
     """
     sections = [
-        _head(job, written, interactive),
-        [] if interactive else _directives(job),
+        _head(job, command, interactive),
+        [] if interactive else directives(job),
         ["set -euo pipefail"],
         _allocation(job) if interactive else [],
-        parts.modules(job),
-        parts.environment(job, written),
-        parts.exports(job),
+        _modules(job),
+        _environment(job),
+        [f"export {name}={word(value)}" for name, _, value in (each.partition("=") for each in job.env)],
         _cpus(job),
         [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
         _clean_up(job),
@@ -38,96 +40,65 @@ def render(job: SlurmJob, written: Provenance, *, interactive: bool = False) -> 
         _preflight(job),
         *_training(job),
     ]
-    return parts.joined(sections)
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
-def options(job: SlurmJob) -> list[tuple[str, object]]:
-    """What sbatch and salloc are both asked for, without dashes; None for an option without a value."""
-    wished = {
-        "job-name": job.name,
-        "partition": job.partition,
-        "account": job.account,
-        "qos": job.qos,
-        "constraint": job.constraint,
-        "reservation": job.reservation,
-        "nodelist": job.nodelist,
-        "exclude": job.exclude,
-        "nodes": job.nodes,
-        "ntasks-per-node": job.tasks,
-        "gpus-per-node": job.gpus_per_node,
-        "gres": job.gres,
-        "cpus-per-task": job.cpus_per_task,
-        "mem": job.mem,
-        "time": job.time,
-        "array": job.array,
-        "dependency": job.dependency,
-        "signal": job.warning,
-    }
-    found: list[tuple[str, object]] = [(name, value) for name, value in wished.items() if value not in (None, "")]
-    return [*found, *([("exclusive", None)] if job.exclusive else [])]
-
-
-def allocation(job: SlurmJob) -> list[str]:
-    """``salloc`` with its options."""
-    return ["salloc", *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options(job))]
-
-
-def output(job: SlurmJob) -> str:
-    """Where sbatch writes, with Slurm's patterns."""
-    number = "%A_%a" if job.array else "%j"
-    return f"{pattern(job.log_dir)}/%x-{number}.out"
-
-
-def _head(job: SlurmJob, written: Provenance, interactive: bool) -> list[str]:
+def _head(job: SlurmJob, command: Sequence[str], interactive: bool) -> list[str]:
     ranks = f"{job.tasks} {'rank' if job.tasks == 1 else 'ranks'}"
     size = f"1 node, {ranks}" if job.nodes == 1 else f"{job.nodes} nodes, {ranks} on each"
     start = "bash THIS_FILE" if interactive else f"mkdir -p -- {word(job.log_dir)} && sbatch THIS_FILE"
     return [
         "#!/bin/bash",
         f"# {job.script} on {size}; written by",
-        f"#     {shlex.join(written.command)}",
+        f"#     {shlex.join(command)}",
         "# To be started in the folder that its paths are relative to:",
         f"#     {start}",
     ]
 
 
-_WHY = {
-    "ntasks-per-node": "One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.",
-    "signal": "The ranks are warned so many seconds before the end, and write a checkpoint.",
-}
-
-
-def _directives(job: SlurmJob) -> list[str]:
-    lines: list[str] = []
-    for name, value in options(job):
-        explained = name in _WHY and (job.gpus or name != "ntasks-per-node")
-        lines += [f"# {_WHY[name]}"] if explained else []
-        lines.append(directive(name, value))
-    lines += ["# Slurm does not make this folder; where it is missing the job ends at once, without a word."]
-    lines += [directive("output", output(job))]
-    if job.requeue:
-        lines += ["# Slurm may start the job again, under its number.", directive("requeue")]
-    return [*lines, "# Each start writes behind the one before.", directive("open-mode", "append")]
-
-
 def _allocation(job: SlurmJob) -> list[str]:
-    again = continued([f"exec {each}" if not number else each for number, each in enumerate(_wrapped(job))])
     return [
         "# Outside a job: once more, under salloc.",
         'if [ -z "${SLURM_JOB_ID:-}" ]; then',
         '  [ -f "$0" ] || { echo "this script has to be a file: bash FILE" >&2; exit 78; }',
-        *_indented(again),
+        *_indented(_continued(["exec salloc", *map(word, salloc_options(job)), 'bash "$0"'])),
         "fi",
     ]
 
 
-def _wrapped(job: SlurmJob) -> list[str]:
-    first, *rest = map(word, allocation(job))
-    return [first, *rest, 'bash "$0"']
+def _modules(job: SlurmJob) -> list[str]:
+    """Loaded by a shell function of the site's: Lmod's or Environment Modules'."""
+    if not job.modules and not job.module_purge:
+        return []
+    return [
+        "# Modules read variables that are not set.",
+        "set +u",
+        *(["module purge"] if job.module_purge else []),
+        *(["module load " + " ".join(map(word, job.modules))] if job.modules else []),
+        "set -u",
+    ]
 
 
-def _indented(lines: list[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
+def _environment(job: SlurmJob) -> list[str]:
+    """The activation of a virtual or a conda environment."""
+    if job.conda:
+        return [
+            "# conda's functions read variables that are not set.",
+            "set +u",
+            'eval "$("${CONDA_EXE:-conda}" shell.bash hook)"',
+            f"conda activate {word(job.conda)}",
+            "set -u",
+            _NO_VENV,
+        ]
+    if not job.venv:
+        return [_NO_VENV] if job.in_container else []
+    folder = word(job.venv) if os.path.isabs(job.venv) else f'"$PWD"/{word(job.venv)}'
+    return [
+        "# What its bin/activate does.",
+        f"export VIRTUAL_ENV={folder}",
+        'export PATH="$VIRTUAL_ENV/bin:$PATH"',
+        "unset PYTHONHOME",
+    ]
 
 
 def _cpus(job: SlurmJob) -> list[str]:
@@ -140,7 +111,7 @@ def _cpus(job: SlurmJob) -> list[str]:
 
 
 def _clean_up(job: SlurmJob) -> list[str]:
-    """What goes with the script, however that ends; empty where nothing has to."""
+    """Staged copies go with the script, however that ends."""
     if not job.stage:
         return []
     return [
@@ -178,8 +149,22 @@ def _stage(job: SlurmJob) -> list[str]:
     ]
 
 
-def _command(job: SlurmJob) -> str:
-    return '"$srunddp"' if job.stage else word(job.command)
+def _preflight(job: SlurmJob) -> list[str]:
+    if not job.preflight:
+        return []
+    words = [*_common_options(job), f"--output-dir={job.log_dir}", job.script or ""]
+    why = "# Where a node, a network or the environment is not fit, the job ends here with 69."
+    return [why, *_continued([*_srun(job), " ".join([_command(job), "check", *map(word, words)])])]
+
+
+def _training(job: SlurmJob) -> list[list[str]]:
+    """The step that trains, and what follows upon it, in sections."""
+    why = ["# The first rank that fails ends the others."]
+    step = [*_srun(job), *_run(job)]
+    if not (job.requeue or job.monitor):
+        return [[*why, *_continued(step)]]
+    step[-1] += " || code=$?"
+    return [[*why, "code=0", *_continued(step)], [*_await_end(job), *_report(job), 'exit "$code"']]
 
 
 def _srun(job: SlurmJob) -> list[str]:
@@ -208,24 +193,32 @@ def _container(job: SlurmJob) -> list[str]:
     return []
 
 
-def _preflight(job: SlurmJob) -> list[str]:
-    if not job.preflight:
-        return []
-    why = "# Where a node, a network or the environment is not fit, the job ends here with 69."
-    return [why, *continued([*_srun(job), *parts.check(job, _command(job), staged=job.stage)])]
+def _run(job: SlurmJob) -> list[str]:
+    """``srunddp run`` in its lines: the options, and the script with its arguments."""
+    options = [
+        *_common_options(job),
+        *(["--offline"] if job.offline else []),
+        *([f"--log-dir={job.log_dir}"] if job.rank_logs else []),
+        *([f"--monitor={job.monitor}", f"--monitor-dir={job.log_dir}"] if job.monitor else []),
+        *job.run_options,
+    ]
+    script = " ".join(map(word, (job.script or "", *job.arguments)))
+    if not options:
+        return [f"{_command(job)} run {script}"]
+    return [" ".join([_command(job), "run", *map(word, options)]), script]
 
 
-def _training(job: SlurmJob) -> list[list[str]]:
-    why = ["# The first rank that fails ends the others."]
-    step = [*_srun(job), *parts.run(job, _command(job), _monitoring(job), staged=job.stage)]
-    if not (job.requeue or job.monitor):
-        return [[*why, *continued(step)]]
-    step[-1] += " || code=$?"
-    return [[*why, "code=0", *continued(step)], [*_await_end(job), *_report(job), 'exit "$code"']]
+def _common_options(job: SlurmJob) -> list[str]:
+    """Of ``srunddp run`` and ``srunddp check``."""
+    return [
+        *(["--staged"] if job.stage else []),
+        *([f"--backend={job.backend}"] if job.backend else []),
+        *([f"--ifaces={job.ifaces}"] if job.ifaces else []),
+    ]
 
 
-def _monitoring(job: SlurmJob) -> list[str]:
-    return [f"--monitor={job.monitor}", f"--monitor-dir={job.log_dir}"] if job.monitor else []
+def _command(job: SlurmJob) -> str:
+    return '"$srunddp"' if job.stage else word(job.command)
 
 
 def _await_end(job: SlurmJob) -> list[str]:
@@ -245,12 +238,22 @@ def _report(job: SlurmJob) -> list[str]:
     if not job.monitor:
         return []
     # Only a container has srunddp, and pyxis starts one for a step alone.
-    step = ["srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1", *_container(job)] if job.contained else []
+    one_task = "srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1"
+    step = [one_task, *_container(job)] if job.in_container else []
     report = f'{word(job.command)} report "$SLURM_JOB_ID" --monitor-dir={word(job.log_dir)} || true'
     first, *rest = [*step, report]
     return [
         "# Where Slurm ends the job there is no time for it: the same command writes it later.",
         'if [ -z "$ended" ]; then',
-        *_indented(continued([f"timeout --foreground {_REPORT} {first}", *rest])),
+        *_indented(_continued([f"timeout --foreground {_REPORT} {first}", *rest])),
         "fi",
     ]
+
+
+def _continued(lines: Iterable[str]) -> list[str]:
+    """One command on several lines."""
+    return " \\\n  ".join(lines).split("\n")
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

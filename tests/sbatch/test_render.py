@@ -9,11 +9,11 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from srunddp.sbatch import render_slurm
-from srunddp.sbatch.sections import Provenance
+from srunddp.sbatch.render import render
 from srunddp.sbatch.spec import SlurmJob
 from tests.support.job_scripts import carry_out
 from tests.support.starting import until
@@ -46,9 +46,12 @@ MONITORED = {"monitor": 1}
 REPORT = "report 7 --monitor-dir=logs"
 
 
-def started(folder: Path, variables: dict[str, str] | None = None, **fields: object) -> subprocess.Popen[bytes]:
-    job = SlurmJob(script="train.py", gres="gpu:1", **fields)  # type: ignore[arg-type]
-    (folder / "job.sh").write_text(render_slurm.render(job, Provenance(("srunddp", "sbatch"))))
+def text_of(**fields: Any) -> str:
+    return render(SlurmJob(script="train.py", **fields), ("srunddp", "sbatch"))
+
+
+def started(folder: Path, variables: dict[str, str] | None = None, **fields: Any) -> subprocess.Popen[bytes]:
+    (folder / "job.sh").write_text(text_of(gres="gpu:1", **fields))
     for name, text in {"srun": SRUN, "srunddp": SRUNDDP, "sleep": SLEEP}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -79,8 +82,8 @@ def events(folder: Path) -> list[str]:
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("code", [0, 7])
 @pytest.mark.parametrize(("fields", "last"), [(STAGED, "stage clean"), (MONITORED, REPORT)], ids=["stage", "monitor"])
-def test_the_staged_copy_goes_or_the_report_comes_when_the_training_has_ended(
-    tmp_path: Path, requeue: bool, code: int, fields: dict[str, object], last: str
+def test_after_the_training_the_copy_goes_or_the_report_comes(
+    tmp_path: Path, requeue: bool, code: int, fields: dict[str, Any], last: str
 ) -> None:
     with started(tmp_path, requeue=requeue, **fields) as process:
         end_training(tmp_path, code)
@@ -90,9 +93,7 @@ def test_the_staged_copy_goes_or_the_report_comes_when_the_training_has_ended(
 
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("fields", [STAGED, MONITORED], ids=["stage", "monitor"])
-def test_upon_sigterm_it_ends_after_the_ranks_have_saved_and_with_nothing_else(
-    tmp_path: Path, requeue: bool, fields: dict[str, object]
-) -> None:
+def test_upon_sigterm_it_ends_after_the_ranks_have_saved(tmp_path: Path, requeue: bool, fields: dict[str, Any]) -> None:
     """As scancel and scontrol requeue send it, to the script and its srun; no reason to wait for more.
 
     Slurm starts no step in such a job, and ends the one that keeps the copies by itself.
@@ -104,27 +105,23 @@ def test_upon_sigterm_it_ends_after_the_ranks_have_saved_and_with_nothing_else(
     assert events(tmp_path) == ["saved"]
 
 
-def preempted(tmp_path: Path) -> None:
-    """Slurm sends SIGTERM to the ranks alone, and takes a job that ends by itself then for done."""
-    until((tmp_path / "training").exists)
-    os.kill(int((tmp_path / "training").read_text()), signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("fields", "after"), [(STAGED, ["stage clean", "sleep 600"]), (MONITORED, ["sleep 600"])], ids=["stage", "monitor"]
+)
+def test_a_preempted_job_cleans_up_and_waits_for_its_end(
+    tmp_path: Path, fields: dict[str, Any], after: list[str]
+) -> None:
+    """Slurm sends SIGTERM to the ranks alone, and takes a job that ends by itself then for done.
 
-
-def test_before_it_waits_for_its_preemption_all_is_cleaned_up(tmp_path: Path) -> None:
-    with started(tmp_path, requeue=True, **STAGED) as process:
-        preempted(tmp_path)
-        assert process.wait(30) == 143
-    assert events(tmp_path) == ["saved", "stage clean", "sleep 600"]
-
-
-def test_a_job_that_is_preempted_writes_no_report(tmp_path: Path) -> None:
-    """Its next start will; this one has no time."""
-    with started(tmp_path, {"PREEMPTED": "30"}, requeue=True, **MONITORED) as process:
-        preempted(tmp_path)
+    There is no time for a report: the job's next start writes it.
+    """
+    with started(tmp_path, {"PREEMPTED": "30"}, requeue=True, **fields) as process:
+        until((tmp_path / "training").exists)
+        os.kill(int((tmp_path / "training").read_text()), signal.SIGTERM)
         until(lambda: "sleep 600" in events(tmp_path))
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(10) == 143
-    assert events(tmp_path) == ["saved", "sleep 600"]
+    assert events(tmp_path) == ["saved", *after]
 
 
 def test_a_report_that_fails_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:
@@ -143,7 +140,7 @@ def test_a_report_does_not_keep_a_job_that_slurm_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fields", "after"), [(STAGED, ["stage clean"]), (MONITORED, [])], ids=["stage", "monitor"])
 def test_a_preflight_that_fails_ends_the_job_before_the_training(
-    tmp_path: Path, fields: dict[str, object], after: list[str]
+    tmp_path: Path, fields: dict[str, Any], after: list[str]
 ) -> None:
     with started(tmp_path, {"CHECK": "69"}, preflight=True, requeue=True, **fields) as process:
         assert process.wait(30) == 69
@@ -153,8 +150,8 @@ def test_a_preflight_that_fails_ends_the_job_before_the_training(
 
 @pytest.mark.parametrize("container", ["container", "container_image"])
 def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_path: Path) -> None:
-    job = SlurmJob(script="train.py", nodes=2, ntasks_per_node=4, monitor=2, **{container: "image"})  # type: ignore[arg-type]
-    training, report = carry_out(render_slurm.render(job, Provenance(("srunddp",))), tmp_path).of("srun")
+    text = text_of(nodes=2, ntasks_per_node=4, monitor=2, **{container: "image"})
+    training, report = carry_out(text, tmp_path).of("srun")
     assert training[-5:] == ["srunddp", "run", "--monitor=2", "--monitor-dir=logs", "train.py"]
     assert report[-4:] == ["srunddp", "report", "7", "--monitor-dir=logs"]
     assert {"--nodes=1", "--ntasks=1"} <= set(report)
@@ -163,30 +160,23 @@ def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_
     assert set(contained) <= set(report)
 
 
+@pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("code", [1, 75, 143])
-def test_the_scripts_exit_code_is_that_of_the_training(tmp_path: Path, code: int) -> None:
-    plain = render_slurm.render(SlurmJob(script="train.py"), Provenance(("srunddp",)))
-    assert carry_out(plain, tmp_path, CODE_srun=str(code)).code == code
-    (tmp_path / "again").mkdir()
-    requeued = render_slurm.render(SlurmJob(script="train.py", requeue=True), Provenance(("srunddp",)))
-    called = carry_out(requeued, tmp_path / "again", CODE_srun=str(code))
+def test_the_scripts_exit_code_is_that_of_the_training(tmp_path: Path, code: int, requeue: bool) -> None:
+    called = carry_out(text_of(requeue=requeue), tmp_path, CODE_srun=str(code))
     assert called.code == code
-    assert called.of("sleep") == ([["600"]] if code == 143 else [])
+    assert called.of("sleep") == ([["600"]] if requeue and code == 143 else [])
 
 
-def test_a_module_that_is_not_there_ends_the_job_before_the_training(tmp_path: Path) -> None:
-    text = render_slurm.render(SlurmJob(script="train.py", modules=("no/such",)), Provenance(("srunddp",)))
-    called = carry_out(text, tmp_path, CODE_module="1")
+def test_a_module_that_is_not_there_ends_the_job_before_training(tmp_path: Path) -> None:
+    called = carry_out(text_of(modules=("no/such",)), tmp_path, CODE_module="1")
     assert called.code == 1
     assert called.of("srun") == []
 
 
 @pytest.mark.parametrize("fields", [{"modules": ("a",)}, {"conda": "train"}], ids=str)
-def test_functions_of_a_site_that_read_unset_variables_do_not_end_the_job(
-    fields: dict[str, object], tmp_path: Path
-) -> None:
-    text = render_slurm.render(SlurmJob(script="train.py", **fields), Provenance(("srunddp",)))  # type: ignore[arg-type]
+def test_shell_functions_may_read_variables_that_are_not_set(fields: dict[str, Any], tmp_path: Path) -> None:
     function = "() {  : $NOT_SET_ANYWHERE\n}"
-    called = carry_out(text, tmp_path, **{"BASH_FUNC_module%%": function, "BASH_FUNC_conda%%": function})
+    called = carry_out(text_of(**fields), tmp_path, **{"BASH_FUNC_module%%": function, "BASH_FUNC_conda%%": function})
     assert (called.code, called.errors) == (0, "")
     assert len(called.of("srun")) == 1
