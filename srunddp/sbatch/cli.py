@@ -69,14 +69,14 @@ def sbatch(output: str | None, force: bool, submit: bool, salloc: bool, **given:
         _note(validate.notes(job, {} if salloc else os.environ))
         if not submit:
             _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
-        if output:
-            _write(text, output, force=force)
+        if output or (submit and not salloc):
+            _save(text, output, job.log_dir, force=force)
         elif not submit:
             click.echo(text, nl=False)
-        if output or (submit and not salloc):
-            _make_log_folder(job.log_dir)
-        if submit:
-            _submit(job, text, interactive=salloc)
+        if submit and salloc:
+            slurm.allocate(salloc_options(job), text, os.environ)
+        elif submit:
+            click.echo(slurm.submit(text, os.environ, _note))
 
 
 def parse_job(given: Mapping[str, Any], command: Sequence[str]) -> SlurmJob:
@@ -126,29 +126,15 @@ def _note(lines: Iterable[str]) -> None:
         write_stderr(f"srunddp: note: {line}\n")
 
 
-def _write(text: str, output: str, *, force: bool) -> None:
-    """To a file that may be run."""
-    if os.path.lexists(output) and not force:
+def _save(text: str, output: str | None, log_dir: str, *, force: bool) -> None:
+    """Make the log folder, and write the script to a file that may be run."""
+    if output and os.path.lexists(output) and not force:
         raise ConfigError(f"{output} is there", expected="a new file", hint="name another, or add --force")
     try:
-        replace_file(Path(output), text.encode())
-        os.chmod(output, 0o755)
+        os.makedirs(log_dir, exist_ok=True)
+        if output:
+            replace_file(Path(output), text.encode())
+            os.chmod(output, 0o755)
     except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise ConfigError(f"{output}: {why}", expected="a file that can be written", hint="name another") from None
-
-
-def _make_log_folder(folder: str) -> None:
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        why, hint = os.strerror(error.errno or 0), "name another with --log-dir"
-        raise ConfigError(f"{folder}: {why}", expected="a folder for the output", hint=hint) from None
-
-
-def _submit(job: SlurmJob, text: str, *, interactive: bool) -> None:
-    if interactive:
-        slurm.allocate(salloc_options(job), text, os.environ)
-    number, said = slurm.submit(text, os.environ)
-    _note(said)
-    click.echo(number)
+        found, hint = f"{error.filename}: {os.strerror(error.errno or 0)}", "name another --log-dir or --output"
+        raise ConfigError(found, expected="a place to write to", hint=hint) from None

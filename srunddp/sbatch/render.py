@@ -34,8 +34,7 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
         [f"export {name}={word(value)}" for name, _, value in (each.partition("=") for each in job.env)],
         _cpus(job),
         [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
-        _clean_up(job),
-        _patience(job),
+        _traps(job),
         _stage(job),
         _preflight(job),
         *_training(job),
@@ -110,28 +109,23 @@ def _cpus(job: SlurmJob) -> list[str]:
     ]
 
 
-def _clean_up(job: SlurmJob) -> list[str]:
-    """Staged copies go with the script, however that ends."""
-    if not job.stage:
+def _traps(job: SlurmJob) -> list[str]:
+    """Where something follows upon the training; staged copies go with the script, however that ends."""
+    if not (job.stage or job.monitor or job.requeue):
         return []
-    return [
+    clean_up = [
         "clean_up() {",
         "  trap - EXIT",
         # At a job's end no step can be started any more, and the copies go by themselves.
-        f'  [ -n "${{ended:-}}" ] || {word(job.command)} stage clean || true',
+        f'  [ -n "$ended" ] || {word(job.command)} stage clean || true',
         "}",
         "trap clean_up EXIT",
     ]
-
-
-def _patience(job: SlurmJob) -> list[str]:
-    """Where something follows upon the training."""
-    if not (job.stage or job.monitor or job.requeue):
-        return []
     return [
         "# Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.",
         "ended=",
         "trap ended=yes TERM",
+        *(clean_up if job.stage else []),
     ]
 
 

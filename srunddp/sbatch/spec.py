@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-WARNING = "USR2@120"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
@@ -126,7 +124,7 @@ class SlurmJob:
     def warning(self) -> str:
         """What ``--signal`` gets; empty for no such option."""
         if self.signal == "auto":
-            return WARNING if self.requeue else ""
+            return "USR2@120" if self.requeue else ""
         return "" if self.signal == "none" else self.signal
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.util import slurm_command
@@ -13,15 +13,12 @@ from srunddp.util import slurm_command
 _TEST_WITHIN = 10.0
 _SUBMIT_WITHIN = 120.0  # a busy controller is slow
 _SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
-_AWAY = re.compile(
-    r"unable to contact|communication|timed out|connection|not responding|configuration source", re.IGNORECASE
-)
-_PARTITIONS = "sinfo -s lists the partitions and their limits"
+_AWAY = re.compile(r"unable to contact|timed out|connection|not responding|configuration source", re.IGNORECASE)
 # By a part of Slurm's words; of several the first.
 _HINTS = {
     "account": "sacctmgr show associations user=$USER lists your accounts",
-    "partition": _PARTITIONS,
-    "time limit": _PARTITIONS,
+    "partition": "sinfo -s lists the partitions",
+    "time limit": "sinfo -s lists the limit of each partition",
     "node configuration": "sinfo -o '%P %D %c %m %G' lists CPUs, memory and GPUs of the nodes",
 }
 
@@ -33,11 +30,13 @@ class NoSlurmError(SrunddpError):
 
 
 def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Have Slurm look at a script, and at options besides, without a job; what is to be noted then.
+    """Have Slurm look at a script, or at salloc's options, without a job; what is to be noted then.
 
     Raises:
         ConfigError: Slurm refuses it.
     """
+    if options:  # salloc has variables of its own
+        environ = {name.replace("SALLOC_", "SBATCH_"): environ[name] for name in environ if "SBATCH_" not in name}
     try:
         _sbatch(["--test-only", *options], text, environ, _TEST_WITHIN)
     except NoSlurmError as error:
@@ -45,23 +44,27 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
     return []
 
 
-def submit(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Submit a script; the job's number, and what sbatch says besides.
+def submit(text: str, environ: Mapping[str, str], note: Callable[[list[str]], None]) -> str:
+    """Submit a script; the job's number.
+
+    Args:
+        note: takes what sbatch says besides.
 
     Raises:
         ConfigError: Slurm refuses it.
         NoSlurmError: Slurm does not answer.
     """
-    done = _sbatch(["--parsable"], text, environ, _SUBMIT_WITHIN)
-    found = [match[1] for line in done.stdout.split("\n") if (match := re.fullmatch(r"(\d+)(?:;.*)?", line.strip()))]
-    if not found:
-        raise _refusal(done.stderr)
-    return found[-1], [f"sbatch: {line}" for line in _lines(done.stderr)]
+    output, said = _sbatch(["--parsable"], text, environ, _SUBMIT_WITHIN)
+    # A site may have sbatch print greetings besides; the cluster's name follows where there are several.
+    numbers = re.findall(r"^(\d+)(?:;.*)?$", output, re.MULTILINE)
+    if not numbers:
+        raise _refusal(said)
+    note([f"sbatch: {line}" for line in _lines(said)])
+    return str(numbers[-1])
 
 
-def _sbatch(
-    options: Sequence[str], text: str, environ: Mapping[str, str], limit: float
-) -> subprocess.CompletedProcess[str]:
+def _sbatch(options: Sequence[str], text: str, environ: Mapping[str, str], limit: float) -> tuple[str, str]:
+    """What sbatch prints, and its errors."""
     try:
         done = slurm_command.run(["sbatch", *options], _outside(environ), timeout=limit, input=text, as_is=True)
     except OSError as error:
@@ -72,7 +75,7 @@ def _sbatch(
         raise NoSlurmError(f"sbatch has not answered within {limit:g} s", expected="a job", hint=hint) from None
     if done.returncode:
         raise _refusal(done.stderr)
-    return done
+    return done.stdout, done.stderr
 
 
 def _outside(environ: Mapping[str, str]) -> dict[str, str]:

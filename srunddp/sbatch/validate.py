@@ -65,8 +65,7 @@ def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
             found, is_path = f"{name} {text!r}", key in _PATHS
             # A command would take it for one of its options.
             yield is_path and text.startswith("-"), found, "no dash in front", f"write ./{text} if it is a file"
-            home = is_path and text.startswith("~")
-            yield home, found, "a path without ~, which nobody expands there", "write $HOME instead"
+            yield is_path and text.startswith("~"), found, "a path without ~, which stays as it is", "write $HOME"
 
 
 def _of_variables(job: SlurmJob) -> Iterator[_Problem]:
@@ -87,20 +86,16 @@ def _of_numbers(job: SlurmJob) -> Iterator[_Problem]:
         wrong = number is not None and not 1 <= number <= 10**6
         yield wrong, f"{option(name)} {number}", "1 or more", "correct it"
     if job.backend == "nccl":
-        hint = "add --gpus-per-node=N, or take --backend=gloo"
-        yield not job.gpus, "--backend nccl without GPUs", "a GPU for each rank", hint
-        found = f"{job.tasks} ranks for {_gpus(job)} on each node"
-        hint = f"leave --ntasks-per-node away, or say {job.gpus}"
-        yield job.tasks > job.gpus, found, "at most one rank for each GPU, as NCCL has it", hint
+        yield not job.gpus, "--backend nccl without GPUs", "a GPU for each rank", "add --gpus-per-node=N"
+        found = f"{job.tasks} ranks on each node with backend nccl, and GPUs: {job.gpus}"
+        yield job.tasks > job.gpus, found, "at most one rank for each GPU", "leave --ntasks-per-node away"
 
 
 def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     """What does not go together, and what sbatch cannot see."""
     yield not job.script, "no script", "a training script", "name it after the options"
-    hint = "choose another folder"
-    yield "\\" in job.log_dir, f"--log-dir {job.log_dir!r}", "no backslash, which Slurm reads otherwise", hint
-    hint = "choose another --job-name"
-    yield "/" in job.name, f"--job-name {job.name!r}", "no slash: it is in the output's name", hint
+    yield "\\" in job.log_dir, f"--log-dir {job.log_dir!r}", "no backslash, which Slurm drops", "choose another"
+    yield "/" in job.name, f"--job-name {job.name!r}", "no slash: it is in the output's name", "choose another"
     kinds = [option(kind) for kind in ("venv", "conda", "container", "container_image") if getattr(job, kind)]
     yield len(kinds) > 1, " and ".join(kinds), "one environment", "leave all but one away"
     yield job.gres and job.gpus_per_node, "--gres and --gpus-per-node", "one of them", "leave --gres away"
@@ -116,41 +111,35 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     for name in ("requeue", "array"):
         found, hint = f"--salloc with {option(name)}", "leave that away, or submit it by sbatch"
         yield interactive and getattr(job, name), found, "what salloc knows", hint
-    alone = job.container_mounts and not job.container_image
-    yield alone, "--container-mounts without --container-image", "both", "name the image"
     for each in job.container_mounts:
+        yield not job.container_image, "--container-mounts without --container-image", "both", "name the image"
         found, hint = f"--container-mounts {each!r}", "repeat --container-mounts for each"
         yield "," in each, found, "one SOURCE:TARGET, without a comma", hint
     yield from _of_stage(job)
 
 
 def _of_stage(job: SlurmJob) -> Iterator[_Problem]:
-    hint = "name one with --venv; srunddp stage build makes one"
-    yield job.stage and not job.venv, "--stage without a virtual environment", "one to bring along", hint
+    yield job.stage and not job.venv, "--stage without a virtual environment", "one to bring along", "add --venv=ENV"
     for name in ("data", "stage_exclude"):
         yield getattr(job, name) and not job.stage, f"{option(name)} without --stage", "both", "add --stage"
     shared = "a log folder that all nodes see"
-    hint = "leave --rank-logs away, and add --run-options=--prefix: node and rank before each line of the job's log"
+    hint = "take --run-options=--prefix instead: node and rank before each line of the job's log"
     yield job.stage and job.rank_logs, "--rank-logs with --stage", shared, hint
-    hint = "leave --monitor away, or add --run-options=--monitor --run-options=--monitor-dir=DIR with such a folder"
+    hint = "take --run-options=--monitor --run-options=--monitor-dir=DIR with such a folder instead"
     yield job.stage and job.monitor, "--monitor with --stage", shared, hint
 
 
 def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
-    """What may be meant otherwise, or is not seen here, though the nodes may see it.
-
-    Raises:
-        ConfigError: a file that is here is not what it should be.
-    """
-    yield from _files(job)
+    """What may be meant otherwise, or is not seen here, though the nodes may see it."""
+    files = [job.script if "-m" not in job.run_options else None, job.ifaces, job.venv and f"{job.venv}/bin/python"]
+    yield from (f"{path} is not seen here" for path in files if path and not os.path.exists(path))
     for name, _, value in (each.partition("=") for each in job.env):
         if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             yield f"--env {name}={value} is for every node, and wins over ifaces.conf"
     if 0 < job.gpus < job.tasks:
-        yield f"{job.tasks} ranks share {_gpus(job)} on each node"
+        yield f"more ranks than GPUs on each node, {job.tasks} and {job.gpus}: several share one"
     elif job.tasks < job.gpus:
-        ranks = f"{job.tasks} rank{'s' if job.tasks > 1 else ''}"
-        yield f"{ranks} for {job.gpus} GPUs on each node: each rank takes one"
+        yield f"fewer ranks than GPUs on each node, {job.tasks} and {job.gpus}: each rank takes one"
     if job.requeue and not any("resume" in each for each in job.arguments):
         yield "--requeue, but no argument such as --resume=auto: a script that does not resume by itself begins anew"
     for key in ("partition", "time", "mem", "cpus_per_task"):
@@ -160,19 +149,3 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(environ):
         if name.startswith("SBATCH_") and environ[name]:
             yield f"{name}={environ[name]} is exported, which wins over the script's own line at sbatch"
-
-
-def _files(job: SlurmJob) -> Iterator[str]:
-    named = {"script": job.script if "-m" not in job.run_options else None, "ifaces": job.ifaces, "venv": job.venv}
-    for key, path in named.items():
-        if path and not os.path.exists(path):
-            yield f"{path if key == 'script' else f'{option(key)} {path}'} is not seen here"
-        elif path and key == "ifaces" and not os.access(path, os.R_OK):
-            raise ConfigError(f"--ifaces {path} cannot be read", expected="a file", hint="chmod a+r it")
-        elif path and key == "venv" and not os.path.exists(os.path.join(path, "bin", "python")):
-            hint = "name the folder that has bin/activate"
-            raise ConfigError(f"--venv {path} has no bin/python", expected="a virtual environment", hint=hint)
-
-
-def _gpus(job: SlurmJob) -> str:
-    return f"{job.gpus} GPU{'s' if job.gpus != 1 else ''}"

@@ -37,7 +37,7 @@ def run(
         env={**(os.environ if environ is None else environ), **({} if as_is else _FORMAT)},
         input=input or "",
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         timeout=timeout,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from srunddp.config.parse import parse_options
 from srunddp.errors import ConfigError
 from srunddp.sbatch import validate
 from srunddp.sbatch.directives import directive, salloc_options
@@ -24,37 +23,13 @@ from tests.support.job_scripts import Called, carry_out
 from tests.support.job_specs import wished, written
 
 HOSTILE = [
-    "a b",
-    "it's",
-    'say "hi"',
-    "$(touch canary)",
-    "`touch canary`",
-    "$HOME ${PATH} $((1+1))",
-    "a; touch canary #",
-    "a && touch canary",
-    "a | touch canary",
-    "> canary",
-    "--help",
-    "-x",
-    "back\\slash",
-    "\\",
-    "'; touch canary; '",
-    '"; touch canary; "',
-    "\\'; touch canary; \\'",
-    "!! !touch",
-    "{a,b} * ? [a-z] ~",
-    "ümläut 日本",
-    "%j %x %",
-    "# comment",
-    "line\ntouch canary",
-    "line\r\n#SBATCH --comment=canary\ntouch canary",
-    "tab\tbell\x07",
-    "escape\x1b[31m",
-    "\x00",
-    "\u2028touch canary",
-    "\udcff",
-    "",
-]
+    "a b", "it's", 'say "hi"', "$(touch canary)", "`touch canary`", "$HOME ${PATH} $((1+1))",
+    "a; touch canary #", "a && touch canary", "a | touch canary", "> canary", "--help", "-x", "back\\slash", "\\",
+    "'; touch canary; '", '"; touch canary; "', "\\'; touch canary; \\'", "!! !touch", "{a,b} * ? [a-z] ~",
+    "ümläut 日本", "%j %x %", "# comment", "line\ntouch canary",
+    "line\r\n#SBATCH --comment=canary\ntouch canary", "tab\tbell\x07", "escape\x1b[31m", "\x00",
+    "\x85touch canary", "\u2028touch canary", "\udcff", "",
+]  # fmt: skip
 # What it takes for a field to be looked at.
 FULL: dict[str, Any] = {
     "script": "train.py",
@@ -87,19 +62,13 @@ def filled(name: str, text: str) -> SlurmJob:
 
 def text_of(job: SlurmJob, *, interactive: bool = False) -> str | None:
     """The script; None where the job is refused, by one line that says why."""
-    if refusal := refused(lambda: validate.check(job, interactive=interactive)):
-        assert str(refusal).isprintable()
-        assert all((refusal.expected, refusal.hint))
-        return None
-    return render(job, ("srunddp", "sbatch"), interactive=interactive)
-
-
-def refused(act: Callable[[], object]) -> ConfigError | None:
+    refusal = None
     try:
-        act()
+        validate.check(job, interactive=interactive)
     except ConfigError as error:
-        return error
-    return None
+        refusal = error
+    assert refusal is None or (str(refusal).isprintable() and refusal.expected and refusal.hint)
+    return None if refusal else render(job, ("srunddp", "sbatch"), interactive=interactive)
 
 
 def unharmed(folder: Path) -> bool:
@@ -135,61 +104,55 @@ _DIRECTIVES = {
 }  # fmt: skip
 
 
+def made_of(name: str, folder: Path, interactive: bool = False) -> Iterator[tuple[str, SlurmJob, str, Path]]:
+    """Each text that passes in this field, with the job, its script, and a folder; nothing may be carried out."""
+    for number, text in enumerate(HOSTILE):
+        job = dataclasses.replace(filled(name, text), requeue=not interactive)
+        made = text_of(job, interactive=interactive)
+        assert made is None or text.isprintable()
+        if made is not None:
+            (folder / str(number)).mkdir()
+            yield text, job, made, folder / str(number)
+            assert unharmed(folder)
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_text_in_a_field_is_carried_out(name: str, tmp_path: Path) -> None:
-    passed = 0
-    for number, text in enumerate(HOSTILE):
-        job = filled(name, text)
-        if (made := text_of(job)) is None:
-            continue
-        passed += 1
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for text, job, made, folder in made_of(name, tmp_path):
         if name in _DIRECTIVES:
             # For the shell a comment; what Slurm reads of it is tested on the cluster.
             assert directive(name.replace("_", "-"), text) in made.splitlines()
-        elif name != "srunddp":
-            called = carry_out(made, folder)
-            assert (called.code, shown(name, job, called)) == (0, []), called
-        else:
-            carry_out(made, folder)
-        assert unharmed(tmp_path)
-    assert passed or name == "modules", "nothing gets through: is the field used at all?"
+            continue
+        called = carry_out(made, folder)
+        assert name == "srunddp" or (called.code, shown(name, job, called)) == (0, []), called
+    assert list(tmp_path.iterdir()) or name == "modules", "nothing gets through: is the field used at all?"
 
 
 @pytest.mark.parametrize("name", SALLOC)
 def test_no_text_is_carried_out_on_the_way_into_salloc(name: str, tmp_path: Path) -> None:
-    for number, text in enumerate(HOSTILE):
-        job = dataclasses.replace(filled(name, text), requeue=False)
-        if (made := text_of(job, interactive=True)) is None:
-            continue
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for _, job, made, folder in made_of(name, tmp_path, interactive=True):
         called = carry_out(made, folder, SLURM_JOB_ID="")
         assert called.of("salloc") == [[*salloc_options(job), "bash", str(folder / "job.sh")]]
         assert called.of("srun") == []
-        assert unharmed(tmp_path)
+
+
+# All that str.isprintable() lets through, and more often what means something to a shell.
+LETTERS = st.characters(exclude_categories=("C", "Z"), include_characters=" ")
+TEXT = st.text(st.sampled_from("'\"$`\\;&|()<>*?#~!{}[]= -%") | LETTERS, min_size=1, max_size=12)
+FIELDS = ("job_name", "account", "constraint", "reservation", "env", "ifaces", "log_dir", "script")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-def test_any_texts_in_all_fields_are_passed_on_or_refused(data: st.DataObject) -> None:
-    # All that str.isprintable() lets through, and more often what means something to a shell.
-    letters = st.characters(exclude_categories=("C", "Z"), include_characters=" ")
-    text = st.text(st.sampled_from("'\"$`\\;&|()<>*?#~!{}[]= -%") | letters, min_size=1, max_size=12)
-    names = ("job_name", "account", "constraint", "reservation", "env", "ifaces", "log_dir", "script")
-    given_texts = {name: data.draw(text, name) for name in names}
-    values: dict[str, Any] = {**FULL, **given_texts, "arguments": tuple(data.draw(st.lists(text, max_size=4)))}
-    values["env"] = (f"NAME={given_texts['env']}",)
-    made = text_of(SlurmJob(**values))
-    if made is None:
+@given(st.fixed_dictionaries(dict.fromkeys(FIELDS, TEXT)), st.lists(TEXT, max_size=4))
+def test_any_texts_in_all_fields_are_passed_on_or_refused(texts: dict[str, str], arguments: list[str]) -> None:
+    job = SlurmJob(**{**FULL, **texts, "env": (f"NAME={texts['env']}",), "arguments": tuple(arguments)})
+    if (made := text_of(job)) is None:
         return
     with tempfile.TemporaryDirectory() as folder:
         called = carry_out(made, Path(folder))
-        assert called.code == 0, called
-        assert called.training()[-len(values["arguments"]) :] == list(values["arguments"]) or not values["arguments"]
-        for name in ("env", "ifaces", "log_dir", "script"):
-            assert shown(name, SlurmJob(**values), called) == []
+    assert called.code == 0, called
+    assert called.training()[len(called.training()) - len(arguments) :] == arguments
+    assert [found for name in ("env", "ifaces", "log_dir", "script") for found in shown(name, job, called)] == []
 
 
 @settings(max_examples=200, deadline=None)
@@ -197,26 +160,16 @@ def test_any_texts_in_all_fields_are_passed_on_or_refused(data: st.DataObject) -
 def test_a_text_of_command_line_or_file_stays_as_it_was(text: str) -> None:
     """``--config`` reads it back, and a list's element with commas stays one."""
     words = ["srunddp", "sbatch", f"--env=NAME={text}", "train.py", text]
-    if refusal := refused(lambda: wished(words)):
-        assert not text.isprintable()
-        assert str(refusal).isprintable()
+    if not text.isprintable():
+        with pytest.raises(ConfigError, match="expected letters that can be printed -> "):
+            wished(words)
         return
     job = wished(words)
     assert (job.env, job.arguments) == ((f"NAME={text}",), (text,))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"
         path.write_text(yaml.safe_dump({"script": "train.py", "env": [f"NAME={text}"], "arguments": [text]}))
-        assert parse_options(SlurmJob, [("config", yaml.ScalarNode("tag:yaml.org,2002:str", str(path)))]) == job
-
-
-@pytest.mark.parametrize("text", ["line\ntouch canary", "\x1b[31m", "\x85touch canary"])
-@pytest.mark.parametrize("name", TEXTS)
-def test_a_control_character_in_a_file_is_refused(name: str, text: str, tmp_path: Path) -> None:
-    value: Any = [f"NAME={text}"] if name == "env" else [text] if isinstance(getattr(SlurmJob(), name), tuple) else text
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"script": "train.py", name: value}))
-    with pytest.raises(ConfigError, match="expected letters that can be printed -> ") as error:
-        written(["srunddp", "sbatch", f"--config={tmp_path / 'job.yaml'}"])
-    assert str(error.value).isprintable()
+        assert wished(["srunddp", "sbatch", f"--config={path}"]) == job
 
 
 def test_a_folder_is_no_pattern_of_slurms() -> None:

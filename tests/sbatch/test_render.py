@@ -1,7 +1,4 @@
-"""What a job script does after the training, however that ends: nothing is left behind, a report is written.
-
-And the exit code is that of the training.
-"""
+"""However a training ends, its job script leaves nothing behind, writes a report, and ends with the same code."""
 
 from __future__ import annotations
 
@@ -52,16 +49,12 @@ def text_of(**fields: Any) -> str:
 
 def started(folder: Path, variables: dict[str, str] | None = None, **fields: Any) -> subprocess.Popen[bytes]:
     (folder / "job.sh").write_text(text_of(gres="gpu:1", **fields))
+    (folder / "events").touch()
     for name, text in {"srun": SRUN, "srunddp": SRUNDDP, "sleep": SLEEP}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    environ = {
-        "PATH": f"{folder}:/usr/bin:/bin",
-        "FOLDER": str(folder),
-        "SLURM_NNODES": "1",
-        "SLURM_JOB_ID": "7",
-        **(variables or {}),
-    }
+    job = {"PATH": f"{folder}:/usr/bin:/bin", "FOLDER": str(folder), "SLURM_NNODES": "1", "SLURM_JOB_ID": "7"}
+    environ = {**job, **(variables or {})}
     # A session of its own, as a batch script has.
     return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environ, start_new_session=True)
 
@@ -74,21 +67,19 @@ def end_training(folder: Path, code: int) -> None:
 
 def events(folder: Path) -> list[str]:
     """Without the staging before the training."""
-    path = folder / "events"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [line for line in lines if not line.startswith("stage push")]
+    return [line for line in (folder / "events").read_text().splitlines() if not line.startswith("stage push")]
 
 
 @pytest.mark.parametrize("requeue", [False, True])
-@pytest.mark.parametrize("code", [0, 7])
-@pytest.mark.parametrize(("fields", "last"), [(STAGED, "stage clean"), (MONITORED, REPORT)], ids=["stage", "monitor"])
+@pytest.mark.parametrize("code", [0, 75])
+@pytest.mark.parametrize(("fields", "after"), [({}, []), (STAGED, ["stage clean"]), (MONITORED, [REPORT])], ids=str)
 def test_after_the_training_the_copy_goes_or_the_report_comes(
-    tmp_path: Path, requeue: bool, code: int, fields: dict[str, Any], last: str
+    tmp_path: Path, requeue: bool, code: int, fields: dict[str, Any], after: list[str]
 ) -> None:
     with started(tmp_path, requeue=requeue, **fields) as process:
         end_training(tmp_path, code)
         assert process.wait(30) == code
-    assert events(tmp_path) == [last]
+    assert events(tmp_path) == after
 
 
 @pytest.mark.parametrize("requeue", [False, True])
@@ -105,12 +96,8 @@ def test_upon_sigterm_it_ends_after_the_ranks_have_saved(tmp_path: Path, requeue
     assert events(tmp_path) == ["saved"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "after"), [(STAGED, ["stage clean", "sleep 600"]), (MONITORED, ["sleep 600"])], ids=["stage", "monitor"]
-)
-def test_a_preempted_job_cleans_up_and_waits_for_its_end(
-    tmp_path: Path, fields: dict[str, Any], after: list[str]
-) -> None:
+@pytest.mark.parametrize(("fields", "after"), [({}, []), (STAGED, ["stage clean"]), (MONITORED, [])], ids=str)
+def test_a_preempted_job_cleans_up_and_waits(tmp_path: Path, fields: dict[str, Any], after: list[str]) -> None:
     """Slurm sends SIGTERM to the ranks alone, and takes a job that ends by itself then for done.
 
     There is no time for a report: the job's next start writes it.
@@ -121,7 +108,7 @@ def test_a_preempted_job_cleans_up_and_waits_for_its_end(
         until(lambda: "sleep 600" in events(tmp_path))
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(10) == 143
-    assert events(tmp_path) == ["saved", *after]
+    assert events(tmp_path) == ["saved", *after, "sleep 600"]
 
 
 def test_a_report_that_fails_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:
@@ -158,14 +145,6 @@ def test_a_report_comes_from_the_container_that_has_srunddp(container: str, tmp_
     contained = [word for word in training if word.startswith(("apptainer", "--bind", "--container"))]
     assert contained
     assert set(contained) <= set(report)
-
-
-@pytest.mark.parametrize("requeue", [False, True])
-@pytest.mark.parametrize("code", [1, 75, 143])
-def test_the_scripts_exit_code_is_that_of_the_training(tmp_path: Path, code: int, requeue: bool) -> None:
-    called = carry_out(text_of(requeue=requeue), tmp_path, CODE_srun=str(code))
-    assert called.code == code
-    assert called.of("sleep") == ([["600"]] if requeue and code == 143 else [])
 
 
 def test_a_module_that_is_not_there_ends_the_job_before_training(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from srunddp.errors import ConfigError
 from srunddp.sbatch import validate
 from srunddp.sbatch.spec import SlurmJob, gpu_count
 
-SAID_BY_SRUNDDP = "expected no variable that is set by srunddp, for each rank"
-
 
 @pytest.mark.parametrize(
     ("fields", "said"),
@@ -26,23 +24,18 @@ SAID_BY_SRUNDDP = "expected no variable that is set by srunddp, for each rank"
         ({"monitor": 0}, "--monitor 0; expected 1 or more"),
         ({"gres": "gpu:4", "gpus_per_node": "4"}, "--gres and --gpus-per-node; expected one of them"),
         ({"signal": "B:USR2@60"}, "expected a signal for the ranks, not the batch shell -> write USR2@60"),
-        ({"backend": "nccl"}, "--backend nccl without GPUs; expected a GPU for each rank -> add --gpus-per-node=N"),
-        ({"backend": "nccl", "gpus_per_node": "4", "ntasks_per_node": 8}, "8 ranks for 4 GPUs on each node; expected"),
+        ({"backend": "nccl"}, "--backend nccl without GPUs; expected a GPU for each rank"),
+        ({"backend": "nccl", "gpus_per_node": "4", "ntasks_per_node": 8}, "8 ranks on each node"),
         ({"venv": "a", "conda": "b"}, "--venv and --conda; expected one environment"),
-        ({"venv": "a", "container": "b.sif"}, "--venv and --container; expected one environment"),
         ({"stage": True}, "--stage without a virtual environment"),
         ({"stage": True, "venv": "a", "monitor": 5}, "--monitor with --stage; expected a log folder that all"),
         ({"stage": True, "venv": "a", "rank_logs": True}, "--rank-logs with --stage; expected a log folder that all"),
         ({"data": ("d",)}, "--data without --stage"),
-        ({"stage_exclude": ("d",)}, "--stage-exclude without --stage"),
         ({"container_mounts": ("a:b",)}, "--container-mounts without --container-image"),
         ({"container_mounts": ("a:b,c:d",), "container_image": "i"}, "expected one SOURCE:TARGET, without a comma"),
         ({"env": ("A",)}, "--env 'A'; expected NAME=VALUE"),
-        ({"env": ("A B=1",)}, "--env 'A B=1'; expected NAME=VALUE"),
-        ({"env": ("UID=5",)}, "--env UID; expected no variable of bash's or the script's own"),
         ({"env": ("code=5",)}, "--env code; expected no variable of bash's or the script's own"),
-        ({"env": ("MASTER_ADDR=n1",)}, f"--env MASTER_ADDR; {SAID_BY_SRUNDDP}"),
-        ({"env": ("RANK=0",)}, f"--env RANK; {SAID_BY_SRUNDDP}"),
+        ({"env": ("MASTER_ADDR=n1",)}, "MASTER_ADDR; expected no variable that is set by srunddp, for each rank"),
         ({"env": ("SLURM_NTASKS=4",)}, "--env SLURM_NTASKS; expected no variable that is set by Slurm"),
         ({"modules": ("CUDA,NCCL",)}, "--modules 'CUDA,NCCL'; expected one module"),
         ({"run_options": ("verbose",)}, "--run-options 'verbose'; expected an option of srunddp run -> write"),
@@ -68,13 +61,12 @@ def test_check_refuses_what_salloc_does_not_know(fields: dict[str, Any]) -> None
     ("fields", "said"),
     [
         ({"env": ("NCCL_SOCKET_IFNAME=ib0",)}, "NCCL_SOCKET_IFNAME=ib0 is for every node, and wins over ifaces.conf"),
-        ({"gpus_per_node": "4", "ntasks_per_node": 8}, "8 ranks share 4 GPUs on each node"),
-        ({"gres": "gpu:4", "ntasks_per_node": 1}, "1 rank for 4 GPUs on each node"),
+        ({"gpus_per_node": "4", "ntasks_per_node": 8}, "more ranks than GPUs on each node, 8 and 4: several share one"),
+        ({"gres": "gpu:4", "ntasks_per_node": 1}, "fewer ranks than GPUs on each node, 1 and 4"),
         ({"requeue": True}, "no argument such as --resume=auto"),
         ({}, "no --partition: the site's default\nno --time: the site's default\nno --mem: the site's default\n"),
         ({}, "no --cpus-per-task: the site's default, often one CPU for a rank and its loader workers"),
-        ({"venv": "gone"}, "train.py is not seen here\n--venv gone is not seen here"),
-        ({"ifaces": "none.conf"}, "--ifaces none.conf is not seen here"),
+        ({"venv": "gone", "ifaces": "a.conf"}, "a.conf is not seen here\ngone/bin/python is not seen here"),
         ({}, "SBATCH_PARTITION=debug is exported, which wins over the script's own line at sbatch"),
     ],
     ids=str,
@@ -95,22 +87,16 @@ def test_nothing_is_noted_of_a_job_that_says_everything() -> None:
     ("gpus_per_node", "gres", "count"),
     [
         ("4", None, 4),
-        ("a100:4", None, 4),
         ("a100:2,v100:1", None, 3),
-        (None, "gpu:4", 4),
         (None, "gpu:2080ti:4,tmpfs:100G", 4),
         (None, "gpu:1g.5gb:4", 4),
         (None, "gpu", 1),
-        (None, "gpu:a100", 1),
         (None, "shard:8", 0),
         (None, None, 0),
     ],
 )
 def test_gpus_are_counted_in_slurms_words(gpus_per_node: str | None, gres: str | None, count: int) -> None:
     assert gpu_count(gpus_per_node, gres) == count
-
-
-def test_there_is_one_rank_for_each_gpu_unless_said_otherwise() -> None:
-    assert SlurmJob(gres="gpu:a100:4").tasks == 4
-    assert SlurmJob(gpus_per_node="8", ntasks_per_node=2).tasks == 2
-    assert SlurmJob().tasks == 1
+    # There is one rank for each GPU unless said otherwise.
+    assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres).tasks == (count or 1)
+    assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres, ntasks_per_node=2).tasks == 2

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from srunddp.sbatch.sections import directive
 
+from srunddp.sbatch.directives import directive
 from tests.conftest import PROGRAMS, ROOT
 from tests.sbatch.test_hostile import HOSTILE
 from tests.slurm.conftest import SRUNDDP, Bench
@@ -148,7 +148,7 @@ def reports(text: str) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [*(name for name in RANKS if name != "launch_tiny"), "run_nccl"])
-def test_slurm_accepts_the_script_that_replaces_one_written_by_hand(name: str, site: Site) -> None:
+def test_slurm_accepts_the_scripts_of_the_recipes(name: str, site: Site) -> None:
     assert re.search(r"sbatch: Job \d+ to start at ", (site.folder / f"{name}.accepted").read_text())
 
 
@@ -172,7 +172,7 @@ def test_modules_are_loaded_by_the_sites_own_function(site: Site) -> None:
     assert sorted(lines) == ["load Python/3.10 CUDA/11.7 NCCL", "load cuda/11.6 gcc/10.3 python/3.9", "purge"]
 
 
-def test_the_interactive_script_allocates_by_itself_looks_at_the_nodes_and_trains(site: Site) -> None:
+def test_the_interactive_script_allocates_checks_and_trains(site: Site) -> None:
     """These nodes see all that it stages; where some do not is in test_staging."""
     done = site.run("bash", "launch_tiny.sh")
     shown = re.findall(r"^(node\d\d):(\d+): (\{.*)$", done.stdout, re.MULTILINE)
@@ -192,7 +192,7 @@ def test_salloc_is_started_at_once_where_that_is_asked_for(site: Site) -> None:
     assert {tuple(each["arguments"]) for each in reports(done.stdout).values()} == {("$(touch canary)",)}
 
 
-def test_a_job_that_is_warned_of_its_time_limit_is_requeued_and_finishes(site: Site) -> None:
+def test_a_job_warned_of_its_time_limit_is_requeued_and_finishes(site: Site) -> None:
     job = site.jobs["limit"]
     step = found(job.output, STOPPED.format("SIGUSR2", "; the job is requeued"))
     assert f"done from step {step} to {int(step) + 5}\n" in job.output, job
@@ -208,7 +208,7 @@ def test_the_state_and_the_code_are_those_of_the_training(name: str, state: str,
 
 
 @pytest.mark.parametrize("name", ["ended", "failed", "cancelled", "limit"])
-def test_every_start_is_monitored_on_every_node_and_no_process_is_left(name: str, site: Site) -> None:
+def test_every_start_is_monitored_and_no_process_is_left(name: str, site: Site) -> None:
     job = site.jobs[name]
     for start in range(job.restarts + 1):
         folder = site.folder / "logs" / name / f"{job.number}.0" / f"monitor.{start}"
@@ -250,7 +250,7 @@ def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Sit
         site.run("scancel", number)
 
 
-def test_slurm_reads_back_a_name_of_any_letters_and_the_ranks_get_any_arguments(site: Site) -> None:
+def test_a_name_of_any_letters_and_any_arguments_come_through(site: Site) -> None:
     job = site.srunddp(
         "--submit", f"--job-name={HOSTILE_NAME}", "--log-dir=logs/it's 100%j", "train.py", *HOSTILE_ARGUMENTS
     )
@@ -265,20 +265,46 @@ def test_slurm_reads_back_a_name_of_any_letters_and_the_ranks_get_any_arguments(
     assert not list(site.folder.rglob("canary*"))
 
 
-def test_what_slurm_or_the_partition_refuses_is_one_line(site: Site) -> None:
-    done = site.srunddp("--submit", "--account=no such", "--time=2-0", "train.py", check=False)
-    assert done.returncode == 78
-    assert "--time 2-0; expected at most 1-00:00:00 in partition gpu -> say --time=1-00:00:00, " in done.stderr
-    done = site.srunddp("--partition=gpus", "train.py", check=False)
-    assert "--partition 'gpus'; expected one of gpu, torch, urgent -> did you mean gpu?" in done.stderr
+NOT_AVAILABLE = "allocation failure: Requested node configuration is not available"
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--time=4h", "Invalid --time specification"),
+        ("--mem=64 gigabytes", "Invalid --mem specification"),
+        ("--signal=USR9@60", "Invalid --signal specification"),
+        ("--gres=gpu:", "Invalid generic resource (gres) specification"),
+        ("--array=0..7", "allocation failure: Invalid job array specification"),
+        ("--nodelist=node[01-", "allocation failure: Invalid node name specified"),
+        ("--nodelist=node[01-05]", "invalid number of nodes (-N 5-1)"),
+        ("--reservation=no such", "allocation failure: Requested reservation is invalid"),
+        ("--partition=gpus", "allocation failure: Invalid partition name specified"),
+        ("--gpus-per-node=9", NOT_AVAILABLE),
+        ("--gpus-per-node=all", NOT_AVAILABLE),
+        ("--nodes=99", NOT_AVAILABLE),
+        ("--mem=2T", NOT_AVAILABLE),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", [(), ("--salloc",)], ids=["sbatch", "salloc"])
+def test_what_slurm_refuses_is_one_line(option: str, words: str, mode: tuple[str, ...], site: Site) -> None:
+    if mode and option.startswith("--array"):
+        return  # not of salloc
+    done = site.srunddp(*mode, option, "train.py", check=False)
+    assert (done.returncode, done.stdout) == (78, ""), done
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("srunddp: error: sbatch: ")]
+    assert f"{words}; expected a job that Slurm accepts -> " in line
+
+
+def test_what_slurm_refuses_upon_submission_is_one_line(site: Site) -> None:
     done = site.srunddp("--submit", "--reservation=no such", "train.py", check=False)
     assert done.returncode == 78
     assert re.search(r"srunddp: error: sbatch: .*; expected a job that Slurm accepts -> ", done.stderr), done.stderr
-    done = site.srunddp("--nodes=2", "--gpus-per-node=9", "train.py", check=False)
-    assert "--gpus-per-node 9; expected what a node of partition gpu has: 8 -> " in done.stderr
 
 
-def test_what_the_site_decides_is_said(site: Site) -> None:
-    done = site.srunddp("train.py")
-    assert "note: no --partition: the site's default, gpu\n" in done.stderr
-    assert "note: no --time: the partition's default, 01:00:00\n" in done.stderr
+def test_nothing_is_said_of_a_script_that_slurm_accepts(site: Site) -> None:
+    done = site.srunddp("--nodes=2", "train.py")
+    assert done.stdout.startswith("#!/bin/bash")
+    assert "sbatch:" not in done.stderr
+    assert "Slurm has not checked" not in done.stderr

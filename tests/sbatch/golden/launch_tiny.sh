@@ -32,15 +32,14 @@ export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
 mkdir -p -- slurm_logs
 
-clean_up() {
-  trap - EXIT
-  [ -n "${ended:-}" ] || srunddp stage clean || true
-}
-trap clean_up EXIT
-
 # Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
 ended=
 trap ended=yes TERM
+clean_up() {
+  trap - EXIT
+  [ -n "$ended" ] || srunddp stage clean || true
+}
+trap clean_up EXIT
 
 # To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,
 # since not all nodes could start here: so --chdir=/ below.

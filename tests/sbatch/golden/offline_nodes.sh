@@ -30,15 +30,14 @@ unset PYTHONHOME
 # Since Slurm 22.05 srun does not take this over from the job.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
-clean_up() {
-  trap - EXIT
-  [ -n "${ended:-}" ] || srunddp stage clean || true
-}
-trap clean_up EXIT
-
 # Slurm's SIGTERM comes to this shell, too: it waits for the ranks, which may be writing a checkpoint.
 ended=
 trap ended=yes TERM
+clean_up() {
+  trap - EXIT
+  [ -n "$ended" ] || srunddp stage clean || true
+}
+trap clean_up EXIT
 
 # To nodes that do not see them; prints the srunddp that every node has. That enters this folder or its copy,
 # since not all nodes could start here: so --chdir=/ below.
