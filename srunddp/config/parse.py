@@ -47,7 +47,7 @@ class _Given:
     node: yaml.Node
     path: str = ""
 
-    def wrong(self, found: str, expected: str, hint: str, node: yaml.Node | None = None) -> ConfigError:
+    def error(self, found: str, expected: str, hint: str, node: yaml.Node | None = None) -> ConfigError:
         where = yaml_position(self.path, node or self.node) if self.path else ""
         return ConfigError(f"{self.name} {found}", expected=expected, hint=hint, where=where, scope=Scope.JOB)
 
@@ -179,12 +179,12 @@ def _from_file(path: str, keys: Mapping[str, ConfigField]) -> dict[str, _Given]:
 def _pairs(group: _Given, prefix: str, keys: Mapping[str, ConfigField], seen: set[str]) -> Iterator[tuple[str, _Given]]:
     """The leaves of a mapping and of those nested in it, by dotted name."""
     if not isinstance(group.node, yaml.MappingNode):
-        raise group.wrong(f"is {_shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
+        raise group.error(f"is {_shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
     for key, node in group.node.value:
         written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else _shown(key)), node, group.path)
         name = _known(written.name, keys, dataclasses.replace(written, node=key), groups=True)
         if name in seen:
-            raise written.wrong("twice in one file", "each key once", "remove one of the two", key)
+            raise written.error("twice in one file", "each key once", "remove one of the two", key)
         seen.add(name)
         if name in keys:
             yield name, written
@@ -203,10 +203,10 @@ def _known(written: str, keys: Mapping[str, ConfigField], given: _Given, *, grou
     if name in keys or (is_group and groups):
         return name
     if is_group:
-        raise given.wrong("stands for several keys", f"one of them, such as {_example(name + '.', keys)}", "write that")
+        raise given.error("stands for several keys", f"one of them, such as {_example(name + '.', keys)}", "write that")
     near = _nearest(name, keys if given.path else [*keys, *RESERVED])
     hint = f"did you mean {near}?" if near else "remove it; --help lists the keys"
-    raise given.wrong("is an unknown key", "a key that --help lists", hint)
+    raise given.error("is an unknown key", "a key that --help lists", hint)
 
 
 def _nearest(name: str, keys: Iterable[str]) -> str:
@@ -230,7 +230,7 @@ def _value(given: _Given, key: ConfigField) -> Any:
         near = difflib.get_close_matches(getattr(mismatch.node, "value", ""), words, n=1)
         hint = f"did you mean {near[0]}?" if near else "correct it"
         node = mismatch.node if mismatch.node.start_mark else given.node
-        raise given.wrong(f"is {_shown(mismatch.node)}", kinds, hint, node) from None
+        raise given.error(f"is {_shown(mismatch.node)}", kinds, hint, node) from None
 
 
 def _fits(word: str, kind: Any) -> bool:

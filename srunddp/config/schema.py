@@ -18,6 +18,17 @@ from srunddp.errors import ConfigError, Scope
 
 # What the command line takes besides.
 RESERVED = ("config", "help")
+NULLS = ("", "~", "null", "none")
+_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_TEXTS = (str, Path)
+_NAMES = {
+    NoneType: "null",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
         hints = get_type_hints(kind)
     except NameError as error:
         hint = "define the class at the top of a module, and import its types outside TYPE_CHECKING"
-        raise _wrong(f"{kind.__name__}: {error}", "types that its module knows", hint) from None
+        raise _config_error(f"{kind.__name__}: {error}", "types that its module knows", hint) from None
     return ((field, hints[field.name]) for field in dataclasses.fields(kind) if field.init)
 
 
@@ -99,12 +110,12 @@ def _default(field: dataclasses.Field[Any], base: Any) -> Any:
 def _check(kind: Any, name: str, hint: Any, *, reserved: tuple[str, ...]) -> None:
     where = f"{kind.__name__}.{name}"
     if name in reserved:
-        raise _wrong(f"{where}: --{name} has a meaning already", "another name", "rename the field")
+        raise _config_error(f"{where}: --{name} has a meaning already", "another name", "rename the field")
     try:
         expected(hint)
     except TypeError as error:
         types = "bool, int, float, str, Path, Literal, a tuple or list of these, or a dataclass"
-        raise _wrong(f"{where} is of type {error}", types, "change it, or use field(init=False)") from None
+        raise _config_error(f"{where} is of type {error}", types, "change it, or use field(init=False)") from None
 
 
 def _sentences(kind: Any) -> dict[str, str]:
@@ -118,27 +129,8 @@ def _sentences(kind: Any) -> dict[str, str]:
     return found
 
 
-def _wrong(found: str, expected: str, hint: str) -> ConfigError:
+def _config_error(found: str, expected: str, hint: str) -> ConfigError:
     return ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)
-
-
-NULLS = ("", "~", "null", "none")
-
-
-_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
-
-_TEXTS = (str, Path)
-
-
-_NAMES = {
-    NoneType: "null",
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a text",
-    Path: "a path",
-}
 
 
 class TypeMismatchError(Exception):
@@ -157,13 +149,13 @@ def value_of(node: yaml.Node, kind: Any) -> Any:
         kind: a type that :func:`expected` knows.
 
     Raises:
-        MismatchError: it has none of that type.
+        TypeMismatchError: it has none of that type.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return _choice(node, arguments)
+        return _literal(node, arguments)
     if origin in (Union, UnionType):
-        return _first(node, arguments)
+        return _union(node, arguments)
     if origin in (tuple, list):
         items = _items(node)
         kinds = _kinds(origin, arguments, len(items))
@@ -222,7 +214,7 @@ def _scalar(node: yaml.Node, kind: Any) -> Any:
     return _SCALARS[kind](node.value)
 
 
-def _choice(node: yaml.Node, choices: tuple[Any, ...]) -> Any:
+def _literal(node: yaml.Node, choices: tuple[Any, ...]) -> Any:
     for choice in choices:
         try:
             if value_of(node, type(choice)) == choice:
@@ -232,9 +224,9 @@ def _choice(node: yaml.Node, choices: tuple[Any, ...]) -> Any:
     raise TypeMismatchError(node)
 
 
-def _first(node: yaml.Node, members: tuple[Any, ...]) -> Any:
+def _union(node: yaml.Node, members: tuple[Any, ...]) -> Any:
     """Of the strictest member that takes it; a text takes all, a list every scalar."""
-    for member in sorted(members, key=_laxity):
+    for member in sorted(members, key=_order):
         try:
             return value_of(node, member)
         except TypeMismatchError:
@@ -242,7 +234,8 @@ def _first(node: yaml.Node, members: tuple[Any, ...]) -> Any:
     raise TypeMismatchError(node)
 
 
-def _laxity(kind: Any) -> int:
+def _order(kind: Any) -> int:
+    """Of two types that take a text, the one of the lower number is stricter."""
     if get_origin(kind) is Literal:
         return -1
     return list(_NAMES).index(kind) if kind in _NAMES else len(_NAMES)

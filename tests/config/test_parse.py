@@ -129,9 +129,7 @@ def spelled(config: Any) -> list[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(strategy(Config, cli=True))
-def test_the_command_line_gives_what_the_file_gives_for_every_field(
-    tmp_path_factory: pytest.TempPathFactory, config: Config
-) -> None:
+def test_the_command_line_gives_what_the_file_gives(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
     path = tmp_path_factory.getbasetemp() / "config.yaml"
     save_config(path, config)
     assert read_config(Config, [f"--config={path}"]) == read_config(Config, spelled(config)) == config
@@ -210,7 +208,7 @@ def test_quotes_in_a_file_make_a_text() -> None:
 # Which wins.
 
 
-def test_the_command_line_wins_over_files_and_a_later_file_over_an_earlier(file: typing.Callable[..., str]) -> None:
+def test_the_command_line_wins_over_files_and_later_files(file: typing.Callable[..., str]) -> None:
     one = file("epochs: 1\nbatch_size: 1\nddp: {hook: fp16, compile: true}\n", "one.yaml")
     two = file("batch-size: 2\nddp.hook: bf16\n", "two.yaml")
     config = read_config(Config, ["--epochs=9", one, two])
