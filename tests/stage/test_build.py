@@ -104,11 +104,11 @@ def test_own_requirements_are_those_of_the_metadata() -> None:
 
 
 @pytest.fixture
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
+def quick(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
     """Builds ``tmp_path/env`` of what is given, with one package for srunddp's own requirements."""
     monkeypatch.setattr(building, "own_requirements", lambda: ["dep"])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(whole / "cache"))
     (tmp_path / "wheels").mkdir()
 
     def act(requirements: str, wheels: Path | None = Path("wheels"), **options: bool) -> dict[str, str]:
