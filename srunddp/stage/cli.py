@@ -18,7 +18,7 @@ from srunddp.stage.slurm import Job
 from srunddp.util.click_types import limit, refusing
 from srunddp.util.console import write_stderr
 
-_DIR = click.Path(path_type=Path)
+_PATH = click.Path(path_type=Path)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,28 +27,12 @@ def stage() -> None:
 
 
 @stage.command("build")
-@click.option(
-    "-r",
-    "--requirement",
-    "requirements",
-    type=_DIR,
-    required=True,
-    metavar="FILE",
-    help="What to install, as for pip; or a lock file.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=_DIR,
-    default="staged-env",
-    show_default=True,
-    metavar="ENV",
-    help="The environment's folder.",
-)
-@click.option("--wheels", type=_DIR, metavar="DIR", help="A folder with wheels, to take instead of uv's cache.")
+@click.option("-r", "--requirement", type=_PATH, required=True, metavar="FILE", help="As for pip; or a lock file.")
+@click.option("-o", "--output", type=_PATH, default="staged-env", show_default=True, metavar="ENV", help="Its folder.")
+@click.option("--wheels", type=_PATH, metavar="DIR", help="A folder with wheels, to take instead of uv's cache.")
 @click.option("--online", is_flag=True, help="Ask an index too, by your settings for uv.")
 @click.option("--force", is_flag=True, help="Replace an ENV that was built before.")
-def build_command(requirements: Path, output: Path, **given: Any) -> None:
+def build_command(requirement: Path, output: Path, **given: Any) -> None:
     """Build an environment with srunddp in it, that runs wherever it is copied to. Needs uv: srunddp[stage].
 
     \b
@@ -59,20 +43,15 @@ def build_command(requirements: Path, output: Path, **given: Any) -> None:
     The file srunddp-lock.txt in it names each version and its hash.
     """
     with refusing():
-        packages = build(requirements, output, say=_say, **given)
+        packages = build(requirement, output, say=_say, **given)
     if "torch" not in packages:
-        _say(f"note: torch is not among what {requirements} asks for; expected it for a training")
+        _say(f"note: torch is not among what {requirement} asks for; expected it for a training")
     torch = f"torch {packages['torch']}, " if "torch" in packages else ""
     click.echo(f"{output.absolute()}: {len(packages)} packages, {torch}Python {platform.python_version()}")
 
 
 _base = click.option(
-    "--dir",
-    "base",
-    metavar="DIR",
-    default="/tmp",
-    show_default=True,
-    help="A folder that each node has on a disk of its own.",
+    "--dir", "base", metavar="DIR", default="/tmp", show_default=True, help="A folder that each node has for itself."
 )
 _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
 
@@ -81,12 +60,7 @@ _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.
 @click.option("--env", metavar="ENV", help="An environment with srunddp in it, as srunddp stage build makes it.")
 @click.option("--project", metavar="DIR", help="The folder with the script.")
 @click.option("--data", metavar="DIR", multiple=True, help="A folder that the script reads, such as a cache.")
-@click.option(
-    "--exclude",
-    metavar="PATTERN",
-    multiple=True,
-    help="What is not packed with the project: a name with wildcards, or /NAME.",
-)
+@click.option("--exclude", metavar="PATTERN", multiple=True, help="Not packed with the project: a name, or /NAME.")
 @click.option("--all-nodes", is_flag=True, help="Stage environment and data also where they are seen.")
 @_base
 @_timeout

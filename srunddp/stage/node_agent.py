@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import socket
 import stat
@@ -73,14 +75,11 @@ def _end(number: int, frame: object) -> None:
 def _answer(node: _Node, request: dict[str, Any]) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = getattr(node, request["do"])(request)
+        return answer
     except SrunddpError as error:
-        return _error(error.found, error.expected, error.hint)
+        texts = [error.found, error.expected, error.hint]
     except OSError as error:
-        return _error(str(error), "", "")
-    return answer
-
-
-def _error(*texts: str) -> dict[str, Any]:
+        texts = [str(error), "", ""]
     return {"error": [text.encode("ascii", "backslashreplace").decode()[:_LONGEST] for text in texts]}
 
 
@@ -121,13 +120,9 @@ class _Node:
             os.close(keeper)
 
     def has(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Which of these copies are here already, from an earlier push."""
-        return {"has": "".join("01"[os.path.exists(self._path(name) + UNPACKED)] for name in request["names"])}
-
-    def room(self, _: dict[str, Any]) -> dict[str, Any]:
-        """The bytes that are free for copies."""
-        found = os.statvfs(self._folder)
-        return {"free": found.f_bavail * found.f_frsize}
+        """Which of these copies are here already, from an earlier push; and the bytes that are free for more."""
+        has = "".join("01"[os.path.exists(self._path(name) + UNPACKED)] for name in request["names"])
+        return {"has": has, "free": shutil.disk_usage(self._folder).free}
 
     def unpack(self, request: dict[str, Any]) -> dict[str, Any]:
         """Unpack what was sent, if it was sent to this node."""
@@ -214,14 +209,10 @@ def _make_own(folder: str) -> None:
 
 def _set_aside(folder: str) -> None:
     """What was written in a copy by an earlier start of this job stays, under another name."""
-    if not os.path.lexists(folder):
-        return
-    number = 1
-    while os.path.lexists(f"{folder}.kept-{number}"):
-        number += 1
-    os.rename(folder, f"{folder}.kept-{number}")
-    if os.path.lexists(folder + SPOILT):
-        os.rename(folder + SPOILT, f"{folder}.kept-{number}{SPOILT}")
+    new = next(name for number in itertools.count(1) if not os.path.lexists(name := f"{folder}.kept-{number}"))
+    for end in ("", SPOILT):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder + end, new + end)
 
 
 def _launcher(folder: str, places: list[dict[str, str]], start: Mapping[str, Any]) -> str:
@@ -242,7 +233,7 @@ def _launcher(folder: str, places: list[dict[str, str]], start: Mapping[str, Any
 
 
 def _moved(path: str, places: Iterable[Place]) -> str:
-    for place in places:
-        if path.startswith(place["path"] + "/"):
-            return place["here"] + path.removeprefix(place["path"])
-    return path
+    here = (
+        place["here"] + path.removeprefix(place["path"]) for place in places if path.startswith(place["path"] + "/")
+    )
+    return next(here, path)

@@ -211,7 +211,7 @@ def _packing_folder() -> tempfile.TemporaryDirectory[str]:
 def _check_room(step: RemoteStep, copy: Item, packed: ArchiveInfo) -> None:
     """Before anything is sent, the archive and its content have to fit."""
     needed = packed.archive_size + packed.size
-    free = {node: answer["free"] for node, answer in step.ask(do="room").items() if node in copy.missing_on}
+    free = {node: answer["free"] for node, answer in step.ask(do="has", names=[]).items() if node in copy.missing_on}
     if short := sorted(node for node in free if free[node] < needed):
         verb, least = "has" if len(short) == 1 else "have", min(free[node] for node in short)
         raise StagingError(

@@ -219,7 +219,7 @@ def test_warning_signal_does_not_end_keeper(project: Path, job: Path, number: si
     with node(job) as here:
         here.look(project)
         here.process.send_signal(number)
-        assert here.ask("room")["free"] > 0
+        assert here.ask("has", names=[])["free"] > 0
         here.leave_alone()
         here.process.terminate()
         assert here.process.wait(LIMIT) == 0
