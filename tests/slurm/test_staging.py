@@ -90,8 +90,10 @@ def build(requirements: str, env: Path) -> None:
     """An environment as users make it."""
     wanted = env.with_name("requirements.txt")
     wanted.write_text(requirements)
-    words = (SRUNDDP, "stage", "build", "-r", str(wanted), "-o", str(env), "--online", f"--wheels={env}.wheels")
-    subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT)
+    words = (SRUNDDP, "stage", "build", "-r", str(wanted), "-o", str(env), "--online")
+    # pip's settings of this machine, in uv's words: torch may be in a folder of wheels.
+    found = {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
+    subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT, env=os.environ | found)
 
 
 @pytest.fixture(scope="module")

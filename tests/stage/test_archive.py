@@ -96,11 +96,6 @@ def test_python_without_filters_unpacks_the_same(project: Path, monkeypatch: pyt
     assert contents(place) == contents(project)
 
 
-def test_same_folder_gives_same_archive(project: Path, tmp_path: Path) -> None:
-    first, second = (pack(str(project), str(tmp_path / name)) for name in ("a.tar", "b.tar"))
-    assert first == second
-
-
 def test_pattern_leaves_out_name_or_path(project: Path) -> None:
     (project / ".git").mkdir()
     (project / ".git" / "config").touch()

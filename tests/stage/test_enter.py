@@ -16,24 +16,10 @@ from srunddp.errors import ConfigError
 from srunddp.stage.enter import VARIABLE, read
 from srunddp.stage.enter import lock as lock_copy
 from tests.conftest import ROOT
-from tests.support.starting import (
-    LONG,
-    NODE,
-    SRUNDDP,
-    bare,
-    python,
-    read_line,
-    slurm,
-    started,
-    until,
-    write,
-)
+from tests.support.starting import LONG, NODE, SRUNDDP, bare, python, read_line, slurm, started, until, write
 
 UNSEEN = "/shared-that-no-node-sees"
 PROJECT, DATA, HOME = f"{UNSEEN}/project", f"{UNSEEN}/data", f"{UNSEEN}/home"
-
-
-# What is read, and held.
 
 
 @dataclass(frozen=True)
@@ -134,9 +120,6 @@ def test_lock_takes_no_standard_stream(copies: Copies) -> None:
     assert done.returncode > 2, done.stderr
 
 
-# A run.
-
-
 def start(
     copies: Copies, *words: str, rank: int = 0, size: int = 1, folder: str = "/tmp", **variables: str
 ) -> subprocess.Popen[str]:
@@ -196,9 +179,8 @@ def test_module_and_relative_libraries_are_found(copies: Copies) -> None:
     assert json.loads(out)["neighbour"] == str(project / "lib" / "neighbour.py")
 
 
-def test_each_node_chooses_for_itself(  # and rank 0 says nothing where it sees the project
-    copies: Copies, tmp_path: Path
-) -> None:
+def test_each_node_chooses_for_itself(copies: Copies, tmp_path: Path) -> None:
+    """Rank 0 says nothing where it sees the project."""
     seen, copy = tmp_path / "project", copies.of(PROJECT)
     for folder in (seen, copy):
         write(folder / "train.py", "import os; print(os.getcwd())")

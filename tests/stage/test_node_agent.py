@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import fcntl
 import os
 import select
@@ -11,6 +12,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,16 @@ def stage(on: Node, project: Path, name: str = "project-1") -> Path:
     return on.folder / name
 
 
+@contextlib.contextmanager
+def kept(job: Path, project: Path) -> Iterator[tuple[Node, Path]]:
+    """A node that has staged a folder and keeps it, and the copy."""
+    with node(job) as here:
+        here.look(project)
+        copy = stage(here, project)
+        here.leave_alone()
+        yield here, copy
+
+
 def cleaned(job: Path) -> int | None:
     """By a `stage clean` on this node: how many files stay."""
     with node(job) as cleaner:
@@ -74,9 +86,6 @@ def test_same_folder_by_identity_or_all_entries(project: Path, tmp_path: Path) -
     assert same(mark(str(elsewhere)), mark(str(project)))
     os.utime(elsewhere / "train.py", (0, 0))
     assert not same(mark(str(elsewhere)), mark(str(project)))
-
-
-def test_missing_folder_is_never_the_same(tmp_path: Path) -> None:
     assert not same(mark(str(tmp_path / "none")), mark(str(tmp_path / "none")))
 
 
@@ -103,16 +112,16 @@ def test_folder_planted_by_another_user_is_refused(tmp_path: Path, project: Path
     elif kind == "file":
         job.touch()
     else:
-        job.mkdir(mode=0o777)
+        job.mkdir()
         job.chmod(0o777 if kind == "mode" else 0o700)
     if kind == "folder":
         if os.geteuid():
             pytest.skip("only root can give a folder away")
         os.chown(job, OTHER, OTHER)
     with node(job) as here:
-        error = here.look(project)["error"]
-    assert str(job) in error[0]
-    assert "--dir" in error[2]
+        found, _, hint = here.look(project)["error"]
+    assert str(job) in found
+    assert "--dir" in hint
     assert not list(victim.iterdir())
 
 
@@ -127,37 +136,27 @@ def test_other_archive_leaves_neither_itself_nor_a_copy(project: Path, job: Path
 
 
 def test_end_of_job_removes_folder(project: Path, job: Path) -> None:
+    """Also in the middle of a push; and once no rank uses it."""
     with node(job) as here:
         here.look(project)
-        stage(here, project)
-        here.leave_alone()
-        with pytest.raises(subprocess.TimeoutExpired):
-            here.process.wait(0.5)
-        assert job.exists()
         here.process.terminate()
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
-
-
-def test_copy_in_use_is_removed_once_unused(project: Path, job: Path) -> None:
-    with node(job) as here:
-        here.look(project)
-        stage(here, project)
-        here.leave_alone()
+    with kept(job, project) as (here, copy):
         rank = lock(str(job))
+        with pytest.raises(subprocess.TimeoutExpired):
+            here.process.wait(0.5)
         here.process.terminate()
         with pytest.raises(subprocess.TimeoutExpired):
             here.process.wait(0.5)
-        assert (job / "project-1" / "train.py").exists()
+        assert (copy / "train.py").exists()
         os.close(rank)
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
 
 
 def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> None:
-    with node(job) as here:
-        here.look(project)
-        copy = stage(here, project)
+    with kept(job, project) as (_, copy):
         (copy / "runs" / "first").mkdir(parents=True)
         (copy / "runs" / "first" / "loss.txt").write_text("0.5")
         (copy / "latest").symlink_to("runs/first")
@@ -165,7 +164,6 @@ def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> N
         shutil.copy2(project / "train.py", copy / "old.py")
         os.utime(copy / "old.py", (1, 1))
         (copy / "train.pyc").write_text("compiled")
-        here.leave_alone()
         assert cleaned(job) == 4
         assert cleaned(job) == 4
     with node(job.with_name("sdd-0-18")) as later:
@@ -176,11 +174,8 @@ def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> N
 
 
 def test_requeued_job_sets_written_files_aside(project: Path, job: Path) -> None:
-    with node(job) as first:
-        first.look(project)
-        copy = stage(first, project)
+    with kept(job, project) as (_, copy):
         (copy / "result").write_text("done")
-        first.leave_alone()
         assert cleaned(job) == 1
     with node(job) as again:
         again.look(project)
@@ -204,23 +199,26 @@ def test_only_one_push_of_a_job_at_a_time(project: Path, job: Path) -> None:
 
 
 def test_second_push_adds_to_the_first(tmp_path: Path, project: Path, job: Path) -> None:
+    """It sends what is not there yet, and leaves the folder to the first to remove."""
     other = tmp_path / "shared" / "data"
     other.mkdir()
-    with node(job) as first, node(job) as second:
-        first.look(project)
-        stage(first, project)
-        second.look(other)
+    with kept(job, project), node(job) as second:
+        second.look(project, other)
+        assert second.ask("has", names=["project-1", "data-1"])["has"] == "10"
         stage(second, other, "data-1")
-    assert {place.path for place in read({VARIABLE: str(job)}).places} == {str(project), str(other)}
+        second.leave_alone()
+        assert second.process.wait(LIMIT) == 0
+        assert {place.path for place in read({VARIABLE: str(job)}).places} == {str(project), str(other)}
+        assert (job / "project-1" / "train.py").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP])
-def test_warning_signal_does_not_end_keeper(project: Path, job: Path, number: signal.Signals) -> None:
+def test_warning_signal_does_not_end_keeper(project: Path, job: Path) -> None:
+    """Such as Slurm sends to all steps."""
     with node(job) as here:
         here.look(project)
-        here.process.send_signal(number)
-        assert here.ask("has", names=[])["free"] > 0
-        here.leave_alone()
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+            here.process.send_signal(number)
+            assert here.ask("has", names=[])["free"] > 0
         here.process.terminate()
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
@@ -234,10 +232,7 @@ def test_base_that_others_may_change_is_refused(tmp_path: Path, project: Path) -
 
 
 def test_clean_waits_for_end_of_keeper(project: Path, job: Path) -> None:
-    with node(job) as keeper, node(job) as cleaner:
-        keeper.look(project)
-        stage(keeper, project)
-        keeper.leave_alone()
+    with kept(job, project) as (keeper, _), node(job) as cleaner:
         keeper.process.send_signal(signal.SIGSTOP)
         cleaner.send("clean")
         assert cleaner.process.stdout is not None
@@ -250,18 +245,6 @@ def test_clean_waits_for_end_of_keeper(project: Path, job: Path) -> None:
     assert not job.exists()
 
 
-def test_second_push_leaves_folder_to_the_first(project: Path, job: Path) -> None:
-    with node(job) as first, node(job) as second:
-        first.look(project)
-        stage(first, project)
-        first.leave_alone()
-        second.look(project)
-        assert second.ask("has", names=["project-1", "project-2"])["has"] == "10"
-        second.leave_alone()
-        assert second.process.wait(LIMIT) == 0
-        assert (job / "project-1" / "train.py").exists()
-
-
 def test_folders_of_ended_jobs_are_removed(tmp_path: Path, project: Path, job: Path) -> None:
     for name in ("sdd-0-3", "sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0"):
         (tmp_path / name).mkdir(mode=0o700)
@@ -272,14 +255,6 @@ def test_folders_of_ended_jobs_are_removed(tmp_path: Path, project: Path, job: P
             here.look(project, alive=["4", "17"])
     there = {path.name for path in tmp_path.iterdir()}
     assert there == {"sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0", "sdd-0-17", "shared"}
-
-
-def test_push_that_is_broken_off_leaves_nothing(project: Path, job: Path) -> None:
-    with node(job) as here:
-        here.look(project)
-        here.process.terminate()
-        assert here.process.wait(LIMIT) == 0
-    assert not job.exists()
 
 
 def test_what_is_sent_imports_standard_library_only() -> None:

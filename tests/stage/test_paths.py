@@ -60,12 +60,6 @@ def test_path_is_found_however_it_is_written(written: str, expected: str) -> Non
     assert SEEN.here(written) == expected
 
 
-def test_inner_place_counts_for_what_is_in_it() -> None:
-    """Though its node sees it, and the outer one it does not."""
-    staged = StagedPaths("/f", (PathMapping("project", "/p", "/tmp/p"), PathMapping("data", "/p/data", "/p/data")))
-    assert (staged.here("/p/x"), staged.here("/p/data/x")) == ("/tmp/p/x", "/p/data/x")
-
-
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
@@ -112,17 +106,9 @@ def test_staged_cache_in_its_usual_place_is_named() -> None:
 )
 def test_working_directory_is_the_intended_one(folder: str, environ: dict[str, str], expected: str) -> None:
     assert SEEN.intended_cwd(environ, folder) == expected
-
-
-def test_working_directory_is_the_one_of_the_push() -> None:
-    """Where a shell has corrected the intended one."""
-    staged = replace(SEEN, cwd="/d/y")
-    assert staged.intended_cwd({"PWD": "/tmp", "SLURM_SUBMIT_DIR": "/d"}, "/tmp") == "/d/y"
-    assert staged.intended_cwd({"PWD": "/d/x"}, "/tmp") == "/d/x"
-    assert staged.intended_cwd({"PWD": "/d/x"}, "/") == "/d/y"
-
-
-# Without internet.
+    pushed = replace(SEEN, cwd="/d/y")  # by a push in that folder, which counts where a shell has corrected PWD
+    assert pushed.intended_cwd({"PWD": "/tmp", "SLURM_SUBMIT_DIR": "/d"}, "/tmp") == "/d/y"
+    assert pushed.intended_cwd(environ, "/") == "/d/y"
 
 
 SWITCHES = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
