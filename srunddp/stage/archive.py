@@ -143,13 +143,10 @@ def _add_file(tar: tarfile.TarFile, info: tarfile.TarInfo, entry: _Entry) -> Non
     except OSError as error:
         raise _unreadable(entry.path, error) from None
     with open(source, "rb") as file:
-        _require_unchanged(entry, source)
         try:
             tar.addfile(info, file)
-        except OSError:
-            _require_unchanged(entry, source)  # it has become shorter
-            raise
-        _require_unchanged(entry, source)
+        finally:
+            _require_unchanged(entry, source)
 
 
 def _require_unchanged(entry: _Entry, source: int) -> None:

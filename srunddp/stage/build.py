@@ -14,6 +14,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def _fill(
     place: Path, requirements: Path, wheels: Path | None, online: bool, say: Callable[[str], None]
 ) -> dict[str, str]:
     name, _, _ = place.name.partition(".partial-")
-    uv = Uv(place.with_name(name + ".log"), "" if online else "add --online where there is internet, or --wheels ")
+    log = place.with_name(name + ".log")
+    uv = partial(_run, _find_uv(), log, "" if online else "add --online where there is internet, or --wheels ")
+    log.write_bytes(b"")
     uv("venv", "--relocatable", "--no-project", f"--prompt={name}", f"--python={sys.executable}", place)
     lock, python = place / LOCK, f"--python={place / 'bin' / 'python'}"
     source = [f"--find-links={wheels}"] if wheels else []
@@ -109,39 +112,21 @@ def _require(requirements: Path, output: Path, force: bool) -> None:
         raise ConfigError(f"{output} is there", expected="a new folder", hint=hint)
 
 
-class Uv:
-    """The uv of this Python, or in ``PATH``.
+def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = "") -> None:
+    """Run one of uv's commands.
 
     Args:
-        log: a file to which all that it says goes.
-        hint: what a user can do where it fails.
-
-    Raises:
-        ConfigError: there is none.
+        log: a file to which all that it says is added; hint: what a user can do where it fails.
+        given: for its standard input.
     """
-
-    def __init__(self, log: Path, hint: str) -> None:
-        self._program = _find_uv()
-        self._log, self._hint = log, hint
-        log.write_bytes(b"")
-
-    def __call__(self, *words: str | Path, given: str = "") -> None:
-        """Run one of its commands.
-
-        Args:
-            given: for its standard input.
-
-        Raises:
-            ConfigError: it fails, with its reason.
-        """
-        command = [self._program, *map(str, words), "--color=never", "--no-progress"]
-        environment = os.environ | {"PYC_INVALIDATION_MODE": "UNCHECKED_HASH"}  # never compared with the source
-        done = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=False)
-        with self._log.open("a") as log:
-            log.write(f"$ {shlex.join(command)}\n{done.stdout}{done.stderr}")
-        if done.returncode:
-            reason = re.sub(r".*^error: |^hint:.*|^ *cause:", "", done.stderr, flags=re.MULTILINE | re.DOTALL)
-            raise ConfigError(f"uv: {' '.join(reason.split())}", hint=f"{self._hint}(all that uv says: {self._log})")
+    command = [program, *map(str, words), "--color=never", "--no-progress"]
+    environment = os.environ | {"PYC_INVALIDATION_MODE": "UNCHECKED_HASH"}  # never compared with the source
+    done = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=False)
+    with log.open("a") as file:
+        file.write(f"$ {shlex.join(command)}\n{done.stdout}{done.stderr}")
+    if done.returncode:
+        reason = re.sub(r".*^error: |^hint:.*|^ *cause:", "", done.stderr, flags=re.MULTILINE | re.DOTALL)
+        raise ConfigError(f"uv: {' '.join(reason.split())}", hint=f"{hint}(all that uv says: {log})")
 
 
 def _find_uv() -> str:

@@ -41,11 +41,11 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "sdd-0-17"
 
 
-def stage(on: Node, project: Path, name: str = "project-1") -> Path:
+def stage(on: Node, project: Path, name: str = "project-1", role: str = "project") -> Path:
     """Send a folder as the job's first copy; where it is then."""
     packed = pack(str(project), f"{on.folder}/{name}.tar")
     assert "error" not in on.ask("unpack", name=name, sha256=packed.sha256, links=packed.links)
-    place = {"role": "project", "path": str(project), "name": name, "nodes": [NODE]}
+    place = {"role": role, "path": str(project), "name": name, "nodes": [NODE]}
     on.ask("finish", places=[place], cwd="/", python="/bin/echo", srunddp=str(project / "train.py"))
     return on.folder / name
 
@@ -101,6 +101,20 @@ def test_copy_is_for_its_user_alone(project: Path, job: Path) -> None:
         open_to_others = [path for path in (job, *job.rglob("*")) if stat.S_IMODE(path.lstat().st_mode) & 0o077]
     assert not open_to_others
     assert not (job / "project-1.tar").exists()
+
+
+def test_launcher_starts_staged_environment(tmp_path: Path, job: Path) -> None:
+    env = tmp_path / "env"
+    (env / "bin").mkdir(parents=True)
+    (env / "pyvenv.cfg").touch()
+    (env / "bin" / "python").symlink_to("/usr/bin/env")
+    (env / "bin" / "srunddp").write_text('#!/bin/sh\necho "$VIRTUAL_ENV $SRUNDDP_STAGED $@"\ncommand -v srunddp\n')
+    (env / "bin" / "srunddp").chmod(0o755)
+    with node(job) as here:
+        here.look(env)
+        copy = stage(here, env, "env-1", role="env")
+        shown = subprocess.run([job / "srunddp", "run"], capture_output=True, text=True)
+    assert shown.stdout == f"{copy} {job} run\n{copy}/bin/srunddp\n"
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "mode", "file"])
