@@ -23,7 +23,7 @@ from srunddp.errors import ConfigError
 
 LOCK = "srunddp-lock.txt"
 _PIN = re.compile(r"^([\w.-]+)(?:==| @ )([^\s;]+)", re.MULTILINE)
-_INSTALL = ("--no-deps", "--link-mode=copy", "--compile-bytecode")
+_INSTALL = ("--no-deps", "--no-editable", "--link-mode=copy", "--compile-bytecode")
 _WHEEL = "Wheel-Version: 1.0\nGenerator: srunddp\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -79,7 +79,7 @@ def _fill(
     packages = dict(_PIN.findall(lock.read_text()))
     say(f"installing {len(packages)} packages")
     # A package that the user's file has a hash of has to have that one.
-    locked = ("--constraint", requirements) if "--hash" in requirements.read_text() else ()
+    locked = ("--constraint", requirements) if "--hash" in requirements.read_text(errors="replace") else ()
     uv("pip", "install", *source, *_INSTALL, python, "--requirement", lock, *locked)
     own = _own_wheel(place)
     uv("pip", "install", "--no-index", f"--find-links={place}", "--no-cache", *_INSTALL, python, "srunddp")
