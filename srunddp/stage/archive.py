@@ -81,24 +81,21 @@ def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> Archive
         leave_out: patterns as in the shell: of a name anywhere, or with a slash before the end of a path from here on.
 
     Raises:
-        ConfigError: a link leads out of the folder, something cannot be read or changes meanwhile, or no room is left.
+        ConfigError: a link leads out of the folder, or something cannot be read or changes meanwhile.
+        OSError: the archive cannot be written.
     """
     size, files, links = 0, 0, {}
-    try:
-        with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
-            for entry in _entries(folder, leave_out):
-                if entry.kind == stat.S_IFLNK and os.path.isabs(target := _target(folder, entry)):
-                    links[entry.name] = target
-                    continue
-                _add(tar, folder, entry)
-                files += 1
-                size += entry.status.st_size if entry.kind == stat.S_IFREG else 0
-        with open(archive, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return ArchiveInfo(sha256, size, files, os.path.getsize(archive), links)
-    except OSError as error:
-        found = f"the archive {archive} cannot be written: {error.strerror}"
-        raise ConfigError(found, expected="room for it", hint="set TMPDIR to a folder with room") from None
+    with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
+        for entry in _entries(folder, leave_out):
+            if entry.kind == stat.S_IFLNK and os.path.isabs(target := _target(folder, entry)):
+                links[entry.name] = target
+                continue
+            _add(tar, folder, entry)
+            files += 1
+            size += entry.status.st_size if entry.kind == stat.S_IFREG else 0
+    with open(archive, "rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return ArchiveInfo(sha256, size, files, os.path.getsize(archive), links)
 
 
 def _entries(folder: str, leave_out: Sequence[str], below: str = "") -> Iterator[_Entry]:

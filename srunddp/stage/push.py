@@ -180,13 +180,17 @@ def _check_interpreter(items: Sequence[Item], found: Mapping[str, Mapping[str, A
 
 def _stage(step: RemoteStep, copy: Item, timeout: float, say: Say) -> None:
     times = [time.monotonic()]
-    with _packing_folder() as folder:
-        archive = os.path.join(folder, copy.name + ".tar")
-        packed = pack(copy.path, archive, leave_out=copy.leave_out)
-        times.append(time.monotonic())
-        _check_room(step, copy, packed)
-        send(step.job, archive, copy.missing_on, timeout)
-        times.append(time.monotonic())
+    try:
+        with tempfile.TemporaryDirectory(prefix="sdd-pack-") as folder:
+            archive = os.path.join(folder, copy.name + ".tar")
+            packed = pack(copy.path, archive, leave_out=copy.leave_out)
+            times.append(time.monotonic())
+            _check_room(step, copy, packed)
+            send(step.job, archive, copy.missing_on, timeout)
+            times.append(time.monotonic())
+    except OSError as error:
+        found = f"no archive can be written in {tempfile.gettempdir()}: {error.strerror}"
+        raise StagingError(found, expected="room for it", hint="set TMPDIR to a folder with room") from None
     done = step.ask(do="unpack", name=copy.name, sha256=packed.sha256, links=packed.links)
     if without := [node for node in copy.missing_on if done[node]["seconds"] is None]:
         found = f"{fold(without)}: nothing has come to {step.job.folder}"
@@ -198,14 +202,6 @@ def _stage(step: RemoteStep, copy: Item, timeout: float, say: Say) -> None:
         f"{copy.role}: {packed.files} files, {packed.size >> 20} MiB, packed in {times[1] - times[0]:.1f} s, "
         f"sent in {times[2] - times[1]:.1f} s, unpacked in {slowest:.1f} s"
     )
-
-
-def _packing_folder() -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(prefix="sdd-pack-")
-    except OSError as error:
-        found = f"no archive can be packed in {tempfile.gettempdir()}: {error.strerror}"
-        raise StagingError(found, expected="room for it", hint="set TMPDIR to a folder with room") from None
 
 
 def _check_room(step: RemoteStep, copy: Item, packed: ArchiveInfo) -> None:
