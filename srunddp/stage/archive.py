@@ -158,7 +158,7 @@ def _require_unchanged(entry: _Entry, source: int) -> None:
 def _target(folder: str, entry: _Entry) -> str:
     """Where a link of the archive leads: by a relative path; by an absolute one only to an interpreter."""
     root, place = os.path.realpath(folder), os.path.realpath(entry.path)
-    if place.startswith(root + "/"):
+    if f"{place}/".startswith(f"{root}/"):
         return os.path.relpath(place, os.path.join(root, os.path.dirname(entry.name)))
     interpreter = fnmatch.fnmatchcase(entry.name, "bin/python*") and entry.name.count("/") == 1
     if interpreter and os.path.isfile(os.path.join(folder, "pyvenv.cfg")) and os.path.isfile(place):

@@ -39,7 +39,13 @@ def project(tmp_path: Path) -> Path:
     os.mkfifo(top / "fifo")
     with socket.socket(socket.AF_UNIX) as line, contextlib.chdir(top):  # its path may have 107 letters
         line.bind("socket")
-    for name, target in (("near", "run.sh"), ("dot", "./run.sh"), ("a/up", "../run.sh"), ("gone", "nowhere")):
+    for name, target in (
+        ("near", "run.sh"),
+        ("dot", "./run.sh"),
+        ("a/up", "../run.sh"),
+        ("gone", "nowhere"),
+        ("a/top", ".."),
+    ):
         (top / name).symlink_to(target)
     (top / "whole").symlink_to(top / "a")
     (top / "round").symlink_to("a/../run.sh")
@@ -108,7 +114,7 @@ def test_pattern_leaves_out_name_or_path(project: Path) -> None:
     assert not any(name.startswith("a/b") for name in left)
 
 
-@pytest.mark.parametrize("target", ["../../new/victim", "../..", "/etc/hostname", "a/../.."])
+@pytest.mark.parametrize("target", ["../../new/victim", "../..", "/etc/hostname"])
 def test_link_that_leads_out_is_named(project: Path, tmp_path: Path, target: str) -> None:
     (project / "a" / "data").symlink_to(target)
     for act in (lambda: fingerprint(str(project)), lambda: pack(str(project), str(tmp_path / "a.tar"))):
