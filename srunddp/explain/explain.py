@@ -18,7 +18,7 @@ from srunddp.bootstrap.rendezvous import auth
 from srunddp.errors import ConfigError, one_line
 from srunddp.explain import channel, defaults, network, rank_zero, ranks
 from srunddp.explain.context import UNKNOWN, ExplainContext, ExplainOptions, NodeFacts, Row
-from srunddp.stage.offline import contradictions
+from srunddp.stage.paths import contradictions
 
 __all__ = ["ExplainOptions", "Explanation", "NodeFacts", "Row", "explain", "this_node"]
 

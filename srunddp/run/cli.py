@@ -23,8 +23,7 @@ from srunddp.run.launch import check_lines, is_worker_exec, launch
 from srunddp.run.options import RunOptions, open_output, output_target, plan_monitor
 from srunddp.run.script import Script, check
 from srunddp.stage.enter import activate, lock, read, refuse_inside_copy
-from srunddp.stage.offline import contradictions
-from srunddp.stage.paths import StagedPaths
+from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
 from srunddp.util.console import write_stderr

@@ -32,7 +32,7 @@ class RunOptions:
         lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
         log_dir, prefix, tee: where output goes, see :func:`srunddp.supervisor.output.redirect.plan`.
         fast_exit: end without taking Python's objects down.
-        offline: export what :mod:`srunddp.stage.offline` says.
+        offline: export what :func:`srunddp.stage.paths.offline` says.
         staged: run in the copies that :mod:`srunddp.stage.enter` reads of.
         monitor: seconds between samples; None for none; monitor_dir: where they go, see :func:`plan_monitor`.
     """

@@ -20,7 +20,7 @@ from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
-from srunddp.stage.offline import offline
+from srunddp.stage.paths import offline
 from srunddp.supervisor import failure, process_tree
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
@@ -36,7 +36,8 @@ class WorkerContext:
     Attributes:
         supervisor: the pipe to it; mask: the signal mask from before the fork.
         output: where descriptors 1 and 2 are to go; dump: for stacks; marks: for steps.
-        fast_exit: end without taking Python's objects down; offline: export what :mod:`srunddp.stage.offline` says.
+        fast_exit: end without taking Python's objects down.
+        offline: export what :func:`srunddp.stage.paths.offline` says.
     """
 
     supervisor: WorkerPipe

@@ -1,172 +1,212 @@
-"""Reads the headers of an archive that :mod:`srunddp.stage.pack` made, and judges its members.
+"""Packs a folder into a tar file, unpacks it on a node, and tells whether a folder has changed.
 
-It takes the few kinds of member that pack writes, and by its own reading alone, as tarfile's filters have been got
-round. A member lies in a folder that is a member itself. A link's target has its ``..`` in front and not more of them
-than there are folders above the link: so each step of each chain of links ends inside.
+The nodes get the text of this module, as they may have no srunddp: besides :mod:`srunddp.errors` it needs the standard
+library only.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import hashlib
 import os
+import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple, NoReturn
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from srunddp.errors import SrunddpError
+from srunddp.errors import ConfigError
 
-_BLOCK = 512
-_LONGEST_NAME, _LONGEST_PAX, _SHOWN = 4095, 1 << 15, 200
-_LAST_RECORD = 10240  # other packers fill the archive up to a multiple of it
-FILE, LINK, FOLDER, _PAX = b"0", b"2", b"5", b"x"
-_KINDS = {b"1": "a hard link", b"3": "a device", b"4": "a device", b"6": "a FIFO", b"S": "a sparse file"}
-_PAX_KEYS = {b"path", b"linkpath", b"size", b"hdrcharset"}
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
-class ArchiveError(SrunddpError):
-    """An archive is broken, foreign, or would write what it must not."""
+class ArchiveInfo(NamedTuple):
+    """What an archive holds.
 
-    exit_code = 78
+    Attributes:
+        sha256: of the archive, in hex.
+        size: bytes of content; files: number of files, folders and links; archive_size: bytes of the archive.
+        links: an environment's links to its interpreter, ``bin/NAME`` to an absolute path; not in the archive.
+    """
 
-
-class Member(NamedTuple):
-    """A file, folder or link, and where its content is in the archive."""
-
-    parts: tuple[bytes, ...]
-    kind: bytes
-    offset: int
+    sha256: str
     size: int
-    executable: bool
-    mtime: int
-    target: bytes
+    files: int
+    archive_size: int
+    links: dict[str, str]
 
 
-class Reader:
-    """Reads the headers of a tar file: ustar, with pax records for what does not fit."""
+class _Entry(NamedTuple):
+    name: str
+    path: str
+    status: os.stat_result
 
-    def __init__(self, archive: str, source: int, length: int) -> None:
-        self._archive, self._source, self._length = archive, source, length
+    @property
+    def kind(self) -> int:
+        return stat.S_IFMT(self.status.st_mode)
 
-    def members(self, size: int, files: int) -> list[Member]:
-        """All, each judged.
-
-        Args:
-            size, files: bytes and members that there are at most.
-        """
-        found: list[Member] = []
-        kinds: dict[tuple[bytes, ...], bytes] = {(): FOLDER}
-        for member in self._read():
-            size -= member.size
-            if size < 0 or len(found) == files:
-                what = "bytes" if size < 0 else "members"
-                refuse(self._archive, f"has more {what} than were packed", "as many as were packed")
-            if wrong := _wrong(member, kinds):
-                self._refuse(member.parts, wrong)
-            kinds[member.parts] = member.kind
-            found.append(member)
-        return found
-
-    def _read(self) -> Iterator[Member]:
-        offset = 0
-        while header := self._header(offset):
-            offset += _BLOCK
-            records: dict[bytes, bytes] = {}
-            if header[156:157] == _PAX:
-                records, offset = self._records(header, offset)
-                header = self._header(offset) or self._refuse((), "ends after a pax header")
-                offset += _BLOCK
-            member = self._member(header, offset, records)
-            offset += -(-member.size // _BLOCK) * _BLOCK
-            if offset > self._length:
-                self._refuse(member.parts, "is cut off")
-            yield member
-        end = self._block(offset, min(self._length - offset, _LAST_RECORD + _BLOCK))
-        if not 2 * _BLOCK <= len(end) <= _LAST_RECORD or any(end):
-            self._refuse((), "has no proper end")
-
-    def _header(self, offset: int) -> bytes:
-        """A header, or nothing where the members end."""
-        block = self._block(offset, _BLOCK)
-        if not any(block):
-            return b""
-        total = sum(block) - sum(block[148:156]) + 8 * ord(" ")
-        if block[257:265] != b"ustar\x0000" or self._number(block[148:156]) != total:
-            self._refuse((), f"has a broken header at byte {offset}")
-        return block
-
-    def _records(self, header: bytes, offset: int) -> tuple[dict[bytes, bytes], int]:
-        size = self._number(header[124:136])
-        if size > _LONGEST_PAX:
-            self._refuse((), f"has a pax header of {size} bytes")
-        left, records = self._block(offset, size), {}
-        while left:
-            digits, _, _ = left[:6].partition(b" ")
-            length = int(digits) if digits.isdigit() else 0
-            key, equals, value = left[len(digits) + 1 : length - 1].partition(b"=")
-            if not equals or left[length - 1 : length] != b"\n" or key not in _PAX_KEYS or key in records:
-                self._refuse((), f"has a pax record that is not known: {os.fsdecode(left[:40])!r}")
-            records[key], left = value, left[length:]
-        return records, offset + -(-size // _BLOCK) * _BLOCK
-
-    def _member(self, header: bytes, offset: int, records: Mapping[bytes, bytes]) -> Member:
-        name = b"/".join(part for part in (_text(header[345:500]), _text(header[:100])) if part)
-        name, kind = records.get(b"path", name), header[156:157]
-        size = self._number(records[b"size"], 10) if b"size" in records else self._number(header[124:136])
-        parts = tuple((name.removesuffix(b"/") if kind == FOLDER else name).split(b"/"))
-        if kind not in (FILE, LINK, FOLDER):
-            self._refuse(parts, f"is {_KINDS.get(kind, f'of the unknown type {kind!r}')}")
-        if size and kind != FILE:
-            self._refuse(parts, "has a size, and is no file")
-        mode, mtime = self._number(header[100:108]), self._number(header[136:148])
-        target = records.get(b"linkpath", _text(header[157:257]))
-        return Member(parts, kind, offset, size, bool(mode & stat.S_IXUSR), mtime, target)
-
-    def _number(self, field: bytes, base: int = 8) -> int:
-        digits = field.rstrip(b" \0")
-        if not digits.isdigit() or len(digits) > 19 or (base == 8 and digits.translate(None, b"01234567")):
-            self._refuse((), f"has a number that is none: {field!r}")
-        return int(digits, base)
-
-    def _block(self, offset: int, size: int) -> bytes:
-        data = os.pread(self._source, size, offset) if size > 0 else b""
-        if len(data) < size or not data:
-            self._refuse((), f"is cut off at byte {offset + len(data)}")
-        return data
-
-    def _refuse(self, parts: tuple[bytes, ...], wrong: str) -> NoReturn:
-        name = os.fsdecode(b"/".join(parts))
-        member = f"member {name if len(name) <= _SHOWN else name[:_SHOWN] + '…'!r} " if parts else ""
-        refuse(self._archive, f"{member}{wrong}", "what srunddp packs")
+    @property
+    def mode(self) -> int:
+        return 0o700 if self.kind == stat.S_IFDIR or self.status.st_mode & stat.S_IXUSR else 0o600
 
 
-def _text(field: bytes) -> bytes:
-    return field.partition(b"\0")[0]
+def fingerprint(folder: str, *, leave_out: Sequence[str] = ()) -> str:
+    """A hash of names, types, sizes, times and links: another one where what is packed has changed.
+
+    Args:
+        folder: its files are not read.
+        leave_out: as for :func:`pack`.
+
+    Raises:
+        ConfigError: the folder or one in it cannot be read, or a link leads out of it.
+    """
+    digest = hashlib.sha256()
+    for entry in _entries(folder, leave_out):
+        facts: tuple[object, ...] = ()
+        if entry.kind == stat.S_IFREG:
+            facts = (entry.status.st_size, entry.status.st_mtime_ns, entry.mode)
+        elif entry.kind == stat.S_IFLNK:
+            facts = (_target(folder, entry),)
+        digest.update(repr((entry.name, entry.kind, *facts)).encode())
+    return digest.hexdigest()
 
 
-def _wrong(member: Member, kinds: Mapping[tuple[bytes, ...], bytes]) -> str:
-    """Why a member is refused, given those before it; empty where nothing is wrong."""
-    parts = member.parts
-    if any(part in (b"", b".", b"..") or b"\0" in part or len(part) > 255 for part in parts):
-        return "has no name that stays in the folder"
-    if sum(map(len, parts)) + len(parts) > _LONGEST_NAME:
-        return "has too long a name"
-    if parts in kinds:
-        return "is there twice"
-    if kinds.get(parts[:-1]) != FOLDER:
-        return "lies in no folder of the archive"
-    if member.kind == LINK and not inward(member.target, len(parts) - 1):
-        return f"is a link that may lead out, to {os.fsdecode(member.target)!r}"
-    return ""
+def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> ArchiveInfo:
+    """Pack a folder's files, folders and links, without owners; sockets, FIFOs and devices are left out.
+
+    Args:
+        folder: the names in the archive begin below it.
+        archive: a new file.
+        leave_out: patterns as in the shell: of a name anywhere, or with a slash before the end of a path from here on.
+
+    Raises:
+        ConfigError: a link leads out of the folder, or something cannot be read or changes meanwhile.
+        OSError: the archive cannot be written.
+    """
+    size, files, links = 0, 0, {}
+    with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
+        for entry in _entries(folder, leave_out):
+            if entry.kind == stat.S_IFLNK and os.path.isabs(target := _target(folder, entry)):
+                links[entry.name] = target
+                continue
+            _add(tar, folder, entry)
+            files += 1
+            size += entry.status.st_size if entry.kind == stat.S_IFREG else 0
+    with open(archive, "rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return ArchiveInfo(sha256, size, files, os.path.getsize(archive), links)
 
 
-def inward(target: bytes, depth: int) -> bool:
-    """Whether a link that lies ``depth`` folders deep stays inside, whatever the links are that it leads to."""
-    parts = target.split(b"/")
-    up = next((number for number, part in enumerate(parts) if part != b".."), len(parts))
-    names = parts[up:]
-    fit = all(part not in (b"", b".", b"..") and b"\0" not in part and len(part) <= 255 for part in names)
-    return fit and up <= depth and len(target) <= _LONGEST_NAME
+def _entries(folder: str, leave_out: Sequence[str], below: str = "") -> Iterator[_Entry]:
+    """What is to be packed, each folder before what is in it, in an order that is always the same."""
+    here = os.path.join(folder, below).rstrip("/")
+    try:
+        found = sorted(os.scandir(here), key=lambda entry: os.fsencode(entry.name))
+        entries = [_Entry(below + each.name, each.path, each.stat(follow_symlinks=False)) for each in found]
+    except OSError as error:
+        raise _unreadable(error.filename or here, error) from None
+    for entry in entries:
+        if entry.kind in _KINDS and not any(_fits(entry.name, pattern.rstrip("/")) for pattern in leave_out):
+            yield entry
+            if entry.kind == stat.S_IFDIR:
+                yield from _entries(folder, leave_out, entry.name + "/")
 
 
-def refuse(archive: str, found: str, expected: str) -> NoReturn:
-    """Raise an :class:`ArchiveError`."""
-    raise ArchiveError(f"archive {archive} {found}", expected=expected, hint="stage it again")
+def _fits(name: str, pattern: str) -> bool:
+    if "/" in pattern:
+        return fnmatch.fnmatchcase(name, pattern.lstrip("/"))
+    return fnmatch.fnmatchcase(os.path.basename(name), pattern)
+
+
+def _add(tar: tarfile.TarFile, folder: str, entry: _Entry) -> None:
+    info = tarfile.TarInfo(entry.name)
+    info.mode, info.mtime = entry.mode, int(entry.status.st_mtime)
+    if entry.kind == stat.S_IFREG:
+        _add_file(tar, info, entry)
+        return
+    if entry.kind == stat.S_IFDIR:
+        info.type = tarfile.DIRTYPE
+    else:
+        info.type, info.linkname = tarfile.SYMTYPE, _target(folder, entry)
+    tar.addfile(info)
+
+
+def _add_file(tar: tarfile.TarFile, info: tarfile.TarInfo, entry: _Entry) -> None:
+    """A regular file, as it was found; one that has grown, as the job's own log does, up to the length that it had."""
+    info.size = entry.status.st_size
+    try:
+        source = os.open(entry.path, _READ)
+    except OSError as error:
+        raise _unreadable(entry.path, error) from None
+    with open(source, "rb") as file:
+        try:
+            tar.addfile(info, file)
+        finally:
+            _require_unchanged(entry, source)
+
+
+def _require_unchanged(entry: _Entry, source: int) -> None:
+    before, now = entry.status, os.fstat(source)
+    file = (before.st_dev, before.st_ino, before.st_mode) == (now.st_dev, now.st_ino, now.st_mode)
+    content = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
+    if not (file and (content or now.st_size > before.st_size)):
+        found, hint = f"{entry.path} has changed while it was packed", "leave it out with --exclude"
+        raise ConfigError(found, expected="a folder in which nothing writes", hint=hint)
+
+
+def _target(folder: str, entry: _Entry) -> str:
+    """Where a link of the archive leads: by a relative path; by an absolute one only to an interpreter."""
+    root, place = os.path.realpath(folder), os.path.realpath(entry.path)
+    if f"{place}/".startswith(f"{root}/"):
+        return os.path.relpath(place, os.path.join(root, os.path.dirname(entry.name)))
+    interpreter = fnmatch.fnmatchcase(entry.name, "bin/python*") and entry.name.count("/") == 1
+    if interpreter and os.path.isfile(os.path.join(folder, "pyvenv.cfg")) and os.path.isfile(place):
+        return place
+    raise ConfigError(
+        f"{entry.path} is a link to {place}, out of the folder",
+        expected="links that lead to something in it",
+        hint=f"copy into the folder what it leads to, or --exclude={entry.name}",
+    )
+
+
+def _unreadable(path: str, error: OSError) -> ConfigError:
+    found = f"{path} cannot be read: {error.strerror}"
+    return ConfigError(found, expected="a folder that you may read whole", hint="leave it out with --exclude")
+
+
+def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) -> None:
+    """Unpack an archive of :func:`pack` into a new folder: all of it, or nothing.
+
+    Args:
+        archive: a file in a folder that nobody else may change, as ``folder`` is.
+        sha256: of the archive, in hex.
+        links: more links to make, by :class:`ArchiveInfo`.
+
+    Raises:
+        ConfigError: the archive is another one, or the folder cannot be written.
+    """
+    above, name = os.path.split(folder)
+    new = os.path.join(above, f".{name}")
+    try:
+        with open(archive, "rb") as file:
+            _require_hash(archive, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
+            file.seek(0)
+            os.mkdir(new, 0o700)
+            with tarfile.open(fileobj=file, encoding="utf-8") as tar:
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+                tar.extractall(new)
+        for link, target in links.items():
+            os.symlink(target, os.path.join(new, link))
+        os.rename(new, folder)
+    except (OSError, tarfile.TarError) as error:
+        found = f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(found, expected="room and leave to write", hint="name another folder with --dir") from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _require_hash(archive: str, found: str, expected: str) -> None:
+    if found != expected:
+        wrong = f"archive {archive} has the SHA-256 {found[:16]}…"
+        raise ConfigError(wrong, expected=f"{expected[:16]}…", hint="stage it again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import click
 
 from srunddp.errors import one_line
-from srunddp.stage import items
 from srunddp.stage import push as pushing
-from srunddp.stage.build import Built, build
+from srunddp.stage.build import build
 from srunddp.stage.slurm import Job
 from srunddp.util.click_types import limit, refusing
 from srunddp.util.console import write_stderr
+
+_PATH = click.Path(path_type=Path)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,47 +27,31 @@ def stage() -> None:
 
 
 @stage.command("build")
-@click.option("-r", "--requirement", required=True, metavar="FILE", help="What to install, as for pip; or a lock file.")
-@click.option(
-    "-o", "--output", default="staged-env", show_default=True, metavar="ENV", help="The environment's folder."
-)
-@click.option("--wheels", metavar="DIR", help="The folder with the wheels; ENV.wheels unless given.")
-@click.option("--online", is_flag=True, help="Fetch the wheels first, by your settings for pip.")
+@click.option("-r", "--requirement", type=_PATH, required=True, metavar="FILE", help="As for pip; or a lock file.")
+@click.option("-o", "--output", type=_PATH, default="staged-env", show_default=True, metavar="ENV", help="Its folder.")
+@click.option("--wheels", type=_PATH, metavar="DIR", help="A folder with wheels, to take instead of uv's cache.")
+@click.option("--online", is_flag=True, help="Ask an index too, by your settings for uv.")
 @click.option("--force", is_flag=True, help="Replace an ENV that was built before.")
-def build_command(**given: Any) -> None:
-    """Build an environment from wheels, with srunddp in it, that runs wherever it is copied to.
+def build_command(requirement: Path, output: Path, **given: Any) -> None:
+    """Build an environment with srunddp in it, that runs wherever it is copied to. Needs uv: srunddp[stage].
 
     \b
-    srunddp stage build -r requirements.txt --online    # with internet: fetches the wheels, then builds
-    srunddp stage build -r requirements.txt             # without: from the wheels in staged-env.wheels
-    srunddp stage build -r staged-env/srunddp-lock.txt -o again
+    srunddp stage build -r requirements.txt --online          # with internet; what is fetched stays in uv's cache
+    srunddp stage build -r requirements.txt                   # without: from that cache
+    srunddp stage build -r staged-env/srunddp-lock.txt --wheels=DIR -o again
 
     The file srunddp-lock.txt in it names each version and its hash.
     """
     with refusing():
-        _print_built(_build(given))
-
-
-def _build(given: dict[str, Any]) -> Built:
-    output = Path(given["output"])
-    wheels = Path(given["wheels"] or f"{output.absolute()}.wheels")
-    return build(Path(given["requirement"]), output, wheels, online=given["online"], force=given["force"], say=_say)
-
-
-def _print_built(built: Built) -> None:
-    for note in built.notes:
-        _say(f"note: {note}")
-    torch = next((f"torch {wheel.version}, " for wheel in built.wheels if wheel.name.lower() == "torch"), "")
-    click.echo(f"{built.folder}: {len(built.wheels)} packages, {torch}Python {built.mark.python}")
+        packages = build(requirement, output, say=_say, **given)
+    if "torch" not in packages:
+        _say(f"note: torch is not among what {requirement} asks for; expected it for a training")
+    torch = f"torch {packages['torch']}, " if "torch" in packages else ""
+    click.echo(f"{output.absolute()}: {len(packages)} packages, {torch}Python {platform.python_version()}")
 
 
 _base = click.option(
-    "--dir",
-    "base",
-    metavar="DIR",
-    default="/tmp",
-    show_default=True,
-    help="A folder that each node has on a disk of its own.",
+    "--dir", "base", metavar="DIR", default="/tmp", show_default=True, help="A folder that each node has for itself."
 )
 _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.")
 
@@ -74,12 +60,7 @@ _timeout = limit("--timeout", 600.0, "How long the nodes may take for each step.
 @click.option("--env", metavar="ENV", help="An environment with srunddp in it, as srunddp stage build makes it.")
 @click.option("--project", metavar="DIR", help="The folder with the script.")
 @click.option("--data", metavar="DIR", multiple=True, help="A folder that the script reads, such as a cache.")
-@click.option(
-    "--exclude",
-    metavar="PATTERN",
-    multiple=True,
-    help="What is not packed with the project: a name with wildcards, or /NAME.",
-)
+@click.option("--exclude", metavar="PATTERN", multiple=True, help="Not packed with the project: a name, or /NAME.")
 @click.option("--all-nodes", is_flag=True, help="Stage environment and data also where they are seen.")
 @_base
 @_timeout
@@ -94,7 +75,7 @@ def push(**given: Any) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the archive on this node goes too
     with refusing():
         job = Job.of(os.environ, given["base"])
-        wanted = items.collect(given["env"], given["project"], given["data"], given["exclude"])
+        wanted = pushing.collect(given["env"], given["project"], given["data"], given["exclude"])
         program = pushing.push(job, wanted, sys.argv[0], given["timeout"], _say, everywhere=given["all_nodes"])
     click.echo(program)
 

@@ -1,7 +1,7 @@
 """What runs on each node of a job while its folders are staged, and until the job ends.
 
 It comes over srun's standard input, as the node may see nothing of srunddp: besides the standard library only what
-:mod:`srunddp.stage.remote_step` sends is there. Requests are lines of JSON, the same for all nodes; answers are lines
+:mod:`srunddp.stage.slurm` sends is there. Requests are lines of JSON, the same for all nodes; answers are lines
 below 1 KiB, since srun cuts longer ones in pieces and mixes them with those of other nodes.
 """
 
@@ -9,31 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import socket
 import stat
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from srunddp.errors import ConfigError, SrunddpError
-from srunddp.stage.removal import (
-    KEEPER,
-    LOCK,
-    SPOILT,
-    UNPACKED,
-    left,
-    lock,
-    remove,
-    remove_if_over,
-    touch,
-)
-from srunddp.stage.unpack import unpack
+from srunddp.stage.archive import unpack
+from srunddp.stage.removal import KEEPER, LOCK, SPOILT, UNPACKED, lock, remove, remove_others, touch
+from srunddp.util.atomic_file import replace_file
 from srunddp.util.filesystem import mark, same
 
 PLACES = "places.json"
@@ -54,6 +48,7 @@ class _Ended(BaseException):
 
 def main() -> None:
     """Answer requests until there are no more; then keep the folder until the job ends, unless another push does."""
+    os.umask(0o077)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
@@ -80,14 +75,11 @@ def _end(number: int, frame: object) -> None:
 def _answer(node: _Node, request: dict[str, Any]) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = getattr(node, request["do"])(request)
+        return answer
     except SrunddpError as error:
-        return _error(error.found, error.expected, error.hint)
+        texts = [error.found, error.expected, error.hint]
     except OSError as error:
-        return _error(str(error))
-    return answer
-
-
-def _error(*texts: str) -> dict[str, Any]:
+        texts = [str(error), "", ""]
     return {"error": [text.encode("ascii", "backslashreplace").decode()[:_LONGEST] for text in texts]}
 
 
@@ -104,11 +96,10 @@ class _Node:
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make the job's folder, and say which of these places the node sees as they are where they are packed."""
-        _own(self._folder)
+        _make_own(self._folder)
         self._hold()
         if request["alive"] is not None:
-            for folder in left(self._folder):
-                remove_if_over(folder, request["alive"])
+            remove_others(self._folder, request["alive"])
         sees = [same(mark(place["path"]), place["mark"]) for place in request["places"]]
         return {"sees": "".join("01"[each] for each in sees), "python": os.access(request["python"], os.X_OK)}
 
@@ -129,13 +120,9 @@ class _Node:
             os.close(keeper)
 
     def has(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Which of these copies are here already, from an earlier push."""
-        return {"has": "".join("01"[os.path.exists(self._path(name) + UNPACKED)] for name in request["names"])}
-
-    def room(self, _: dict[str, Any]) -> dict[str, Any]:
-        """The bytes that are free for copies."""
-        found = os.statvfs(self._folder)
-        return {"free": found.f_bavail * found.f_frsize}
+        """Which of these copies are here already, from an earlier push; and the bytes that are free for more."""
+        has = "".join("01"[os.path.exists(self._path(name) + UNPACKED)] for name in request["names"])
+        return {"has": has, "free": shutil.disk_usage(self._folder).free}
 
     def unpack(self, request: dict[str, Any]) -> dict[str, Any]:
         """Unpack what was sent, if it was sent to this node."""
@@ -145,7 +132,7 @@ class _Node:
         began = time.monotonic()
         try:
             _set_aside(folder)
-            unpack(archive, folder, **request["packed"])
+            unpack(archive, folder, sha256=request["sha256"], links=request["links"])
             os.close(touch(folder + UNPACKED))
         finally:
             os.unlink(archive)
@@ -153,9 +140,15 @@ class _Node:
 
     def finish(self, request: dict[str, Any]) -> dict[str, Any]:
         """Say where everything is on this node, to the ranks that are to start."""
-        places = _merged(self._path(PLACES), [self._place(place) for place in request["places"]])
-        _write(self._path(PLACES), json.dumps({"places": places, "cwd": request["cwd"]}), 0o600)
-        _write(self._path("srunddp"), _launcher(self._folder, places, request), 0o700)
+        file, new = Path(self._path(PLACES)), Path(self._path("srunddp.new"))
+        before = json.loads(file.read_bytes())["places"] if file.exists() else []
+        named = {place["path"] for place in request["places"]}
+        places = [self._place(place) for place in request["places"]]
+        places += [place for place in before if place["path"] not in named]
+        replace_file(file, json.dumps({"places": places, "cwd": request["cwd"]}).encode())
+        replace_file(new, _launcher(self._folder, places, request).encode(errors="surrogateescape"))
+        new.chmod(0o700)
+        new.rename(self._path("srunddp"))
         self._let_go()
         return {}
 
@@ -194,79 +187,53 @@ class _Node:
         self._held = []
 
 
-def _own(folder: str) -> None:
-    """Make a folder that is ours alone.
+def _make_own(folder: str) -> None:
+    """Make a folder that is this user's alone.
 
     Raises:
         ConfigError: somebody else has made one of that name, or could put another in its place.
     """
-    base = os.stat(os.path.dirname(folder))
+    above = os.path.dirname(folder)
+    base = os.stat(above)
     if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
-        wrong = f"{os.path.dirname(folder)} may be changed by others and is not sticky"
+        wrong = f"{above} may be changed by others and is not sticky"
         raise ConfigError(wrong, expected="a folder such as /tmp", hint="name another with --dir")
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
-    except FileExistsError:
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-            raise ConfigError(
-                f"{folder} is there, of user {found.st_uid} and mode {stat.filemode(found.st_mode)}",
-                expected="none, or a folder of our own",
-                hint="remove it, or name another folder with --dir",
-            ) from None
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        wrong = f"{folder} is there, of user {found.st_uid} and mode {stat.filemode(found.st_mode)}"
+        hint = "remove it, or name another folder with --dir"
+        raise ConfigError(wrong, expected="none, or a folder of our own", hint=hint)
 
 
 def _set_aside(folder: str) -> None:
     """What was written in a copy by an earlier start of this job stays, under another name."""
-    if not os.path.lexists(folder):
-        return
-    number = 1
-    while os.path.lexists(f"{folder}.kept-{number}"):
-        number += 1
-    os.rename(folder, f"{folder}.kept-{number}")
-    if os.path.lexists(folder + SPOILT):
-        os.rename(folder + SPOILT, f"{folder}.kept-{number}{SPOILT}")
+    new = next(name for number in itertools.count(1) if not os.path.lexists(name := f"{folder}.kept-{number}"))
+    for end in ("", SPOILT):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder + end, new + end)
 
 
-def _merged(path: str, places: list[Place]) -> list[Place]:
-    """These places, and those that an earlier push of the job has written to the file."""
-    try:
-        with open(path) as file:
-            before = json.load(file)["places"]
-    except FileNotFoundError:
-        before = []
-    paths = {place["path"] for place in places}
-    return [*places, *(place for place in before if place["path"] not in paths)]
-
-
-def _launcher(folder: str, places: list[Place], start: Mapping[str, Any]) -> str:
+def _launcher(folder: str, places: list[dict[str, str]], start: Mapping[str, Any]) -> str:
     """A shell script that becomes srunddp.
 
     Args:
         folder: the job's; start: the interpreter ``python`` and the program ``srunddp`` where nothing is a copy.
     """
-    env = next((place for place in places if place["role"] == "env"), None)
+    env = next((place["here"] for place in places if place["role"] == "env"), None)
     lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(folder)}"]
     if env is None:
         words = [_moved(start[name], places) for name in ("python", "srunddp")]
     else:
-        here = env["here"]
-        variable = "VIRTUAL_ENV" if os.path.exists(f"{here}/pyvenv.cfg") else "CONDA_PREFIX"
-        lines += [f"export {variable}={shlex.quote(here)}", f'PATH={shlex.quote(here + "/bin")}:"$PATH"']
-        words = [f"{here}/bin/python", f"{here}/bin/srunddp"]
+        variable = "VIRTUAL_ENV" if os.path.exists(f"{env}/pyvenv.cfg") else "CONDA_PREFIX"
+        lines += [f"export {variable}={shlex.quote(env)}", f'PATH={shlex.quote(env + "/bin")}:"$PATH"']
+        words = [f"{env}/bin/python", f"{env}/bin/srunddp"]
     return "\n".join([*lines, f'exec {shlex.join(words)} "$@"', ""])
 
 
 def _moved(path: str, places: Iterable[Place]) -> str:
-    for place in places:
-        if path.startswith(place["path"] + "/"):
-            return place["here"] + path.removeprefix(place["path"])
-    return path
-
-
-def _write(path: str, text: str, mode: int) -> None:
-    """Replace a file of our own as a whole."""
-    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "w") as file:
-        file.write(text)
-        os.fchmod(file.fileno(), mode)
-    os.replace(path + ".new", path)
+    here = (
+        place["here"] + path.removeprefix(place["path"]) for place in places if path.startswith(place["path"] + "/")
+    )
+    return next(here, path)

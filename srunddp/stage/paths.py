@@ -1,4 +1,4 @@
-"""Which paths are copies on this node, by `srunddp stage push`, and what of a run follows them there.
+"""Which paths are copies on this node, by `srunddp stage push`; and variables for nodes without internet.
 
 A node that sees a shared path uses that; only what it does not see is looked for in its copy.
 """
@@ -9,9 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.stage.offline import caches
-
-ROLES = ("env", "project", "data")
+# Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets 2.19 to 5.2, tokenizers
+# and torch.hub.
+SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+_ON = ("1", "ON", "YES", "TRUE")  # in any case
 _LISTS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _PATHS = ("VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "SRUNDDP_IFACES")
 _LEFT_BY_THE_LAUNCHER = "/tmp"  # where slurmstepd goes if it cannot enter the step's working directory
@@ -76,7 +77,7 @@ class StagedPaths:
         }
         return {name: value for name, value in here.items() if value != before[name]}
 
-    def wished(self, environ: Mapping[str, str], folder: str) -> str:
+    def intended_cwd(self, environ: Mapping[str, str], folder: str) -> str:
         """The working directory that the step was to have.
 
         Args:
@@ -116,3 +117,28 @@ class StagedPaths:
 
 def _joined(folder: str, entry: str) -> str:
     return os.path.normpath(os.path.join(folder, entry))
+
+
+def offline(environ: Mapping[str, str]) -> dict[str, str]:
+    """What is exported so that no server is asked, and one cache is looked in.
+
+    Args:
+        environ: of the rank; what the user exported stays, and is left out.
+    """
+    wanted = {**dict.fromkeys(SWITCHES, "1"), **caches(environ), "TOKENIZERS_PARALLELISM": "false"}
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def caches(environ: Mapping[str, str]) -> dict[str, str]:
+    """The cache folders of Hugging Face's libraries and of torch.hub, where they look unless told otherwise."""
+    folder = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    if "HOME" in environ and folder.startswith("~/"):
+        folder = environ["HOME"] + folder[1:]
+    folder = os.path.abspath(os.path.expanduser(folder))
+    return {"HF_HOME": os.path.join(folder, "huggingface"), "TORCH_HOME": os.path.join(folder, "torch")}
+
+
+def contradictions(environ: Mapping[str, str]) -> list[str]:
+    """A line for each switch that the user exported as off."""
+    off = [name for name in SWITCHES if name in environ and environ[name].upper() not in _ON]
+    return [f"{name}={environ[name]} is exported, which wins; expected 1 with --offline -> unset it" for name in off]

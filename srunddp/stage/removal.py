@@ -1,4 +1,4 @@
-"""Removes a job's folder from a node, but for what was written there; sent to the nodes beside the node program."""
+"""Removes a job's folder from a node, but for what was written there; sent to the nodes beside the node agent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from srunddp.errors import ConfigError
 
@@ -35,10 +35,7 @@ def lock(descriptor: int, wait: float, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def remove(folder: str, wait: float) -> int:
-    """Remove a job's folder once no rank uses it.
-
-    Args:
-        wait: seconds.
+    """Remove a job's folder once no rank uses it, within so many seconds.
 
     Returns:
         How many files stay, since they were written there after the copy was whole, or cannot be removed.
@@ -51,7 +48,10 @@ def remove(folder: str, wait: float) -> int:
         if not lock(held, wait):
             hint = "end them; else it is removed when the job ends"
             raise ConfigError(f"{folder} is in use", expected="ranks that have ended", hint=hint)
-        kept = sum(_remove_copy(os.path.join(folder, name)) for name in _copies(folder))
+        # A copy whose unpacking was killed has a dot before its name: nobody has seen it.
+        entries = list(os.scandir(folder))
+        copies = [each.path for each in entries if each.is_dir(follow_symlinks=False) and each.name[0] != "."]
+        kept = sum(map(_remove_copy, copies))
         for entry in list(os.scandir(folder)):
             if entry.is_file(follow_symlinks=False) and not entry.name.endswith(SPOILT):
                 os.unlink(entry)
@@ -62,19 +62,11 @@ def remove(folder: str, wait: float) -> int:
         os.close(held)
 
 
-def _copies(folder: str) -> list[str]:
-    """By name; what an unpacking that was killed has left is none, and nobody has seen it."""
-    return [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
-
-
 def _remove_copy(folder: str) -> int:
     """Remove what was unpacked, and return how many files are newer; without a mark all of them are."""
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder + UNPACKED, folder + SPOILT)
-    try:
-        whole = os.stat(folder + SPOILT).st_mtime_ns
-    except FileNotFoundError:
-        whole = 0
+    whole = os.stat(folder + SPOILT).st_mtime_ns if os.path.exists(folder + SPOILT) else 0
     kept = 0
     for here, folders, files in os.walk(folder, topdown=False):
         links = [name for name in folders if os.path.islink(os.path.join(here, name))]
@@ -97,23 +89,26 @@ def _removed(path: str, whole: int) -> bool:
     return True
 
 
-def remove_if_over(folder: str, alive: Sequence[str]) -> None:
-    """Remove what an earlier job has left, unless that job, the one that keeps its folder or a rank is still there."""
-    with contextlib.suppress(OSError, ConfigError):
-        if folder.rpartition("-")[2] in alive or os.lstat(folder).st_uid != os.geteuid():
-            return
-        keeper = touch(os.path.join(folder, KEEPER))
-        try:
-            if lock(keeper, 0.0):
-                remove(folder, 0.0)
-        finally:
-            os.close(keeper)
+def remove_others(folder: str, alive: Sequence[str]) -> None:
+    """Remove what this user's earlier jobs have left beside a job's folder.
 
-
-def left(folder: str) -> Iterator[str]:
-    """The folders beside a job's that are of other jobs of this user."""
+    A folder stays while its job is alive, the task that keeps it, or a rank in it.
+    """
     base, name = os.path.split(folder)
     ours = name.rpartition("-")[0] + "-"
     for other in os.listdir(base):
-        if other.startswith(ours) and other != name and other[len(ours) :].isdigit():
-            yield os.path.join(base, other)
+        number = other.removeprefix(ours)
+        if other.startswith(ours) and other != name and number.isdigit() and number not in alive:
+            with contextlib.suppress(OSError, ConfigError):
+                _remove_unless_kept(os.path.join(base, other))
+
+
+def _remove_unless_kept(folder: str) -> None:
+    if os.lstat(folder).st_uid != os.geteuid():
+        return
+    keeper = touch(os.path.join(folder, KEEPER))
+    try:
+        if lock(keeper, 0.0):
+            remove(folder, 0.0)
+    finally:
+        os.close(keeper)

@@ -1,20 +1,44 @@
-"""The Slurm job whose nodes are meant, and Slurm's own commands, started for the whole job from within it."""
+"""The Slurm job whose nodes are meant, a step with one task on each of them, and the archives that are sent to them.
+
+The step's tasks run :mod:`srunddp.stage.node_agent`, and answer requests.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import json
 import os
 import re
+import select
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
+from srunddp import errors
 from srunddp.errors import ConfigError, SrunddpError
+from srunddp.stage import archive, node_agent, removal
+from srunddp.util import atomic_file, filesystem, slurm_command
+from srunddp.util.hostlist import fold
+from srunddp.util.memory import memory_file
 
 # What the commands take from a batch script's environment to find the job; the rest would be the training's layout.
 _JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_JOB_ID", "SLURM_JOBID")
 _SQUEUE = 20.0
+_LAST = 10.0  # seconds for the nodes to remove what they have
+_START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
+_SENT = (errors, filesystem, atomic_file, removal, archive, node_agent)
+READ = f"""
+import json, sys, types
+for name, source in json.loads(sys.stdin.buffer.readline()):
+    sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), sys.modules[name].__dict__)
+sys.modules[{node_agent.__name__!r}].main()
+"""
 
 
 class StagingError(SrunddpError):
@@ -57,55 +81,165 @@ class Job:
         base = os.path.abspath(base)
         return cls(number, int(nnodes), base, os.path.join(base, f"sdd-{os.getuid()}-{number}"))
 
+    def srun(self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any) -> subprocess.Popen[bytes]:
+        """Start one task on each node beside whatever else runs in the job, out of reach of a terminal's Ctrl-C.
 
-def srun(job: str, nnodes: int, nodes: Sequence[str] = ()) -> list[str]:
-    """The words that start one task on each node beside whatever else runs in the job.
+        Args:
+            nodes: their names; empty for all of the job's.
 
-    Args:
-        nodes: their names; empty for all of the job's.
-    """
-    listed = [f"--nodelist={','.join(nodes)}"] if nodes else []
-    layout = [f"--nodes={nnodes}", f"--ntasks={nnodes}", "--ntasks-per-node=1", *listed]
-    manner = ["--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--export=ALL", "--chdir=/"]
-    return ["srun", f"--jobid={job}", *manner, *layout]
+        Raises:
+            StagingError: there is no srun.
+        """
+        count = len(nodes) or self.nnodes
+        layout = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
+        layout += [f"--nodelist={','.join(nodes)}"] if nodes else []
+        manner = ["--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--export=ALL", "--chdir=/"]
+        words = ["srun", f"--jobid={self.number}", *manner, *layout, *command]
+        try:
+            return subprocess.Popen(words, env=_environment(), start_new_session=True, **streams)
+        except OSError as error:
+            raise _no_command("srun", error) from None
 
 
-def start(words: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
-    """Start one of Slurm's commands, out of reach of a terminal's Ctrl-C.
-
-    Raises:
-        StagingError: it is not there.
-    """
+def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_", "SBATCH_"))}
-    kept |= {name: os.environ[name] for name in _JOB if name in os.environ}
-    try:
-        return subprocess.Popen(words, env=kept, start_new_session=True, **streams)
-    except OSError as error:
-        raise StagingError(
-            f"{words[0]}: {error.strerror}", expected="Slurm's commands", hint="see whether it is in PATH"
-        ) from None
+    return kept | {name: os.environ[name] for name in _JOB if name in os.environ}
 
 
-def last_line(output: bytes) -> str:
+def _no_command(name: str, error: OSError) -> StagingError:
+    return StagingError(f"{name}: {error.strerror}", expected="Slurm's commands", hint="see whether it is in PATH")
+
+
+def _last_line(output: str) -> str:
     """What a command said last, which says the most; without its name in front."""
-    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in output.splitlines() if line.strip()]
     return lines[-1].partition("error: ")[2] or lines[-1] if lines else "it says nothing"
 
 
 def alive() -> list[str] | None:
     """The numbers of this user's jobs that have nodes; None where Slurm does not say."""
     states = "--states=running,suspended,stopped,configuring,completing,stage_out,signaling,resizing"
-    words = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%A", states]
-    try:
-        with start(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    words = ("squeue", f"--user={os.getuid()}", "--noheader", "--format=%A", states)
+    return slurm_command.output(*words, environ=_environment(), timeout=_SQUEUE).split() or None
+
+
+class RemoteStep:
+    """One task on each node of the job.
+
+    Args:
+        job: on all of whose nodes it is.
+        python: the interpreter for the nodes; where a node has none there, its ``python3`` is taken.
+        timeout: seconds that a node may take for an answer.
+
+    Raises:
+        StagingError: srun cannot be started.
+    """
+
+    def __init__(self, job: Job, python: str, timeout: float) -> None:
+        self.job = job
+        self._timeout = timeout
+        self._nodes: set[str] = set()
+        self._unread = b""
+        # Not the caller's standard error, which may be a pipe that somebody reads to its end.
+        self._errors = memory_file()
+        pipe, command = subprocess.PIPE, ("/bin/sh", "-c", _START, "sh", python, READ)
+        self._process = job.srun(command, stdin=pipe, stdout=pipe, stderr=self._errors)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self._write(sources())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let the step be, which lives until the job ends or a clean; after an error the nodes remove all they have."""
+        if error is not None:
+            with contextlib.suppress(StagingError):
+                self._send({"do": "leave"})
+        for stream in (self._input, self._output):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        if error is not None:
+            self._end(_LAST)
+
+    def _end(self, seconds: float) -> None:
+        """Wait for srun's end, and bring it about if need be."""
+        for end in (self._process.terminate, self._process.kill):
             try:
-                output, _ = process.communicate(timeout=_SQUEUE)
+                self._process.wait(seconds)
+                return
             except subprocess.TimeoutExpired:
-                process.kill()
-                return None
-    except StagingError:
-        return None
-    return output.decode().split() if process.returncode == 0 else None
+                end()
+        self._process.wait()
+
+    def wait(self) -> None:
+        """Until all tasks have ended: after a clean nothing keeps them."""
+        self._input.close()
+        self._end(self._timeout)
+
+    def ask(self, **request: Any) -> dict[str, dict[str, Any]]:
+        """What each node answers, by its name.
+
+        Raises:
+            StagingError: a node answers with an error, or not in time; srun has ended.
+        """
+        self._send(request)
+        answers: dict[str, dict[str, Any]] = {}
+        end = time.monotonic() + self._timeout
+        while len(answers) < self.job.nnodes:
+            answer = json.loads(self._line(end, answers))
+            answers[answer["node"]] = answer
+        self._nodes = set(answers)
+        for name in sorted(answers):
+            if "error" in answers[name]:
+                found, expected, hint = answers[name]["error"]
+                raise StagingError(f"{name}: {found}", expected=expected, hint=hint)
+        return answers
+
+    def _send(self, request: dict[str, Any]) -> None:
+        self._write({"folder": self.job.folder, **request})
+
+    def _write(self, message: Any) -> None:
+        try:
+            self._input.write(json.dumps(message).encode() + b"\n")
+            self._input.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def _line(self, end: float, answers: Mapping[str, Any]) -> bytes:
+        """The next line that is an answer; a node's own messages, such as a login script's, are none."""
+        while True:
+            line, newline, rest = self._unread.partition(b"\n")
+            if newline:
+                self._unread = rest
+                if line.startswith(b'{"node": '):
+                    return line
+                continue
+            if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
+                silent = fold(self._nodes - {*answers}) or "some nodes"
+                hint = "look at these nodes; raise --timeout"
+                raise StagingError(f"no answer from {silent} within {self._timeout:g} s", expected="one", hint=hint)
+            read = os.read(self._output.fileno(), 1 << 16)
+            if not read:
+                raise self._ended()
+            self._unread += read
+
+    def _ended(self) -> StagingError:
+        self._end(_LAST)
+        said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
+        return StagingError(
+            f"srun has ended with {self._process.returncode}: {_last_line(said)}",
+            expected=f"a task on each of {self.job.nnodes} nodes",
+            hint="see what it says; each node needs /bin/sh, and Python 3.11",
+        )
+
+
+def sources() -> list[tuple[str, str]]:
+    """The modules that a node gets, by name, in the order in which they need each other."""
+    return [(module.__name__, inspect.getsource(module)) for module in _SENT]
 
 
 _WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
@@ -114,24 +248,26 @@ _WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
 def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
     """Copy a file into the job's folder on these nodes, under its own name.
 
+    sbcast takes all nodes of a job or of a step: so a step on these nodes waits meanwhile.
+
     Args:
         timeout: seconds for all of it.
 
     Raises:
         StagingError: a node could not take it, with sbcast's words.
     """
-    words = [*srun(job.number, len(nodes), nodes), "/bin/sh", "-c", _WAITING]
-    target = os.path.join(job.folder, os.path.basename(archive))
-    step = start(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    pipe = subprocess.PIPE
+    step = job.srun(("/bin/sh", "-c", _WAITING), nodes, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
     limit = threading.Timer(timeout, step.kill)
     limit.start()
     try:
         with step:
             assert step.stdout is not None
-            to = f"--jobid={job.number}.{_number(step.stdout)}"
-            problem = _sbcast(timeout, "--force", "--compress", to, archive, target)
+            target = os.path.join(job.folder, os.path.basename(archive))
+            words = ("--force", f"--jobid={job.number}.{_number(step.stdout)}", archive, target)
+            problem = _sbcast(timeout, "--compress", *words)
             if "ompress" in problem:  # Slurm was built without lz4
-                problem = _sbcast(timeout, "--force", to, archive, target)
+                problem = _sbcast(timeout, *words)
     finally:
         limit.cancel()
     if problem:
@@ -148,10 +284,10 @@ def _number(output: IO[bytes]) -> str:
 
 def _sbcast(timeout: float, *words: str) -> str:
     """What is wrong, in one line; empty if nothing is."""
-    with start(["sbcast", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        try:
-            _, said = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return f"not done within {timeout:g} s"
-    return last_line(said) if process.returncode else ""
+    try:
+        done = slurm_command.run(["sbcast", *words], _environment(), timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return f"not done within {timeout:g} s"
+    except OSError as error:
+        raise _no_command("sbcast", error) from None
+    return _last_line(done.stderr) if done.returncode else ""

@@ -90,8 +90,10 @@ def build(requirements: str, env: Path) -> None:
     """An environment as users make it."""
     wanted = env.with_name("requirements.txt")
     wanted.write_text(requirements)
-    words = (SRUNDDP, "stage", "build", "-r", str(wanted), "-o", str(env), "--online", f"--wheels={env}.wheels")
-    subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT)
+    words = (SRUNDDP, "stage", "build", "-r", str(wanted), "-o", str(env), "--online")
+    # pip's settings of this machine, in uv's words: torch may be in a folder of wheels.
+    found = {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
+    subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT, env=os.environ | found)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +154,7 @@ def until(condition: Callable[[], object], limit: float = LIMIT) -> None:
         time.sleep(0.1)
 
 
-def test_nodes_that_see_nothing_work_in_copies_and_the_others_in_what_is_shared(site: Site) -> None:
+def test_nodes_work_in_copies_or_in_what_they_see(site: Site) -> None:
     run = f'srun "$staged" run --staged where.py {site.data}'
     # A pipe on standard error as well: what stays in the background must not hold it open.
     first = f"staged=$({site.push} 2>&1 | tee /dev/stderr | tail -1)"
@@ -173,7 +175,7 @@ def test_nodes_that_see_nothing_work_in_copies_and_the_others_in_what_is_shared(
 
 
 @pytest.mark.parametrize("end", ["end", "failure", "scancel", "scancel while staging"])
-def test_the_end_of_a_job_of_any_kind_leaves_no_copy(site: Site, end: str) -> None:
+def test_end_of_job_leaves_no_copy(site: Site, end: str) -> None:
     last = {"end": "true", "failure": "exit 3"}.get(end, "sleep 1000")
     # Slurm's SIGTERM would end the shell, and the push with it, by SIGKILL.
     number = site.submit(f"trap : TERM\n{site.push}\n{last}")
@@ -187,7 +189,7 @@ def test_the_end_of_a_job_of_any_kind_leaves_no_copy(site: Site, end: str) -> No
         assert "aborted" not in (site.folder / "job.out").read_text()
 
 
-def test_a_node_that_does_not_answer_ends_a_push_in_time(site: Site) -> None:
+def test_silent_node_ends_a_push_in_time(site: Site) -> None:
     cluster = site.bench.cluster
     daemon = slurm.pid(cluster.folder, machine("node06"))
     os.kill(daemon, signal.SIGSTOP)
@@ -202,7 +204,7 @@ def test_a_node_that_does_not_answer_ends_a_push_in_time(site: Site) -> None:
     until(lambda: left(site.bench) == {})
 
 
-def test_what_a_rank_wrote_in_a_copy_stays_and_is_named(site: Site) -> None:
+def test_written_files_stay_and_are_named(site: Site) -> None:
     (site.project / "write.py").write_text("import os\nopen(f'result-{os.environ[\"RANK\"]}', 'w').write('done')\n")
     done = site.job(f'staged=$({site.push})\nsrun "$staged" run --staged write.py\nsrunddp stage clean')
     try:
@@ -220,7 +222,7 @@ def test_what_a_rank_wrote_in_a_copy_stays_and_is_named(site: Site) -> None:
             path.unlink()
 
 
-def test_a_node_with_a_full_disk_is_named_before_anything_is_sent(site: Site) -> None:
+def test_full_disk_is_named_before_anything_is_sent(site: Site) -> None:
     with mounted(site.bench, "node05", *slurm.over_tmp(site.bench.cluster.folder, "-o", "size=2M")):
         done = site.job(f"{site.push} || exit $?")
     assert done.code == 69
@@ -230,7 +232,7 @@ def test_a_node_with_a_full_disk_is_named_before_anything_is_sent(site: Site) ->
     until(lambda: left(site.bench) == {})
 
 
-def test_a_folder_that_another_user_planted_on_a_node_is_refused(site: Site) -> None:
+def test_planted_folder_on_a_node_is_refused(site: Site) -> None:
     cluster = site.bench.cluster
     job = site.submit(site.push, "--hold")
     planted = f"/tmp/sdd-0-{job}"
@@ -246,7 +248,7 @@ def test_a_folder_that_another_user_planted_on_a_node_is_refused(site: Site) -> 
         cluster.on("node02", "rm", "-r", planted)
 
 
-def test_the_script_that_srunddp_writes_checks_and_trains_on_nodes_of_both_kinds(site: Site, with_torch: Path) -> None:
+def test_job_script_trains_on_nodes_of_both_kinds(site: Site, with_torch: Path) -> None:
     shutil.copy(PROGRAMS / "torchrun_style.py", site.project / "train.py")
     layout = ("--nodes=6", "--ntasks-per-node=1", f"--venv={with_torch}", "--log-dir=logs", "--backend=gloo")
     words = (SRUNDDP, "sbatch", *layout, "--stage", "--preflight", "--offline", "--submit", "train.py")
@@ -261,7 +263,7 @@ def test_the_script_that_srunddp_writes_checks_and_trains_on_nodes_of_both_kinds
     assert left(site.bench) == {}
 
 
-def test_importing_torch_from_a_copy_makes_no_call_on_the_shared_environment(site: Site, with_torch: Path) -> None:
+def test_importing_torch_from_a_copy_spares_shared_env(site: Site, with_torch: Path) -> None:
     count = f"PYTHONPATH={ROOT} {PYTHON} -m tests.benchmarks.staging {with_torch} ${{staged%/*}}/env-????????????"
     push = f"srunddp stage push --env={with_torch} --all-nodes"
     done = site.job(f"staged=$({push})\n{count}\nsrunddp stage clean", "--nodes=1")
@@ -271,7 +273,7 @@ def test_importing_torch_from_a_copy_makes_no_call_on_the_shared_environment(sit
     assert int(found[2]) == 0
 
 
-def test_a_staged_job_that_is_requeued_is_staged_again_and_goes_on(site: Site, with_torch: Path) -> None:
+def test_requeued_job_is_staged_again_and_goes_on(site: Site, with_torch: Path) -> None:
     cluster, steps, folder = site.bench.cluster, site.bench.cluster.shared / "steps", site.folder / "requeued"
     for each in (steps, folder):
         each.mkdir()

@@ -16,24 +16,10 @@ from srunddp.errors import ConfigError
 from srunddp.stage.enter import VARIABLE, read
 from srunddp.stage.enter import lock as lock_copy
 from tests.conftest import ROOT
-from tests.support.starting import (
-    LONG,
-    NODE,
-    SRUNDDP,
-    bare,
-    python,
-    read_line,
-    slurm,
-    started,
-    until,
-    write,
-)
+from tests.support.starting import LONG, NODE, SRUNDDP, bare, python, read_line, slurm, started, until, write
 
 UNSEEN = "/shared-that-no-node-sees"
 PROJECT, DATA, HOME = f"{UNSEEN}/project", f"{UNSEEN}/data", f"{UNSEEN}/home"
-
-
-# What is read, and held.
 
 
 @dataclass(frozen=True)
@@ -80,37 +66,17 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (lambda folder: folder.rename(folder.with_name("x")), "staged cannot be read: No such file"),
     "not JSON": (lambda folder: (folder / "places.json").write_text("{"), "places.json is broken"),
     "no places": (lambda folder: (folder / "places.json").write_text("[]"), "places.json is broken"),
-    "half a place": (
-        lambda folder: (folder / "places.json").write_text('{"places": [{"role": "env"}]}'),
-        "places.json is broken",
-    ),
-    "a relative path": (
-        lambda folder: write_places(folder, [{"role": "env", "path": "a", "here": "/b"}]),
-        "places.json is broken",
-    ),
-    "the root": (
-        lambda folder: write_places(folder, [{"role": "env", "path": "/", "here": "/b"}]),
-        "places.json is broken",
-    ),
-    "others' file": (lambda folder: (folder / "places.json").chmod(0o620), "places.json may be changed by others"),
+    "half a place": (lambda folder: write_places(folder, [{"role": "env"}]), "places.json is broken"),
     "others' folder": (lambda folder: folder.chmod(0o722), "staged may be changed by others"),
-    "a link for the file": (
-        lambda folder: (folder / "places.json").rename(folder / "x").parent.joinpath("places.json").symlink_to("x"),
-        "places.json cannot be read: Too many levels",
-    ),
-    "a link for the folder": (
+    "a link": (
         lambda folder: folder.rename(folder.with_name("x")).parent.joinpath("staged").symlink_to("x"),
-        "staged cannot be read: Not a directory",
-    ),
-    "a pipe": (
-        lambda folder: ((folder / "places.json").unlink(), os.mkfifo(folder / "places.json")),
-        "places.json is not a regular file",
+        "staged is not a folder",
     ),
 }
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_a_folder_that_is_broken_or_not_ours_alone_is_refused(copies: Copies, how: str) -> None:
+def test_folder_not_ours_alone_is_refused(copies: Copies, how: str) -> None:
     spoil, found = SPOILT[how]
     assert len(read(copies.variables).places) == 3
     spoil(copies.folder)
@@ -119,20 +85,19 @@ def test_a_folder_that_is_broken_or_not_ours_alone_is_refused(copies: Copies, ho
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-@pytest.mark.parametrize("name", ["staged", "staged/places.json"])
-def test_what_belongs_to_somebody_else_is_refused(copies: Copies, name: str) -> None:
-    os.chown(copies.folder.parent / name, 4242, -1)
-    with pytest.raises(ConfigError, match=f"{name} belongs to user id 4242"):
+def test_folder_of_somebody_else_is_refused(copies: Copies) -> None:
+    os.chown(copies.folder, 4242, -1)
+    with pytest.raises(ConfigError, match="staged belongs to user id 4242"):
         read(copies.variables)
 
 
 @pytest.mark.parametrize(("environ", "found"), [({}, "is not set"), ({VARIABLE: "a/b"}, "is 'a/b'")])
-def test_ranks_that_no_staged_srunddp_started_are_told_how_to_start(environ: dict[str, str], found: str) -> None:
+def test_ranks_of_plain_srunddp_are_told_how_to_start(environ: dict[str, str], found: str) -> None:
     with pytest.raises(ConfigError, match=f"{VARIABLE} {found}; expected .* -> start the ranks by the path"):
         read(environ)
 
 
-def test_a_folder_that_is_being_removed_is_refused(copies: Copies) -> None:
+def test_folder_that_is_being_removed_is_refused(copies: Copies) -> None:
     with open(copies.folder / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="staged is being removed"):
@@ -140,24 +105,19 @@ def test_a_folder_that_is_being_removed_is_refused(copies: Copies) -> None:
     os.close(lock_copy(str(copies.folder)))
 
 
-def test_a_folder_that_was_removed_while_its_lock_was_opened_is_refused(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_removed_while_it_is_locked_is_refused(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
     flock = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda *how: ((copies.folder / "lock").unlink(), flock(*how)))
-    with pytest.raises(ConfigError, match="staged has been removed"):
+    with pytest.raises(ConfigError, match="staged is being removed"):
         lock_copy(str(copies.folder))
 
 
-def test_what_holds_a_folder_never_takes_the_place_of_a_closed_standard_stream(copies: Copies) -> None:
+def test_lock_takes_no_standard_stream(copies: Copies) -> None:
     code = (
         f"import os\nos.closerange(0, 3)\nfrom srunddp.stage import enter\nos._exit(enter.lock({str(copies.folder)!r}))"
     )
     done = python("-c", code, folder=ROOT)
     assert done.returncode > 2, done.stderr
-
-
-# A run.
 
 
 def start(
@@ -187,7 +147,7 @@ NOTE = f"srunddp: this node does not see {PROJECT}: what the script writes with 
 
 
 @pytest.mark.parametrize("name", ["train.py", f"{PROJECT}/train.py"])
-def test_all_ranks_run_the_copy_of_a_project_that_they_do_not_see(copies: Copies, name: str) -> None:
+def test_all_ranks_run_the_copy_of_a_project(copies: Copies, name: str) -> None:
     project, data = copies.of(PROJECT), copies.of(DATA)
     write(project / "train.py", SHOW)
     write(data / "lib" / "neighbour.py", "")
@@ -210,7 +170,7 @@ def test_all_ranks_run_the_copy_of_a_project_that_they_do_not_see(copies: Copies
     assert [errors for _, errors in ended] == [f"{NOTE}{project}, and is not brought back\n", ""]
 
 
-def test_a_module_is_found_in_the_copy_of_the_project_and_its_libraries_by_relative_paths(copies: Copies) -> None:
+def test_module_and_relative_libraries_are_found(copies: Copies) -> None:
     project = copies.of(PROJECT)
     write(project / "package" / "__main__.py", SHOW)
     write(project / "lib" / "neighbour.py", "")
@@ -219,21 +179,8 @@ def test_a_module_is_found_in_the_copy_of_the_project_and_its_libraries_by_relat
     assert json.loads(out)["neighbour"] == str(project / "lib" / "neighbour.py")
 
 
-def test_a_node_that_sees_the_project_uses_it(copies: Copies, tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    places = [{"role": "project", "path": str(project), "here": str(project)}]
-    write_places(copies.folder, places)
-    write(project / "train.py", SHOW)
-    write(project / "neighbour.py", "")
-    code, out, errors = run(copies, "train.py", folder=str(project), PWD=str(project))
-    assert (code, errors) == (0, "")
-    shown = json.loads(out)
-    assert (shown["argv"], shown["cwd"], shown["file"]) == (["train.py"], str(project), str(project / "train.py"))
-
-
-def test_each_node_chooses_for_itself_and_rank_0_says_nothing_where_it_sees_the_project(
-    copies: Copies, tmp_path: Path
-) -> None:
+def test_each_node_chooses_for_itself(copies: Copies, tmp_path: Path) -> None:
+    """Rank 0 says nothing where it sees the project."""
     seen, copy = tmp_path / "project", copies.of(PROJECT)
     for folder in (seen, copy):
         write(folder / "train.py", "import os; print(os.getcwd())")
@@ -250,7 +197,7 @@ def test_each_node_chooses_for_itself_and_rank_0_says_nothing_where_it_sees_the_
     assert [rank.communicate(timeout=LONG) for rank in ranks] == [(f"{seen}\n", ""), (f"{copy}\n", "")]
 
 
-def test_a_file_of_interfaces_is_found_in_its_copy(copies: Copies) -> None:
+def test_file_of_interfaces_is_found_in_its_copy(copies: Copies) -> None:
     write(copies.of(PROJECT) / "train.py", "")
     ifaces = write(copies.of(DATA) / "ifaces.conf", "- {nodes: '*', interface: lo, env: {X: 1}")
     for how in ({"SRUNDDP_IFACES": f"{DATA}/ifaces.conf"}, {}):
@@ -272,7 +219,7 @@ def test_no_log_is_written_into_a_copy(copies: Copies, log_dir: str) -> None:
     assert not Path(UNSEEN).exists()
 
 
-def test_a_rank_whose_copies_are_gone_ends_all_with_one_message(copies: Copies, tmp_path: Path) -> None:
+def test_rank_without_copies_ends_all_with_one_message(copies: Copies, tmp_path: Path) -> None:
     write(copies.of(PROJECT) / "train.py", "")
     other = Copies(tmp_path / "elsewhere")
     ranks = [start(where, "train.py", rank=rank, size=2) for rank, where in enumerate((copies, other))]
@@ -281,7 +228,7 @@ def test_a_rank_whose_copies_are_gone_ends_all_with_one_message(copies: Copies, 
     assert errors.count(f"{other.folder} cannot be read: No such file or directory") == 1, errors
 
 
-def test_a_copy_is_held_by_a_script_and_what_it_forks_and_let_go_when_all_have_ended(copies: Copies) -> None:
+def test_copy_is_locked_until_all_processes_have_ended(copies: Copies) -> None:
     """Such as loader workers; this one has a session of its own."""
     write(
         copies.of(PROJECT) / "train.py",

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import fcntl
-import json
 import os
 import select
 import shutil
 import signal
 import stat
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from srunddp.stage import enter, remote_step
-from srunddp.stage.node_agent import PLACES
-from srunddp.stage.pack import pack
-from srunddp.stage.removal import LOCK
+from srunddp.stage.archive import pack
+from srunddp.stage.enter import VARIABLE, lock, read
+from srunddp.stage.slurm import sources
 from srunddp.util.filesystem import mark, same
 from tests.support.staging_nodes import NODE, Node, node
 
@@ -40,14 +41,23 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "sdd-0-17"
 
 
-def stage(on: Node, project: Path, name: str = "project-1") -> Path:
+def stage(on: Node, project: Path, name: str = "project-1", role: str = "project") -> Path:
     """Send a folder as the job's first copy; where it is then."""
-    packed = pack(project, on.folder / f"{name}.tar")
-    wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
-    assert "error" not in on.ask("unpack", name=name, packed=wanted)
-    place = {"role": "project", "path": str(project), "name": name, "nodes": [NODE]}
+    packed = pack(str(project), f"{on.folder}/{name}.tar")
+    assert "error" not in on.ask("unpack", name=name, sha256=packed.sha256, links=packed.links)
+    place = {"role": role, "path": str(project), "name": name, "nodes": [NODE]}
     on.ask("finish", places=[place], cwd="/", python="/bin/echo", srunddp=str(project / "train.py"))
     return on.folder / name
+
+
+@contextlib.contextmanager
+def kept(job: Path, project: Path) -> Iterator[tuple[Node, Path]]:
+    """A node that has staged a folder and keeps it, and the copy."""
+    with node(job) as here:
+        here.look(project)
+        copy = stage(here, project)
+        here.leave_alone()
+        yield here, copy
 
 
 def cleaned(job: Path) -> int | None:
@@ -57,7 +67,7 @@ def cleaned(job: Path) -> int | None:
         return kept
 
 
-def test_a_folder_is_seen_by_what_is_in_it(tmp_path: Path, project: Path, job: Path) -> None:
+def test_folder_is_seen_by_what_is_in_it(tmp_path: Path, project: Path, job: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     with node(job) as here:
@@ -66,7 +76,7 @@ def test_a_folder_is_seen_by_what_is_in_it(tmp_path: Path, project: Path, job: P
     assert (answer["sees"], answer["python"]) == ("100", False)
 
 
-def test_a_folder_is_the_same_by_its_identity_or_else_by_all_of_its_entries(project: Path, tmp_path: Path) -> None:
+def test_same_folder_by_identity_or_all_entries(project: Path, tmp_path: Path) -> None:
     here = mark(str(project))
     (project / "slurm-17.out").write_text("a line\n")
     assert same(mark(str(project)), here)  # one file system, as on nodes that share it
@@ -76,19 +86,16 @@ def test_a_folder_is_the_same_by_its_identity_or_else_by_all_of_its_entries(proj
     assert same(mark(str(elsewhere)), mark(str(project)))
     os.utime(elsewhere / "train.py", (0, 0))
     assert not same(mark(str(elsewhere)), mark(str(project)))
-
-
-def test_what_cannot_be_seen_is_nobody_s_folder(tmp_path: Path) -> None:
     assert not same(mark(str(tmp_path / "none")), mark(str(tmp_path / "none")))
 
 
-def test_the_copy_and_what_leads_to_it_are_for_its_user_alone(project: Path, job: Path) -> None:
+def test_copy_is_for_its_user_alone(project: Path, job: Path) -> None:
     with node(job) as here:
         here.look(project)
         copy = stage(here, project)
         assert (copy / "train.py").read_text() == (project / "train.py").read_text()
-        places = json.loads((job / "places.json").read_text())["places"]
-        assert [(place["path"], place["here"]) for place in places] == [(str(project), str(copy))]
+        (place,) = read({VARIABLE: str(job)}).places
+        assert (place.path, place.here) == (str(project), str(copy))
         shown = subprocess.run([job / "srunddp", "--version"], capture_output=True, text=True)
         assert shown.stdout == f"{copy}/train.py --version\n"
         open_to_others = [path for path in (job, *job.rglob("*")) if stat.S_IMODE(path.lstat().st_mode) & 0o077]
@@ -96,8 +103,22 @@ def test_the_copy_and_what_leads_to_it_are_for_its_user_alone(project: Path, job
     assert not (job / "project-1.tar").exists()
 
 
+def test_launcher_starts_staged_environment(tmp_path: Path, job: Path) -> None:
+    env = tmp_path / "env"
+    (env / "bin").mkdir(parents=True)
+    (env / "pyvenv.cfg").touch()
+    (env / "bin" / "python").symlink_to("/usr/bin/env")
+    (env / "bin" / "srunddp").write_text('#!/bin/sh\necho "$VIRTUAL_ENV $SRUNDDP_STAGED $@"\ncommand -v srunddp\n')
+    (env / "bin" / "srunddp").chmod(0o755)
+    with node(job) as here:
+        here.look(env)
+        copy = stage(here, env, "env-1", role="env")
+        shown = subprocess.run([job / "srunddp", "run"], capture_output=True, text=True)
+    assert shown.stdout == f"{copy} {job} run\n{copy}/bin/srunddp\n"
+
+
 @pytest.mark.parametrize("kind", ["folder", "link", "mode", "file"])
-def test_a_folder_that_another_user_has_planted_is_refused(tmp_path: Path, project: Path, job: Path, kind: str) -> None:
+def test_folder_planted_by_another_user_is_refused(tmp_path: Path, project: Path, job: Path, kind: str) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
     if kind == "link":
@@ -105,64 +126,51 @@ def test_a_folder_that_another_user_has_planted_is_refused(tmp_path: Path, proje
     elif kind == "file":
         job.touch()
     else:
-        job.mkdir(mode=0o777)
+        job.mkdir()
         job.chmod(0o777 if kind == "mode" else 0o700)
     if kind == "folder":
         if os.geteuid():
             pytest.skip("only root can give a folder away")
         os.chown(job, OTHER, OTHER)
     with node(job) as here:
-        error = here.look(project)["error"]
-    assert str(job) in error[0]
-    assert "--dir" in error[2]
+        found, _, hint = here.look(project)["error"]
+    assert str(job) in found
+    assert "--dir" in hint
     assert not list(victim.iterdir())
 
 
-def test_a_broken_archive_leaves_neither_itself_nor_a_copy(project: Path, job: Path) -> None:
+def test_other_archive_leaves_neither_itself_nor_a_copy(project: Path, job: Path) -> None:
     with node(job) as here:
         here.look(project)
-        packed = pack(project, job / "project-1.tar")
-        with (job / "project-1.tar").open("r+b") as archive:
-            archive.seek(600)
-            archive.write(b"X")
-        wanted = {"sha256": packed.sha256, "size": packed.size, "files": packed.files, "links": packed.links}
-        assert "project-1.tar" in here.ask("unpack", name="project-1", packed=wanted)["error"][0]
+        pack(str(project), str(job / "project-1.tar"))
+        error = here.ask("unpack", name="project-1", sha256="0" * 64, links={})["error"]
+        assert "project-1.tar has the SHA-256" in error[0]
         assert here.ask("has", names=["project-1"])["has"] == "0"
     assert sorted(path.name for path in job.iterdir()) == ["keeper", "lock", "push"]
 
 
-def test_the_end_of_the_job_removes_the_folder(project: Path, job: Path) -> None:
+def test_end_of_job_removes_folder(project: Path, job: Path) -> None:
+    """Also in the middle of a push; and once no rank uses it."""
     with node(job) as here:
         here.look(project)
-        stage(here, project)
-        here.leave_alone()
-        with pytest.raises(subprocess.TimeoutExpired):
-            here.process.wait(0.5)
-        assert job.exists()
         here.process.terminate()
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
-
-
-def test_a_copy_in_use_is_removed_once_no_rank_uses_it(project: Path, job: Path) -> None:
-    with node(job) as here:
-        here.look(project)
-        stage(here, project)
-        here.leave_alone()
-        with (job / "lock").open() as rank:
-            fcntl.flock(rank, fcntl.LOCK_SH)
-            here.process.terminate()
-            with pytest.raises(subprocess.TimeoutExpired):
-                here.process.wait(0.5)
-            assert (job / "project-1" / "train.py").exists()
+    with kept(job, project) as (here, copy):
+        rank = lock(str(job))
+        with pytest.raises(subprocess.TimeoutExpired):
+            here.process.wait(0.5)
+        here.process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            here.process.wait(0.5)
+        assert (copy / "train.py").exists()
+        os.close(rank)
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
 
 
-def test_what_a_rank_wrote_in_a_copy_stays_however_often_is_cleaned(project: Path, job: Path) -> None:
-    with node(job) as here:
-        here.look(project)
-        copy = stage(here, project)
+def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> None:
+    with kept(job, project) as (_, copy):
         (copy / "runs" / "first").mkdir(parents=True)
         (copy / "runs" / "first" / "loss.txt").write_text("0.5")
         (copy / "latest").symlink_to("runs/first")
@@ -170,7 +178,6 @@ def test_what_a_rank_wrote_in_a_copy_stays_however_often_is_cleaned(project: Pat
         shutil.copy2(project / "train.py", copy / "old.py")
         os.utime(copy / "old.py", (1, 1))
         (copy / "train.pyc").write_text("compiled")
-        here.leave_alone()
         assert cleaned(job) == 4
         assert cleaned(job) == 4
     with node(job.with_name("sdd-0-18")) as later:
@@ -180,12 +187,9 @@ def test_what_a_rank_wrote_in_a_copy_stays_however_often_is_cleaned(project: Pat
     assert left == written
 
 
-def test_a_start_of_the_same_job_finds_no_copy_in_what_was_left_and_leaves_it(project: Path, job: Path) -> None:
-    with node(job) as first:
-        first.look(project)
-        copy = stage(first, project)
+def test_requeued_job_sets_written_files_aside(project: Path, job: Path) -> None:
+    with kept(job, project) as (_, copy):
         (copy / "result").write_text("done")
-        first.leave_alone()
         assert cleaned(job) == 1
     with node(job) as again:
         again.look(project)
@@ -198,20 +202,7 @@ def test_a_start_of_the_same_job_finds_no_copy_in_what_was_left_and_leaves_it(pr
     assert (job / "project-1.kept-1" / "result").exists()
 
 
-def test_a_copy_that_is_half_removed_is_taken_for_none(project: Path, job: Path) -> None:
-    with node(job) as here:
-        here.look(project)
-        copy = stage(here, project)
-        (copy / "held").mkdir()
-        (copy / "held" / "file").write_text("")
-        here.leave_alone()
-        assert cleaned(job) == 1
-    with node(job) as again:
-        again.look(project)
-        assert again.ask("has", names=["project-1"])["has"] == "0"
-
-
-def test_only_one_push_of_a_job_goes_on_at_a_time(project: Path, job: Path) -> None:
+def test_only_one_push_of_a_job_at_a_time(project: Path, job: Path) -> None:
     with node(job) as first, node(job) as second:
         first.look(project)
         assert "another push" in second.look(project)["error"][0]
@@ -221,44 +212,41 @@ def test_only_one_push_of_a_job_goes_on_at_a_time(project: Path, job: Path) -> N
         assert (copy / "train.py").exists()
 
 
-def test_a_second_push_adds_to_what_the_first_has_staged(tmp_path: Path, project: Path, job: Path) -> None:
+def test_second_push_adds_to_the_first(tmp_path: Path, project: Path, job: Path) -> None:
+    """It sends what is not there yet, and leaves the folder to the first to remove."""
     other = tmp_path / "shared" / "data"
     other.mkdir()
-    with node(job) as first, node(job) as second:
-        first.look(project)
-        stage(first, project)
-        second.look(other)
+    with kept(job, project), node(job) as second:
+        second.look(project, other)
+        assert second.ask("has", names=["project-1", "data-1"])["has"] == "10"
         stage(second, other, "data-1")
-    places = json.loads((job / "places.json").read_text())["places"]
-    assert {place["path"] for place in places} == {str(project), str(other)}
+        second.leave_alone()
+        assert second.process.wait(LIMIT) == 0
+        assert {place.path for place in read({VARIABLE: str(job)}).places} == {str(project), str(other)}
+        assert (job / "project-1" / "train.py").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP])
-def test_a_warning_that_slurm_sends_to_all_steps_does_not_end_the_one_that_keeps(
-    project: Path, job: Path, number: signal.Signals
-) -> None:
+def test_warning_signal_does_not_end_keeper(project: Path, job: Path) -> None:
+    """Such as Slurm sends to all steps."""
     with node(job) as here:
         here.look(project)
-        here.process.send_signal(number)
-        assert here.ask("room")["free"] > 0
-        here.leave_alone()
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+            here.process.send_signal(number)
+            assert here.ask("has", names=[])["free"] > 0
         here.process.terminate()
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
 
 
-def test_a_folder_in_which_others_could_change_ours_is_refused(tmp_path: Path, project: Path) -> None:
+def test_base_that_others_may_change_is_refused(tmp_path: Path, project: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with node(tmp_path / "open" / "sdd-0-17") as here:
         assert "is not sticky" in here.look(project)["error"][0]
 
 
-def test_a_clean_sees_the_end_of_the_one_that_keeps(project: Path, job: Path) -> None:
-    with node(job) as keeper, node(job) as cleaner:
-        keeper.look(project)
-        stage(keeper, project)
-        keeper.leave_alone()
+def test_clean_waits_for_end_of_keeper(project: Path, job: Path) -> None:
+    with kept(job, project) as (keeper, _), node(job) as cleaner:
         keeper.process.send_signal(signal.SIGSTOP)
         cleaner.send("clean")
         assert cleaner.process.stdout is not None
@@ -271,19 +259,7 @@ def test_a_clean_sees_the_end_of_the_one_that_keeps(project: Path, job: Path) ->
     assert not job.exists()
 
 
-def test_a_second_push_uses_what_is_there_and_leaves_it_to_the_first(project: Path, job: Path) -> None:
-    with node(job) as first, node(job) as second:
-        first.look(project)
-        stage(first, project)
-        first.leave_alone()
-        second.look(project)
-        assert second.ask("has", names=["project-1", "project-2"])["has"] == "10"
-        second.leave_alone()
-        assert second.process.wait(LIMIT) == 0
-        assert (job / "project-1" / "train.py").exists()
-
-
-def test_folders_of_jobs_that_are_over_are_removed_and_no_others(tmp_path: Path, project: Path, job: Path) -> None:
+def test_folders_of_ended_jobs_are_removed(tmp_path: Path, project: Path, job: Path) -> None:
     for name in ("sdd-0-3", "sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0"):
         (tmp_path / name).mkdir(mode=0o700)
     with (tmp_path / "sdd-0-5" / "lock").open("w") as rank, (tmp_path / "sdd-0-6" / "keeper").open("w") as keeper:
@@ -295,22 +271,11 @@ def test_folders_of_jobs_that_are_over_are_removed_and_no_others(tmp_path: Path,
     assert there == {"sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0", "sdd-0-17", "shared"}
 
 
-def test_a_push_that_is_broken_off_leaves_nothing(project: Path, job: Path) -> None:
-    with node(job) as here:
-        here.look(project)
-        here.process.terminate()
-        assert here.process.wait(LIMIT) == 0
-    assert not job.exists()
-
-
-def test_what_is_sent_to_a_node_needs_nothing_else_of_srunddp() -> None:
+def test_what_is_sent_imports_standard_library_only() -> None:
     sent: set[str] = set()
-    for name, source in remote_step.sources():
-        imports = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.ImportFrom)]
-        assert {each.module for each in imports if each.module and each.module.startswith("srunddp")} <= sent, name
-        assert "__file__" not in source
+    for name, source in sources():
+        for each in ast.walk(ast.parse(source)):
+            names = [each.module or ""] if isinstance(each, ast.ImportFrom) else []
+            names += [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
+            assert all(one in sent or one.partition(".")[0] in sys.stdlib_module_names for one in names), (name, names)
         sent.add(name)
-
-
-def test_run_reads_what_staging_writes() -> None:
-    assert (enter._PLACES, enter._LOCK) == (PLACES, LOCK)

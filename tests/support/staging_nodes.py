@@ -11,24 +11,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from srunddp.stage import remote_step
+from srunddp.stage import slurm
 from srunddp.util.filesystem import mark
 
 NODE = "node09"
 
 
 class Node:
-    """One task of a staging step, with this folder for the job."""
+    """One task of a staging step, with this folder for the job, and a Python that has its standard library alone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", remote_step.READ],
+            [sys.executable, "-I", "-S", "-c", slurm.READ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"PATH": os.environ["PATH"], "SLURMD_NODENAME": NODE},
         )
-        self._send(remote_step.sources())
+        self._send(slurm.sources())
 
     def _send(self, message: Any) -> None:
         assert self.process.stdin is not None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
-from srunddp.stage.build import OWN
+from srunddp.stage.build import own_requirements
 
 _COMMAND = "def main():\n    import sys\n    print('{name} {version} under', sys.prefix)\n"
 
@@ -43,7 +43,7 @@ def _zipped(
 
 def own_wheels(folder: Path) -> None:
     """Of all that srunddp itself needs, as it is installed here."""
-    for requirement in OWN:
+    for requirement in own_requirements():
         _again(folder, requirement.partition(">")[0])
 
 

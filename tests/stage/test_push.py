@@ -6,64 +6,48 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.stage.items import Item, absolute, collect, require_whole
-from srunddp.stage.pack import pack
+from srunddp.stage.archive import pack
+from srunddp.stage.push import absolute, collect, require_whole
 from srunddp.stage.slurm import Job
 from tests.conftest import ROOT
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with two environments in it, ``venv`` and ``old``."""
     folder = tmp_path / "project"
-    for name in (
-        "pkg/data",
-        "data",
-        ".git",
-        "pkg/__pycache__",
-        "logs",
-        "pkg/logs",
-        "venv/bin",
-        "venv.wheels",
-        "old/bin",
-    ):
+    own = ("pkg/data", "data", ".git", "pkg/__pycache__", "logs", "pkg/logs")
+    for name in (*own, "venv/bin", "venv.wheels", "old/bin"):
         (folder / name).mkdir(parents=True)
         (folder / name / "file").write_text(name)
     for env in ("venv", "old"):
-        (folder / env / "pyvenv.cfg").write_text("")
-        for program in ("python", "srunddp"):
-            (folder / env / "bin" / program).write_text("")
+        for name in ("pyvenv.cfg", "bin/python", "bin/srunddp"):
+            (folder / env / name).write_text("")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PWD", str(folder))
     return folder
 
 
-def packed(item: Item, tmp_path: Path) -> set[str]:
-    """The folders with a file that come along."""
-    pack(item.path, tmp_path / "a.tar", leave_out=item.apart)
-    listed = subprocess.run(["tar", "tf", tmp_path / "a.tar"], capture_output=True, text=True, check=True).stdout
-    return {name.removesuffix("/file") for name in listed.split() if name.endswith("/file")}
-
-
-def test_a_project_comes_with_its_data_and_without_environments_history_and_what_is_excluded(
-    project: Path, tmp_path: Path
-) -> None:
+def test_project_comes_without_what_is_not_its_own(project: Path, tmp_path: Path) -> None:
+    """Its data comes with it; environments, history and what is excluded do not."""
     items = collect("venv", ".", ["data", str(tmp_path)], ["/logs"])
-    assert [(item.role, item.path) for item in items] == [
-        ("env", f"{project}/venv"),
-        ("project", str(project)),
-        ("data", str(tmp_path)),
-    ]
-    assert packed(items[1], tmp_path) == {"pkg/data", "data", "pkg/logs"}
+    wanted = [("env", f"{project}/venv"), ("project", str(project)), ("data", str(tmp_path))]
+    assert [(item.role, item.path) for item in items] == wanted
+    pack(items[1].path, str(tmp_path / "a.tar"), leave_out=items[1].leave_out)
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        packed = {os.path.dirname(name) for name in archive.getnames() if name.endswith("/file")}
+    assert packed == {"pkg/data", "data", "pkg/logs"}
 
 
-def test_the_log_of_the_job_that_stages_does_not_come_along(project: Path, tmp_path: Path) -> None:
+def test_log_of_the_job_stays_out(project: Path) -> None:
     """As in a batch script, whose output is a file in the project and whose command is substituted."""
-    code = "from srunddp.stage.items import collect; print(collect(None, '.', [], [])[0].apart)"
+    code = "from srunddp.stage.push import collect; print(collect(None, '.', [], [])[0].leave_out)"
     script = f'said=$({sys.executable} -c "{code}"); echo "$said"'
     with (project / "slurm-17.out").open("w") as log, (project / "slurm-17.err").open("w") as errors:
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -88,7 +72,7 @@ def test_what_cannot_be_staged_is_refused(
         collect(*arguments, [])
 
 
-def test_an_environment_whose_srunddp_is_somewhere_else_is_not_copied(project: Path) -> None:
+def test_environment_without_srunddp_in_it_is_refused(project: Path) -> None:
     (item,) = collect("venv", None, [], [])
     with pytest.raises(ConfigError, match="pip install -e leaves it"):
         require_whole(item)
@@ -98,7 +82,8 @@ def test_an_environment_whose_srunddp_is_somewhere_else_is_not_copied(project: P
     require_whole(item)
 
 
-def test_paths_are_as_users_write_them_if_they_lead_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_as_users_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it leads there."""
     (tmp_path / "disk" / "home" / "data").mkdir(parents=True)
     (tmp_path / "disk" / "data").mkdir()
     (tmp_path / "home").symlink_to("disk/home")
@@ -118,11 +103,6 @@ def test_paths_are_as_users_write_them_if_they_lead_there(tmp_path: Path, monkey
         ({"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_HET_SIZE": "2"}, "a heterogeneous job"),
     ],
 )
-def test_it_has_to_be_a_job_with_nodes_of_one_kind(environ: dict[str, str], found: str) -> None:
+def test_other_than_a_job_of_one_kind_is_refused(environ: dict[str, str], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         Job.of(environ, "/tmp")
-
-
-def test_a_job_s_folder_is_named_after_its_user_and_number() -> None:
-    job = Job.of({"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2"}, "/scratch")
-    assert (job.number, job.nnodes, job.folder) == ("17", 2, f"/scratch/sdd-{os.getuid()}-17")
