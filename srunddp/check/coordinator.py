@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from srunddp.bootstrap.network.probe import half_open
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
 from srunddp.bootstrap.rendezvous.protocol import Hello, RendezvousInfo
@@ -111,10 +112,10 @@ class Coordinator:
                 selector.register(self.lines[rank], selectors.EVENT_READ, rank)
             while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
                 for key, _ in ready:
-                    if told := self._read(key.data):
+                    if message := self._read(key.data):
                         selector.unregister(key.fileobj)
                         waiting.discard(key.data)
-                        self._take(key.data, told, answers)
+                        self._take(key.data, message, answers)
         return answers
 
     def _read(self, rank: int) -> Mapping[str, Any]:
@@ -133,13 +134,13 @@ class Coordinator:
         text.clear()
         return message or {_LOST: "it sent what is no answer"}
 
-    def _take(self, rank: int, told: Mapping[str, Any], answers: dict[int, Any]) -> None:
-        if _LOST in told:
-            self._drop(rank, str(told[_LOST]))
-        elif _FAILED in told:
-            self.trouble.setdefault(rank, str(told[_FAILED]))
+    def _take(self, rank: int, message: Mapping[str, Any], answers: dict[int, Any]) -> None:
+        if _LOST in message:
+            self._drop(rank, str(message[_LOST]))
+        elif _FAILED in message:
+            self.trouble.setdefault(rank, str(message[_FAILED]))
         else:
-            answers[rank] = told.get(_ANSWER)
+            answers[rank] = message.get(_ANSWER)
 
     def _drop(self, rank: int, why: str) -> None:
         self.trouble.setdefault(rank, why)
@@ -176,19 +177,23 @@ def gather(
         hub.unanswered = half_open(listening)
     for listener in listening:
         listener.close()
+    # A client waits for this; a check has no use for what is in it.
+    accepted = asdict(
+        RendezvousInfo(
+            master_addr="",
+            master_port=0,
+            nnodes=0,
+            node_rank=0,
+            local_world_size=0,
+            run=own.token,
+            channel="",
+            master_node=own.node,
+        )
+    )
     for line in hub.lines.values():
         line.setblocking(True)
-        send(line, {"meeting": asdict(RendezvousInfo("", 0, 0, 0, 0, own.token, "", own.node))})
+        send(line, {"meeting": accepted})
     return hub
-
-
-def half_open(listeners: Sequence[socket.socket]) -> list[str]:
-    """The addresses whose connections to these sockets came through, but not the answer, by what the kernel knows."""
-    import psutil
-
-    ports = {listener.getsockname()[1] for listener in listeners}
-    waiting = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_SYN_RECV]
-    return [one.raddr.ip for one in waiting if one.laddr and one.raddr and one.laddr.port in ports]
 
 
 def _take(hub: Coordinator, hello: Hello, line: socket.socket) -> None:
@@ -213,7 +218,7 @@ def serve(line: socket.socket, act: Act) -> int:
         The exit code that rank 0 said.
 
     Raises:
-        LostError: rank 0 is gone.
+        CoordinatorLostError: rank 0 is gone.
     """
     line.settimeout(_LATEST)
     try:
