@@ -54,7 +54,7 @@ def gathered(
             hub.dismiss(0)
 
 
-def test_every_rank_is_asked_and_answers_and_ends_with_the_code_that_rank_0_says() -> None:
+def test_every_rank_answers_and_ends_with_the_code_of_rank_0() -> None:
     with gathered(1, 2) as (hub, spokes):
         assert hub.ask_all({"word": "first"}, 5.0) == {rank: [rank, "first"] for rank in range(WORLD)}
         assert hub.ask({1: {"word": "a"}, 2: {"word": "b"}}, 5.0) == {1: [1, "a"], 2: [2, "b"]}
@@ -68,7 +68,7 @@ def test_a_rank_that_does_not_come_is_done_without() -> None:
         assert hub.ask_all({"word": "?"}, 5.0) == {0: [0, "?"], 2: [2, "?"]}
 
 
-def test_a_rank_that_does_not_answer_in_time_is_named_and_asked_no_more() -> None:
+def test_a_rank_that_does_not_answer_in_time_is_asked_no_more() -> None:
     go = threading.Event()
     with gathered(1, 2, acts={1: lambda _: go.wait(5.0)}) as (hub, spokes):
         assert hub.ask_all({"word": "slow"}, 0.3) == {0: [0, "slow"], 2: [2, "slow"]}
@@ -79,7 +79,7 @@ def test_a_rank_that_does_not_answer_in_time_is_named_and_asked_no_more() -> Non
         assert isinstance(spokes[0].exception(5.0), CoordinatorLostError)
 
 
-def test_rank_0_itself_that_hangs_is_named_and_does_not_cost_the_others_their_answers() -> None:
+def test_a_rank_0_that_hangs_is_named_and_the_others_answer() -> None:
     go = threading.Event()
     with gathered(1, 2) as (hub, _):
         hub.act = lambda _: go.wait(5.0)
@@ -100,7 +100,7 @@ def test_a_rank_that_ends_is_named_and_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_a_rank_cannot_do_is_named_with_it_and_it_answers_the_next_question(rank: int) -> None:
+def test_a_rank_that_fails_is_named_and_answers_what_comes_next(rank: int) -> None:
     def fails(question: Mapping[str, Any]) -> str:
         if question["word"] == "first":
             raise OSError("no more forks")
@@ -130,7 +130,7 @@ def test_a_large_answer_arrives_whole() -> None:
         assert hub.ask({1: {}}, 5.0) == {1: text}
 
 
-def test_two_processes_of_one_rank_and_another_world_size_are_said() -> None:
+def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
     listener = listen("127.0.0.1", [0])
     where = Address(*listener.getsockname())
     with ThreadPoolExecutor() as pool:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from srunddp.bootstrap.network import ifaces_conf
+from srunddp.bootstrap.network.ifaces_conf import IfacesEntry
 from srunddp.check.finding import Finding, Severity
 from srunddp.errors import ConfigError
 from srunddp.ifaces import lint
-from srunddp.ifaces.lint import SINFO, Report, check_file
+from srunddp.ifaces.lint import SINFO, LintReport, check_file, judge
 from tests.support.starting import write
 
 HERE = socket.gethostname()
@@ -26,17 +27,24 @@ def conf(tmp_path: Path) -> Path:
     return tmp_path / "ifaces.conf"
 
 
-def checked(conf: Path, text: str, nodes: str = "") -> Report:
+def sinfo(folder: Path, body: str) -> dict[str, str]:
+    """An environment whose sinfo does this."""
+    write(folder / "bin" / "sinfo", f"#!/bin/sh\n{body}\n").chmod(0o755)
+    return {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
+
+
+def checked(conf: Path, text: str, nodes: str = "") -> LintReport:
     """The check of a file with this text, on a cluster of these nodes."""
     write(conf, text)
-    return check_file(str(conf), {}, run=lambda command, variables: nodes.replace(" ", "\n"))
+    write(conf.with_name("nodes"), nodes.replace(" ", "\n"))
+    return check_file(str(conf), sinfo(conf.parent, f"cat {conf.with_name('nodes')}"))
 
 
 def entry(nodes: str, more: str = "") -> str:
     return f'- nodes: "{nodes}"\n  interface: ib0\n{more}'
 
 
-def only(report: Report) -> Finding:
+def only(report: LintReport) -> Finding:
     (finding,) = report.findings
     return finding
 
@@ -79,9 +87,7 @@ def test_a_file_without_entries_is_passed_over_and_that_is_noted(conf: Path, mon
         ("n[1-2],m*", "n2,m7,mm*"),
     ],
 )
-def test_an_entry_whose_nodes_are_all_taken_before_is_found_with_both_lines(
-    conf: Path, first: str, second: str
-) -> None:
+def test_an_entry_whose_nodes_are_all_taken_is_found(conf: Path, first: str, second: str) -> None:
     finding = only(checked(conf, entry(first) + entry(second)))
     assert finding.level is Severity.WARN
     assert finding.found == f"{conf}:3:3: the entry never counts: all of its nodes are taken by line 1"
@@ -106,15 +112,16 @@ def test_an_entry_that_may_count_is_not_found(conf: Path, first: str, second: st
     assert checked(conf, entry(first) + entry(second)).findings == ()
 
 
-def test_a_pattern_is_within_another_only_if_all_that_fits_it_fits_the_other() -> None:
-    """All patterns of three characters, against all names of up to four."""
-    import fnmatch
-
+def test_a_pattern_is_covered_only_by_one_that_takes_all_its_names() -> None:
+    """All patterns of three characters, against all names of up to four; one of ``*`` and ``?`` may do so unseen."""
     names = ["".join(name) for length in range(5) for name in itertools.product("ab", repeat=length)]
     patterns = ["".join(pattern) for pattern in itertools.product("a?*", repeat=3)]
     fits = {pattern: {name for name in names if fnmatch.fnmatchcase(name, pattern)} for pattern in patterns}
     for inner, outer in itertools.product(patterns, repeat=2):
-        assert lint._within(inner, outer) == (fits[inner] <= fits[outer]), (inner, outer)
+        entries = [IfacesEntry(nodes, ("ib0",), where=f"x:{at}:3") for at, nodes in enumerate((outer, inner))]
+        covered = any("never counts" in finding.found for finding in judge(entries, (), "x")[0])
+        assert covered <= (fits[inner] <= fits[outer]), (inner, outer)
+        assert covered == (fits[inner] <= fits[outer]) or {*"?*"} <= {*outer}, (inner, outer)
 
 
 def test_all_lines_that_take_an_entrys_nodes_are_named(conf: Path) -> None:
@@ -154,7 +161,7 @@ def test_the_login_node_may_have_an_entry(conf: Path) -> None:
     assert checked(conf, entry(HERE) + entry("n1"), "n1").findings == ()
 
 
-def test_a_short_name_in_the_file_is_a_node_of_the_cluster_by_its_whole_name(conf: Path) -> None:
+def test_a_short_name_is_a_node_of_the_cluster_too(conf: Path) -> None:
     assert checked(conf, entry("n1"), "n1.site.org").findings == ()
 
 
@@ -167,12 +174,6 @@ def test_thousands_of_nodes_are_checked_soon(conf: Path) -> None:
 
 
 # Asking Slurm.
-
-
-def sinfo(folder: Path, body: str) -> dict[str, str]:
-    """An environment whose sinfo does this."""
-    write(folder / "bin" / "sinfo", f"#!/bin/sh\n{body}\n").chmod(0o755)
-    return {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
 
 
 def test_slurm_is_asked_for_its_nodes_by_a_list_of_words(conf: Path, tmp_path: Path) -> None:
@@ -208,12 +209,11 @@ def test_a_sinfo_that_hangs_is_given_up(conf: Path, tmp_path: Path, monkeypatch:
     assert "timed out" in note
 
 
-def test_whatever_fails_in_asking_is_noted(conf: Path) -> None:
-    def closed(command: Sequence[str], variables: Mapping[str, str]) -> str:
-        raise PermissionError(13, "Permission denied")
-
+def test_a_sinfo_that_cannot_be_run_is_noted(conf: Path, tmp_path: Path) -> None:
     write(conf, entry("n1"))
-    assert "Permission denied" in check_file(str(conf), {}, closed).notes[0]
+    variables = sinfo(tmp_path, "true")
+    (tmp_path / "bin" / "sinfo").chmod(0o644)
+    assert "Permission denied" in check_file(str(conf), variables | {"PATH": f"{tmp_path}/bin"}).notes[0]
 
 
 # Names and devices.
@@ -226,9 +226,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     return known
 
 
-def test_an_address_that_leads_nowhere_or_to_loopback_is_found_for_the_first_node(
-    conf: Path, names: dict[str, set[str]]
-) -> None:
+def test_an_address_that_leads_nowhere_or_to_loopback_is_found(conf: Path, names: dict[str, set[str]]) -> None:
     text = entry("n[1-2]") + entry("n[2-4]", '  address: "{node}-ib0"\n') + entry("*")
     finding = only(checked(conf, text, "n1 n2 n3 n4"))
     assert (finding.level, finding.nodes) == (Severity.WARN, ("n3",))

@@ -62,7 +62,7 @@ def test_the_hint_is_a_number_of_threads_that_fits() -> None:
     assert finding.hint == "ask for more CPUs (--cpus-per-task=1)"
 
 
-def test_one_rank_without_its_cpus_is_named_and_not_the_one_that_has_them() -> None:
+def test_of_two_ranks_the_one_without_its_cpus_is_named() -> None:
     """Of two, rank 0 is right."""
     (finding,) = CHECK.judge(changed(WELL, {1: {"mask": [0]}}, 2))
     assert (finding.ranks, finding.expected) == ((1,), "2, as on most ranks")

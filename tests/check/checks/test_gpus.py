@@ -16,7 +16,6 @@ import pynvml
 import pytest
 
 from srunddp.bootstrap.environment import cuda_visible_devices as shared
-from srunddp.bootstrap.environment.cuda_visible_devices import visible
 from srunddp.check import nvml
 from srunddp.check.checks.gpus import CHECK, GpuFacts
 from srunddp.check.finding import Severity
@@ -152,45 +151,10 @@ def test_a_variable_that_names_a_gpu_where_there_is_none_is_said() -> None:
     ]
 
 
-def test_row_11_a_gpu_of_two_ranks_has_the_hint() -> None:
-    (finding,) = CHECK.judge(changed(WELL, both(devices=[A, A])))
+@pytest.mark.parametrize("changes", [both(devices=[A, A]), FOUND["alone"][0]])
+def test_the_hint_names_the_options_of_slurm(changes: dict[int, dict[str, Any]]) -> None:
+    (finding,) = CHECK.judge(changed(WELL, changes))
     assert finding.hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
-    (finding,) = CHECK.judge(changed(WELL, FOUND["alone"][0]))
-    assert finding.hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
-
-
-M0, M1 = gpu("MIG-0", parent="GPU-m"), gpu("MIG-1", parent="GPU-m")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "gpus", "expected", "unknown"),
-    [
-        (None, [[A], [B]], [A, B], ""),
-        ("1,0", [[A], [B]], [B, A], ""),
-        ("1gpu2", [[A], [B]], [B], ""),
-        ("GPU-b", [[A], [B]], [B], ""),
-        ("GPU-", [[A], [B]], [], "GPU-"),
-        ("GPU-", [[A]], [A], ""),
-        ("", [[A], [B]], [], ""),
-        ("-1", [[A], [B]], [], ""),
-        ("NoDevFiles", [[A], [B]], [], ""),
-        ("0,-1,1", [[A], [B]], [A], ""),
-        ("0,7,1", [[A], [B]], [A], "7"),
-        ("0,GPU-a", [[A], [B]], [], "GPU-a"),
-        (" 0 , 1 ", [[A], [B]], [A, B], ""),
-        ("MIG-1", [[M0, M1], [B]], [M1], ""),
-        ("MIG-1,MIG-0", [[M0, M1]], [M1], ""),
-        ("MIG-1,MIG-0,9", [[M0, M1]], [M1], "9"),
-        ("0", [[M0, M1]], [M0], ""),
-        ("GPU-m", [[M0, M1]], [M0], ""),
-        ("GPU-m,MIG-0", [[M0, M1]], [], "MIG-0"),
-        (None, [], [], ""),
-    ],
-)
-def test_row_12_visible_devices_may_be_indices_uuids_and_their_beginnings(
-    wanted: str | None, gpus: list[list[Device]], expected: list[Device], unknown: str
-) -> None:
-    assert visible(wanted, gpus) == (expected, unknown)
 
 
 @pytest.fixture
@@ -219,7 +183,7 @@ def test_what_nvml_says_of_a_node_is_collected(fake: Callable[..., None]) -> Non
     assert look(None).separate == [["GPU-a", "GPU-b", "chipset not supported"]]
 
 
-def test_row_11_a_gpu_that_two_ranks_have_is_found_through_nvml(fake: Callable[..., None]) -> None:
+def test_one_gpu_of_two_ranks_is_found_through_nvml(fake: Callable[..., None]) -> None:
     """As where a node lists one GPU twice, and where a variable shows both ranks the same one."""
     fake({"uuid": "GPU-a"}, {"uuid": "GPU-a"})
     ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
@@ -327,10 +291,9 @@ def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from srunddp.bootstrap.environment.detect import detect\n"
-        "from srunddp.bootstrap.network.ifaces_conf import IfacesConfig\n"
         "from srunddp.check.checks import cpus, gpus, paths, versions\n"
         "from srunddp.check.finding import CheckContext\n"
-        "me = CheckContext(detect({}), IfacesConfig(), None, (), None, (), (), {})\n"
+        "me = CheckContext(environment=detect({}))\n"
         "for check in (cpus, gpus, paths): check.collect(me)\n"
         "print(open('/proc/self/maps').read().count('libcuda'), {'torch'} & {*sys.modules})\n"
     )

@@ -14,8 +14,7 @@ from srunddp.bootstrap.network.infiniband import Device
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.check.checks import interface
 from srunddp.check.checks.interface import CHECK, InterfaceFacts, judge, summary
-from srunddp.check.finding import CheckContext, Finding, Severity, subject_of
-from srunddp.check.preflight import Report, slowest_link
+from srunddp.check.finding import CheckContext, Finding, Severity, context_of
 from tests.support.made_up_site import changed, seen, subject, told, travelled
 from tests.support.starting import NODE, slurm
 
@@ -71,7 +70,7 @@ def test_only_active_devices_count_with_the_rate_of_all(monkeypatch: pytest.Monk
 
 def test_a_wrong_ifaces_conf_is_a_wrong_interface(tmp_path: Any) -> None:
     (tmp_path / "ifaces.conf").write_text("- nodes: x\n  interfaces: ib0\n")
-    found = subject_of(subject().environment, str(tmp_path / "ifaces.conf"), {})
+    found = context_of(subject().environment, str(tmp_path / "ifaces.conf"), {})
     known = travelled(CHECK, found)
     assert known.wrong[0].endswith("unknown key 'interfaces'")
     assert known.wrong[2] == "did you mean interface?"
@@ -95,7 +94,7 @@ def test_a_name_that_leads_a_rank_nowhere_is_found(monkeypatch: pytest.MonkeyPat
     assert hint
 
 
-def test_rank_0_finds_that_its_name_leads_to_another_of_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_whose_name_leads_to_another_interface_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     own = (
         NetworkInterface("eth0", True, 0, ("10.88.0.11",), ()),
         NetworkInterface("eno1", True, 0, ("10.77.0.11",), ()),
@@ -111,7 +110,7 @@ def test_a_name_that_leads_to_rank_0_is_no_fault(rank: int, monkeypatch: pytest.
     assert interface.collect(at_step(rank, {"10.88.0.11"}, monkeypatch)).lookup == []
 
 
-def test_where_the_launcher_tells_addresses_names_need_not_lead_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_launcher_that_tells_addresses_no_name_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = at_step(1, set(), monkeypatch)
     telling = replace(found, environment=replace(found.environment, channels=("pmi", "slurm")))
     assert interface.collect(telling).lookup == []
@@ -127,7 +126,7 @@ def test_where_all_is_well_nothing_is_said() -> None:
 @pytest.mark.parametrize("which", ["wrong", "lookup"])
 def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
     (one,) = judge(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
-    assert one == Finding(Severity.FAIL, "interface", "no ib0", "one", "correct it", ("node03",))
+    assert one == Finding(level=Severity.FAIL, found="no ib0", expected="one", hint="correct it", nodes=("node03",))
 
 
 @pytest.mark.parametrize("own", [["127.0.1.1"], ["127.0.0.1", "::1"]])
@@ -158,7 +157,7 @@ def test_what_a_node_has_unlike_the_others_is_warned_of(change: dict[str, Any], 
     assert findings[0].expected == expected
 
 
-def test_on_one_node_nothing_is_compared_and_its_name_may_be_loopback() -> None:
+def test_on_one_node_nothing_is_compared() -> None:
     alone = replace(WELL, one_node=True, own_name=["127.0.0.1"])
     assert told(judge(seen([alone, replace(alone, mtu=1)]))) == []
 
@@ -172,26 +171,6 @@ def test_ranks_without_an_interface_are_not_compared() -> None:
 def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
     seen = changed(WELL, {1: {"name": "eth0", "speed": 0, "mtu": 1500}, 2: {"name": ""}})
     assert summary(seen) == "eth0, ib0: an unknown speed, 100 Gbit/s, MTU 1500, 2044"
-
-
-# What the links can carry, for the all-reduce.
-
-
-def carried(*facts: InterfaceFacts) -> float:
-    told = {one.rank: {"interface": {"facts": vars(one.facts)}} for one in seen(facts, per_node=1)}
-    here = {one.rank: one for one in seen(facts, per_node=1)}
-    return slowest_link(Report(here, told), "nccl")  # type: ignore[arg-type]
-
-
-def test_the_slowest_nodes_link_counts_and_of_a_node_its_infiniband() -> None:
-    ethernet = replace(WELL, speed=10_000, devices=[], rdma_rate=0)
-    assert carried(WELL, WELL) == 12.5e9  # one of its two devices for its one rank
-    assert carried(WELL, ethernet) == carried(ethernet, WELL) == 1.25e9
-
-
-def test_where_one_link_is_not_known_none_is_judged_by() -> None:
-    unknown = replace(WELL, physical=False, devices=[], rdma_rate=0)
-    assert carried(WELL, unknown) == carried(unknown, WELL) == 0.0
 
 
 def test_this_nodes_own_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
