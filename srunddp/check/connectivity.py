@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import TypeVar
 
 from srunddp.bootstrap.network.probe import AT_ONCE, NO_ANSWER, WITHIN, Probe
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import FAIL, Finding, shortened
+from srunddp.util.hostlist import group_by_key
 
 NAME = "reach"
 _SLACK = 15.0  # seconds for a node that is busy; a rank that answers later is taken for lost
@@ -155,21 +157,15 @@ def judge(ways: ConnectivityMatrix) -> Iterator[Finding]:
 
 def _cut_off(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
     """The endpoints all of whose ways are broken, how and why; their ways are taken out of ``left``."""
-    tried: dict[str, list[Way]] = {name: [] for name in ways.endpoints}
-    for pair in ways.tried:
-        for name in pair:
-            tried[name].append(pair)
-    count = Counter(name for pair in left for name in pair)
+    tried = group_by_key((name, pair) for pair in ways.tried for name in pair)
     named: set[str] = set()
-    for name in sorted((name for name in ways.endpoints if count[name]), key=lambda name: -count[name]):
+    for name, _ in Counter(chain(*left)).most_common():
         own = [pair for pair in tried[name] if named.isdisjoint(pair)]
         words = _how(name, own, left)
-        if words and len({end for pair in own for end in pair}) > 2:
+        if words and len({*chain(*own)}) > 2:
             named.add(name)
-            both = [way for a, b in tried[name] for way in ((a, b), (b, a)) if way in left]
-            yield name, words, next(left[way] for way in both)
-            for way in both:
-                left.pop(way, None)
+            gone = [left.pop(way) for a, b in tried[name] for way in ((a, b), (b, a)) if way in left]
+            yield name, words, gone[0]
 
 
 def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:

@@ -29,7 +29,7 @@ _LONGEST = 1 << 24
 _PIECE = 1 << 16
 _LATEST = 600.0
 _SEND_WITHIN = 5.0
-_OVER, _ANSWER, _FAILED, _LOST = "over", "answer", "failed", "lost"
+_OVER, _ANSWER, _FAILED = "over", "answer", "failed"
 
 
 class CoordinatorLostError(RendezvousError):
@@ -83,64 +83,58 @@ class Coordinator:
             The answers by rank. One that does not answer in time, or is lost, is left out, and is asked no more.
         """
         deadline = time.monotonic() + within
-        waiting = [rank for rank in questions if rank in self.lines]
+        waiting = {rank for rank in questions if rank in self.lines}
         for rank in waiting:
             self.lines[rank].settimeout(_SEND_WITHIN)
             send(self.lines[rank], dict(questions[rank]))
         # In a thread, for it may hang here as it may there.
-        own = call_in_daemon_thread(partial(self.act, questions[0])) if 0 in questions else None
-        answers = self._collect(set(waiting), deadline)
+        own = call_in_daemon_thread(partial(_answered, self.act, questions[0])) if 0 in questions else None
+        answers = self._collect(waiting, deadline)
+        late = f"no answer within {within:g} s"
         for rank in waiting:
-            if rank in self.lines and rank not in answers and rank not in self.trouble:
-                self._drop(rank, f"no answer within {within:g} s")
+            self._drop(rank, late)
         try:
-            return ({0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}) | answers
+            answers |= {0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}
         except TimeoutError:
-            self.trouble.setdefault(0, f"no answer within {within:g} s")
-        except Exception as error:  # what one rank cannot do must not hide what the others can
-            self.trouble.setdefault(0, f"{type(error).__name__}: {error}")
-        return answers
+            answers[0] = {_FAILED: late}
+        for rank, message in answers.items():
+            if _FAILED in message:
+                self.trouble.setdefault(rank, str(message[_FAILED]))
+        return {rank: answers[rank].get(_ANSWER) for rank in sorted(answers) if _FAILED not in answers[rank]}
 
     def ask_all(self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None) -> dict[int, Any]:
         """Ask these ranks the same, or every rank that came."""
         return self.ask(dict.fromkeys(self.here if ranks is None else ranks, question), within)
 
-    def _collect(self, waiting: set[int], deadline: float) -> dict[int, Any]:
-        answers: dict[int, Any] = {}
+    def _collect(self, waiting: set[int], deadline: float) -> dict[int, dict[str, Any]]:
+        """What ranks answer. In ``waiting`` are left those that neither answer nor are lost."""
+        answers: dict[int, dict[str, Any]] = {}
         with selectors.DefaultSelector() as selector:
             for rank in waiting:
                 selector.register(self.lines[rank], selectors.EVENT_READ, rank)
             while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
                 for key, _ in ready:
-                    if message := self._read(key.data):
-                        selector.unregister(key.fileobj)
-                        waiting.discard(key.data)
-                        self._take(key.data, message, answers)
+                    rank, text = key.data, self._read(key.data)
+                    if text and not text.endswith(b"\n"):
+                        continue
+                    selector.unregister(key.fileobj)
+                    waiting.discard(rank)
+                    if message := parse(bytes(text)):
+                        answers[rank] = message
+                    else:
+                        self._drop(rank, "it sent what is no answer" if text else "its process ended")
+                    text.clear()
         return answers
 
-    def _read(self, rank: int) -> Mapping[str, Any]:
-        """The rank's answer; empty while there is none."""
+    def _read(self, rank: int) -> bytearray:
+        """What the rank has sent of its line so far; empty where its process has ended."""
         text = self._text.setdefault(rank, bytearray())
         try:
             piece = self.lines[rank].recv(_PIECE)
         except OSError:
             piece = b""
         text += piece
-        if not piece or len(text) > _LONGEST:
-            return {_LOST: "its process ended"}
-        if not text.endswith(b"\n"):
-            return {}
-        message = parse(bytes(text))
-        text.clear()
-        return message or {_LOST: "it sent what is no answer"}
-
-    def _take(self, rank: int, message: Mapping[str, Any], answers: dict[int, Any]) -> None:
-        if _LOST in message:
-            self._drop(rank, str(message[_LOST]))
-        elif _FAILED in message:
-            self.trouble.setdefault(rank, str(message[_FAILED]))
-        else:
-            answers[rank] = message.get(_ANSWER)
+        return text if piece and len(text) <= _LONGEST else bytearray()
 
     def _drop(self, rank: int, why: str) -> None:
         self.trouble.setdefault(rank, why)

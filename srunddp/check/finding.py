@@ -97,6 +97,10 @@ class Observation(Generic[F]):
     node: str
     facts: F
 
+    def finding(self, level: Severity, found: str, expected: str, hint: str, *, rank: bool = False) -> Finding:
+        """A finding about its node; or about this rank alone."""
+        return finding_about([self], level, found, expected, hint, ranks=rank)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Generic[F]):
@@ -141,11 +145,6 @@ def finding_about(
         nodes=tuple(dict.fromkeys(one.node for one in who)),
         ranks=tuple(sorted(one.rank for one in who)) if ranks else (),
     )
-
-
-def on_node(one: Observation[F], level: Severity, found: str, expected: str, hint: str) -> Finding:
-    """A finding about a rank's node."""
-    return finding_about([one], level, found, expected, hint, ranks=False)
 
 
 def by_node(seen: Iterable[Observation[F]]) -> dict[str, list[Observation[F]]]:

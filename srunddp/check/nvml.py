@@ -21,7 +21,6 @@ class Device(VisibleDevice):
     Attributes:
         total, free: bytes of memory, 0 where NVML does not tell.
         address: on the PCI bus, as in sysfs; numa: its NUMA node, -1 where nothing tells.
-        links: NVLinks that are up.
     """
 
     name: str
@@ -29,7 +28,6 @@ class Device(VisibleDevice):
     free: int
     address: str
     numa: int
-    links: int
 
 
 SYSFS = Path("/sys")
@@ -112,15 +110,7 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
         free=memory.free if memory else 0,
         address=address,
         numa=of_device(address, sysfs),
-        links=_links(nvml, gpu),
     )
-
-
-def _links(nvml: Any, gpu: Any) -> int:
-    up = 0
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        up += query_or(nvml, partial(nvml.nvmlDeviceGetNvLinkState, gpu, link), 0)
-    return up
 
 
 def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[list[str]]:

@@ -65,7 +65,7 @@ def interfaces(found: ScanResult) -> dict[str, tuple[str, ...]]:
 # Which network.
 
 
-def test_nodes_with_one_name_are_one_entry_and_those_with_another_theirs() -> None:
+def test_nodes_with_one_name_are_one_entry() -> None:
     names = dict(zip(NODES, ("ens1f0", "ens1f0", "eno1", "ens1f0"), strict=True))
     ends = {(node, name): link(name, "10.1", number) for number, (node, name) in enumerate(names.items())}
     named = {end: link(end[1], "10.1", number, named=True) for number, end in enumerate(ends)}
@@ -86,12 +86,12 @@ def test_infiniband_is_taken_over_ethernet_however_fast(ethernet: int) -> None:
     assert not_taken in drafted(found)[0].text.splitlines()
 
 
-def test_the_faster_of_two_networks_is_taken_whatever_the_names_lead_to() -> None:
+def test_the_faster_of_two_networks_is_taken() -> None:
     found = scan(rail("eno1", "10.1", speed=1000, named=True), rail("ens2", "10.2", speed=25_000))
     assert set(interfaces(found).values()) == {("ens2",)}
 
 
-def test_of_two_equal_networks_the_one_is_taken_that_the_nodes_names_lead_to() -> None:
+def test_of_two_equal_networks_the_one_of_the_names_is_taken() -> None:
     assert set(interfaces(scan(rail("eno1", "10.1"), rail("eno2", "10.2", named=True))).values()) == {("eno2",)}
 
 
@@ -106,7 +106,7 @@ def test_at_equal_speed_ipv4_is_taken() -> None:
     assert "(10 Gbit/s, IPv6)" in drafted(found)[0].text
 
 
-def test_ipv6_is_taken_where_it_is_faster_and_its_address_is_read_back_whole() -> None:
+def test_ipv6_is_taken_where_it_is_faster() -> None:
     entries = drafted(scan(rail("eno1", "fd00:1:", speed=25_000), rail("eno2", "10.2")))[1]
     assert (entries["n03"].interfaces, entries["n03"].address) == (("eno1",), "fd00:1::3")
 
@@ -157,7 +157,7 @@ def test_where_nobody_reaches_anybody_there_is_no_entry() -> None:
     assert parse(made.text.encode(), "x") == ()
 
 
-def test_a_way_that_is_broken_within_the_network_is_said_and_an_equal_whole_one_taken() -> None:
+def test_a_broken_way_within_the_network_is_said() -> None:
     found = scan(rail("eno1", "10.1"))
     one_lost = {**found.reached, (("n01", "eno1"), ("n02", "eno1")): False}
     assert "# 1 ways within this network did not work" in draft(ScanResult(found.ends, one_lost, {}), TODAY).text
@@ -205,7 +205,7 @@ def test_a_name_that_leads_one_node_elsewhere_is_no_template() -> None:
     assert drafted(scan(ends, resolved=resolved))[1]["n02"].address == "10.1.0.2"
 
 
-def test_a_node_whose_name_is_a_part_of_anothers_gets_its_own_interface() -> None:
+def test_a_node_whose_name_is_part_of_anothers_has_its_own() -> None:
     nodes = ("n1", "n11", "n111")
     ends = {
         (node, name): link(name, "10.1", number, names=(f"{node}-ib",))
@@ -236,6 +236,31 @@ def test_nodes_with_other_devices_have_an_entry_of_their_own() -> None:
         "n01": "=mlx5_3",
         **dict.fromkeys(NODES[1:], "=mlx5_0"),
     }
+
+
+def drafted_of(links: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> str:
+    """Of two nodes with these interfaces, and the devices that each is to use, and may be to use."""
+    ends = {
+        (node, name): link(name, f"10.{each}", number, named=True, devices=used, layer="Ethernet", others=others)
+        for number, node in enumerate(("node01", "node02"))
+        for each, (name, (used, others)) in enumerate(links.items())
+    }
+    reached = {(a, b): True for a in ends for b in ends if a[0] != b[0]}
+    return draft(ScanResult(ends, reached, {}), TODAY).text
+
+
+def test_each_device_of_an_entry_is_named_once() -> None:
+    every = tuple(f"mlx5_{number}" for number in range(3))
+    text = drafted_of({"ib0": (every, ()), "ib1": (every, ())})
+    assert '  env: {NCCL_IB_HCA: "=mlx5_0,mlx5_1,mlx5_2"}  # active InfiniBand or RoCE\n' in text
+
+
+def test_devices_in_doubt_are_a_comment() -> None:
+    both = {"eth1": (("mlx5_1",), ("mlx5_2",)), "eth2": (("mlx5_2",), ("mlx5_1",))}
+    assert '  env: {NCCL_IB_HCA: "=mlx5_1,mlx5_2"}  # active InfiniBand or RoCE\n' in drafted_of(both)
+    text = drafted_of({"eth1": both["eth1"]})
+    assert '  # env: {NCCL_IB_HCA: "=mlx5_1"}  # without it NCCL uses mlx5_2 as well: ' in text
+    assert "\n  env:" not in text
 
 
 # Whatever is found.
@@ -275,7 +300,7 @@ def any_scan(pick: st.DrawFn) -> ScanResult:
 
 @settings(max_examples=80, deadline=None)
 @given(any_scan())
-def test_every_draft_is_read_back_and_gives_each_node_what_was_meant(found: ScanResult) -> None:
+def test_every_draft_is_read_back_as_it_was_meant(found: ScanResult) -> None:
     made, entries = drafted(found)
     (best, *_) = networks(found) or [None]
     assert set(entries) == (set(best.links) if best else set())

@@ -23,7 +23,6 @@ from srunddp.check.finding import (
     by_node,
     differing,
     finding_about,
-    on_node,
 )
 from srunddp.check.nvml import Device, View, look
 from srunddp.errors import ConfigError
@@ -103,20 +102,20 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
     facts, named = one.facts, f"CUDA_VISIBLE_DEVICES={one.facts.wanted}"
     if facts.error:
         hint = "see nvidia-smi on the node, and have it repaired or leave it out"
-        yield on_node(one, FAIL, f"NVML: {facts.error}", "an answer", hint)
+        yield one.finding(FAIL, f"NVML: {facts.error}", "an answer", hint)
     elif facts.missing and facts.present:
         hint = "install nvidia-ml-py and the driver's libnvidia-ml.so.1; start a container with --nv"
         found = f"/dev/nvidia0 is there, and NVML is not: {facts.missing}"
-        yield on_node(one, FAIL, found, "NVML, which NCCL needs too", hint)
+        yield one.finding(FAIL, found, "NVML, which NCCL needs too", hint)
     elif facts.missing and facts.wanted not in (None, *NO_GPU):
-        yield on_node(one, WARN, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
+        yield one.finding(WARN, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
     elif facts.unknown:
         found = f"{facts.unknown} in {named}: CUDA heeds nothing from there on"
         hint = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
-        yield on_node(one, WARN, found, f"each of the {facts.count} GPUs, once", hint)
+        yield one.finding(WARN, found, f"each of the {facts.count} GPUs, once", hint)
     if len(facts.models) > 1 and facts.order != "PCI_BUS_ID":
         found = f"GPUs of different models on a node ({', '.join(facts.models)}): CUDA numbers them by their speed"
-        yield on_node(one, WARN, found, "the order of Slurm and nvidia-smi", "export CUDA_DEVICE_ORDER=PCI_BUS_ID")
+        yield one.finding(WARN, found, "the order of Slurm and nvidia-smi", "export CUDA_DEVICE_ORDER=PCI_BUS_ID")
 
 
 def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
@@ -126,11 +125,11 @@ def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
         devices = one.facts.devices
         idle, _, hint = unused_devices(len(ranks), len(devices), own=one.facts.own).partition("; ")
         if idle:
-            yield finding_about([one], WARN, idle, "a rank for each GPU", hint)
+            yield one.finding(WARN, idle, "a rank for each GPU", hint, rank=True)
         try:
             used.append((one, devices[device_index(one.local_rank, len(ranks), len(devices), own=one.facts.own)]))
         except ConfigError as error:
-            yield finding_about([one], FAIL, error.found, error.expected, error.hint)
+            yield one.finding(FAIL, error.found, error.expected, error.hint, rank=True)
     return used
 
 
@@ -175,7 +174,7 @@ def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     if total and taken > _TAKEN * total:
         found = f"{taken / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU's memory are taken"
         hint = f"end what uses {device['uuid']} (nvidia-smi), or take another GPU"
-        yield finding_about([one], FAIL if taken > _FULL * total else WARN, found, "a GPU for this job alone", hint)
+        yield one.finding(FAIL if taken > _FULL * total else WARN, found, "a GPU for this job alone", hint, rank=True)
 
 
 def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
@@ -183,7 +182,7 @@ def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
         hint = "bind tasks to the CPUs next to their GPUs (--gpus-per-task's mask, --cpu-bind=map_ldom), or do not bind"
-        yield finding_about([one], WARN, found, "CPUs next to the GPU", hint)
+        yield one.finding(WARN, found, "CPUs next to the GPU", hint, rank=True)
 
 
 def _unlike(used: Used) -> Iterator[Finding]:

@@ -19,7 +19,6 @@ from srunddp.check.finding import (
     Observation,
     finding_about,
     minority,
-    on_node,
 )
 from srunddp.errors import SrunddpError
 
@@ -110,12 +109,12 @@ def judge(seen: Ranks) -> Iterator[Finding]:
     for one in seen:
         for wrong in filter(None, (one.facts.wrong, one.facts.lookup)):
             found, expected, hint = wrong
-            yield on_node(one, FAIL, found, expected, hint)
+            yield one.finding(FAIL, found, expected, hint)
         own = one.facts.own_name
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
             hint = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
-            yield on_node(one, WARN, found, "an address that other nodes reach", hint)
+            yield one.finding(WARN, found, "an address that other nodes reach", hint)
     fit = [one for one in seen if one.facts.name and not one.facts.one_node]
     for text, value, hint in _COMPARED if fit else ():
         usual, others = minority(fit, value)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, on_node
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation
 from srunddp.check.packages import imports, parsed
 
 NAME = "launch"
@@ -86,15 +86,15 @@ def judge(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
         facts = one.facts
         if facts.allocated > 1:
             found = f"one process, in an allocation of Slurm for {facts.allocated} tasks: it was started without srun"
-            yield on_node(one, FAIL, found, "a process for each task", "srun srunddp check …")
+            yield one.finding(FAIL, found, "a process for each task", "srun srunddp check …")
         if facts.script:
-            yield on_node(one, FAIL, facts.script, "a Python script", "correct it")
+            yield one.finding(FAIL, facts.script, "a Python script", "correct it")
         if facts.mpi:
             hint = "start with `srun --mpi=pmix` (or pmi2 for MPICH; see `srun --mpi=list`), or with that MPI's mpirun"
-            yield on_node(one, FAIL, f"the script imports mpi4py, and {facts.mpi}", "a launcher that MPI knows", hint)
+            yield one.finding(FAIL, f"the script imports mpi4py, and {facts.mpi}", "a launcher that MPI knows", hint)
         elif facts.channel == "pmi" and facts.uses_mpi:
             found = "the script imports mpi4py, and the ranks meet over PMI, after which MPI cannot start"
-            yield on_node(one, WARN, found, "MPI, or PMI", "srunddp --channel mpi")
+            yield one.finding(WARN, found, "MPI, or PMI", "srunddp --channel mpi")
 
 
 def summary(seen: Sequence[Observation[LaunchFacts]]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, on_node
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation
 
 _FULL, _SCARCE = 8 << 20, 1 << 30
 _FEW_FILES = 1024
@@ -53,21 +53,21 @@ def judge(seen: Sequence[Observation[LimitFacts]]) -> Iterator[Finding]:
             yield from _room(one, folder)
         if 0 <= one.facts.files < _FEW_FILES:
             found, hint = f"{one.facts.files} open files at most", "raise the limit of open files (ulimit -n)"
-            yield on_node(one, WARN, found, f"{_FEW_FILES} or more", hint)
+            yield one.finding(WARN, found, f"{_FEW_FILES} or more", hint)
         if one.facts.rdma and one.facts.memlock >= 0:
             found = f"{one.facts.memlock >> 10} KiB of locked memory at most, on a node with InfiniBand or RoCE"
             hint = "set memlock to unlimited in slurmd's unit"
-            yield on_node(one, WARN, found, "no limit, as NCCL locks its buffers", hint)
+            yield one.finding(WARN, found, "no limit, as NCCL locks its buffers", hint)
 
 
 def _room(one: Observation[LimitFacts], folder: str) -> Iterator[Finding]:
     free, total = one.facts.free[folder], one.facts.total.get(folder, _SCARCE)
     if free < 0:
-        yield on_node(one, FAIL, f"{folder} is not there", "a folder", "create it or correct TMPDIR")
+        yield one.finding(FAIL, f"{folder} is not there", "a folder", "create it or correct TMPDIR")
     elif free < _SCARCE:
         level = FAIL if free < _FULL else WARN
         hint = f"clear {folder}" if total >= _SCARCE else f"it has {total >> 20} MiB in all: {_larger(folder)}"
-        yield on_node(one, level, f"{free >> 20} MiB free in {folder}", f"{_SCARCE >> 30} GiB or more", hint)
+        yield one.finding(level, f"{free >> 20} MiB free in {folder}", f"{_SCARCE >> 30} GiB or more", hint)
 
 
 def _larger(folder: str) -> str:

@@ -99,7 +99,7 @@ def judge(seen: Ranks) -> Iterator[Finding]:
             place = one.facts.places[index]
             level, found, hint = _wrong(place, one.node == main)
             if found:
-                yield finding_about([one], level, f"{_named(place)}{found}", _expected(place), hint)
+                yield one.finding(level, f"{_named(place)}{found}", _expected(place), hint, rank=True)
         yield from _differing(seen, index)
 
 

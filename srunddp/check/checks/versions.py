@@ -25,11 +25,10 @@ from srunddp.check.finding import (
     differing,
     finding_about,
     minority,
-    on_node,
 )
 from srunddp.check.packages import Package, find, imports, parsed
 
-_PATIENCE = 120  # seconds for an import of torch, from a file server that many nodes ask at once
+_PATIENCE = 120.0  # seconds for an import of torch, from a file server that many nodes ask at once
 _IMPORT_IT = {"torchmetrics", "lightning", "pytorch_lightning", "timm"}  # torchvision, where it is there
 _SLOW, _SLOWER = 10.0, 3  # seconds, and times the usual
 
@@ -174,22 +173,17 @@ def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
     error, seconds, vision = one.facts.imported["error"], one.facts.imported["seconds"], one.facts.imported["vision"]
     if error and seconds:
         hint = "see how fast its file system is; copy the environment to the nodes"
-        yield on_node(one, WARN, f"import torch: {error}", "seconds", hint)
+        yield one.finding(WARN, f"import torch: {error}", "seconds", hint)
     elif error:
-        yield on_node(
-            one,
-            FAIL,
-            f"import torch: {error}",
-            "an import",
-            f"see {one.facts.executable} -c 'import torch' on that node",
-        )
+        hint = f"see {one.facts.executable} -c 'import torch' on that node"
+        yield one.finding(FAIL, f"import torch: {error}", "an import", hint)
     if vision:
         hint = "install torchvision from the same index as torch (for the CPU or one CUDA)"
         if "torchvision::" in vision:
             hint += ", or import it by srunddp.train.import_torchvision()"
         level = FAIL if one.facts.needs_vision and "without CUDA" not in vision else WARN
         expected = f"the torchvision of torch {one.facts.packages['torch']['version']}"
-        yield on_node(one, level, f"import torchvision: {vision}", expected, hint)
+        yield one.finding(level, f"import torchvision: {vision}", expected, hint)
 
 
 def _imports(done: Ranks) -> Iterator[Finding]:
@@ -205,7 +199,7 @@ def _imports(done: Ranks) -> Iterator[Finding]:
         seconds = one.facts.imported["seconds"]
         if seconds > max(_SLOW, _SLOWER * usual):
             hint = "copy the environment to the nodes, or have the node's file system looked at"
-            yield on_node(one, WARN, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", hint)
+            yield one.finding(WARN, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", hint)
 
 
 def node_lines(seen: Ranks) -> list[str]:
@@ -213,32 +207,30 @@ def node_lines(seen: Ranks) -> list[str]:
     levels: dict[str, Severity] = {}
     for finding in judge(seen):
         levels |= {node: min(finding.level, levels.get(node, finding.level)) for node in finding.nodes}
-    lines = []
-    for node, ranks in by_node(seen).items():
-        first = min(ranks, key=lambda one: one.local_rank).facts
-        state = levels[node].name if node in levels else "ok"
-        known = [*_packages(first), f"CUDA {first.packages['torch']['cuda'] or '-'}"]
-        known += [f"NCCL {first.imported['nccl'] or '-'}"]
-        known += [f"import {first.imported['seconds']:.1f} s"] if first.imported["version"] else []
-        lines.append(f"{node} {state}: {', '.join(known)}")
-    return lines
+    first = {node: min(ranks, key=lambda one: one.local_rank).facts for node, ranks in by_node(seen).items()}
+    states = {node: levels[node].name if node in levels else "ok" for node in first}
+    return [f"{node} {states[node]}: {', '.join(_known(facts))}" for node, facts in first.items()]
 
 
-def _packages(facts: VersionFacts) -> list[str]:
-    return [
-        f"Python {facts.python}",
-        *(
-            f"{name} {(each['version'] or 'unknown') if each['place'] else 'missing'}"
-            for name, each in facts.packages.items()
-        ),
-    ]
+def _known(facts: VersionFacts) -> Iterator[str]:
+    yield _packages(facts)
+    yield f"CUDA {facts.packages['torch']['cuda'] or '-'}, NCCL {facts.imported['nccl'] or '-'}"
+    if facts.imported["version"]:
+        yield f"import {facts.imported['seconds']:.1f} s"
+
+
+def _packages(facts: VersionFacts) -> str:
+    versions = {name: each["version"] or "unknown" for name, each in facts.packages.items() if each["place"]}
+    return ", ".join(
+        [f"Python {facts.python}", *(f"{name} {versions.get(name, 'missing')}" for name in facts.packages)]
+    )
 
 
 def summary(seen: Ranks) -> str:
     """What rank 0 has, and how long the slowest import took."""
     facts = min(seen, key=lambda one: one.rank).facts
     slowest = max(one.facts.imported["seconds"] for one in seen)
-    return f"{', '.join(_packages(facts))}, torch imported in {slowest:.1f} s at most"
+    return f"{_packages(facts)}, torch imported in {slowest:.1f} s at most"
 
 
 CHECK = Check(

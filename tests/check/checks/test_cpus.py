@@ -31,8 +31,8 @@ NODES = tuple(f"node{number:02d}" for number in range(1, 7))
             ("node03",),
             (4, 5),
         ),
-        ({5: {"mask": [1]}}, "1 CPU for a rank", ("node03",), (5,)),
-        ({4: {"mask": [2]}, 5: {"mask": [3]}}, "1 CPU for a rank", ("node03",), (4, 5)),
+        ({5: {"mask": [1]}}, "a rank has 1 CPU", ("node03",), (5,)),
+        ({4: {"mask": [2]}, 5: {"mask": [3]}}, "a rank has 1 CPU", ("node03",), (4, 5)),
     ],
 )
 def test_what_makes_a_rank_slow_is_found_where_it_is(
@@ -65,7 +65,7 @@ def test_the_hint_is_a_number_of_threads_that_fits() -> None:
 def test_of_two_ranks_the_one_without_its_cpus_is_named() -> None:
     """Of two, rank 0 is right."""
     (finding,) = CHECK.judge(changed(WELL, {1: {"mask": [0]}}, 2))
-    assert (finding.ranks, finding.expected) == ((1,), "2, as on most ranks")
+    assert (finding.ranks, finding.expected) == ((1,), "2 CPUs, as on most ranks")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, parse
 from srunddp.bootstrap.network.infiniband import Device
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.check.checks import interface
-from srunddp.check.checks.interface import CHECK, InterfaceFacts, judge, summary
+from srunddp.check.checks.interface import CHECK, InterfaceFacts, judge, physical, summary
 from srunddp.check.finding import CheckContext, Finding, Severity, context_of
 from tests.support.made_up_site import changed, seen, subject, told, travelled
 from tests.support.starting import NODE, slurm
@@ -176,3 +177,21 @@ def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
 def test_this_nodes_own_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "addresses_of", {socket.gethostname(): {"127.0.1.1"}}.get)
     assert interface.collect(subject()).own_name == ["127.0.1.1"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "behind"),
+    [
+        (["eth0/device"], True),
+        (["eth0"], False),  # veth, dummy, tun
+        (["eth0/bonding", "eth0/lower_a", "eth0/lower_b"], True),
+        (["eth0/lower_eno1", "eno1/device"], True),  # a VLAN
+        (["eth0/lower_bond0", "bond0/bonding"], True),  # a VLAN on a bond
+        (["eth0/lower_veth1", "veth1"], False),
+        (["eth0/bridge", "eth0/lower_eno1", "eno1/device"], False),
+    ],
+)
+def test_a_bond_or_a_vlan_has_a_device_behind_it(folders: list[str], behind: bool, tmp_path: Path) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    assert physical("eth0", tmp_path) is behind
