@@ -38,7 +38,6 @@ def gpu(uuid: str, **changes: Any) -> Device:
         free=79 * GIB,
         address="0000:17:00.0",
         numa=0,
-        links=18,
     )
     return Device(**(known | changes))  # type: ignore[typeddict-item]
 
@@ -171,14 +170,14 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]
 
 
 def test_what_nvml_says_of_a_node_is_collected(fake: Callable[..., None]) -> None:
-    first = {"uuid": "GPU-a", "total": 80 * GIB, "free": 79 * GIB, "links": 18, "separate": [1]}
+    first = {"uuid": "GPU-a", "total": 80 * GIB, "free": 79 * GIB, "separate": [1]}
     fake(first, {"uuid": "GPU-b", "address": "00000000:CA:00.0", "failing": {"nvmlDeviceGetMemoryInfo": 3}})
     facts = travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
     assert (facts.driver, facts.cuda, facts.count, facts.models) == ("580.95.05", "12.8", 2, ["NVIDIA H100"])
     assert (facts.wanted, facts.order, facts.error, facts.missing) == ("1,0", "PCI_BUS_ID", "", "")
     second, first_again = facts.devices
-    assert (second["uuid"], second["address"], second["total"], second["links"]) == ("GPU-b", "0000:ca:00.0", 0, 0)
-    assert (first_again["free"], first_again["links"]) == (79 * GIB, 18)
+    assert (second["uuid"], second["address"], second["total"]) == ("GPU-b", "0000:ca:00.0", 0)
+    assert first_again["free"] == 79 * GIB
     assert facts.separate == []
     assert look(None).separate == [["GPU-a", "GPU-b", "chipset not supported"]]
 
