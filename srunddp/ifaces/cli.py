@@ -82,11 +82,9 @@ def _scan(given: dict[str, Any]) -> int:
 def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
     if len(nodes) < 2:
         lost = f", {absent} did not come" if absent else ""
-        raise ConfigError(
-            f"all ranks that came are on {', '.join(nodes)}{lost}",
-            expected="ranks on two nodes or more",
-            hint="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
-        )
+        hint = "srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan"
+        found = f"all ranks that came are on {', '.join(nodes)}{lost}"
+        raise ConfigError(found, expected="ranks on two nodes or more", hint=hint)
     if output and os.path.lexists(output):
         raise ConfigError(f"{output} is there", expected="a new file", hint="remove it, or name another with -o")
 
@@ -98,10 +96,8 @@ def _write(text: str, output: str | None) -> None:
     try:
         Path(output).write_text(text)
     except OSError as error:
-        cause = os.strerror(error.errno or 0)
-        raise ConfigError(
-            f"{output} cannot be written: {cause}", expected="a file that rank 0 may write", hint="name another with -o"
-        ) from None
+        found, hint = f"{output} cannot be written: {os.strerror(error.errno or 0)}", "name another with -o"
+        raise ConfigError(found, expected="a file that rank 0 may write", hint=hint) from None
 
 
 @ifaces.command()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from srunddp.bootstrap.environment.slurm import expand
 from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, IfacesEntry, load
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback
 from srunddp.bootstrap.rendezvous.discovery import hostname_of
 from srunddp.check.finding import FAIL, WARN, Finding
-from srunddp.util.slurm_command import run
+from srunddp.util.slurm_command import output
 
 NAME = "ifaces"
 SINFO = ("sinfo", "--noheader", "--Node", "--format=%N")
@@ -32,9 +30,9 @@ class LintReport:
     """
 
     loaded: IfacesConfig
-    cluster: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
+    cluster: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """One line for people."""
@@ -57,49 +55,37 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
     """
     loaded = load(named, variables)
     if not loaded.path:
-        return LintReport(loaded, (), (), ())
-    cluster, note = nodes_of_cluster(variables)
-    findings, notes = judge(loaded.entries, cluster, socket.gethostname())
-    passed_over = f"{named} has no entries" if named and loaded.path != named else ""
-    return LintReport(loaded, cluster, tuple(findings), (*filter(None, (passed_over, note)), *notes))
-
-
-def nodes_of_cluster(variables: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    """Slurm's nodes in the order of sinfo, and a line on why there are none."""
+        return LintReport(loaded)
     # SINFO_PARTITION would leave nodes out.
     plain = {name: value for name, value in variables.items() if not name.startswith("SINFO_")}
-    unknown = "the nodes of the cluster are not known"
-    try:
-        done = run(SINFO, plain, timeout=_WITHIN)
-    except FileNotFoundError:
-        return (), f"sinfo is not there: {unknown}"
-    except (OSError, subprocess.SubprocessError) as error:
-        return (), f"sinfo failed, and {unknown}: {error}"
-    if done.returncode:
-        return (), f"sinfo failed, and {unknown}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}"
-    nodes = tuple(dict.fromkeys(done.stdout.split()))
-    return nodes, "" if nodes else "sinfo names no nodes"
+    cluster = tuple(dict.fromkeys(output(*SINFO, environ=plain, timeout=_WITHIN).split()))
+    findings, notes = judge(loaded.entries, cluster, socket.gethostname())
+    if not cluster:
+        notes.insert(0, "the nodes of the cluster are not known, as sinfo is not there or names none")
+    if named and loaded.path != named:
+        notes.insert(0, f"{named} has no entries")
+    return LintReport(loaded, cluster, tuple(findings), tuple(notes))
 
 
 @dataclass(frozen=True)
 class _Named:
-    """An entry, with the nodes that it names unfolded once: names in order, and patterns with ``*`` or ``?``."""
+    """An entry, and the names and patterns (with ``*`` or ``?``) of nodes in it, unfolded once."""
 
     entry: IfacesEntry
+    items: dict[str, None]
+    patterns: list[str]
 
-    @cached_property
-    def items(self) -> dict[str, None]:
-        """Names and patterns."""
-        return dict.fromkeys(expand(self.entry.nodes, where=self.entry.where))
+    @classmethod
+    def by(cls, entry: IfacesEntry) -> _Named:
+        items = dict.fromkeys(expand(entry.nodes, where=entry.where))
+        return cls(entry, items, [item for item in items if "*" in item or "?" in item])
 
-    @cached_property
-    def patterns(self) -> list[str]:
-        """Those of the items that are none of a single node."""
-        return [item for item in self.items if "*" in item or "?" in item]
+    @property
+    def names(self) -> list[str]:
+        return [item for item in self.items if item not in self.patterns]
 
     @property
     def line(self) -> str:
-        """For messages."""
         return f"line {self.entry.where.rsplit(':', 2)[1]}"
 
     def covers(self, item: str) -> bool:
@@ -108,10 +94,8 @@ class _Named:
         A ``*`` of the item fits only a ``*`` here: it may stand for nothing, or for more than a ``?`` can.
         """
         names = {item, item.split(".")[0]}
-        patterns = (each.replace("?", "[!*]") for each in self.patterns)
-        return any(name in self.items for name in names) or any(
-            fnmatch.fnmatchcase(name, each) for each in patterns for name in names
-        )
+        patterns = [each.replace("?", "[!*]") for each in self.patterns]
+        return any(name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns) for name in names)
 
 
 def judge(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) -> tuple[list[Finding], list[str]]:
@@ -122,7 +106,7 @@ def judge(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) -> 
         cluster: Slurm's nodes; empty where they are not known.
         here: this node, which need be none of them.
     """
-    named = [_Named(entry) for entry in entries]
+    named = [_Named.by(entry) for entry in entries]
     findings, notes = [], []
     for position, one in enumerate(named):
         taken = {item: first for item in one.items if (first := _first(named[:position], item))}
@@ -151,7 +135,7 @@ def _unknown(named: Sequence[_Named], nodes: set[str]) -> Iterator[Finding]:
     known = {*nodes, *(node.split(".")[0] for node in nodes)}
     hint = "correct it, or let it be if it is not a node of Slurm's"
     for one in named:
-        if missing := [item for item in one.items if item not in known and item not in one.patterns]:
+        if missing := [name for name in one.names if name not in known]:
             found = f"{one.entry.where}: names that are not nodes of the cluster"
             yield _warning(found, "nodes that sinfo lists", hint, *missing)
         for pattern in one.patterns:
@@ -170,8 +154,9 @@ def _without(named: Sequence[_Named], cluster: Sequence[str]) -> Iterator[Findin
 def _unresolved(named: Sequence[_Named], cluster: Sequence[str]) -> Iterator[Finding]:
     """Of each entry with an address, whether that of its first node leads somewhere from here."""
     for one in named:
-        nodes = cluster or [item for item in one.items if item not in one.patterns]
-        node = next((node for node in nodes if _first(named, node) is one), "") if one.entry.address else ""
+        node = (
+            next((node for node in cluster or one.names if _first(named, node) is one), "") if one.entry.address else ""
+        )
         name = hostname_of(one.entry, node)
         found = addresses_of(name) if node else set()
         if node and all(map(is_loopback, found)):

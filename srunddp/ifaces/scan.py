@@ -40,11 +40,11 @@ class ScannedInterface:
     network: str
     speed: int
     passed_over: str
-    names: tuple[str, ...]
+    names: Sequence[str]
     named: bool
-    devices: tuple[str, ...]
+    devices: Sequence[str]
     layer: str
-    others: tuple[str, ...] = ()
+    others: Sequence[str] = ()
 
 
 def links(node: str) -> list[ScannedInterface]:
@@ -135,16 +135,14 @@ def survey(hub: Coordinator) -> ScanResult:
     leaders = hub.leaders
     nodes = {rank: node for node, rank in leaders.items()}
     told = hub.ask_all({"do": "links"}, _SLACK, nodes)
-    ends = {(nodes[rank], link["name"]): _link(link) for rank, found in sorted(told.items()) for link in found}
+    ends = {
+        (nodes[rank], link["name"]): ScannedInterface(**link) for rank, found in sorted(told.items()) for link in found
+    }
     usable = {end: link for end, link in ends.items() if not link.passed_over}
     reached = _reached(hub, leaders, usable)
     names = sorted({name for link in usable.values() for name in link.names})
     resolved = hub.ask_all({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
     return ScanResult(ends, reached, {name: [one[name] for one in resolved.values()] for name in names})
-
-
-def _link(told: Mapping[str, Any]) -> ScannedInterface:
-    return ScannedInterface(**{**told, **{name: tuple(told[name]) for name in ("names", "devices", "others")}})
 
 
 def _reached(hub: Coordinator, leaders: Mapping[str, int], usable: Ends) -> dict[tuple[End, End], bool]:

@@ -6,7 +6,6 @@ import datetime
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from srunddp.bootstrap.network.interface import NetworkInterface
 from srunddp.check.coordinator import Coordinator
 from srunddp.ifaces import scan
 from srunddp.ifaces.draft import draft
-from srunddp.ifaces.scan import ScannedInterface, Scanner, ScanResult, links, survey
+from srunddp.ifaces.scan import Scanner, ScanResult, links, survey
 from tests.cluster.network import tool
 from tests.conftest import ROOT
 from tests.support.many_nodes import PER_NODE, ManyNodes, host, quick
@@ -220,7 +219,9 @@ def test_a_thousand_nodes_are_scanned_and_drafted() -> None:
         node = f"node{rank // PER_NODE:04d}"
         match question["do"]:
             case "links":
-                return [asdict(interface_of(node, number, host(rank + number))) for number in range(2)]
+                usual = {"speed": 100_000, "passed_over": "", "named": False, "devices": (), "layer": "", "others": ()}
+                own = [{"name": f"ib{n}", "address": host(rank + n), "network": f"10.{n}.0.0/16"} for n in range(2)]
+                return [usual | {"names": (f"{node}-ib",)} | each for each in own]
             case "listen":
                 return dict.fromkeys(question["addresses"], 4000)
             case "connect":
@@ -232,17 +233,3 @@ def test_a_thousand_nodes_are_scanned_and_drafted() -> None:
     assert found.missing == ()
     assert "- nodes: node[0000-0999]\n  interface: [ib0, ib1]" in found.text
     assert 'address: "{node}-ib"' in found.text
-
-
-def interface_of(node: str, number: int, address: str) -> ScannedInterface:
-    return ScannedInterface(
-        name=f"ib{number}",
-        address=address,
-        network=f"10.{number}.0.0/16",
-        speed=100_000,
-        passed_over="",
-        names=(f"{node}-ib",),
-        named=False,
-        devices=(),
-        layer="",
-    )
