@@ -29,6 +29,11 @@ def soon(seconds: float = 5.0) -> float:
     return time.monotonic() + seconds
 
 
+def listening() -> tuple[socket.socket, Address]:
+    listener = listen("127.0.0.1", [0])
+    return listener, Address(*listener.getsockname())
+
+
 def answering(rank: int) -> Any:
     return lambda question: [rank, question["word"]]
 
@@ -38,12 +43,10 @@ def gathered(
     *ranks: int, acts: Mapping[int, Any] = {}, within: float = 5.0
 ) -> Iterator[tuple[Coordinator, list[Future[int]]]]:
     """A hub and its spokes, each rank in a thread."""
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
 
     def spoke(rank: int) -> int:
-        line, _ = join([where], hello(rank), soon())
-        return serve(line, acts.get(rank, answering(rank)))
+        return serve(join([where], hello(rank), soon())[0], acts.get(rank, answering(rank)))
 
     with ThreadPoolExecutor() as pool:
         spokes = [pool.submit(spoke, rank) for rank in ranks]
@@ -131,8 +134,7 @@ def test_a_large_answer_arrives_whole() -> None:
 
 
 def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
     with ThreadPoolExecutor() as pool:
         wrong = [hello(1), hello(1, pid=2), hello(2, world_size=7)]
         found = [pool.submit(join, [where], each, soon(2.0)) for each in wrong]
@@ -149,8 +151,7 @@ def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
 
 def test_a_stranger_is_not_asked() -> None:
     """Who does not have the secret is kept out, as in a meeting."""
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
     with ThreadPoolExecutor() as pool:
         stranger = pool.submit(join, [where], hello(1, 2), soon(0.5), HmacAuthenticator(b"another"))
         hub = gather(hello(0, 2), [listener], HmacAuthenticator(b"ours"), answering(0), soon(1.0))
@@ -160,8 +161,7 @@ def test_a_stranger_is_not_asked() -> None:
 
 def test_what_knocks_by_chance_is_no_objection() -> None:
     """As a site's port scanner does."""
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
     with ThreadPoolExecutor() as pool, socket.create_connection((where.host, where.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\n\n")
         spoke = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
@@ -172,8 +172,7 @@ def test_what_knocks_by_chance_is_no_objection() -> None:
 
 
 def test_a_rank_says_that_rank_0_was_lost() -> None:
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
     with ThreadPoolExecutor() as pool:
         spoke = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
         hub = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
@@ -184,12 +183,11 @@ def test_a_rank_says_that_rank_0_was_lost() -> None:
 
 def test_two_hundred_ranks_come_and_answer() -> None:
     ranks = range(1, 201)
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
     text = "x" * 20_000
 
     def spoke(rank: int) -> int:
-        line, _ = join([where], hello(rank, 201), soon(20.0))
+        line = join([where], hello(rank, 201), soon(20.0))[0]
         return serve(line, lambda question: [rank, question["word"] + text])
 
     with ThreadPoolExecutor(200) as pool:

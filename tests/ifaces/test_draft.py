@@ -108,28 +108,22 @@ def test_an_address_of_ipv6_is_read_back_whole() -> None:
     assert drafted(scan(rail("eno1", "fd00:1:")))[1]["n03"].address == "fd00:1::3"
 
 
-def test_several_rails_in_one_network_are_a_list() -> None:
-    second = {(node, "ib1"): link("ib1", "10.1", 100 + number) for number, node in enumerate(NODES)}
-    assert interfaces(scan(rail("ib0", "10.1"), second)) == dict.fromkeys(NODES, ("ib0", "ib1"))
-
-
-def test_of_rails_in_one_network_the_slow_ones_are_left_out() -> None:
-    slow = {(node, "eno1"): link("eno1", "10.1", 100 + number, speed=1000) for number, node in enumerate(NODES)}
-    assert interfaces(scan(rail("ib0", "10.1"), slow)) == dict.fromkeys(NODES, ("ib0",))
+@pytest.mark.parametrize(("speed", "taken"), [(10_000, ("ib0", "ib1")), (1000, ("ib0",))])
+def test_of_several_rails_in_one_network_the_fastest_are_listed(speed: int, taken: tuple[str, ...]) -> None:
+    second = {(node, "ib1"): link("ib1", "10.1", 100 + number, speed=speed) for number, node in enumerate(NODES)}
+    assert interfaces(scan(rail("ib0", "10.1"), second)) == dict.fromkeys(NODES, taken)
 
 
 # What does not reach the others.
 
 
-def test_a_network_that_reaches_nobody_is_passed_over_and_said() -> None:
-    found = scan(rail("eno1", "10.1", speed=1000), rail("eno2", "10.2", speed=25_000, named=True), lost=["10.2"])
+def test_what_reaches_nobody_or_is_down_is_passed_over_and_said() -> None:
+    fast, down = rail("eno2", "10.2", speed=25_000, named=True), rail("ib0", "10.3", NODES[1:3], passed_over="down")
+    found = scan(rail("eno1", "10.1", speed=1000), fast, down, lost=["10.2"])
     assert interfaces(found) == dict.fromkeys(NODES, ("eno1",))
-    assert "# Passed over: eno2 on n[01-04], reaches no other node." in drafted(found)[0].text.splitlines()
-
-
-def test_what_is_down_is_passed_over_with_its_reason() -> None:
-    made, _ = drafted(scan(rail("eno1", "10.1"), rail("ib0", "10.2", NODES[1:3], passed_over="down")))
-    assert "# Passed over: ib0 on n[02-03], down." in made.text.splitlines()
+    lines = drafted(found)[0].text.splitlines()
+    assert "# Passed over: eno2 on n[01-04], reaches no other node." in lines
+    assert "# Passed over: ib0 on n[02-03], down." in lines
 
 
 def test_a_node_that_reaches_none_has_no_entry_and_is_said() -> None:
@@ -181,19 +175,12 @@ def test_a_name_of_every_node_that_all_know_is_one_template() -> None:
     assert made.text.count("- nodes:") == 1
 
 
-def test_a_name_that_one_node_does_not_know_is_no_template() -> None:
+@pytest.mark.parametrize("elsewhere", [[], ["10.9.0.2"]])
+def test_a_name_that_one_node_does_not_know_is_no_template(elsewhere: list[str]) -> None:
     ends, resolved = named("{node}-ib0")
-    resolved["n02-ib0"] = [["10.1.0.2"], ["10.1.0.2"], [], ["10.1.0.2"]]
-    _, entries = drafted(scan(ends, resolved=resolved))
-    assert {node: entry.address for node, entry in entries.items()} == {
-        node: f"10.1.0.{number}" for number, node in enumerate(NODES, 1)
-    }
-
-
-def test_a_name_that_leads_one_node_elsewhere_is_no_template() -> None:
-    ends, resolved = named("{node}-ib0")
-    resolved["n02-ib0"] = [["10.1.0.2"], ["10.9.0.2"], ["10.1.0.2"], ["10.1.0.2"]]
-    assert drafted(scan(ends, resolved=resolved))[1]["n02"].address == "10.1.0.2"
+    resolved["n02-ib0"] = [["10.1.0.2"], ["10.1.0.2"], elsewhere, ["10.1.0.2"]]
+    entries = drafted(scan(ends, resolved=resolved))[1]
+    assert [entries[node].address for node in NODES] == [f"10.1.0.{number}" for number in range(1, 5)]
 
 
 def test_a_node_whose_name_is_part_of_anothers_has_its_own() -> None:
@@ -209,15 +196,6 @@ def test_a_node_whose_name_is_part_of_anothers_has_its_own() -> None:
 
 
 # NCCL's devices.
-
-
-def test_active_devices_are_named_exactly_for_nccl() -> None:
-    second = {
-        (node, "ib1"): link("ib1", "10.1", 100 + number, layer="InfiniBand", devices=("mlx5_10",))
-        for number, node in enumerate(NODES)
-    }
-    entries = drafted(scan(rail("ib0", "10.1", **IB), second))[1]
-    assert {entry.env["NCCL_IB_HCA"] for entry in entries.values()} == {"=mlx5_0,mlx5_10"}
 
 
 def test_nodes_with_other_devices_have_an_entry_of_their_own() -> None:
@@ -240,10 +218,9 @@ def drafted_of(links: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> 
     return draft(ScanResult(ends, reached, {}), TODAY).text
 
 
-def test_each_device_of_an_entry_is_named_once() -> None:
-    every = tuple(f"mlx5_{number}" for number in range(3))
-    text = drafted_of({"ib0": (every, ()), "ib1": (every, ())})
-    assert '  env: {NCCL_IB_HCA: "=mlx5_0,mlx5_1,mlx5_2"}  # active InfiniBand or RoCE\n' in text
+def test_each_active_device_is_named_once_and_exactly() -> None:
+    text = drafted_of({"ib0": (("mlx5_0", "mlx5_10"), ()), "ib1": (("mlx5_10",), ())})
+    assert '  env: {NCCL_IB_HCA: "=mlx5_0,mlx5_10"}  # active InfiniBand or RoCE\n' in text
 
 
 def test_devices_in_doubt_are_a_comment() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from srunddp.bootstrap.network import infiniband, interface, probe
 from srunddp.bootstrap.network.infiniband import Device
-from srunddp.bootstrap.network.interface import NetworkInterface
 from srunddp.check.coordinator import Coordinator
 from srunddp.ifaces import scan
 from srunddp.ifaces.draft import draft
@@ -175,31 +174,6 @@ def test_the_names_of_an_address_are_looked_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(interface, "_VIRTUAL", ("eth",))
     monkeypatch.setattr(scan, "why_unusable", interface.why_unusable)
     assert [(link.names, bool(link.passed_over)) for link in links("n1")] == [((), True)]
-
-
-def test_an_interface_has_the_nodes_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = (
-        NetworkInterface("net0", True, 0, ("10.1.0.1",), ()),
-        NetworkInterface("eth9", True, 10, ("10.9.0.1",), ()),
-    )
-    monkeypatch.setattr(scan, "list_interfaces", lambda: here)
-    monkeypatch.setattr(socket, "gethostbyaddr", lambda _: ("", [], []))
-    monkeypatch.setattr(
-        infiniband,
-        "devices",
-        lambda: [
-            *(Device(f"mlx5_{n}", "InfiniBand", True, 400_000, (f"net{n}",)) for n in range(3)),
-            Device("off", "InfiniBand", False, 9, ()),
-        ],
-    )
-    first, second = scan.links("node01")
-    assert (first.devices, first.others, first.layer, first.speed) == (
-        ("mlx5_0", "mlx5_1", "mlx5_2"),
-        (),
-        "InfiniBand",
-        400_000,
-    )
-    assert (second.devices, second.layer) == ((), "")
 
 
 def test_a_look_up_that_hangs_keeps_no_process(tmp_path: Path) -> None:
