@@ -139,31 +139,24 @@ def judge(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: f
             hint = "mend what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
             where, expected = (nodes[rank],), "one sum on all ranks"
             yield Finding(level=FAIL, found=wrong, expected=expected, hint=hint, nodes=where, ranks=(rank,))
-    best, backend = _best(facts)
-    share = THRESHOLDS.get(backend, 0.0)
+    best = max((rate for _, rate in facts[0].sweep), default=0.0)
+    share = THRESHOLDS.get(facts[0].backend, 0.0)
     if 0 < best < share * link:
         yield Finding(
             level=WARN,
-            found=f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {backend}",
+            found=f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {facts[0].backend}",
             expected=f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}",
             hint="see the lines on rate, interface and GPUs",
             nodes=tuple(sorted(set(nodes.values()))),
         )
 
 
-def _best(facts: Mapping[int, AllReduceFacts]) -> tuple[float, str]:
-    zero = facts.get(0)
-    return (max((rate for _, rate in zero.sweep), default=0.0), zero.backend) if zero else (0.0, "")
-
-
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
     """The sweep, and the threshold."""
-    _, backend = _best(facts)
-    sweep = facts[0].sweep if 0 in facts else ()
-    shown = ", ".join(f"{_size(size)} {rate / 1e9:.3f}" for size, rate in sweep)
-    share = THRESHOLDS.get(backend, 0.0)
+    shown = ", ".join(f"{_size(size)} {rate / 1e9:.3f}" for size, rate in facts[0].sweep)
+    share = THRESHOLDS.get(facts[0].backend, 0.0)
     threshold = f"threshold {share * link / 1e9:.2f}, {share} of the link's rate" if link else "no link's rate is known"
-    return f"{backend} all-reduce, busbw in GB/s: {shown}; {threshold}"
+    return f"{facts[0].backend} all-reduce, busbw in GB/s: {shown}; {threshold}"
 
 
 def _size(count: int) -> str:

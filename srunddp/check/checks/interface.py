@@ -116,30 +116,20 @@ def judge(seen: Ranks) -> Iterator[Finding]:
             hint = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
             yield one.finding(WARN, found, "an address that other nodes reach", hint)
     fit = [one for one in seen if one.facts.name and not one.facts.one_node]
-    for text, value, hint in _COMPARED if fit else ():
-        usual, others = minority(fit, value)
-        for known, who in others.items():
-            found = text.format(who[0].facts.name, known)
-            yield finding_about(who, WARN, found, f"{usual}, as on the other nodes", hint, ranks=False)
+    hint = "set the same one on all (ip link set dev NAME mtu N): large packets get lost where the MTUs differ"
+    yield from _unlike(fit, "{} has MTU {}", lambda facts: str(facts.mtu), hint)
+    hint = "see its cable and the switch's port: all ranks wait for the slowest"
+    yield from _unlike(fit, "{} runs at {}", lambda facts: shown_speed(facts.speed), hint)
+    hint = "mend the port, or give these nodes the same ones by `env: {NCCL_IB_HCA: …}` in ifaces.conf"
+    devices = "active InfiniBand or RoCE devices: {1}"
+    yield from _unlike(fit, devices, lambda facts: ", ".join(facts.devices) or "none", hint)
 
 
-_COMPARED: tuple[tuple[str, Callable[[Observation[InterfaceFacts]], str], str], ...] = (
-    (
-        "{} has MTU {}",
-        lambda one: str(one.facts.mtu),
-        "set the same one on all (ip link set dev NAME mtu N): large packets get lost where the MTUs differ",
-    ),
-    (
-        "{} runs at {}",
-        lambda one: shown_speed(one.facts.speed),
-        "see its cable and the switch's port: all ranks wait for the slowest",
-    ),
-    (
-        "active InfiniBand or RoCE devices: {1}",
-        lambda one: ", ".join(one.facts.devices) or "none",
-        "mend the port, or give these nodes the same ones by `env: {NCCL_IB_HCA: …}` in ifaces.conf",
-    ),
-)
+def _unlike(fit: Ranks, text: str, value: Callable[[InterfaceFacts], str], hint: str) -> Iterator[Finding]:
+    usual, others = minority(fit, lambda one: value(one.facts)) if fit else ("", {})
+    for known, who in others.items():
+        found = text.format(who[0].facts.name, known)
+        yield finding_about(who, WARN, found, f"{usual}, as on the other nodes", hint, ranks=False)
 
 
 def summary(seen: Ranks) -> str:
