@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +25,7 @@ class ScannedInterface:
     """An interface of a node.
 
     Attributes:
-        address: its first, IPv4 before IPv6; network: that address belongs to, ``10.88.0.0/24``.
+        address: its first, IPv4 before IPv6.
         speed: in Mbit/s, 0 where it is not known.
         passed_over: why it is none for a training; empty where it may be one.
         names: other names of the node that lead to the address.
@@ -37,7 +36,6 @@ class ScannedInterface:
 
     name: str
     address: str
-    network: str
     speed: int
     passed_over: str
     names: Sequence[str]
@@ -61,7 +59,6 @@ def links(node: str) -> list[ScannedInterface]:
             ScannedInterface(
                 name=link.name,
                 address=address,
-                network=_network(link.name, address),
                 speed=max([link.speed, *(device.rate for device in theirs)]),
                 passed_over=why_unusable(link),
                 names=_names(address) if usable else (),
@@ -72,17 +69,6 @@ def links(node: str) -> list[ScannedInterface]:
             )
         )
     return found
-
-
-def _network(name: str, address: str) -> str:
-    import psutil
-
-    masks = [found.netmask for found in psutil.net_if_addrs().get(name, ()) if found.address == address]
-    if not masks or not masks[0]:
-        return ""
-    # An IPv6 mask comes as an address, of which the module takes no network.
-    length = bin(int(ipaddress.ip_address(masks[0]))).count("1")
-    return str(ipaddress.ip_interface(f"{address}/{length}").network)
 
 
 def _names(address: str) -> tuple[str, ...]:
@@ -156,17 +142,11 @@ def _reached(hub: Coordinator, leaders: Mapping[str, int], usable: Ends) -> dict
     for index, node in enumerate(ring):
         peers = [ring[(index + step) % len(ring)] for step in range(1, min(_NEIGHBOURS, len(ring) - 1) + 1)]
         tried = ((a, b) for a in ends[node] for peer in peers for b in ends[peer])
-        probes = {(a, b): _probe(a[1], usable[a], usable[b], ports[leaders[b[0]]]) for a, b in tried}
+        probes = {(a, b): _probe(a[1], usable[a].address, usable[b].address, ports[leaders[b[0]]]) for a, b in tried}
         plan[leaders[node]] = {pair: probe for pair, probe in probes.items() if probe.same_family}
     told = run_plan(hub, plan)
     return {pair: told.get(pair, NO_ANSWER) == "" for probes in plan.values() for pair in probes}
 
 
-def _probe(interface: str, here: ScannedInterface, there: ScannedInterface, ports: Mapping[str, int]) -> Probe:
-    return Probe(
-        source=here.address,
-        host=there.address,
-        port=ports[there.address],
-        interface=interface,
-        neighbour=here.network == there.network,
-    )
+def _probe(interface: str, source: str, host: str, ports: Mapping[str, int]) -> Probe:
+    return Probe(source=source, host=host, port=ports[host], interface=interface)

@@ -25,7 +25,12 @@ def link(name: str, network: str, number: int, **changes: Any) -> ScannedInterfa
     """An interface of the node of this number, in the network ``10.1`` or ``fd00:1:`` say."""
     address = f"{network}:{number:x}" if ":" in network else f"{network}.0.{number}"
     known: dict[str, Any] = {"speed": 10_000, "passed_over": "", "names": (), "named": False, "devices": ()}
-    return ScannedInterface(**{"name": name, "address": address, "network": network, "layer": ""} | known | changes)
+    return ScannedInterface(**{"name": name, "address": address, "layer": ""} | known | changes)
+
+
+def network(link: ScannedInterface) -> str:
+    """The network that it was made in."""
+    return link.address.rpartition(":")[0] if ":" in link.address else link.address.rsplit(".", 2)[0]
 
 
 def rail(
@@ -41,7 +46,7 @@ def scan(
     """What is found where all in one network reach each other, but not those of ``lost``: nodes or networks."""
     ends = {end: link for each in rails for end, link in each.items()}
     reached = {
-        (a, b): ends[a].network == ends[b].network and not {a[0], b[0], ends[a].network} & set(lost)
+        (a, b): network(ends[a]) == network(ends[b]) and not {a[0], b[0], network(ends[a])} & set(lost)
         for a, b in itertools.permutations(ends, 2)
         if a[0] != b[0] and not ends[a].passed_over and not ends[b].passed_over
     }

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from srunddp.bootstrap.network.interface import shares_subnet
+
 WITHIN = 2.0  # seconds for one connection
 AT_ONCE = 64
 NO_ANSWER = "no answer"
@@ -23,14 +25,12 @@ class Probe:
         source: the address of this node that it comes from.
         host, port: where the other node listens.
         interface: the interface of this node that it is bound to; empty for the one that the kernel routes it over.
-        neighbour: whether both addresses are in one network.
     """
 
     source: str
     host: str
     port: int
     interface: str = ""
-    neighbour: bool = False
 
     @property
     def same_family(self) -> bool:
@@ -43,12 +43,11 @@ def connect(probe: Probe) -> str:
 
     An interface is bound as well as its address: with the address alone the kernel sends over the interface that has
     the route. Bound to an interface, the kernel sends to any address as to a neighbour's, and Linux answers for all
-    addresses of a node on all its interfaces. So only neighbours count, and what the node routes from this address.
+    addresses of a node on all its interfaces. So only addresses in its own subnet count, and what is routed from it.
     """
-    family = _family(probe.host)
-    if probe.interface and not probe.neighbour and _routed_from(family, probe.host) != probe.source:
+    if probe.interface and not (shares_subnet(probe.source, probe.host) or _routed_from(probe.host) == probe.source):
         return "routed over another interface"
-    with socket.socket(family, socket.SOCK_STREAM) as line:
+    with socket.socket(_family(probe.host), socket.SOCK_STREAM) as line:
         line.settimeout(WITHIN)
         try:
             if probe.interface:
@@ -67,9 +66,9 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _routed_from(family: socket.AddressFamily, host: str) -> str:
+def _routed_from(host: str) -> str:
     """The address that this node would send from. Connecting a UDP socket looks up the route, and sends nothing."""
-    with socket.socket(family, socket.SOCK_DGRAM) as line:
+    with socket.socket(_family(host), socket.SOCK_DGRAM) as line:
         try:
             line.connect((host, 9))
         except OSError:

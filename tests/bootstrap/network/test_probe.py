@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from srunddp.bootstrap.network import probe as network_probe
 from srunddp.bootstrap.network.probe import Probe, Prober, connect, run_probes
 
 
@@ -27,9 +28,10 @@ def test_it_sends_from_its_own_address(there: socket.socket) -> None:
     assert host == "127.0.0.3"
 
 
-def test_bound_to_an_interface_only_its_own_ways_count(there: socket.socket) -> None:
-    """The kernel would send from 127.0.0.1."""
-    assert connect(probe(there, "127.0.0.2", interface="lo", neighbour=True)) == ""
+def test_bound_to_an_interface_only_its_own_ways_count(there: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other is in another subnet, the kernel would send from 127.0.0.1."""
+    monkeypatch.setattr(network_probe, "shares_subnet", lambda own, other: own == "127.0.0.4")
+    assert connect(probe(there, "127.0.0.4", interface="lo")) == ""
     assert connect(probe(there, "127.0.0.2", interface="lo")) == "routed over another interface"
     assert connect(probe(there, "127.0.0.1", interface="lo")) == ""
 
