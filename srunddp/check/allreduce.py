@@ -127,7 +127,7 @@ def _call(world: World, size: int, count: int) -> float:
     return max(float(taken), 1e-9)
 
 
-def judge(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float) -> Iterator[Finding]:
+def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float) -> Iterator[Finding]:
     """No sum or a wrong one stops a job; a slow one is warned of.
 
     Args:

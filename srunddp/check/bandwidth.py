@@ -106,7 +106,7 @@ def _measure(hub: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]
     return {(a, b): float(answers.get(ends[b].rank) or 0.0) for a, b in ways}
 
 
-def judge(rates: BandwidthMatrix) -> Iterator[Finding]:
+def evaluate(rates: BandwidthMatrix) -> Iterator[Finding]:
     """A node of which most ways out or in are slow is named alone; else each slow way."""
     left = rates.slow()
     met: dict[str, tuple[list[Way], list[Way]]] = {}
@@ -143,7 +143,7 @@ def summary(rates: BandwidthMatrix) -> str:
 
 def survey_clocks(hub: Coordinator) -> dict[str, float]:
     """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round trip."""
-    offsets = {node: _offset(hub, rank) for node, rank in hub.leaders.items() if rank}
+    offsets = {node: _offset(hub, rank) for node, rank in hub.node_leaders.items() if rank}
     return {hub.nodes[0]: 0.0} | {node: offset for node, offset in offsets.items() if offset is not None}
 
 
@@ -158,7 +158,7 @@ def _offset(hub: Coordinator, rank: int) -> float | None:
     return min(tries)[1] if tries else None
 
 
-def judge_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
+def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
     """The clocks that are not as most are."""
     usual = statistics.median_low(offsets.values())
     for node, offset in offsets.items():

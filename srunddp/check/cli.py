@@ -81,7 +81,7 @@ def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
     """On rank 0: the check, its report, and the exit code, which all others are told."""
     environment = own.context.environment
     try:
-        hub = coordinate(own.context, own.act, given["timeout"], ports)
+        hub = coordinate(own.context, own.handle, given["timeout"], ports)
     except SrunddpError as error:
         words = {"found": error.found, "expected": error.expected, "hint": error.hint}
         apart = Finding(level=FAIL, **words, nodes=(environment.node,), ranks=(environment.rank,))
@@ -91,7 +91,7 @@ def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
         report = preflight.examine(hub, own, given["timeout"], with_collective=given["collective"])
         code = _tell(report, given, environment)
     finally:
-        hub.dismiss(code)
+        hub.shutdown(code)
     return _ended(environment, code)
 
 
@@ -119,7 +119,7 @@ def _tell(report: Report, given: dict[str, Any], environment: Environment) -> in
 def _follow(given: dict[str, Any], own: Responder, ports: range | None) -> int:
     """On another rank: answer rank 0. Where it is not found, one rank of the node says what it sees."""
     environment = own.context.environment
-    code, found = join("check", own.context, own.act, given["timeout"], ports)
+    code, found = join("check", own.context, own.handle, given["timeout"], ports)
     if not found and environment.local_rank == 0:
         for finding in preflight.alone(own.context).findings:
             write_stderr(f"srunddp: check on {environment.node}: {render.said(finding)}\n")

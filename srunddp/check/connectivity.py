@@ -45,13 +45,13 @@ class ConnectivityMatrix:
     Attributes:
         endpoints: by name; tried: the ways between them.
         broken: the ways on which packets get lost, and how that shows.
-        mute: endpoints that could not listen.
+        not_listening: endpoints that could not listen.
     """
 
     endpoints: Mapping[str, Endpoint]
     tried: Sequence[Way]
     broken: Mapping[Way, str] = field(default_factory=dict)
-    mute: tuple[str, ...] = ()
+    not_listening: tuple[str, ...] = ()
 
 
 def run_listeners(hub: Coordinator, addresses: Mapping[int, Sequence[str]]) -> dict[int, dict[str, int]]:
@@ -78,8 +78,10 @@ def survey(hub: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> Connec
     ends = listening(hub, known)
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
     failing = _try(hub, ends, _try(hub, ends, pairs))
-    mute = tuple(name for name, end in known.items() if name not in ends and end.rank not in hub.trouble)
-    return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=_directed(hub, ends, failing), mute=mute)
+    not_listening = tuple(name for name, end in known.items() if name not in ends and end.rank not in hub.errors)
+    return ConnectivityMatrix(
+        endpoints=ends, tried=pairs, broken=_directed(hub, ends, failing), not_listening=not_listening
+    )
 
 
 def endpoints_of(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]) -> dict[str, Endpoint]:
@@ -120,12 +122,12 @@ def _try(hub: Coordinator, ends: Mapping[str, Endpoint], pairs: Iterable[Way]) -
         probe = Probe(source=ends[a].host, host=ends[b].host, port=ends[b].port)
         probes.setdefault(ends[a].rank, {})[a, b] = probe
     found = run_plan(hub, probes)
-    return {(a, b): why for (a, b), why in found.items() if why and ends[b].rank not in hub.trouble}
+    return {(a, b): why for (a, b), why in found.items() if why and ends[b].rank not in hub.errors}
 
 
 def _directed(hub: Coordinator, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]) -> dict[Way, str]:
     """On which way the packets get lost, by what the listeners' kernels hold half open."""
-    told = hub.ask_all({"do": "half open"}, _SLACK, {ends[b].rank for _, b in failing})
+    told = hub.broadcast({"do": "half open"}, _SLACK, {ends[b].rank for _, b in failing})
     broken: dict[Way, str] = {}
     for (a, b), why in failing.items():
         answer_lost = why == NO_ANSWER and ends[a].host in (told.get(ends[b].rank) or ())
@@ -133,9 +135,9 @@ def _directed(hub: Coordinator, ends: Mapping[str, Endpoint], failing: Mapping[W
     return broken
 
 
-def judge(ways: ConnectivityMatrix) -> Iterator[Finding]:
+def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
     """A node that reaches no other, or none of them it, is named alone; else each way that is broken."""
-    for name in ways.mute:
+    for name in ways.not_listening:
         yield _finding("no port on the interface's address can be listened on", nodes=(name.partition(":")[0],))
     left = dict(ways.broken)
     if len(ways.endpoints) > 2 and left and all({(a, b), (b, a)} & left.keys() for a, b in ways.tried):
@@ -143,7 +145,7 @@ def judge(ways: ConnectivityMatrix) -> Iterator[Finding]:
         found = f"no TCP between any two nodes over {over}: {next(iter(left.values()))}"
         yield _finding(found, nodes=tuple(dict.fromkeys(name.partition(":")[0] for name in ways.endpoints)))
         return
-    alone = list(_cut_off(ways, left))
+    alone = list(_isolated(ways, left))
     for name, words, why in alone:
         # In a multitude of addresses the nodes would be rows of their own.
         at = ways.endpoints[name].host if len(alone) <= _ROWS else "its address"
@@ -155,7 +157,7 @@ def judge(ways: ConnectivityMatrix) -> Iterator[Finding]:
     yield from shortened(rows, _ROWS)
 
 
-def _cut_off(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
+def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
     """The endpoints all of whose ways are broken, how and why; their ways are taken out of ``left``."""
     tried = group_by_key((name, pair) for pair in ways.tried for name in pair)
     named: set[str] = set()

@@ -24,7 +24,7 @@ from srunddp.errors import RendezvousError
 from srunddp.util.json_lines import parse, send
 from srunddp.util.timeouts import call_in_daemon_thread
 
-Act = Callable[[Mapping[str, Any]], Any]
+Handler = Callable[[Mapping[str, Any]], Any]
 _LONGEST = 1 << 24
 _PIECE = 1 << 16
 _LATEST = 600.0
@@ -42,20 +42,20 @@ class Coordinator:
 
     Attributes:
         here: what each rank that came said of itself, rank 0 included.
-        act: what rank 0 itself does for a question.
+        handle: what rank 0 itself does for a question.
         lines: to each other rank that still answers.
         objections: what is wrong with ranks that came; refused: connections that proved nothing.
         unanswered: addresses from which packets came while ranks were missing, but not the answers to our answers.
-        trouble: why a rank is not asked any more, or could not answer.
+        errors: why a rank is not asked any more, or could not answer.
     """
 
     here: dict[int, Hello]
-    act: Act
+    handle: Handler
     lines: dict[int, socket.socket] = field(default_factory=dict)
     objections: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
-    trouble: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
     _text: dict[int, bytearray] = field(default_factory=dict)
 
     @property
@@ -64,7 +64,7 @@ class Coordinator:
         return {rank: hello.node for rank, hello in sorted(self.here.items())}
 
     @property
-    def leaders(self) -> dict[str, int]:
+    def node_leaders(self) -> dict[str, int]:
         """The first rank of each node that still answers."""
         first: dict[str, int] = {}
         for rank, node in self.nodes.items():
@@ -88,7 +88,7 @@ class Coordinator:
             self.lines[rank].settimeout(_SEND_WITHIN)
             send(self.lines[rank], dict(questions[rank]))
         # In a thread, for it may hang here as it may there.
-        own = call_in_daemon_thread(partial(_answered, self.act, questions[0])) if 0 in questions else None
+        own = call_in_daemon_thread(partial(_answered, self.handle, questions[0])) if 0 in questions else None
         answers = self._collect(waiting, deadline)
         late = f"no answer within {within:g} s"
         for rank in waiting:
@@ -99,10 +99,12 @@ class Coordinator:
             answers[0] = {_FAILED: late}
         for rank, message in answers.items():
             if _FAILED in message:
-                self.trouble.setdefault(rank, str(message[_FAILED]))
+                self.errors.setdefault(rank, str(message[_FAILED]))
         return {rank: answers[rank].get(_ANSWER) for rank in sorted(answers) if _FAILED not in answers[rank]}
 
-    def ask_all(self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+    def broadcast(
+        self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None
+    ) -> dict[int, Any]:
         """Ask these ranks the same, or every rank that came."""
         return self.ask(dict.fromkeys(self.here if ranks is None else ranks, question), within)
 
@@ -137,10 +139,10 @@ class Coordinator:
         return text if piece and len(text) <= _LONGEST else bytearray()
 
     def _drop(self, rank: int, why: str) -> None:
-        self.trouble.setdefault(rank, why)
+        self.errors.setdefault(rank, why)
         self.lines.pop(rank).close()
 
-    def dismiss(self, code: int) -> None:
+    def shutdown(self, code: int) -> None:
         """All others end with this exit code."""
         for line in self.lines.values():
             send(line, {_OVER: code})
@@ -148,7 +150,7 @@ class Coordinator:
 
 
 def gather(
-    own: Hello, listening: Sequence[socket.socket], trust: Authenticator, act: Act, deadline: float
+    own: Hello, listening: Sequence[socket.socket], trust: Authenticator, handle: Handler, deadline: float
 ) -> Coordinator:
     """On rank 0: wait for all other ranks, and take those that have come by the deadline.
 
@@ -156,10 +158,10 @@ def gather(
         own: rank 0's hello.
         listening: its sockets.
         trust: its kind of proof.
-        act: what rank 0 does itself for a question.
+        handle: what rank 0 does itself for a question.
         deadline: of :func:`time.monotonic`.
     """
-    hub = Coordinator({0: own}, act)
+    hub = Coordinator({0: own}, handle)
     with AuthenticatedListener(listening, own.token, trust, own.world_size, hub.refused.append) as door:
         while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
             for hello, line, message in door.events(left):
@@ -205,7 +207,7 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
     return ""
 
 
-def serve(line: socket.socket, act: Act) -> int:
+def serve(line: socket.socket, handle: Handler) -> int:
     """On another rank: answer rank 0's questions until it says that it is over.
 
     Returns:
@@ -221,7 +223,7 @@ def serve(line: socket.socket, act: Act) -> int:
                 message = parse(text)
                 if _OVER in message:
                     return int(message[_OVER])
-                line.sendall(json.dumps(_answered(act, message)).encode() + b"\n")
+                line.sendall(json.dumps(_answered(handle, message)).encode() + b"\n")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no word from it"
     else:
@@ -229,8 +231,8 @@ def serve(line: socket.socket, act: Act) -> int:
     raise CoordinatorLostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message")
 
 
-def _answered(act: Act, question: Mapping[str, Any]) -> dict[str, Any]:
+def _answered(handle: Handler, question: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return {_ANSWER: act(question)}
+        return {_ANSWER: handle(question)}
     except Exception as error:  # what one rank cannot do must not hide what the others can
         return {_FAILED: f"{type(error).__name__}: {error}"}

@@ -110,7 +110,7 @@ class Check(Generic[F]):
         name: one word, for the table.
         facts: a dataclass of what is collected, of numbers, texts, and lists and dicts of those: it travels as JSON.
         collect: what this rank sees; quick, and before torch and CUDA are touched.
-        judge: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
+        evaluate: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
         summary: one line for people on what was seen.
         node_lines: one line for each node, of checks that have more to say of it.
         within: seconds that collecting may take.
@@ -119,7 +119,7 @@ class Check(Generic[F]):
     name: str
     facts: Callable[..., F]
     collect: Callable[[CheckContext], F]
-    judge: Callable[[Sequence[Observation[F]]], Iterable[Finding]]
+    evaluate: Callable[[Sequence[Observation[F]]], Iterable[Finding]]
     summary: Callable[[Sequence[Observation[F]]], str]
     node_lines: Callable[[Sequence[Observation[F]]], Sequence[str]] = lambda _: ()
     within: float = 15.0

@@ -20,7 +20,7 @@ from srunddp.bootstrap.network.interface import (
 )
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, raise_open_files_limit
-from srunddp.check.coordinator import Act, Coordinator, CoordinatorLostError, gather, serve
+from srunddp.check.coordinator import Coordinator, CoordinatorLostError, Handler, gather, serve
 from srunddp.check.finding import CheckContext
 from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.util.click_types import limit
@@ -31,11 +31,11 @@ _A_HOST = 1.0
 come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
-def coordinate(context: CheckContext, act: Act, timeout: float, ports: range | None = None) -> Coordinator:
+def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: range | None = None) -> Coordinator:
     """On rank 0: become the hub of all ranks that come in time.
 
     Args:
-        context: rank 0; act: what it does for a question.
+        context: rank 0; handle: what it does for a question.
         timeout: seconds.
         ports: that a firewall leaves open.
 
@@ -45,17 +45,19 @@ def coordinate(context: CheckContext, act: Act, timeout: float, ports: range | N
     environment, deadline = context.environment, time.monotonic() + timeout
     own = discovery.hello(environment, discovery.token(environment))
     if environment.world_size == 1:
-        return Coordinator({0: own}, act)
+        return Coordinator({0: own}, handle)
     raise_open_files_limit()
     entry = entry_or_default(context.loaded.entries, environment.node)
     listening = _listen(environment, _own_addresses(environment, context.interface), entry, ports)
     told = protocol.encode_advertisement(own.token, [Address(*each.getsockname()[:2]) for each in listening])
     _, heard = discovery.discover(environment, told, timeout, _over_mpi(context, timeout), lambda _: None)
     secret = protocol.decode_advertisement(heard).secret if heard else ""
-    return gather(own, listening, auth.choose_authenticator(secret), act, deadline)
+    return gather(own, listening, auth.choose_authenticator(secret), handle, deadline)
 
 
-def join(command: str, context: CheckContext, act: Act, timeout: float, ports: range | None = None) -> tuple[int, bool]:
+def join(
+    command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
+) -> tuple[int, bool]:
     """On another rank: find rank 0 and answer its questions, or say why it is not found.
 
     Args:
@@ -69,7 +71,7 @@ def join(command: str, context: CheckContext, act: Act, timeout: float, ports: r
         CoordinatorLostError: rank 0 was found, and is gone.
     """
     try:
-        return _join(context, act, timeout, ports), True
+        return _join(context, handle, timeout, ports), True
     except CoordinatorLostError:
         raise
     except SrunddpError as error:
@@ -77,13 +79,13 @@ def join(command: str, context: CheckContext, act: Act, timeout: float, ports: r
         return 0, False
 
 
-def _join(context: CheckContext, act: Act, timeout: float, ports: range | None) -> int:
+def _join(context: CheckContext, handle: Handler, timeout: float, ports: range | None) -> int:
     environment, deadline = context.environment, time.monotonic() + timeout
     _, heard = discovery.discover(environment, None, timeout, _over_mpi(context, timeout), lambda _: None)
     told = protocol.decode_advertisement(heard) if heard else None
     hello = discovery.hello(environment, told.token if told else discovery.token(environment))
     candidates = list(told.addresses) if told else _candidates(context, ports)
-    return serve(_find(candidates, hello, deadline, auth.choose_authenticator(told.secret if told else "")), act)
+    return serve(_find(candidates, hello, deadline, auth.choose_authenticator(told.secret if told else "")), handle)
 
 
 def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Authenticator) -> socket.socket:

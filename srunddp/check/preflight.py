@@ -45,7 +45,7 @@ class Responder:
     store_fd: int | None = None
     prober: Prober = field(default_factory=Prober)
 
-    def act(self, question: Mapping[str, Any]) -> Any:
+    def handle(self, question: Mapping[str, Any]) -> Any:
         """The answer to one of rank 0's questions."""
         match question.get("do"):
             case "facts":
@@ -99,7 +99,7 @@ def examine(hub: Coordinator, own: Responder, timeout: float, *, with_collective
     """
     report = look(hub, own.context, timeout, CHECKS)
     offsets = bandwidth.survey_clocks(hub)
-    report.add(bandwidth.CLOCK, bandwidth.judge_clocks(offsets), bandwidth.summary_of_clocks(offsets))
+    report.add(bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets))
     ways = reached(hub, report)
     if with_collective:
         _measure(hub, own, report, ways)
@@ -112,8 +112,8 @@ def look(hub: Coordinator, context: CheckContext, timeout: float, checks: Sequen
     report = Report(dict(sorted(hub.here.items())))
     report.add(NAME, missing(hub, context, timeout))
     question = {"do": "facts", "checks": [check.name for check in checks]}
-    report.take(hub.ask_all(question, max(check.within for check in checks) + _FACTS_WITHIN))
-    report.judge(checks)
+    report.take(hub.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN))
+    report.evaluate(checks)
     return report
 
 
@@ -121,7 +121,7 @@ def reached(hub: Coordinator, report: Report) -> ConnectivityMatrix:
     """Have the nodes whose interface is fit try to reach each other."""
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(hub, {one.rank: (one.facts.name, one.facts.address) for one in fit})
-    report.add(connectivity.NAME, connectivity.judge(ways), connectivity.summary(ways))
+    report.add(connectivity.NAME, connectivity.evaluate(ways), connectivity.summary(ways))
     return ways
 
 
@@ -131,7 +131,7 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
     report = Report({own.rank: own})
     report.add(NAME, findings)
     report.take({own.rank: collect_facts(context, [check.name for check in CHECKS])})
-    report.judge(CHECKS)
+    report.evaluate(CHECKS)
     return report
 
 
@@ -161,7 +161,7 @@ def missing(hub: Coordinator, context: CheckContext, timeout: float) -> Iterator
 def lost(hub: Coordinator) -> Iterator[Finding]:
     """The ranks that came, and then could not answer or were lost."""
     hint = "see what ended it there, or that node's load and file systems"
-    for rank, why in sorted(hub.trouble.items()):
+    for rank, why in sorted(hub.errors.items()):
         found, where = f"during the check: {why}", (hub.here[rank].node,)
         yield Finding(level=FAIL, found=found, expected="answers", hint=hint, nodes=where, ranks=(rank,))
 
@@ -172,12 +172,12 @@ def _measure(hub: Coordinator, own: Responder, report: Report, ways: Connectivit
         report.skipped[allreduce.NAME] = f"not run, as {why}"
         return
     measured = bandwidth.survey(hub, connectivity.listening(hub, ways.endpoints))
-    report.add(bandwidth.NAME, bandwidth.judge(measured), bandwidth.summary(measured))
+    report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
     told = dict.fromkeys(report.here, AllReduceFacts(wrong="no answer"))
     told |= {rank: AllReduceFacts(**answer) for rank, answer in _all_reduce(hub, own).items()}
     link = slowest_link(report, told[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
-    report.add(allreduce.NAME, allreduce.judge(told, nodes, link), allreduce.summary(told, link))
+    report.add(allreduce.NAME, allreduce.evaluate(told, nodes, link), allreduce.summary(told, link))
 
 
 def _all_reduce(hub: Coordinator, own: Responder) -> dict[int, Any]:

@@ -160,11 +160,11 @@ class Report:
         where = (self.here[rank].node,)
         self.add(name, [Finding(level=FAIL, found=found, expected=expected, hint=hint, nodes=where, ranks=(rank,))])
 
-    def judge(self, checks: Iterable[Check[Any]]) -> None:
+    def evaluate(self, checks: Iterable[Check[Any]]) -> None:
         """Have these checks judge what was collected for them."""
         for check in checks:
             if seen := self.seen(check):
-                self.add(check.name, check.judge(seen), check.summary(seen))
+                self.add(check.name, check.evaluate(seen), check.summary(seen))
 
     def seen(self, check: Check[F]) -> Sequence[Observation[F]]:
         """What a check collected on each rank, where it did."""

@@ -57,25 +57,25 @@ def _scan(given: dict[str, Any]) -> int:
     environment = detect(os.environ, channel=given["channel"])
     ports = port_range(given["port"], where="--port") if given["port"] else None
     # The interface is still to be chosen; an ifaces.conf that is there may lead to rank 0.
-    context, act = CheckContext(environment=environment), Scanner(environment.node).act
+    context, handle = CheckContext(environment=environment), Scanner(environment.node).handle
     with contextlib.suppress(SrunddpError):
         context = replace(context, loaded=load(None, os.environ))
     if environment.rank:
-        return join("scan", context, act, given["timeout"], ports)[0]
-    hub, code = coordinate(context, act, given["timeout"], ports), _INCOMPLETE
+        return join("scan", context, handle, given["timeout"], ports)[0]
+    hub, code = coordinate(context, handle, given["timeout"], ports), _INCOMPLETE
     try:
         nodes, absent = set(hub.nodes.values()), environment.world_size - len(hub.here)
         _refuse(given["output"], nodes, absent)
         found = draft(survey(hub), datetime.date.today())
         _write(found.text, given["output"])
         wrong = [f"{absent} ranks did not come"] if absent else []
-        wrong += [f"rank {rank} on {hub.nodes[rank]}: {why}" for rank, why in hub.trouble.items()]
+        wrong += [f"rank {rank} on {hub.nodes[rank]}: {why}" for rank, why in hub.errors.items()]
         if found.missing:
             wrong.append(f"{', '.join(found.missing)} without an interface that reaches the others")
         code = _INCOMPLETE if wrong else 0
         write_stderr(f"srunddp: scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}\n")
     finally:
-        hub.dismiss(code)
+        hub.shutdown(code)
     return code
 
 
@@ -124,15 +124,15 @@ def _here(file: str | None) -> int:
 def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
     own = Responder(context_of(environment, file, os.environ))
     if environment.rank:
-        return join("ifaces check", own.context, own.act, timeout)[0]
-    hub, code = coordinate(own.context, own.act, timeout), _WRONG
+        return join("ifaces check", own.context, own.handle, timeout)[0]
+    hub, code = coordinate(own.context, own.handle, timeout), _WRONG
     try:
         report = preflight.look(hub, own.context, timeout, [interface.CHECK])
         preflight.reached(hub, report)
         report.add(launch.NAME, preflight.lost(hub))
         code = _told(report, check_file(file, os.environ) if own.context.loaded.path else None)
     finally:
-        hub.dismiss(code)
+        hub.shutdown(code)
     return code
 
 

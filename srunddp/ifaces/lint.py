@@ -59,7 +59,7 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
     # SINFO_PARTITION would leave nodes out.
     plain = {name: value for name, value in variables.items() if not name.startswith("SINFO_")}
     cluster = tuple(dict.fromkeys(output(*SINFO, environ=plain, timeout=_WITHIN).split()))
-    findings, notes = judge(loaded.entries, cluster, socket.gethostname())
+    findings, notes = evaluate(loaded.entries, cluster, socket.gethostname())
     if not cluster:
         notes.insert(0, "the nodes of the cluster are not known, as sinfo is not there or names none")
     if named and loaded.path != named:
@@ -98,7 +98,7 @@ class _Named:
         return any(name in self.items or any(fnmatch.fnmatchcase(name, each) for each in patterns) for name in names)
 
 
-def judge(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) -> tuple[list[Finding], list[str]]:
+def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) -> tuple[list[Finding], list[str]]:
     """What is wrong with entries, and what is to be noted of them.
 
     Args:

@@ -87,7 +87,7 @@ class Scanner:
     node: str
     prober: Prober = field(default_factory=Prober)
 
-    def act(self, question: Mapping[str, Any]) -> Any:
+    def handle(self, question: Mapping[str, Any]) -> Any:
         """The answer to one of them."""
         match question.get("do"):
             case "links":
@@ -118,32 +118,34 @@ class ScanResult:
 
 def survey(hub: Coordinator) -> ScanResult:
     """Ask one rank of each node for its interfaces, and have it try those of the others."""
-    leaders = hub.leaders
-    nodes = {rank: node for node, rank in leaders.items()}
-    told = hub.ask_all({"do": "links"}, _SLACK, nodes)
+    node_leaders = hub.node_leaders
+    nodes = {rank: node for node, rank in node_leaders.items()}
+    told = hub.broadcast({"do": "links"}, _SLACK, nodes)
     ends = {
         (nodes[rank], link["name"]): ScannedInterface(**link) for rank, found in sorted(told.items()) for link in found
     }
     usable = {end: link for end, link in ends.items() if not link.passed_over}
-    reached = _reached(hub, leaders, usable)
+    reached = _reached(hub, node_leaders, usable)
     names = sorted({name for link in usable.values() for name in link.names})
-    resolved = hub.ask_all({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
+    resolved = hub.broadcast({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
     return ScanResult(ends, reached, {name: [one[name] for one in resolved.values()] for name in names})
 
 
-def _reached(hub: Coordinator, leaders: Mapping[str, int], usable: Ends) -> dict[tuple[End, End], bool]:
+def _reached(hub: Coordinator, node_leaders: Mapping[str, int], usable: Ends) -> dict[tuple[End, End], bool]:
     """Have each node try the ends of the next few in a ring of all: every two of up to 17 nodes."""
     ends = group_by_key((end[0], end) for end in usable)
     ports = run_listeners(
-        hub, {leaders[node]: [usable[end].address for end in theirs] for node, theirs in ends.items()}
+        hub, {node_leaders[node]: [usable[end].address for end in theirs] for node, theirs in ends.items()}
     )
     plan: dict[int, dict[tuple[End, End], Probe]] = {}
-    ring = sorted(node for node in ends if leaders[node] in ports)
+    ring = sorted(node for node in ends if node_leaders[node] in ports)
     for index, node in enumerate(ring):
         peers = [ring[(index + step) % len(ring)] for step in range(1, min(_NEIGHBOURS, len(ring) - 1) + 1)]
         tried = ((a, b) for a in ends[node] for peer in peers for b in ends[peer])
-        probes = {(a, b): _probe(a[1], usable[a].address, usable[b].address, ports[leaders[b[0]]]) for a, b in tried}
-        plan[leaders[node]] = {pair: probe for pair, probe in probes.items() if probe.same_family}
+        probes = {
+            (a, b): _probe(a[1], usable[a].address, usable[b].address, ports[node_leaders[b[0]]]) for a, b in tried
+        }
+        plan[node_leaders[node]] = {pair: probe for pair, probe in probes.items() if probe.same_family}
     told = run_plan(hub, plan)
     return {pair: told.get(pair, NO_ANSWER) == "" for probes in plan.values() for pair in probes}
 

@@ -23,7 +23,7 @@ def summed(*sweep: tuple[int, float], backend: str = "gloo") -> dict[int, AllRed
 
 def test_a_bandwidth_below_its_threshold_is_warned_of() -> None:
     facts = summed((1 << 20, 0.2e9), (1 << 23, 0.6e9))
-    (finding,) = allreduce.judge(facts, NAMES, link=1.25e9)
+    (finding,) = allreduce.evaluate(facts, NAMES, link=1.25e9)
     assert (finding.level, finding.nodes) == (Severity.WARN, ("node01", "node02"))
     assert finding.found == "all-reduce has a busbw of 0.60 GB/s over gloo"
     assert "0.62 GB/s, 0.5 of the link's 1.25" in finding.expected
@@ -31,14 +31,14 @@ def test_a_bandwidth_below_its_threshold_is_warned_of() -> None:
 
 
 def test_nothing_is_expected_where_no_link_is_known() -> None:
-    assert list(allreduce.judge(summed((1 << 23, 0.7e9)), NAMES, link=1.25e9)) == []
-    assert list(allreduce.judge(summed((1 << 23, 0.001e9)), NAMES, link=0.0)) == []
-    assert list(allreduce.judge(summed((1 << 23, 1.0e9), backend="nccl"), NAMES, link=1.25e9)) != []
+    assert list(allreduce.evaluate(summed((1 << 23, 0.7e9)), NAMES, link=1.25e9)) == []
+    assert list(allreduce.evaluate(summed((1 << 23, 0.001e9)), NAMES, link=0.0)) == []
+    assert list(allreduce.evaluate(summed((1 << 23, 1.0e9), backend="nccl"), NAMES, link=1.25e9)) != []
 
 
 def test_a_wrong_sum_and_an_error_stop_a_job() -> None:
     wrong = {0: AllReduceFacts(backend="gloo"), 1: AllReduceFacts(wrong="RuntimeError: no route")}
-    found = list(allreduce.judge(wrong, NAMES, 0.0))
+    found = list(allreduce.evaluate(wrong, NAMES, 0.0))
     assert [(each.level, each.ranks, each.found) for each in found] == [
         (Severity.FAIL, (0,), "the sum of a small all-reduce is wrong"),
         (Severity.FAIL, (1,), "RuntimeError: no route"),

@@ -31,14 +31,14 @@ def measured(**slow: float) -> BandwidthMatrix:
 
 @pytest.mark.parametrize(("slow", "verb"), [("from_node04", "sends"), ("to_node04", "receives")])
 def test_a_slow_node_alone_is_named(slow: str, verb: str) -> None:
-    assert list(bandwidth.judge(measured())) == []
-    (finding,) = bandwidth.judge(measured(**{slow: 6e6}))
+    assert list(bandwidth.evaluate(measured())) == []
+    (finding,) = bandwidth.evaluate(measured(**{slow: 6e6}))
     assert (finding.level, finding.nodes) == (Severity.WARN, ("node04",))
     assert finding.found.startswith(f"it {verb} at most 6.0 MB/s")
 
 
 def test_one_slow_way_is_named_as_a_way() -> None:
-    (finding,) = bandwidth.judge(measured(node04_node05=6e6))
+    (finding,) = bandwidth.evaluate(measured(node04_node05=6e6))
     assert finding.between == "node04 -> node05"
 
 
@@ -64,18 +64,18 @@ def test_rates_of_a_thousand_nodes() -> None:
     ways = {way: 1e9 for pairs in rounds(names) for a, b in pairs for way in ((a, b), (b, a))}
     slow = {way: 1e6 if way[0] == "node0500:ib2" else rate for way, rate in ways.items()}
     with quick():
-        (finding,) = bandwidth.judge(BandwidthMatrix(slow))
+        (finding,) = bandwidth.evaluate(BandwidthMatrix(slow))
         assert bandwidth.summary(BandwidthMatrix(slow))
     assert finding.nodes == ("node0500:ib2",)
     uneven = {way: zlib.crc32(str(way).encode()) + (1e10 if number % 3 else 1) for number, way in enumerate(ways)}
     with quick():
-        assert list(bandwidth.judge(BandwidthMatrix(uneven)))
+        assert list(bandwidth.evaluate(BandwidthMatrix(uneven)))
 
 
 def test_slow_ways_without_a_slow_node_are_a_screenful() -> None:
     names = [f"node{number:02d}" for number in range(60)]
     ways = {(a, b): 1e6 if (i + j) % 3 == 0 else 1e9 for (i, a), (j, b) in itertools.permutations(enumerate(names), 2)}
-    assert len(list(bandwidth.judge(BandwidthMatrix(ways)))) == 21
+    assert len(list(bandwidth.evaluate(BandwidthMatrix(ways)))) == 21
 
 
 def test_of_many_slow_ways_the_slowest_are_measured_again() -> None:
@@ -114,6 +114,6 @@ def test_what_a_sender_sends_is_measured() -> None:
     ],
 )
 def test_the_clock_that_is_off_is_named(offsets: dict[str, float], wrong: list[tuple[str, str, Severity]]) -> None:
-    found = list(bandwidth.judge_clocks(offsets))
+    found = list(bandwidth.evaluate_clocks(offsets))
     assert [(each.nodes, each.level) for each in found] == [((node,), level) for node, _, level in wrong]
     assert all(words in each.found for each, (_, words, _) in zip(found, wrong, strict=True))

@@ -44,12 +44,12 @@ def test_a_rank_that_is_lost_says_nothing_of_the_network(hub: Coordinator, monke
     closed = lambda hub, ends: {name: replace(end, port=1) for name, end in ends.items()}  # noqa: E731
     monkeypatch.setattr(connectivity, "listening", closed)
     assert set(surveyed(hub).broken) == {("west", "east"), ("east", "west")}
-    hub.trouble[2] = "its process ended"
+    hub.errors[2] = "its process ended"
     assert set(surveyed(hub).broken) == {("east", "west")}
 
 
 def test_an_address_that_cannot_be_listened_on_is_named() -> None:
-    (finding,) = connectivity.judge(ConnectivityMatrix(endpoints={}, tried=[], mute=("node03:ib1",)))
+    (finding,) = connectivity.evaluate(ConnectivityMatrix(endpoints={}, tried=[], not_listening=("node03:ib1",)))
     assert (finding.nodes, finding.found) == (("node03",), "no port on the interface's address can be listened on")
 
 
@@ -57,7 +57,7 @@ def test_nodes_that_reach_each_other_are_found_to(hub: Coordinator) -> None:
     ways = surveyed(hub)
     assert (len(ways.tried), ways.broken) == (2, {})
     assert {name: at.host for name, at in ways.endpoints.items()} == {"west": WEST, "east": EAST}
-    assert list(connectivity.judge(ways)) == []
+    assert list(connectivity.evaluate(ways)) == []
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def named(findings: Iterator[Finding]) -> list[str]:
 
 
 def test_one_broken_way_names_the_pair_and_the_direction() -> None:
-    assert list(connectivity.judge(ways())) == []
-    (finding,) = connectivity.judge(ways(("node03", "node05")))
+    assert list(connectivity.evaluate(ways())) == []
+    (finding,) = connectivity.evaluate(ways(("node03", "node05")))
     assert (finding.between, finding.level) == ("node03 -> node05", Severity.FAIL)
     assert finding.found == "no TCP from 10.88.0.13 to 10.88.0.15: no answer"
 
@@ -145,7 +145,7 @@ CUT_OFF = pytest.mark.parametrize(
 
 @CUT_OFF
 def test_a_node_that_is_cut_off_is_named_alone(lost: Callable[..., bool], words: str) -> None:
-    (finding,) = connectivity.judge(ways(*(pair for pair in PAIRS if lost("node04", *pair))))
+    (finding,) = connectivity.evaluate(ways(*(pair for pair in PAIRS if lost("node04", *pair))))
     assert (finding.nodes, finding.found) == (("node04",), words.format("10.88.0.14"))
 
 
@@ -158,20 +158,20 @@ def test_a_node_that_is_cut_off_is_named_alone(lost: Callable[..., bool], words:
 )
 def test_nodes_that_are_cut_off_hide_no_other(off: set[str], more: list[tuple[str, str]], expected: list[str]) -> None:
     lost = [pair for pair in PAIRS if off & {*pair}] + more
-    assert named(connectivity.judge(ways(*lost))) == expected
+    assert named(connectivity.evaluate(ways(*lost))) == expected
 
 
 def test_of_two_nodes_neither_is_blamed() -> None:
     two = SIX[:2]
     broken = list(itertools.permutations(two, 2))
-    assert named(connectivity.judge(ways(*broken, nodes=two))) == ["node01 -> node02", "node02 -> node01"]
+    assert named(connectivity.evaluate(ways(*broken, nodes=two))) == ["node01 -> node02", "node02 -> node01"]
 
 
 def test_many_nodes_that_are_cut_off_are_one_row() -> None:
     nodes = [f"node{number:02d}" for number in range(1, 61)]
     fine = {"node07", "node08"}
     broken = [pair for pair in itertools.permutations(nodes, 2) if {*pair} != fine]
-    (row,) = render.merged(connectivity.judge(ways(*broken, nodes=nodes)))
+    (row,) = render.merged(connectivity.evaluate(ways(*broken, nodes=nodes)))
     assert row.found == "no TCP between its address and any other node: no answer"
     assert set(row.nodes) == {*nodes} - fine
 
@@ -196,7 +196,7 @@ def surveyed_many(lost: Callable[[str, str], bool]) -> ConnectivityMatrix:
 def test_each_of_thousands_of_endpoints_tries_some_others() -> None:
     with quick():
         found = surveyed_many(lambda a, b: False)
-        assert list(connectivity.judge(found)) == []
+        assert list(connectivity.evaluate(found)) == []
         assert connectivity.summary(found) == (
             "TCP between 4000 endpoints, 128000 ways (each to the next 32), on random ports"
         )
@@ -214,20 +214,20 @@ def test_up_to_64_endpoints_try_all_ways(count: int) -> None:
 @CUT_OFF
 def test_of_thousands_the_one_that_is_cut_off_is_named(lost: Callable[..., bool], words: str) -> None:
     with quick():
-        (finding,) = connectivity.judge(surveyed_many(lambda a, b: lost("10.1.1.1", a, b)))
+        (finding,) = connectivity.evaluate(surveyed_many(lambda a, b: lost("10.1.1.1", a, b)))
     assert (finding.nodes, finding.found) == (("node0250:ib1",), words.format("10.1.1.1"))
 
 
 def test_where_no_node_reaches_another_one_row_says_so() -> None:
     with quick():
-        (finding,) = connectivity.judge(surveyed_many(lambda a, b: True))
+        (finding,) = connectivity.evaluate(surveyed_many(lambda a, b: True))
     assert finding.found == "no TCP between any two nodes over ib0, ib1, ib2, ib3: no answer"
     assert len(finding.nodes) == NODES
 
 
 def test_half_of_all_ways_lost_at_random_are_a_screenful() -> None:
     with quick():
-        findings = list(connectivity.judge(surveyed_many(lambda a, b: zlib.crc32(f"{a} {b}".encode()) % 2 == 0)))
+        findings = list(connectivity.evaluate(surveyed_many(lambda a, b: zlib.crc32(f"{a} {b}".encode()) % 2 == 0)))
     assert (len(findings), all(each.between for each in findings[:20])) == (21, True)
     assert findings[-1].found.startswith("… and ")
     assert findings[-1].found.endswith(" more ways")

@@ -15,7 +15,7 @@ from srunddp.bootstrap.network.ifaces_conf import IfacesEntry
 from srunddp.check.finding import Finding, Severity
 from srunddp.errors import ConfigError
 from srunddp.ifaces import lint
-from srunddp.ifaces.lint import SINFO, LintReport, check_file, judge
+from srunddp.ifaces.lint import SINFO, LintReport, check_file, evaluate
 from tests.support.starting import write
 
 HERE = socket.gethostname()
@@ -120,7 +120,7 @@ def test_a_pattern_is_covered_only_by_one_that_takes_all_its_names() -> None:
     fits = {pattern: {name for name in names if fnmatch.fnmatchcase(name, pattern)} for pattern in patterns}
     for inner, outer in itertools.product(patterns, repeat=2):
         entries = [IfacesEntry(nodes, ("ib0",), where=f"x:{at}:3") for at, nodes in enumerate((outer, inner))]
-        covered = any("never counts" in finding.found for finding in judge(entries, (), "x")[0])
+        covered = any("never counts" in finding.found for finding in evaluate(entries, (), "x")[0])
         assert covered <= (fits[inner] <= fits[outer]), (inner, outer)
         assert covered == (fits[inner] <= fits[outer]) or {*"?*"} <= {*outer}, (inner, outer)
 

@@ -38,7 +38,7 @@ def names() -> Iterator[dict[str, str]]:
 @pytest.fixture
 def hub(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(probe, "WITHIN", 0.5)
-    with hub_of(names, lambda node: Scanner(node).act) as hub:
+    with hub_of(names, lambda node: Scanner(node).handle) as hub:
         yield hub
 
 
@@ -109,19 +109,19 @@ def test_an_interface_that_went_away_reaches_nobody(hub: Coordinator) -> None:
 
 
 def test_its_own_interfaces_travel() -> None:
-    found = Scanner(NODE).act({"do": "links"})
+    found = Scanner(NODE).handle({"do": "links"})
     assert json.loads(json.dumps(found)) == json.loads(json.dumps([vars(link) for link in links(NODE)]))
     (lo,) = [link for link in found if link["name"] == "lo"]
     assert (lo["address"], lo["names"]) == ("127.0.0.1", ())
 
 
 def test_names_are_looked_up_here() -> None:
-    told = Scanner(NODE).act({"do": "resolve", "names": ["127.0.0.1", "nowhere.invalid"]})
+    told = Scanner(NODE).handle({"do": "resolve", "names": ["127.0.0.1", "nowhere.invalid"]})
     assert told == {"127.0.0.1": ["127.0.0.1"], "nowhere.invalid": []}
 
 
 def test_a_question_that_it_does_not_know_is_answered() -> None:
-    assert Scanner(NODE).act({"do": "dance"}) is None
+    assert Scanner(NODE).handle({"do": "dance"}) is None
 
 
 def known(monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily, address: str, mask: str | None) -> None:

@@ -14,7 +14,7 @@ class ManyNodes:
     """A coordinator whose ranks all answer a question by ``answer``."""
 
     def __init__(self, answer: Callable[[int, Mapping[str, Any]], Any]) -> None:
-        self.trouble: dict[int, str] = {}
+        self.errors: dict[int, str] = {}
         self._answer = answer
         self._nodes = {rank: f"node{rank // PER_NODE:04d}" for rank in range(NODES * PER_NODE)}
 
@@ -24,13 +24,15 @@ class ManyNodes:
         return dict(sorted(self._nodes.items()))
 
     @property
-    def leaders(self) -> dict[str, int]:
+    def node_leaders(self) -> dict[str, int]:
         return {node: rank for rank, node in sorted(self._nodes.items(), reverse=True)}
 
     def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
         return {rank: self._answer(rank, question) for rank, question in questions.items()}
 
-    def ask_all(self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+    def broadcast(
+        self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None
+    ) -> dict[int, Any]:
         return self.ask(dict.fromkeys(self._nodes if ranks is None else ranks, question), within)
 
 

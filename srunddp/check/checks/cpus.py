@@ -66,7 +66,7 @@ def _threads(variables: Mapping[str, str]) -> tuple[str, int]:
     return "", 0
 
 
-def judge(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks) -> Iterator[Finding]:
     """All of it makes a training slow, and nothing stops it."""
     for one in seen:
         facts = one.facts
@@ -110,4 +110,4 @@ def summary(seen: Ranks) -> str:
     return f"{_cpus(least)} for each rank at least: room for {room}"
 
 
-CHECK = Check(name="cpus", facts=CpuFacts, collect=collect, judge=judge, summary=summary)
+CHECK = Check(name="cpus", facts=CpuFacts, collect=collect, evaluate=evaluate, summary=summary)

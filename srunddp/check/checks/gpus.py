@@ -76,7 +76,7 @@ Ranks = Sequence[Observation[GpuFacts]]
 Used = list[tuple[Observation[GpuFacts], Device]]
 
 
-def judge(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks) -> Iterator[Finding]:
     """A GPU that is missing, broken, full or used twice stops the job; the rest makes it slow."""
     for one in seen:
         yield from _driver(one)
@@ -205,4 +205,4 @@ def summary(seen: Ranks) -> str:
     return f"{named}, driver {', '.join(drivers)}"
 
 
-CHECK = Check(name="gpus", facts=GpuFacts, collect=collect, judge=judge, summary=summary)
+CHECK = Check(name="gpus", facts=GpuFacts, collect=collect, evaluate=evaluate, summary=summary)

@@ -104,7 +104,7 @@ def _lookup(context: CheckContext) -> list[str]:
     return []
 
 
-def judge(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks) -> Iterator[Finding]:
     """A wrong interface or an address that leads elsewhere stops a job; differences between nodes are warned of."""
     for one in seen:
         for wrong in filter(None, (one.facts.wrong, one.facts.lookup)):
@@ -141,4 +141,4 @@ def summary(seen: Ranks) -> str:
     return f"{', '.join(names)}: {', '.join(map(shown_speed, speeds))}, MTU {', '.join(map(str, mtus))}"
 
 
-CHECK = Check(name="interface", facts=InterfaceFacts, collect=collect, judge=judge, summary=summary)
+CHECK = Check(name="interface", facts=InterfaceFacts, collect=collect, evaluate=evaluate, summary=summary)

@@ -80,7 +80,7 @@ def why_no_mpi(variables: Mapping[str, str]) -> str:
     return ""
 
 
-def judge(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
+def evaluate(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
     """One process where many were asked for, a script that does not parse, MPI without a world."""
     for one in seen:
         facts = one.facts
@@ -106,5 +106,5 @@ def summary(seen: Sequence[Observation[LaunchFacts]]) -> str:
 
 
 CHECK = Check(
-    name=NAME, facts=LaunchFacts, collect=collect, judge=judge, summary=summary, within=_LIBRARY_WITHIN + 15.0
+    name=NAME, facts=LaunchFacts, collect=collect, evaluate=evaluate, summary=summary, within=_LIBRARY_WITHIN + 15.0
 )

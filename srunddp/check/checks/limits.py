@@ -46,7 +46,7 @@ def collect(context: CheckContext) -> LimitFacts:
     )
 
 
-def judge(seen: Sequence[Observation[LimitFacts]]) -> Iterator[Finding]:
+def evaluate(seen: Sequence[Observation[LimitFacts]]) -> Iterator[Finding]:
     """Full folders stop a job, scarce ones and low limits are warned of."""
     for one in seen:
         for folder in one.facts.free:
@@ -86,4 +86,4 @@ def summary(seen: Sequence[Observation[LimitFacts]]) -> str:
     return ", ".join(f"{folder} {free / 2**30:.1f} GiB free at least" for folder, free in least.items())
 
 
-CHECK = Check(name="limits", facts=LimitFacts, collect=collect, judge=judge, summary=summary)
+CHECK = Check(name="limits", facts=LimitFacts, collect=collect, evaluate=evaluate, summary=summary)

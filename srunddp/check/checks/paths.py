@@ -91,7 +91,7 @@ def _answer(asked: Future[T], end: float, default: T) -> T:
         return default
 
 
-def judge(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks) -> Iterator[Finding]:
     """What is not there or cannot be read stops the job, and so does a script that is another one."""
     main = min(seen, key=lambda one: one.rank).node
     for index in range(min(len(one.facts.places) for one in seen)):
@@ -183,4 +183,4 @@ def summary(seen: Ranks) -> str:
     return ", ".join(f"{place['role']} on {place['system'] or 'nothing'}" for place in first)
 
 
-CHECK = Check(name="paths", facts=PathFacts, collect=collect, judge=judge, summary=summary, node_lines=node_lines)
+CHECK = Check(name="paths", facts=PathFacts, collect=collect, evaluate=evaluate, summary=summary, node_lines=node_lines)

@@ -133,7 +133,7 @@ def import_torch(folder: str, patience: float = _PATIENCE, *, vision: bool = Fal
     return Imported(**{**NOT_ASKED, **json.loads(said[-1]), "vision": why if done.returncode else ""})
 
 
-def judge(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks) -> Iterator[Finding]:
     """Ranks of different versions fail, or compute different things."""
     yield from _pythons(seen)
     for name in dict.fromkeys(name for one in seen for name in one.facts.packages):
@@ -205,7 +205,7 @@ def _imports(done: Ranks) -> Iterator[Finding]:
 def node_lines(seen: Ranks) -> list[str]:
     """A line for each node, as its lowest rank sees it: ``node01 ok: Python 3.11.2, torch 2.13.0, NCCL 2.29.3, …``."""
     levels: dict[str, Severity] = {}
-    for finding in judge(seen):
+    for finding in evaluate(seen):
         levels |= {node: min(finding.level, levels.get(node, finding.level)) for node in finding.nodes}
     first = {node: min(ranks, key=lambda one: one.local_rank).facts for node, ranks in by_node(seen).items()}
     states = {node: levels[node].name if node in levels else "ok" for node in first}
@@ -237,7 +237,7 @@ CHECK = Check(
     name="versions",
     facts=VersionFacts,
     collect=collect,
-    judge=judge,
+    evaluate=evaluate,
     summary=summary,
     node_lines=node_lines,
     within=_PATIENCE + 15.0,

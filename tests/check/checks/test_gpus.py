@@ -44,7 +44,7 @@ NONE = GpuFacts(missing="NVML Shared Library Not Found", numa=[0])
 
 @pytest.mark.parametrize("facts", [WELL, NONE])
 def test_nothing_is_found_where_all_is_well(facts: GpuFacts) -> None:
-    assert told(CHECK.judge(changed(facts, {}))) == []
+    assert told(CHECK.evaluate(changed(facts, {}))) == []
 
 
 def both(**changes: Any) -> dict[int, dict[str, Any]]:
@@ -126,26 +126,26 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
 @pytest.mark.parametrize("name", FOUND)
 def test_what_is_wrong_with_a_node_s_gpus_is_found_there(name: str) -> None:
     changes, expected = FOUND[name]
-    assert told(CHECK.judge(changed(WELL, changes))) == [
+    assert told(CHECK.evaluate(changed(WELL, changes))) == [
         (level, found, ("node03",), ranks) for level, found, ranks in expected
     ]
 
 
 def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
-    findings = CHECK.judge(seen([WELL], per_node=1))
+    findings = CHECK.evaluate(seen([WELL], per_node=1))
     assert told(findings) == [(WARN, "one rank on this node and 2 visible GPUs: 1 stay idle", ("node01",), (0,))]
 
 
 def test_a_variable_that_names_a_gpu_where_there_is_none_is_said() -> None:
     named = {0: {"wanted": "0"}, 2: {"wanted": ""}, 4: {"wanted": "NoDevFiles"}}
-    assert told(CHECK.judge(changed(NONE, named))) == [
+    assert told(CHECK.evaluate(changed(NONE, named))) == [
         (WARN, "CUDA_VISIBLE_DEVICES=0, and there is no GPU", ("node01",), ())
     ]
 
 
 @pytest.mark.parametrize("changes", [both(devices=[A, A]), FOUND["alone"][0]])
 def test_the_hint_names_the_options_of_slurm(changes: dict[int, dict[str, Any]]) -> None:
-    (finding,) = CHECK.judge(changed(WELL, changes))
+    (finding,) = CHECK.evaluate(changed(WELL, changes))
     assert finding.hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
 
 
@@ -153,7 +153,7 @@ def test_the_hint_names_the_options_of_slurm(changes: dict[int, dict[str, Any]])
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Puts a machine in the place of this one."""
     monkeypatch.syspath_prepend(str(FAKE))
-    monkeypatch.delitem(sys.modules, "pynvml")
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
     def put(*gpus: dict[str, Any], **machine: Any) -> None:
         (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
@@ -179,12 +179,12 @@ def test_one_gpu_of_two_ranks_is_found_through_nvml(fake: Callable[..., None]) -
     """As where a node lists one GPU twice, and where a variable shows both ranks the same one."""
     fake({"uuid": "GPU-a"}, {"uuid": "GPU-a"})
     ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
-    assert told(CHECK.judge(ranks)) == [(FAIL, "two ranks with one GPU, GPU-a", ("node01",), (0, 1))]
+    assert told(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-a", ("node01",), (0, 1))]
     fake({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
     ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
-    assert told(CHECK.judge(ranks)) == []
+    assert told(CHECK.evaluate(ranks)) == []
     ranks = seen(travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "GPU-b"})) for _ in range(2))
-    assert told(CHECK.judge(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
+    assert told(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
 
 
 def test_instances_of_a_gpu_are_collected(fake: Callable[..., None]) -> None:

@@ -14,7 +14,7 @@ from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, parse
 from srunddp.bootstrap.network.infiniband import Device
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.check.checks import interface
-from srunddp.check.checks.interface import CHECK, InterfaceFacts, judge, physical, summary
+from srunddp.check.checks.interface import CHECK, InterfaceFacts, evaluate, physical, summary
 from srunddp.check.finding import CheckContext, Finding, Severity, context_of
 from tests.support.made_up_site import changed, seen, subject, told, travelled
 from tests.support.starting import NODE, slurm
@@ -121,12 +121,12 @@ def test_with_a_launcher_that_tells_addresses_no_name_is_needed(monkeypatch: pyt
 
 
 def test_where_all_is_well_nothing_is_said() -> None:
-    assert told(judge(changed(WELL, {}))) == []
+    assert told(evaluate(changed(WELL, {}))) == []
 
 
 @pytest.mark.parametrize("which", ["wrong", "lookup"])
 def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
-    (one,) = judge(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
+    (one,) = evaluate(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
     assert one == Finding(level=Severity.FAIL, found="no ib0", expected="one", hint="correct it", nodes=("node03",))
 
 
@@ -134,12 +134,12 @@ def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
 def test_a_nodes_name_on_loopback_is_warned_of(own: list[str]) -> None:
     words = f"the node's own name leads to {', '.join(own)}, which is loopback"
     changes = {rank: {"own_name": own} for rank in (2, 3)}
-    assert set(told(judge(changed(WELL, changes)))) == {(Severity.WARN, words, ("node02",), ())}
+    assert set(told(evaluate(changed(WELL, changes)))) == {(Severity.WARN, words, ("node02",), ())}
 
 
 @pytest.mark.parametrize("change", [{"own_name": ["127.0.1.1", "10.88.0.11"]}, {"own_name": []}])
 def test_a_name_that_leads_elsewhere_too_or_nowhere_is_not(change: dict[str, Any]) -> None:
-    assert told(judge(changed(WELL, {2: change}))) == []
+    assert told(evaluate(changed(WELL, {2: change}))) == []
 
 
 @pytest.mark.parametrize(
@@ -153,20 +153,20 @@ def test_a_name_that_leads_elsewhere_too_or_nowhere_is_not(change: dict[str, Any
     ],
 )
 def test_what_a_node_has_unlike_the_others_is_warned_of(change: dict[str, Any], found: str, expected: str) -> None:
-    findings = list(judge(changed(WELL, {rank: change for rank in (6, 7)})))
+    findings = list(evaluate(changed(WELL, {rank: change for rank in (6, 7)})))
     assert told(findings) == [(Severity.WARN, found, ("node04",), ())]
     assert findings[0].expected == expected
 
 
 def test_on_one_node_nothing_is_compared() -> None:
     alone = replace(WELL, one_node=True, own_name=["127.0.0.1"])
-    assert told(judge(seen([alone, replace(alone, mtu=1)]))) == []
+    assert told(evaluate(seen([alone, replace(alone, mtu=1)]))) == []
 
 
 def test_ranks_without_an_interface_are_not_compared() -> None:
     without = {"name": "", "mtu": 0, "speed": 0, "wrong": ["no ib0", "one", "correct it"]}
-    assert [found for _, found, *_ in told(judge(changed(WELL, dict.fromkeys((0, 1), without))))] == ["no ib0"] * 2
-    assert len(list(judge(changed(WELL, dict.fromkeys(range(12), without))))) == 12
+    assert [found for _, found, *_ in told(evaluate(changed(WELL, dict.fromkeys((0, 1), without))))] == ["no ib0"] * 2
+    assert len(list(evaluate(changed(WELL, dict.fromkeys(range(12), without))))) == 12
 
 
 def test_the_summary_has_every_name_rate_and_mtu_once() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.check.checks.limits import CHECK, LimitFacts, judge, summary
+from srunddp.check.checks.limits import CHECK, LimitFacts, evaluate, summary
 from srunddp.check.finding import Severity
 from tests.support.made_up_site import changed, subject, told, travelled
 
@@ -48,14 +48,14 @@ def test_a_missing_folder_is_told_from_a_full_one(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_short_is_named_on_its_node(change: dict[str, Any], level: Severity, found: str) -> None:
-    assert told(judge(changed(WELL, {3: change}))) == [(level, found, ("node02",), ())]
+    assert told(evaluate(changed(WELL, {3: change}))) == [(level, found, ("node02",), ())]
 
 
 @pytest.mark.parametrize(
     "change", [{}, {"free": {"/tmp": GIB}}, {"files": -1}, {"memlock": 64 << 10, "rdma": False}, {"memlock": -1}]
 )
 def test_what_is_enough_or_does_not_matter_is_not_named(change: dict[str, Any]) -> None:
-    assert told(judge(changed(WELL, {3: change}))) == []
+    assert told(evaluate(changed(WELL, {3: change}))) == []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_is_enough_or_does_not_matter_is_not_named(change: dict[str, Any]) 
     ],
 )
 def test_a_full_folder_is_cleared_and_a_small_one_made_larger(folder: str, total: int, hint: str) -> None:
-    (finding,) = judge(changed(WELL, {0: {"free": {folder: 0}, "total": {folder: total}}}, 1))
+    (finding,) = evaluate(changed(WELL, {0: {"free": {folder: 0}, "total": {folder: total}}}, 1))
     assert finding.hint.startswith(hint)
 
 

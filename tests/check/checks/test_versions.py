@@ -102,20 +102,20 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
 def test_who_has_another_version_is_named(name: str) -> None:
     changes, expected = FOUND[name]
     ranks = changed(WELL, {rank: HEALTHY.get(rank, {}) | changes.get(rank, {}) for rank in range(12)})
-    assert told(CHECK.judge(ranks)) == [(level, found, ("node03",), who) for level, found, who in expected]
+    assert told(CHECK.evaluate(ranks)) == [(level, found, ("node03",), who) for level, found, who in expected]
 
 
 def test_of_two_ranks_the_one_that_differs_from_rank_0_is_named() -> None:
-    (finding,) = CHECK.judge(changed(WELL, {1: torch(version="9.9")}, 2))
+    (finding,) = CHECK.evaluate(changed(WELL, {1: torch(version="9.9")}, 2))
     assert (finding.ranks, finding.expected) == ((1,), "2.13.0+cu130, as on most ranks")
-    (finding,) = CHECK.judge(changed(WELL, {0: torch(version="9.9")}, 3))
+    (finding,) = CHECK.evaluate(changed(WELL, {0: torch(version="9.9")}, 3))
     assert finding.ranks == (0,)
 
 
 def test_a_package_that_no_rank_has_is_named_once() -> None:
     without = {rank: {"packages": {"torch": package(), "nope": NONE}} for rank in range(4)}
     ranks = changed(WELL, without, 4)
-    assert told(CHECK.judge(ranks)) == [(FAIL, "no package nope", ("node01", "node02"), (0, 1, 2, 3))]
+    assert told(CHECK.evaluate(ranks)) == [(FAIL, "no package nope", ("node01", "node02"), (0, 1, 2, 3))]
 
 
 def test_there_is_a_line_for_each_node() -> None:
@@ -212,7 +212,7 @@ def of_vision(folder: Path, script: str, vision: str = MIXED, torch: str = "", *
         write(folder / name / "__init__.py", text)
     write(folder / "torch" / "version.py", "__version__ = '2.13.0+cpu'\n")
     facts = travelled(CHECK, subject(script=write(folder / "train.py", script), **named))
-    return list(CHECK.judge(changed(facts, {}, 1)))
+    return list(CHECK.evaluate(changed(facts, {}, 1)))
 
 
 @pytest.mark.parametrize(
@@ -271,11 +271,11 @@ def test_a_missing_torchvision_is_missed_only_by_name(tmp_path: Path, monkeypatc
     script = write(tmp_path / "train.py", "import torchvision\n")
     for packages, expected in (((), []), (("torchvision",), ["no package torchvision"])):
         facts = travelled(CHECK, subject(script=script, packages=packages))
-        assert [one.found for one in CHECK.judge(changed(facts, {}, 1))] == expected
+        assert [one.found for one in CHECK.evaluate(changed(facts, {}, 1))] == expected
 
 
 def test_the_installed_torchvision_is_judged_as_its_import_ends(tmp_path: Path) -> None:
     done = python("-c", "import torchvision", folder=tmp_path)
     facts = travelled(CHECK, subject(script=write(tmp_path / "train.py", "import torchvision\n")))
-    levels = [one.level for one in CHECK.judge(changed(facts, {}, 1))]
+    levels = [one.level for one in CHECK.evaluate(changed(facts, {}, 1))]
     assert (FAIL in levels) == (done.returncode != 0)
