@@ -142,13 +142,10 @@ def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link
     best = max((rate for _, rate in facts[0].sweep), default=0.0)
     share = THRESHOLDS.get(facts[0].backend, 0.0)
     if 0 < best < share * link:
-        yield Finding(
-            level=WARN,
-            found=f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {facts[0].backend}",
-            expected=f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}",
-            hint="see the lines on rate, interface and GPUs",
-            nodes=tuple(sorted(set(nodes.values()))),
-        )
+        found = f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {facts[0].backend}"
+        expected = f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}"
+        hint, where = "see the lines on rate, interface and GPUs", tuple(sorted(set(nodes.values())))
+        yield Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=where)
 
 
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:

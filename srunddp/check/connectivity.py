@@ -183,14 +183,9 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
 
 
 def _finding(found: str, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
-    return Finding(
-        level=FAIL,
-        found=found,
-        expected="TCP on any port between all nodes, as NCCL and Gloo use random ones",
-        hint="open the firewall for this network on both nodes, or name another interface in ifaces.conf",
-        nodes=nodes,
-        between=between,
-    )
+    expected = "TCP on any port between all nodes, as NCCL and Gloo use random ones"
+    hint = "open the firewall for this network on both nodes, or name another interface in ifaces.conf"
+    return Finding(level=FAIL, found=found, expected=expected, hint=hint, nodes=nodes, between=between)
 
 
 def summary(ways: ConnectivityMatrix) -> str:

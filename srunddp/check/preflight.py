@@ -144,14 +144,9 @@ def missing(hub: Coordinator, context: CheckContext, timeout: float) -> Iterator
         name = discovery.hostname_of(entry_or_default(entries, node), node)
         known = addresses_of(name) & set(hub.unanswered) if node and hub.unanswered else set()
         came = "; its packets come here, our answers do not reach it" if known else ""
-        yield Finding(
-            level=FAIL,
-            found=f"no word within {timeout:g} s{came}",
-            expected="all ranks",
-            hint="see its own lines, and whether srun started srunddp there",
-            nodes=(node,) if node else (),
-            ranks=tuple(ranks),
-        )
+        found, hint = f"no word within {timeout:g} s{came}", "see its own lines, and whether srun started srunddp there"
+        where = (node,) if node else ()
+        yield Finding(level=FAIL, found=found, expected="all ranks", hint=hint, nodes=where, ranks=tuple(ranks))
     for line in hub.refused if unseen else ():
         yield finding_about([], WARN, *split_message(line))
     for line in hub.objections:

@@ -12,6 +12,7 @@ from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, IfacesEntry, loa
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback
 from srunddp.bootstrap.rendezvous.discovery import hostname_of
 from srunddp.check.finding import FAIL, WARN, Finding
+from srunddp.util.hostlist import fold
 from srunddp.util.slurm_command import output
 
 NAME = "ifaces"
@@ -115,7 +116,7 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
             found = f"{one.entry.where}: the entry never counts: all of its nodes are taken by {by}"
             findings.append(_warning(found, "an entry that counts for a node", f"remove it, or move it before {by}"))
         elif taken:
-            notes.append(f"{one.entry.where}: for {_few(list(taken))} {by} counts, as it comes first")
+            notes.append(f"{one.entry.where}: for {fold(taken)} {by} counts, as it comes first")
         notes += _prefixes(one.entry)
     if cluster:
         findings += _unknown(named, {*cluster, here})
@@ -154,9 +155,8 @@ def _without(named: Sequence[_Named], cluster: Sequence[str]) -> Iterator[Findin
 def _unresolved(named: Sequence[_Named], cluster: Sequence[str]) -> Iterator[Finding]:
     """Of each entry with an address, whether that of its first node leads somewhere from here."""
     for one in named:
-        node = (
-            next((node for node in cluster or one.names if _first(named, node) is one), "") if one.entry.address else ""
-        )
+        nodes = (node for node in cluster or one.names if _first(named, node) is one)
+        node = next(nodes, "") if one.entry.address else ""
         name = hostname_of(one.entry, node)
         found = addresses_of(name) if node else set()
         if node and all(map(is_loopback, found)):
@@ -178,7 +178,3 @@ def _prefixes(entry: IfacesEntry) -> Iterator[str]:
             f"{entry.where}: NCCL_IB_HCA={entry.env['NCCL_IB_HCA']} fits {longer[0]}0 as well, as NCCL takes names for "
             "prefixes; `=` before the first name makes them exact"
         )
-
-
-def _few(items: Sequence[str]) -> str:
-    return ", ".join(items[:4]) + (f" and {len(items) - 4} more" if len(items) > 4 else "")
