@@ -144,8 +144,8 @@ def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link
     if 0 < best < share * link:
         found = f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {facts[0].backend}"
         expected = f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}"
-        hint, where = "see the lines on rate, interface and GPUs", tuple(sorted(set(nodes.values())))
-        yield Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=where)
+        hint, every = "see the lines on rate, interface and GPUs", tuple(sorted(set(nodes.values())))
+        yield Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=every)
 
 
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:

@@ -75,6 +75,6 @@ def test_the_slowest_link_is_expected_to_carry_all(links: list[dict[str, Any]], 
     assert carried(links, backend, per_node=2) == gigabytes
 
 
-def test_no_more_devices_are_expected_to_carry_than_there_are_ranks() -> None:
+def test_no_more_devices_are_expected_to_carry_than_ranks() -> None:
     links = [hcas(8), hcas(8)]
     assert [carried(links, "nccl", per_node) for per_node in (1, 4, 8, 16)] == [50.0, 200.0, 400.0, 400.0]

@@ -113,7 +113,7 @@ def test_an_entry_that_may_count_is_not_found(conf: Path, first: str, second: st
     assert checked(conf, entry(first) + entry(second)).findings == ()
 
 
-def test_a_pattern_is_covered_only_by_one_that_takes_all_its_names() -> None:
+def test_a_pattern_is_covered_by_one_that_takes_all_its_names() -> None:
     """All patterns of three characters, against all names of up to four; one of ``*`` and ``?`` may do so unseen."""
     names = ["".join(name) for length in range(5) for name in itertools.product("ab", repeat=length)]
     patterns = ["".join(pattern) for pattern in itertools.product("a?*", repeat=3)]

@@ -12,6 +12,7 @@ from srunddp.check.checks.versions import CHECK, NOT_ASKED, Imported, VersionFac
 from srunddp.check.finding import Finding, Severity
 from srunddp.check.packages import Package, find
 from tests.support.made_up_site import LOCAL_RANK_1, changed, subject, told, travelled
+from tests.support.many_nodes import quick
 from tests.support.starting import python, write
 
 FAIL, WARN = Severity.FAIL, Severity.WARN
@@ -116,6 +117,13 @@ def test_a_package_that_no_rank_has_is_named_once() -> None:
     without = {rank: {"packages": {"torch": package(), "nope": NONE}} for rank in range(4)}
     ranks = changed(WELL, without, 4)
     assert told(CHECK.evaluate(ranks)) == [(FAIL, "no package nope", ("node01", "node02"), (0, 1, 2, 3))]
+
+
+def test_thousands_of_ranks_are_judged_in_seconds() -> None:
+    without = {rank: {"packages": {"torch": NONE, "numpy": PLAIN}} for rank in range(1, 8000, 2)}
+    with quick():
+        (finding,) = CHECK.evaluate(changed(WELL, without, 8000))
+    assert (finding.found, len(finding.nodes)) == ("no package torch", 4000)
 
 
 def test_there_is_a_line_for_each_node() -> None:
