@@ -116,11 +116,11 @@ def evaluate(seen: Ranks) -> Iterator[Finding]:
             hint = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
             yield one.finding(WARN, found, "an address that other nodes reach", hint)
     fit = [one for one in seen if one.facts.name and not one.facts.one_node]
-    hint = "set the same one on all (ip link set dev NAME mtu N): large packets get lost where the MTUs differ"
+    hint = "ip link set {} mtu {}: large packets get lost where the MTUs differ"
     yield from _unlike(fit, "{} has MTU {}", lambda facts: str(facts.mtu), hint)
     hint = "see its cable and the switch's port: all ranks wait for the slowest"
     yield from _unlike(fit, "{} runs at {}", lambda facts: shown_speed(facts.speed), hint)
-    hint = "mend the port, or give these nodes the same ones by `env: {NCCL_IB_HCA: …}` in ifaces.conf"
+    hint = "mend the port, or give these nodes the same ones by `env: {{NCCL_IB_HCA: …}}` in ifaces.conf"
     devices = "active InfiniBand or RoCE devices: {1}"
     yield from _unlike(fit, devices, lambda facts: ", ".join(facts.devices) or "none", hint)
 
@@ -128,8 +128,9 @@ def evaluate(seen: Ranks) -> Iterator[Finding]:
 def _unlike(fit: Ranks, text: str, value: Callable[[InterfaceFacts], str], hint: str) -> Iterator[Finding]:
     usual, others = minority(fit, lambda one: value(one.facts)) if fit else ("", {})
     for known, who in others.items():
-        found = text.format(who[0].facts.name, known)
-        yield finding_about(who, WARN, found, f"{usual}, as on the other nodes", hint, ranks=False)
+        name = who[0].facts.name
+        found, expected = text.format(name, known), f"{usual}, as on the other nodes"
+        yield finding_about(who, WARN, found, expected, hint.format(name, usual), ranks=False)
 
 
 def summary(seen: Ranks) -> str:

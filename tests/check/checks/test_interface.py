@@ -156,6 +156,8 @@ def test_what_a_node_has_unlike_the_others_is_warned_of(change: dict[str, Any], 
     findings = list(evaluate(changed(WELL, {rank: change for rank in (6, 7)})))
     assert told(findings) == [(Severity.WARN, found, ("node04",), ())]
     assert findings[0].expected == expected
+    assert "mtu" not in change or findings[0].hint.startswith("ip link set ib0 mtu 2044: ")
+    assert "devices" not in change or "`env: {NCCL_IB_HCA: …}`" in findings[0].hint
 
 
 def test_on_one_node_nothing_is_compared() -> None:
