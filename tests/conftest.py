@@ -27,7 +27,7 @@ bootstrap/process_group/test_init.py
 monitor/sampler/test_process_tree.py report/test_report.py report/test_html.py triage/test_triage_corpus.py
 supervisor/test_suspended.py supervisor/test_stopped.py supervisor/test_supervisor.py supervisor/test_hanging.py
 sbatch/test_cli.py sbatch/test_hostile.py stage/test_build.py
-check/checks/test_versions.py check/test_single_process.py check/test_many_nodes.py check/test_two_nodes.py
+check/checks/test_versions.py check/test_single_process.py check/test_connectivity.py check/test_two_nodes.py
 """
 
 _LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others

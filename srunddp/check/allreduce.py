@@ -17,7 +17,7 @@ from typing import Any
 from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.process_group.world import World, open_world
-from srunddp.check.finding import Finding, Severity
+from srunddp.check.finding import FAIL, WARN, Finding
 from srunddp.supervisor import signals
 
 NAME = "collective"
@@ -30,7 +30,7 @@ _WARM_UPS = 2
 THRESHOLDS = {"nccl": 0.9, "gloo": 0.5}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AllReduceFacts:
     """Of one rank.
 
@@ -41,7 +41,7 @@ class AllReduceFacts:
         sweep: bytes and bytes per second of busbw, as nccl-tests counts it: 2(n-1)/n of the bytes, over the time.
     """
 
-    wrong: str
+    wrong: str = ""
     backend: str = ""
     import_seconds: float = 0.0
     right: bool = False
@@ -78,7 +78,7 @@ def _child(place: ProcessGroupContext, within: float, answer: Connection) -> Non
     try:
         facts = _measured(place, within)
     except Exception as error:  # whatever torch, Gloo or NCCL raise: it is what the user has to know
-        facts = AllReduceFacts(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+        facts = AllReduceFacts(wrong=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
     answer.send(asdict(facts))
 
 
@@ -95,7 +95,7 @@ def _measured(place: ProcessGroupContext, within: float) -> AllReduceFacts:
     ranks = world.world_size
     wanted = torch.arange(1000, dtype=torch.float64) * ranks + ranks * (ranks - 1) / 2
     right = bool((numbers.cpu() == wanted).all())
-    return AllReduceFacts("", world.backend, imported, right, tuple(_sweep(world)))
+    return AllReduceFacts(backend=world.backend, import_seconds=imported, right=right, sweep=tuple(_sweep(world)))
 
 
 def _sweep(world: World) -> Iterator[tuple[int, float]]:
@@ -127,41 +127,33 @@ def _call(world: World, size: int, count: int) -> float:
     return max(float(taken), 1e-9)
 
 
-def judge(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float) -> Iterator[Finding]:
+def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link: float) -> Iterator[Finding]:
     """No sum or a wrong one stops a job; a slow one is warned of.
 
     Args:
         facts: by rank; nodes: of each rank.
         link: bytes per second that the slowest node's network can carry, 0 where it is not known.
     """
-    expected = "one sum on all ranks"
     for rank, one in facts.items():
-        wrong = one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong")
-        if wrong:
+        if wrong := one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong"):
             hint = "mend what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
-            yield Finding(Severity.FAIL, NAME, wrong, expected, hint, (nodes[rank],), (rank,))
-    best, backend = _best(facts)
-    share = THRESHOLDS.get(backend, 0.0)
+            where, expected = (nodes[rank],), "one sum on all ranks"
+            yield Finding(level=FAIL, found=wrong, expected=expected, hint=hint, nodes=where, ranks=(rank,))
+    best = max((rate for _, rate in facts[0].sweep), default=0.0)
+    share = THRESHOLDS.get(facts[0].backend, 0.0)
     if 0 < best < share * link:
-        found = f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {backend}"
-        usual = f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}"
-        hint = "see the lines on rate, interface and GPUs"
-        yield Finding(Severity.WARN, NAME, found, usual, hint, tuple(sorted(set(nodes.values()))))
-
-
-def _best(facts: Mapping[int, AllReduceFacts]) -> tuple[float, str]:
-    zero = facts.get(0)
-    return (max((rate for _, rate in zero.sweep), default=0.0), zero.backend) if zero else (0.0, "")
+        found = f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {facts[0].backend}"
+        expected = f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}"
+        hint, every = "see the lines on rate, interface and GPUs", tuple(sorted(set(nodes.values())))
+        yield Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=every)
 
 
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
     """The sweep, and the threshold."""
-    _, backend = _best(facts)
-    sweep = facts[0].sweep if 0 in facts else ()
-    shown = ", ".join(f"{_size(size)} {rate / 1e9:.3f}" for size, rate in sweep)
-    share = THRESHOLDS.get(backend, 0.0)
+    shown = ", ".join(f"{_size(size)} {rate / 1e9:.3f}" for size, rate in facts[0].sweep)
+    share = THRESHOLDS.get(facts[0].backend, 0.0)
     threshold = f"threshold {share * link / 1e9:.2f}, {share} of the link's rate" if link else "no link's rate is known"
-    return f"{backend} all-reduce, busbw in GB/s: {shown}; {threshold}"
+    return f"{facts[0].backend} all-reduce, busbw in GB/s: {shown}; {threshold}"
 
 
 def _size(count: int) -> str:

@@ -1,4 +1,4 @@
-"""How fast TCP is between two nodes, each busy with one other at a time; a slow node is told by all that it meets."""
+"""Measured between nodes: how fast TCP is, each node busy with one other at a time; how far the clocks are apart."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from srunddp.bootstrap.rendezvous.protocol import Address
-from srunddp.check.comparison import shortened
+from srunddp.check.connectivity import Endpoint, Way
 from srunddp.check.coordinator import Coordinator
-from srunddp.check.finding import Finding, Severity
+from srunddp.check.finding import FAIL, WARN, Finding, shortened
 
-NAME = "rate"
+NAME, CLOCK = "rate", "clock"
 _SECONDS = 0.2
 _WITHIN = 3.0
 _SLACK = 15.0
@@ -27,14 +26,15 @@ _AGAIN = 64
 _ROWS = 20
 _SLOW = 0.5
 _PIECE = 1 << 20
+_OFF, _REFUSED = 2.0, 300.0  # seconds; munge's credentials expire then, and with them all that Slurm says between nodes
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: what is still to be sent is dropped upon close()
 
 
-def send(source: str, target: Sequence[Any]) -> None:
+def send(source: str, host: str, port: int) -> None:
     """Send as much as goes for a short time."""
     piece, end = bytes(_PIECE), time.monotonic() + _SECONDS
     with contextlib.suppress(OSError):
-        line = socket.create_connection((target[0], target[1]), _WITHIN, source_address=(source, 0))
+        line = socket.create_connection((host, port), _WITHIN, source_address=(source, 0))
         with line:
             while (left := end - time.monotonic()) > 0:
                 line.settimeout(left)
@@ -61,63 +61,55 @@ def receive(listener: socket.socket) -> float:
 class BandwidthMatrix:
     """Bytes per second of each way that was measured."""
 
-    ways: Mapping[tuple[str, str], float]
+    ways: Mapping[Way, float]
 
     @cached_property
     def usual(self) -> float:
         """The median."""
         return statistics.median(self.ways.values()) if self.ways else 0.0
 
-    def slow(self) -> dict[tuple[str, str], float]:
+    def slow(self) -> dict[Way, float]:
         """The ways below half of the median."""
         limit = _SLOW * self.usual
         return {way: rate for way, rate in self.ways.items() if rate < limit}
 
 
-def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
+def rounds(names: Sequence[str]) -> list[list[Way]]:
     """Who meets whom in which round, each at most once in one: all pairs, or the first few rounds of many nodes."""
     players: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
-    count = len(players) - 1
     plan = []
-    for _ in range(min(count, _MOST_ROUNDS)):
+    for _ in range(min(len(players) - 1, _MOST_ROUNDS)):
         pairs = zip(players[: len(players) // 2], reversed(players), strict=False)
         plan.append([(a, b) for a, b in pairs if a and b])
         players = [players[0], players[-1], *players[1:-1]]
     return plan
 
 
-def survey(hub: Coordinator, at: Mapping[str, tuple[int, Address]]) -> BandwidthMatrix:
-    """Measure each pair of the plan in both directions; the slowest again, with nothing else going on.
-
-    Args:
-        at: for each endpoint its rank, and where that listens.
-    """
-    ways: dict[tuple[str, str], float] = {}
-    for pairs in rounds(list(at)):
-        for way in (pairs, [(b, a) for a, b in pairs]):
-            ways |= _measure(hub, at, way)
+def survey(hub: Coordinator, ends: Mapping[str, Endpoint]) -> BandwidthMatrix:
+    """Measure each pair of the plan in both directions; the slowest again, with nothing else going on."""
+    ways: dict[Way, float] = {}
+    for pairs in rounds(list(ends)):
+        ways |= _measure(hub, ends, pairs)
+        ways |= _measure(hub, ends, [(b, a) for a, b in pairs])
     for _ in range(_TRIES):
         slow = sorted(BandwidthMatrix(ways).slow().items(), key=lambda item: item[1])[:_AGAIN]
-        ways |= {way: max(rate, _measure(hub, at, [way])[way]) for way, rate in slow}
+        ways |= {way: max(rate, _measure(hub, ends, [way])[way]) for way, rate in slow}
     return BandwidthMatrix(ways)
 
 
-def _measure(
-    hub: Coordinator, at: Mapping[str, tuple[int, Address]], ways: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], float]:
+def _measure(hub: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]) -> dict[Way, float]:
     questions: dict[int, dict[str, Any]] = {}
     for a, b in ways:
-        (sender, _), (receiver, where) = at[a], at[b]
-        questions[sender] = {"do": "send", "to": [where.host, where.port]}
-        questions[receiver] = {"do": "receive"}
+        questions[ends[a].rank] = {"do": "send", "from": ends[a].host, "to": [ends[b].host, ends[b].port]}
+        questions[ends[b].rank] = {"do": "receive", "at": ends[b].host}
     answers = hub.ask(questions, _SLACK)
-    return {(a, b): float(answers.get(at[b][0]) or 0.0) for a, b in ways}
+    return {(a, b): float(answers.get(ends[b].rank) or 0.0) for a, b in ways}
 
 
-def judge(rates: BandwidthMatrix) -> Iterator[Finding]:
+def evaluate(rates: BandwidthMatrix) -> Iterator[Finding]:
     """A node of which most ways out or in are slow is named alone; else each slow way."""
     left = rates.slow()
-    met: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {}
+    met: dict[str, tuple[list[Way], list[Way]]] = {}
     for way in rates.ways:
         for side, name in enumerate(way):
             met.setdefault(name, ([], []))[side].append(way)
@@ -125,18 +117,16 @@ def judge(rates: BandwidthMatrix) -> Iterator[Finding]:
         for own, verb, other in zip(met[name], ("sends", "receives"), ("to", "from"), strict=True):
             slow = [way for way in own if way in left]
             if len(own) > 1 and 2 * len(slow) > len(own):
-                fastest = max(left[way] for way in slow)
+                fastest = max(left.pop(way) for way in slow)
                 found = f"it {verb} at most {_shown(fastest)} {other} {len(slow)} of {len(own)} nodes"
                 yield _finding(found, rates, nodes=(name,))
-                for way in slow:
-                    del left[way]
     yield from shortened([_finding(_shown(rate), rates, between=f"{a} -> {b}") for (a, b), rate in left.items()], _ROWS)
 
 
 def _finding(found: str, rates: BandwidthMatrix, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
     expected = f"half of the usual {_shown(rates.usual)} or more"
     hint = "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
-    return Finding(Severity.WARN, NAME, found, expected, hint, nodes, between=between)
+    return Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=nodes, between=between)
 
 
 def _shown(rate: float) -> str:
@@ -149,3 +139,40 @@ def summary(rates: BandwidthMatrix) -> str:
         return "all ranks share one node"
     least = min(rates.ways.values())
     return f"{_shown(rates.usual)} over TCP in the median of {len(rates.ways)} ways, {_shown(least)} at least"
+
+
+def survey_clocks(hub: Coordinator) -> dict[str, float]:
+    """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round trip."""
+    offsets = {node: _offset(hub, rank) for node, rank in hub.node_leaders.items() if rank}
+    return {hub.nodes[0]: 0.0} | {node: offset for node, offset in offsets.items() if offset is not None}
+
+
+def _offset(hub: Coordinator, rank: int) -> float | None:
+    tries = []
+    for _ in range(_TRIES):
+        asked = time.time()
+        theirs = hub.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
+        now = time.time()
+        if isinstance(theirs, float):
+            tries.append((now - asked, theirs - (asked + now) / 2))
+    return min(tries)[1] if tries else None
+
+
+def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
+    """The clocks that are not as most are."""
+    usual = statistics.median_low(offsets.values())
+    for node, offset in offsets.items():
+        off = offset - usual
+        if abs(off) >= _OFF:
+            found = f"the clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the other nodes'"
+            level = FAIL if abs(off) >= _REFUSED else WARN
+            hint = "start chronyd or ntpd there; until then times in logs are wrong, and from 300 s on munge refuses"
+            yield Finding(level=level, found=found, expected=f"less than {_OFF:.0f} s", hint=hint, nodes=(node,))
+
+
+def summary_of_clocks(offsets: Mapping[str, float]) -> str:
+    """How far they are apart."""
+    if len(offsets) < 2:
+        return "one node"
+    apart = max(offsets.values()) - min(offsets.values())
+    return f"{len(offsets)} nodes within {apart * 1000:.1f} ms" if apart < 1 else f"{len(offsets)} nodes, {apart:.1f} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -11,13 +12,12 @@ import click
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
-from srunddp.check import join, render
-from srunddp.check import preflight as checking
+from srunddp.check import preflight, render
 from srunddp.check.coordinator import CoordinatorLostError
-from srunddp.check.finding import CheckContext, subject_of
-from srunddp.check.join import come_within, followed
+from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
+from srunddp.check.join import come_within, coordinate, join
+from srunddp.check.preflight import Responder
 from srunddp.check.render import Report
-from srunddp.check.responder import Responder
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.stage.enter import activate, read
 from srunddp.stage.paths import StagedPaths
@@ -55,7 +55,7 @@ def check(**given: Any) -> None:
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(FAILED)
-    own = Responder(_subject(given, environment, staged), given["backend"])
+    own = Responder(_context(given, environment, staged), given["backend"])
     try:
         sys.exit(_follow(given, own, ports) if environment.rank else _lead(given, own, ports))
     except CoordinatorLostError as error:
@@ -69,29 +69,29 @@ def _in_copies() -> StagedPaths:
     return staged
 
 
-def _subject(given: dict[str, Any], environment: Environment, staged: StagedPaths | None) -> CheckContext:
+def _context(given: dict[str, Any], environment: Environment, staged: StagedPaths | None) -> CheckContext:
     here = staged.here if staged else str
     named, script = (here(given[name]) if given[name] else given[name] for name in ("ifaces", "script"))
-    return subject_of(
-        environment, named, os.environ, script, tuple(map(here, given["paths"])), given["packages"], staged
-    )
+    context = context_of(environment, named, os.environ)
+    paths = tuple(map(here, given["paths"]))
+    return replace(context, script=script, paths=paths, packages=given["packages"], staged=staged)
 
 
 def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
     """On rank 0: the check, its report, and the exit code, which all others are told."""
-    environment = own.subject.environment
+    environment = own.context.environment
     try:
-        hub = join.coordinate(own.subject, own.act, given["timeout"], ports)
+        hub = coordinate(own.context, own.handle, given["timeout"], ports)
     except SrunddpError as error:
-        report = checking.alone(own.subject)
-        report.findings[:0] = checking.apart(environment, error)
-        return _ended(environment, _tell(report, given, environment))
+        words = {"found": error.found, "expected": error.expected, "hint": error.hint}
+        apart = Finding(level=FAIL, **words, nodes=(environment.node,), ranks=(environment.rank,))
+        return _ended(environment, _tell(preflight.alone(own.context, apart), given, environment))
     code = FAILED
     try:
-        report = checking.examine(hub, own, given["timeout"], with_collective=given["collective"])
+        report = preflight.examine(hub, own, given["timeout"], with_collective=given["collective"])
         code = _tell(report, given, environment)
     finally:
-        hub.dismiss(code)
+        hub.shutdown(code)
     return _ended(environment, code)
 
 
@@ -106,8 +106,7 @@ def _ended(environment: Environment, code: int) -> int:
 def _tell(report: Report, given: dict[str, Any], environment: Environment) -> int:
     """Print the report, and write it; its exit code."""
     code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
-    title = render.verdict(report, environment.world_size, job)
-    text = [title, *render.lines(render.merged(report.findings), report.summaries, report.skipped)]
+    text = [render.verdict(report, environment.world_size, job), *render.lines(report)]
     click.echo("\n".join(text))
     try:
         click.echo("written: " + ", ".join(render.write(report, text, given["output_dir"], job, code)))
@@ -119,9 +118,9 @@ def _tell(report: Report, given: dict[str, Any], environment: Environment) -> in
 
 def _follow(given: dict[str, Any], own: Responder, ports: range | None) -> int:
     """On another rank: answer rank 0. Where it is not found, one rank of the node says what it sees."""
-    environment = own.subject.environment
-    code, found = followed("check", own.subject, own.act, given["timeout"], ports)
+    environment = own.context.environment
+    code, found = join("check", own.context, own.handle, given["timeout"], ports)
     if not found and environment.local_rank == 0:
-        for finding in checking.alone(own.subject).findings:
+        for finding in preflight.alone(own.context).findings:
             write_stderr(f"srunddp: check on {environment.node}: {render.said(finding)}\n")
     return code

@@ -7,107 +7,64 @@ got lost; of one that it does not know, the first packet did.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from typing import TypeVar
 
-from srunddp.bootstrap.rendezvous.protocol import Address, listen
-from srunddp.check.comparison import shortened
+from srunddp.bootstrap.network.probe import AT_ONCE, NO_ANSWER, WITHIN, Probe
 from srunddp.check.coordinator import Coordinator
-from srunddp.check.finding import Finding, Severity
-from srunddp.errors import SrunddpError
+from srunddp.check.finding import FAIL, Finding, shortened
+from srunddp.util.hostlist import group_by_key
 
 NAME = "reach"
-_WITHIN = 2.0
-_SLACK = 15.0  # for a node that is busy; a rank that answers later is taken for lost
-_AT_ONCE = 64
+_SLACK = 15.0  # seconds for a node that is busy; a rank that answers later is taken for lost
 _ALL_PAIRS = 64
 _NEIGHBOURS = 32
 _ROWS = 20
-_SILENT = "no answer"
+
+Way = tuple[str, str]
+K = TypeVar("K", bound=Hashable)
 
 
-@dataclass
-class Prober:
-    """A rank's side: listens on its interface's address, and connects to the others'."""
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """An address of a node, the first rank that has it, and the port on which that rank listens there."""
 
-    address: str
-    listener: socket.socket | None = None
-    _taking: threading.Thread | None = None
-
-    def listen(self) -> int:
-        """Listen anew; the port that the kernel chose, 0 where the address cannot be bound."""
-        self.close()
-        try:
-            self.listener = listen(self.address, [0])
-        except SrunddpError:
-            return 0
-        return int(self.listener.getsockname()[1])
-
-    def connect(self, targets: Mapping[str, Sequence[Any]]) -> dict[str, str]:
-        """Connect to each host and port; why it is not reached, empty where it is.
-
-        From then on all who connect here are taken in: a kernel refuses to hold many (128, before Linux 5.4).
-        """
-        if self.listener and not self._taking:
-            self._taking = threading.Thread(target=_take_in, args=(self.listener,), daemon=True)
-            self._taking.start()
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return dict(zip(targets, pool.map(self._try, targets.values()), strict=True))
-
-    def _try(self, target: Sequence[Any]) -> str:
-        try:
-            socket.create_connection((target[0], target[1]), _WITHIN, source_address=(self.address, 0)).close()
-        except TimeoutError:
-            return _SILENT
-        except OSError as error:
-            return os.strerror(error.errno).lower() if error.errno else str(error)
-        return ""
-
-    def close(self) -> None:
-        """Listen no longer."""
-        if self.listener:
-            with contextlib.suppress(OSError):
-                self.listener.shutdown(socket.SHUT_RDWR)  # what wakes accept()
-            if self._taking:
-                self._taking.join()
-            self.listener.close()
-        self.listener = self._taking = None
+    rank: int
+    interface: str
+    host: str
+    port: int = 0
 
 
-def _take_in(listener: socket.socket) -> None:
-    """Accept and hang up, until the listener is shut down."""
-    while True:
-        try:
-            listener.accept()[0].close()
-        except ConnectionError:  # it has gone already
-            continue
-        except OSError:
-            return
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConnectivityMatrix:
     """Between endpoints, each named by its node and, where a node has several, its interface.
 
     Attributes:
-        endpoints: the address of each; ranks: its rank; tried: the ways.
+        endpoints: by name; tried: the ways between them.
         broken: the ways on which packets get lost, and how that shows.
-        interfaces: their names; mute: endpoints that could not listen.
+        not_listening: endpoints that could not listen.
     """
 
-    endpoints: Mapping[str, Address]
-    ranks: Mapping[str, int]
-    tried: Collection[tuple[str, str]]
-    broken: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    interfaces: tuple[str, ...] = ()
-    mute: tuple[str, ...] = ()
+    endpoints: Mapping[str, Endpoint]
+    tried: Sequence[Way]
+    broken: Mapping[Way, str] = field(default_factory=dict)
+    not_listening: tuple[str, ...] = ()
+
+
+def run_listeners(hub: Coordinator, addresses: Mapping[int, Sequence[str]]) -> dict[int, dict[str, int]]:
+    """Have ranks listen on addresses; the port of each, 0 where it cannot be bound, of the ranks that answer."""
+    return hub.ask({rank: {"do": "listen", "addresses": theirs} for rank, theirs in addresses.items()}, _SLACK)
+
+
+def run_plan(hub: Coordinator, plan: Mapping[int, Mapping[K, Probe]]) -> dict[K, str]:
+    """Have ranks try connections, each by some key; why it fails, or an empty text, for the ranks that answer."""
+    rounds = 1 + max(map(len, plan.values()), default=0) // AT_ONCE
+    asked = {rank: {"do": "connect", "probes": [asdict(each) for each in plan[rank].values()]} for rank in plan}
+    answers = hub.ask(asked, rounds * WITHIN + _SLACK)
+    return {key: why for rank, told in answers.items() for key, why in zip(plan[rank], told, strict=False)}
 
 
 def survey(hub: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
@@ -117,17 +74,33 @@ def survey(hub: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> Connec
         addresses: the interface's name and address of each rank that has one.
     """
     nodes = hub.nodes
-    ranks = endpoints(nodes, addresses)
-    open_at = listening(hub, ranks, {name: addresses[rank][1] for name, rank in ranks.items()})
-    pairs = plan({name: nodes[ranks[name]] for name in open_at})
-    failing = _try(hub, ranks, open_at, pairs)
-    again = _try(hub, ranks, open_at, list(failing))
-    interfaces = tuple(sorted({addresses[ranks[name]][0] for name in open_at}))
-    mute = tuple(name for name, rank in ranks.items() if name not in open_at and rank not in hub.trouble)
-    return ConnectivityMatrix(open_at, ranks, pairs, _directed(hub, ranks, open_at, again), interfaces, mute)
+    known = endpoints_of(nodes, addresses)
+    ends = listening(hub, known)
+    pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
+    failing = _try(hub, ends, _try(hub, ends, pairs))
+    not_listening = tuple(name for name, end in known.items() if name not in ends and end.rank not in hub.errors)
+    return ConnectivityMatrix(
+        endpoints=ends, tried=pairs, broken=_directed(hub, ends, failing), not_listening=not_listening
+    )
 
 
-def plan(nodes: Mapping[str, str]) -> list[tuple[str, str]]:
+def endpoints_of(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]) -> dict[str, Endpoint]:
+    """The endpoints by name; nobody listens there yet."""
+    first: dict[tuple[str, str], Endpoint] = {}
+    for rank, (interface, host) in sorted(addresses.items()):
+        first.setdefault((nodes[rank], interface), Endpoint(rank=rank, interface=interface, host=host))
+    count = Counter(node for node, _ in first)
+    return {f"{node}:{name}" if count[node] > 1 else node: end for (node, name), end in first.items()}
+
+
+def listening(hub: Coordinator, ends: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
+    """Have the endpoints listen, on ports that their kernels choose; those that cannot are left out."""
+    told = run_listeners(hub, {end.rank: [end.host] for end in ends.values()})
+    ports = {name: told.get(end.rank, {}).get(end.host, 0) for name, end in ends.items()}
+    return {name: replace(end, port=ports[name]) for name, end in ends.items() if ports[name]}
+
+
+def plan(nodes: Mapping[str, str]) -> list[Way]:
     """All ways between two nodes; of more than 64 endpoints, from each to the next 32 of other nodes in a ring.
 
     Args:
@@ -142,89 +115,62 @@ def plan(nodes: Mapping[str, str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def listening(hub: Coordinator, ranks: Mapping[str, int], hosts: Mapping[str, str]) -> dict[str, Address]:
-    """Have the endpoints listen, on ports that their kernels choose; those that cannot are left out."""
-    ports = hub.ask({rank: {"do": "listen"} for rank in ranks.values()}, _SLACK)
-    return {name: Address(hosts[name], ports[rank]) for name, rank in ranks.items() if ports.get(rank)}
-
-
-def endpoints(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]) -> dict[str, int]:
-    """The first rank of each address, by the endpoint's name."""
-    first: dict[tuple[str, str], int] = {}
-    for rank, (interface, _) in sorted(addresses.items()):
-        first.setdefault((nodes[rank], interface), rank)
-    count = Counter(node for node, _ in first)
-    return {f"{node}:{name}" if count[node] > 1 else node: rank for (node, name), rank in first.items()}
-
-
-def _try(
-    hub: Coordinator, ranks: Mapping[str, int], open_at: Mapping[str, Address], pairs: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], str]:
-    """The pairs that do not connect, and why."""
-    targets: dict[int, dict[str, list[Any]]] = {}
+def _try(hub: Coordinator, ends: Mapping[str, Endpoint], pairs: Iterable[Way]) -> dict[Way, str]:
+    """The pairs that do not connect, and why. Ranks that are lost meanwhile say nothing of the network."""
+    probes: dict[int, dict[Way, Probe]] = {}
     for a, b in pairs:
-        targets.setdefault(ranks[a], {})[b] = [open_at[b].host, open_at[b].port]
-    rounds = 1 + max(map(len, targets.values()), default=0) // _AT_ONCE
-    asked = {rank: {"do": "connect", "targets": theirs} for rank, theirs in targets.items()}
-    answers = hub.ask(asked, rounds * _WITHIN + _SLACK)
-    # A rank that is lost meanwhile is named as such, and says nothing of the network.
-    known = ((a, b) for a, b in pairs if ranks[a] in answers and ranks[b] not in hub.trouble)
-    found = {(a, b): answers[ranks[a]].get(b, "") for a, b in known}
-    return {pair: why for pair, why in found.items() if why}
+        probe = Probe(source=ends[a].host, host=ends[b].host, port=ends[b].port)
+        probes.setdefault(ends[a].rank, {})[a, b] = probe
+    found = run_plan(hub, probes)
+    return {(a, b): why for (a, b), why in found.items() if why and ends[b].rank not in hub.errors}
 
 
-def _directed(
-    hub: Coordinator, ranks: Mapping[str, int], open_at: Mapping[str, Address], failing: Mapping[tuple[str, str], str]
-) -> dict[tuple[str, str], str]:
+def _directed(hub: Coordinator, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]) -> dict[Way, str]:
     """On which way the packets get lost, by what the listeners' kernels hold half open."""
-    listeners = {ranks[b] for _, b in failing}
-    told = hub.ask({rank: {"do": "half open"} for rank in listeners}, _SLACK)
-    waiting = {rank: set(hosts or ()) for rank, hosts in told.items()}
-    broken: dict[tuple[str, str], str] = {}
+    told = hub.broadcast({"do": "half open"}, _SLACK, {ends[b].rank for _, b in failing})
+    broken: dict[Way, str] = {}
     for (a, b), why in failing.items():
-        answer_lost = why == _SILENT and open_at[a].host in waiting.get(ranks[b], ())
+        answer_lost = why == NO_ANSWER and ends[a].host in (told.get(ends[b].rank) or ())
         broken.setdefault((b, a) if answer_lost else (a, b), why)
     return broken
 
 
-def judge(ways: ConnectivityMatrix) -> Iterator[Finding]:
+def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
     """A node that reaches no other, or none of them it, is named alone; else each way that is broken."""
-    for name in ways.mute:
+    for name in ways.not_listening:
         yield _finding("no port on the interface's address can be listened on", nodes=(name.partition(":")[0],))
     left = dict(ways.broken)
     if len(ways.endpoints) > 2 and left and all({(a, b), (b, a)} & left.keys() for a, b in ways.tried):
-        over = f" over {', '.join(ways.interfaces)}" if ways.interfaces else ""
-        found = f"no TCP between any two nodes{over}: {next(iter(left.values()))}"
+        over = ", ".join(sorted({end.interface for end in ways.endpoints.values()}))
+        found = f"no TCP between any two nodes over {over}: {next(iter(left.values()))}"
         yield _finding(found, nodes=tuple(dict.fromkeys(name.partition(":")[0] for name in ways.endpoints)))
         return
-    alone = list(_cut_off(ways, left))
+    alone = list(_isolated(ways, left))
     for name, words, why in alone:
         # In a multitude of addresses the nodes would be rows of their own.
         at = ways.endpoints[name].host if len(alone) <= _ROWS else "its address"
         yield _finding(f"{words.format(at)}: {why}", nodes=(name,))
-    yield from shortened([_broken(ways, pair, why) for pair, why in left.items()], _ROWS)
+    hosts = {name: end.host for name, end in ways.endpoints.items()}
+    rows = [
+        _finding(f"no TCP from {hosts[a]} to {hosts[b]}: {why}", between=f"{a} -> {b}") for (a, b), why in left.items()
+    ]
+    yield from shortened(rows, _ROWS)
 
 
-def _cut_off(ways: ConnectivityMatrix, left: dict[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
+def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
     """The endpoints all of whose ways are broken, how and why; their ways are taken out of ``left``."""
-    tried: dict[str, list[tuple[str, str]]] = {name: [] for name in ways.endpoints}
-    for pair in ways.tried:
-        for name in pair:
-            tried[name].append(pair)
-    count = Counter(name for pair in left for name in pair)
+    tried = group_by_key((name, pair) for pair in ways.tried for name in pair)
     named: set[str] = set()
-    for name in sorted((name for name in ways.endpoints if count[name]), key=lambda name: -count[name]):
+    for name, _ in Counter(chain(*left)).most_common():
         own = [pair for pair in tried[name] if named.isdisjoint(pair)]
         words = _how(name, own, left)
-        if words and len({end for pair in own for end in pair}) > 2:
+        if words and len({*chain(*own)}) > 2:
             named.add(name)
-            both = [way for a, b in tried[name] for way in ((a, b), (b, a)) if way in left]
-            yield name, words, next(left[way] for way in both)
-            for way in both:
-                left.pop(way, None)
+            gone = [left.pop(way) for a, b in tried[name] for way in ((a, b), (b, a)) if way in left]
+            yield name, words, gone[0]
 
 
-def _how(name: str, own: Sequence[tuple[str, str]], left: Mapping[tuple[str, str], str]) -> str:
+def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
     """In which direction all ways of an endpoint are broken; empty where one is whole."""
     out, back = [pair for pair in own if pair[0] == name], [pair for pair in own if pair[1] == name]
     sends = bool(out) and all(pair in left for pair in out)
@@ -236,16 +182,10 @@ def _how(name: str, own: Sequence[tuple[str, str]], left: Mapping[tuple[str, str
     return "no TCP between {} and any other node" if all({(a, b), (b, a)} & left.keys() for a, b in own) else ""
 
 
-def _broken(ways: ConnectivityMatrix, pair: tuple[str, str], why: str) -> Finding:
-    a, b = pair
-    found = f"no TCP from {ways.endpoints[a].host} to {ways.endpoints[b].host}: {why}"
-    return _finding(found, between=f"{a} -> {b}")
-
-
 def _finding(found: str, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
     expected = "TCP on any port between all nodes, as NCCL and Gloo use random ones"
     hint = "open the firewall for this network on both nodes, or name another interface in ifaces.conf"
-    return Finding(Severity.FAIL, NAME, found, expected, hint, nodes, between=between)
+    return Finding(level=FAIL, found=found, expected=expected, hint=hint, nodes=nodes, between=between)
 
 
 def summary(ways: ConnectivityMatrix) -> str:

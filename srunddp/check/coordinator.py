@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from srunddp.bootstrap.network.probe import half_open
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
 from srunddp.bootstrap.rendezvous.protocol import Hello, RendezvousInfo
@@ -23,12 +24,12 @@ from srunddp.errors import RendezvousError
 from srunddp.util.json_lines import parse, send
 from srunddp.util.timeouts import call_in_daemon_thread
 
-Act = Callable[[Mapping[str, Any]], Any]
+Handler = Callable[[Mapping[str, Any]], Any]
 _LONGEST = 1 << 24
 _PIECE = 1 << 16
 _LATEST = 600.0
 _SEND_WITHIN = 5.0
-_OVER, _ANSWER, _FAILED, _LOST = "over", "answer", "failed", "lost"
+_OVER, _ANSWER, _FAILED = "over", "answer", "failed"
 
 
 class CoordinatorLostError(RendezvousError):
@@ -41,20 +42,20 @@ class Coordinator:
 
     Attributes:
         here: what each rank that came said of itself, rank 0 included.
-        act: what rank 0 itself does for a question.
+        handle: what rank 0 itself does for a question.
         lines: to each other rank that still answers.
         objections: what is wrong with ranks that came; refused: connections that proved nothing.
         unanswered: addresses from which packets came while ranks were missing, but not the answers to our answers.
-        trouble: why a rank is not asked any more, or could not answer.
+        errors: why a rank is not asked any more, or could not answer.
     """
 
     here: dict[int, Hello]
-    act: Act
+    handle: Handler
     lines: dict[int, socket.socket] = field(default_factory=dict)
     objections: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
-    trouble: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
     _text: dict[int, bytearray] = field(default_factory=dict)
 
     @property
@@ -63,7 +64,7 @@ class Coordinator:
         return {rank: hello.node for rank, hello in sorted(self.here.items())}
 
     @property
-    def leaders(self) -> dict[str, int]:
+    def node_leaders(self) -> dict[str, int]:
         """The first rank of each node that still answers."""
         first: dict[str, int] = {}
         for rank, node in self.nodes.items():
@@ -82,70 +83,66 @@ class Coordinator:
             The answers by rank. One that does not answer in time, or is lost, is left out, and is asked no more.
         """
         deadline = time.monotonic() + within
-        waiting = [rank for rank in questions if rank in self.lines]
+        waiting = {rank for rank in questions if rank in self.lines}
         for rank in waiting:
             self.lines[rank].settimeout(_SEND_WITHIN)
             send(self.lines[rank], dict(questions[rank]))
         # In a thread, for it may hang here as it may there.
-        own = call_in_daemon_thread(partial(self.act, questions[0])) if 0 in questions else None
-        answers = self._collect(set(waiting), deadline)
+        own = call_in_daemon_thread(partial(_answered, self.handle, questions[0])) if 0 in questions else None
+        answers = self._collect(waiting, deadline)
+        late = f"no answer within {within:g} s"
         for rank in waiting:
-            if rank in self.lines and rank not in answers and rank not in self.trouble:
-                self._drop(rank, f"no answer within {within:g} s")
+            self._drop(rank, late)
         try:
-            return ({0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}) | answers
+            answers |= {0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}
         except TimeoutError:
-            self.trouble.setdefault(0, f"no answer within {within:g} s")
-        except Exception as error:  # what one rank cannot do must not hide what the others can
-            self.trouble.setdefault(0, f"{type(error).__name__}: {error}")
-        return answers
+            answers[0] = {_FAILED: late}
+        for rank, message in answers.items():
+            if _FAILED in message:
+                self.errors.setdefault(rank, str(message[_FAILED]))
+        return {rank: answers[rank].get(_ANSWER) for rank in sorted(answers) if _FAILED not in answers[rank]}
 
-    def ask_all(self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+    def broadcast(
+        self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None
+    ) -> dict[int, Any]:
         """Ask these ranks the same, or every rank that came."""
         return self.ask(dict.fromkeys(self.here if ranks is None else ranks, question), within)
 
-    def _collect(self, waiting: set[int], deadline: float) -> dict[int, Any]:
-        answers: dict[int, Any] = {}
+    def _collect(self, waiting: set[int], deadline: float) -> dict[int, dict[str, Any]]:
+        """What ranks answer. In ``waiting`` are left those that neither answer nor are lost."""
+        answers: dict[int, dict[str, Any]] = {}
         with selectors.DefaultSelector() as selector:
             for rank in waiting:
                 selector.register(self.lines[rank], selectors.EVENT_READ, rank)
             while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
                 for key, _ in ready:
-                    if told := self._read(key.data):
-                        selector.unregister(key.fileobj)
-                        waiting.discard(key.data)
-                        self._take(key.data, told, answers)
+                    rank, text = key.data, self._read(key.data)
+                    if text and not text.endswith(b"\n"):
+                        continue
+                    selector.unregister(key.fileobj)
+                    waiting.discard(rank)
+                    if message := parse(bytes(text)):
+                        answers[rank] = message
+                    else:
+                        self._drop(rank, "it sent what is no answer" if text else "its process ended")
+                    text.clear()
         return answers
 
-    def _read(self, rank: int) -> Mapping[str, Any]:
-        """The rank's answer; empty while there is none."""
+    def _read(self, rank: int) -> bytearray:
+        """What the rank has sent of its line so far; empty where its process has ended."""
         text = self._text.setdefault(rank, bytearray())
         try:
             piece = self.lines[rank].recv(_PIECE)
         except OSError:
             piece = b""
         text += piece
-        if not piece or len(text) > _LONGEST:
-            return {_LOST: "its process ended"}
-        if not text.endswith(b"\n"):
-            return {}
-        message = parse(bytes(text))
-        text.clear()
-        return message or {_LOST: "it sent what is no answer"}
-
-    def _take(self, rank: int, told: Mapping[str, Any], answers: dict[int, Any]) -> None:
-        if _LOST in told:
-            self._drop(rank, str(told[_LOST]))
-        elif _FAILED in told:
-            self.trouble.setdefault(rank, str(told[_FAILED]))
-        else:
-            answers[rank] = told.get(_ANSWER)
+        return text if piece and len(text) <= _LONGEST else bytearray()
 
     def _drop(self, rank: int, why: str) -> None:
-        self.trouble.setdefault(rank, why)
+        self.errors.setdefault(rank, why)
         self.lines.pop(rank).close()
 
-    def dismiss(self, code: int) -> None:
+    def shutdown(self, code: int) -> None:
         """All others end with this exit code."""
         for line in self.lines.values():
             send(line, {_OVER: code})
@@ -153,7 +150,7 @@ class Coordinator:
 
 
 def gather(
-    own: Hello, listening: Sequence[socket.socket], trust: Authenticator, act: Act, deadline: float
+    own: Hello, listening: Sequence[socket.socket], trust: Authenticator, handle: Handler, deadline: float
 ) -> Coordinator:
     """On rank 0: wait for all other ranks, and take those that have come by the deadline.
 
@@ -161,10 +158,10 @@ def gather(
         own: rank 0's hello.
         listening: its sockets.
         trust: its kind of proof.
-        act: what rank 0 does itself for a question.
+        handle: what rank 0 does itself for a question.
         deadline: of :func:`time.monotonic`.
     """
-    hub = Coordinator({0: own}, act)
+    hub = Coordinator({0: own}, handle)
     with AuthenticatedListener(listening, own.token, trust, own.world_size, hub.refused.append) as door:
         while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
             for hello, line, message in door.events(left):
@@ -176,19 +173,23 @@ def gather(
         hub.unanswered = half_open(listening)
     for listener in listening:
         listener.close()
+    # A client waits for this; a check has no use for what is in it.
+    accepted = asdict(
+        RendezvousInfo(
+            master_addr="",
+            master_port=0,
+            nnodes=0,
+            node_rank=0,
+            local_world_size=0,
+            run=own.token,
+            channel="",
+            master_node=own.node,
+        )
+    )
     for line in hub.lines.values():
         line.setblocking(True)
-        send(line, {"meeting": asdict(RendezvousInfo("", 0, 0, 0, 0, own.token, "", own.node))})
+        send(line, {"meeting": accepted})
     return hub
-
-
-def half_open(listeners: Sequence[socket.socket]) -> list[str]:
-    """The addresses whose connections to these sockets came through, but not the answer, by what the kernel knows."""
-    import psutil
-
-    ports = {listener.getsockname()[1] for listener in listeners}
-    waiting = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_SYN_RECV]
-    return [one.raddr.ip for one in waiting if one.laddr and one.raddr and one.laddr.port in ports]
 
 
 def _take(hub: Coordinator, hello: Hello, line: socket.socket) -> None:
@@ -206,14 +207,14 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
     return ""
 
 
-def serve(line: socket.socket, act: Act) -> int:
+def serve(line: socket.socket, handle: Handler) -> int:
     """On another rank: answer rank 0's questions until it says that it is over.
 
     Returns:
         The exit code that rank 0 said.
 
     Raises:
-        LostError: rank 0 is gone.
+        CoordinatorLostError: rank 0 is gone.
     """
     line.settimeout(_LATEST)
     try:
@@ -222,7 +223,7 @@ def serve(line: socket.socket, act: Act) -> int:
                 message = parse(text)
                 if _OVER in message:
                     return int(message[_OVER])
-                line.sendall(json.dumps(_answered(act, message)).encode() + b"\n")
+                line.sendall(json.dumps(_answered(handle, message)).encode() + b"\n")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no word from it"
     else:
@@ -230,8 +231,8 @@ def serve(line: socket.socket, act: Act) -> int:
     raise CoordinatorLostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message")
 
 
-def _answered(act: Act, question: Mapping[str, Any]) -> dict[str, Any]:
+def _answered(handle: Handler, question: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return {_ANSWER: act(question)}
+        return {_ANSWER: handle(question)}
     except Exception as error:  # what one rank cannot do must not hide what the others can
         return {_FAILED: f"{type(error).__name__}: {error}"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
@@ -12,8 +13,10 @@ from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, load
 from srunddp.bootstrap.network.interface import SelectedInterface, list_interfaces, select_interface
 from srunddp.errors import SrunddpError
 from srunddp.stage.paths import StagedPaths
+from srunddp.util.hostlist import group_by_key
 
 F = TypeVar("F")
+V = TypeVar("V", bound=Hashable)
 
 
 class Severity(IntEnum):
@@ -23,19 +26,22 @@ class Severity(IntEnum):
     WARN = 1
 
 
-@dataclass(frozen=True)
+FAIL, WARN = Severity.FAIL, Severity.WARN
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """Something that is wrong, with its hint. Equal ones of several ranks or nodes are shown as one.
 
     Attributes:
-        check: that found it.
+        check: that found it; the report fills it in.
         found, expected, hint: without the node's name, in the words of an error.
         nodes: where; ranks: which, where it is not all of these nodes.
         between: ``node01 -> node02``, where it is about a way between two nodes.
     """
 
     level: Severity
-    check: str
+    check: str = ""
     found: str
     expected: str
     hint: str
@@ -44,54 +50,45 @@ class Finding:
     between: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckContext:
     """The rank that a check looks at from within it.
 
     Attributes:
-        interface: None where it is wrong; then ``interface_error`` is what was found, expected and is to be done.
-        loaded: ifaces.conf.
-        script: the training script, None where none was given; paths: of ``--path``; packages: of ``--package``.
         variables: the process's environment.
+        loaded: ifaces.conf.
+        interface: None where it is wrong; then ``interface_error`` is what was found, what was expected and the hint.
+        script: the training script, None where none was given; paths: of ``--path``; packages: of ``--package``.
         staged: the copies that this node has of what it does not see; None without ``--staged``.
     """
 
     environment: Environment
-    loaded: IfacesConfig
-    interface: SelectedInterface | None
-    interface_error: tuple[str, ...]
-    script: str | None
-    paths: tuple[str, ...]
-    packages: tuple[str, ...]
-    variables: Mapping[str, str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    loaded: IfacesConfig = field(default_factory=IfacesConfig)
+    interface: SelectedInterface | None = None
+    interface_error: tuple[str, ...] = ()
+    script: str | None = None
+    paths: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     staged: StagedPaths | None = None
 
 
-def subject_of(
-    environment: Environment,
-    named: str | None,
-    variables: Mapping[str, str],
-    script: str | None = None,
-    paths: tuple[str, ...] = (),
-    packages: tuple[str, ...] = (),
-    staged: StagedPaths | None = None,
-) -> CheckContext:
+def context_of(environment: Environment, named: str | None, variables: Mapping[str, str]) -> CheckContext:
     """This rank, with the interface that it would use in a run.
 
     Args:
-        named: the file given with ``--ifaces``; for the others see :class:`CheckContext`.
+        named: the file given with ``--ifaces``.
     """
-    loaded, chosen = IfacesConfig(), None
-    wrong: tuple[str, ...] = ()
+    context = CheckContext(environment=environment, variables=dict(variables))
     try:
-        loaded = load(named, variables)
-        chosen = select_interface(loaded.entries, environment, variables, list_interfaces())
+        context = replace(context, loaded=load(named, variables))
+        chosen = select_interface(context.loaded.entries, environment, variables, list_interfaces())
     except SrunddpError as error:
-        wrong = (error.found, error.expected, error.hint)
-    return CheckContext(environment, loaded, chosen, wrong, script, paths, packages, dict(variables), staged)
+        return replace(context, interface_error=(error.found, error.expected, error.hint))
+    return replace(context, interface=chosen)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Observation(Generic[F]):
     """What one check collected on one rank."""
 
@@ -100,8 +97,12 @@ class Observation(Generic[F]):
     node: str
     facts: F
 
+    def finding(self, level: Severity, found: str, expected: str, hint: str, *, rank: bool = False) -> Finding:
+        """A finding about its node; or about this rank alone."""
+        return finding_about([self], level, found, expected, hint, ranks=rank)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Check(Generic[F]):
     """One check.
 
@@ -109,7 +110,7 @@ class Check(Generic[F]):
         name: one word, for the table.
         facts: a dataclass of what is collected, of numbers, texts, and lists and dicts of those: it travels as JSON.
         collect: what this rank sees; quick, and before torch and CUDA are touched.
-        judge: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
+        evaluate: what is wrong, given what all ranks saw; of equal findings one for all of their nodes is enough.
         summary: one line for people on what was seen.
         node_lines: one line for each node, of checks that have more to say of it.
         within: seconds that collecting may take.
@@ -118,11 +119,91 @@ class Check(Generic[F]):
     name: str
     facts: Callable[..., F]
     collect: Callable[[CheckContext], F]
-    judge: Callable[[Sequence[Observation[F]]], Iterable[Finding]]
+    evaluate: Callable[[Sequence[Observation[F]]], Iterable[Finding]]
     summary: Callable[[Sequence[Observation[F]]], str]
     node_lines: Callable[[Sequence[Observation[F]]], Sequence[str]] = lambda _: ()
     within: float = 15.0
 
-    def collected(self, subject: CheckContext) -> dict[str, Any]:
+    def collected(self, context: CheckContext) -> dict[str, Any]:
         """The facts as they travel."""
-        return asdict(self.collect(subject))  # type: ignore[call-overload, no-any-return]
+        return asdict(self.collect(context))  # type: ignore[call-overload, no-any-return]
+
+
+def finding_about(
+    who: Sequence[Observation[F]], level: Severity, found: str, expected: str, hint: str, *, ranks: bool = True
+) -> Finding:
+    """A finding about these ranks.
+
+    Args:
+        ranks: whether to name them; else their nodes alone.
+    """
+    return Finding(
+        level=level,
+        found=found,
+        expected=expected,
+        hint=hint,
+        nodes=tuple(dict.fromkeys(one.node for one in who)),
+        ranks=tuple(sorted(one.rank for one in who)) if ranks else (),
+    )
+
+
+def by_node(seen: Iterable[Observation[F]]) -> dict[str, list[Observation[F]]]:
+    """The ranks of each node."""
+    return group_by_key((one.node, one) for one in seen)
+
+
+def minority(
+    seen: Sequence[Observation[F]], value: Callable[[Observation[F]], V]
+) -> tuple[V, dict[V, list[Observation[F]]]]:
+    """What most ranks have, or of equally many the one of the lowest rank; and the others, by what they have.
+
+    Args:
+        seen: of one rank at least.
+    """
+    ranks = group_by_key((value(one), one) for one in sorted(seen, key=lambda one: one.rank))
+    usual = Counter({known: len(who) for known, who in ranks.items()}).most_common(1)[0][0]
+    del ranks[usual]
+    return usual, ranks
+
+
+def differing(
+    seen: Sequence[Observation[F]],
+    value: Callable[[Observation[F]], str],
+    level: Severity,
+    title: str,
+    hint: str,
+    *,
+    ranks: bool = True,
+) -> Generator[Finding, None, Sequence[Observation[F]]]:
+    """Find the ranks that have another value than most.
+
+    Args:
+        title: of the value, in what was found.
+
+    Returns:
+        The ranks that have the usual value. Further differences of the others follow from this one.
+    """
+    if not seen:
+        return seen
+    usual, others = minority(seen, value)
+    for known, who in others.items():
+        expected = f"{usual or 'unknown'}, as on most ranks"
+        yield finding_about(who, level, f"{title} {known or 'unknown'}", expected, hint, ranks=ranks)
+    return [one for one in seen if value(one) == usual]
+
+
+def shortened(ways: Sequence[Finding], most: int) -> list[Finding]:
+    """Findings about ways between nodes, those beyond so many as one."""
+    rest = ways[most:]
+    if len(rest) < 2:
+        return list(ways)
+    ends = (end.partition(":")[0] for each in rest for end in each.between.split(" -> "))
+    found = f"… and {len(rest)} more ways"
+    return [*ways[:most], replace(rest[0], found=found, between="", nodes=tuple(sorted(set(ends))))]
+
+
+def split_message(message: str) -> tuple[str, str, str]:
+    """What was found, what was expected and the hint, of the one line that an error is."""
+    message, _, hint = message.partition(" -> ")
+    found, _, expected = message.partition("; expected ")
+    return found, expected, hint

@@ -20,7 +20,7 @@ from srunddp.bootstrap.network.interface import (
 )
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, raise_open_files_limit
-from srunddp.check.coordinator import Act, Coordinator, CoordinatorLostError, gather, serve
+from srunddp.check.coordinator import Coordinator, CoordinatorLostError, Handler, gather, serve
 from srunddp.check.finding import CheckContext
 from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.util.click_types import limit
@@ -28,47 +28,64 @@ from srunddp.util.console import write_stderr
 from srunddp.util.timeouts import call_in_daemon_thread
 
 _A_HOST = 1.0
+come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
-def coordinate(subject: CheckContext, act: Act, timeout: float, ports: range | None = None) -> Coordinator:
+def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: range | None = None) -> Coordinator:
     """On rank 0: become the hub of all ranks that come in time.
 
     Args:
-        subject: rank 0; act: what it does for a question.
+        context: rank 0; handle: what it does for a question.
         timeout: seconds.
         ports: that a firewall leaves open.
 
     Raises:
         SrunddpError: this rank cannot be found by the others.
     """
-    environment, deadline = subject.environment, time.monotonic() + timeout
+    environment, deadline = context.environment, time.monotonic() + timeout
     own = discovery.hello(environment, discovery.token(environment))
     if environment.world_size == 1:
-        return Coordinator({0: own}, act)
+        return Coordinator({0: own}, handle)
     raise_open_files_limit()
-    entry = entry_or_default(subject.loaded.entries, environment.node)
-    listening = _listen(environment, _own_addresses(environment, subject.interface), entry, ports)
+    entry = entry_or_default(context.loaded.entries, environment.node)
+    listening = _listen(environment, _own_addresses(environment, context.interface), entry, ports)
     told = protocol.encode_advertisement(own.token, [Address(*each.getsockname()[:2]) for each in listening])
-    _, heard = discovery.discover(environment, told, timeout, _over_mpi(subject, timeout), lambda _: None)
+    _, heard = discovery.discover(environment, told, timeout, _over_mpi(context, timeout), lambda _: None)
     secret = protocol.decode_advertisement(heard).secret if heard else ""
-    return gather(own, listening, auth.choose_authenticator(secret), act, deadline)
+    return gather(own, listening, auth.choose_authenticator(secret), handle, deadline)
 
 
-def join(subject: CheckContext, act: Act, timeout: float, ports: range | None = None) -> int:
-    """On another rank: find rank 0, and answer its questions; for the arguments see :func:`coordinate`.
+def join(
+    command: str, context: CheckContext, handle: Handler, timeout: float, ports: range | None = None
+) -> tuple[int, bool]:
+    """On another rank: find rank 0 and answer its questions, or say why it is not found.
+
+    Args:
+        command: for the message; for the others see :func:`coordinate`.
 
     Returns:
-        The exit code that rank 0 says.
+        This rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank, and
+        its exit code is the job's, whereas another one here would have the launcher end rank 0 before it has reported.
 
     Raises:
-        SrunddpError: rank 0 is not found, or lost.
+        CoordinatorLostError: rank 0 was found, and is gone.
     """
-    environment, deadline = subject.environment, time.monotonic() + timeout
-    _, heard = discovery.discover(environment, None, timeout, _over_mpi(subject, timeout), lambda _: None)
+    try:
+        return _join(context, handle, timeout, ports), True
+    except CoordinatorLostError:
+        raise
+    except SrunddpError as error:
+        write_stderr(f"srunddp: {command} on {context.environment.node}: error: {error}\n")
+        return 0, False
+
+
+def _join(context: CheckContext, handle: Handler, timeout: float, ports: range | None) -> int:
+    environment, deadline = context.environment, time.monotonic() + timeout
+    _, heard = discovery.discover(environment, None, timeout, _over_mpi(context, timeout), lambda _: None)
     told = protocol.decode_advertisement(heard) if heard else None
     hello = discovery.hello(environment, told.token if told else discovery.token(environment))
-    candidates = list(told.addresses) if told else _candidates(subject, ports)
-    return serve(_find(candidates, hello, deadline, auth.choose_authenticator(told.secret if told else "")), act)
+    candidates = list(told.addresses) if told else _candidates(context, ports)
+    return serve(_find(candidates, hello, deadline, auth.choose_authenticator(told.secret if told else "")), handle)
 
 
 def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Authenticator) -> socket.socket:
@@ -116,19 +133,18 @@ def _listen(
     return listening
 
 
-def _candidates(subject: CheckContext, ports: range | None) -> list[Address]:
+def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     """Where rank 0 may listen: at each address that its names lead to."""
-    environment, names = subject.environment, []
-    entry = DEFAULT
+    environment, entry, names = context.environment, DEFAULT, []
     if environment.master:
         names = [environment.master[0]]
     else:
         assert environment.step is not None
         node = discovery.rank_zero_node(environment.step)
-        entry = entry_or_default(subject.loaded.entries, node)
+        entry = entry_or_default(context.loaded.entries, node)
         names = [discovery.hostname_of(entry, node), node] if node != environment.node else []
     hosts = [host for name in names for host in sorted(addresses_of(name))]
-    hosts += [] if names else _own_addresses(environment, subject.interface)
+    hosts += [] if names else _own_addresses(environment, context.interface)
     allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
     if not allowed:
         raise RendezvousError(
@@ -140,9 +156,9 @@ def _candidates(subject: CheckContext, ports: range | None) -> list[Address]:
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 
 
-def _over_mpi(subject: CheckContext, timeout: float) -> discovery.Broadcast:
+def _over_mpi(context: CheckContext, timeout: float) -> discovery.Broadcast:
     """A broadcast that is given up after some time: MPI waits for ever where a rank is missing."""
-    environment, name = subject.environment, subject.interface.name if subject.interface else None
+    environment, name = context.environment, context.interface.name if context.interface else None
 
     def broadcast(told: str | None) -> str:
         try:
@@ -155,30 +171,3 @@ def _over_mpi(subject: CheckContext, timeout: float) -> discovery.Broadcast:
             ) from None
 
     return broadcast
-
-
-come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
-
-
-def followed(
-    command: str, subject: CheckContext, act: Act, timeout: float, ports: range | None = None
-) -> tuple[int, bool]:
-    """On another rank than 0: answer rank 0, or say why it is not found.
-
-    Args:
-        command: for the message; for the others see :func:`srunddp.check.join.join`.
-
-    Returns:
-        This rank's exit code, and whether rank 0 was found. Where it was not, that is 0: rank 0 misses this rank, and
-        its exit code is the job's, whereas another one here would have the launcher end rank 0 before it has reported.
-
-    Raises:
-        LostError: rank 0 was found, and is gone.
-    """
-    try:
-        return join(subject, act, timeout, ports), True
-    except CoordinatorLostError:
-        raise
-    except SrunddpError as error:
-        write_stderr(f"srunddp: {command} on {subject.environment.node}: error: {error}\n")
-        return 0, False

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from srunddp.bootstrap.environment.cpus import text_of
 from srunddp.bootstrap.environment.cuda_visible_devices import VisibleDevice, instances, query_or, visible
+from srunddp.bootstrap.environment.slurm import expand
 
 _READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
 
@@ -18,7 +21,6 @@ class Device(VisibleDevice):
     Attributes:
         total, free: bytes of memory, 0 where NVML does not tell.
         address: on the PCI bus, as in sysfs; numa: its NUMA node, -1 where nothing tells.
-        links: NVLinks that are up.
     """
 
     name: str
@@ -26,13 +28,12 @@ class Device(VisibleDevice):
     free: int
     address: str
     numa: int
-    links: int
 
 
 SYSFS = Path("/sys")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class View:
     """What one process sees.
 
@@ -109,18 +110,7 @@ def _device(nvml: Any, device: Any, gpu: Any, sysfs: Path) -> Device:
         free=memory.free if memory else 0,
         address=address,
         numa=of_device(address, sysfs),
-        links=_links(nvml, gpu),
     )
-
-
-def _links(nvml: Any, gpu: Any) -> int:
-    up = 0
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        state = query_or(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(gpu, link), None)  # type: ignore[misc]
-        if state is None:
-            break
-        up += state
-    return up
 
 
 def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[list[str]]:
@@ -132,34 +122,23 @@ def _separate(nvml: Any, gpus: dict[str, Any], devices: list[Device]) -> list[li
     }
     found = []
     for one, other in combinations([device["uuid"] for device in devices if device["uuid"] in gpus], 2):
-        pair = gpus[one], gpus[other], _READ
-        status = query_or(nvml, lambda pair=pair: nvml.nvmlDeviceGetP2PStatus(*pair), nvml.NVML_P2P_STATUS_OK)  # type: ignore[misc]
+        ask = partial(nvml.nvmlDeviceGetP2PStatus, gpus[one], gpus[other], _READ)
+        status = query_or(nvml, ask, nvml.NVML_P2P_STATUS_OK)
         if one != other and status != nvml.NVML_P2P_STATUS_OK:
             found.append([one, other, names.get(status, str(status))])
     return found
 
 
 def of_device(address: str, sysfs: Path = SYSFS) -> int:
-    """Of the PCI device ``0000:17:00.0``; -1 where nothing tells, as on machines with one node."""
-    try:
-        return int((sysfs / "bus/pci/devices" / address / "numa_node").read_text())
-    except (OSError, ValueError):
-        return -1
+    """The NUMA node of the PCI device ``0000:17:00.0``; -1 where nothing tells, as on machines with one node."""
+    return int(text_of(sysfs / "bus/pci/devices" / address / "numa_node") or -1)
 
 
 def of_cpus(cpus: set[int], sysfs: Path = SYSFS) -> list[int]:
-    """Those that have any of these CPUs."""
-    nodes = {folder: _numbers(folder / "cpulist") for folder in (sysfs / "devices/system/node").glob("node[0-9]*")}
-    return sorted(int(folder.name.removeprefix("node")) for folder, there in nodes.items() if there & cpus)
-
-
-def _numbers(path: Path) -> set[int]:
-    """Of a list like ``0-3,8``."""
-    found: set[int] = set()
-    try:
-        for part in path.read_text().strip().split(","):
-            first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-    except (OSError, ValueError):
-        pass  # a node without CPUs has an empty list
-    return found
+    """The NUMA nodes that have any of these CPUs."""
+    found = []
+    for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
+        listed = text_of(folder / "cpulist")  # 0-3,8; empty for a node without CPUs
+        if listed and cpus.intersection(map(int, expand(f"[{listed}]"))):
+            found.append(int(folder.name.removeprefix("node")))
+    return sorted(found)

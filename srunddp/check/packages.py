@@ -1,4 +1,4 @@
-"""Which version of a package Python would import here, without importing it."""
+"""Which version of a package Python would import here, and which packages a script imports; nothing is imported."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ast
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import TypedDict
+
+from srunddp.bootstrap.environment.cpus import text_of
 
 
 class Package(TypedDict):
@@ -43,7 +44,8 @@ def find(name: str, first: str = "") -> Package:
             return Package(version="", cuda="", git="", place="")
         return Package(version=there.version, cuda="", git="", place=str(there.locate_file("")))
     said = _constants(Path(origin).parent / "version.py") if module in ("torch", "torchvision") else {}
-    place = _place(origin)
+    package = os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
+    place = os.path.dirname(package)
     return Package(
         version=said.get("__version__") or _version(module, place) or _constants(Path(origin)).get("__version__", ""),
         cuda=said.get("cuda", ""),
@@ -65,49 +67,26 @@ def _origin(module: str, first: str) -> str:
     return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
 
 
-def _place(origin: str) -> str:
-    package = os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
-    return os.path.dirname(package)
-
-
 def _version(module: str, place: str) -> str:
-    found = distributed(module, place)
-    return found.version if found else ""
-
-
-def distributed(module: str, place: str) -> Distribution | None:
-    """What was installed in the folder ``place`` as this module, rather than further along ``sys.path``."""
+    """Of what was installed in the folder ``place`` as this module, rather than further along ``sys.path``."""
     found = list(distributions(path=[place]))
-    same = [one for one in found if _normal(one.metadata["Name"] or "") == _normal(module)]
-    return next(iter(same), None) or next((one for one in found if module in _modules(one)), None)
+    same = [one for one in found if _plain(one.metadata["Name"] or "") == _plain(module)]
+    return next((one.version for one in same or found if same or module in _modules(one)), "")
 
 
-def _normal(name: str) -> str:
-    """A package's name as all indexes spell it."""
+def _plain(name: str) -> str:
+    """A name as all indexes spell it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _modules(found: Distribution) -> Iterable[str]:
+def _modules(found: Distribution) -> set[str]:
     named = found.read_text("top_level.txt")
-    return named.split() if named else {file.parts[0].partition(".")[0] for file in found.files or ()}
+    return set(named.split()) if named else {file.parts[0].partition(".")[0] for file in found.files or ()}
 
 
 def _constants(path: Path) -> dict[str, str]:
-    """What a file assigns as plain texts; nothing where it cannot be read."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    found: dict[str, str] = {}
-    for line in tree.body:
-        if isinstance(line, ast.Assign | ast.AnnAssign) and isinstance(line.value, ast.Constant):
-            targets = line.targets if isinstance(line, ast.Assign) else [line.target]
-            if isinstance(line.value.value, str):
-                found |= {target.id: line.value.value for target in targets if isinstance(target, ast.Name)}
-    return found
-
-
-_CATCH_ALL = ("RuntimeError", "Exception", "BaseException")
+    """The plain texts that a file assigns; none where it cannot be read."""
+    return dict(re.findall(r"""^(\w+)(?:\s*:[^=\n]*)?\s*=\s*["']([^"'\n]*)["']\s*$""", text_of(path), re.MULTILINE))
 
 
 def parsed(script: str | None) -> tuple[ast.Module | None, str]:
@@ -123,35 +102,21 @@ def parsed(script: str | None) -> tuple[ast.Module | None, str]:
         return None, ""
 
 
-def imports(tree: ast.Module, *, guarded: bool = True) -> set[str]:
-    """The packages that it imports anywhere; not ``guarded``: only those whose import it lets fail."""
-    nodes = list(ast.walk(tree) if guarded else _unguarded(tree))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-    return {name.partition(".")[0] for name in names}
+def imports(tree: ast.Module, *, optional: bool = True) -> set[str]:
+    """The packages that it imports anywhere.
 
-
-def _unguarded(tree: ast.Module) -> Iterator[ast.AST]:
+    Args:
+        optional: also those in a ``try`` block, where the import may fail, or for type checkers alone.
+    """
+    names: set[str] = set()
     todo: list[ast.AST] = [tree]
     while todo:
-        yield (node := todo.pop())
-        todo += [child for child in ast.iter_child_nodes(node) if not _guards(child)]
-
-
-def _guards(node: ast.AST) -> bool:
-    """Whether nothing of it is run, or an import in it may fail as one of a mixed build does."""
-    if isinstance(node, ast.If):
-        return names(node.test, "TYPE_CHECKING")
-    caught = [one.type for one in node.handlers] if isinstance(node, ast.Try) else []
-    return any(one is None or any(names(one, name) for name in _CATCH_ALL) for one in caught)
-
-
-def names(tree: ast.AST, name: str) -> bool:
-    """Whether it has this name, as a variable, an attribute or an import."""
-    return any(name in (getattr(node, key, None) for key in ("id", "attr", "name")) for node in ast.walk(tree))
-
-
-def quotes(tree: ast.Module, name: str) -> bool:
-    """Whether a text in it is this name, or one of the operators below it: ``name::operator``."""
-    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    return any(text.partition("::")[0] == name for text in texts)
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(node.module or "")
+        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        if optional or not (typing_only or isinstance(node, ast.Try)):
+            todo += ast.iter_child_nodes(node)
+    return {name.partition(".")[0] for name in names}

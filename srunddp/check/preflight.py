@@ -1,31 +1,92 @@
-"""The check before a job, as rank 0 leads it: what all ranks see, then what shows between them, then what is wrong."""
+"""The check before a job: rank 0 asks what all ranks see and what shows between them, and judges it."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
-from srunddp.bootstrap.environment.detect import Environment
+from srunddp._version import __version__
 from srunddp.bootstrap.network.ifaces_conf import entry_or_default
 from srunddp.bootstrap.network.interface import addresses_of
+from srunddp.bootstrap.network.probe import Prober
+from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, listen
-from srunddp.check import allreduce, bandwidth, clocks, connectivity
+from srunddp.check import allreduce, bandwidth, connectivity
+from srunddp.check.allreduce import AllReduceFacts
 from srunddp.check.checks import CHECKS, interface
 from srunddp.check.checks.launch import NAME
-from srunddp.check.comparison import split_message
 from srunddp.check.connectivity import ConnectivityMatrix
 from srunddp.check.coordinator import Coordinator
-from srunddp.check.finding import Check, CheckContext, Finding, Severity
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, finding_about, split_message
 from srunddp.check.render import Report
-from srunddp.check.responder import Responder, facts
-from srunddp.errors import SrunddpError
 from srunddp.util.hostlist import group_by_key
+from srunddp.util.timeouts import call_in_daemon_thread
 
 _FACTS_WITHIN = 30.0  # beside what the slowest check may take
 _COLLECTIVE_WITHIN = 60.0
+
+
+@dataclass
+class Responder:
+    """What each rank does when rank 0 asks: look at itself, connect, send, receive, and add up with the others.
+
+    Attributes:
+        context: of the checks.
+        backend: for the collective; store_fd: on rank 0 the store's listening socket, once there is one.
+    """
+
+    context: CheckContext
+    backend: str = "auto"
+    store_fd: int | None = None
+    prober: Prober = field(default_factory=Prober)
+
+    def handle(self, question: Mapping[str, Any]) -> Any:
+        """The answer to one of rank 0's questions."""
+        match question.get("do"):
+            case "facts":
+                return collect_facts(self.context, question["checks"])
+            case "clock":
+                return time.time()
+            case "send":
+                return bandwidth.send(question["from"], *question["to"])
+            case "receive":
+                return bandwidth.receive(self.prober.listeners[question["at"]])
+            case "collective":
+                return self._collective(RendezvousInfo(**question["meeting"]), question["within"])
+        return self.prober.handle(question)
+
+    def _collective(self, meeting: RendezvousInfo, within: float) -> dict[str, Any]:
+        context = self.context
+        assert context.interface is not None
+        place = ProcessGroupContext(
+            context.environment, context.interface, meeting, self.store_fd, within, self.backend
+        )
+        return allreduce.run(place, within)
+
+
+def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]:
+    """What the checks of these names collect, all at once and each within its time; where one fails, why.
+
+    Each in a thread of its own: a file system or a driver that hangs must not hide what the others see.
+    """
+    checks = [check for check in CHECKS if check.name in names]
+    asked = [(check, call_in_daemon_thread(partial(check.collected, context))) for check in checks]
+    began = time.monotonic()
+    found: dict[str, dict[str, Any]] = {}
+    for check, answer in asked:
+        try:
+            found[check.name] = {"facts": answer.result(max(0.0, began + check.within - time.monotonic()))}
+        except TimeoutError:
+            why = f"no answer within {check.within:g} s: a file system, a look-up or a driver hangs"
+            found[check.name] = {"failed": why}
+        except Exception as error:  # one check that fails must not hide what the others see
+            found[check.name] = {"failed": f"{type(error).__name__}: {error}"}
+    return {"version": __version__, "checks": found}
 
 
 def examine(hub: Coordinator, own: Responder, timeout: float, *, with_collective: bool) -> Report:
@@ -36,23 +97,23 @@ def examine(hub: Coordinator, own: Responder, timeout: float, *, with_collective
         timeout: seconds that the ranks had to come, for the message.
         with_collective: measure rates and an all-reduce as well.
     """
-    report = look(hub, own, timeout, CHECKS)
-    offsets = clocks.survey(hub)
-    report.add(clocks.NAME, clocks.judge(offsets), clocks.summary(offsets))
+    report = look(hub, own.context, timeout, CHECKS)
+    offsets = bandwidth.survey_clocks(hub)
+    report.add(bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets))
     ways = reached(hub, report)
     if with_collective:
         _measure(hub, own, report, ways)
-    report.findings += lost(hub)
+    report.add(NAME, lost(hub))
     return report
 
 
-def look(hub: Coordinator, own: Responder, timeout: float, checks: Sequence[Check[Any]]) -> Report:
+def look(hub: Coordinator, context: CheckContext, timeout: float, checks: Sequence[Check[Any]]) -> Report:
     """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
     report = Report(dict(sorted(hub.here.items())))
-    report.findings += missing(hub, own.subject, timeout)
+    report.add(NAME, missing(hub, context, timeout))
     question = {"do": "facts", "checks": [check.name for check in checks]}
-    report.take(hub.ask_all(question, max(check.within for check in checks) + _FACTS_WITHIN))
-    report.judge(checks)
+    report.take(hub.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN))
+    report.evaluate(checks)
     return report
 
 
@@ -60,53 +121,44 @@ def reached(hub: Coordinator, report: Report) -> ConnectivityMatrix:
     """Have the nodes whose interface is fit try to reach each other."""
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(hub, {one.rank: (one.facts.name, one.facts.address) for one in fit})
-    report.add(connectivity.NAME, connectivity.judge(ways), connectivity.summary(ways))
+    report.add(connectivity.NAME, connectivity.evaluate(ways), connectivity.summary(ways))
     return ways
 
 
-def alone(subject: CheckContext) -> Report:
-    """What this rank sees by itself, where it did not come together with the others."""
-    environment = subject.environment
-    own = discovery.hello(environment, "")
+def alone(context: CheckContext, *findings: Finding) -> Report:
+    """What this rank sees by itself, where it did not come together with the others, and findings on why."""
+    own = discovery.hello(context.environment, "")
     report = Report({own.rank: own})
-    report.take({own.rank: facts(subject, [check.name for check in CHECKS])})
-    report.judge(CHECKS)
+    report.add(NAME, findings)
+    report.take({own.rank: collect_facts(context, [check.name for check in CHECKS])})
+    report.evaluate(CHECKS)
     return report
 
 
-def missing(hub: Coordinator, subject: CheckContext, timeout: float) -> list[Finding]:
+def missing(hub: Coordinator, context: CheckContext, timeout: float) -> Iterator[Finding]:
     """The ranks that did not come, with who was refused meanwhile; and what is wrong with those that did."""
-    environment, entries = subject.environment, subject.loaded.entries
+    environment, entries = context.environment, context.loaded.entries
     layout = environment.step.layout() if environment.step else {}
     unseen = sorted(set(range(environment.world_size)) - hub.here.keys())
-    missing = group_by_key((layout.get(rank, ""), rank) for rank in unseen)
-    hint = "see its own lines, and whether srun started srunddp there"
-    findings = []
-    for node, ranks in missing.items():
+    for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
         name = discovery.hostname_of(entry_or_default(entries, node), node)
         known = addresses_of(name) & set(hub.unanswered) if node and hub.unanswered else set()
         came = "; its packets come here, our answers do not reach it" if known else ""
-        found, nodes = f"no word within {timeout:g} s{came}", (node,) if node else ()
-        findings.append(Finding(Severity.FAIL, NAME, found, "all ranks", hint, nodes, tuple(ranks)))
-    if missing:
-        findings += [Finding(Severity.WARN, NAME, *split_message(line)) for line in hub.refused]
-    hint = "start all ranks with one srun, and one srunddp per task"
-    return findings + [Finding(Severity.FAIL, NAME, each, "each rank once", hint) for each in hub.objections]
+        found, hint = f"no word within {timeout:g} s{came}", "see its own lines, and whether srun started srunddp there"
+        where = (node,) if node else ()
+        yield Finding(level=FAIL, found=found, expected="all ranks", hint=hint, nodes=where, ranks=tuple(ranks))
+    for line in hub.refused if unseen else ():
+        yield finding_about([], WARN, *split_message(line))
+    for line in hub.objections:
+        yield finding_about([], FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task")
 
 
-def lost(hub: Coordinator) -> list[Finding]:
+def lost(hub: Coordinator) -> Iterator[Finding]:
     """The ranks that came, and then could not answer or were lost."""
     hint = "see what ended it there, or that node's load and file systems"
-    return [
-        Finding(Severity.FAIL, NAME, f"during the check: {why}", "answers", hint, (hub.here[rank].node,), (rank,))
-        for rank, why in sorted(hub.trouble.items())
-    ]
-
-
-def apart(environment: Environment, error: SrunddpError) -> list[Finding]:
-    """Why this rank did not come together with the others."""
-    here = (environment.node,), (environment.rank,)
-    return [Finding(Severity.FAIL, NAME, error.found, error.expected, error.hint, *here)]
+    for rank, why in sorted(hub.errors.items()):
+        found, where = f"during the check: {why}", (hub.here[rank].node,)
+        yield Finding(level=FAIL, found=found, expected="answers", hint=hint, nodes=where, ranks=(rank,))
 
 
 def _measure(hub: Coordinator, own: Responder, report: Report, ways: ConnectivityMatrix) -> None:
@@ -114,18 +166,17 @@ def _measure(hub: Coordinator, own: Responder, report: Report, ways: Connectivit
     if why := "something is wrong" if report.failed else "there is one rank" if len(hub.here) == 1 else "":
         report.skipped[allreduce.NAME] = f"not run, as {why}"
         return
-    open_at = connectivity.listening(hub, ways.ranks, {name: at.host for name, at in ways.endpoints.items()})
-    measured = bandwidth.survey(hub, {name: (ways.ranks[name], at) for name, at in open_at.items()})
-    report.add(bandwidth.NAME, bandwidth.judge(measured), bandwidth.summary(measured))
-    told = dict.fromkeys(report.here, allreduce.AllReduceFacts("no answer"))
-    told |= {rank: allreduce.AllReduceFacts(**answer) for rank, answer in _all_reduce(hub, own).items()}
+    measured = bandwidth.survey(hub, connectivity.listening(hub, ways.endpoints))
+    report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
+    told = dict.fromkeys(report.here, AllReduceFacts(wrong="no answer"))
+    told |= {rank: AllReduceFacts(**answer) for rank, answer in _all_reduce(hub, own).items()}
     link = slowest_link(report, told[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
-    report.add(allreduce.NAME, allreduce.judge(told, nodes, link), allreduce.summary(told, link))
+    report.add(allreduce.NAME, allreduce.evaluate(told, nodes, link), allreduce.summary(told, link))
 
 
 def _all_reduce(hub: Coordinator, own: Responder) -> dict[int, Any]:
-    interface = own.subject.interface
+    interface = own.context.interface
     assert interface is not None
     with listen(interface.address, [0]) as store:
         own.store_fd = store.fileno()
@@ -133,10 +184,9 @@ def _all_reduce(hub: Coordinator, own: Responder) -> dict[int, Any]:
         node_ranks = {node: number for number, node in enumerate(sizes)}
         questions = {}
         for rank, hello in hub.here.items():
-            port = store.getsockname()[1]
             meeting = RendezvousInfo(
                 master_addr=interface.address,
-                master_port=port,
+                master_port=store.getsockname()[1],
                 nnodes=len(sizes),
                 node_rank=node_ranks[hello.node],
                 local_world_size=sizes[hello.node],

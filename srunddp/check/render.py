@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from srunddp._version import __version__
 from srunddp.bootstrap.rendezvous.protocol import Hello
 from srunddp.check.checks import CHECKS
-from srunddp.check.finding import Check, F, Finding, Observation, Severity
+from srunddp.check.finding import FAIL, Check, F, Finding, Observation, Severity
 from srunddp.errors import ConfigError, one_line
+from srunddp.util.atomic_file import replace_file
 from srunddp.util.hostlist import fold, group_by_key, ranges
 
 
@@ -32,18 +32,17 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(rows, key=lambda each: each.level)
 
 
-def lines(
-    findings: Sequence[Finding], summaries: Mapping[str, str], skipped: Mapping[str, str] = MappingProxyType({})
-) -> list[str]:
+def lines(report: Report) -> list[str]:
     """The table: what is wrong, as :func:`merged` has it, then what each check saw, and those that were not made.
 
     What a terminal would obey is escaped, here as in all text of this module: paths and variables may hold it.
     """
+    findings = merged(report.findings)
     rows = [(each.level.name, each.check, where(each), said(each)) for each in findings]
-    bad = {each.check: each.level.name for each in reversed(findings)}
-    rows += [("ok", name, "", one_line(summary)) for name, summary in summaries.items() if name not in bad]
-    rows += [("", name, "", one_line(summary)) for name, summary in summaries.items() if name in bad]
-    rows += [("--", name, "", why) for name, why in skipped.items()]
+    bad = {each.check for each in findings}
+    seen = [("" if name in bad else "ok", name, "", one_line(text)) for name, text in report.summaries.items()]
+    rows += sorted(seen, key=lambda row: row[0], reverse=True)
+    rows += [("--", name, "", why) for name, why in report.skipped.items()]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
 
@@ -83,8 +82,9 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     try:
         os.makedirs(folder, exist_ok=True)
         paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
-        _write(paths[0], "\n".join([*text, "", *per_node(report)]) + "\n")
-        _write(paths[1], json.dumps(as_json(report, job, code), indent=1) + "\n")
+        texts = "\n".join([*text, "", *per_node(report)]), json.dumps(as_json(report, job, code), indent=1)
+        for path, each in zip(paths, texts, strict=True):
+            replace_file(path, f"{each}\n".encode(errors="backslashreplace"))  # a path need not be text
     except OSError as error:
         raise ConfigError(
             f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
@@ -92,15 +92,6 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
             hint="name another with --output-dir",
         ) from None
     return list(map(str, paths))
-
-
-def _write(path: Path, text: str) -> None:
-    # Slurm starts in /tmp where the folder is missing, and there anyone may have left a link of that name.
-    def opened(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, 0o644)
-
-    with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=opened) as file:  # a path need not be text
-        file.write(text)
 
 
 def per_node(report: Report) -> list[str]:
@@ -123,9 +114,6 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
     }
 
 
-_HINT = "see that node's load, its file systems and its driver"
-
-
 @dataclass
 class Report:
     """What a check has found.
@@ -145,40 +133,47 @@ class Report:
     @property
     def failed(self) -> bool:
         """Whether something would stop the job."""
-        return any(finding.level is Severity.FAIL for finding in self.findings)
+        return any(finding.level is FAIL for finding in self.findings)
 
-    def add(self, name: str, findings: Iterable[Finding], summary: str) -> None:
-        """Take in what one check has found."""
-        self.findings += findings
-        self.summaries[name] = summary
+    def add(self, name: str, findings: Iterable[Finding], summary: str = "") -> None:
+        """Take in what a check has found, and what it has seen."""
+        self.findings += [replace(each, check=name) for each in findings]
+        self.summaries |= {name: summary} if summary else {}
 
     def take(self, told: Mapping[int, Mapping[str, Any]]) -> None:
         """Take in what ranks collected, but for those of another srunddp, whose facts mean something else."""
         for rank, answer in sorted(told.items()):
-            node = self.here[rank].node
             if answer["version"] != __version__:
-                hint = "install one version for all nodes, and start it by its path"
-                found = f"srunddp {answer['version']}"
-                wrong = Finding(Severity.FAIL, "launch", found, f"{__version__}, as on rank 0", hint, (node,), (rank,))
-                self.findings.append(wrong)
+                found, hint = (
+                    f"srunddp {answer['version']}",
+                    "install one version for all nodes, and start it by its path",
+                )
+                self._failed("launch", rank, found, f"{__version__}, as on rank 0", hint)
                 continue
             self.facts[rank] = answer["checks"]
             for name, of_check in answer["checks"].items():
                 if "failed" in of_check:
-                    wrong = Finding(Severity.FAIL, name, of_check["failed"], "an answer", _HINT, (node,), (rank,))
-                    self.findings.append(wrong)
+                    hint = "see that node's load, its file systems and its driver"
+                    self._failed(name, rank, of_check["failed"], "an answer", hint)
 
-    def judge(self, checks: Iterable[Check[Any]]) -> None:
+    def _failed(self, name: str, rank: int, found: str, expected: str, hint: str) -> None:
+        where = (self.here[rank].node,)
+        self.add(name, [Finding(level=FAIL, found=found, expected=expected, hint=hint, nodes=where, ranks=(rank,))])
+
+    def evaluate(self, checks: Iterable[Check[Any]]) -> None:
         """Have these checks judge what was collected for them."""
         for check in checks:
             if seen := self.seen(check):
-                self.add(check.name, check.judge(seen), check.summary(seen))
+                self.add(check.name, check.evaluate(seen), check.summary(seen))
 
     def seen(self, check: Check[F]) -> Sequence[Observation[F]]:
         """What a check collected on each rank, where it did."""
         return [
             Observation(
-                rank, self.here[rank].local_rank, self.here[rank].node, check.facts(**told[check.name]["facts"])
+                rank=rank,
+                local_rank=self.here[rank].local_rank,
+                node=self.here[rank].node,
+                facts=check.facts(**told[check.name]["facts"]),
             )
             for rank, told in sorted(self.facts.items())
             if "facts" in told.get(check.name, {})

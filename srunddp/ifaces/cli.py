@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
-from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, load, port_range
-from srunddp.check import join, render
-from srunddp.check import preflight as checking
-from srunddp.check.checks import interface
-from srunddp.check.finding import CheckContext, Severity, subject_of
-from srunddp.check.join import come_within, followed
-from srunddp.check.responder import Responder
+from srunddp.bootstrap.network.ifaces_conf import load, port_range
+from srunddp.check import preflight, render
+from srunddp.check.checks import interface, launch
+from srunddp.check.finding import CheckContext, context_of
+from srunddp.check.join import come_within, coordinate, join
+from srunddp.check.preflight import Responder
+from srunddp.check.render import Report
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.ifaces.draft import draft
-from srunddp.ifaces.lint import NAME, check_file
+from srunddp.ifaces.lint import NAME, LintReport, check_file
 from srunddp.ifaces.scan import Scanner, survey
 from srunddp.util.click_types import refusing
 from srunddp.util.console import write_stderr
@@ -54,40 +56,35 @@ def scan(**given: Any) -> None:
 def _scan(given: dict[str, Any]) -> int:
     environment = detect(os.environ, channel=given["channel"])
     ports = port_range(given["port"], where="--port") if given["port"] else None
-    subject, act = _unconfigured(environment), Scanner(environment.node).act
+    # The interface is still to be chosen; an ifaces.conf that is there may lead to rank 0.
+    context, handle = CheckContext(environment=environment), Scanner(environment.node).handle
+    with contextlib.suppress(SrunddpError):
+        context = replace(context, loaded=load(None, os.environ))
     if environment.rank:
-        return followed("scan", subject, act, given["timeout"], ports)[0]
-    hub, code = join.coordinate(subject, act, given["timeout"], ports), _INCOMPLETE
+        return join("scan", context, handle, given["timeout"], ports)[0]
+    hub, code = coordinate(context, handle, given["timeout"], ports), _INCOMPLETE
     try:
         nodes, absent = set(hub.nodes.values()), environment.world_size - len(hub.here)
         _refuse(given["output"], nodes, absent)
         found = draft(survey(hub), datetime.date.today())
         _write(found.text, given["output"])
-        lost = [f"rank {rank} on {hub.nodes[rank]}: {why}" for rank, why in hub.trouble.items()]
-        code = _INCOMPLETE if found.missing or absent or lost else 0
-        write_stderr(f"srunddp: {_verdict(nodes, found.missing, absent, lost)}\n")
+        wrong = [f"{absent} ranks did not come"] if absent else []
+        wrong += [f"rank {rank} on {hub.nodes[rank]}: {why}" for rank, why in hub.errors.items()]
+        if found.missing:
+            wrong.append(f"{', '.join(found.missing)} without an interface that reaches the others")
+        code = _INCOMPLETE if wrong else 0
+        write_stderr(f"srunddp: scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}\n")
     finally:
-        hub.dismiss(code)
+        hub.shutdown(code)
     return code
-
-
-def _unconfigured(environment: Environment) -> CheckContext:
-    """A rank whose interface is still to be chosen; an ifaces.conf that is there may lead it to rank 0."""
-    try:
-        loaded = load(None, os.environ)
-    except SrunddpError:
-        loaded = IfacesConfig()
-    return CheckContext(environment, loaded, None, (), None, (), (), os.environ)
 
 
 def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
     if len(nodes) < 2:
         lost = f", {absent} did not come" if absent else ""
-        raise ConfigError(
-            f"all ranks that came are on {', '.join(nodes)}{lost}",
-            expected="ranks on two nodes or more",
-            hint="srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan",
-        )
+        hint = "srun --mpi=pmi2 --nodes=N --ntasks-per-node=1 srunddp ifaces scan"
+        found = f"all ranks that came are on {', '.join(nodes)}{lost}"
+        raise ConfigError(found, expected="ranks on two nodes or more", hint=hint)
     if output and os.path.lexists(output):
         raise ConfigError(f"{output} is there", expected="a new file", hint="remove it, or name another with -o")
 
@@ -99,19 +96,8 @@ def _write(text: str, output: str | None) -> None:
     try:
         Path(output).write_text(text)
     except OSError as error:
-        cause = os.strerror(error.errno or 0)
-        raise ConfigError(
-            f"{output} cannot be written: {cause}", expected="a file that rank 0 may write", hint="name another with -o"
-        ) from None
-
-
-def _verdict(nodes: set[str], missing: tuple[str, ...], absent: int, lost: list[str]) -> str:
-    wrong = [
-        *([f"{absent} ranks did not come"] if absent else []),
-        *lost,
-        *([f"{', '.join(missing)} without an interface that reaches the others"] if missing else []),
-    ]
-    return f"scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}"
+        found, hint = f"{output} cannot be written: {os.strerror(error.errno or 0)}", "name another with -o"
+        raise ConfigError(found, expected="a file that rank 0 may write", hint=hint) from None
 
 
 @ifaces.command()
@@ -132,28 +118,28 @@ def check(file: str | None, timeout: float) -> None:
 
 
 def _here(file: str | None) -> int:
-    report = check_file(file, os.environ)
-    findings = render.merged(report.findings)
-    text = render.lines(findings, {"ifaces": report.summary()})
-    click.echo("\n".join([*text, *(f"note: {note}" for note in report.notes)]))
-    return _WRONG if any(each.level is Severity.FAIL for each in findings) else 0
+    return _told(Report({}), check_file(file, os.environ))
 
 
 def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
-    own, notes = Responder(subject_of(environment, file, os.environ)), []
+    own = Responder(context_of(environment, file, os.environ))
     if environment.rank:
-        return followed("ifaces check", own.subject, own.act, timeout)[0]
-    hub, code = join.coordinate(own.subject, own.act, timeout), _WRONG
+        return join("ifaces check", own.context, own.handle, timeout)[0]
+    hub, code = coordinate(own.context, own.handle, timeout), _WRONG
     try:
-        report = checking.look(hub, own, timeout, [interface.CHECK])
-        checking.reached(hub, report)
-        if own.subject.loaded.path:
-            judged = check_file(file, os.environ)
-            report.add(NAME, judged.findings, judged.summary())
-            notes = [f"note: {note}" for note in judged.notes]
-        report.findings += checking.lost(hub)
-        click.echo("\n".join([*render.lines(render.merged(report.findings), report.summaries), *notes]))
-        code = _WRONG if report.failed else 0
+        report = preflight.look(hub, own.context, timeout, [interface.CHECK])
+        preflight.reached(hub, report)
+        report.add(launch.NAME, preflight.lost(hub))
+        code = _told(report, check_file(file, os.environ) if own.context.loaded.path else None)
     finally:
-        hub.dismiss(code)
+        hub.shutdown(code)
     return code
+
+
+def _told(report: Report, judged: LintReport | None) -> int:
+    """Print the table and the notes; the exit code."""
+    if judged:
+        report.add(NAME, judged.findings, judged.summary())
+    notes = [f"note: {note}" for note in judged.notes] if judged else []
+    click.echo("\n".join([*render.lines(report), *notes]))
+    return _WRONG if report.failed else 0

@@ -25,18 +25,28 @@ class ReachableGroup:
     broken: int = 0
 
     @property
+    def every(self) -> list[ScannedInterface]:
+        """The interfaces of all nodes."""
+        return [link for links in self.links.values() for link in links]
+
+    @property
     def rank(self) -> tuple[object, ...]:
         """Sorts the best first: the most nodes, nothing broken, InfiniBand, speed, IPv4, the nodes' own names."""
-        every = [link for links in self.links.values() for link in links]
         return (
             -len(self.links),
             self.broken,
-            not all(link.layer for link in every),
-            -min(link.speed for link in every),
-            any(":" in link.address for link in every),
-            not all(link.named for link in every),
-            sorted({link.name for link in every}),
+            not all(link.layer for link in self.every),
+            -min(link.speed for link in self.every),
+            any(":" in link.address for link in self.every),
+            not all(link.named for link in self.every),
+            sorted({link.name for link in self.every}),
         )
+
+    def __str__(self) -> str:
+        names = ", ".join(sorted({link.name for link in self.every}))
+        rate = shown_speed(min(link.speed for link in self.every))
+        family = ", IPv6" if any(":" in link.address for link in self.every) else ""
+        return f"{names} on {fold(self.links)}, which reach each other ({rate}{family})"
 
 
 def networks(scan: ScanResult) -> list[ReachableGroup]:
@@ -86,95 +96,23 @@ def draft(scan: ScanResult, today: datetime.date) -> Draft:
         today: for the first line.
     """
     nodes = sorted({node for node, _ in scan.ends})
-    found = networks(scan)
-    best = found[0] if found else ReachableGroup({})
+    best, *others = networks(scan) or [ReachableGroup({})]
     missing = tuple(node for node in nodes if node not in best.links)
     lines = [
         f"# By `srunddp ifaces scan` on {today.isoformat()}: TCP was tried between all interfaces of {fold(nodes)}.",
-        *(f"# Not taken: {_described(network)}." for network in found[1:]),
+        *(f"# Not taken: {network}." for network in others),
         *(f"# Passed over: {text}." for text in _passed_over(scan)),
-        *_broken(best),
     ]
+    if best.broken:
+        lines.append(f"# {best.broken} ways within this network did not work: see `srunddp check`.")
     if missing:
         lines.append(f"# {fold(missing)}: no interface reaches the others; there is no entry for it.")
-    for entry, theirs in _entries(scan, best):
-        lines += ["", *_written(entry, theirs, len(best.links))]
-    return Draft("\n".join(lines) + "\n", missing)
-
-
-def _broken(best: ReachableGroup) -> list[str]:
-    return [f"# {best.broken} ways within this network did not work: see `srunddp check`."] if best.broken else []
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """What the nodes of one entry have in common."""
-
-    interfaces: tuple[str, ...]
-    address: str
-    devices: tuple[str, ...]
-    others: tuple[str, ...]
-    speeds: tuple[int, ...]
-
-
-def _entries(scan: ScanResult, best: ReachableGroup) -> list[tuple[_Entry, list[str]]]:
-    by_entry: dict[_Entry, list[str]] = {}
     leads = cache(lambda template: all(_leads(scan, best, template, node) for node in best.links))
-    for node, links in sorted(best.links.items()):
-        devices = {device for link in links for device in link.devices}
-        entry = _Entry(
-            interfaces=tuple(link.name for link in links),
-            address=_address(links[0], node, leads),
-            devices=tuple(sorted(devices)),
-            others=tuple(sorted({device for link in links for device in link.others} - devices)),
-            speeds=tuple(sorted({link.speed for link in links})),
-        )
-        by_entry.setdefault(entry, []).append(node)
-    return list(by_entry.items())
-
-
-def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) -> str:
-    """How others find the node: by its own name, a name with it inside that all nodes know, or the bare address."""
-    if link.named:
-        return ""
-    for name in link.names:
-        template = name.replace(node, "{node}")
-        if "{node}" in template and leads(template):
-            return template
-    return link.address
-
-
-def _leads(scan: ScanResult, best: ReachableGroup, template: str, node: str) -> bool:
-    """Whether a node's name by this template leads to its interface, on all nodes."""
-    seen = scan.resolved.get(template.replace("{node}", node), ())
-    own = {link.address for link in best.links[node]}
-    return bool(seen) and all(own & set(addresses) for addresses in seen)
-
-
-def _written(entry: _Entry, nodes: Sequence[str], count: int) -> list[str]:
-    names = entry.interfaces[0] if len(entry.interfaces) == 1 else f"[{', '.join(entry.interfaces)}]"
-    rates = " and ".join(map(shown_speed, entry.speeds))
-    reached = "reaches the other node" if count == 2 else f"reaches all {count - 1} other nodes"
-    folded = fold(nodes)
-    folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
-    lines = [f"- nodes: {folded}", f"  interface: {names}  # up, {rates}, {reached}"]
-    if entry.address:
-        why = "a name of this address" if "{node}" in entry.address else "no name leads to it"
-        lines.append(f'  address: "{entry.address}"  # {why}; the plain hostname leads elsewhere')
-    if entry.devices:
-        doubt, why = "# " if entry.others else "", "active InfiniBand or RoCE"
-        if entry.others:
-            why = f"without it NCCL uses {', '.join(entry.others)} as well: which of them are this network's?"
-        lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(entry.devices)}"}}  # {why}')
-    return lines
-
-
-def _described(network: ReachableGroup) -> str:
-    names = sorted({link.name for links in network.links.values() for link in links})
-    every = [link for links in network.links.values() for link in links]
-    family = ", IPv6" if any(":" in link.address for link in every) else ""
-    rate = shown_speed(min(link.speed for link in every))
-    return f"{', '.join(names)} on {fold(network.links)}, which reach each other ({rate}{family})"
+    for entry, theirs in group_by_key((_entry(best, node, leads), node) for node in sorted(best.links)).items():
+        folded = fold(theirs)
+        folded = f'"{folded}"' if folded.startswith("[") else folded  # names that are numbers would be a list
+        lines += ["", f"- nodes: {folded}", *entry]
+    return Draft("\n".join(lines) + "\n", missing)
 
 
 def _passed_over(scan: ScanResult) -> list[str]:
@@ -185,3 +123,36 @@ def _passed_over(scan: ScanResult) -> list[str]:
         if (node, name) not in reaching
     )
     return [f"{name} on {fold(nodes)}, {reason}" for (name, reason), nodes in why.items()]
+
+
+def _entry(best: ReachableGroup, node: str, leads: Callable[[str], bool]) -> tuple[str, ...]:
+    """The lines of a node's entry below its name."""
+    links, count = best.links[node], len(best.links)
+    names = links[0].name if len(links) == 1 else f"[{', '.join(link.name for link in links)}]"
+    rates = " and ".join(map(shown_speed, sorted({link.speed for link in links})))
+    reached = "reaches the other node" if count == 2 else f"reaches all {count - 1} other nodes"
+    lines = [f"  interface: {names}  # up, {rates}, {reached}"]
+    if address := _address(links[0], node, leads):
+        why = "a name of this address" if "{node}" in address else "no name leads to it"
+        lines.append(f'  address: "{address}"  # {why}; the plain hostname leads elsewhere')
+    devices = {device for link in links for device in link.devices}
+    others = sorted({device for link in links for device in link.others} - devices)
+    if devices:
+        doubt, why = "# " if others else "", "active InfiniBand or RoCE"
+        if others:
+            why = f"without it NCCL uses {', '.join(others)} as well: which of them are this network's?"
+        lines.append(f'  {doubt}env: {{NCCL_IB_HCA: "={",".join(sorted(devices))}"}}  # {why}')
+    return tuple(lines)
+
+
+def _address(link: ScannedInterface, node: str, leads: Callable[[str], bool]) -> str:
+    """How others find the node: by its own name, a name with it inside that all nodes know, or the bare address."""
+    templates = [name.replace(node, "{node}") for name in link.names if node in name]
+    return "" if link.named else next(filter(leads, templates), link.address)
+
+
+def _leads(scan: ScanResult, best: ReachableGroup, template: str, node: str) -> bool:
+    """Whether a node's name by this template leads to its interface, on all nodes."""
+    seen = scan.resolved.get(template.replace("{node}", node), ())
+    own = {link.address for link in best.links[node]}
+    return bool(seen) and all(own & set(addresses) for addresses in seen)

@@ -15,8 +15,9 @@ def replace_file(path: Path, content: bytes) -> None:
         OSError: the folder is missing, not writable, or the disk is full; the old file is untouched.
     """
     temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # left by a kill; or in /tmp a link that somebody else has made
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -29,6 +29,11 @@ def soon(seconds: float = 5.0) -> float:
     return time.monotonic() + seconds
 
 
+def listening() -> tuple[socket.socket, Address]:
+    listener = listen("127.0.0.1", [0])
+    return listener, Address(*listener.getsockname())
+
+
 def answering(rank: int) -> Any:
     return lambda question: [rank, question["word"]]
 
@@ -38,12 +43,10 @@ def gathered(
     *ranks: int, acts: Mapping[int, Any] = {}, within: float = 5.0
 ) -> Iterator[tuple[Coordinator, list[Future[int]]]]:
     """A hub and its spokes, each rank in a thread."""
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
 
     def spoke(rank: int) -> int:
-        line, _ = join([where], hello(rank), soon())
-        return serve(line, acts.get(rank, answering(rank)))
+        return serve(join([where], hello(rank), soon())[0], acts.get(rank, answering(rank)))
 
     with ThreadPoolExecutor() as pool:
         spokes = [pool.submit(spoke, rank) for rank in ranks]
@@ -51,40 +54,40 @@ def gathered(
         try:
             yield hub, spokes
         finally:
-            hub.dismiss(0)
+            hub.shutdown(0)
 
 
-def test_every_rank_is_asked_and_answers_and_ends_with_the_code_that_rank_0_says() -> None:
+def test_every_rank_answers_and_ends_with_the_code_of_rank_0() -> None:
     with gathered(1, 2) as (hub, spokes):
-        assert hub.ask_all({"word": "first"}, 5.0) == {rank: [rank, "first"] for rank in range(WORLD)}
+        assert hub.broadcast({"word": "first"}, 5.0) == {rank: [rank, "first"] for rank in range(WORLD)}
         assert hub.ask({1: {"word": "a"}, 2: {"word": "b"}}, 5.0) == {1: [1, "a"], 2: [2, "b"]}
-        hub.dismiss(69)
+        hub.shutdown(69)
         assert [spoke.result(5.0) for spoke in spokes] == [69, 69]
 
 
 def test_a_rank_that_does_not_come_is_done_without() -> None:
     with gathered(2, within=1.0) as (hub, _):
         assert hub.nodes == {0: "node01", 2: "node03"}
-        assert hub.ask_all({"word": "?"}, 5.0) == {0: [0, "?"], 2: [2, "?"]}
+        assert hub.broadcast({"word": "?"}, 5.0) == {0: [0, "?"], 2: [2, "?"]}
 
 
-def test_a_rank_that_does_not_answer_in_time_is_named_and_asked_no_more() -> None:
+def test_a_rank_that_does_not_answer_in_time_is_asked_no_more() -> None:
     go = threading.Event()
     with gathered(1, 2, acts={1: lambda _: go.wait(5.0)}) as (hub, spokes):
-        assert hub.ask_all({"word": "slow"}, 0.3) == {0: [0, "slow"], 2: [2, "slow"]}
-        assert hub.trouble == {1: "no answer within 0.3 s"}
+        assert hub.broadcast({"word": "slow"}, 0.3) == {0: [0, "slow"], 2: [2, "slow"]}
+        assert hub.errors == {1: "no answer within 0.3 s"}
         go.set()
-        assert hub.ask_all({"word": "next"}, 5.0) == {0: [0, "next"], 2: [2, "next"]}
-        assert hub.leaders == {"node01": 0, "node03": 2}
+        assert hub.broadcast({"word": "next"}, 5.0) == {0: [0, "next"], 2: [2, "next"]}
+        assert hub.node_leaders == {"node01": 0, "node03": 2}
         assert isinstance(spokes[0].exception(5.0), CoordinatorLostError)
 
 
-def test_rank_0_itself_that_hangs_is_named_and_does_not_cost_the_others_their_answers() -> None:
+def test_a_rank_0_that_hangs_is_named_and_the_others_answer() -> None:
     go = threading.Event()
     with gathered(1, 2) as (hub, _):
-        hub.act = lambda _: go.wait(5.0)
-        assert hub.ask_all({"word": "?"}, 0.3) == {1: [1, "?"], 2: [2, "?"]}
-        assert hub.trouble == {0: "no answer within 0.3 s"}
+        hub.handle = lambda _: go.wait(5.0)
+        assert hub.broadcast({"word": "?"}, 0.3) == {1: [1, "?"], 2: [2, "?"]}
+        assert hub.errors == {0: "no answer within 0.3 s"}
         go.set()
 
 
@@ -94,22 +97,22 @@ def test_a_rank_that_ends_is_named_and_not_waited_for() -> None:
 
     with gathered(1, 2, acts={1: ends}) as (hub, _):
         began = time.monotonic()
-        assert hub.ask_all({"word": "?"}, 30.0) == {0: [0, "?"], 2: [2, "?"]}
+        assert hub.broadcast({"word": "?"}, 30.0) == {0: [0, "?"], 2: [2, "?"]}
         assert time.monotonic() - began < 10.0
-        assert hub.trouble == {1: "its process ended"}
+        assert hub.errors == {1: "its process ended"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_a_rank_cannot_do_is_named_with_it_and_it_answers_the_next_question(rank: int) -> None:
+def test_a_rank_that_fails_is_named_and_answers_what_comes_next(rank: int) -> None:
     def fails(question: Mapping[str, Any]) -> str:
         if question["word"] == "first":
             raise OSError("no more forks")
         return "again"
 
     with gathered(1, 2, acts={1: fails}) as (hub, _):
-        hub.act = fails if rank == 0 else hub.act
+        hub.handle = fails if rank == 0 else hub.handle
         assert rank not in hub.ask({rank: {"word": "first"}}, 5.0)
-        assert hub.trouble == {rank: "OSError: no more forks"}
+        assert hub.errors == {rank: "OSError: no more forks"}
         assert hub.ask({rank: {"word": "second"}}, 5.0) == {rank: "again"}
 
 
@@ -120,7 +123,7 @@ def test_garbage_instead_of_an_answer_is_named() -> None:
         hub.lines[1] = ours
         theirs.sendall(b"garbage\n")
         assert hub.ask({1: {"word": "?"}}, 5.0) == {}
-        assert hub.trouble == {1: "it sent what is no answer"}
+        assert hub.errors == {1: "it sent what is no answer"}
         theirs.close()
 
 
@@ -130,9 +133,8 @@ def test_a_large_answer_arrives_whole() -> None:
         assert hub.ask({1: {}}, 5.0) == {1: text}
 
 
-def test_two_processes_of_one_rank_and_another_world_size_are_said() -> None:
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
+    listener, where = listening()
     with ThreadPoolExecutor() as pool:
         wrong = [hello(1), hello(1, pid=2), hello(2, world_size=7)]
         found = [pool.submit(join, [where], each, soon(2.0)) for each in wrong]
@@ -149,8 +151,7 @@ def test_two_processes_of_one_rank_and_another_world_size_are_said() -> None:
 
 def test_a_stranger_is_not_asked() -> None:
     """Who does not have the secret is kept out, as in a meeting."""
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
     with ThreadPoolExecutor() as pool:
         stranger = pool.submit(join, [where], hello(1, 2), soon(0.5), HmacAuthenticator(b"another"))
         hub = gather(hello(0, 2), [listener], HmacAuthenticator(b"ours"), answering(0), soon(1.0))
@@ -160,20 +161,18 @@ def test_a_stranger_is_not_asked() -> None:
 
 def test_what_knocks_by_chance_is_no_objection() -> None:
     """As a site's port scanner does."""
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
     with ThreadPoolExecutor() as pool, socket.create_connection((where.host, where.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\n\n")
         spoke = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
         hub = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
-        hub.dismiss(0)
+        hub.shutdown(0)
         assert spoke.result(5.0) == 0
     assert hub.objections == []
 
 
 def test_a_rank_says_that_rank_0_was_lost() -> None:
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
     with ThreadPoolExecutor() as pool:
         spoke = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
         hub = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
@@ -184,12 +183,11 @@ def test_a_rank_says_that_rank_0_was_lost() -> None:
 
 def test_two_hundred_ranks_come_and_answer() -> None:
     ranks = range(1, 201)
-    listener = listen("127.0.0.1", [0])
-    where = Address(*listener.getsockname())
+    listener, where = listening()
     text = "x" * 20_000
 
     def spoke(rank: int) -> int:
-        line, _ = join([where], hello(rank, 201), soon(20.0))
+        line = join([where], hello(rank, 201), soon(20.0))[0]
         return serve(line, lambda question: [rank, question["word"] + text])
 
     with ThreadPoolExecutor(200) as pool:
@@ -198,8 +196,8 @@ def test_two_hundred_ranks_come_and_answer() -> None:
         hub = gather(hello(0, 201), [listener], NullAuthenticator(), answering(0), soon(20.0))
         assert len(hub.here) == 201
         for word in "ab":
-            answers = hub.ask_all({"word": word}, 10.0, ranks)
+            answers = hub.broadcast({"word": word}, 10.0, ranks)
             assert answers == {rank: [rank, word + text] for rank in ranks}
-        hub.dismiss(3)
+        hub.shutdown(3)
         assert {spoke.result(10.0) for spoke in spokes} == {3}
     assert time.monotonic() - began < 20.0

@@ -59,7 +59,7 @@ def test_alone_it_passes_and_writes_its_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["slurm", "explicit"])
-def test_ranks_of_one_world_pass_together_and_rank_0_alone_speaks(kind: str, tmp_path: Path) -> None:
+def test_ranks_of_one_world_pass_and_rank_0_alone_speaks(kind: str, tmp_path: Path) -> None:
     worlds = [slurm(rank, 3) for rank in range(3)] if kind == "slurm" else explicit(3)
     every = together(worlds, "check", folder=tmp_path)
     assert codes(every) == [0, 0, 0]
@@ -72,7 +72,7 @@ def test_ranks_of_one_world_pass_together_and_rank_0_alone_speaks(kind: str, tmp
     assert all(set(rank["checks"]) >= {"launch", "interface", "limits"} for rank in report["ranks"])
 
 
-def test_what_would_stop_the_job_ends_all_ranks_with_69_and_is_said_once(tmp_path: Path) -> None:
+def test_what_would_stop_the_job_ends_all_ranks_with_69(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "for x in:\n")
     every = together([slurm(rank) for rank in range(2)], "check", "train.py", folder=tmp_path)
     assert codes(every) == [69, 69]
@@ -88,7 +88,7 @@ def test_a_rank_that_never_starts_is_named(tmp_path: Path) -> None:
     assert f"FAIL  launch     rank 2 on {NODE}  no word within 2 s; expected all ranks -> " in every[0][1]
 
 
-def test_without_rank_0_a_rank_says_so_and_what_it_sees_by_itself(tmp_path: Path) -> None:
+def test_without_rank_0_a_rank_says_what_it_sees_by_itself(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "for x in:\n")
     world = slurm(1) | {"SLURM_LOCALID": "0"}
     ((code, out, errors),) = together([world], "check", "--timeout=1", "train.py", folder=tmp_path)
@@ -99,7 +99,7 @@ def test_without_rank_0_a_rank_says_so_and_what_it_sees_by_itself(tmp_path: Path
     assert any("train.py:1: invalid syntax; expected a Python script" in line for line in others)
 
 
-def test_a_wrong_interface_of_rank_0_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
+def test_a_wrong_interface_of_rank_0_keeps_nobody_from_it(tmp_path: Path) -> None:
     worlds = [slurm(0) | {"GLOO_SOCKET_IFNAME": "nope0"}, slurm(1)]
     every = together(worlds, "check", folder=tmp_path)
     assert codes(every) == [69, 69]
@@ -108,7 +108,7 @@ def test_a_wrong_interface_of_rank_0_does_not_keep_the_others_from_it(tmp_path: 
     assert found.startswith(f"GLOO_SOCKET_IFNAME=nope0: interface nope0 is not there on node {NODE}, which has lo ")
 
 
-def test_a_report_that_cannot_be_written_is_an_error_of_all_ranks_said_once(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     write(tmp_path / "file", "")
     worlds = [slurm(rank) for rank in range(2)]
     every = together(worlds, "check", "--output-dir=file", folder=tmp_path)
@@ -135,7 +135,7 @@ def test_a_report_that_cannot_be_written_is_an_error_of_all_ranks_said_once(tmp_
         ("ifaces", "draft"),
     ],
 )
-def test_a_wrong_command_line_ends_with_2_before_anything_is_done(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_wrong_command_line_ends_with_2(words: tuple[str, ...], tmp_path: Path) -> None:
     done = srunddp(*words, folder=tmp_path, **slurm(0))
     assert (done.returncode, done.stdout) == (2, "")
     assert "Error: " in done.stderr

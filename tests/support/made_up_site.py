@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from srunddp.bootstrap.environment.detect import detect
-from srunddp.bootstrap.network.ifaces_conf import IfacesConfig
 from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 
 F = TypeVar("F")
@@ -26,7 +25,8 @@ LOCAL_RANK_1 = {
 def seen(facts: Iterable[F], per_node: int = 2) -> list[Observation[F]]:
     """Of ranks in their order, on node01 and so on."""
     return [
-        Observation(rank, rank % per_node, f"node{rank // per_node + 1:02d}", known) for rank, known in enumerate(facts)
+        Observation(rank=rank, local_rank=rank % per_node, node=f"node{rank // per_node + 1:02d}", facts=known)
+        for rank, known in enumerate(facts)
     ]
 
 
@@ -54,9 +54,6 @@ def subject(
     known = dict(variables or {})
     return CheckContext(
         environment=detect(known),
-        loaded=IfacesConfig(),
-        interface=None,
-        interface_error=(),
         script=None if script is None else str(script),
         paths=tuple(named.get("paths", ())),
         packages=tuple(named.get("packages", ())),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from srunddp.bootstrap.rendezvous.protocol import Hello
-from srunddp.check.coordinator import Act, Coordinator, serve
+from srunddp.check.coordinator import Coordinator, Handler, serve
 from tests.cluster.network import tool
 from tests.conftest import missing
 from tests.support.starting import until
@@ -60,36 +60,36 @@ def _up(namespace: str, interface: str) -> bool:
 
 
 @contextmanager
-def hub_of(names: Mapping[str, str], act: Callable[[str], Act]) -> Iterator[Coordinator]:
+def hub_of(names: Mapping[str, str], handle: Callable[[str], Handler]) -> Iterator[Coordinator]:
     """A hub whose rank 1 is west and whose rank 2 is east.
 
     Args:
         names: the namespaces.
-        act: makes for a node what its process does for a question, within that node.
+        handle: makes for a node what its process does for a question, within that node.
     """
     fork = multiprocessing.get_context("fork")
     hub = Coordinator({}, lambda _: None)
     children = []
     for rank, (node, name) in enumerate(names.items(), 1):
         ours, theirs = socket.socketpair()
-        children.append(fork.Process(target=_within, args=(name, theirs, lambda node=node: act(node)), daemon=True))
+        children.append(fork.Process(target=_within, args=(name, theirs, lambda node=node: handle(node)), daemon=True))
         children[-1].start()
         theirs.close()
         hub.lines[rank], hub.here[rank] = ours, Hello("t", rank, 3, 0, node, "", 1)
     try:
         yield hub
     finally:
-        hub.dismiss(0)
+        hub.shutdown(0)
         for child in children:
             child.join(10.0)
             child.kill()
 
 
-def _within(namespace: str, line: socket.socket, act: Callable[[], Act]) -> None:
+def _within(namespace: str, line: socket.socket, handle: Callable[[], Handler]) -> None:
     with Path("/run/netns", namespace).open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
             raise OSError(ctypes.get_errno(), "setns")
-    serve(line, act())
+    serve(line, handle())
 
 
 @contextmanager

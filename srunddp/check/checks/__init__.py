@@ -1,18 +1,19 @@
-"""The checks that every rank makes by itself, in the order of the report."""
+"""The checks that every rank makes by itself, each a module here."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-from srunddp.check.checks import cpus, gpus, interface, launch, limits, paths, versions
 from srunddp.check.finding import Check
 
-CHECKS: tuple[Check[Any], ...] = (
-    launch.CHECK,
-    interface.CHECK,
-    paths.CHECK,
-    versions.CHECK,
-    gpus.CHECK,
-    cpus.CHECK,
-    limits.CHECK,
+_MODULES = (  # in the order of the report
+    "launch",
+    "interface",
+    "paths",
+    "versions",
+    "gpus",
+    "cpus",
+    "limits",
 )
+CHECKS: tuple[Check[Any], ...] = tuple(import_module(f"{__name__}.{name}").CHECK for name in _MODULES)

@@ -7,13 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from srunddp.bootstrap.environment.cpus import THREADS, Cpus, advice, quota
-from srunddp.check.comparison import by_node, finding_about, minority, split_message
-from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
+from srunddp.check.finding import (
+    WARN,
+    Check,
+    CheckContext,
+    Finding,
+    Observation,
+    by_node,
+    differing,
+    finding_about,
+    split_message,
+)
 
-NAME = "cpus"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CpuFacts:
     """Of one rank.
 
@@ -36,15 +43,18 @@ class CpuFacts:
         return max(1, min(len(self.mask), int(self.quota or len(self.mask))))
 
 
-def collect(subject: CheckContext) -> CpuFacts:
+Ranks = Sequence[Observation[CpuFacts]]
+
+
+def collect(context: CheckContext) -> CpuFacts:
     """This rank's."""
-    variable, threads = _threads(subject.variables)
+    variable, threads = _threads(context.variables)
     return CpuFacts(
         mask=sorted(os.sched_getaffinity(0)),
         quota=quota() or 0.0,
         threads=threads,
         variable=variable,
-        advice=advice(subject.variables, Cpus.here()),
+        advice=advice(context.variables, Cpus.here()),
     )
 
 
@@ -56,65 +66,48 @@ def _threads(variables: Mapping[str, str]) -> tuple[str, int]:
     return "", 0
 
 
-def judge(seen: Sequence[Observation[CpuFacts]]) -> Iterator[Finding]:
+def evaluate(seen: Ranks) -> Iterator[Finding]:
     """All of it makes a training slow, and nothing stops it."""
     for one in seen:
-        for line in one.facts.advice:
-            yield finding_about([one], Severity.WARN, NAME, split_message(line))
-        if one.facts.threads > one.facts.cpus:
-            yield finding_about([one], Severity.WARN, NAME, _too_many(one.facts))
+        facts = one.facts
+        for line in facts.advice:
+            yield one.finding(WARN, *split_message(line), rank=True)
+        if facts.threads > facts.cpus:
+            found, hint = f"{facts.variable}={facts.threads}", f"unset {facts.variable}, or set it to {facts.cpus}"
+            yield one.finding(WARN, f"{found} on {_cpus(facts.cpus)}", f"no more than {facts.cpus}", hint, rank=True)
     for ranks in by_node(seen).values():
-        yield from _crowded(ranks)
-    usual, others = minority(seen, lambda one: len(one.facts.mask))
-    for cpus, who in others.items():
-        hint = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
-        yield finding_about(who, Severity.WARN, NAME, (f"{_cpus(cpus)} for a rank", f"{usual}, as on most ranks", hint))
-
-
-def _too_many(facts: CpuFacts) -> tuple[str, str, str]:
-    found = f"{facts.variable}={facts.threads} on {_cpus(facts.cpus)}"
-    return found, f"no more than {facts.cpus}", f"unset {facts.variable}, or set it to {facts.cpus}"
+        yield from _together(ranks)
+    hint = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
+    yield from differing(seen, lambda one: _cpus(len(one.facts.mask)), WARN, "a rank has", hint)
 
 
 def _cpus(count: int) -> str:
     return f"{count} CPU" if count == 1 else f"{count} CPUs"
 
 
-def _crowded(ranks: list[Observation[CpuFacts]]) -> Iterator[Finding]:
+def _together(ranks: Ranks) -> Iterator[Finding]:
     """Ranks of one node that have too many threads only together."""
-    if any(one.facts.threads > one.facts.cpus for one in ranks):
-        return
-    for cpus, who in _sharing(ranks):
-        threads = sum(one.facts.threads for one in who)
-        if threads > len(cpus):
-            found = f"{len(who)} ranks with {threads} threads share {_cpus(len(cpus))}"
-            variable = next(one.facts.variable for one in who if one.facts.threads)
-            hint = f"set {variable} to {len(cpus) // len(who)}"
-            if len(cpus) < len(who):
-                hint = f"ask for more CPUs (--cpus-per-task={threads // len(who)})"
-            yield finding_about(who, Severity.WARN, NAME, (found, f"no more than {len(cpus)}", hint))
+    threads, cpus = sum(one.facts.threads for one in ranks), len(_all_cpus(ranks))
+    if threads > cpus and all(one.facts.threads <= one.facts.cpus for one in ranks):
+        variable = next(one.facts.variable for one in ranks if one.facts.threads)
+        hint = f"set {variable} to {cpus // len(ranks)}"
+        if cpus < len(ranks):
+            hint = f"ask for more CPUs (--cpus-per-task={threads // len(ranks)})"
+        found = f"{len(ranks)} ranks with {threads} threads share {_cpus(cpus)}"
+        yield finding_about(ranks, WARN, found, f"no more than {cpus}", hint)
 
 
-def _sharing(ranks: list[Observation[CpuFacts]]) -> list[tuple[set[int], list[Observation[CpuFacts]]]]:
-    """The ranks whose masks overlap, and the CPUs that they share."""
-    groups: list[tuple[set[int], list[Observation[CpuFacts]]]] = []
-    for one in ranks:
-        cpus, who, apart = set(one.facts.mask), [one], []
-        for group in groups:
-            if group[0] & cpus:
-                cpus, who = cpus | group[0], group[1] + who
-            else:
-                apart.append(group)
-        groups = [*apart, (cpus, who)]
-    return groups
+def _all_cpus(ranks: Ranks) -> set[int]:
+    return {cpu for one in ranks for cpu in one.facts.mask}
 
 
-def summary(seen: Sequence[Observation[CpuFacts]]) -> str:
+def summary(seen: Ranks) -> str:
     """How many each rank has for itself, and so for loader workers beside it."""
-    groups = [group for ranks in by_node(seen).values() for group in _sharing(ranks)]
-    least = min(max(1, min(len(cpus) // len(who), *(one.facts.cpus for one in who))) for cpus, who in groups)
+    nodes = by_node(seen).values()
+    shares = [min(len(_all_cpus(ranks)) // len(ranks), *(one.facts.cpus for one in ranks)) for ranks in nodes]
+    least = max(1, min(shares))
     room = f"{least - 1} loader worker{'' if least == 2 else 's'}"
     return f"{_cpus(least)} for each rank at least: room for {room}"
 
 
-CHECK = Check(NAME, CpuFacts, collect, judge, summary)
+CHECK = Check(name="cpus", facts=CpuFacts, collect=collect, evaluate=evaluate, summary=summary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import TimeoutError as NoAnswer
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -13,19 +13,27 @@ from typing import Literal
 from srunddp.bootstrap.environment.cuda_visible_devices import NO_GPU
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
 from srunddp.check import nvml
-from srunddp.check.comparison import by_node, finding_about, minority, on_node
-from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
+from srunddp.check.finding import (
+    FAIL,
+    WARN,
+    Check,
+    CheckContext,
+    Finding,
+    Observation,
+    by_node,
+    differing,
+    finding_about,
+)
 from srunddp.check.nvml import Device, View, look
 from srunddp.errors import ConfigError
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.timeouts import call_in_daemon_thread
 
-NAME = "gpus"
 _TAKEN, _FULL = 0.1, 0.95
 _PATIENCE = 30  # seconds: without nvidia-persistenced the driver may first have to wake many GPUs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuFacts(View):
     """Of one rank.
 
@@ -45,9 +53,9 @@ class GpuFacts(View):
     numa: list[int] | None = None
 
 
-def collect(subject: CheckContext) -> GpuFacts:
+def collect(context: CheckContext) -> GpuFacts:
     """This rank's."""
-    variables = subject.variables
+    variables = context.variables
     wanted = variables.get("CUDA_VISIBLE_DEVICES")
     try:
         view = call_in_daemon_thread(lambda: look(wanted)).result(_PATIENCE)
@@ -58,7 +66,7 @@ def collect(subject: CheckContext) -> GpuFacts:
         wanted=wanted,
         order=variables.get("CUDA_DEVICE_ORDER", ""),
         present=os.path.exists("/dev/nvidia0"),
-        own=has_own(variables, subject.environment.local_world_size or 1, len(view.devices)),
+        own=has_own(variables, context.environment.local_world_size or 1, len(view.devices)),
         shared=variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
         numa=nvml.of_cpus(os.sched_getaffinity(0)),
     )
@@ -68,7 +76,7 @@ Ranks = Sequence[Observation[GpuFacts]]
 Used = list[tuple[Observation[GpuFacts], Device]]
 
 
-def judge(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks) -> Iterator[Finding]:
     """A GPU that is missing, broken, full or used twice stops the job; the rest makes it slow."""
     for one in seen:
         yield from _driver(one)
@@ -76,19 +84,17 @@ def judge(seen: Ranks) -> Iterator[Finding]:
     nodes = [ranks for ranks in whole if any(one.facts.devices for one in ranks)]
     bare = [one for ranks in whole if ranks not in nodes for one in ranks]
     if nodes and bare:
-        found = "no GPU is visible, and on other nodes there are"
-        message = (found, "GPUs on all nodes or on none", "ask for GPUs on each node (--gpus-per-node)")
-        yield finding_about(bare, Severity.FAIL, NAME, message, ranks=False)
+        found, hint = "no GPU is visible, and on other nodes there are", "ask for GPUs on each node (--gpus-per-node)"
+        yield finding_about(bare, FAIL, found, "GPUs on all nodes or on none", hint, ranks=False)
     used: Used = []
     for ranks in nodes:
-        yield from _idle(ranks)
         here = yield from _chosen(ranks)
-        yield from _twice(here)
-        yield from _apart(here)
+        yield from _shared_gpus(here)
+        yield from _without_p2p(here)
         used += here
     for one, device in used:
         yield from _memory(one, device)
-        yield from _place(one, device)
+        yield from _numa(one, device)
     yield from _unlike(used)
 
 
@@ -96,126 +102,107 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
     facts, named = one.facts, f"CUDA_VISIBLE_DEVICES={one.facts.wanted}"
     if facts.error:
         hint = "see nvidia-smi on the node, and have it repaired or leave it out"
-        yield on_node(one, Severity.FAIL, NAME, f"NVML: {facts.error}", "an answer", hint)
+        yield one.finding(FAIL, f"NVML: {facts.error}", "an answer", hint)
     elif facts.missing and facts.present:
         hint = "install nvidia-ml-py and the driver's libnvidia-ml.so.1; start a container with --nv"
         found = f"/dev/nvidia0 is there, and NVML is not: {facts.missing}"
-        yield on_node(one, Severity.FAIL, NAME, found, "NVML, which NCCL needs too", hint)
+        yield one.finding(FAIL, found, "NVML, which NCCL needs too", hint)
     elif facts.missing and facts.wanted not in (None, *NO_GPU):
-        yield on_node(one, Severity.WARN, NAME, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
+        yield one.finding(WARN, f"{named}, and there is no GPU", "a GPU", "unset it, or ask for GPUs")
     elif facts.unknown:
         found = f"{facts.unknown} in {named}: CUDA heeds nothing from there on"
         hint = "leave CUDA_VISIBLE_DEVICES to Slurm, or correct it"
-        yield on_node(one, Severity.WARN, NAME, found, f"each of the {facts.count} GPUs, once", hint)
+        yield one.finding(WARN, found, f"each of the {facts.count} GPUs, once", hint)
     if len(facts.models) > 1 and facts.order != "PCI_BUS_ID":
         found = f"GPUs of different models on a node ({', '.join(facts.models)}): CUDA numbers them by their speed"
-        hint = "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        yield on_node(one, Severity.WARN, NAME, found, "the order of Slurm and nvidia-smi", hint)
+        yield one.finding(WARN, found, "the order of Slurm and nvidia-smi", "export CUDA_DEVICE_ORDER=PCI_BUS_ID")
 
 
 def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
-    """Which device each rank of a node will use; those that have none are found."""
+    """Which device each rank of a node will use; ranks without one, and GPUs without a rank, are found."""
     used = []
     for one in ranks:
         devices = one.facts.devices
+        idle, _, hint = unused_devices(len(ranks), len(devices), own=one.facts.own).partition("; ")
+        if idle:
+            yield one.finding(WARN, idle, "a rank for each GPU", hint, rank=True)
         try:
             used.append((one, devices[device_index(one.local_rank, len(ranks), len(devices), own=one.facts.own)]))
         except ConfigError as error:
-            yield finding_about([one], Severity.FAIL, NAME, (error.found, error.expected, error.hint))
+            yield one.finding(FAIL, error.found, error.expected, error.hint, rank=True)
     return used
 
 
-def _idle(ranks: Ranks) -> Iterator[Finding]:
-    for one in ranks:
-        found, _, hint = unused_devices(len(ranks), len(one.facts.devices), own=one.facts.own).partition("; ")
-        if found:
-            yield finding_about([one], Severity.WARN, NAME, (found, "a rank for each GPU", hint))
-
-
-def _twice(used: Used) -> Iterator[Finding]:
+def _shared_gpus(used: Used) -> Iterator[Finding]:
     """Ranks of a node with one GPU, or with instances of one."""
     hint = f"start with --gpus-per-node={len(used)} --gpu-bind=none, or with fewer tasks"
     for uuid, who in _users(used, "uuid").items():
         if len(who) > 1:
             found = f"{'two' if len(who) == 2 else len(who)} ranks with one GPU, {uuid}"
-            yield finding_about(who, Severity.FAIL, NAME, (found, "a GPU for each rank", hint))
+            yield finding_about(who, FAIL, found, "a GPU for each rank", hint)
     for parent, who in _users(used, "parent").items():
         if parent and not all(one.facts.shared for one in who) and len(who) > 1:
             found = f"ranks with MIG instances of one GPU, {parent}, which NCCL takes for one GPU used twice"
             hint = "use whole GPUs, or with NCCL 2.31 or newer export NCCL_MULTI_RANK_GPU_ENABLE=1"
-            yield finding_about(who, Severity.FAIL, NAME, (found, "a GPU for each rank", hint))
+            yield finding_about(who, FAIL, found, "a GPU for each rank", hint)
 
 
 def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, list[Observation[GpuFacts]]]:
     return group_by_key((device[key], one) for one, device in used)
 
 
-def _apart(used: Used) -> Iterator[Finding]:
+def _without_p2p(used: Used) -> Iterator[Finding]:
     """Ranks of a node whose GPUs do not reach each other, so that NCCL goes through the memory of the host."""
-    mig = [one for one, device in used if device["parent"]]
-    if mig:
-        message = ("a MIG instance: no P2P, no NVLink, and one for each process", "whole GPUs")
-        yield finding_about(mig, Severity.WARN, NAME, (*message, "ask for whole GPUs, or have MIG mode switched off"))
+    if mig := [one for one, device in used if device["parent"]]:
+        found = "a MIG instance: no P2P, no NVLink, and one for each process"
+        yield finding_about(mig, WARN, found, "whole GPUs", "ask for whole GPUs, or have MIG mode switched off")
     alone = [one for one, device in used if one.facts.count == 1 and not device["parent"]]
-    if len(alone) > 1 and len(_users(used, "uuid")) == len(used):
+    users = _users(used, "uuid")
+    if len(alone) > 1 and len(users) == len(used):
         found = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
         hint = f"start with --gpus-per-node={len(used)} --gpu-bind=none rather than with --gpus-per-task"
-        yield finding_about(alone, Severity.WARN, NAME, (found, "all of the node's GPUs visible to each rank", hint))
-    users = _users(used, "uuid")
+        yield finding_about(alone, WARN, found, "all of the node's GPUs visible to each rank", hint)
     pairs = {(a, b): why for one, _ in used for a, b, why in one.facts.separate if {a, b} <= users.keys()}
-    for why in dict.fromkeys(pairs.values()):
-        who = [one for uuid in dict.fromkeys(chain(*(p for p in pairs if pairs[p] == why))) for one in users[uuid]]
-        hint = "see nvidia-smi topo -p2p r; have IOMMU and PCIe's ACS switched off where the GPUs can do it"
-        yield finding_about(
-            who, Severity.WARN, NAME, (f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", hint)
-        )
+    hint = "see nvidia-smi topo -p2p r; have IOMMU and PCIe's ACS switched off where the GPUs can do it"
+    for why, theirs in group_by_key((why, pair) for pair, why in pairs.items()).items():
+        who = [one for uuid in dict.fromkeys(chain(*theirs)) for one in users[uuid]]
+        yield finding_about(who, WARN, f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", hint)
 
 
 def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
-    total, free = device["total"], device["free"]
-    if total and total - free > _TAKEN * total:
-        level = Severity.FAIL if total - free > _FULL * total else Severity.WARN
-        found = f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU's memory are taken"
+    total, taken = device["total"], device["total"] - device["free"]
+    if total and taken > _TAKEN * total:
+        found = f"{taken / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU's memory are taken"
         hint = f"end what uses {device['uuid']} (nvidia-smi), or take another GPU"
-        yield finding_about([one], level, NAME, (found, "a GPU for this job alone", hint))
+        yield one.finding(FAIL if taken > _FULL * total else WARN, found, "a GPU for this job alone", hint, rank=True)
 
 
-def _place(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
+def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
     cpus = one.facts.numa or []
     if device["numa"] >= 0 and cpus and device["numa"] not in cpus:
         found = f"CPUs on NUMA node {','.join(map(str, cpus))}, and the GPU on {device['numa']}"
         hint = "bind tasks to the CPUs next to their GPUs (--gpus-per-task's mask, --cpu-bind=map_ldom), or do not bind"
-        yield finding_about([one], Severity.WARN, NAME, (found, "CPUs next to the GPU", hint))
+        yield one.finding(WARN, found, "CPUs next to the GPU", hint, rank=True)
 
 
 def _unlike(used: Used) -> Iterator[Finding]:
-    if not used:
-        return
-    models = {one.rank: device["name"] for one, device in used}
-    seen = [one for one, _ in used]
-    usual, others = minority(seen, lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})")
-    for driver, who in others.items():
-        message = (f"NVIDIA driver {driver}", f"{usual}, as on most ranks", "have the nodes brought to one version")
-        yield finding_about(who, Severity.WARN, NAME, message, ranks=False)
-    usual, others = minority(seen, lambda one: models[one.rank])
-    for model, who in others.items():
-        message = (f"GPU {model}", f"{usual}, as on most ranks", "ask for one model (--constraint, --gres=gpu:TYPE:N)")
-        yield finding_about(who, Severity.WARN, NAME, message)
+    seen, models = [one for one, _ in used], {one.rank: device["name"] for one, device in used}
+    hint = "have the nodes brought to one version"
+    yield from differing(
+        seen, lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, "NVIDIA driver", hint, ranks=False
+    )
+    hint = "ask for one model (--constraint, --gres=gpu:TYPE:N)"
+    yield from differing(seen, lambda one: models[one.rank], WARN, "GPU", hint)
 
 
 def summary(seen: Ranks) -> str:
     """Models and drivers."""
-    models = Counter(device["name"] for ranks in by_node(seen).values() for device in _of_node(ranks))
-    if not models:
+    gpus = {(one.node, device["uuid"]): device["name"] for one in seen for device in one.facts.devices}
+    if not gpus:
         return "no GPU"
     drivers = sorted({one.facts.driver for one in seen if one.facts.driver})
-    named = ", ".join(f"{count} {name}" for name, count in sorted(models.items()))
+    named = ", ".join(f"{count} {name}" for name, count in sorted(Counter(gpus.values()).items()))
     return f"{named}, driver {', '.join(drivers)}"
 
 
-def _of_node(ranks: Ranks) -> Collection[Device]:
-    """The GPUs that any of its ranks sees."""
-    return {device["uuid"]: device for one in ranks for device in one.facts.devices}.values()
-
-
-CHECK = Check(NAME, GpuFacts, collect, judge, summary)
+CHECK = Check(name="gpus", facts=GpuFacts, collect=collect, evaluate=evaluate, summary=summary)

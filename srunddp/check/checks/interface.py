@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap.network import ifaces_conf, infiniband
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, shown_speed
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.check.comparison import finding_about, minority
-from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
+from srunddp.check.finding import (
+    FAIL,
+    WARN,
+    Check,
+    CheckContext,
+    Finding,
+    Observation,
+    finding_about,
+    minority,
+)
 from srunddp.errors import SrunddpError
 
-NAME = "interface"
 _SYSFS = Path("/sys/class/net")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class InterfaceFacts:
     """Of one rank.
 
@@ -49,28 +56,26 @@ class InterfaceFacts:
 Ranks = Sequence[Observation[InterfaceFacts]]
 
 
-def collect(subject: CheckContext) -> InterfaceFacts:
+def collect(context: CheckContext) -> InterfaceFacts:
     """This rank's."""
-    chosen, active = subject.interface, [device for device in infiniband.devices() if device.active]
-    name, speed, mtu = chosen.name if chosen else "", 0, 0
-    if chosen:
-        import psutil
+    import psutil
 
-        state = psutil.net_if_stats().get(name)
-        speed, mtu = (state.speed, state.mtu) if state else (0, 0)
+    chosen, active = context.interface, [device for device in infiniband.devices() if device.active]
+    name = chosen.name if chosen else ""
+    state = psutil.net_if_stats().get(name)
     return InterfaceFacts(
-        wrong=list(subject.interface_error),
+        wrong=list(context.interface_error),
         name=name,
         address=chosen.address if chosen else "",
         source=chosen.source if chosen else "",
-        speed=speed,
-        mtu=mtu,
+        speed=state.speed if state else 0,
+        mtu=state.mtu if state else 0,
         physical=bool(name) and physical(name),
         own_name=sorted(addresses_of(socket.gethostname())),
-        lookup=_lookup(subject),
+        lookup=_lookup(context),
         devices=[device.name for device in active],
         rdma_rate=sum(device.rate for device in active),
-        one_node=subject.environment.one_node,
+        one_node=context.environment.one_node,
     )
 
 
@@ -83,78 +88,58 @@ def physical(name: str, sysfs: Path = _SYSFS) -> bool:
     return any((folder / kind).exists() for kind in ("device", "bonding")) or any(physical(one, sysfs) for one in below)
 
 
-def _lookup(subject: CheckContext) -> list[str]:
+def _lookup(context: CheckContext) -> list[str]:
     """What would keep this rank from finding rank 0, or rank 0 from being found, where names have to lead to it."""
-    environment, chosen = subject.environment, subject.interface
+    environment, chosen = context.environment, context.interface
     if environment.world_size == 1 or environment.channels[0] in discovery.TELLING or not chosen:
         return []
     try:
         if environment.rank:
-            discovery.candidate_addresses(environment, chosen, subject.loaded.entries, None)
+            discovery.candidate_addresses(environment, chosen, context.loaded.entries, None)
         elif not environment.one_node:
-            entry = ifaces_conf.entry_for(subject.loaded.entries, environment.node)
+            entry = ifaces_conf.entry_for(context.loaded.entries, environment.node)
             discovery.check_reachable(environment, chosen, entry, list_interfaces())
     except SrunddpError as error:
         return [error.found, error.expected, error.hint]
     return []
 
 
-def judge(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks) -> Iterator[Finding]:
     """A wrong interface or an address that leads elsewhere stops a job; differences between nodes are warned of."""
     for one in seen:
-        for wrong in (one.facts.wrong, one.facts.lookup):
-            if wrong:
-                found, expected, hint = wrong
-                yield Finding(Severity.FAIL, NAME, found, expected, hint, (one.node,))
+        for wrong in filter(None, (one.facts.wrong, one.facts.lookup)):
+            found, expected, hint = wrong
+            yield one.finding(FAIL, found, expected, hint)
         own = one.facts.own_name
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
             hint = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
-            yield Finding(Severity.WARN, NAME, found, "an address that other nodes reach", hint, (one.node,))
-    yield from _unlike(seen)
-
-
-def _unlike(seen: Ranks) -> Iterator[Finding]:
+            yield one.finding(WARN, found, "an address that other nodes reach", hint)
     fit = [one for one in seen if one.facts.name and not one.facts.one_node]
-    if not fit:
-        return
-    usual, others = minority(fit, lambda one: one.facts.mtu)
-    for mtu, who in others.items():
+    hint = "ip link set {} mtu {}: large packets get lost where the MTUs differ"
+    yield from _unlike(fit, "{} has MTU {}", lambda facts: str(facts.mtu), hint)
+    hint = "see its cable and the switch's port: all ranks wait for the slowest"
+    yield from _unlike(fit, "{} runs at {}", lambda facts: shown_speed(facts.speed), hint)
+    hint = "mend the port, or give these nodes the same ones by `env: {{NCCL_IB_HCA: …}}` in ifaces.conf"
+    devices = "active InfiniBand or RoCE devices: {1}"
+    yield from _unlike(fit, devices, lambda facts: ", ".join(facts.devices) or "none", hint)
+
+
+def _unlike(fit: Ranks, text: str, value: Callable[[InterfaceFacts], str], hint: str) -> Iterator[Finding]:
+    usual, others = minority(fit, lambda one: value(one.facts)) if fit else ("", {})
+    for known, who in others.items():
         name = who[0].facts.name
-        hint = f"ip link set {name} mtu {usual}: large packets get lost where the MTUs differ"
-        yield _other(who, f"{name} has MTU {mtu}", f"{usual}, as on the other nodes", hint)
-    fast, others = minority(fit, lambda one: one.facts.speed)
-    for speed, who in others.items():
-        hint = "see its cable and the switch's port: all ranks wait for the slowest"
-        yield _other(
-            who,
-            f"{who[0].facts.name} runs at {shown_speed(speed)}",
-            f"{shown_speed(fast)}, as on the other nodes",
-            hint,
-        )
-    most, unlike = minority(fit, lambda one: tuple(one.facts.devices))
-    for devices, who in unlike.items():
-        found = f"active InfiniBand or RoCE devices: {_listed(devices)}"
-        hint = "mend the port, or give these nodes the same ones by `env: {NCCL_IB_HCA: …}` in ifaces.conf"
-        yield _other(who, found, f"{_listed(most)}, as on the other nodes", hint)
-
-
-def _other(who: Ranks, found: str, expected: str, hint: str) -> Finding:
-    return finding_about(who, Severity.WARN, NAME, (found, expected, hint), ranks=False)
-
-
-def _listed(devices: Sequence[str]) -> str:
-    return ", ".join(devices) or "none"
+        found, expected = text.format(name, known), f"{usual}, as on the other nodes"
+        yield finding_about(who, WARN, found, expected, hint.format(name, usual), ranks=False)
 
 
 def summary(seen: Ranks) -> str:
     """The interfaces, with speed and MTU."""
     facts = [one.facts for one in seen if one.facts.name]
+    names, speeds, mtus = (sorted({getattr(each, key) for each in facts}) for key in ("name", "speed", "mtu"))
     if not facts:
         return "none that is fit"
-    names, rates = sorted({each.name for each in facts}), sorted({each.speed for each in facts})
-    mtus = sorted({each.mtu for each in facts})
-    return f"{', '.join(names)}: {', '.join(map(shown_speed, rates))}, MTU {', '.join(map(str, mtus))}"
+    return f"{', '.join(names)}: {', '.join(map(shown_speed, speeds))}, MTU {', '.join(map(str, mtus))}"
 
 
-CHECK = Check(NAME, InterfaceFacts, collect, judge, summary)
+CHECK = Check(name="interface", facts=InterfaceFacts, collect=collect, evaluate=evaluate, summary=summary)

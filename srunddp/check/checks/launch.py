@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation
 from srunddp.check.packages import imports, parsed
 
 NAME = "launch"
@@ -17,7 +17,7 @@ _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;
 _LIBRARY_WITHIN = 20.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LaunchFacts:
     """Of one rank.
 
@@ -39,20 +39,20 @@ class LaunchFacts:
     mpi: str
 
 
-def collect(subject: CheckContext) -> LaunchFacts:
+def collect(context: CheckContext) -> LaunchFacts:
     """This rank's."""
-    environment = subject.environment
-    tree, script = parsed(subject.script)
+    environment = context.environment
+    tree, script = parsed(context.script)
     uses_mpi = tree is not None and "mpi4py" in imports(tree)
     return LaunchFacts(
         launcher=environment.launcher,
         channel=discovery.on_channel(environment),
         world_size=environment.world_size,
-        allocated=_allocated(subject.variables) if environment.launcher == "none" else 0,
+        allocated=_allocated(context.variables) if environment.launcher == "none" else 0,
         notes=list(environment.notes),
         script=script,
         uses_mpi=uses_mpi,
-        mpi=_mpi(subject.variables) if uses_mpi and environment.local_rank == 0 else "",
+        mpi=why_no_mpi(context.variables) if uses_mpi and environment.local_rank == 0 else "",
     )
 
 
@@ -64,7 +64,7 @@ def _allocated(variables: Mapping[str, str]) -> int:
     return max([int(count) for count in counts if count.isdecimal()], default=1)
 
 
-def _mpi(variables: Mapping[str, str]) -> str:
+def why_no_mpi(variables: Mapping[str, str]) -> str:
     """Why ``from mpi4py import MPI`` has no world here. Asked of a process of its own: MPI may end it."""
     words = [sys.executable, "-c", _LIBRARY]
     try:
@@ -80,25 +80,21 @@ def _mpi(variables: Mapping[str, str]) -> str:
     return ""
 
 
-def judge(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
+def evaluate(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
     """One process where many were asked for, a script that does not parse, MPI without a world."""
     for one in seen:
-        yield from _judged(one.facts, one.node)
-
-
-def _judged(facts: LaunchFacts, node: str) -> Iterator[Finding]:
-    if facts.allocated > 1:
-        found = f"one process, in an allocation of Slurm for {facts.allocated} tasks: it was started without srun"
-        yield Finding(Severity.FAIL, NAME, found, "a process for each task", "srun srunddp check …", (node,))
-    if facts.script:
-        yield Finding(Severity.FAIL, NAME, facts.script, "a Python script", "correct it", (node,))
-    if facts.mpi:
-        found = f"the script imports mpi4py, and {facts.mpi}"
-        hint = "start with `srun --mpi=pmix` (or pmi2 for MPICH; `srun --mpi=list` has them), or with that MPI's mpirun"
-        yield Finding(Severity.FAIL, NAME, found, "a launcher that MPI knows", hint, (node,))
-    elif facts.channel == "pmi" and facts.uses_mpi:
-        found = "the script imports mpi4py, and the ranks meet over PMI, after which MPI cannot start"
-        yield Finding(Severity.WARN, NAME, found, "MPI, or PMI", "srunddp --channel mpi", (node,))
+        facts = one.facts
+        if facts.allocated > 1:
+            found = f"one process, in an allocation of Slurm for {facts.allocated} tasks: it was started without srun"
+            yield one.finding(FAIL, found, "a process for each task", "srun srunddp check …")
+        if facts.script:
+            yield one.finding(FAIL, facts.script, "a Python script", "correct it")
+        if facts.mpi:
+            hint = "start with `srun --mpi=pmix` (or pmi2 for MPICH; see `srun --mpi=list`), or with that MPI's mpirun"
+            yield one.finding(FAIL, f"the script imports mpi4py, and {facts.mpi}", "a launcher that MPI knows", hint)
+        elif facts.channel == "pmi" and facts.uses_mpi:
+            found = "the script imports mpi4py, and the ranks meet over PMI, after which MPI cannot start"
+            yield one.finding(WARN, found, "MPI, or PMI", "srunddp --channel mpi")
 
 
 def summary(seen: Sequence[Observation[LaunchFacts]]) -> str:
@@ -109,4 +105,6 @@ def summary(seen: Sequence[Observation[LaunchFacts]]) -> str:
     return f"{len(seen)} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
 
 
-CHECK = Check(NAME, LaunchFacts, collect, judge, summary, within=_LIBRARY_WITHIN + 15.0)
+CHECK = Check(
+    name=NAME, facts=LaunchFacts, collect=collect, evaluate=evaluate, summary=summary, within=_LIBRARY_WITHIN + 15.0
+)

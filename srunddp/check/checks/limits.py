@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation
 
-NAME = "limits"
 _FULL, _SCARCE = 8 << 20, 1 << 30
 _FEW_FILES = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LimitFacts:
     """Of one rank.
 
@@ -34,9 +33,9 @@ class LimitFacts:
     total: dict[str, int] = field(default_factory=dict)
 
 
-def collect(subject: CheckContext) -> LimitFacts:
+def collect(context: CheckContext) -> LimitFacts:
     """This rank's."""
-    folders = ("/dev/shm", subject.variables.get("TMPDIR") or "/tmp")
+    folders = ("/dev/shm", context.variables.get("TMPDIR") or "/tmp")
     usage = {folder: shutil.disk_usage(folder) for folder in folders if os.path.isdir(folder)}
     return LimitFacts(
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -47,30 +46,28 @@ def collect(subject: CheckContext) -> LimitFacts:
     )
 
 
-def judge(seen: Sequence[Observation[LimitFacts]]) -> Iterator[Finding]:
+def evaluate(seen: Sequence[Observation[LimitFacts]]) -> Iterator[Finding]:
     """Full folders stop a job, scarce ones and low limits are warned of."""
     for one in seen:
-        for folder, free in one.facts.free.items():
-            yield from _room(folder, free, one.facts.total.get(folder, _SCARCE), one.node)
+        for folder in one.facts.free:
+            yield from _room(one, folder)
         if 0 <= one.facts.files < _FEW_FILES:
-            found = f"{one.facts.files} open files at most"
-            yield _low(found, f"{_FEW_FILES} or more", "raise the limit of open files (ulimit -n)", one.node)
+            found, hint = f"{one.facts.files} open files at most", "raise the limit of open files (ulimit -n)"
+            yield one.finding(WARN, found, f"{_FEW_FILES} or more", hint)
         if one.facts.rdma and one.facts.memlock >= 0:
             found = f"{one.facts.memlock >> 10} KiB of locked memory at most, on a node with InfiniBand or RoCE"
-            yield _low(
-                found, "no limit, as NCCL locks its buffers", "set memlock to unlimited in slurmd's unit", one.node
-            )
+            hint = "set memlock to unlimited in slurmd's unit"
+            yield one.finding(WARN, found, "no limit, as NCCL locks its buffers", hint)
 
 
-def _room(folder: str, free: int, total: int, node: str) -> Iterator[Finding]:
+def _room(one: Observation[LimitFacts], folder: str) -> Iterator[Finding]:
+    free, total = one.facts.free[folder], one.facts.total.get(folder, _SCARCE)
     if free < 0:
-        yield Finding(Severity.FAIL, NAME, f"{folder} is not there", "a folder", "create it or correct TMPDIR", (node,))
+        yield one.finding(FAIL, f"{folder} is not there", "a folder", "create it or correct TMPDIR")
     elif free < _SCARCE:
-        level = Severity.FAIL if free < _FULL else Severity.WARN
-        found, hint = f"{free >> 20} MiB free in {folder}", f"clear {folder}"
-        if total < _SCARCE:
-            hint = f"it has {total >> 20} MiB in all: {_larger(folder)}"
-        yield Finding(level, NAME, found, f"{_SCARCE >> 30} GiB or more", hint, (node,))
+        level = FAIL if free < _FULL else WARN
+        hint = f"clear {folder}" if total >= _SCARCE else f"it has {total >> 20} MiB in all: {_larger(folder)}"
+        yield one.finding(level, f"{free >> 20} MiB free in {folder}", f"{_SCARCE >> 30} GiB or more", hint)
 
 
 def _larger(folder: str) -> str:
@@ -78,10 +75,6 @@ def _larger(folder: str) -> str:
     if folder == "/dev/shm":
         return f"start a container with --shm-size or --ipc=host; else mount -o remount,size=50% {folder}"
     return f"name a folder with more room in TMPDIR, or have {folder} made larger"
-
-
-def _low(found: str, expected: str, hint: str, node: str) -> Finding:
-    return Finding(Severity.WARN, NAME, found, expected, hint, (node,))
 
 
 def summary(seen: Sequence[Observation[LimitFacts]]) -> str:
@@ -93,4 +86,4 @@ def summary(seen: Sequence[Observation[LimitFacts]]) -> str:
     return ", ".join(f"{folder} {free / 2**30:.1f} GiB free at least" for folder, free in least.items())
 
 
-CHECK = Check(NAME, LimitFacts, collect, judge, summary)
+CHECK = Check(name="limits", facts=LimitFacts, collect=collect, evaluate=evaluate, summary=summary)

@@ -13,21 +13,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from srunddp.check.comparison import by_node, finding_about, minority
-from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
+from srunddp.check.finding import (
+    FAIL,
+    WARN,
+    Check,
+    CheckContext,
+    Finding,
+    Observation,
+    Severity,
+    by_node,
+    finding_about,
+    minority,
+)
 from srunddp.util.filesystem import Place, content, look, why_not_writable
 from srunddp.util.timeouts import call_in_daemon_thread
 
 T = TypeVar("T")
 
-NAME = "paths"
 _PATIENCE = 5.0  # seconds, for all of them together
 PROJECT, SCRIPT, ENVIRONMENT = "proj", "script", "env"
 _TITLES = {PROJECT: "the working directory ", SCRIPT: "the script ", ENVIRONMENT: "the environment "}
 _SHARE = "put it where all nodes see it, copy it there, or name another"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PathFacts:
     """Of one rank: what is at each path, the same ones in the same order on all ranks."""
 
@@ -37,32 +46,32 @@ class PathFacts:
 Ranks = Sequence[Observation[PathFacts]]
 
 
-def collect(subject: CheckContext) -> PathFacts:
+def collect(context: CheckContext) -> PathFacts:
     """This rank's. Contents are read by one rank of each node, and rank 0 alone writes a file."""
-    reads, writes = subject.environment.local_rank == 0, subject.environment.rank == 0
+    reads, writes = context.environment.local_rank == 0, context.environment.rank == 0
     written = call_in_daemon_thread(partial(why_not_writable, ".")) if writes else None
     # A copy of the project is without what was left out, and what was written in the folder since.
-    unread = {ENVIRONMENT, PROJECT} if subject.staged else {ENVIRONMENT}
-    asked = [_ask(role, path, reads and role not in unread) for role, path in _roles(subject)]
+    unread = {ENVIRONMENT, PROJECT} if context.staged else {ENVIRONMENT}
+    asked = [_ask(role, path, reads and role not in unread) for role, path in _roles(context)]
     end = time.monotonic() + _PATIENCE
     places = []
     for silent, looked, held in asked:
         place = _answer(looked, end, silent)
         if held and place["kind"] != "silent":
             place["content"] = _answer(held, end, "")
-        if subject.staged:
-            place["path"] = subject.staged.shared(place["path"])
+        if context.staged:
+            place["path"] = context.staged.shared(place["path"])
         places.append(place)
     if written and places[0]["kind"] == "folder" and not places[0]["error"]:
         why = _answer(written, end, "no answer")
         places[0]["error"] = f"cannot be written to: {why}" if why else ""
-    return PathFacts(places)
+    return PathFacts(places=places)
 
 
-def _roles(subject: CheckContext) -> list[tuple[str, str]]:
-    known = [(PROJECT, "."), *([(SCRIPT, subject.script)] if subject.script else []), (ENVIRONMENT, sys.prefix)]
-    names = Counter(os.path.basename(path.rstrip("/")) for path in subject.paths)
-    for path in subject.paths:
+def _roles(context: CheckContext) -> list[tuple[str, str]]:
+    known = [(PROJECT, "."), *([(SCRIPT, context.script)] if context.script else []), (ENVIRONMENT, sys.prefix)]
+    names = Counter(os.path.basename(path.rstrip("/")) for path in context.paths)
+    for path in context.paths:
         name = os.path.basename(path.rstrip("/"))
         known.append((name if names[name] == 1 and name not in (*_TITLES, "") else path, path))
     return known
@@ -82,19 +91,16 @@ def _answer(asked: Future[T], end: float, default: T) -> T:
         return default
 
 
-def judge(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks) -> Iterator[Finding]:
     """What is not there or cannot be read stops the job, and so does a script that is another one."""
     main = min(seen, key=lambda one: one.rank).node
     for index in range(min(len(one.facts.places) for one in seen)):
-        there = []
         for one in seen:
-            level, found, hint = _wrong(one.facts.places[index], one.node == main)
+            place = one.facts.places[index]
+            level, found, hint = _wrong(place, one.node == main)
             if found:
-                yield finding_about([one], level, NAME, (found, _expected(one.facts.places[index]), hint))
-            if _is_there(one.facts.places[index]):
-                there.append(one)
-        for level, found, expected, hint, who in _others(there, index):
-            yield finding_about(who, level, NAME, (found, expected, hint), ranks=False)
+                yield one.finding(level, f"{_named(place)}{found}", _expected(place), hint, rank=True)
+        yield from _differing(seen, index)
 
 
 def _is_there(place: Place) -> bool:
@@ -113,59 +119,52 @@ def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
     """What is wrong with it, on rank 0's node or another, and the hint; empty where nothing is."""
     match place["kind"]:
         case "missing":
-            return Severity.FAIL, f"{_named(place)} is not there", _SHARE
+            return FAIL, " is not there", _SHARE
         case "silent":
             hint = "see whether its file server runs (df, dmesg), or leave the node out"
-            return Severity.FAIL, f"{_named(place)} does not answer within {_PATIENCE:g} s", hint
+            return FAIL, f" does not answer within {_PATIENCE:g} s", hint
         case "broken":
-            return Severity.FAIL, f"{_named(place)}: {place['error']}", "have the node's mount looked at"
+            return FAIL, f": {place['error']}", "have the node's mount looked at"
     if place["error"].startswith("cannot be written"):
         hint = "start in a folder of your own with room in it: logs and checkpoints go there"
-        level = Severity.FAIL if main else Severity.WARN
-        return level, f"{_named(place)} {place['error']}", hint
-    hint = "correct its permissions" if place["error"] else ""
-    return Severity.FAIL, f"{_named(place)} {place['error']}" if hint else "", hint
+        return FAIL if main else WARN, f" {place['error']}", hint
+    return FAIL, f" {place['error']}" if place["error"] else "", "correct its permissions"
 
 
-def _others(seen: Ranks, index: int) -> Iterator[tuple[Severity, str, str, str, Ranks]]:
-    """Who has something else at a path: level, what was found, what was expected, the hint and the ranks."""
+def _differing(seen: Ranks, index: int) -> Iterator[Finding]:
+    """The ranks that have something else at a path than most."""
+    seen = [one for one in seen if _is_there(one.facts.places[index])]
     if not seen:
         return
-    role = seen[0].facts.places[index]["role"]
-
-    def place(one: Observation[PathFacts]) -> Place:
-        return one.facts.places[index]
-
+    found = partial(finding_about, ranks=False)
+    places = {one.rank: one.facts.places[index] for one in seen}
+    role = places[seen[0].rank]["role"]
     if role == PROJECT:
-        usual, others = minority(seen, lambda one: place(one)["path"])
+        main, others = minority(seen, lambda one: places[one.rank]["path"])
         for path, who in others.items():
             hint = "put the folder where all nodes see it: Slurm starts in /tmp where it is missing"
-            yield Severity.WARN, f"the working directory is {path}", f"{usual}, as on most ranks", hint, who
-        seen = [one for one in seen if place(one)["path"] == usual]
-    usual, others = minority(seen, lambda one: place(one)["kind"])
+            yield found(who, WARN, f"the working directory is {path}", f"{main}, as on most ranks", hint)
+        seen = [one for one in seen if places[one.rank]["path"] == main]
+    usual, others = minority(seen, lambda one: places[one.rank]["kind"])
     for kind, who in others.items():
-        yield Severity.FAIL, f"{_named(place(who[0]))} is a {kind}", f"a {usual}, as on most ranks", _SHARE, who
-    first = {place(one)["identity"]: place(one)["content"] for one in reversed(seen) if place(one)["content"]}
-    read = [one for one in seen if place(one)["content"] and place(one)["kind"] == usual]
-    if not read:
-        return
+        yield found(who, FAIL, f"{_named(places[who[0].rank])} is a {kind}", f"a {usual}, as on most ranks", _SHARE)
     # A log that grows between two ranks' looks is no difference: they are known to see one folder.
-    _, others = minority(read, lambda one: first[place(one)["identity"]])
+    read = [one for one in seen if places[one.rank]["content"] and places[one.rank]["kind"] == usual]
+    first = {places[one.rank]["identity"]: places[one.rank]["content"] for one in reversed(read)}
+    _, others = minority(read, lambda one: first[places[one.rank]["identity"]]) if read else ("", {})
     for who in others.values():
-        level = Severity.FAIL if role == SCRIPT else Severity.WARN
-        found = f"{_named(place(who[0]))} differs from that of most nodes"
         expected = "the same names and sizes" if usual == "folder" else "the same content"
-        yield level, found, expected, _SHARE, who
+        words = f"{_named(places[who[0].rank])} differs from that of most nodes"
+        yield found(who, FAIL if role == SCRIPT else WARN, words, expected, _SHARE)
 
 
 def node_lines(seen: Ranks) -> list[str]:
     """A line for each node: ``node01 proj=ok script=ok env=ok data=missing``."""
+    roles = [place["role"] for place in seen[0].facts.places]
     states: dict[tuple[str, int], str] = {}
     for index in range(min(len(one.facts.places) for one in seen)):
-        there = [one for one in seen if _is_there(one.facts.places[index])]
-        states |= {(one.node, index): "differs" for *_, who in _others(there, index) for one in who}
+        states |= {(node, index): "differs" for finding in _differing(seen, index) for node in finding.nodes}
         states |= {(one.node, index): word for one in seen if (word := _word(one.facts.places[index]))}
-    roles = [place["role"] for place in seen[0].facts.places]
     return [
         " ".join((node, *(f"{role}={states.get((node, index), 'ok')}" for index, role in enumerate(roles))))
         for node in by_node(seen)
@@ -184,4 +183,4 @@ def summary(seen: Ranks) -> str:
     return ", ".join(f"{place['role']} on {place['system'] or 'nothing'}" for place in first)
 
 
-CHECK = Check(NAME, PathFacts, collect, judge, summary, node_lines)
+CHECK = Check(name="paths", facts=PathFacts, collect=collect, evaluate=evaluate, summary=summary, node_lines=node_lines)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.network.infiniband import Device, devices
+from srunddp.bootstrap.network.infiniband import Device, devices, with_interface
 from tests.support.starting import write
 
 
@@ -20,7 +20,7 @@ def device(root: Path, name: str, *interfaces: str, state: str = "4: ACTIVE", **
         (root / name / "device" / "net" / interface).mkdir(parents=True)
 
 
-def test_infiniband_and_roce_are_told_apart_with_rate_and_interfaces(tmp_path: Path) -> None:
+def test_infiniband_and_roce_are_told_apart(tmp_path: Path) -> None:
     device(tmp_path, "mlx5_1", "ens1f1", link_layer="Ethernet", rate="25 Gb/sec (1X EDR)")
     device(tmp_path, "mlx5_0", "ib1", "ib0")
     assert devices(tmp_path) == [
@@ -48,3 +48,45 @@ def test_a_device_without_any_port_is_not_active(tmp_path: Path) -> None:
 
 def test_a_node_without_devices_has_none(tmp_path: Path) -> None:
     assert devices(tmp_path / "infiniband") == []
+
+
+def ports_of(root: Path, name: str, *ports: tuple[str, str, str], net: tuple[str, ...] = ()) -> None:
+    for number, (state, rate, layer) in enumerate(ports, 1):
+        port = root / name / "ports" / str(number)
+        port.mkdir(parents=True)
+        for file, text in {"state": state, "rate": rate, "link_layer": layer}.items():
+            (port / file).write_text(f"{text}\n")
+    for each in net:
+        (root / name / "device" / "net" / each).mkdir(parents=True)
+
+
+def test_a_device_is_active_when_one_of_its_ports_is(tmp_path: Path) -> None:
+    down, slow = ("1: DOWN", "400 Gb/sec (4X NDR)", "Ethernet"), ("4: ACTIVE", "100 Gb/sec (4X EDR)", "InfiniBand")
+    ports_of(tmp_path, "mlx4_0", down, slow, net=("ib0",))
+    ports_of(tmp_path, "mlx4_1", down, ("1: DOWN", "10 Gb/sec", "InfiniBand"))
+    ports_of(tmp_path, "mlx4_2", slow, ("4: ACTIVE", "200 Gb/sec (4X HDR)", "InfiniBand"))
+    (tmp_path / "bare").mkdir()
+    assert devices(tmp_path) == [
+        Device("bare", "", False, 0, ()),
+        Device("mlx4_0", "InfiniBand", True, 100_000, ("ib0",)),
+        Device("mlx4_1", "Ethernet", False, 400_000, ()),
+        Device("mlx4_2", "InfiniBand", True, 200_000, ()),
+    ]
+
+
+def ib(number: int, rate: int = 400_000, layer: str = "InfiniBand") -> Device:
+    return Device(f"mlx5_{number}", layer, True, rate, (f"net{number}",))
+
+
+def test_of_infiniband_all_devices_of_the_best_rate_are_used() -> None:
+    every = [*map(ib, range(8)), ib(8, 100_000), ib(9, 400_000, "Ethernet")]
+    assert with_interface(every[:1], every) == (every[:8], [])
+    assert with_interface(every[8:9], every) == (every[:8], [])
+    assert with_interface([], every) == ([], [])
+
+
+def test_of_roce_the_interfaces_own_are_used() -> None:
+    every = [ib(0, layer="Ethernet"), ib(1, layer="Ethernet"), ib(2, 25_000, "Ethernet"), ib(3)]
+    assert with_interface(every[:1], every) == (every[:1], every[1:2])
+    assert with_interface(every[2:3], every) == (every[2:3], every[:2])
+    assert with_interface(every[:1], [every[0], every[2]]) == (every[:1], [])

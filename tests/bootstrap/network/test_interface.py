@@ -11,7 +11,7 @@ import pytest
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import interface
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry
-from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface, select_interface
+from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface, select_interface, shown_speed
 from srunddp.errors import ConfigError
 
 
@@ -369,3 +369,7 @@ def test_all_that_stays_as_it_was_exported_is_told() -> None:
     found = chosen(entry("ib1", env={"NCCL_IB_TC": "106"}), variables)
     assert set(found.kept) == set(variables)
     assert found.exports["NCCL_IB_TC"] == "41"
+
+
+def test_a_speed_that_is_not_known_is_said_so() -> None:
+    assert [shown_speed(speed) for speed in (2500, 0, -1)] == ["2.5 Gbit/s", *["an unknown speed"] * 2]

@@ -31,14 +31,14 @@ NODES = tuple(f"node{number:02d}" for number in range(1, 7))
             ("node03",),
             (4, 5),
         ),
-        ({5: {"mask": [1]}}, "1 CPU for a rank", ("node03",), (5,)),
-        ({4: {"mask": [2]}, 5: {"mask": [3]}}, "1 CPU for a rank", ("node03",), (4, 5)),
+        ({5: {"mask": [1]}}, "a rank has 1 CPU", ("node03",), (5,)),
+        ({4: {"mask": [2]}, 5: {"mask": [3]}}, "a rank has 1 CPU", ("node03",), (4, 5)),
     ],
 )
 def test_what_makes_a_rank_slow_is_found_where_it_is(
     changes: dict[int, dict[str, Any]], found: str, nodes: tuple[str, ...], ranks: tuple[int, ...]
 ) -> None:
-    assert told(CHECK.judge(changed(WELL, changes))) == [(Severity.WARN, found, nodes, ranks)]
+    assert told(CHECK.evaluate(changed(WELL, changes))) == [(Severity.WARN, found, nodes, ranks)]
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,20 @@ def test_what_makes_a_rank_slow_is_found_where_it_is(
 )
 def test_nothing_is_found_where_threads_fit(changes: dict[int, dict[str, Any]]) -> None:
     """On six nodes with two ranks each, also where the nodes are one machine."""
-    assert told(CHECK.judge(changed(WELL, changes))) == []
+    assert told(CHECK.evaluate(changed(WELL, changes))) == []
 
 
 def test_the_hint_is_a_number_of_threads_that_fits() -> None:
-    (finding,) = CHECK.judge(changed(WELL, {0: {"threads": 2}}))
+    (finding,) = CHECK.evaluate(changed(WELL, {0: {"threads": 2}}))
     assert finding.hint == "set OMP_NUM_THREADS to 1"
-    (finding,) = CHECK.judge(seen([WELL] * 3, per_node=3))
+    (finding,) = CHECK.evaluate(seen([WELL] * 3, per_node=3))
     assert finding.hint == "ask for more CPUs (--cpus-per-task=1)"
 
 
-def test_one_rank_without_its_cpus_is_named_and_not_the_one_that_has_them() -> None:
+def test_of_two_ranks_the_one_without_its_cpus_is_named() -> None:
     """Of two, rank 0 is right."""
-    (finding,) = CHECK.judge(changed(WELL, {1: {"mask": [0]}}, 2))
-    assert (finding.ranks, finding.expected) == ((1,), "2, as on most ranks")
+    (finding,) = CHECK.evaluate(changed(WELL, {1: {"mask": [0]}}, 2))
+    assert (finding.ranks, finding.expected) == ((1,), "2 CPUs, as on most ranks")
 
 
 @pytest.mark.parametrize(

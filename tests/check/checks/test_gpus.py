@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pynvml
 import pytest
 
-from srunddp.bootstrap.environment import cuda_visible_devices as shared
-from srunddp.bootstrap.environment.cuda_visible_devices import visible
 from srunddp.check import nvml
 from srunddp.check.checks.gpus import CHECK, GpuFacts
 from srunddp.check.finding import Severity
 from srunddp.check.nvml import Device, look
-from srunddp.monitor.sampler import gpu as gpu_of_sampler
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.made_up_site import LOCAL_RANK_1, changed, seen, subject, told, travelled
 
@@ -39,7 +31,6 @@ def gpu(uuid: str, **changes: Any) -> Device:
         free=79 * GIB,
         address="0000:17:00.0",
         numa=0,
-        links=18,
     )
     return Device(**(known | changes))  # type: ignore[typeddict-item]
 
@@ -53,7 +44,7 @@ NONE = GpuFacts(missing="NVML Shared Library Not Found", numa=[0])
 
 @pytest.mark.parametrize("facts", [WELL, NONE])
 def test_nothing_is_found_where_all_is_well(facts: GpuFacts) -> None:
-    assert told(CHECK.judge(changed(facts, {}))) == []
+    assert told(CHECK.evaluate(changed(facts, {}))) == []
 
 
 def both(**changes: Any) -> dict[int, dict[str, Any]]:
@@ -135,69 +126,34 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
 @pytest.mark.parametrize("name", FOUND)
 def test_what_is_wrong_with_a_node_s_gpus_is_found_there(name: str) -> None:
     changes, expected = FOUND[name]
-    assert told(CHECK.judge(changed(WELL, changes))) == [
+    assert told(CHECK.evaluate(changed(WELL, changes))) == [
         (level, found, ("node03",), ranks) for level, found, ranks in expected
     ]
 
 
 def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
-    findings = CHECK.judge(seen([WELL], per_node=1))
+    findings = CHECK.evaluate(seen([WELL], per_node=1))
     assert told(findings) == [(WARN, "one rank on this node and 2 visible GPUs: 1 stay idle", ("node01",), (0,))]
 
 
 def test_a_variable_that_names_a_gpu_where_there_is_none_is_said() -> None:
     named = {0: {"wanted": "0"}, 2: {"wanted": ""}, 4: {"wanted": "NoDevFiles"}}
-    assert told(CHECK.judge(changed(NONE, named))) == [
+    assert told(CHECK.evaluate(changed(NONE, named))) == [
         (WARN, "CUDA_VISIBLE_DEVICES=0, and there is no GPU", ("node01",), ())
     ]
 
 
-def test_row_11_a_gpu_of_two_ranks_has_the_hint() -> None:
-    (finding,) = CHECK.judge(changed(WELL, both(devices=[A, A])))
+@pytest.mark.parametrize("changes", [both(devices=[A, A]), FOUND["alone"][0]])
+def test_the_hint_names_the_options_of_slurm(changes: dict[int, dict[str, Any]]) -> None:
+    (finding,) = CHECK.evaluate(changed(WELL, changes))
     assert finding.hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
-    (finding,) = CHECK.judge(changed(WELL, FOUND["alone"][0]))
-    assert finding.hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
-
-
-M0, M1 = gpu("MIG-0", parent="GPU-m"), gpu("MIG-1", parent="GPU-m")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "gpus", "expected", "unknown"),
-    [
-        (None, [[A], [B]], [A, B], ""),
-        ("1,0", [[A], [B]], [B, A], ""),
-        ("1gpu2", [[A], [B]], [B], ""),
-        ("GPU-b", [[A], [B]], [B], ""),
-        ("GPU-", [[A], [B]], [], "GPU-"),
-        ("GPU-", [[A]], [A], ""),
-        ("", [[A], [B]], [], ""),
-        ("-1", [[A], [B]], [], ""),
-        ("NoDevFiles", [[A], [B]], [], ""),
-        ("0,-1,1", [[A], [B]], [A], ""),
-        ("0,7,1", [[A], [B]], [A], "7"),
-        ("0,GPU-a", [[A], [B]], [], "GPU-a"),
-        (" 0 , 1 ", [[A], [B]], [A, B], ""),
-        ("MIG-1", [[M0, M1], [B]], [M1], ""),
-        ("MIG-1,MIG-0", [[M0, M1]], [M1], ""),
-        ("MIG-1,MIG-0,9", [[M0, M1]], [M1], "9"),
-        ("0", [[M0, M1]], [M0], ""),
-        ("GPU-m", [[M0, M1]], [M0], ""),
-        ("GPU-m,MIG-0", [[M0, M1]], [], "MIG-0"),
-        (None, [], [], ""),
-    ],
-)
-def test_row_12_visible_devices_may_be_indices_uuids_and_their_beginnings(
-    wanted: str | None, gpus: list[list[Device]], expected: list[Device], unknown: str
-) -> None:
-    assert visible(wanted, gpus) == (expected, unknown)
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Puts a machine in the place of this one."""
     monkeypatch.syspath_prepend(str(FAKE))
-    monkeypatch.delitem(sys.modules, "pynvml")
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
     def put(*gpus: dict[str, Any], **machine: Any) -> None:
         (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
@@ -207,28 +163,28 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]
 
 
 def test_what_nvml_says_of_a_node_is_collected(fake: Callable[..., None]) -> None:
-    first = {"uuid": "GPU-a", "total": 80 * GIB, "free": 79 * GIB, "links": 18, "separate": [1]}
+    first = {"uuid": "GPU-a", "total": 80 * GIB, "free": 79 * GIB, "separate": [1]}
     fake(first, {"uuid": "GPU-b", "address": "00000000:CA:00.0", "failing": {"nvmlDeviceGetMemoryInfo": 3}})
     facts = travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
     assert (facts.driver, facts.cuda, facts.count, facts.models) == ("580.95.05", "12.8", 2, ["NVIDIA H100"])
     assert (facts.wanted, facts.order, facts.error, facts.missing) == ("1,0", "PCI_BUS_ID", "", "")
     second, first_again = facts.devices
-    assert (second["uuid"], second["address"], second["total"], second["links"]) == ("GPU-b", "0000:ca:00.0", 0, 0)
-    assert (first_again["free"], first_again["links"]) == (79 * GIB, 18)
+    assert (second["uuid"], second["address"], second["total"]) == ("GPU-b", "0000:ca:00.0", 0)
+    assert first_again["free"] == 79 * GIB
     assert facts.separate == []
     assert look(None).separate == [["GPU-a", "GPU-b", "chipset not supported"]]
 
 
-def test_row_11_a_gpu_that_two_ranks_have_is_found_through_nvml(fake: Callable[..., None]) -> None:
+def test_one_gpu_of_two_ranks_is_found_through_nvml(fake: Callable[..., None]) -> None:
     """As where a node lists one GPU twice, and where a variable shows both ranks the same one."""
     fake({"uuid": "GPU-a"}, {"uuid": "GPU-a"})
     ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
-    assert told(CHECK.judge(ranks)) == [(FAIL, "two ranks with one GPU, GPU-a", ("node01",), (0, 1))]
+    assert told(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-a", ("node01",), (0, 1))]
     fake({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
     ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
-    assert told(CHECK.judge(ranks)) == []
+    assert told(CHECK.evaluate(ranks)) == []
     ranks = seen(travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "GPU-b"})) for _ in range(2))
-    assert told(CHECK.judge(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
+    assert told(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
 
 
 def test_instances_of_a_gpu_are_collected(fake: Callable[..., None]) -> None:
@@ -277,60 +233,15 @@ def test_numa_nodes_are_read_where_linux_tells_them(tmp_path: Path) -> None:
     assert [nvml.of_cpus(cpus, tmp_path) for cpus in ({3, 8}, {7}, {1, 5}, {99})] == [[0], [1], [0, 1], []]
 
 
-def faked() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fake_pynvml", FAKE / "pynvml.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_fake_has_the_names_of_the_package() -> None:
-    """Functions with parameters, constants with values, errors with codes, structs with fields."""
-    fake = faked()
-    structs = {
-        "c_nvmlMemory_t": fake.c_nvmlMemory_t(3, 1),
-        "nvmlPciInfo_t": fake.nvmlPciInfo_t(""),
-        "c_nvmlUtilization_t": fake.c_nvmlUtilization_t(1, 2),
-        "c_nvmlFieldValue_t": fake.c_nvmlFieldValue_t(1),
-        "c_nvmlGpmSupport_t": fake.c_nvmlGpmSupport_t(True),
-        "c_nvmlGpmMetricsGet_t": fake.c_nvmlGpmMetricsGet_t(),
-    }
-    names = [name for name in vars(fake) if name.lower().startswith(("nvml", "c_nvml"))]
-    assert len(names) > 30
-    for name in names:
-        ours, theirs = getattr(fake, name), getattr(pynvml, name)
-        if name in structs:
-            assert vars(structs[name]).keys() <= {field for field, _ in theirs._fields_}
-        elif inspect.isclass(ours):
-            assert issubclass(theirs, pynvml.NVMLError)
-            assert name == "NVMLError" or (str(theirs()), theirs().value) == (ours.text, ours.value)
-        elif inspect.isfunction(ours):
-            assert inspect.signature(ours) == inspect.signature(theirs)
-        else:
-            assert ours == theirs
-
-
-def test_nothing_is_asked_of_nvml_that_the_package_lacks() -> None:
-    source = "".join(Path(module.__file__).read_text() for module in (nvml, shared, gpu_of_sampler))
-    asked = set(re.findall(r"\b(?:pynvml|_?nvml)\.((?:c_)?nvml\w+|NVML\w+)", source))
-    asked.discard("NVML_P2P_CAPS_INDEX_READ")  # in a comment
-    assert len(asked) > 40
-    fake = faked()
-    assert [name for name in asked if not (hasattr(pynvml, name) and hasattr(fake, name))] == []
-
-
 def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
     from tests.support.starting import python
 
     code = (
         "import sys\n"
         "from srunddp.bootstrap.environment.detect import detect\n"
-        "from srunddp.bootstrap.network.ifaces_conf import IfacesConfig\n"
         "from srunddp.check.checks import cpus, gpus, paths, versions\n"
         "from srunddp.check.finding import CheckContext\n"
-        "me = CheckContext(detect({}), IfacesConfig(), None, (), None, (), (), {})\n"
+        "me = CheckContext(environment=detect({}))\n"
         "for check in (cpus, gpus, paths): check.collect(me)\n"
         "print(open('/proc/self/maps').read().count('libcuda'), {'torch'} & {*sys.modules})\n"
     )

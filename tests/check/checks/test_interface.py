@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,8 @@ from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, parse
 from srunddp.bootstrap.network.infiniband import Device
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.check.checks import interface
-from srunddp.check.checks.interface import CHECK, InterfaceFacts, judge, summary
-from srunddp.check.finding import CheckContext, Finding, Severity, subject_of
-from srunddp.check.preflight import Report, slowest_link
+from srunddp.check.checks.interface import CHECK, InterfaceFacts, evaluate, physical, summary
+from srunddp.check.finding import CheckContext, Finding, Severity, context_of
 from tests.support.made_up_site import changed, seen, subject, told, travelled
 from tests.support.starting import NODE, slurm
 
@@ -71,7 +71,7 @@ def test_only_active_devices_count_with_the_rate_of_all(monkeypatch: pytest.Monk
 
 def test_a_wrong_ifaces_conf_is_a_wrong_interface(tmp_path: Any) -> None:
     (tmp_path / "ifaces.conf").write_text("- nodes: x\n  interfaces: ib0\n")
-    found = subject_of(subject().environment, str(tmp_path / "ifaces.conf"), {})
+    found = context_of(subject().environment, str(tmp_path / "ifaces.conf"), {})
     known = travelled(CHECK, found)
     assert known.wrong[0].endswith("unknown key 'interfaces'")
     assert known.wrong[2] == "did you mean interface?"
@@ -95,7 +95,7 @@ def test_a_name_that_leads_a_rank_nowhere_is_found(monkeypatch: pytest.MonkeyPat
     assert hint
 
 
-def test_rank_0_finds_that_its_name_leads_to_another_of_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_whose_name_leads_to_another_interface_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     own = (
         NetworkInterface("eth0", True, 0, ("10.88.0.11",), ()),
         NetworkInterface("eno1", True, 0, ("10.77.0.11",), ()),
@@ -111,7 +111,7 @@ def test_a_name_that_leads_to_rank_0_is_no_fault(rank: int, monkeypatch: pytest.
     assert interface.collect(at_step(rank, {"10.88.0.11"}, monkeypatch)).lookup == []
 
 
-def test_where_the_launcher_tells_addresses_names_need_not_lead_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_launcher_that_tells_addresses_no_name_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = at_step(1, set(), monkeypatch)
     telling = replace(found, environment=replace(found.environment, channels=("pmi", "slurm")))
     assert interface.collect(telling).lookup == []
@@ -121,25 +121,25 @@ def test_where_the_launcher_tells_addresses_names_need_not_lead_anywhere(monkeyp
 
 
 def test_where_all_is_well_nothing_is_said() -> None:
-    assert told(judge(changed(WELL, {}))) == []
+    assert told(evaluate(changed(WELL, {}))) == []
 
 
 @pytest.mark.parametrize("which", ["wrong", "lookup"])
 def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
-    (one,) = judge(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
-    assert one == Finding(Severity.FAIL, "interface", "no ib0", "one", "correct it", ("node03",))
+    (one,) = evaluate(changed(WELL, {4: {which: ["no ib0", "one", "correct it"], "name": ""}}))
+    assert one == Finding(level=Severity.FAIL, found="no ib0", expected="one", hint="correct it", nodes=("node03",))
 
 
 @pytest.mark.parametrize("own", [["127.0.1.1"], ["127.0.0.1", "::1"]])
 def test_a_nodes_name_on_loopback_is_warned_of(own: list[str]) -> None:
     words = f"the node's own name leads to {', '.join(own)}, which is loopback"
     changes = {rank: {"own_name": own} for rank in (2, 3)}
-    assert set(told(judge(changed(WELL, changes)))) == {(Severity.WARN, words, ("node02",), ())}
+    assert set(told(evaluate(changed(WELL, changes)))) == {(Severity.WARN, words, ("node02",), ())}
 
 
 @pytest.mark.parametrize("change", [{"own_name": ["127.0.1.1", "10.88.0.11"]}, {"own_name": []}])
 def test_a_name_that_leads_elsewhere_too_or_nowhere_is_not(change: dict[str, Any]) -> None:
-    assert told(judge(changed(WELL, {2: change}))) == []
+    assert told(evaluate(changed(WELL, {2: change}))) == []
 
 
 @pytest.mark.parametrize(
@@ -153,20 +153,22 @@ def test_a_name_that_leads_elsewhere_too_or_nowhere_is_not(change: dict[str, Any
     ],
 )
 def test_what_a_node_has_unlike_the_others_is_warned_of(change: dict[str, Any], found: str, expected: str) -> None:
-    findings = list(judge(changed(WELL, {rank: change for rank in (6, 7)})))
+    findings = list(evaluate(changed(WELL, {rank: change for rank in (6, 7)})))
     assert told(findings) == [(Severity.WARN, found, ("node04",), ())]
     assert findings[0].expected == expected
+    assert "mtu" not in change or findings[0].hint.startswith("ip link set ib0 mtu 2044: ")
+    assert "devices" not in change or "`env: {NCCL_IB_HCA: …}`" in findings[0].hint
 
 
-def test_on_one_node_nothing_is_compared_and_its_name_may_be_loopback() -> None:
+def test_on_one_node_nothing_is_compared() -> None:
     alone = replace(WELL, one_node=True, own_name=["127.0.0.1"])
-    assert told(judge(seen([alone, replace(alone, mtu=1)]))) == []
+    assert told(evaluate(seen([alone, replace(alone, mtu=1)]))) == []
 
 
 def test_ranks_without_an_interface_are_not_compared() -> None:
     without = {"name": "", "mtu": 0, "speed": 0, "wrong": ["no ib0", "one", "correct it"]}
-    assert [found for _, found, *_ in told(judge(changed(WELL, dict.fromkeys((0, 1), without))))] == ["no ib0"] * 2
-    assert len(list(judge(changed(WELL, dict.fromkeys(range(12), without))))) == 12
+    assert [found for _, found, *_ in told(evaluate(changed(WELL, dict.fromkeys((0, 1), without))))] == ["no ib0"] * 2
+    assert len(list(evaluate(changed(WELL, dict.fromkeys(range(12), without))))) == 12
 
 
 def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
@@ -174,26 +176,24 @@ def test_the_summary_has_every_name_rate_and_mtu_once() -> None:
     assert summary(seen) == "eth0, ib0: an unknown speed, 100 Gbit/s, MTU 1500, 2044"
 
 
-# What the links can carry, for the all-reduce.
-
-
-def carried(*facts: InterfaceFacts) -> float:
-    told = {one.rank: {"interface": {"facts": vars(one.facts)}} for one in seen(facts, per_node=1)}
-    here = {one.rank: one for one in seen(facts, per_node=1)}
-    return slowest_link(Report(here, told), "nccl")  # type: ignore[arg-type]
-
-
-def test_the_slowest_nodes_link_counts_and_of_a_node_its_infiniband() -> None:
-    ethernet = replace(WELL, speed=10_000, devices=[], rdma_rate=0)
-    assert carried(WELL, WELL) == 12.5e9  # one of its two devices for its one rank
-    assert carried(WELL, ethernet) == carried(ethernet, WELL) == 1.25e9
-
-
-def test_where_one_link_is_not_known_none_is_judged_by() -> None:
-    unknown = replace(WELL, physical=False, devices=[], rdma_rate=0)
-    assert carried(WELL, unknown) == carried(unknown, WELL) == 0.0
-
-
 def test_this_nodes_own_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "addresses_of", {socket.gethostname(): {"127.0.1.1"}}.get)
     assert interface.collect(subject()).own_name == ["127.0.1.1"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "behind"),
+    [
+        (["eth0/device"], True),
+        (["eth0"], False),  # veth, dummy, tun
+        (["eth0/bonding", "eth0/lower_a", "eth0/lower_b"], True),
+        (["eth0/lower_eno1", "eno1/device"], True),  # a VLAN
+        (["eth0/lower_bond0", "bond0/bonding"], True),  # a VLAN on a bond
+        (["eth0/lower_veth1", "veth1"], False),
+        (["eth0/bridge", "eth0/lower_eno1", "eno1/device"], False),
+    ],
+)
+def test_a_bond_or_a_vlan_has_a_device_behind_it(folders: list[str], behind: bool, tmp_path: Path) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    assert physical("eth0", tmp_path) is behind

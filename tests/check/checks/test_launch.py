@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from srunddp.check.checks import launch
-from srunddp.check.checks.launch import CHECK, LaunchFacts, judge, summary
+from srunddp.check.checks.launch import CHECK, LaunchFacts, evaluate, summary
 from srunddp.check.finding import Severity
 from tests.support.made_up_site import LOCAL_RANK_1, changed, subject, told, travelled
 from tests.support.starting import slurm, write
 
-WELL = LaunchFacts("Slurm", "slurm", 12, allocated=0, notes=[], script="", uses_mpi=False, mpi="")
+WELL = LaunchFacts(
+    launcher="Slurm",
+    channel="slurm",
+    world_size=12,
+    allocated=0,
+    notes=[],
+    script="",
+    uses_mpi=False,
+    mpi="",
+)
 
 
 def facts(tmp_path: Path, text: str, variables: dict[str, str] | None = None) -> LaunchFacts:
@@ -26,7 +36,7 @@ def facts(tmp_path: Path, text: str, variables: dict[str, str] | None = None) ->
 
 
 def test_the_launcher_and_the_channel_travel() -> None:
-    assert travelled(CHECK, subject()) == LaunchFacts("none", "none", 1, 0, [], "", uses_mpi=False, mpi="")
+    assert travelled(CHECK, subject()) == replace(WELL, launcher="none", channel="none", world_size=1)
     known = travelled(CHECK, subject(slurm(1, 4)))
     assert (known.launcher, known.channel, known.world_size, known.allocated) == ("Slurm", "slurm", 4, 0)
 
@@ -45,13 +55,11 @@ def test_the_launcher_and_the_channel_travel() -> None:
         ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "4"}, 4),
     ],
 )
-def test_a_process_without_srun_in_an_allocation_knows_for_how_many_tasks_that_is(
-    variables: dict[str, str], tasks: int
-) -> None:
+def test_a_process_without_srun_knows_the_tasks_of_its_job(variables: dict[str, str], tasks: int) -> None:
     assert travelled(CHECK, subject(variables)).allocated == tasks
 
 
-def test_below_another_launcher_in_an_allocation_nothing_is_missing() -> None:
+def test_below_another_launcher_no_srun_is_missing() -> None:
     variables = LOCAL_RANK_1 | {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}
     assert travelled(CHECK, subject(variables)).allocated == 0
 
@@ -84,13 +92,13 @@ def test_a_script_that_is_not_there_is_another_checks(tmp_path: Path) -> None:
 def test_an_import_of_mpi4py_is_found_wherever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, uses: bool
 ) -> None:
-    monkeypatch.setattr(launch, "_mpi", lambda _: "no world")
+    monkeypatch.setattr(launch, "why_no_mpi", lambda _: "no world")
     known = facts(tmp_path, text)
     assert (known.uses_mpi, known.mpi) == (uses, "no world" if uses else "")
 
 
 def test_one_rank_of_each_node_tries_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_mpi", lambda _: "no world")
+    monkeypatch.setattr(launch, "why_no_mpi", lambda _: "no world")
     assert facts(tmp_path, "import mpi4py", LOCAL_RANK_1).mpi == ""
 
 
@@ -101,6 +109,7 @@ def test_one_rank_of_each_node_tries_mpi(tmp_path: Path, monkeypatch: pytest.Mon
         ("def Get_library_version(): return 'Open MPI v5'", {"OMPI_COMM_WORLD_SIZE": "2"}, ""),
         ("def Get_library_version(): return 'Odd MPI'", {}, "mpi4py uses an MPI that srunddp does not know"),
         ("raise RuntimeError('cannot load libmpi')", {}, "mpi4py cannot be imported: RuntimeError: cannot load libmpi"),
+        ("raise ImportError('no mpi4py')", {}, "mpi4py cannot be imported: ImportError: no mpi4py"),
         ("import os; os._exit(3)", {}, "mpi4py cannot be imported: it ends the process"),
         ("import time; time.sleep(60)", {}, "mpi4py is not imported within "),
     ],
@@ -112,23 +121,18 @@ def test_what_keeps_a_script_from_mpi_is_said(
     write(tmp_path / "mpi4py" / "MPI.py", module + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(launch, "_LIBRARY_WITHIN", 1.0)
-    words = launch._mpi(variables)
+    words = launch.why_no_mpi(variables)
     assert words.startswith(said)
     assert bool(words) == bool(said)
-
-
-def test_without_mpi4py_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_LIBRARY", "raise ImportError('no mpi4py')")
-    assert launch._mpi({}) == "mpi4py cannot be imported: ImportError: no mpi4py"
-    assert sys.modules.get("mpi4py") is None
+    assert "mpi4py" not in sys.modules
 
 
 # What is wrong.
 
 
 def test_where_all_is_well_nothing_is_said() -> None:
-    assert told(judge(changed(WELL, {}))) == []
-    assert told(judge(changed(WELL, {0: {"allocated": 1}, 1: {"uses_mpi": True, "channel": "mpi"}}))) == []
+    assert told(evaluate(changed(WELL, {}))) == []
+    assert told(evaluate(changed(WELL, {0: {"allocated": 1}, 1: {"uses_mpi": True, "channel": "mpi"}}))) == []
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_where_all_is_well_nothing_is_said() -> None:
     ],
 )
 def test_what_is_wrong_is_named_on_its_node(change: dict[str, Any], level: Severity, found: str) -> None:
-    ((known, words, nodes, _),) = told(judge(changed(WELL, {4: change})))
+    ((known, words, nodes, _),) = told(evaluate(changed(WELL, {4: change})))
     assert (known, nodes) == (level, ("node03",))
     assert words.startswith(found)
 

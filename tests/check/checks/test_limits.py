@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.check.checks.limits import CHECK, LimitFacts, judge, summary
+from srunddp.check.checks.limits import CHECK, LimitFacts, evaluate, summary
 from srunddp.check.finding import Severity
 from tests.support.made_up_site import changed, subject, told, travelled
 
@@ -20,17 +20,14 @@ def test_the_facts_of_this_process_travel(tmp_path: Path) -> None:
     facts = travelled(CHECK, subject({"TMPDIR": str(tmp_path)}))
     assert facts.files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert set(facts.free) == {"/dev/shm", str(tmp_path)}
-    assert facts.free[str(tmp_path)] > 0
+    assert all(facts.total[folder] >= facts.free[folder] >= 0 for folder in facts.free)
     assert set(travelled(CHECK, subject()).free) == {"/dev/shm", "/tmp"}
 
 
-def test_a_folder_for_temporary_files_that_is_not_there_is_told_from_a_full_one(tmp_path: Path) -> None:
+def test_a_missing_folder_is_told_from_a_full_one(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
-    assert travelled(CHECK, subject({"TMPDIR": gone})).free[gone] == -1
-
-
-def test_where_all_is_well_nothing_is_said() -> None:
-    assert told(judge(changed(WELL, {}))) == []
+    facts = travelled(CHECK, subject({"TMPDIR": gone}))
+    assert (facts.free[gone], facts.total.keys()) == (-1, {"/dev/shm"})
 
 
 @pytest.mark.parametrize(
@@ -38,6 +35,7 @@ def test_where_all_is_well_nothing_is_said() -> None:
     [
         ({"free": {"/tmp": 0}}, Severity.FAIL, "0 MiB free in /tmp"),
         ({"free": {"/tmp": (8 << 20) - 1}}, Severity.FAIL, "7 MiB free in /tmp"),
+        ({"free": {"/tmp": 8 << 20}}, Severity.WARN, "8 MiB free in /tmp"),
         ({"free": {"/dev/shm": 64 << 20}}, Severity.WARN, "64 MiB free in /dev/shm"),
         ({"free": {"/dev/shm": GIB - 1}}, Severity.WARN, "1023 MiB free in /dev/shm"),
         ({"free": {"/scratch/x": -1}}, Severity.FAIL, "/scratch/x is not there"),
@@ -50,14 +48,27 @@ def test_where_all_is_well_nothing_is_said() -> None:
     ],
 )
 def test_what_is_short_is_named_on_its_node(change: dict[str, Any], level: Severity, found: str) -> None:
-    assert told(judge(changed(WELL, {3: change}))) == [(level, found, ("node02",), ())]
+    assert told(evaluate(changed(WELL, {3: change}))) == [(level, found, ("node02",), ())]
 
 
 @pytest.mark.parametrize(
-    "change", [{"free": {"/tmp": GIB}}, {"files": -1}, {"memlock": 64 << 10, "rdma": False}, {"memlock": -1}]
+    "change", [{}, {"free": {"/tmp": GIB}}, {"files": -1}, {"memlock": 64 << 10, "rdma": False}, {"memlock": -1}]
 )
 def test_what_is_enough_or_does_not_matter_is_not_named(change: dict[str, Any]) -> None:
-    assert told(judge(changed(WELL, {3: change}))) == []
+    assert told(evaluate(changed(WELL, {3: change}))) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "total", "hint"),
+    [
+        ("/dev/shm", 100 * GIB, "clear /dev/shm"),
+        ("/dev/shm", 64 << 20, "it has 64 MiB in all: start a container with --shm-size or --ipc=host; else mount"),
+        ("/tmp", 1 << 20, "it has 1 MiB in all: name a folder with more room in TMPDIR"),
+    ],
+)
+def test_a_full_folder_is_cleared_and_a_small_one_made_larger(folder: str, total: int, hint: str) -> None:
+    (finding,) = evaluate(changed(WELL, {0: {"free": {folder: 0}, "total": {folder: total}}}, 1))
+    assert finding.hint.startswith(hint)
 
 
 def test_the_summary_has_the_least_room() -> None:

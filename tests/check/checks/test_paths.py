@@ -13,8 +13,7 @@ import pytest
 from srunddp.check.checks import paths
 from srunddp.check.checks.paths import CHECK, PathFacts, node_lines
 from srunddp.check.finding import Observation, Severity
-from srunddp.util import filesystem
-from srunddp.util.filesystem import Mount, Place, content, look, mount_of
+from srunddp.util.filesystem import Place, look
 from tests.support.made_up_site import LOCAL_RANK_1, seen, subject, told, travelled
 
 FAIL, WARN = Severity.FAIL, Severity.WARN
@@ -29,7 +28,9 @@ def place(role: str, **changes: str) -> Place:
 
 def ranks(changes: dict[int, dict[str, dict[str, str]]]) -> list[Observation[PathFacts]]:
     """Of six nodes, which see the same but for ``changes``, by rank and role."""
-    return seen(PathFacts([place(role, **changes.get(rank, {}).get(role, {})) for role in ROLES]) for rank in range(12))
+    return seen(
+        PathFacts(places=[place(role, **changes.get(rank, {}).get(role, {})) for role in ROLES]) for rank in range(12)
+    )
 
 
 def both(role: str, **changes: str) -> dict[int, dict[str, dict[str, str]]]:
@@ -96,7 +97,7 @@ FOUND: dict[str, tuple[dict[int, dict[str, dict[str, str]]], list[tuple[Severity
 @pytest.mark.parametrize("name", FOUND)
 def test_what_is_not_the_same_on_a_node_is_found_there(name: str) -> None:
     changes, expected, _ = FOUND[name]
-    assert told(CHECK.judge(ranks(changes))) == [(level, found, ("node03",), who) for level, found, who in expected]
+    assert told(CHECK.evaluate(ranks(changes))) == [(level, found, ("node03",), who) for level, found, who in expected]
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -111,13 +112,13 @@ def test_there_is_a_line_for_each_node(name: str) -> None:
 
 def test_on_rank_0_s_node_a_folder_for_checkpoints_is_needed() -> None:
     wrong = {"proj": {"error": "cannot be written to: No space left on device"}}
-    found = told(CHECK.judge(ranks({0: wrong, 1: wrong, 2: wrong})))
+    found = told(CHECK.evaluate(ranks({0: wrong, 1: wrong, 2: wrong})))
     assert [level for level, *_ in found] == [FAIL, FAIL, WARN]
 
 
 def test_what_is_missing_everywhere_is_found_on_all_nodes() -> None:
     nowhere = {rank: {"data": {"kind": "missing"}} for rank in range(12)}
-    assert len(told(CHECK.judge(ranks(nowhere)))) == 12
+    assert len(told(CHECK.evaluate(ranks(nowhere)))) == 12
     assert all(line.endswith("data=missing") for line in node_lines(ranks(nowhere)))
 
 
@@ -189,86 +190,3 @@ def test_a_path_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPat
         over.set()
     assert time.monotonic() - start < 5
     assert [one["kind"] for one in facts.places] == ["folder", "folder", "silent"]
-
-
-def test_the_content_of_a_file_is_its_bytes_and_of_a_big_one_its_size(tmp_path: Path) -> None:
-    big = tmp_path / "big"
-    big.write_bytes(bytes(filesystem.SMALL + 1))
-    assert content(str(big)) == f"{filesystem.SMALL + 1} bytes"
-    assert len(content(str(big), whole=True)) == 64
-    small, other = tmp_path / "small", tmp_path / "other"
-    small.write_text("a")
-    other.write_text("b")
-    assert content(str(small)) != content(str(other))
-    assert content(str(tmp_path / "no")) == ""
-
-
-def test_the_content_of_a_folder_is_its_names_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One level deep; what Python caches is left out, and so are folders with too many entries."""
-    before = content(str(tmp_path))
-    (tmp_path / "__pycache__").mkdir()
-    assert content(str(tmp_path)) == before
-    (tmp_path / "deep").mkdir()
-    named = content(str(tmp_path))
-    assert named != before
-    (tmp_path / "deep" / "file").write_text("1")
-    assert content(str(tmp_path)) == named
-    (tmp_path / "file").write_text("1")
-    short = content(str(tmp_path))
-    (tmp_path / "file").write_text("2")
-    assert content(str(tmp_path)) == short
-    (tmp_path / "file").write_text("22")
-    assert content(str(tmp_path)) != short
-    monkeypatch.setattr(filesystem, "FEW", 2)
-    assert content(str(tmp_path)) != ""
-    monkeypatch.setattr(filesystem, "FEW", 1)
-    assert content(str(tmp_path)) == ""
-
-
-MOUNTS = r"""
-21 1 0:20 / / rw - ext4 /dev/sda1 rw
-22 21 0:21 / /home rw,relatime shared:1 master:2 - nfs4 server:/home rw
-23 21 0:22 / /home/my\040data rw - lustre 10.0.0.1@o2ib:/fs rw
-24 21 0:23 / /home rw - tmpfs none rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/", "ext4"),
-        ("/homes/me", "ext4"),
-        ("/home", "tmpfs"),
-        ("/home/me/x", "tmpfs"),
-        ("/home/my data/set", "lustre"),
-    ],
-)
-def test_the_file_system_of_a_path_is_that_of_the_nearest_mount(tmp_path: Path, path: str, expected: str) -> None:
-    (tmp_path / "mountinfo").write_text(MOUNTS.lstrip())
-    assert mount_of(path, tmp_path / "mountinfo").type == expected
-
-
-def test_one_file_has_one_identity_by_whatever_name(tmp_path: Path) -> None:
-    """And a copy has another."""
-    (tmp_path / "a").write_text("1")
-    (tmp_path / "b").write_text("1")
-    (tmp_path / "link").symlink_to("a")
-    (tmp_path / "elsewhere").symlink_to("/proc/version")
-    assert look("x", str(tmp_path / "elsewhere"))["system"] == "proc"
-    a, b, link = (look("x", str(tmp_path / name))["identity"] for name in ("a", "b", "link"))
-    assert a == link != b
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (Mount("/p", "nfs4", "server1:/p"), Mount("/p", "nfs4", "10.0.0.2:/p"), True),
-        (Mount("/p", "nfs4", "server:/p"), Mount("/p", "nfs4", "server:/q"), False),
-        (Mount("/p", "lustre", "10.0.0.1@o2ib:10.0.0.2@o2ib:/p"), Mount("/p", "lustre", "10.0.0.2@o2ib:/p"), True),
-        (Mount("/p", "ext4", "/dev/sda1"), Mount("/p", "xfs", "/dev/sda1"), False),
-    ],
-)
-def test_a_file_system_has_one_identity_on_all_nodes_that_share_it(one: Mount, other: Mount, same: bool) -> None:
-    found = os.stat("/")
-    assert (filesystem.identity(one, found) == filesystem.identity(other, found)) == same
-    assert filesystem.identity(one, found) != filesystem.identity(one, os.stat("/proc"))

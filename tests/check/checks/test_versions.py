@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from srunddp.check.checks.versions import CHECK, NOT_ASKED, Imported, VersionFacts, import_torch, node_lines
-from srunddp.check.finding import Severity
+from srunddp.check.finding import Finding, Severity
 from srunddp.check.packages import Package, find
 from tests.support.made_up_site import LOCAL_RANK_1, changed, subject, told, travelled
+from tests.support.many_nodes import quick
+from tests.support.starting import python, write
 
 FAIL, WARN = Severity.FAIL, Severity.WARN
 SITE = "/shared/env/lib/python3.11/site-packages"
@@ -22,7 +24,7 @@ def package(version: str = "2.13.0+cu130", **changes: str) -> Package:
 
 
 def imported(seconds: float = 2.0, **changes: Any) -> Imported:
-    known = dict(version="2.13.0+cu130", cuda="13.0", nccl="2.29.3", seconds=seconds, error="")
+    known = dict(version="2.13.0+cu130", cuda="13.0", nccl="2.29.3", seconds=seconds, error="", vision="")
     return Imported(**(known | changes))  # type: ignore[typeddict-item]
 
 
@@ -101,20 +103,27 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
 def test_who_has_another_version_is_named(name: str) -> None:
     changes, expected = FOUND[name]
     ranks = changed(WELL, {rank: HEALTHY.get(rank, {}) | changes.get(rank, {}) for rank in range(12)})
-    assert told(CHECK.judge(ranks)) == [(level, found, ("node03",), who) for level, found, who in expected]
+    assert told(CHECK.evaluate(ranks)) == [(level, found, ("node03",), who) for level, found, who in expected]
 
 
 def test_of_two_ranks_the_one_that_differs_from_rank_0_is_named() -> None:
-    (finding,) = CHECK.judge(changed(WELL, {1: torch(version="9.9")}, 2))
+    (finding,) = CHECK.evaluate(changed(WELL, {1: torch(version="9.9")}, 2))
     assert (finding.ranks, finding.expected) == ((1,), "2.13.0+cu130, as on most ranks")
-    (finding,) = CHECK.judge(changed(WELL, {0: torch(version="9.9")}, 3))
+    (finding,) = CHECK.evaluate(changed(WELL, {0: torch(version="9.9")}, 3))
     assert finding.ranks == (0,)
 
 
 def test_a_package_that_no_rank_has_is_named_once() -> None:
     without = {rank: {"packages": {"torch": package(), "nope": NONE}} for rank in range(4)}
     ranks = changed(WELL, without, 4)
-    assert told(CHECK.judge(ranks)) == [(FAIL, "no package nope", ("node01", "node02"), (0, 1, 2, 3))]
+    assert told(CHECK.evaluate(ranks)) == [(FAIL, "no package nope", ("node01", "node02"), (0, 1, 2, 3))]
+
+
+def test_thousands_of_ranks_are_judged_in_seconds() -> None:
+    without = {rank: {"packages": {"torch": NONE, "numpy": PLAIN}} for rank in range(1, 8000, 2)}
+    with quick():
+        (finding,) = CHECK.evaluate(changed(WELL, without, 8000))
+    assert (finding.found, len(finding.nodes)) == ("no package torch", 4000)
 
 
 def test_there_is_a_line_for_each_node() -> None:
@@ -162,7 +171,7 @@ def test_a_folder_that_hides_torch_is_noticed(tmp_path: Path, monkeypatch: pytes
     assert find("torch")["version"] == "9.9"
 
 
-def test_a_copy_of_a_package_has_no_part_in_the_version_of_the_installed_one(tmp_path: Path) -> None:
+def test_a_copy_of_a_package_has_not_the_version_installed(tmp_path: Path) -> None:
     (tmp_path / "yaml").mkdir()
     (tmp_path / "yaml" / "__init__.py").write_text("")
     assert find("yaml", str(tmp_path)) == Package(version="", cuda="", git="", place=str(tmp_path))
@@ -185,9 +194,7 @@ def test_an_import_that_fails_says_why(tmp_path: Path, text: str, error: str) ->
     assert import_torch(str(shadow(tmp_path, text)), patience)["error"] == error
 
 
-def test_the_working_folder_hides_nothing_as_it_does_not_from_a_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_folder_hides_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(shadow(tmp_path / "here", "__version__ = '9.9'\n"))
@@ -196,6 +203,87 @@ def test_the_working_folder_hides_nothing_as_it_does_not_from_a_script(
 
 
 def test_one_rank_of_a_node_imports_torch_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("srunddp.check.checks.versions.import_torch", lambda _: imported())
+    monkeypatch.setattr("srunddp.check.checks.versions.import_torch", lambda *_, **__: imported())
     assert CHECK.collect(subject()).imported == imported()
     assert CHECK.collect(subject(LOCAL_RANK_1)).imported == NOT_ASKED
+
+
+# torchvision.
+
+MIXED = "raise RuntimeError('operator torchvision::nms does not exist')"
+GPU_BUILD = "__version__ = '2.13.0+cu130'\nclass version: cuda = '13.0'\n"
+
+
+def of_vision(folder: Path, script: str, vision: str = MIXED, torch: str = "", **named: Any) -> list[Finding]:
+    """What is found where this torchvision lies beside a script, as does a torch."""
+    for name, text in {"torch": torch or "__version__ = '2.13.0+cpu'\n", "torchvision": vision}.items():
+        write(folder / name / "__init__.py", text)
+    write(folder / "torch" / "version.py", "__version__ = '2.13.0+cpu'\n")
+    facts = travelled(CHECK, subject(script=write(folder / "train.py", script), **named))
+    return list(CHECK.evaluate(changed(facts, {}, 1)))
+
+
+@pytest.mark.parametrize(
+    ("script", "level"),
+    [
+        ("def late():\n    from torchvision.transforms import v2\n", FAIL),
+        ("if __name__ == '__main__':\n    import torchvision\n", FAIL),
+        ("import torch\nimport torchmetrics\n", WARN),
+        ("import torch\n", None),
+        ("try:\n    import torchvision\nexcept Exception:\n    pass\n", WARN),
+        ("import typing\nif typing.TYPE_CHECKING:\n    import torchvision\n", WARN),
+        ("import torch\ntorch.library.define('torchvision::nms', '() -> ()')\nimport torchvision\n", WARN),
+        ("import srunddp.train as t\nt.import_torchvision()\nimport torchvision\n", None),
+    ],
+)
+def test_a_mixed_build_stops_a_script_that_imports_it(tmp_path: Path, script: str, level: Severity | None) -> None:
+    found = of_vision(tmp_path, script)
+    assert [one.level for one in found] == ([level] if level is not None else [])
+    for one in found:
+        assert one.found == "import torchvision: RuntimeError: operator torchvision::nms does not exist"
+        assert one.expected == "the torchvision of torch 2.13.0+cpu"
+        assert one.hint.startswith("install torchvision from the same index as torch")
+        assert one.hint.endswith("or import it by srunddp.train.import_torchvision()")
+
+
+@pytest.mark.parametrize(
+    ("vision", "torch", "expected"),
+    [
+        ("class version: cuda = 13000", GPU_BUILD, []),
+        ("class version: pass", "", []),
+        ("class version: pass", GPU_BUILD, [(WARN, "it is without CUDA: nms, roi_align and its other operators")]),
+        ("raise RuntimeError('other CUDA major versions')", GPU_BUILD, [(FAIL, "RuntimeError: other CUDA major")]),
+        ("import os; os.abort()", "", [(FAIL, "exit code -6")]),
+    ],
+)
+def test_torchvision_is_judged_by_its_import(
+    tmp_path: Path, vision: str, torch: str, expected: list[tuple[Severity, str]]
+) -> None:
+    found = of_vision(tmp_path, "import torchvision\n", vision, torch)
+    assert [one.level for one in found] == [level for level, _ in expected]
+    for one, (_, words) in zip(found, expected, strict=True):
+        assert one.found.startswith(f"import torchvision: {words}")
+        assert "import_torchvision" not in one.hint
+
+
+def test_a_named_torchvision_is_imported_by_local_rank_0(tmp_path: Path) -> None:
+    assert [one.level for one in of_vision(tmp_path, "import torch\n", packages=["torchvision"])] == [WARN]
+    script = write(tmp_path / "train.py", "import torchvision\n")
+    assert CHECK.collect(subject(LOCAL_RANK_1, script=script)).imported == NOT_ASKED
+
+
+def test_a_missing_torchvision_is_missed_only_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not (Path(folder) / "torchvision").is_dir()])
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)  # of a test before
+    write(tmp_path / "torch" / "__init__.py", "__version__ = '2.13.0'\n")
+    script = write(tmp_path / "train.py", "import torchvision\n")
+    for packages, expected in (((), []), (("torchvision",), ["no package torchvision"])):
+        facts = travelled(CHECK, subject(script=script, packages=packages))
+        assert [one.found for one in CHECK.evaluate(changed(facts, {}, 1))] == expected
+
+
+def test_the_installed_torchvision_is_judged_as_its_import_ends(tmp_path: Path) -> None:
+    done = python("-c", "import torchvision", folder=tmp_path)
+    facts = travelled(CHECK, subject(script=write(tmp_path / "train.py", "import torchvision\n")))
+    levels = [one.level for one in CHECK.evaluate(changed(facts, {}, 1))]
+    assert (FAIL in levels) == (done.returncode != 0)

@@ -3,7 +3,7 @@
 
     {"driver": "580.95.05", "cuda": 13000, "error": 18,
      "gpus": [{"uuid": "GPU-1", "name": "NVIDIA H100", "total": 85520809984, "free": 85000000000,
-               "address": "00000000:17:00.0", "links": 18, "separate": [1], "failing": {"nvmlDeviceGetName": 15},
+               "address": "00000000:17:00.0", "separate": [1], "failing": {"nvmlDeviceGetName": 15},
                "instances": [{"uuid": "MIG-1"}],
                "trace": [{"utilization": 97, "memory_utilization": 40, "used": 60000000000, "power": 650000,
                           "energy": 1000000, "temperature": 61, "clocks": {"1": 1755, "2": 2619}, "reasons": 4,
@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE = 0, 1
-NVML_NVLINK_MAX_LINKS = 36
 NVML_SUCCESS = 0
 NVML_TEMPERATURE_GPU = 0
 NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
@@ -203,12 +202,6 @@ def nvmlDeviceGetMigDeviceHandleByIndex(device, index):
     if index >= len(device["instances"]):
         raise NVMLError_NotFound(NVMLError_NotFound.value)
     return device["instances"][index]
-
-
-def nvmlDeviceGetNvLinkState(device, link):
-    if not device.get("links"):
-        raise NVMLError_NotSupported(NVMLError_NotSupported.value)
-    return int(link < device["links"])
 
 
 def nvmlDeviceGetP2PStatus(device1, device2, p2pIndex):

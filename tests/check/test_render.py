@@ -12,8 +12,9 @@ from srunddp.bootstrap.rendezvous.protocol import Hello
 from srunddp.check import render
 from srunddp.check.checks import limits
 from srunddp.check.finding import Finding, Severity
-from srunddp.check.preflight import Report
+from srunddp.check.render import Report
 from srunddp.errors import ConfigError
+from srunddp.util.filesystem import Place
 
 
 def finding(found: str = "full", *nodes: str, level: Severity = Severity.FAIL, **changes: Any) -> Finding:
@@ -21,17 +22,17 @@ def finding(found: str = "full", *nodes: str, level: Severity = Severity.FAIL, *
     return Finding(level=level, found=found, nodes=nodes, **words | changes)
 
 
-def report(*findings: Finding, ranks: int = 2) -> Report:
+def report(*findings: Finding, ranks: int = 2, **seen: str) -> Report:
     """Two ranks to a node."""
     here = {rank: Hello("1207.0.0", rank, ranks, rank % 2, f"node{rank // 2 + 1:02d}", "", 1) for rank in range(ranks)}
     facts = {"limits": {"facts": {"files": 1024, "memlock": -1, "rdma": False, "free": {"/tmp": 1 << 30}}}}
-    return Report(here, dict.fromkeys(here, facts), list(findings), {"launch": "by srun", "limits": "/tmp 1.0 GiB"})
+    return Report(here, dict.fromkeys(here, facts), list(findings), seen)
 
 
 # One table.
 
 
-def test_equal_findings_are_one_row_of_all_their_nodes_and_ranks() -> None:
+def test_equal_findings_are_one_row() -> None:
     every = [
         finding("full", "node03", ranks=(64,)),
         finding("other", "node01"),
@@ -40,13 +41,11 @@ def test_equal_findings_are_one_row_of_all_their_nodes_and_ranks() -> None:
     assert render.merged(every) == [finding("full", "node03", "node01", ranks=(1, 4, 64)), finding("other", "node01")]
 
 
-@pytest.mark.parametrize("change", [{"level": Severity.WARN}, {"check": "x"}, {"expected": "x"}, {"hint": "x"}])
+@pytest.mark.parametrize(
+    "change", [{"level": Severity.WARN}, {"check": "x"}, {"expected": "x"}, {"hint": "x"}, {"between": "b -> a"}]
+)
 def test_findings_that_differ_in_a_word_are_not_one(change: dict[str, Any]) -> None:
     assert len(render.merged([finding(), finding(**change)])) == 2
-
-
-def test_ways_between_other_nodes_are_not_one() -> None:
-    assert len(render.merged([finding(between="a -> b"), finding(between="b -> a")])) == 2
 
 
 def test_the_worst_comes_first_else_the_order_stays() -> None:
@@ -71,15 +70,16 @@ def test_where_it_is_is_said_in_folded_names(given: Finding, shown: str) -> None
     assert render.where(given) == shown
 
 
-def test_the_table_is_aligned_what_is_wrong_comes_first_and_a_check_that_failed_is_not_called_ok() -> None:
-    findings = [finding("full", "node01"), finding("odd", "node02", level=Severity.WARN, check="versions")]
-    assert render.lines(findings, {"launch": "by srun", "limits": "/tmp 1 GiB"}) == [
+def test_the_table_is_aligned_and_what_is_wrong_comes_first() -> None:
+    """A check that failed is not called ok."""
+    findings = [finding("odd", "node02", level=Severity.WARN, check="versions"), finding("full", "node01")]
+    assert render.lines(report(*findings, limits="/tmp 1 GiB", launch="by srun")) == [
         "FAIL  limits    node01  full; expected room -> clear it",
         "WARN  versions  node02  odd; expected room -> clear it",
         "ok    launch            by srun",
         "      limits            /tmp 1 GiB",
     ]
-    assert render.lines([], {}) == []
+    assert render.lines(Report({})) == []
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,8 @@ def test_a_warning_alone_stops_no_job() -> None:
 
 
 def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> None:
-    found = report(finding("full – ü", "node01", ranks=(1,)), finding("full – ü", "node01", ranks=(0,)))
+    rows = (finding("full – ü", "node01", ranks=(rank,)) for rank in (1, 0))
+    found = report(*rows, launch="by srun", limits="/tmp 1.0 GiB")
     folder = tmp_path / "new" / "folder"
     paths = render.write(found, ["the table"], str(folder), "1207", 69)
     assert paths == [str(folder / "preflight.1207.txt"), str(folder / "preflight.1207.json")]
@@ -148,7 +149,7 @@ def test_whatever_a_path_is_called_it_can_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a file", "below a file", "no room for a folder"])
-def test_a_folder_that_cannot_be_written_is_one_error_with_a_hint(tmp_path: Path, kind: str) -> None:
+def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("")
     folder = {"a file": f"{tmp_path}/file", "below a file": f"{tmp_path}/file/x"}.get(kind, "/proc/nowhere")
     with pytest.raises(ConfigError) as error:
@@ -162,3 +163,35 @@ def test_facts_come_back_as_the_check_knows_them() -> None:
     del found.facts[1]
     found.facts[2] = {"limits": {"failed": "OSError: stale"}}
     assert [(one.rank, one.node, one.facts.files) for one in found.seen(limits.CHECK)] == [(0, "node01", 1024)]
+
+
+def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    """Slurm starts in /tmp where the folder is missing, and there anyone may have left one."""
+    target = tmp_path / "target"
+    target.write_text("mine")
+    for name in ("preflight.7.txt", "preflight.7.txt.tmp"):
+        (tmp_path / name).symlink_to(target)
+    render.write(report(), ["the table"], str(tmp_path), "7", 0)
+    assert target.read_text() == "mine"
+    assert (tmp_path / "preflight.7.txt").read_text().startswith("the table\n")
+
+
+# What variables and paths hold is shown, and no terminal obeys it.
+
+COMMAND = "a\x1b]0;owned\x07b\rc\nd"
+SHOWN = r"a\x1b]0;owned\x07b\rc\nd"
+
+
+def test_a_row_of_the_table_stays_one_and_is_printable() -> None:
+    one = finding(COMMAND, "node01", expected=COMMAND, hint=COMMAND)
+    between = finding("no TCP", between=f"{COMMAND} -> node02")
+    text = render.lines(report(one, between, paths=COMMAND, limits=COMMAND))
+    assert len(text) == 4
+    assert all(line.isprintable() and SHOWN in line for line in text)
+    assert render.said(one).isprintable()
+
+
+def test_the_lines_for_each_node_are_printable() -> None:
+    place = Place(role=COMMAND, path=COMMAND, kind="file", error="", system="ext4", identity="", content="")
+    found = Report({0: Hello("", 0, 1, 0, "node01", "", 1)}, {0: {"paths": {"facts": {"places": [place]}}}})
+    assert render.per_node(found) == [f"node01 {SHOWN}=ok"]

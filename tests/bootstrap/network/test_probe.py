@@ -1,0 +1,55 @@
+"""A connection that is tried says why it fails, and comes from where it is told to come."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from srunddp.bootstrap.network import probe as network_probe
+from srunddp.bootstrap.network.probe import Probe, Prober, connect, run_probes
+
+
+@pytest.fixture
+def there() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as listener:
+        yield listener
+
+
+def probe(listener: socket.socket, source: str, **known: object) -> Probe:
+    return Probe(source=source, host="127.0.0.1", port=listener.getsockname()[1], **known)  # type: ignore[arg-type]
+
+
+def test_it_sends_from_its_own_address(there: socket.socket) -> None:
+    assert connect(probe(there, "127.0.0.3")) == ""
+    line, (host, _) = there.accept()
+    line.close()
+    assert host == "127.0.0.3"
+
+
+def test_bound_to_an_interface_only_its_own_ways_count(there: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other is in another subnet, the kernel would send from 127.0.0.1."""
+    monkeypatch.setattr(network_probe, "shares_subnet", lambda own, other: own == "127.0.0.4")
+    assert connect(probe(there, "127.0.0.4", interface="lo")) == ""
+    assert connect(probe(there, "127.0.0.2", interface="lo")) == "routed over another interface"
+    assert connect(probe(there, "127.0.0.1", interface="lo")) == ""
+
+
+def test_hundreds_are_tried_and_each_has_its_own_answer(there: socket.socket) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        found = run_probes([probe(there if number % 2 else closed, "127.0.0.1") for number in range(300)])
+    assert found == ["" if number % 2 else "connection refused" for number in range(300)]
+
+
+def test_it_listens_where_it_can_and_anew_when_it_is_asked_again(there: socket.socket) -> None:
+    prober = Prober()
+    told = prober.handle({"do": "listen", "addresses": ["127.0.0.1", "192.0.2.7"]})
+    assert told["192.0.2.7"] == 0
+    assert connect(Probe(source="127.0.0.1", host="127.0.0.1", port=told["127.0.0.1"])) == ""
+    assert prober.listen("127.0.0.1") != told["127.0.0.1"]
+    again = {"source": "127.0.0.1", "host": "127.0.0.1", "port": told["127.0.0.1"]}
+    assert prober.handle({"do": "connect", "probes": [again]}) == ["connection refused"]
+    assert connect(probe(there, "192.0.2.7")) == "cannot assign requested address"
+    assert prober.handle({"do": "dance"}) is None

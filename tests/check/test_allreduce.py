@@ -1,0 +1,80 @@
+"""An all-reduce before a job: a wrong sum stops it, a slow one is warned of, by what the links can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from srunddp.bootstrap.rendezvous.protocol import Hello
+from srunddp.check import allreduce
+from srunddp.check.allreduce import AllReduceFacts
+from srunddp.check.finding import Severity
+from srunddp.check.preflight import slowest_link
+from srunddp.check.render import Report
+
+NAMES = {0: "node01", 1: "node02"}
+
+
+def summed(*sweep: tuple[int, float], backend: str = "gloo") -> dict[int, AllReduceFacts]:
+    return {rank: AllReduceFacts(backend=backend, right=True, sweep=sweep) for rank in NAMES}
+
+
+def test_a_bandwidth_below_its_threshold_is_warned_of() -> None:
+    facts = summed((1 << 20, 0.2e9), (1 << 23, 0.6e9))
+    (finding,) = allreduce.evaluate(facts, NAMES, link=1.25e9)
+    assert (finding.level, finding.nodes) == (Severity.WARN, ("node01", "node02"))
+    assert finding.found == "all-reduce has a busbw of 0.60 GB/s over gloo"
+    assert "0.62 GB/s, 0.5 of the link's 1.25" in finding.expected
+    assert "threshold 0.62, 0.5 of the link's rate" in allreduce.summary(facts, 1.25e9)
+
+
+def test_nothing_is_expected_where_no_link_is_known() -> None:
+    assert list(allreduce.evaluate(summed((1 << 23, 0.7e9)), NAMES, link=1.25e9)) == []
+    assert list(allreduce.evaluate(summed((1 << 23, 0.001e9)), NAMES, link=0.0)) == []
+    assert list(allreduce.evaluate(summed((1 << 23, 1.0e9), backend="nccl"), NAMES, link=1.25e9)) != []
+
+
+def test_a_wrong_sum_and_an_error_stop_a_job() -> None:
+    wrong = {0: AllReduceFacts(backend="gloo"), 1: AllReduceFacts(wrong="RuntimeError: no route")}
+    found = list(allreduce.evaluate(wrong, NAMES, 0.0))
+    assert [(each.level, each.ranks, each.found) for each in found] == [
+        (Severity.FAIL, (0,), "the sum of a small all-reduce is wrong"),
+        (Severity.FAIL, (1,), "RuntimeError: no route"),
+    ]
+
+
+FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "source": "", "speed": 10_000, "mtu": 1500, "physical": True}
+LINK = FIT | {"own_name": [], "lookup": [], "devices": [], "rdma_rate": 0, "one_node": False}
+
+
+def carried(links: Sequence[dict[str, Any]], backend: str, per_node: int = 1) -> float:
+    """GB/s that the slowest of these nodes' networks is expected to carry."""
+    ranks = list(enumerate(facts for facts in links for _ in range(per_node)))
+    here = {rank: Hello("", rank, len(ranks), 0, f"node0{rank // per_node}", "", 1) for rank, _ in ranks}
+    return slowest_link(Report(here, {rank: {"interface": {"facts": facts}} for rank, facts in ranks}), backend) / 1e9
+
+
+def hcas(count: int, rate: int = 400_000) -> dict[str, Any]:
+    return LINK | {"devices": [f"mlx5_{number}" for number in range(count)], "rdma_rate": count * rate}
+
+
+@pytest.mark.parametrize(
+    ("links", "backend", "gigabytes"),
+    [
+        ([LINK, LINK | {"speed": 100_000}], "nccl", 1.25),
+        ([hcas(1), hcas(1, 200_000)], "nccl", 25.0),
+        ([hcas(1), hcas(1, 200_000)], "gloo", 1.25),
+        ([LINK, LINK | {"physical": False}, LINK | {"speed": 100_000}], "gloo", 0.0),
+        ([hcas(1), LINK | {"physical": False}], "nccl", 0.0),
+        ([LINK], "gloo", 0.0),  # on one node no link is in use
+    ],
+)
+def test_the_slowest_link_is_expected_to_carry_all(links: list[dict[str, Any]], backend: str, gigabytes: float) -> None:
+    assert carried(links, backend, per_node=2) == gigabytes
+
+
+def test_no_more_devices_are_expected_to_carry_than_ranks() -> None:
+    links = [hcas(8), hcas(8)]
+    assert [carried(links, "nccl", per_node) for per_node in (1, 4, 8, 16)] == [50.0, 200.0, 400.0, 400.0]

@@ -1,0 +1,62 @@
+"""The simulated NVML of the tests is one that nvidia-ml-py could be."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pynvml
+
+from srunddp.bootstrap.environment import cuda_visible_devices as shared
+from srunddp.check import nvml
+from srunddp.monitor.sampler import gpu as gpu_of_sampler
+from tests.conftest import PROGRAMS
+
+FAKE = PROGRAMS / "nvml"
+
+
+def faked() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fake_pynvml", FAKE / "pynvml.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_fake_has_the_names_of_the_package() -> None:
+    """Functions with parameters, constants with values, errors with codes, structs with fields."""
+    fake = faked()
+    structs = {
+        "c_nvmlMemory_t": fake.c_nvmlMemory_t(3, 1),
+        "nvmlPciInfo_t": fake.nvmlPciInfo_t(""),
+        "c_nvmlUtilization_t": fake.c_nvmlUtilization_t(1, 2),
+        "c_nvmlFieldValue_t": fake.c_nvmlFieldValue_t(1),
+        "c_nvmlGpmSupport_t": fake.c_nvmlGpmSupport_t(True),
+        "c_nvmlGpmMetricsGet_t": fake.c_nvmlGpmMetricsGet_t(),
+    }
+    names = [name for name in vars(fake) if name.lower().startswith(("nvml", "c_nvml"))]
+    assert len(names) > 30
+    for name in names:
+        ours, theirs = getattr(fake, name), getattr(pynvml, name)
+        if name in structs:
+            assert vars(structs[name]).keys() <= {field for field, _ in theirs._fields_}
+        elif inspect.isclass(ours):
+            assert issubclass(theirs, pynvml.NVMLError)
+            assert name == "NVMLError" or (str(theirs()), theirs().value) == (ours.text, ours.value)
+        elif inspect.isfunction(ours):
+            assert inspect.signature(ours) == inspect.signature(theirs)
+        else:
+            assert ours == theirs
+
+
+def test_nothing_is_asked_of_nvml_that_the_package_lacks() -> None:
+    source = "".join(Path(module.__file__).read_text() for module in (nvml, shared, gpu_of_sampler))
+    asked = set(re.findall(r"\b(?:pynvml|_?nvml)\.((?:c_)?nvml\w+|NVML\w+)", source))
+    asked.discard("NVML_P2P_CAPS_INDEX_READ")  # in a comment
+    assert len(asked) > 40
+    fake = faked()
+    assert [name for name in asked if not (hasattr(pynvml, name) and hasattr(fake, name))] == []

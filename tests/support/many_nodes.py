@@ -1,0 +1,51 @@
+"""A thousand nodes of eight ranks with four interfaces, whose ranks only say what they are told to say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+NODES, PER_NODE, INTERFACES = 1000, 8, 4
+
+
+class ManyNodes:
+    """A coordinator whose ranks all answer a question by ``answer``."""
+
+    def __init__(self, answer: Callable[[int, Mapping[str, Any]], Any]) -> None:
+        self.errors: dict[int, str] = {}
+        self._answer = answer
+        self._nodes = {rank: f"node{rank // PER_NODE:04d}" for rank in range(NODES * PER_NODE)}
+
+    @property
+    def nodes(self) -> dict[int, str]:
+        """As the real one, anew each time."""
+        return dict(sorted(self._nodes.items()))
+
+    @property
+    def node_leaders(self) -> dict[str, int]:
+        return {node: rank for rank, node in sorted(self._nodes.items(), reverse=True)}
+
+    def ask(self, questions: Mapping[int, Mapping[str, Any]], within: float) -> dict[int, Any]:
+        return {rank: self._answer(rank, question) for rank, question in questions.items()}
+
+    def broadcast(
+        self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None
+    ) -> dict[int, Any]:
+        return self.ask(dict.fromkeys(self._nodes if ranks is None else ranks, question), within)
+
+
+@contextmanager
+def quick(seconds: float = 6.0) -> Iterator[None]:
+    """Within so much of CPU time, ten times of what it takes; each node with each would take minutes."""
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < seconds
+
+
+def host(rank: int) -> str:
+    return f"10.{rank % INTERFACES}.{rank // PER_NODE // 250}.{rank // PER_NODE % 250 + 1}"
+
+
+ADDRESSES = {rank: (f"ib{rank % INTERFACES}", host(rank)) for rank in range(NODES * PER_NODE)}
