@@ -18,7 +18,7 @@ from typing import Any
 
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import Hello, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
 from srunddp.errors import RendezvousError
 from srunddp.util.json_lines import parse, send
 from srunddp.util.timeouts import call_in_daemon_thread
@@ -165,7 +165,9 @@ def gather(
         deadline: of :func:`time.monotonic`.
     """
     hub = Coordinator({0: own}, act)
-    with AuthenticatedListener(listening, own.token, trust, own.world_size, hub.refused.append) as door:
+    with AuthenticatedListener(
+        listening=listening, token=own.token, trust=trust, world_size=own.world_size, say=hub.refused.append
+    ) as door:
         while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
             for hello, line, message in door.events(left):
                 if message is None and hub.lines.get(hello.rank) is line:
@@ -178,7 +180,7 @@ def gather(
         listener.close()
     for line in hub.lines.values():
         line.setblocking(True)
-        send(line, {"meeting": asdict(RendezvousInfo("", 0, 0, 0, 0, own.token, "", own.node))})
+        send(line, {"meeting": asdict(RendezvousInfo.of_single_process(Address("", 0), own.token, own.node))})
     return hub
 
 

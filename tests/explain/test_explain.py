@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.environment import detect, mpi
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.interface import NetworkInterface
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.explain.defaults import visible_devices
-from srunddp.explain.explain import ExplainOptions, Explanation, NodeFacts, Row, explain
+from srunddp.explain.context import ExplainOptions, NodeFacts, Row
+from srunddp.explain.explain import Explanation, explain, visible_devices
 from tests.support.launchers import (
     batch_body,
     daemon_step,
@@ -47,7 +47,7 @@ def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(
         ifaces_conf, "candidates", lambda named, variables: [Path(named)] if named else [tmp_path / "none.conf"]
     )
-    monkeypatch.setattr(detect, "_has_mpi4py", lambda: True)
+    monkeypatch.setattr(mpi, "is_installed", lambda: True)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
 
 
@@ -91,15 +91,15 @@ def test_each_variable_that_names_a_number_and_did_not_decide_is_passed_over_wit
 def test_what_a_launchers_daemon_left_is_passed_over() -> None:
     found = elsewhere(daemon_step(1) | open_mpi(3, 6, 1, 2))
     assert said(found, "rank") == ("3", "OMPI_COMM_WORLD_RANK=3")
-    assert "SLURM_PROCID=1: of the process within which Open MPI started this rank" in row(found, "rank").passed_over
-    assert "Slurm: SLURM_STEP_ID=0: Open MPI comes first" in row(found, "launcher").passed_over
+    assert "SLURM_PROCID=1: of Slurm, and the launcher is Open MPI" in row(found, "rank").passed_over
+    assert "Slurm: SLURM_PROCID=1: Open MPI comes first" in row(found, "launcher").passed_over
 
 
 @pytest.mark.parametrize("variables", [batch_body(), interactive_step()])
 def test_a_jobs_shell_is_a_world_of_one_and_its_variables_are_passed_over(variables: dict[str, str]) -> None:
     found = elsewhere(variables)
     assert said(found, "world_size") == ("1", "no launcher was found")
-    assert "SLURM_PROCID=0: of a job's shell, not of a step" in row(found, "rank").passed_over
+    assert "SLURM_PROCID=0: of Slurm, and the launcher is none" in row(found, "rank").passed_over
     assert any("an allocation or its shell, not a step" in over for over in row(found, "launcher").passed_over)
     assert said(found, "interface") == ("lo", "loopback, as a world of one")
 
@@ -119,7 +119,7 @@ def test_every_launcher_that_is_known_decides_by_its_own_variables() -> None:
 def test_explicit_variables_that_rule_by_channel_env_pass_the_launcher_over() -> None:
     found = elsewhere(step(0) | EXPLICIT, channel="env")
     assert said(found, "rank") == ("1", "RANK=1")
-    assert "SLURM_PROCID=0: --channel env lets explicit variables rule" in row(found, "rank").passed_over
+    assert "SLURM_PROCID=0: of Slurm, and the launcher is explicit variables" in row(found, "rank").passed_over
     assert said(found, "rank 0")[0] == "10.0.0.1:29500"
     assert said(found, "ports") == ("29500", "MASTER_PORT")
 
@@ -145,8 +145,8 @@ def test_each_channel_that_is_not_taken_has_its_reason() -> None:
     found = elsewhere(step(1, **PMI2))
     assert said(found, "channel") == ("pmi", "PMI_FD=9, then slurm")
     assert row(found, "channel").passed_over == (
-        "mpi: PMIX_RANK is not set, as without srun --mpi=pmix",
         "slurm: comes after pmi",
+        "mpi: PMIX_RANK is not set, as without srun --mpi=pmix",
         "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
     )
     assert said(found, "proof") == ("secret", "carried over pmi")
@@ -216,7 +216,7 @@ def test_on_the_node_itself_other_interfaces_are_passed_over(monkeypatch: pytest
     assert said(found, "interface") == ("eth0", "auto, the default, as no ifaces.conf has entries")
     assert row(found, "interface").passed_over == ("lo: loopback, a bridge or a container's",)
     assert said(found, "address") == ("10.0.0.2", "of eth0")
-    assert row(found, "node").passed_over == ("hostname node02.site: Slurm's name comes first",)
+    assert row(found, "node").passed_over == ("hostname=node02.site: not read",)
 
 
 # Where rank 0 is.
@@ -228,22 +228,22 @@ def test_rank_zeros_line_follows_from_its_nodes_entry(conf: str) -> None:
     who = detect.detect(step(1))
     first = discovery.line_ports(who, ifaces_conf.IfacesEntry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
     assert value.startswith(f"node02-data:{first}, ")
-    assert why.startswith(f"the first node of SLURM_STEP_NODELIST=node[02-03], as address: of {conf}:2:3")
+    assert why.startswith(f"SLURM_STEP_NODELIST=node[02-03], address: of {conf}:2:3")
 
 
 def test_the_rule_of_the_ports_is_named(conf: str) -> None:
     reserved = step(1, SLURM_STEP_RESV_PORTS="12000-12001")
     value, why = said(elsewhere(reserved), "ports")
     assert value.startswith("12000, 12001, ")
-    assert why == "SLURM_STEP_RESV_PORTS=12000-12001, then derived from job, step and restart count"
-    assert said(elsewhere(step(1)), "ports")[1] == "derived from job, step and restart count"
+    assert why == "those of SLURM_STEP_RESV_PORTS, then derived from job, step and restart count"
+    assert said(elsewhere(step(1)), "ports")[1] == why
     of_entry = elsewhere(reserved, ifaces=conf)
     assert said(of_entry, "ports")[1].startswith(f"ports: 40000-40009 of {conf}:2:3; ")
     assert row(of_entry, "ports").passed_over == ("SLURM_STEP_RESV_PORTS=12000-12001: ports: rules",)
     asked = elsewhere(reserved, ifaces=conf, ports=range(30000, 30011))
     assert said(asked, "ports")[1].startswith("--port 30000-30010; ")
-    assert f"ports: 40000-40009 of {conf}:2:3: --port rules" in row(asked, "ports").passed_over
-    assert said(elsewhere(hydra(0)), "ports") == ("any", "the kernel's choice, told over pmi")
+    assert f"ports: of {conf}:2:3: --port rules" in row(asked, "ports").passed_over
+    assert said(elsewhere(hydra(0)), "ports") == ("any", "the kernel's choice, published")
     assert said(elsewhere(step(1)), "store port") == ("any", "the kernel's choice")
 
 
@@ -270,7 +270,7 @@ def test_visible_devices_are_counted_as_cuda_does(text: str, count: int) -> None
     ("visible", "value", "why"),
     [
         ("0,1", "cuda:1", "local rank 1 of 2 visible, "),
-        ("3", "cuda:0", "the only one, "),
+        ("3", "cuda:0", "the first of its own of 1 visible, "),
         ("NoDevFiles", "cpu", "CUDA_VISIBLE_DEVICES=NoDevFiles: no GPU"),
     ],
 )
@@ -300,7 +300,7 @@ def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatc
 def test_a_contradicting_rank_is_an_error_below_the_launchers_values() -> None:
     found = elsewhere(step(1, RANK="3"))
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
-    assert row(found, "rank").passed_over == ("RANK=3: contradicts Slurm's",)
+    assert row(found, "rank").passed_over == ("RANK=3: of explicit variables, and the launcher is Slurm",)
     assert said(found, "channel")[0] == "slurm"
     assert found.exit_code == 78
     assert found.text.splitlines()[-1].startswith("[rank 1] error: RANK=3, but SLURM_PROCID=1; expected ")

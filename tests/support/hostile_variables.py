@@ -112,8 +112,9 @@ def detected(variables: dict[str, str], channel: str | None) -> None:
     """All that is made of the variables before a socket opens."""
     likely_ranks(variables)
     found = detect(variables, channel=channel, pid=launchers.PID)
-    discovery.reason(found, variables)
-    if found.channels and found.channels[0] not in discovery.TELLING:
+    for way in found.discoveries:
+        way.source(found, variables)
+    if found.discoveries and not found.discovery.publishes:
         located(found)
 
 

@@ -66,7 +66,12 @@ class SlurmStep:
         return len(self.ranks_here) or None
 
     @property
-    def unordered(self) -> str:
+    def id(self) -> str:
+        """Job, step and restart count, which no other step has."""
+        return f"{self.job}.{self.step}.{self.restarts}"
+
+    @property
+    def why_rank0_unknown(self) -> str:
         """Why rank 0 need not be on the first node of the list; empty where it is."""
         if self.heterogeneous:
             return "a heterogeneous step"

@@ -92,7 +92,7 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
 
 
 def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:
-    """The same, where that none matches is somebody else's to say."""
+    """Like :func:`entry_for`, but ``DEFAULT`` where no entry matches."""
     try:
         return entry_for(entries, node)
     except ConfigError:
@@ -101,10 +101,17 @@ def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry
 
 @dataclass(frozen=True)
 class IfacesConfig:
-    """What counts: the entries, and the file that they are from; empty for the default."""
+    """The entries, and why they count.
+
+    Attributes:
+        path: the file that they are from; empty for the default.
+        source: who named it; passed_over: the other files, and why.
+    """
 
     entries: tuple[IfacesEntry, ...] = (DEFAULT,)
     path: str = ""
+    source: str = "no file has entries: interface auto on every node"
+    passed_over: tuple[str, ...] = ()
 
 
 def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
@@ -118,13 +125,18 @@ def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
         ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
     """
     asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, "--ifaces")) if path}
-    for path in candidates(named, variables):
+    files, passed_over = list(dict.fromkeys(candidates(named, variables))), []
+    for number, path in enumerate(files):
         # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
-        if path in asked or os.path.lexists(path):
-            text = _read(path, asked.get(path, ""))
-            if entries := parse(text, str(path)):
-                return IfacesConfig(entries, str(path))
-    return IfacesConfig()
+        if path not in asked and not os.path.lexists(path):
+            passed_over.append(f"{path}: not there")
+        elif entries := parse(_read(path, asked.get(path, "")), str(path)):
+            passed_over += [f"{other}: {path} comes first" for other in files[number + 1 :]]
+            source = asked.get(path, "the first that has entries")
+            return IfacesConfig(entries, str(path), source, tuple(passed_over))
+        else:
+            passed_over.append(f"{path}: has no entries")
+    return IfacesConfig(passed_over=tuple(passed_over))
 
 
 def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:

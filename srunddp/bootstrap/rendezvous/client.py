@@ -2,7 +2,7 @@
 
 A hello carries a token of job and step, so that a stranger's socket, or another step's rank 0, is
 recognised and passed over; and both ends prove that they belong to this world. The line that said it
-stays open. Rank 0's side is in ``roster``.
+stays open. Rank 0's side is in ``server``.
 """
 
 from __future__ import annotations
@@ -213,9 +213,10 @@ class RendezvousClient:
             raise _RefusedError(f"cannot be given a proof: {reason}") from None
 
     def _refused(self, why: str) -> None:
-        # Who can check nothing believes it, as it would believe all else; the others may be talking to anyone.
         self.refused = f"rank 0 refused it: {why}"
-        raise _RefusedError(f"refused it: {why}") if self.own.kind != "none" else self._refusal()
+        if isinstance(self.own, NullAuthenticator):
+            raise self._refusal()  # it can verify no answer, and believes this one as it would all others
+        raise _RefusedError(f"refused it: {why}")  # somebody else may hold the port
 
     def _refusal(self) -> RendezvousError:
         return RendezvousError(

@@ -43,7 +43,7 @@ class PendingPeer:
         return f"rank {self.hello.rank} on {self.hello.node} ({self.address})" if self.hello else str(self.address)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AuthenticatedListener:
     """Rank 0's listening sockets, and everybody who has come in. A context manager that stops watching at its end.
 

@@ -1,22 +1,34 @@
-"""From who I am to the world: prepare, bind, meet, and this rank's place after it.
+"""How a rank meets the others: it chooses its interface, binds, and waits until all have come.
 
-The steps that ``launch``, below a supervisor, and ``inside``, without one, have in common.
+``run`` does so below a supervisor, and ``srunddp.init()`` without one. A rank that fails before that lets the others
+know, so that none waits for it until the time is over.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
-from srunddp.bootstrap.rendezvous import auth, discovery, protocol
-from srunddp.bootstrap.rendezvous.abort import CancelToken
-from srunddp.bootstrap.rendezvous.client import join
-from srunddp.bootstrap.rendezvous.protocol import BoundSockets, RendezvousInfo, RendezvousResult, bind_sockets
-from srunddp.bootstrap.rendezvous.server import RendezvousServer
+from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
+from srunddp.bootstrap.rendezvous.abort import AbortReason, CancelToken
+from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+from srunddp.bootstrap.rendezvous.protocol import (
+    Advertisement,
+    BoundSockets,
+    RendezvousInfo,
+    RendezvousResult,
+    bind_sockets,
+    decode_advertisement,
+    listen,
+)
+from srunddp.bootstrap.rendezvous.server import MOURN, RendezvousServer, tell_all
+from srunddp.errors import SrunddpError
 
 DEFAULT_TIMEOUT = 300.0
 
@@ -70,7 +82,7 @@ def bind(prepared: RankSetup) -> RankSetup:
         return prepared
     alone = environment.world_size == 1
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, alone=alone)
-    if environment.channels[:1] in (("slurm",), ("env",)) and not environment.one_node:
+    if environment.world_size > 1 and not environment.discovery.publishes and not environment.one_node:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     line_ports = [0] if alone else discovery.line_ports(environment, entry, forced)
     held = bind_sockets(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
@@ -105,24 +117,131 @@ def rendezvous(
         assert prepared.held
         prepared.held.line.close()
         store, node = prepared.held.store_address, environment.node
-        alone = RendezvousInfo(store.host, store.port, 1, 0, 1, discovery.token(environment), "none", node)
-        return RendezvousResult(alone, {}, {0: node})
+        single = RendezvousInfo.of_single_process(store, discovery.token(environment), node)
+        return RendezvousResult(meeting=single, lines={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
     channel, told = discovery.discover(environment, prepared.told, prepared.options.timeout, over_mpi, say)
-    heard = protocol.decode_advertisement(told) if told else None
+    heard = decode_advertisement(told) if told else None
     token = heard.token if heard else discovery.token(environment)
     hello = discovery.hello(environment, token, prepared.interface.address)
     own = auth.choose_authenticator(heard.secret if heard else "")
-    if not heard and environment.step:
-        discovery.rank_zero_node(environment.step)
     if prepared.held:
-        layout = environment.step.layout() if environment.step else {}
-        return RendezvousServer(hello, prepared.held, channel, layout, own, say, interrupt).gather(deadline)
+        if not heard:
+            discovery.working_out(environment).rank_zero(environment)
+        return RendezvousServer(
+            own=hello,
+            held=prepared.held,
+            channel=channel,
+            layout=environment.step.layout() if environment.step else {},
+            trust=own,
+            say=say,
+            interrupt=interrupt,
+        ).gather(deadline)
+    candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, heard)
+    line, meeting = client.join(candidates, hello, deadline, own, interrupt)
+    return RendezvousResult(
+        meeting=meeting, lines={0: line}, nodes={0: meeting.master_node, environment.rank: environment.node}
+    )
+
+
+def _candidates(
+    environment: Environment,
+    chosen: interface.SelectedInterface | None,
+    entries: tuple[ifaces_conf.IfacesEntry, ...],
+    options: RendezvousOptions,
+    heard: Advertisement | None,
+) -> list[protocol.Address]:
+    """Where rank 0 may be: what it published, or else the addresses that this rank works out."""
     if heard:
-        candidates = list(heard.addresses)
-    else:
-        candidates = discovery.candidate_addresses(
-            environment, prepared.interface, prepared.entries, prepared.options.ports
-        )
-    line, meeting = join(candidates, hello, deadline, own, interrupt)
-    return RendezvousResult(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
+        return list(heard.addresses)
+    return discovery.candidate_addresses(environment, chosen, entries, options.ports)
+
+
+def report_early_failure(
+    environment: Environment,
+    options: RendezvousOptions,
+    error: SrunddpError,
+    chosen: interface.SelectedInterface | None = None,
+) -> bool:
+    """Tell the other ranks of a failure from before the meeting, within about 5 s.
+
+    Rank 0 answers the others where they look for it, or publishes it as it would its address; another rank tells
+    rank 0. Nothing is told over MPI, which blocks.
+
+    Args:
+        environment: who this rank is.
+        options: of the command line.
+        error: why it fails.
+        chosen: its interface, where that was chosen before.
+
+    Returns:
+        Whether rank 0 knows of the failure, and so is the one to print it.
+    """
+    if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
+        return False
+    failure = AbortReason(str(error), error.exit_code)
+    within = min(MOURN, options.timeout)
+    try:
+        if environment.rank == 0:
+            _answer_with_failure(environment, options, failure, chosen, within)
+            return True
+        return _tell_rank_zero(environment, options, failure, chosen, within)
+    except (SrunddpError, OSError):
+        return False
+
+
+def _answer_with_failure(
+    environment: Environment,
+    options: RendezvousOptions,
+    failure: AbortReason,
+    chosen: interface.SelectedInterface | None,
+    within: float,
+) -> None:
+    """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
+    failure = AbortReason(str(failure.of(0, environment.node)), failure.code)
+    if environment.discovery.publishes:
+        environment.discovery.exchange(protocol.encode_abort(failure), environment, timeout=within)
+        return
+    listening = _listen_where_looked_for(environment, options, chosen)
+    token, own = discovery.token(environment), auth.choose_authenticator()
+    with AuthenticatedListener(
+        listening=listening, token=token, trust=own, world_size=environment.world_size, say=lambda _: None
+    ) as listener:
+        tell_all(listener, failure.message(), {0}, within if listening else 0.0)
+        for each in (*listening, *listener.known):
+            each.close()
+
+
+def _listen_where_looked_for(
+    environment: Environment, options: RendezvousOptions, chosen: interface.SelectedInterface | None
+) -> list[socket.socket]:
+    entries = _entries_or_default(options)
+    ports = discovery.line_ports(environment, ifaces_conf.entry_or_default(entries, environment.node), options.ports)
+    listening = []
+    for host in discovery.resolve_node(environment, chosen, entries):
+        with contextlib.suppress(SrunddpError):
+            listening.append(listen(host, ports))
+    return listening
+
+
+def _tell_rank_zero(
+    environment: Environment,
+    options: RendezvousOptions,
+    failure: AbortReason,
+    chosen: interface.SelectedInterface | None,
+    within: float,
+) -> bool:
+    deadline, way = time.monotonic() + within, environment.discovery
+    heard = decode_advertisement(way.exchange(None, environment, timeout=within)) if way.publishes else None
+    candidates = _candidates(environment, chosen, _entries_or_default(options), options, heard)
+    hello = discovery.hello(environment, heard.token if heard else discovery.token(environment))
+    own = auth.choose_authenticator(heard.secret if heard else "")
+    return client.report_failure(candidates, hello, own, failure, deadline)
+
+
+def _entries_or_default(options: RendezvousOptions) -> tuple[ifaces_conf.IfacesEntry, ...]:
+    """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
+    try:
+        return ifaces_conf.load(options.ifaces, os.environ).entries
+    except SrunddpError:
+        return (ifaces_conf.DEFAULT,)

@@ -22,7 +22,7 @@ from srunddp.util.json_lines import send
 MOURN = 5.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RendezvousServer:
     """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
 
@@ -80,7 +80,9 @@ class RendezvousServer:
                 raise
             self.held.line.close()
         return RendezvousResult(
-            self._tell(), dict(self.lines), {rank: hello.node for rank, hello in self._here.items()}
+            meeting=self._tell(),
+            lines=dict(self.lines),
+            nodes={rank: hello.node for rank, hello in self._here.items()},
         )
 
     def _door(self) -> AuthenticatedListener:

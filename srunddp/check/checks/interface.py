@@ -86,7 +86,7 @@ def physical(name: str, sysfs: Path = _SYSFS) -> bool:
 def _lookup(subject: CheckContext) -> list[str]:
     """What would keep this rank from finding rank 0, or rank 0 from being found, where names have to lead to it."""
     environment, chosen = subject.environment, subject.interface
-    if environment.world_size == 1 or environment.channels[0] in discovery.TELLING or not chosen:
+    if environment.world_size == 1 or environment.discovery.publishes or not chosen:
         return []
     try:
         if environment.rank:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from srunddp.bootstrap.environment import detect as environment
+from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.errors import ConfigError
 from tests.support.launchers import (
@@ -30,7 +31,7 @@ def mpi4py(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Says whether mpi4py is installed; here it is unless a test says otherwise."""
 
     def installed(there: bool) -> None:
-        monkeypatch.setattr(environment, "_has_mpi4py", lambda: there)
+        monkeypatch.setattr(mpi, "is_installed", lambda: there)
 
     installed(True)
     return installed

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.network import interface
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface, select_interface
@@ -28,7 +29,8 @@ LINKS = (LO, ETH, IB1, IB0, IB10)
 
 def rank(local_rank: int = 0, world_size: int = 8, local_world_size: int | None = 4) -> Environment:
     """A rank on node07, of two nodes unless the numbers say one."""
-    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", ("slurm",), {})
+    ways = (discovery_named("slurm"),)
+    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", ways, {})
 
 
 def entry(*interfaces: str, env: dict[str, str] | None = None) -> IfacesEntry:
@@ -346,7 +348,7 @@ def test_of_several_addresses_the_one_that_the_others_know_is_taken(
 
 def test_master_addr_decides_among_several_addresses_where_it_rules(names: dict[str, set[str]]) -> None:
     names["head"] = {"fd99::2"}
-    who = replace(rank(), channels=("env",), master=("head", 29500))
+    who = replace(rank(), discoveries=(discovery_named("env"),), master=("head", 29500))
     assert chosen(entry("eth5"), links=(LO, TWO), who=who).address == "fd99::2"
 
 

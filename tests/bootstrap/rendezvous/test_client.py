@@ -82,9 +82,14 @@ class RankZero:
         self.interrupt = CancelToken()
         self.said: list[str] = []
         quick = {"every": LONG, "mourn": 0.2}
-        said, layout = self.said.append, layout or {}
         self.roster = RendezvousServer(
-            own, self.held, "slurm", layout, say=said, interrupt=self.interrupt, **(quick | more)
+            own=own,
+            held=self.held,
+            channel="slurm",
+            layout=layout or {},
+            say=self.said.append,
+            interrupt=self.interrupt,
+            **(quick | more),
         )
         self.address = self.held.line_address
         self._result: Future[RendezvousResult] = Future()
@@ -178,7 +183,23 @@ def test_all_ranks_are_told_the_stores_address() -> None:
     with rank_zero(3) as server:
         meetings = meet(server, hello(1, 3), hello(2, 3))
         store = server.held.store_address
-        assert meetings == [RendezvousInfo("127.0.0.1", store.port, 1, 0, 3, TOKEN, "slurm", "node01", 3)] * 3
+        assert (
+            meetings
+            == [
+                RendezvousInfo(
+                    master_addr="127.0.0.1",
+                    master_port=store.port,
+                    nnodes=1,
+                    node_rank=0,
+                    local_world_size=3,
+                    run=TOKEN,
+                    channel="slurm",
+                    master_node="node01",
+                    sharers=3,
+                )
+            ]
+            * 3
+        )
         assert store.port != server.address.port
 
 
@@ -197,7 +218,7 @@ def test_the_ranks_may_come_in_any_order_and_late() -> None:
         others = [pool.submit(join, [address], hello(rank, 3), soon()) for rank in (2, 1)]
         threading.Event().wait(0.1)  # refused meanwhile
         late.listen()
-        held = BoundSockets(late, socket.socket(), address, address)
+        held = BoundSockets(line=late, store=socket.socket(), line_address=address, store_address=address)
         with rank_zero(3, held=held) as server:
             assert [other.result(LONG)[1] for other in others] == [server.meeting()] * 2
             for other in others:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.network import infiniband
 from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, parse
 from srunddp.bootstrap.network.infiniband import Device
@@ -113,7 +114,8 @@ def test_a_name_that_leads_to_rank_0_is_no_fault(rank: int, monkeypatch: pytest.
 
 def test_where_the_launcher_tells_addresses_names_need_not_lead_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     found = at_step(1, set(), monkeypatch)
-    telling = replace(found, environment=replace(found.environment, channels=("pmi", "slurm")))
+    ways = (discovery_named("pmi"), discovery_named("slurm"))
+    telling = replace(found, environment=replace(found.environment, discoveries=ways))
     assert interface.collect(telling).lookup == []
 
 
