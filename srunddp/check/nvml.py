@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from srunddp.bootstrap.environment.cuda_visible_devices import VisibleDevice, instances, query_or, visible
+from srunddp.util.cuda_visible_devices import VisibleDevice, instances, query_or, visible
 
 _READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
 

@@ -154,7 +154,7 @@ def _number(case: ExplainContext, field: str) -> Row:
     names = {getattr(launcher, field): f"of {launcher.name}{of_launcher}" for launcher in _LAUNCHERS}
     passed_over = []
     for name, why in (names | _NEVER[field]).items():
-        if name in case.variables and case.shown(name) != source:
+        if name and name in case.variables and case.shown(name) != source:
             agrees = found and not found.is_single and name in names and case.variables[name] == str(value)
             passed_over.append(f"{case.shown(name)}: {'agrees' if agrees else why}")
     return Row(field, UNKNOWN if value is None else str(value), source, tuple(passed_over))

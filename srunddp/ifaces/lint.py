@@ -9,11 +9,11 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.bootstrap.environment.slurm import expand
 from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, IfacesEntry, load
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback
 from srunddp.bootstrap.rendezvous.discovery import hostname_of
 from srunddp.check.finding import Finding, Severity
+from srunddp.util.hostlist import expand
 
 NAME = "ifaces"
 SINFO = ("sinfo", "--noheader", "--Node", "--format=%N")

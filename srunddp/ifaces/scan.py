@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from srunddp.bootstrap.network import infiniband
 from srunddp.bootstrap.network.interface import addresses_of, list_interfaces, why_unusable
 from srunddp.bootstrap.rendezvous.protocol import listen
 from srunddp.check.coordinator import Coordinator
 from srunddp.errors import SrunddpError
+from srunddp.util import infiniband
 from srunddp.util.timeouts import call_in_daemon_thread
 
 _WITHIN = 2.0

@@ -7,11 +7,11 @@ import re
 import signal
 from collections.abc import Iterator
 
-from srunddp.bootstrap.environment.slurm import expand
 from srunddp.errors import ConfigError
 from srunddp.sbatch import nccl
 from srunddp.sbatch.formats import FORMATS, fits
 from srunddp.sbatch.spec import LaunchSpec, MpirunJob, SlurmJob
+from srunddp.util.hostlist import expand
 
 _OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
 _OURS |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}

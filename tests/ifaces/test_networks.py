@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.network import infiniband
 from srunddp.bootstrap.network import interface as interfaces
-from srunddp.bootstrap.network.infiniband import Device, with_interface
 from srunddp.check.checks.interface import physical
 from srunddp.ifaces import scan
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.scan import ScannedInterface, ScanResult
+from srunddp.util import infiniband
+from srunddp.util.infiniband import Device, with_interface
 
 # What is behind an interface.
 

@@ -11,12 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
-from srunddp.bootstrap.network import infiniband, interface
-from srunddp.bootstrap.network.infiniband import Device
+from srunddp.bootstrap.network import interface
 from srunddp.bootstrap.rendezvous.protocol import listen
 from srunddp.check.coordinator import Coordinator
 from srunddp.ifaces import scan
 from srunddp.ifaces.scan import Scanner, ScanResult, links, reaches, survey
+from srunddp.util import infiniband
+from srunddp.util.infiniband import Device
 from tests.cluster.network import tool
 from tests.support.namespaces import address, asked, hub_of, rule, two_nodes
 from tests.support.starting import NODE

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.bootstrap.environment.slurm import expand
-from srunddp.util.hostlist import fold, fold_ranks, ranges
+from srunddp.util.hostlist import expand, fold, fold_ranks, ranges
 
 FOLDED = {
     "node01": ["node01"],

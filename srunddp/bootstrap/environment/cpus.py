@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from srunddp.util.kernel_file import text_of
+
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that is set
 
 
@@ -136,11 +138,3 @@ def _of_v1(folder: Path) -> float | None:
 def _number(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name, "")
     return int(value) if value.isdecimal() else 0
-
-
-def text_of(path: Path) -> str:
-    """What is in a file of the kernel; empty where there is none."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

@@ -77,7 +77,7 @@ class Discovery:
 
     def source(self, environment: Environment, variables: Mapping[str, str]) -> str:
         """The variable for which it can, with its value."""
-        return f"{self.variable}={variables[self.variable]}" if self.variable else environment.sources["rank"]
+        return f"{self.variable}={variables.get(self.variable, '')}" if self.variable else environment.sources["rank"]
 
     def is_last_resort(self, environment: Environment) -> bool:
         """Whether all others come first here."""

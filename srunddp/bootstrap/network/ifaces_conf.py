@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srunddp.bootstrap.environment.slurm import expand
 from srunddp.errors import ConfigError, Scope
+from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import yaml_error_position, yaml_position
 
 if TYPE_CHECKING:

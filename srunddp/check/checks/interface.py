@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.bootstrap.network import ifaces_conf, infiniband
+from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, shown_speed
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.check.comparison import finding_about, minority
 from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
 from srunddp.errors import SrunddpError
+from srunddp.util import infiniband
 
 NAME = "interface"
 _SYSFS = Path("/sys/class/net")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from srunddp.bootstrap.environment import slurm
 from srunddp.errors import ConfigError
+from srunddp.util import hostlist
 from tests.conftest import ROOT, missing
 from tests.support.host_lists import by_scontrol, host_lists
 from tests.support.launchers import (
@@ -53,7 +54,7 @@ HOST_LISTS = {
 
 @pytest.mark.parametrize(("host_list", "names"), HOST_LISTS.items())
 def test_row_16_a_host_list_gives_all_names_in_slurms_order(host_list: str, names: list[str]) -> None:
-    assert slurm.expand(host_list) == names
+    assert hostlist.expand(host_list) == names
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_row_16_a_host_list_gives_all_names_in_slurms_order(host_list: str, name
 )
 def test_a_wrong_host_list_raises_one_error_that_shows_it(host_list: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        slurm.expand(host_list, where="ifaces.conf:3:10")
+        hostlist.expand(host_list, where="ifaces.conf:3:10")
     text = str(caught.value)
     assert text.startswith("ifaces.conf:3:10: host list ")
     assert (host_list if len(host_list) <= 80 else host_list[:70]) in text
@@ -104,8 +105,8 @@ def test_a_wrong_host_list_raises_one_error_that_shows_it(host_list: str) -> Non
 
 
 def test_a_host_list_of_the_largest_cluster_is_expanded() -> None:
-    assert len(slurm.expand("n[0-65535]")) == 65536
-    assert len(slurm.expand("r[1-256]n[1-256]")) == 65536
+    assert len(hostlist.expand("n[0-65535]")) == 65536
+    assert len(hostlist.expand("r[1-256]n[1-256]")) == 65536
 
 
 def _ranges() -> st.SearchStrategy[str]:
@@ -151,7 +152,7 @@ def test_the_table_is_what_scontrol_says(scontrol: dict[str, str]) -> None:
 @given(items=st.lists(_items(), min_size=1, max_size=40))
 def test_row_16_any_host_list_expands_as_scontrol_expands_it(scontrol: dict[str, str], items: list[str]) -> None:
     host_list = ",".join(items)
-    assert slurm.expand(host_list) == _by_scontrol(host_list, scontrol)
+    assert hostlist.expand(host_list) == _by_scontrol(host_list, scontrol)
 
 
 def test_seeded_host_lists_expand_as_scontrol_expands_them(scontrol: dict[str, str]) -> None:
@@ -169,7 +170,7 @@ def different_of(lists: Iterator[str], scontrol: dict[str, str]) -> list[str]:
     while some := list(itertools.islice(lists, 10_000)):
         for text, names in zip(some, by_scontrol(some, scontrol), strict=True):
             assert names
-            if slurm.expand(text) != names:
+            if hostlist.expand(text) != names:
                 different.append(text)
     return different
 
@@ -177,7 +178,7 @@ def different_of(lists: Iterator[str], scontrol: dict[str, str]) -> list[str]:
 @given(st.one_of(st.text(), st.text(alphabet="ab01[]-,*?. \n")))
 def test_any_text_expands_or_raises_the_one_error(text: str) -> None:
     try:
-        names = slurm.expand(text)
+        names = hostlist.expand(text)
     except ConfigError:
         return
     assert all(name or not text for name in names)

@@ -15,13 +15,13 @@ from typing import Any
 import pynvml
 import pytest
 
-from srunddp.bootstrap.environment import cuda_visible_devices as shared
-from srunddp.bootstrap.environment.cuda_visible_devices import visible
 from srunddp.check import nvml
 from srunddp.check.checks.gpus import CHECK, GpuFacts
 from srunddp.check.finding import Severity
 from srunddp.check.nvml import Device, look
 from srunddp.monitor.sampler import gpu as gpu_of_sampler
+from srunddp.util import cuda_visible_devices as shared
+from srunddp.util.cuda_visible_devices import visible
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.made_up_site import LOCAL_RANK_1, changed, seen, subject, told, travelled
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
-from srunddp.bootstrap.network import infiniband
 from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, parse
-from srunddp.bootstrap.network.infiniband import Device
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.check.checks import interface
 from srunddp.check.checks.interface import CHECK, InterfaceFacts, judge, summary
 from srunddp.check.finding import CheckContext, Finding, Severity, subject_of
 from srunddp.check.preflight import Report, slowest_link
+from srunddp.util import infiniband
+from srunddp.util.infiniband import Device
 from tests.support.made_up_site import changed, seen, subject, told, travelled
 from tests.support.starting import NODE, slurm
 
