@@ -183,9 +183,7 @@ def _end_without_teardown(code: int) -> NoReturn:
 def _told_by_mpi(prepared: RankSetup) -> dict[str, str]:
     try:
         environment, name = prepared.environment, prepared.interface.name
-        told = environment.discovery.exchange(
-            prepared.told, environment, timeout=prepared.options.timeout, interface=name
-        )
+        told = environment.discovery.exchange(prepared.told, environment, prepared.options.timeout, name)
         return {"told": told}
     except mpi.MpiNotLaunchedError as reason:
         return {"no_world": str(reason)}

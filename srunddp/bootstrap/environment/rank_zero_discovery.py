@@ -83,15 +83,13 @@ class Discovery:
         """Whether all others come first here."""
         return False
 
-    def exchange(
-        self, message: str | None, environment: Environment, *, timeout: float, interface: str | None = None
-    ) -> str:
+    def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
         """Publish rank 0's message, and wait for it on the others.
 
         Args:
             message: what rank 0 says, without blanks; None on the others.
-            timeout: seconds to wait for the slowest rank, where the way can give up.
-            interface: the network interface that it shall use; None for its own choice.
+            timeout: seconds to wait for the slowest rank.
+            interface: the network interface that it shall use; empty for its own choice.
 
         Raises:
             MpiNotLaunchedError: it does not work here, and the next way is to be tried.
@@ -135,9 +133,7 @@ class PmiDiscovery(Discovery):
         others = environment.step is None and "OMPI_COMM_WORLD_RANK" in variables
         return f"PMI_FD={variables['PMI_FD']} is of a process around {environment.launcher}" if others else ""
 
-    def exchange(
-        self, message: str | None, environment: Environment, *, timeout: float, interface: str | None = None
-    ) -> str:
+    def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
         return broadcast_over_pmi(message, descriptor=slurm.parse_uint(os.environ, "PMI_FD"), timeout=timeout)
 
 
@@ -195,10 +191,8 @@ class MpiDiscovery(Discovery):
             return "PMIX_RANK is not set, as without srun --mpi=pmix"
         return "" if mpi.is_installed() else "mpi4py is not installed here"
 
-    def exchange(
-        self, message: str | None, environment: Environment, *, timeout: float, interface: str | None = None
-    ) -> str:
-        return mpi.broadcast(message, environment.world_size, interface)
+    def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
+        return mpi.broadcast(message, environment.world_size, interface or None)
 
 
 class EnvDiscovery(Discovery):

@@ -77,13 +77,11 @@ class HmacAuthenticator:
     kind: str = "secret"
 
     def prove(self, text: bytes) -> str:
-        """See :class:`Authenticator`."""
         import hmac
 
         return hmac.digest(self.key, text, "sha256").hex()
 
     def objection(self, proof: object, text: bytes) -> str:
-        """See :class:`Authenticator`."""
         import hmac
 
         right = isinstance(proof, str) and hmac.compare_digest(
@@ -99,11 +97,9 @@ class NullAuthenticator:
     kind: str = "none"
 
     def prove(self, text: bytes) -> str:
-        """See :class:`Authenticator`."""
         return ""
 
     def objection(self, proof: object, text: bytes) -> str:
-        """See :class:`Authenticator`."""
         return ""
 
 
@@ -120,7 +116,6 @@ class MungeAuthenticator:
     kind: str = "munge"
 
     def prove(self, text: bytes) -> str:
-        """See :class:`Authenticator`."""
         made = ctypes.c_char_p()
         with self._context() as context:
             self._check(self.library.munge_encode(ctypes.byref(made), context, text, ctypes.c_int(len(text))))
@@ -129,7 +124,6 @@ class MungeAuthenticator:
         return proof
 
     def objection(self, proof: object, text: bytes) -> str:
-        """See :class:`Authenticator`."""
         if not isinstance(proof, str):
             return "it sent no credential"
         try:

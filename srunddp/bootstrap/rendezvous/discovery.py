@@ -97,7 +97,7 @@ def discover(
             with periodically(waiting, f"waiting for all ranks in {way.waits_in}, {{}} s so far", SAY_EVERY):
                 if way.starts_mpi:
                     return way.name, over_mpi(message)
-                return way.name, way.exchange(message, environment, timeout=timeout)
+                return way.name, way.exchange(message, environment, timeout)
         except mpi.MpiNotLaunchedError as reason:
             unsuitable = reason
     raise ConfigError(

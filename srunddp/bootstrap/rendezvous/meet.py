@@ -179,69 +179,67 @@ def report_early_failure(
     """
     if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
         return False
-    failure = AbortReason(str(error), error.exit_code)
     within = min(MOURN, options.timeout)
+    early = _EarlyFailure(environment, options, chosen, AbortReason(str(error), error.exit_code), within)
     try:
-        if environment.rank == 0:
-            _answer_with_failure(environment, options, failure, chosen, within)
-            return True
-        return _tell_rank_zero(environment, options, failure, chosen, within)
+        return early.answer_others() if environment.rank == 0 else early.tell_rank_zero()
     except (SrunddpError, OSError):
         return False
 
 
-def _answer_with_failure(
-    environment: Environment,
-    options: RendezvousOptions,
-    failure: AbortReason,
-    chosen: interface.SelectedInterface | None,
-    within: float,
-) -> None:
-    """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
-    failure = AbortReason(str(failure.of(0, environment.node)), failure.code)
-    if environment.discovery.publishes:
-        environment.discovery.exchange(protocol.encode_abort(failure), environment, timeout=within)
-        return
-    listening = _listen_where_looked_for(environment, options, chosen)
-    token, own = discovery.token(environment), auth.choose_authenticator()
-    with AuthenticatedListener(
-        listening=listening, token=token, trust=own, world_size=environment.world_size, say=lambda _: None
-    ) as listener:
-        tell_all(listener, failure.message(), {0}, within if listening else 0.0)
-        for each in (*listening, *listener.known):
-            each.close()
+@dataclass(frozen=True)
+class _EarlyFailure:
+    """A failure from before the meeting, and for how many seconds others are told of it."""
 
+    environment: Environment
+    options: RendezvousOptions
+    interface: interface.SelectedInterface | None
+    failure: AbortReason
+    within: float
 
-def _listen_where_looked_for(
-    environment: Environment, options: RendezvousOptions, chosen: interface.SelectedInterface | None
-) -> list[socket.socket]:
-    entries = _entries_or_default(options)
-    ports = discovery.line_ports(environment, ifaces_conf.entry_or_default(entries, environment.node), options.ports)
-    listening = []
-    for host in discovery.resolve_node(environment, chosen, entries):
-        with contextlib.suppress(SrunddpError):
-            listening.append(listen(host, ports))
-    return listening
+    def answer_others(self) -> bool:
+        """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
+        environment, way = self.environment, self.environment.discovery
+        failure = AbortReason(str(self.failure.of(0, environment.node)), self.failure.code)
+        if way.publishes:
+            way.exchange(protocol.encode_abort(failure), environment, self.within)
+            return True
+        listening = self._listen()
+        with AuthenticatedListener(
+            listening=listening,
+            token=discovery.token(environment),
+            trust=auth.choose_authenticator(),
+            world_size=environment.world_size,
+            say=lambda _: None,
+        ) as listener:
+            tell_all(listener, failure.message(), {0}, self.within if listening else 0.0)
+            for each in (*listening, *listener.known):
+                each.close()
+        return True
 
+    def tell_rank_zero(self) -> bool:
+        """On another rank; returns whether rank 0 knows."""
+        environment, deadline = self.environment, time.monotonic() + self.within
+        way, heard = environment.discovery, None
+        if way.publishes:
+            heard = decode_advertisement(way.exchange(None, environment, self.within))
+        candidates = _candidates(environment, self.interface, self._entries(), self.options, heard)
+        hello = discovery.hello(environment, heard.token if heard else discovery.token(environment))
+        own = auth.choose_authenticator(heard.secret if heard else "")
+        return client.report_failure(candidates, hello, own, self.failure, deadline)
 
-def _tell_rank_zero(
-    environment: Environment,
-    options: RendezvousOptions,
-    failure: AbortReason,
-    chosen: interface.SelectedInterface | None,
-    within: float,
-) -> bool:
-    deadline, way = time.monotonic() + within, environment.discovery
-    heard = decode_advertisement(way.exchange(None, environment, timeout=within)) if way.publishes else None
-    candidates = _candidates(environment, chosen, _entries_or_default(options), options, heard)
-    hello = discovery.hello(environment, heard.token if heard else discovery.token(environment))
-    own = auth.choose_authenticator(heard.secret if heard else "")
-    return client.report_failure(candidates, hello, own, failure, deadline)
+    def _listen(self) -> list[socket.socket]:
+        entries, listening = self._entries(), []
+        entry = ifaces_conf.entry_or_default(entries, self.environment.node)
+        ports = discovery.line_ports(self.environment, entry, self.options.ports)
+        for host in discovery.resolve_node(self.environment, self.interface, entries):
+            with contextlib.suppress(SrunddpError):
+                listening.append(listen(host, ports))
+        return listening
 
-
-def _entries_or_default(options: RendezvousOptions) -> tuple[ifaces_conf.IfacesEntry, ...]:
-    """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
-    try:
-        return ifaces_conf.load(options.ifaces, os.environ).entries
-    except SrunddpError:
-        return (ifaces_conf.DEFAULT,)
+    def _entries(self) -> tuple[ifaces_conf.IfacesEntry, ...]:
+        """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
+        try:
+            return ifaces_conf.load(self.options.ifaces, os.environ).entries
+        except SrunddpError:
+            return (ifaces_conf.DEFAULT,)

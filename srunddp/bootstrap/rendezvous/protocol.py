@@ -19,6 +19,10 @@ from srunddp.bootstrap.rendezvous import auth
 from srunddp.bootstrap.rendezvous.abort import AbortReason
 from srunddp.errors import PeerError, RendezvousError
 
+_FAILED = "failed"
+_LONGEST = 700  # PMI-1's lines have at most 1024 bytes
+_MOST_ADDRESSES = 8
+
 
 @dataclass(frozen=True)
 class Address:
@@ -170,15 +174,6 @@ def raise_open_files_limit(needed: float = math.inf) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-_FAILED = "failed"
-
-
-_LONGEST = 700  # PMI-1's lines have at most 1024 bytes
-
-
-_MOST_ADDRESSES = 8
 
 
 @dataclass(frozen=True)
