@@ -211,11 +211,11 @@ def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
     return tuple(reader.entry(node) for node in root.value)
 
 
-@dataclass(frozen=True)
 class _Reader:
     """Reads the nodes of the YAML in a file; what is wrong is said with the node's line and column."""
 
-    path: str
+    def __init__(self, path: str) -> None:
+        self.path = path
 
     def wrong(self, node: yaml.Node, found: str, expected: str, hint: str) -> ConfigError:
         return _wrong(yaml_position(self.path, node), found, expected, hint)

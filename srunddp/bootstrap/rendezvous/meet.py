@@ -2,6 +2,8 @@
 
 ``run`` does so below a supervisor, and ``srunddp.init()`` without one. A rank that fails before that lets the others
 know, so that none waits for it until the time is over.
+
+A rank is either the server or a client, and a single process neither: their modules are imported when needed.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
-from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
-from srunddp.bootstrap.rendezvous.abort import AbortReason, CancelToken
-from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+from srunddp.bootstrap.rendezvous import auth, discovery, protocol
+from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
 from srunddp.bootstrap.rendezvous.protocol import (
     Advertisement,
     BoundSockets,
@@ -27,7 +28,6 @@ from srunddp.bootstrap.rendezvous.protocol import (
     decode_advertisement,
     listen,
 )
-from srunddp.bootstrap.rendezvous.server import MOURN, RendezvousServer, tell_all
 from srunddp.errors import SrunddpError
 
 DEFAULT_TIMEOUT = 300.0
@@ -128,6 +128,8 @@ def rendezvous(
     if prepared.held:
         if not heard:
             discovery.working_out(environment).rank_zero(environment)
+        from srunddp.bootstrap.rendezvous.server import RendezvousServer
+
         return RendezvousServer(
             own=hello,
             held=prepared.held,
@@ -138,6 +140,8 @@ def rendezvous(
             interrupt=interrupt,
         ).gather(deadline)
     candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, heard)
+    from srunddp.bootstrap.rendezvous import client
+
     line, meeting = client.join(candidates, hello, deadline, own, interrupt)
     return RendezvousResult(
         meeting=meeting, lines={0: line}, nodes={0: meeting.master_node, environment.rank: environment.node}
@@ -179,7 +183,7 @@ def report_early_failure(
     """
     if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
         return False
-    within = min(MOURN, options.timeout)
+    within = min(TELL_FOR, options.timeout)
     early = _EarlyFailure(environment, options, chosen, AbortReason(str(error), error.exit_code), within)
     try:
         return early.answer_others() if environment.rank == 0 else early.tell_rank_zero()
@@ -204,6 +208,9 @@ class _EarlyFailure:
         if way.publishes:
             way.exchange(protocol.encode_abort(failure), environment, self.within)
             return True
+        from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+        from srunddp.bootstrap.rendezvous.server import tell_all
+
         listening = self._listen()
         with AuthenticatedListener(
             listening=listening,
@@ -226,6 +233,8 @@ class _EarlyFailure:
         candidates = _candidates(environment, self.interface, self._entries(), self.options, heard)
         hello = discovery.hello(environment, heard.token if heard else discovery.token(environment))
         own = auth.choose_authenticator(heard.secret if heard else "")
+        from srunddp.bootstrap.rendezvous import client
+
         return client.report_failure(candidates, hello, own, self.failure, deadline)
 
     def _listen(self) -> list[socket.socket]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from srunddp.bootstrap.rendezvous import abort
-from srunddp.bootstrap.rendezvous.abort import CancelToken
+from srunddp.bootstrap.rendezvous.abort import TELL_FOR, CancelToken
 from srunddp.bootstrap.rendezvous.auth import Authenticator, NullAuthenticator
 from srunddp.bootstrap.rendezvous.listener import PATIENCE, UNPROVEN, AuthenticatedListener
 from srunddp.bootstrap.rendezvous.protocol import BoundSockets, Hello, RendezvousInfo, RendezvousResult
@@ -18,8 +18,6 @@ from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.console import SAY_EVERY
 from srunddp.util.hostlist import fold_ranks
 from srunddp.util.json_lines import send
-
-MOURN = 5.0
 
 
 @dataclass(kw_only=True)
@@ -49,7 +47,7 @@ class RendezvousServer:
     say: Callable[[str], None] = lambda _: None
     interrupt: CancelToken | None = None
     every: float = SAY_EVERY
-    mourn: float = MOURN
+    mourn: float = TELL_FOR
     unproven: int = UNPROVEN
     patience: float = PATIENCE
     lines: dict[int, socket.socket] = field(default_factory=dict)
