@@ -80,7 +80,7 @@ def conf(tmp_path: Path) -> str:
 # Who a rank is.
 
 
-def test_each_variable_that_names_a_number_and_did_not_decide_is_passed_over_with_the_reason() -> None:
+def test_what_names_a_number_and_did_not_decide_has_a_reason() -> None:
     found = elsewhere(step(1, **PMI2, RANK="1"))
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
     assert row(found, "rank").passed_over == ("PMI_RANK=1: agrees", "RANK=1: agrees")
@@ -96,7 +96,7 @@ def test_what_a_launchers_daemon_left_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("variables", [batch_body(), interactive_step()])
-def test_a_jobs_shell_is_a_world_of_one_and_its_variables_are_passed_over(variables: dict[str, str]) -> None:
+def test_variables_of_a_jobs_shell_are_passed_over(variables: dict[str, str]) -> None:
     found = elsewhere(variables)
     assert said(found, "world_size") == ("1", "no launcher was found")
     assert "SLURM_PROCID=0: of Slurm, and the launcher is none" in row(found, "rank").passed_over
@@ -104,7 +104,7 @@ def test_a_jobs_shell_is_a_world_of_one_and_its_variables_are_passed_over(variab
     assert said(found, "interface") == ("lo", "loopback, as a world of one")
 
 
-def test_every_launcher_that_is_known_decides_by_its_own_variables() -> None:
+def test_every_launcher_decides_by_its_own_variables() -> None:
     from srunddp.bootstrap.environment.mpi import LAUNCHERS
 
     for launcher in LAUNCHERS:
@@ -116,7 +116,7 @@ def test_every_launcher_that_is_known_decides_by_its_own_variables() -> None:
         assert said(found, "local_world_size") == ("?", "told when the ranks meet")
 
 
-def test_explicit_variables_that_rule_by_channel_env_pass_the_launcher_over() -> None:
+def test_channel_env_passes_the_launcher_over() -> None:
     found = elsewhere(step(0) | EXPLICIT, channel="env")
     assert said(found, "rank") == ("1", "RANK=1")
     assert "SLURM_PROCID=0: of Slurm, and the launcher is explicit variables" in row(found, "rank").passed_over
@@ -124,7 +124,7 @@ def test_explicit_variables_that_rule_by_channel_env_pass_the_launcher_over() ->
     assert said(found, "ports") == ("29500", "MASTER_PORT")
 
 
-def test_a_shell_of_srun_pty_is_not_told_from_a_step_by_this_machines_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_a_pty_shell_is_taken_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     from srunddp.bootstrap.environment import slurm
 
     monkeypatch.setattr(slurm, "is_interactive_shell", lambda task: pytest.fail("looked at a process of this machine"))
@@ -297,7 +297,7 @@ def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatc
 # Where something is wrong.
 
 
-def test_a_contradicting_rank_is_an_error_below_the_launchers_values() -> None:
+def test_a_contradicting_rank_is_an_error() -> None:
     found = elsewhere(step(1, RANK="3"))
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
     assert row(found, "rank").passed_over == ("RANK=3: of explicit variables, and the launcher is Slurm",)
@@ -306,7 +306,7 @@ def test_a_contradicting_rank_is_an_error_below_the_launchers_values() -> None:
     assert found.text.splitlines()[-1].startswith("[rank 1] error: RANK=3, but SLURM_PROCID=1; expected ")
 
 
-def test_launchers_that_disagree_are_both_shown_and_neither_decides() -> None:
+def test_launchers_that_disagree_are_both_shown() -> None:
     found = elsewhere(step(1) | hydra(0) | open_mpi(1))
     assert said(found, "rank") == ("?", "see the error")
     assert {"OMPI_COMM_WORLD_RANK=1: of Open MPI", "PMI_RANK=0: of Hydra"} <= set(row(found, "rank").passed_over)
@@ -320,7 +320,7 @@ def test_partial_explicit_variables_decide_nothing() -> None:
     assert found.exit_code == 78
 
 
-def test_explicit_variables_that_were_asked_for_and_are_partial_decide_nothing() -> None:
+def test_partial_variables_with_channel_env_decide_nothing() -> None:
     found = elsewhere(step(1, RANK="1"), channel="env")
     assert said(found, "rank") == ("?", "see the error")
     assert found.exit_code == 78
@@ -342,7 +342,7 @@ def test_a_wrong_file_leaves_the_ranks_numbers(tmp_path: Path) -> None:
     assert found.text.splitlines()[-1].startswith(f"[rank 1] error: {conf}:2:3: unknown key 'interfaces'; ")
 
 
-def test_rank_zero_is_told_that_its_name_leads_to_another_interface(monkeypatch: pytest.MonkeyPatch, conf: str) -> None:
+def test_rank_zeros_name_leads_to_another_interface(monkeypatch: pytest.MonkeyPatch, conf: str) -> None:
     names_lead_to_eth0(monkeypatch)
     found = explain(
         step(0), ExplainOptions(ifaces=conf), here(ETH0, NetworkInterface("ib0", True, 0, ("10.1.0.2",), ()))
@@ -362,7 +362,7 @@ def test_an_interface_that_is_down_leaves_what_was_chosen(conf: str, monkeypatch
     assert found.exit_code == 78
 
 
-def test_every_error_that_a_run_would_raise_is_explained_and_none_escapes() -> None:
+def test_every_error_of_a_run_is_explained() -> None:
     """Each variable of a step in turn holds what no launcher writes, and is not there."""
     for name in step(1):
         for wrong in ("x[", "-3", "9999999999", ""):

@@ -20,7 +20,7 @@ def device(root: Path, name: str, *interfaces: str, state: str = "4: ACTIVE", **
         (root / name / "device" / "net" / interface).mkdir(parents=True)
 
 
-def test_infiniband_and_roce_are_told_apart_with_rate_and_interfaces(tmp_path: Path) -> None:
+def test_infiniband_and_roce_are_told_apart(tmp_path: Path) -> None:
     device(tmp_path, "mlx5_1", "ens1f1", link_layer="Ethernet", rate="25 Gb/sec (1X EDR)")
     device(tmp_path, "mlx5_0", "ib1", "ib0")
     assert devices(tmp_path) == [

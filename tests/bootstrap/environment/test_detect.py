@@ -162,7 +162,7 @@ def test_without_mpi4py_a_world_of_one_needs_no_channel(mpi4py: Callable[[bool],
 
 @pytest.mark.parametrize("rank", range(6))
 @pytest.mark.parametrize("make", [open_mpi, hydra])
-def test_mpirun_in_an_allocation_beats_the_daemons_slurm_variables(
+def test_mpirun_in_an_allocation_beats_slurms_variables(
     make: Callable[[int, int, int, int], dict[str, str]], rank: int
 ) -> None:
     """All ranks of a node inherit the SLURM_PROCID of the daemon that srun started there."""
@@ -299,7 +299,7 @@ def test_one_node_is_known_as_one() -> None:
 
 
 @pytest.mark.parametrize("missing", EXPLICIT)
-def test_a_partial_set_of_explicit_variables_names_the_missing_one(missing: str) -> None:
+def test_partial_explicit_variables_name_the_missing_one(missing: str) -> None:
     text = refused({name: value for name, value in EXPLICIT.items() if name != missing})
     there, _, rest = text.partition(" set, ")
     assert rest.startswith(f"{missing} missing; ")
@@ -381,7 +381,7 @@ def test_ranks_that_agree_with_the_launcher_are_no_trouble() -> None:
         {"MASTER_ADDR": "", "MASTER_PORT": "nonsense"},
     ],
 )
-def test_master_variables_under_a_launcher_are_ignored_with_one_note(master: dict[str, str]) -> None:
+def test_master_variables_below_a_launcher_are_ignored(master: dict[str, str]) -> None:
     found = detect(step(3) | master)
     assert who(found) == ("Slurm", 3, 1, 4)
     assert found.master is None
@@ -393,14 +393,14 @@ def test_master_variables_under_a_launcher_are_ignored_with_one_note(master: dic
 # Forced channels.
 
 
-def test_the_env_channel_lets_explicit_variables_rule_under_a_launcher() -> None:
+def test_channel_env_lets_explicit_variables_rule() -> None:
     found = detect(step(3) | EXPLICIT, "env")
     assert who(found) == ("explicit variables", 1, 1, 2)
     assert found.channels == ("env",)
     assert found.notes == ()
 
 
-def test_the_env_channel_names_the_missing_variables_under_a_launcher() -> None:
+def test_channel_env_names_the_missing_variables() -> None:
     assert "MASTER_ADDR and MASTER_PORT missing" in refused(
         step(3) | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, "env"
     )
@@ -434,9 +434,7 @@ def test_a_forced_channel_is_the_only_one(variables: dict[str, str], channel: st
         (EXPLICIT, "slurm", "env"),
     ],
 )
-def test_a_forced_channel_that_is_not_there_is_refused_with_those_that_are(
-    variables: dict[str, str], channel: str, there: str
-) -> None:
+def test_a_forced_channel_that_is_not_there_is_refused(variables: dict[str, str], channel: str, there: str) -> None:
     text = refused(variables, channel)
     assert text.startswith(f"--channel {channel} is not there under ")
     assert f"expected one of {there} ->" in text
@@ -457,7 +455,7 @@ def test_a_world_of_one_takes_any_forced_channel() -> None:
     "devices",
     ["GPU-2ef1a2f3-7c9d-4f6c-8a93-0b0b6a4c9a2e", "MIG-GPU-2ef1a2f3/7/0", "MIG-aa11", "", "3,1", "NoDevFiles"],
 )
-def test_row_12_visible_devices_are_never_parsed(devices: str) -> None:
+def test_visible_devices_are_never_parsed(devices: str) -> None:
     names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
     assert detect(step(3) | dict.fromkeys(names, devices)) == detect(step(3))
 

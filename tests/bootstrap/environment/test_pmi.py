@@ -152,7 +152,7 @@ def test_nothing_is_read_beyond_the_answers() -> None:
         assert ours.recv(100) == b"REST"
 
 
-def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_the_timeout() -> None:
+def test_pmi_waits_for_a_missing_rank_until_the_timeout() -> None:
     with launcher(2) as server:
         began = time.monotonic()
         with pytest.raises(RendezvousError, match=r"barrier did not open within [0-9]+ s; expected .* -> .*--timeout"):

@@ -82,7 +82,7 @@ def test_half_a_step_is_none(missing: str) -> None:
     assert not slurm.in_step(step(**{missing: ""}))
 
 
-def test_a_program_typed_into_a_pty_shell_is_told_from_srun_pty_itself() -> None:
+def test_typed_into_a_pty_shell_is_told_from_srun_pty() -> None:
     assert slurm.read_step(pty_shell(), PID).typed
     assert not slurm.read_step(nested_in_pty_shell(), PID).typed
     assert not slurm.read_step(step(SLURM_PTY_PORT="40001"), PID).typed
@@ -99,9 +99,7 @@ TYPED = (
     [("bash --norc -i", True, True), ("bash", True, False), ("bash -m", False, False)],
     ids=["a-shell-at-a-terminal", "a-script-at-a-terminal", "no-terminal"],
 )
-def test_what_was_typed_into_a_shell_has_a_terminal_and_a_process_group(
-    shell: str, terminal: bool, typed: bool, tmp_path: Path
-) -> None:
+def test_typed_command_has_terminal_and_process_group(shell: str, terminal: bool, typed: bool, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text(f'export TASK=$$\n{sys.executable} -c "{TYPED}"\nexit\n')
     command = f"{shell} {tmp_path / 'lines'}" if shell != "bash --norc -i" else shell
     words = ["script", "-qec", command, "/dev/null"] if terminal else command.split()

@@ -109,7 +109,7 @@ def test_an_empty_list_has_no_entries() -> None:
     assert entries("[]\n") == ()
 
 
-def test_the_shipped_file_has_no_entries_and_its_examples_are_right() -> None:
+def test_the_shipped_files_examples_are_right() -> None:
     text = SHIPPED.read_text()
     assert entries(text) == ()
     code = [line[2:] for line in text.splitlines() if line.startswith(("# - ", "#   "))]
@@ -280,7 +280,7 @@ def test_a_file_without_read_permission_says_so() -> None:
             os.seteuid(user)
 
 
-def test_the_names_that_env_may_not_set_are_those_that_every_rank_is_given() -> None:
+def test_env_may_not_set_what_every_rank_is_given() -> None:
     place = ProcessGroupContext(
         detect({}),
         SelectedInterface("lo", "127.0.0.1", {}, ""),
@@ -413,7 +413,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_file_is_told_of_with_place_found_expected_and_hint(case: str) -> None:
+def test_a_wrong_file_is_told_of_with_its_place(case: str) -> None:
     text, place, found, expected = WRONG[case]
     message = refused(text)
     assert message.startswith(f"ifaces.conf:{place}: ")
@@ -470,7 +470,7 @@ def helped(key: str, typo: str) -> bool:
     return message.startswith(f"ifaces.conf:{line}:{column}: ") and f"did you mean {key}?" in message
 
 
-def test_every_typo_of_letters_in_a_key_is_told_its_place_and_nearly_every_one_the_right_key() -> None:
+def test_a_typo_of_letters_in_a_key_is_told_the_right_key() -> None:
     typos = [(key, typo) for key in KEYS for typo in sorted(one_edit(key, NAMED))]
     assert len(typos) > 4000
     assert sum(helped(key, typo) for key, typo in typos) >= 0.95 * len(typos)
@@ -489,7 +489,7 @@ def test_so_is_nearly_every_slip_to_any_other_character() -> None:
 
 
 @pytest.mark.parametrize("key", ["nodes", "interface"])
-def test_a_typo_of_a_key_that_must_be_there_is_named_before_the_missing_key(key: str) -> None:
+def test_a_typo_is_named_before_the_missing_key(key: str) -> None:
     for typo in one_edit(key, string.ascii_lowercase):
         message = refused(f"- {typo}: x\n")
         assert message.startswith(f"ifaces.conf:1:3: unknown key {typo!r}")

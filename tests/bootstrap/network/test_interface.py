@@ -76,7 +76,7 @@ def test_the_entrys_interface_is_taken_with_its_address_and_line() -> None:
     assert (found.name, found.address, found.source) == ("ib0", "10.0.0.7", "ifaces.conf:4:3")
 
 
-def test_gloo_and_nccl_get_the_same_interface_in_their_own_spellings() -> None:
+def test_gloo_and_nccl_get_the_same_interface() -> None:
     """NCCL takes prefixes: without the `=`, ib1 would mean ib10 as well."""
     assert chosen(entry("ib1")).exports == {"GLOO_SOCKET_IFNAME": "ib1", "NCCL_SOCKET_IFNAME": "=ib1"}
 
@@ -96,7 +96,7 @@ def test_the_first_entry_for_this_node_decides() -> None:
     assert (found.name, found.source) == ("ib1", "f:9")
 
 
-def test_the_entrys_variables_are_exported_unless_the_user_has_set_them() -> None:
+def test_the_entrys_variables_yield_to_the_users() -> None:
     of = entry("ib0", env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "106"})
     found = chosen(of, {"NCCL_IB_TC": "41", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": ""})
     assert found.exports == {
@@ -127,7 +127,7 @@ def test_an_unusable_interface_is_refused_with_those_there_are(
     assert "correct this entry" in text
 
 
-def test_the_list_of_interfaces_says_which_are_down_or_without_address() -> None:
+def test_listed_interfaces_say_down_or_without_address() -> None:
     text = refused(entry("ib7"), links=(link("ib8", "10.0.8.7", up=False), link("ib9")))
     assert "ib8 (down, 10.0.8.7), ib9 (no address)" in text
     assert "which has none" in refused(entry("ib7"), links=())
@@ -201,7 +201,7 @@ def test_a_prefix_passes_over_an_interface_that_cannot_be_used() -> None:
         ("NCCL_SOCKET_IFNAME", "hsn", "hsn"),
     ],
 )
-def test_a_users_interface_that_is_not_there_is_refused_with_the_variable(name: str, value: str, shown: str) -> None:
+def test_a_users_interface_that_is_not_there_is_refused(name: str, value: str, shown: str) -> None:
     text = refused(entry("ib0"), {name: value})
     assert text.startswith(f"{name}={value}: interface {shown} is not there")
     assert "ib0 (10.0.0.7)" in text
@@ -217,7 +217,7 @@ def test_auto_takes_the_interface_that_the_nodes_name_leads_to(names: dict[str, 
     assert (found.name, found.source) == ("eth0", "auto, ifaces.conf:4:3")
 
 
-def test_auto_takes_infiniband_and_then_the_fastest_where_no_name_helps() -> None:
+def test_auto_takes_infiniband_and_then_the_fastest() -> None:
     slow, fast = link("eth0", "10.0.0.1", speed=1000), link("eth1", "10.0.1.1", speed=100_000)
     assert chosen(entry("auto"), links=(LO, slow, fast)).name == "eth1"
     assert chosen(entry("auto"), links=(LO, slow, fast, IB0)).name == "ib0"
@@ -277,7 +277,7 @@ def test_auto_on_one_node_is_loopback() -> None:
     assert found.exports == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 
 
-def test_auto_is_not_loopback_while_the_number_of_nodes_is_unknown() -> None:
+def test_auto_is_not_loopback_where_nodes_are_unknown() -> None:
     assert chosen(entry("auto"), who=rank(world_size=4, local_world_size=None)).name != "lo"
 
 
@@ -337,16 +337,14 @@ TWO = link("eth5", "10.9.0.1", "10.9.0.2", "fd99::1", "fd99::2")
         ({"127.0.1.1", "::1"}, "10.9.0.1"),
     ],
 )
-def test_of_several_addresses_the_one_that_the_others_know_is_taken(
-    names: dict[str, set[str]], known: set[str], address: str
-) -> None:
+def test_of_several_addresses_the_known_one_is_taken(names: dict[str, set[str]], known: set[str], address: str) -> None:
     names["node07"] = known
     found = chosen(entry("eth5"), links=(LO, TWO))
     assert found.address == address
     assert ("NCCL_SOCKET_FAMILY" in found.exports) == (":" in address)
 
 
-def test_master_addr_decides_among_several_addresses_where_it_rules(names: dict[str, set[str]]) -> None:
+def test_master_addr_decides_among_several_addresses(names: dict[str, set[str]]) -> None:
     names["head"] = {"fd99::2"}
     who = replace(rank(), discoveries=(discovery_named("env"),), master=("head", 29500))
     assert chosen(entry("eth5"), links=(LO, TWO), who=who).address == "fd99::2"

@@ -41,7 +41,7 @@ def test_a_world_of_one_is_left_to_accelerate(tmp_path: Path) -> None:
     assert found(tmp_path, size=1, GPUS="0") == {"unset"}
 
 
-def test_accelerate_is_told_also_where_it_is_imported_before_the_ranks_meet(tmp_path: Path) -> None:
+def test_accelerate_imported_before_the_meeting_is_told(tmp_path: Path) -> None:
     """As in a script that calls srunddp.init() after its imports, without the srunddp command."""
     write(tmp_path / "torch.py", TORCH)
     write(tmp_path / "accelerate.py", "")

@@ -12,18 +12,18 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize("local_rank", range(4))
-def test_row_11_the_only_visible_gpu_is_number_zero_for_every_rank(local_rank: int) -> None:
+def test_the_only_visible_gpu_is_number_zero(local_rank: int) -> None:
     """--gpus-per-task or --gpu-bind: each rank sees its own GPU alone."""
     assert device.device_index(local_rank, 4, visible=1) == 0
 
 
 @pytest.mark.parametrize("visible", [4, 8])
-def test_row_11_where_all_gpus_are_visible_the_local_rank_counts(visible: int) -> None:
+def test_where_all_gpus_are_visible_the_local_rank_counts(visible: int) -> None:
     assert [device.device_index(local_rank, 4, visible) for local_rank in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("visible", [2, 3])
-def test_row_11_too_few_gpus_are_refused_and_not_shared(visible: int) -> None:
+def test_too_few_gpus_are_refused_and_not_shared(visible: int) -> None:
     with pytest.raises(ConfigError) as caught:
         device.device_index(0, 4, visible)
     text = str(caught.value)
@@ -105,7 +105,7 @@ def torch(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> To
 
 @pytest.mark.parametrize("devices", ["GPU-2ef1a2f3-7c9d-4f6c-8a93-0b0b6a4c9a2e", "MIG-GPU-2ef1a2f3/7/0", "7"])
 @pytest.mark.parametrize("torch", [1], indirect=True)
-def test_row_12_visible_devices_are_counted_and_never_parsed(
+def test_visible_devices_are_counted_and_never_parsed(
     torch: Torch, devices: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
@@ -148,7 +148,7 @@ def test_idle_gpus_are_warned_of(torch: Torch) -> None:
     assert device.select_device("auto", 0, 1) == ("cuda:0", "nccl", device.unused_devices(1, 8))
 
 
-def test_row_11_two_ranks_that_see_the_same_gpu_are_named() -> None:
+def test_two_ranks_that_see_the_same_gpu_are_named() -> None:
     """Such as eight tasks that were all given the first one."""
     source = (
         "from torch.distributed import HashStore\n"

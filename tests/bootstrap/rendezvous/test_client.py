@@ -393,7 +393,7 @@ def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_a_stranger_is_passed_over_and_hears_nothing_but_the_hello(kind: str) -> None:
+def test_a_stranger_hears_nothing_but_the_hello(kind: str) -> None:
     with rank_zero(2) as server, stranger(kind) as other:
         connection, meeting = join([other.address, server.address], hello(1), soon())
         connection.close()
@@ -492,7 +492,7 @@ def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
          "other-restart", "half", "endless", "binary"],
 )  # fmt: skip
 @pytest.mark.parametrize("stays", [True, False], ids=["stays", "leaves"])
-def test_a_stranger_that_calls_is_told_nothing_and_disturbs_nobody(said: bytes, stays: bool) -> None:
+def test_a_calling_stranger_is_told_nothing(said: bytes, stays: bool) -> None:
     with rank_zero(2) as server:
         caller = server.connect()
         try:
@@ -561,7 +561,7 @@ def test_a_rank_of_the_other_family_says_so(own: str, told: str) -> None:
 # Ranks that do not come.
 
 
-def test_missing_ranks_are_named_with_their_nodes_at_the_deadline() -> None:
+def test_missing_ranks_are_named_with_their_nodes() -> None:
     layout = {rank: f"node{rank // 2:02d}" for rank in range(8)}
     with rank_zero(8, layout=layout, within=2) as server, ThreadPoolExecutor(3) as pool:
         came = [pool.submit(refusal, server, hello(rank, 8)) for rank in (1, 2, 4)]
@@ -592,7 +592,7 @@ def test_ranks_are_folded_by_node() -> None:
     assert fold_ranks([0, 2, 3, 4, 17, 18], layout) == "ranks 0,2 on a, ranks 3-4 on b, ranks 17-18"
 
 
-def test_a_rank_that_does_not_find_rank_zero_says_where_it_looked() -> None:
+def test_rank_zero_not_found_says_where_it_looked() -> None:
     with socket.socket() as silent, stranger("http") as other:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         nowhere = Address(*silent.getsockname()[:2])
@@ -607,7 +607,7 @@ def test_a_rank_that_does_not_find_rank_zero_says_where_it_looked() -> None:
             join([other.address, nowhere], hello(1), soon(0.5))
 
 
-def test_a_rank_that_only_mute_strangers_answer_stops_at_its_deadline() -> None:
+def test_among_mute_strangers_a_rank_stops_in_time() -> None:
     with stranger("mute") as other:
         began = time.monotonic()
         assert "did not answer" in refusal(other.address, hello(1), within=0.5)
@@ -646,7 +646,7 @@ def test_a_rank_that_lost_patience_may_say_hello_again() -> None:
         assert meetings == [meeting] * 2
 
 
-def test_a_rank_that_was_there_and_ended_is_named_to_all_with_the_code_of_a_kill() -> None:
+def test_a_rank_that_ended_while_waiting_is_named_to_all() -> None:
     with rank_zero(4) as server:
         found = meet_later(server, hello(2, 4))
         until(lambda: 2 in server.roster.lines)
@@ -667,7 +667,7 @@ def meet_later(server: RankZero, one: Hello) -> Future[tuple[socket.socket, Rend
     return found
 
 
-def test_a_rank_that_loses_rank_zero_says_so_and_does_not_look_elsewhere() -> None:
+def test_a_rank_that_loses_rank_zero_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
         address = Address(*listening.getsockname()[:2])
         text = pool.submit(refusal, address, hello(1, node="node02"))
@@ -726,7 +726,7 @@ def peer_error(failed: Callable[[], object]) -> tuple[str, int]:
     return str(caught.value), caught.value.exit_code
 
 
-def test_a_rank_that_fails_before_it_could_meet_ends_all_with_its_words_and_code() -> None:
+def test_a_rank_that_fails_early_ends_all_with_its_words() -> None:
     with rank_zero(4) as server:
         found = meet_later(server, hello(1, 4))
         until(lambda: 1 in server.roster.lines)
@@ -738,7 +738,7 @@ def test_a_rank_that_fails_before_it_could_meet_ends_all_with_its_words_and_code
         assert peer_error(server.company) == peer_error(lambda: found.result(LONG)) == (text, 78)
 
 
-def test_a_failure_that_rank_zero_cannot_be_told_is_not_taken_for_told() -> None:
+def test_a_failure_that_reached_nobody_is_not_told() -> None:
     with stranger("http") as other:
         assert not report_failure([other.address], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon(0.3))
     assert not report_failure([], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon())
@@ -757,7 +757,7 @@ def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
     interrupt.close()
 
 
-def test_a_rank_whose_worker_dies_while_it_looks_for_rank_zero_tells_it() -> None:
+def test_worker_that_dies_during_the_search_is_told() -> None:
     interrupt = CancelToken()
     with rank_zero(3) as server, stranger("mute") as mute, ThreadPoolExecutor(1) as pool:
         failing = pool.submit(join, [mute.address, server.address], hello(2, 3), soon(), None, interrupt)
@@ -768,7 +768,7 @@ def test_a_rank_whose_worker_dies_while_it_looks_for_rank_zero_tells_it() -> Non
     interrupt.close()
 
 
-def test_a_rank_whose_failure_reached_nobody_is_to_print_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_reached_nobody_is_printed_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_TELL_WITHIN", 0.2)
     interrupt = CancelToken()
     interrupt.fail("its worker was killed", 137)
@@ -802,7 +802,7 @@ def test_a_rank_that_comes_after_a_failure_is_told_of_it() -> None:
 
 
 @pytest.mark.parametrize("code", [None, 0, 256, -1, "7", True, 1e9])
-def test_a_failure_of_any_code_ends_with_one_that_a_process_can_have(code: object) -> None:
+def test_a_failure_of_any_code_ends_with_a_valid_one(code: object) -> None:
     failure = read({"failed": ["x"], "code": code})
     assert failure
     assert failure.code == 1
@@ -811,7 +811,7 @@ def test_a_failure_of_any_code_ends_with_one_that_a_process_can_have(code: objec
 # Crowds.
 
 
-def test_mute_connections_beyond_a_limit_are_closed_the_oldest_first() -> None:
+def test_too_many_mute_connections_close_oldest_first() -> None:
     with rank_zero(2, unproven=20) as server, ExitStack() as stack:
         callers = [stack.enter_context(server.connect()) for _ in range(100)]
         assert callers[0].recv(1) == b""

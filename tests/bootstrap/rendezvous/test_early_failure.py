@@ -37,7 +37,7 @@ def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.Mon
     assert caught.value.exit_code == 78
 
 
-def test_over_pmi_another_ranks_failure_reaches_rank_zero_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     held = bind_sockets("127.0.0.1", [0], [0])
     told = protocol.encode_advertisement("1207.0.0", [held.line_address])
     secret = HmacAuthenticator(bytes.fromhex(protocol.decode_advertisement(told).secret))
@@ -56,7 +56,7 @@ def test_over_mpi_and_in_a_world_of_one_nothing_is_told() -> None:
     assert not report_early_failure(detect.detect({}), SOON, BROKEN)
 
 
-def test_rank_zero_that_has_no_name_to_be_found_by_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_zero_without_a_name_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "addresses_of", lambda _: set())
     who = detect.detect(step(0), pid=PID)
     assert report_early_failure(who, RendezvousOptions(timeout=300), BROKEN)
@@ -77,7 +77,7 @@ def test_rank_zero_is_heard_on_its_own_addresses_alone(monkeypatch: pytest.Monke
     assert discovery.resolve_node(replace(who, local_world_size=4), None, (DEFAULT,)) == ["127.0.0.1"]
 
 
-def test_a_rank_beside_rank_zero_without_an_interface_looks_on_all_of_the_nodes_addresses(
+def test_without_an_interface_all_own_addresses_are_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(discovery, "list_interfaces", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1"))
