@@ -13,7 +13,7 @@ from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.network.ifaces_conf import AUTO, IfacesConfig, IfacesEntry
 from srunddp.bootstrap.network.interface import GLOO, NCCL, NetworkInterface, SelectedInterface
 from srunddp.bootstrap.rendezvous import auth
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, one_line
 from srunddp.stage.offline import contradictions
 from srunddp.stage.paths import StagedPaths
 
@@ -104,6 +104,36 @@ class ExplainContext:
     def there(self, *names: str) -> list[str]:
         """Those of these variables that are set, with their values."""
         return [self.shown(name) for name in names if name in self.variables]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One rank's.
+
+    Attributes:
+        rank: as far as it is known; rows: all values; notes, errors: see :class:`ExplainContext`.
+    """
+
+    rank: int
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+    errors: tuple[ConfigError, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first error, 0 without one."""
+        return self.errors[0].exit_code if self.errors else 0
+
+    @property
+    def text(self) -> str:
+        """For people: a line for each value and for each thing that was passed over, each with the rank."""
+        lines = []
+        for row in self.rows:
+            lines.append(f"{row.name:<20} {row.value:<18} {row.why}".rstrip())
+            lines += [f"{'':<20} passed over: {over}" for over in row.passed_over]
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"error: {error} (exit code {error.exit_code})" for error in self.errors]
+        return "".join(f"[rank {self.rank}] {one_line(line)}\n" for line in lines)
 
 
 def this_node() -> NodeFacts:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.cpus import THREADS
@@ -19,13 +18,14 @@ from srunddp.bootstrap.network.ifaces_conf import AUTO, DEFAULT, IfacesEntry, en
 from srunddp.bootstrap.process_group.device import device_index, has_own
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.auth import MUNGE_SOCKET
-from srunddp.errors import ConfigError, one_line
+from srunddp.errors import ConfigError
 from srunddp.explain.context import (
     LATER,
     SEE_ERROR,
     UNKNOWN,
     ExplainContext,
     ExplainOptions,
+    Explanation,
     NodeFacts,
     Row,
     context_of,
@@ -34,59 +34,22 @@ from srunddp.stage.enter import VARIABLE
 from srunddp.stage.offline import offline
 
 _LAUNCHERS = (*mpi.LAUNCHERS, SRUN, USER)
-_JOBS = "the job's, not the step's"
+_JOBS, _PARTIAL = "the job's, not the step's", "not all that a rank needs"
 # What names a number, and never decides it.
 _NEVER = {
-    "rank": {"PMIX_RANK": "PMIx's, not all that a rank needs"},
-    "local_rank": {"PMI_LOCAL_RANK": "PMI's, not all that a rank needs"},
-    "world_size": {"SLURM_NTASKS": _JOBS, "SLURM_NPROCS": _JOBS},
+    "rank": {"PMIX_RANK": _PARTIAL},
+    "local_rank": {"PMI_LOCAL_RANK": _PARTIAL},
+    "world_size": dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), _JOBS),
     "local_world_size": {
-        "PMI_LOCAL_SIZE": "PMI's, not all that a rank needs",
-        slurm.RANKS_HERE: "of Slurm's step",
-        slurm.TASKS_PER_NODE: "of all nodes, and does not say which this is",
-        "SLURM_TASKS_PER_NODE": _JOBS,
-        "SLURM_NTASKS_PER_NODE": "what was asked of the job; a step may differ",
+        **{"PMI_LOCAL_SIZE": _PARTIAL, slurm.RANKS_HERE: "the step's", slurm.TASKS_PER_NODE: "of all nodes"},
+        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"), _JOBS),
     },
 }
-_RESERVED = "SLURM_STEP_RESV_PORTS"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_SLURMS = "Slurm's numbers of the node, which need not be CUDA's"
-_NOT_CUDAS = {
-    "SLURM_STEP_GPUS": _SLURMS,
-    "SLURM_JOB_GPUS": _SLURMS,
-    "SLURM_GPUS_ON_NODE": _SLURMS,
-    "NVIDIA_VISIBLE_DEVICES": "what a container is given",
-}
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """One rank's.
-
-    Attributes:
-        rank: as far as it is known; rows: all values; notes, errors: see :class:`ExplainContext`.
-    """
-
-    rank: int
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...]
-    errors: tuple[ConfigError, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """That of the first error, 0 without one."""
-        return self.errors[0].exit_code if self.errors else 0
-
-    @property
-    def text(self) -> str:
-        """For people: a line for each value and for each thing that was passed over, each with the rank."""
-        lines = []
-        for row in self.rows:
-            lines.append(f"{row.name:<20} {row.value:<18} {row.why}".rstrip())
-            lines += [f"{'':<20} passed over: {over}" for over in row.passed_over]
-        lines += [f"note: {note}" for note in self.notes]
-        lines += [f"error: {error} (exit code {error.exit_code})" for error in self.errors]
-        return "".join(f"[rank {self.rank}] {one_line(line)}\n" for line in lines)
+_OTHER_NUMBERS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "NVIDIA_VISIBLE_DEVICES")
+_CUDA_RULE = "no GPU: cpu; one: cuda:0; one for each rank of the node: cuda:LOCAL_RANK"
+_THREADS_RULE = "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the node"
+_OFFLINE_RULE = "--offline: this rank's CPUs by the ranks that share them, known when they meet"
 
 
 def explain(variables: Mapping[str, str], asked: ExplainOptions, here: NodeFacts | None) -> Explanation:
@@ -108,14 +71,18 @@ def _rows(case: ExplainContext) -> Iterator[Row]:
     yield _launcher(case)
     yield from (_number(case, field) for field in _NEVER)
     yield _node(case)
-    yield _channel(case)
     yield from _network(case)
     yield from _exports(case)
-    yield from _rank_zero(case)
+    if found := case.environment:
+        yield _channel(case, found)
+        yield from _rank_zero(case, found)
+        yield _token(case, found)
+        yield _proof(case, found)
+    else:
+        names = ("channel", "rank 0", "ports", "store port", "token", "proof")
+        yield from (Row(name, UNKNOWN, SEE_ERROR) for name in names)
     yield Row("backend", case.asked.backend or "auto", "--backend" if case.asked.backend else "the default")
     yield _device(case)
-    yield _token(case)
-    yield _proof(case)
     yield from (Row(name, f"{seconds:g} s", why) for name, (seconds, why) in case.asked.limits.items())
     if re.fullmatch(r"\d{1,11}", end := case.variables.get("SLURM_JOB_END_TIME", "")):
         at = datetime.datetime.fromtimestamp(int(end), datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -162,64 +129,54 @@ def _number(case: ExplainContext, field: str) -> Row:
 
 def _node(case: ExplainContext) -> Row:
     node = case.environment.node if case.environment else case.variables.get(slurm.NODE_NAME, "")
-    others = {name: case.variables[name] for name in ("PMI_HOSTNAME", "PMIX_HOSTNAME") if name in case.variables}
-    named = slurm.NODE_NAME in case.variables
-    if case.here and named:
+    others = {name: case.variables.get(name, "") for name in ("PMI_HOSTNAME", "PMIX_HOSTNAME")}
+    source = slurm.NODE_NAME if slurm.NODE_NAME in case.variables else "hostname"
+    if case.here and source != "hostname":
         others["hostname"] = case.here.hostname
-    passed_over = tuple(
-        f"{name}={value}: {'agrees' if value == node else 'not read'}" for name, value in others.items()
-    )
-    if not named and not case.here:
-        return Row("node", UNKNOWN, f"no {slurm.NODE_NAME}; then it is that node's hostname", passed_over)
-    return Row("node", node, slurm.NODE_NAME if named else "hostname", passed_over)
+    seen = [(name, value) for name, value in others.items() if value]
+    over = tuple(f"{name}={value}: {'agrees' if value == node else 'not read'}" for name, value in seen)
+    return Row("node", node or UNKNOWN, source if node else f"{source} there, as {slurm.NODE_NAME} is not set", over)
 
 
-def _channel(case: ExplainContext) -> Row:
-    found, asked = case.environment, case.asked.channel
-    if found is None:
-        return Row("channel", UNKNOWN, SEE_ERROR)
-    taken = found.discovery
+def _channel(case: ExplainContext, found: Environment) -> Row:
+    taken, asked = found.discovery, case.asked.channel
+    if case.alone and not found.discoveries:
+        return Row("channel", taken.name, "none is needed")
     later = f"--channel {asked} was asked for" if asked else f"comes after {taken.name}"
-    others = [each for each in DISCOVERIES if each is not taken and not case.alone]
-    passed_over = tuple(f"{each.name}: {each.why_not(found, case.variables) or later}" for each in others)
+    others = [] if case.alone else [each for each in DISCOVERIES if each is not taken]
+    over = tuple(f"{each.name}: {each.why_not(found, case.variables) or later}" for each in others)
     if not found.discoveries:
-        return (
-            Row("channel", taken.name, "none is needed")
-            if case.alone
-            else Row("channel", UNKNOWN, SEE_ERROR, passed_over)
-        )
-    why = [*(["--channel"] if asked == taken.name else []), taken.source(found, case.variables)]
-    return Row("channel", taken.name, ", ".join([*why, *(f"then {name}" for name in found.channels[1:])]), passed_over)
+        return Row("channel", UNKNOWN, SEE_ERROR, over)
+    why = [taken.source(found, case.variables), *(f"then {name}" for name in found.channels[1:])]
+    return Row("channel", taken.name, ", ".join(["--channel", *why] if asked == taken.name else why), over)
 
 
 def _network(case: ExplainContext) -> Iterator[Row]:
     """The file of interface entries, this node's interface and its address."""
-    config, chosen = case.config, case.interface
-    if config:
-        yield Row("ifaces.conf", config.path or "none", config.source, config.passed_over)
-    else:
-        yield Row("ifaces.conf", UNKNOWN, SEE_ERROR)
+    found, config, chosen, entry = case.environment, case.config, case.interface, case.entry
     later = tuple(_later_entries(case))
     unsure = SEE_ERROR if case.here else "not checked, as this is not that node"
+    yield (
+        Row("ifaces.conf", config.path or "none", config.source, config.passed_over)
+        if config
+        else Row("ifaces.conf", UNKNOWN, SEE_ERROR)
+    )
     if chosen is None:
-        yield Row("interface", *_undecided(case, unsure), later)
+        name, why = UNKNOWN, SEE_ERROR
+        if entry and entry.interfaces == (AUTO,):
+            name, why = AUTO, f"{entry.where}; {unsure}"
+        elif found and config and not found.node:
+            why = f"the node's name decides which entry of {config.path} counts"
+        yield Row("interface", name, why, later)
         yield Row("address", UNKNOWN, "that interface's")
-    elif chosen.address == UNKNOWN:
-        yield Row("interface", chosen.name, f"{chosen.source}; {unsure}", (*chosen.passed_over, *later))
-        yield Row("address", UNKNOWN, unsure)
-    else:
-        yield Row("interface", chosen.name, chosen.source, (*chosen.passed_over, *later))
-        own = [link for link in (case.here.links if case.here else ()) if link.name == chosen.name]
-        others = [address for link in own for address in link.addresses if address != chosen.address]
-        yield Row("address", chosen.address, f"of {chosen.name}", tuple(f"{each}: of it as well" for each in others))
-
-
-def _undecided(case: ExplainContext, unsure: str) -> tuple[str, str]:
-    if case.environment and case.entry and case.entry.interfaces == (AUTO,):
-        return AUTO, f"{case.entry.where}; {unsure}"
-    if case.environment and case.config and not case.environment.node:
-        return UNKNOWN, f"the node's name decides which entry of {case.config.path} counts"
-    return UNKNOWN, SEE_ERROR
+        return
+    checked = chosen.address != UNKNOWN
+    why = chosen.source if checked else f"{chosen.source}; {unsure}"
+    yield Row("interface", chosen.name, why, (*chosen.passed_over, *later))
+    own = [link for link in (case.here.links if case.here and checked else ()) if link.name == chosen.name]
+    others = [address for link in own for address in link.addresses if address != chosen.address]
+    over = tuple(f"{address}: of it as well" for address in others)
+    yield Row("address", chosen.address, f"of {chosen.name}" if checked else unsure, over)
 
 
 def _later_entries(case: ExplainContext) -> Iterator[str]:
@@ -246,10 +203,10 @@ def _exports(case: ExplainContext) -> Iterator[Row]:
             yield Row(name, value, "interface, for MPI_Init")
 
 
-def _rank_zero(case: ExplainContext) -> Iterator[Row]:
+def _rank_zero(case: ExplainContext, found: Environment) -> Iterator[Row]:
     """Rank 0's addresses, the line's ports and the store's."""
-    found, forced = case.environment, case.asked.ports
-    if found is None or case.config is None or not (case.alone or found.discoveries):
+    forced = case.asked.ports
+    if case.config is None or not (case.alone or found.discoveries):
         yield from (Row(name, UNKNOWN, SEE_ERROR) for name in ("rank 0", "ports", "store port"))
         return
     entry = case.entry if case.alone else _entry_of_rank_zero(found, case.config.entries)
@@ -260,7 +217,7 @@ def _rank_zero(case: ExplainContext) -> Iterator[Row]:
     if not case.alone:
         yield _address(case, found, case.config.entries)
         tried, rule = discovery.line_ports(found, entry or DEFAULT, forced), discovery.working_out(found).ports_rule
-        over = [f"{shown}: {limits.split()[0]} rules" for shown in case.there(_RESERVED) if limits]
+        over = [f"{shown}: {limits.split()[0]} rules" for shown in case.there("SLURM_STEP_RESV_PORTS") if limits]
         over += [f"ports: of {entry.where}: --port rules"] if entry and entry.ports and forced else []
         value = UNKNOWN if unknown else "any" if tried == [0] else _few(tried)
         yield Row("ports", value, unknown or "; ".join(filter(None, (limits, rule))), tuple(over))
@@ -272,8 +229,8 @@ def _entry_of_rank_zero(found: Environment, entries: tuple[IfacesEntry, ...]) ->
     if not any(entry.ports or entry.address for entry in entries):
         return DEFAULT  # whichever it is
     try:
-        if found.rank == 0:
-            return entry_for(entries, found.node) if found.node else None
+        if found.rank == 0 and found.node:
+            return entry_for(entries, found.node)
         return None if discovery.working_out(found).publishes else discovery.rank_zero_name(found, entries)[0]
     except ConfigError:
         return None
@@ -317,62 +274,51 @@ def visible_devices(text: str) -> int:
 
 
 def _device(case: ExplainContext) -> Row:
-    passed_over = tuple(f"{case.shown(name)}: {why}" for name, why in _NOT_CUDAS.items() if name in case.variables)
-    found, shown = case.environment, ", ".join(case.there(_VISIBLE))
-    local_size = found.local_world_size if found else None
-    if not shown:
-        rule = "no GPU: cpu; one: cuda:0; one for each rank of the node: cuda:LOCAL_RANK"
-        return Row("device", UNKNOWN, f"torch counts, as {_VISIBLE} is not set; {rule}", passed_over)
-    visible = visible_devices(case.variables[_VISIBLE])
-    if visible == 0:
-        return Row("device", "cpu", f"{shown}: no GPU", passed_over)
-    why = f"{visible} visible, {shown}, if they are there"
+    over = tuple(f"{shown}: need not be CUDA's numbers" for shown in case.there(*_OTHER_NUMBERS))
+    found, local_size = case.environment, getattr(case.environment, "local_world_size", None)
+    if _VISIBLE not in case.variables:
+        return Row("device", UNKNOWN, f"torch counts, as {_VISIBLE} is not set; {_CUDA_RULE}", over)
+    if not (visible := visible_devices(case.variables[_VISIBLE])):
+        return Row("device", "cpu", f"{case.shown(_VISIBLE)}: no GPU", over)
+    why = f"{visible} visible, {case.shown(_VISIBLE)}, if they are there"
     if found is None or (local_size is None and visible > 1):
-        return Row("device", UNKNOWN, why, passed_over)
+        return Row("device", UNKNOWN, why, over)
     own = has_own(case.variables, local_size or 1, visible)
     try:
         index = device_index(found.local_rank, local_size or 1, visible, own=own)
     except ConfigError as error:
-        return Row("device", UNKNOWN, f"{why}: {error}", passed_over)
+        return Row("device", UNKNOWN, f"{why}: {error}", over)
     rule = "the first of its own" if own or visible == 1 else f"local rank {found.local_rank}"
-    return Row("device", f"cuda:{index}", f"{rule} of {why}", passed_over)
+    return Row("device", f"cuda:{index}", f"{rule} of {why}", over)
 
 
-def _token(case: ExplainContext) -> Row:
-    found = case.environment
-    if found is None:
-        return Row("token", UNKNOWN, SEE_ERROR)
+def _token(case: ExplainContext, found: Environment) -> Row:
     if found.step or found.master:
         what = "job, step and restart count; TORCHELASTIC_RUN_ID" if found.step else "MASTER_ADDR:MASTER_PORT"
         return Row("token", discovery.token(found), what)
-    return Row("token", "random", "of this process" if case.alone else "of rank 0, told when the ranks meet")
+    return Row("token", "random", "of this process" if case.alone else f"of rank 0, {LATER}")
 
 
-def _proof(case: ExplainContext) -> Row:
-    found, socket = case.environment, case.there(MUNGE_SOCKET)
-    if case.alone:
-        return Row("proof", "none", "a world of one")
-    if found is None or not found.discoveries:
-        return Row("proof", UNKNOWN, SEE_ERROR)
+def _proof(case: ExplainContext, found: Environment) -> Row:
+    socket = case.there(MUNGE_SOCKET)
+    if case.alone or not found.discoveries:
+        return Row("proof", "none", "a world of one") if case.alone else Row("proof", UNKNOWN, SEE_ERROR)
     if found.discovery.publishes:
         over = tuple(f"{shown}: not needed" for shown in socket)
         return Row("proof", "secret", f"carried over {found.discovery.name}", over)
     if case.here is None:
         return Row("proof", UNKNOWN, "munge where it works on that node, else none")
     kind = case.here.proof()
-    works = "munge works on this node" if kind == "munge" else "munge does not work on this node"
+    works = f"munge {'works' if kind == 'munge' else 'does not work'} on this node"
     return Row("proof", kind, ", ".join([works, *socket]), (f"secret: {found.discovery.name} carries none",))
 
 
 def _threads(case: ExplainContext) -> Row:
     """Of torch in a script without ``Trainer``'s setting."""
-    if there := case.there(*THREADS):
-        over = tuple(f"{other}: torch reads both" for other in there[1:])
-        return Row("threads", there[0].partition("=")[2], there[0], over)
-    if case.asked.offline:
-        return Row("threads", UNKNOWN, "--offline: this rank's CPUs by the ranks that share them, known when they meet")
-    rule = "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the node"
-    return Row("threads", UNKNOWN, rule)
+    first, *others = [*case.there(*THREADS), ""]
+    over = tuple(f"{other}: torch reads both" for other in others if other)
+    rule = _OFFLINE_RULE if case.asked.offline else _THREADS_RULE
+    return Row("threads", first.partition("=")[2] or UNKNOWN, first or rule, over)
 
 
 def _offline_and_staged(case: ExplainContext) -> Iterator[Row]:

@@ -12,8 +12,8 @@ from srunddp.bootstrap.environment import detect, mpi
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.interface import NetworkInterface
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.explain.context import ExplainOptions, NodeFacts, Row
-from srunddp.explain.explain import Explanation, explain, visible_devices
+from srunddp.explain.context import ExplainOptions, Explanation, NodeFacts, Row
+from srunddp.explain.explain import explain, visible_devices
 from tests.support.launchers import (
     batch_body,
     daemon_step,
@@ -279,7 +279,7 @@ def test_the_device_follows_from_the_devices_that_are_visible(visible: str, valu
     assert said(found, "device")[0] == value
     assert said(found, "device")[1].startswith(why)
     (over,) = row(found, "device").passed_over
-    assert over.startswith("SLURM_STEP_GPUS=6,7: Slurm's numbers of the node")
+    assert over == "SLURM_STEP_GPUS=6,7: need not be CUDA's numbers"
 
 
 def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
