@@ -133,29 +133,17 @@ rest()
     assert all(map(is_gone, workers))
 
 
-def test_rank_0s_supervisor_killed_lowest_rank_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("killed", "speaker"), [(0, 1), (1, 0)])
+def test_a_killed_supervisor_is_said_by_the_lowest_other(tmp_path: Path, killed: int, speaker: int) -> None:
     with world(tmp_path, "rest()") as it:
         workers = it.workers()
-        it.ranks[0].kill()
+        it.ranks[killed].kill()
         ended = it.wait()
-        until(lambda: is_gone(workers[0]))
-    assert ended.codes == [-signal.SIGKILL, 137, 137]
-    assert [each.ranks for each in ended.verdicts] == [(0,)], ended.text
-    assert "rank 0 on" in ended.errors[1]
-    assert "srunddp itself was killed (exit code 137)" in ended.errors[1]
-    assert all(map(is_gone, workers))
-
-
-def test_when_another_s_supervisor_is_killed_rank_0_says_so(tmp_path: Path) -> None:
-    rank = 1
-    with world(tmp_path, "rest()") as it:
-        workers = it.workers()
-        it.ranks[rank].kill()
-        ended = it.wait()
-    assert [each.ranks for each in ended.verdicts] == [(rank,)], ended.text
-    assert "srunddp itself was killed (exit code 137)" in ended.errors[0]
-    assert ended.codes == [-signal.SIGKILL if each == rank else 137 for each in range(3)]
-    assert all(map(is_gone, workers))
+        until(lambda: all(map(is_gone, workers)))
+    assert ended.codes == [-signal.SIGKILL if rank == killed else 137 for rank in range(3)]
+    assert [each.ranks for each in ended.verdicts] == [(killed,)], ended.text
+    assert f"rank {killed} on" in ended.errors[speaker]
+    assert "srunddp itself was killed (exit code 137)" in ended.errors[speaker]
 
 
 def test_a_users_hook_is_called_once_beside_the_verdict(tmp_path: Path) -> None:
@@ -198,17 +186,7 @@ rest()
     named(ended, 1, 1, "ValueError: boom")
     (file,) = (tmp_path / "log").rglob("failure.json")
     told = json.loads(file.read_text())
-    assert list(told) == [
-        "rank",
-        "ranks",
-        "node",
-        "time",
-        "exit_code",
-        "cause",
-        "traceback",
-        "notes",
-        "victims",
-    ]
+    assert list(told) == ["rank", "ranks", "node", "time", "exit_code", "cause", "traceback", "notes", "victims"]
     assert (told["rank"], told["ranks"], told["node"], told["exit_code"]) == (1, [1], NODE, 1)
     assert told["cause"] == "ValueError: boom"
     assert told["traceback"].rstrip().endswith("ValueError: boom")
