@@ -98,6 +98,7 @@ def _launcher(case: ExplainContext) -> Row:
         return Row("launcher", UNKNOWN, SEE_ERROR, passed_over)
     names = [found.sources[field].partition("=")[0] for field in ("rank", "local_rank", "world_size")]
     why = found.sources["rank"] if found.is_single else f"{', '.join(names)} are set"
+    why = f"{case.shown(slurm.STEP_ID)}, a step" if found.step else why
     return Row("launcher", found.launcher, why, passed_over)
 
 
@@ -251,7 +252,7 @@ def _address(case: ExplainContext, found: Environment, entries: tuple[IfacesEntr
             where = discovery.candidate_addresses(found, chosen, entries, case.asked.ports)
     except ConfigError as error:
         case.errors.append(error)
-        return Row("rank 0", UNKNOWN, SEE_ERROR, over)
+        return Row("rank 0", UNKNOWN, f"not found: {error}", over)
     why = [discovery.working_out(found).source(found, case.variables)]
     why += [f"address: of {entry.where}"] if entry.address else []
     why += ["all ranks share one node"] if found.one_node else []

@@ -9,7 +9,7 @@ from srunddp.check import render
 from srunddp.check.checks import paths
 from srunddp.check.finding import Finding, Severity
 from srunddp.check.preflight import Report
-from srunddp.explain.explain import Explanation, Row
+from srunddp.explain.context import Explanation, Row
 from srunddp.util.filesystem import Place
 
 COMMAND = "a\x1b]0;owned\x07b\rc\nd"
