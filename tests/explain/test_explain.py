@@ -37,6 +37,11 @@ CONF = """\
 """
 PMI2 = {"PMI_FD": "9", "PMI_RANK": "1", "PMI_SIZE": "4"}
 EXPLICIT = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+OF_DAEMON = "SLURM_PROCID=1: of Slurm, and the launcher is Open MPI"
+OF_SHELL = "SLURM_PROCID=0: of Slurm, and the launcher is none"
+BY_CHANNEL = "SLURM_PROCID=0: of Slurm, and the launcher is explicit variables"
+ASKED = "pmi: --channel slurm was asked for"
+CONTRADICTS = "RANK=3: of explicit variables, and the launcher is Slurm"
 LO = NetworkInterface("lo", True, 0, ("127.0.0.1",), ())
 ETH0 = NetworkInterface("eth0", True, 1000, ("10.0.0.2",), ())
 
@@ -80,28 +85,56 @@ def conf(tmp_path: Path) -> str:
 # Who a rank is.
 
 
-def test_what_names_a_number_and_did_not_decide_has_a_reason() -> None:
-    found = elsewhere(step(1, **PMI2, RANK="1"))
-    assert said(found, "rank") == ("1", "SLURM_PROCID=1")
-    assert row(found, "rank").passed_over == ("PMI_RANK=1: agrees", "RANK=1: agrees")
-    assert row(found, "world_size").passed_over == ("PMI_SIZE=4: agrees", "SLURM_NTASKS=6: the job's, not the step's")
-    assert "SLURM_TASKS_PER_NODE=2(x3): the job's, not the step's" in row(found, "local_world_size").passed_over
+# Variables, --channel, a row, and of it the value, why, and what was passed over.
+WHO = [
+    (step(1, **PMI2, RANK="1"), None, "rank", "1", "SLURM_PROCID=1", ("PMI_RANK=1: agrees", "RANK=1: agrees")),
+    (step(1), None, "world_size", "4", "SLURM_STEP_NUM_TASKS=4", ("SLURM_NTASKS=6: the job's, not the step's",)),
+    (daemon_step(1) | open_mpi(3, 6, 1, 2), None, "rank", "3", "OMPI_COMM_WORLD_RANK=3", (OF_DAEMON,)),
+    (batch_body(), None, "world_size", "1", "no launcher was found", ("SLURM_NTASKS=6: the job's, not the step's",)),
+    (batch_body(), None, "rank", "0", "no launcher was found", (OF_SHELL,)),
+    (interactive_step(), None, "rank", "0", "no launcher was found", (OF_SHELL,)),
+    (batch_body(), None, "interface", "lo", "loopback, as a world of one", ()),
+    (step(0) | EXPLICIT, "env", "rank", "1", "RANK=1", (BY_CHANNEL,)),
+    (step(0) | EXPLICIT, "env", "ports", "29500", "MASTER_PORT", ()),
+    (step(1), None, "node", "node02", "SLURMD_NODENAME", ()),
+    (open_mpi(1), None, "node", "?", "hostname there, as SLURMD_NODENAME is not set", ()),
+    (step(1), None, "store port", "any", "the kernel's choice", ()),
+    (hydra(0), None, "ports", "any", "the kernel's choice, published", ()),
+    (step(1, **PMI2), None, "proof", "secret", "carried over pmi", ()),
+    (step(1, **PMI2), "slurm", "channel", "slurm", "--channel, SLURM_STEP_NODELIST=node[02-03]", (ASKED,)),
+    (step(1, RANK="3"), None, "rank", "1", "SLURM_PROCID=1", (CONTRADICTS,)),
+    ({"RANK": "3", "WORLD_SIZE": "4"}, None, "rank", "?", "see the error", ()),
+    (step(1, RANK="1"), "env", "rank", "?", "see the error", ()),
+    (step(1), "pmi", "rank", "1", "SLURM_PROCID=1", ()),
+    (step(1), "pmi", "channel", "?", "see the error", ("pmi: PMI_FD is not set",)),
+]
 
 
-def test_what_a_launchers_daemon_left_is_passed_over() -> None:
-    found = elsewhere(daemon_step(1) | open_mpi(3, 6, 1, 2))
-    assert said(found, "rank") == ("3", "OMPI_COMM_WORLD_RANK=3")
-    assert "SLURM_PROCID=1: of Slurm, and the launcher is Open MPI" in row(found, "rank").passed_over
-    assert "Slurm: SLURM_PROCID=1: Open MPI comes first" in row(found, "launcher").passed_over
+@pytest.mark.parametrize(("variables", "channel", "name", "value", "why", "passed_over"), WHO)
+def test_each_value_has_its_source_and_what_was_passed_over(
+    variables: dict[str, str], channel: str | None, name: str, value: str, why: str, passed_over: tuple[str, ...]
+) -> None:
+    found = elsewhere(variables, channel=channel)
+    assert said(found, name) == (value, why)
+    assert set(passed_over) <= set(row(found, name).passed_over)
 
 
-@pytest.mark.parametrize("variables", [batch_body(), interactive_step()])
-def test_variables_of_a_jobs_shell_are_passed_over(variables: dict[str, str]) -> None:
-    found = elsewhere(variables)
-    assert said(found, "world_size") == ("1", "no launcher was found")
-    assert "SLURM_PROCID=0: of Slurm, and the launcher is none" in row(found, "rank").passed_over
-    assert any("an allocation or its shell, not a step" in over for over in row(found, "launcher").passed_over)
-    assert said(found, "interface") == ("lo", "loopback, as a world of one")
+@pytest.mark.parametrize(
+    ("variables", "channel"),
+    [(step(1, RANK="3"), None), ({"RANK": "3"}, None), (step(1, RANK="1"), "env"), (step(1), "pmi")],
+)
+def test_what_a_run_would_refuse_ends_with_78(variables: dict[str, str], channel: str | None) -> None:
+    assert elsewhere(variables, channel=channel).exit_code == 78
+    assert elsewhere(step(1)).exit_code == 0
+
+
+def test_launchers_that_did_not_decide_are_passed_over() -> None:
+    assert row(elsewhere(daemon_step(1) | open_mpi(3, 6, 1, 2)), "launcher").passed_over == (
+        "Slurm: SLURM_PROCID=1: Open MPI comes first",
+    )
+    assert "Slurm: SLURM_JOB_ID=1207: an allocation or its shell, not a step" in (
+        row(elsewhere(batch_body()), "launcher").passed_over
+    )
 
 
 def test_every_launcher_decides_by_its_own_variables() -> None:
@@ -116,14 +149,6 @@ def test_every_launcher_decides_by_its_own_variables() -> None:
         assert said(found, "local_world_size") == ("?", "told when the ranks meet")
 
 
-def test_channel_env_passes_the_launcher_over() -> None:
-    found = elsewhere(step(0) | EXPLICIT, channel="env")
-    assert said(found, "rank") == ("1", "RANK=1")
-    assert "SLURM_PROCID=0: of Slurm, and the launcher is explicit variables" in row(found, "rank").passed_over
-    assert said(found, "rank 0")[0] == "10.0.0.1:29500"
-    assert said(found, "ports") == ("29500", "MASTER_PORT")
-
-
 def test_elsewhere_a_pty_shell_is_taken_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     from srunddp.bootstrap.environment import slurm
 
@@ -131,11 +156,6 @@ def test_elsewhere_a_pty_shell_is_taken_for_a_step(monkeypatch: pytest.MonkeyPat
     found = elsewhere(pty_shell(1))
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
     assert found.notes == ("SLURM_PTY_PORT=40001: taken for a step, not for a shell of srun --pty",)
-
-
-def test_the_node_of_another_machine_is_not_this_one() -> None:
-    assert said(elsewhere(step(1)), "node") == ("node02", "SLURMD_NODENAME")
-    assert said(elsewhere(open_mpi(1)), "node")[0] == "?"
 
 
 # Channels.
@@ -149,13 +169,6 @@ def test_each_channel_that_is_not_taken_has_its_reason() -> None:
         "mpi: PMIX_RANK is not set, as without srun --mpi=pmix",
         "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
     )
-    assert said(found, "proof") == ("secret", "carried over pmi")
-
-
-def test_a_channel_that_was_asked_for_passes_the_better_one_over() -> None:
-    found = elsewhere(step(1, **PMI2), channel="slurm")
-    assert said(found, "channel") == ("slurm", "--channel, SLURM_STEP_NODELIST=node[02-03]")
-    assert "pmi: --channel slurm was asked for" in row(found, "channel").passed_over
 
 
 # Interface and what is exported.
@@ -243,8 +256,6 @@ def test_the_rule_of_the_ports_is_named(conf: str) -> None:
     asked = elsewhere(reserved, ifaces=conf, ports=range(30000, 30011))
     assert said(asked, "ports")[1].startswith("--port 30000-30010; ")
     assert f"ports: of {conf}:2:3: --port rules" in row(asked, "ports").passed_over
-    assert said(elsewhere(hydra(0)), "ports") == ("any", "the kernel's choice, published")
-    assert said(elsewhere(step(1)), "store port") == ("any", "the kernel's choice")
 
 
 def test_master_addr_below_slurm_is_passed_over() -> None:
@@ -299,10 +310,7 @@ def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatc
 
 def test_a_contradicting_rank_is_an_error() -> None:
     found = elsewhere(step(1, RANK="3"))
-    assert said(found, "rank") == ("1", "SLURM_PROCID=1")
-    assert row(found, "rank").passed_over == ("RANK=3: of explicit variables, and the launcher is Slurm",)
     assert said(found, "channel")[0] == "slurm"
-    assert found.exit_code == 78
     assert found.text.splitlines()[-1].startswith("[rank 1] error: RANK=3, but SLURM_PROCID=1; expected ")
 
 
@@ -312,26 +320,6 @@ def test_launchers_that_disagree_are_both_shown() -> None:
     assert {"OMPI_COMM_WORLD_RANK=1: of Open MPI", "PMI_RANK=0: of Hydra"} <= set(row(found, "rank").passed_over)
     assert said(found, "node") == ("node02", "SLURMD_NODENAME")
     assert found.text.splitlines()[-1].startswith("[rank 1] error: two launchers disagree: ")
-
-
-def test_partial_explicit_variables_decide_nothing() -> None:
-    found = elsewhere({"RANK": "3", "WORLD_SIZE": "4"})
-    assert said(found, "rank") == ("?", "see the error")
-    assert found.exit_code == 78
-
-
-def test_partial_variables_with_channel_env_decide_nothing() -> None:
-    found = elsewhere(step(1, RANK="1"), channel="env")
-    assert said(found, "rank") == ("?", "see the error")
-    assert found.exit_code == 78
-
-
-def test_a_channel_that_is_not_there_leaves_the_ranks_numbers() -> None:
-    found = elsewhere(step(1), channel="pmi")
-    assert said(found, "rank") == ("1", "SLURM_PROCID=1")
-    assert said(found, "channel") == ("?", "see the error")
-    assert "pmi: PMI_FD is not set" in row(found, "channel").passed_over
-    assert found.exit_code == 78
 
 
 def test_a_wrong_file_leaves_the_ranks_numbers(tmp_path: Path) -> None:
