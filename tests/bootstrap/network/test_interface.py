@@ -185,11 +185,6 @@ def test_an_empty_variable_is_none() -> None:
     assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
 
 
-def test_a_prefix_passes_over_an_interface_that_cannot_be_used() -> None:
-    links = (link("ib0", "10.0.0.7", up=False), link("ib1"), link("ib2", "10.0.2.7"))
-    assert chosen(entry("eth0"), {"NCCL_SOCKET_IFNAME": "ib"}, links).name == "ib2"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
@@ -215,12 +210,6 @@ def test_auto_takes_the_interface_that_the_nodes_name_leads_to(names: dict[str, 
     names["node07"] = {"192.168.1.7"}
     found = chosen(entry("auto"))
     assert (found.name, found.source) == ("eth0", "auto, ifaces.conf:4:3")
-
-
-def test_auto_takes_infiniband_and_then_the_fastest() -> None:
-    slow, fast = link("eth0", "10.0.0.1", speed=1000), link("eth1", "10.0.1.1", speed=100_000)
-    assert chosen(entry("auto"), links=(LO, slow, fast)).name == "eth1"
-    assert chosen(entry("auto"), links=(LO, slow, fast, IB0)).name == "ib0"
 
 
 def test_auto_names_what_it_passed_over_and_why() -> None:
@@ -271,29 +260,32 @@ def test_without_a_file_every_node_chooses_by_itself() -> None:
 # One node.
 
 
-def test_auto_on_one_node_is_loopback() -> None:
-    found = chosen(entry("auto"), who=rank(world_size=4))
-    assert (found.name, found.address) == ("lo", "127.0.0.1")
-    assert found.exports == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+FAST = link("eth1", "10.0.1.1", speed=100_000)
+DOWN = link("ib0", "10.0.0.7", up=False)
+ONE_NODE = rank(world_size=4)
 
 
-def test_auto_is_not_loopback_where_nodes_are_unknown() -> None:
-    assert chosen(entry("auto"), who=rank(world_size=4, local_world_size=None)).name != "lo"
-
-
-def test_loopback_may_be_named_on_one_node() -> None:
-    assert chosen(entry("lo"), who=rank(world_size=4)).name == "lo"
-    assert chosen(entry("eth0"), {"GLOO_SOCKET_IFNAME": "lo"}, who=rank(world_size=4)).name == "lo"
-
-
-def test_an_entrys_interface_holds_on_one_node_too() -> None:
-    assert chosen(entry("ib0"), who=rank(world_size=4)).name == "ib0"
-
-
-def test_a_world_of_one_needs_no_interface() -> None:
-    """It must work on a laptop without a network, whatever the site's file says."""
-    found = chosen(entry("ib7"), links=(LO,), who=rank(world_size=1, local_world_size=1))
-    assert (found.name, found.address) == ("lo", "127.0.0.1")
+@pytest.mark.parametrize(
+    ("of", "variables", "links", "who", "name"),
+    [
+        ("eth0", {"NCCL_SOCKET_IFNAME": "ib"}, (DOWN, link("ib1"), link("ib2", "10.0.2.7")), rank(), "ib2"),
+        ("auto", {}, (LO, ETH, FAST), rank(), "eth1"),
+        ("auto", {}, (LO, ETH, FAST, IB0), rank(), "ib0"),
+        ("auto", {}, LINKS, ONE_NODE, "lo"),
+        ("auto", {}, LINKS, rank(world_size=4, local_world_size=None), "ib1"),  # how many nodes is not known
+        ("lo", {}, LINKS, ONE_NODE, "lo"),
+        ("eth0", {"GLOO_SOCKET_IFNAME": "lo"}, LINKS, ONE_NODE, "lo"),
+        ("ib0", {}, LINKS, ONE_NODE, "ib0"),
+        ("ib7", {}, (LO,), rank(world_size=1, local_world_size=1), "lo"),  # a laptop, whatever the site's file says
+    ],
+)
+def test_the_interface_that_is_taken(
+    of: str, variables: dict[str, str], links: tuple[NetworkInterface, ...], who: Environment, name: str
+) -> None:
+    found = chosen(entry(of), variables, links, who)
+    assert found.name == name
+    assert {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} | variables == found.exports
+    assert found.address == {each.name: each for each in links}[name].addresses[0]
 
 
 def test_a_world_of_one_still_gets_the_entrys_variables() -> None:
