@@ -11,7 +11,7 @@ from srunddp.monitor.sampler import cgroup
 from srunddp.monitor.sampler.cgroup import JobGroup
 from srunddp.monitor.sampler.kernel_file import opened
 from srunddp.monitor.sampler.tasks import Tasks
-from srunddp.util.kernel_file import text_of
+from srunddp.util.sysfs import text_of
 
 COLUMNS = (
     "time",

@@ -1,4 +1,4 @@
-"""Files of the kernel, below /proc and /sys."""
+"""What the kernel says in its files below /proc and /sys."""
 
 from __future__ import annotations
 
