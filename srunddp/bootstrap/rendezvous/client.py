@@ -205,10 +205,10 @@ class RendezvousClient:
         claim = Challenge(
             self.hello.token, self.hello.rank, str(Address(*line.getpeername()[:2])), nonce, greeting["nonce"]
         )
-        if objection := self.own.objection(greeting.get("proof"), claim.text(auth.SERVER)):
+        if objection := self.own.why_invalid(greeting.get("proof"), claim.text(auth.SERVER)):
             raise _RefusedError(f"did not prove that it is rank 0: {objection}")
         try:
-            return self.own.prove(claim.text(auth.CLIENT))
+            return self.own.sign(claim.text(auth.CLIENT))
         except auth.ProofError as reason:
             raise _RefusedError(f"cannot be given a proof: {reason}") from None
 

@@ -138,7 +138,7 @@ def rendezvous(
             trust=own,
             say=say,
             interrupt=interrupt,
-        ).gather(deadline)
+        ).accept_all(deadline)
     candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, heard)
     from srunddp.bootstrap.rendezvous import client
 

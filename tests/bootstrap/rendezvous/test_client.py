@@ -81,7 +81,7 @@ class RankZero:
         self.held = held or bind_sockets("127.0.0.1", [0], [0])
         self.interrupt = CancelToken()
         self.said: list[str] = []
-        quick = {"every": LONG, "mourn": 0.2}
+        quick = {"every": LONG, "linger": 0.2}
         self.roster = RendezvousServer(
             own=own,
             held=self.held,
@@ -98,7 +98,7 @@ class RankZero:
 
     def _gather(self, within: float) -> None:
         try:
-            self._result.set_result(self.roster.gather(soon(within)))
+            self._result.set_result(self.roster.accept_all(soon(within)))
         except BaseException as error:
             self._result.set_exception(error)
 
@@ -793,7 +793,7 @@ def test_rank_zeros_own_failure_ends_the_meeting_at_once_for_all() -> None:
 
 
 def test_a_rank_that_comes_after_a_failure_is_told_of_it() -> None:
-    with rank_zero(4, mourn=LONG) as server:
+    with rank_zero(4, linger=LONG) as server:
         assert report_failure([server.address], hello(1, 4), UNPROVEN, AbortReason("broken", 78), soon())
         for rank in (2, 3):
             late = meet_later(server, hello(rank, 4))
@@ -839,7 +839,7 @@ def test_2048_ranks_meet_within_seconds() -> None:
         for rank, one in lines.items():
             seen = json_lines.receive(one)
             claim = Challenge(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
-            json_lines.send(one, {"here": True, "proof": HmacAuthenticator(b"s" * 32).prove(claim.text(CLIENT))})
+            json_lines.send(one, {"here": True, "proof": HmacAuthenticator(b"s" * 32).sign(claim.text(CLIENT))})
         meetings = [json_lines.receive(one)["meeting"] for one in lines.values()]
         assert time.monotonic() - began < 20
         assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]
