@@ -14,15 +14,7 @@ from srunddp.bootstrap.network.interface import NetworkInterface
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.explain.context import ExplainOptions, Explanation, NodeFacts, Row
 from srunddp.explain.explain import explain, visible_devices
-from tests.support.launchers import (
-    batch_body,
-    daemon_step,
-    hydra,
-    interactive_step,
-    open_mpi,
-    pty_shell,
-    step,
-)
+from tests.support.launchers import batch_body, daemon_step, hydra, interactive_step, open_mpi, pty_shell, step
 from tests.support.starting import write
 
 CONF = """\

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import re
 import shutil
@@ -8,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srunddp.errors import ConfigError
@@ -179,6 +180,7 @@ def different_of(lists: Iterator[str], scontrol: dict[str, str]) -> list[str]:
     return different
 
 
+@settings(deadline=None, derandomize="CI" in os.environ)
 @given(st.one_of(st.text(), st.text(alphabet="ab01[]-,*?. \n")))
 def test_any_text_expands_or_raises_the_one_error(text: str) -> None:
     try:

@@ -92,10 +92,7 @@ def inner(rank, port=0):
             "sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', 'inner.py'",
             "inner(-1)",
         ),
-        (
-            "sys.executable, 'inner.py'",
-            "if __name__ == '__main__': mp.spawn(inner, args=free(), nprocs=2)",
-        ),
+        ("sys.executable, 'inner.py'", "if __name__ == '__main__': mp.spawn(inner, args=free(), nprocs=2)"),
     ],
     ids=["torchrun", "mp.spawn"],
 )

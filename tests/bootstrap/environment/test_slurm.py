@@ -10,15 +10,7 @@ import pytest
 from srunddp.bootstrap.environment import slurm
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
-from tests.support.launchers import (
-    JOB,
-    PID,
-    batch_body,
-    interactive_step,
-    nested_in_pty_shell,
-    pty_shell,
-    step,
-)
+from tests.support.launchers import JOB, PID, batch_body, interactive_step, nested_in_pty_shell, pty_shell, step
 
 
 @pytest.mark.parametrize(
@@ -44,13 +36,22 @@ def test_wrong_task_counts_are_shown_with_their_variable(counts: str) -> None:
         slurm.task_counts(counts)
 
 
-def test_a_task_of_a_step_is_one() -> None:
-    assert slurm.in_step(step())
-
-
-def test_a_step_named_interactive_by_salloc_is_one() -> None:
-    """salloc gives the job this name, and its later steps inherit it."""
-    assert slurm.in_step(step(SLURM_JOB_NAME="interactive"))
+@pytest.mark.parametrize(
+    ("variables", "in_step", "in_allocation"),
+    [
+        (step(), True, True),
+        (step(SLURM_JOB_NAME="interactive"), True, True),  # salloc's name for the job, which later steps inherit
+        (batch_body(), False, True),
+        (JOB, False, True),  # salloc's shell
+        ({}, False, False),
+        *(
+            (step(**{name: ""}), False, True)
+            for name in (slurm.RANK, slurm.LOCAL_RANK, slurm.WORLD_SIZE, slurm.STEP_ID)
+        ),
+    ],
+)
+def test_a_step_is_told_from_an_allocation(variables: dict[str, str], in_step: bool, in_allocation: bool) -> None:
+    assert (slurm.in_step(variables), slurm.in_allocation(variables)) == (in_step, in_allocation)
 
 
 @pytest.mark.parametrize("name", ["batch", "interactive", "extern", "pending"])
@@ -60,26 +61,6 @@ def test_slurms_reserved_steps_are_no_steps(name: str, sign: str) -> None:
     step_id = str(number if sign == "unsigned" else number - (1 << 32))
     assert not slurm.in_step(step(SLURM_STEP_ID=step_id))
     assert not slurm.in_step(interactive_step(step_id))
-
-
-def test_a_batch_body_is_no_step_but_an_allocation() -> None:
-    assert not slurm.in_step(batch_body())
-    assert slurm.in_allocation(batch_body())
-
-
-def test_a_salloc_shell_is_no_step_but_an_allocation() -> None:
-    assert not slurm.in_step(JOB)
-    assert slurm.in_allocation(JOB)
-
-
-def test_nothing_of_slurm_is_no_allocation() -> None:
-    assert not slurm.in_step({})
-    assert not slurm.in_allocation({})
-
-
-@pytest.mark.parametrize("missing", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"])
-def test_half_a_step_is_none(missing: str) -> None:
-    assert not slurm.in_step(step(**{missing: ""}))
 
 
 def test_typed_into_a_pty_shell_is_told_from_srun_pty() -> None:

@@ -504,41 +504,6 @@ def test_what_people_would_write_is_told_the_right_key(typo: str) -> None:
 
 # Whatever is in the file: entries or the one error.
 
-
-def only_config_errors(data: bytes) -> None:
-    try:
-        found = parse(data, "ifaces.conf")
-    except ConfigError:
-        return
-    for entry in found:
-        entry.matches("node1")
-        assert isinstance(entry.address.format(node="node1"), str)
-        for name, value in entry.env.items():
-            assert "=" not in name
-            assert "\0" not in name + value
-            os.fsencode(name + value)
-
-
-@settings(max_examples=400)
-@example(b"\x00")
-@example(b"\xef\xbb\xbf- nodes: a")
-@example(b"\xff\xfe-\x00 \x00")
-@example(b"%YAML 9" + b"9" * 5000 + b".1\n--- a")
-@example(b"&a [*a]")
-@example(b"- &a {nodes: *a, interface: b}")
-@example(b"- {nodes: n, interface: b, <<: {env: {}}}")
-@example(b"- !!python/object/apply:os.system [ls]")
-@given(st.binary(max_size=200))
-def test_any_bytes_give_entries_or_the_one_error(data: bytes) -> None:
-    only_config_errors(data)
-
-
-@settings(max_examples=400)
-@given(st.text(alphabet=st.sampled_from("abn:-[]{},*&!|>'\"%@`#?~ \n\t\\x0{node}\u0085\u2028ä🙂"), max_size=60))
-def test_any_text_gives_entries_or_the_one_error(text: str) -> None:
-    only_config_errors(text.encode())
-
-
 _SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -554,15 +519,32 @@ _VALUES = st.recursive(
 )
 _ENTRIES = st.dictionaries(st.one_of(st.sampled_from(KEYS), _SCALARS), _VALUES, max_size=5)
 _WHOLE = st.fixed_dictionaries({"nodes": st.just("node[1-3]"), "interface": st.just("ib0")})
-
-
-@settings(max_examples=400)
-@given(
-    st.one_of(
-        _VALUES,
-        st.lists(_ENTRIES, max_size=3),
-        st.lists(st.builds(lambda whole, more: whole | more, _WHOLE, _ENTRIES), max_size=2),
-    )
+_LISTS = st.one_of(st.lists(_ENTRIES, max_size=3), st.lists(st.builds(dict.__or__, _WHOLE, _ENTRIES), max_size=2))
+_YAML = st.one_of(_VALUES, _LISTS).map(
+    lambda data: yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass")
 )
-def test_any_yaml_gives_entries_or_the_one_error(data: object) -> None:
-    only_config_errors(yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass"))
+_TEXT = st.text(alphabet=st.sampled_from("abn:-[]{},*&!|>'\"%@`#?~ \n\t\\x0{node}\u0085\u2028ä🙂"), max_size=60)
+
+
+@settings(max_examples=1200)
+@example(b"\x00")
+@example(b"\xef\xbb\xbf- nodes: a")
+@example(b"\xff\xfe-\x00 \x00")
+@example(b"%YAML 9" + b"9" * 5000 + b".1\n--- a")
+@example(b"&a [*a]")
+@example(b"- &a {nodes: *a, interface: b}")
+@example(b"- {nodes: n, interface: b, <<: {env: {}}}")
+@example(b"- !!python/object/apply:os.system [ls]")
+@given(st.one_of(st.binary(max_size=200), _TEXT.map(str.encode), _YAML))
+def test_any_file_gives_entries_or_the_one_error(data: bytes) -> None:
+    try:
+        found = parse(data, "ifaces.conf")
+    except ConfigError:
+        return
+    for entry in found:
+        entry.matches("node1")
+        assert isinstance(entry.address.format(node="node1"), str)
+        for name, value in entry.env.items():
+            assert "=" not in name
+            assert "\0" not in name + value
+            os.fsencode(name + value)

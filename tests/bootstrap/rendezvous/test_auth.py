@@ -17,15 +17,7 @@ from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.errors import PeerError, RendezvousError
 from srunddp.util import json_lines
-from tests.bootstrap.rendezvous.test_client import (
-    NONCE,
-    greeting,
-    hello,
-    rank_zero,
-    refusal,
-    soon,
-    until,
-)
+from tests.bootstrap.rendezvous.test_client import NONCE, greeting, hello, rank_zero, refusal, soon, until
 from tests.conftest import missing
 from tests.support.munged import munged
 

@@ -30,7 +30,6 @@ from srunddp.bootstrap.rendezvous.protocol import (
 from srunddp.bootstrap.rendezvous.server import RendezvousServer
 from srunddp.errors import PeerError, RendezvousError, Scope
 from srunddp.util import json_lines
-from srunddp.util.hostlist import fold_ranks
 from tests.support.launchers import PID, step
 
 LONG = 30.0  # a limit that only a broken rendezvous reaches
@@ -135,12 +134,7 @@ class RankZero:
 
 @contextmanager
 def rank_zero(
-    world_size: int = 2,
-    node: str = "node01",
-    *,
-    token: str = TOKEN,
-    held: BoundSockets | None = None,
-    **more: Any,
+    world_size: int = 2, node: str = "node01", *, token: str = TOKEN, held: BoundSockets | None = None, **more: Any
 ) -> Iterator[RankZero]:
     """Keyword arguments are RankZero's, and those that it hands on to the Roster."""
     host = held.line_address.host if held else "127.0.0.1"
@@ -247,13 +241,6 @@ def test_hosts_with_one_name_are_nodes_of_their_own(told: int) -> None:
     assert [meeting.node_rank for meeting in meetings] == [0, 1, 0, 1]
     assert [meeting.local_world_size for meeting in meetings] == [told or 2] * 4
     assert {meeting.nnodes for meeting in meetings} == {2}
-
-
-def test_512_ranks_meet() -> None:
-    with rank_zero(512, "node000") as server:
-        meetings = meet(server, *(hello(rank, 512, f"node{rank // 8:03d}") for rank in range(1, 512)))
-    assert [meeting.node_rank for meeting in meetings] == [rank // 8 for rank in range(512)]
-    assert {(meeting.nnodes, meeting.local_world_size) for meeting in meetings} == {(64, 8)}
 
 
 def test_they_meet_over_ipv6() -> None:
@@ -404,17 +391,7 @@ def test_a_stranger_hears_nothing_but_the_hello(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        b"",
-        b"\n",
-        b"[1]\n",
-        b"7\n",
-        b'"hello"\n',
-        b"{\n",
-        b"\xff\xfe\n",
-        b"9" * 5000,
-        b"[" * 4000,
-    ],
+    [b"", b"\n", b"[1]\n", b"7\n", b'"hello"\n', b"{\n", b"\xff\xfe\n", b"9" * 5000, b"[" * 4000],
     ids=lambda text: repr(text[:8]),
 )
 def test_a_line_that_is_no_message_of_ours_is_empty(text: bytes) -> None:
@@ -573,23 +550,12 @@ def test_missing_ranks_are_named_with_their_nodes() -> None:
         assert [one.result(LONG) for one in came] == [text] * 3
 
 
-def test_missing_ranks_are_named_where_their_nodes_are_unknown() -> None:
-    with rank_zero(12, within=0.1) as server:
-        assert "11 of 12 ranks did not come: ranks 1-11; expected " in server.refusal()
-
-
 def test_strangers_do_not_delay_the_deadline() -> None:
     with rank_zero(2, within=1) as server, server.connect(), server.connect() as mute:
         mute.sendall(b"half a line")
         began = time.monotonic()
-        assert "1 of 2 ranks did not come: rank 1" in server.refusal()
+        assert "1 of 2 ranks did not come: rank 1; expected " in server.refusal()
         assert time.monotonic() - began < 10
-
-
-def test_ranks_are_folded_by_node() -> None:
-    layout = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 9: "c"}
-    assert fold_ranks([0, 1, 2, 4, 9], layout) == "ranks 0-2 on a, rank 4 on b, rank 9 on c"
-    assert fold_ranks([0, 2, 3, 4, 17, 18], layout) == "ranks 0,2 on a, ranks 3-4 on b, ranks 17-18"
 
 
 def test_rank_zero_not_found_says_where_it_looked() -> None:

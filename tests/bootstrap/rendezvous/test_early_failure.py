@@ -77,9 +77,7 @@ def test_rank_zero_is_heard_on_its_own_addresses_alone(monkeypatch: pytest.Monke
     assert discovery.resolve_node(replace(who, local_world_size=4), None, (DEFAULT,)) == ["127.0.0.1"]
 
 
-def test_without_an_interface_all_own_addresses_are_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_an_interface_all_own_addresses_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "list_interfaces", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1"))
     who = detect.detect(step(1), pid=PID)
     found = discovery.candidate_addresses(who, None, (DEFAULT,), range(40000, 40002))
