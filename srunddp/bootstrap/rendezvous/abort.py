@@ -13,7 +13,7 @@ from typing import Any
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 
 _LONGEST = 2000
-TELL_FOR = 5.0  # seconds for which ranks that come after a failure are told of it
+TELL_FOR = 5.0  # seconds for which a rank tells rank 0 that it has failed, and rank 0 those that come later
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def refusal(server: RankZero | Address, one: Hello, within: float = LONG) -> str
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mute stranger costs a rank this long before it looks elsewhere."""
-    monkeypatch.setattr(client, "_ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr(client, "ANSWER_WITHIN", 0.3)
 
 
 # They meet.
@@ -735,7 +735,7 @@ def test_worker_that_dies_during_the_search_is_told() -> None:
 
 
 def test_a_failure_that_reached_nobody_is_printed_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_TELL_WITHIN", 0.2)
+    monkeypatch.setattr(client, "TELL_FOR", 0.2)
     interrupt = CancelToken()
     interrupt.fail("its worker was killed", 137)
     with socket.socket() as silent:
