@@ -15,7 +15,7 @@ from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
 from srunddp.bootstrap.rendezvous.meet import RendezvousOptions, report_early_failure
 from srunddp.bootstrap.rendezvous.protocol import bind_sockets
 from srunddp.errors import ConfigError, PeerError
-from tests.bootstrap.environment.test_pmi import launcher
+from tests.bootstrap.environment.test_rank_zero_discovery import launcher
 from tests.bootstrap.rendezvous.test_client import rank_zero
 from tests.support.launchers import PID, hydra, open_mpi, step
 
