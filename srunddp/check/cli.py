@@ -97,7 +97,7 @@ def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
 
 def _ended(environment: Environment, code: int) -> int:
     """The exit code; where ranks may be missing, MPI's own end would wait for them."""
-    if code and "mpi" in environment.channels:
+    if code and any(each.starts_mpi for each in environment.discoveries):
         sys.stdout.flush()
         os._exit(code)
     return code

@@ -19,7 +19,7 @@ from typing import Any
 from srunddp.bootstrap.network.probe import half_open
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import Hello, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
 from srunddp.errors import RendezvousError
 from srunddp.util.json_lines import parse, send
 from srunddp.util.timeouts import call_in_daemon_thread
@@ -162,7 +162,9 @@ def gather(
         deadline: of :func:`time.monotonic`.
     """
     hub = Coordinator({0: own}, handle)
-    with AuthenticatedListener(listening, own.token, trust, own.world_size, hub.refused.append) as door:
+    with AuthenticatedListener(
+        listening=listening, token=own.token, trust=trust, world_size=own.world_size, say=hub.refused.append
+    ) as door:
         while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
             for hello, line, message in door.events(left):
                 if message is None and hub.lines.get(hello.rank) is line:
@@ -174,18 +176,7 @@ def gather(
     for listener in listening:
         listener.close()
     # A client waits for this; a check has no use for what is in it.
-    accepted = asdict(
-        RendezvousInfo(
-            master_addr="",
-            master_port=0,
-            nnodes=0,
-            node_rank=0,
-            local_world_size=0,
-            run=own.token,
-            channel="",
-            master_node=own.node,
-        )
-    )
+    accepted = asdict(RendezvousInfo.of_single_process(Address("", 0), own.token, own.node))
     for line in hub.lines.values():
         line.setblocking(True)
         send(line, {"meeting": accepted})

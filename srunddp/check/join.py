@@ -135,14 +135,13 @@ def _listen(
 
 def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     """Where rank 0 may listen: at each address that its names lead to."""
-    environment, entry, names = context.environment, DEFAULT, []
-    if environment.master:
-        names = [environment.master[0]]
+    environment, names, entry = context.environment, [], DEFAULT
+    zero = discovery.working_out(environment).rank_zero(environment)
+    if not zero.is_node:
+        names = [zero.name]
     else:
-        assert environment.step is not None
-        node = discovery.rank_zero_node(environment.step)
-        entry = entry_or_default(context.loaded.entries, node)
-        names = [discovery.hostname_of(entry, node), node] if node != environment.node else []
+        entry = entry_or_default(context.loaded.entries, zero.name)
+        names = [discovery.hostname_of(entry, zero.name), zero.name] if not zero.here else []
     hosts = [host for name in names for host in sorted(addresses_of(name))]
     hosts += [] if names else _own_addresses(environment, context.interface)
     allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]

@@ -8,9 +8,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from srunddp.bootstrap.environment.cpus import text_of
-from srunddp.bootstrap.environment.cuda_visible_devices import VisibleDevice, instances, query_or, visible
-from srunddp.bootstrap.environment.slurm import expand
+from srunddp.util.cuda_visible_devices import VisibleDevice, instances, query_or, visible
+from srunddp.util.hostlist import expand
+from srunddp.util.sysfs import text_of
 
 _READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
 

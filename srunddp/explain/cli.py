@@ -52,7 +52,8 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
         SrunddpError: an option is wrong.
     """
     from srunddp.explain import environ_dump
-    from srunddp.explain.explain import ExplainOptions, explain, this_node
+    from srunddp.explain.context import ExplainOptions, this_node
+    from srunddp.explain.explain import explain
 
     staged = None
     if given["staged"] and env_file is None:

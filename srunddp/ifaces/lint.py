@@ -7,12 +7,11 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.bootstrap.environment.slurm import expand
 from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, IfacesEntry, load
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback
 from srunddp.bootstrap.rendezvous.discovery import hostname_of
 from srunddp.check.finding import FAIL, WARN, Finding
-from srunddp.util.hostlist import fold
+from srunddp.util.hostlist import expand, fold
 from srunddp.util.slurm_command import output
 
 NAME = "ifaces"

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from srunddp.bootstrap.network import infiniband
 from srunddp.bootstrap.network.interface import addresses_of, list_interfaces, why_unusable
 from srunddp.bootstrap.network.probe import NO_ANSWER, Probe, Prober
 from srunddp.check.connectivity import run_listeners, run_plan
 from srunddp.check.coordinator import Coordinator
+from srunddp.util import infiniband
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.timeouts import call_in_daemon_thread
 

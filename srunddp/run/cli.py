@@ -14,8 +14,14 @@ import click
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect, likely_ranks
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
-from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
-from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions, bind, prepare
+from srunddp.bootstrap.rendezvous.meet import (
+    DEFAULT_TIMEOUT,
+    RankSetup,
+    RendezvousOptions,
+    bind,
+    prepare,
+    report_early_failure,
+)
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.monitor.monitor import MonitorConfig, NullMonitor, open_monitor

@@ -213,8 +213,7 @@ def _rank_variable(environment: Environment) -> str:
 
 
 def _launcher(environment: Environment) -> signals.Launcher:
-    told = environment.launcher not in ("none", "explicit variables")
-    variable = environment.sources["rank"].partition("=")[0] if told else ""
+    variable = environment.sources["rank"].partition("=")[0] if environment.has_launcher else ""
     return signals.find_launcher(variable, slurm=environment.step is not None)
 
 

@@ -69,7 +69,7 @@ def run_worker(prepared: RankSetup, script: user_script.Script, bench: WorkerCon
     if held:
         held.line.close()
     _set_up(bench)
-    if environment.world_size > 1 and environment.channels[0] == "mpi":
+    if environment.world_size > 1 and environment.discovery.starts_mpi:
         supervisor.send(_told_by_mpi(prepared))
     answer = supervisor.receive()
     if answer is None:
@@ -183,7 +183,9 @@ def _end_without_teardown(code: int) -> NoReturn:
 
 def _told_by_mpi(prepared: RankSetup) -> dict[str, str]:
     try:
-        return {"told": mpi.broadcast(prepared.told, prepared.environment.world_size, prepared.interface.name)}
+        environment, name = prepared.environment, prepared.interface.name
+        told = environment.discovery.exchange(prepared.told, environment, prepared.options.timeout, name)
+        return {"told": told}
     except mpi.MpiNotLaunchedError as reason:
         return {"no_world": str(reason)}
     except RendezvousError as error:

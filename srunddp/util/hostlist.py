@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from srunddp.errors import ConfigError, Scope
+
+LONGEST_LIST = 65536
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -13,7 +17,7 @@ V = TypeVar("V")
 def fold(names: Iterable[str]) -> str:
     """``login,node[01-04,07]``: names that differ in the last number before the first dot are one item.
 
-    :func:`srunddp.bootstrap.environment.slurm.expand` is the way back.
+    :func:`expand` is the way back.
     """
     numbers: dict[tuple[str, str], list[str]] = {}
     for name in sorted(set(names)):
@@ -58,3 +62,78 @@ def fold_ranks(ranks: Iterable[int], layout: Mapping[int, str]) -> str:
         where = f" on {node}" if node else ""
         parts.append(f"rank{'s' if len(theirs) > 1 else ''} {ranges(theirs)}{where}")
     return ", ".join(parts)
+
+
+def expand(host_list: str, *, where: str = "") -> list[str]:
+    """Expand a Slurm host list in Slurm's own order: ``rack[1-2]n[03,7]`` gives four names.
+
+    Args:
+        host_list: names with bracketed ranges, separated by commas; ``*`` and ``?`` stay as they are.
+        where: what the list was read from, for the message.
+
+    Raises:
+        ConfigError: brackets that do not match, a range that is none, or more than 65,536 names.
+    """
+    names: list[str] = []
+    for item in _split(host_list, where) if host_list else ():
+        names.extend(itertools.islice(_expand_item(item, host_list, where), LONGEST_LIST + 1))
+        if len(names) > LONGEST_LIST:
+            raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
+    return names
+
+
+def _split(host_list: str, where: str) -> Iterator[str]:
+    depth = start = 0
+    for position, character in enumerate(host_list + ","):
+        if character == "[":
+            depth += 1
+        elif character == "]":
+            depth -= 1
+        if depth not in (0, 1):
+            raise _bad_list(host_list, "brackets that do not match", where)
+        if character == "," and depth == 0:
+            yield host_list[start:position]
+            start = position + 1
+    if depth:
+        raise _bad_list(host_list, "brackets that do not match", where)
+
+
+def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
+    pieces = re.split(r"\[([^\]]*)\]", item)
+    if not item or any(not re.fullmatch(r"[\w.:*?-]*", text) for text in pieces[::2]):
+        raise _bad_list(host_list, f"{item!r}", where)
+    choices: list[list[str]] = []
+    for index, piece in enumerate(pieces):
+        choices.append(_expand_ranges(piece, host_list, where) if index % 2 else [piece])
+    for parts in itertools.product(*choices):
+        yield "".join(parts)
+
+
+def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+        if not match:
+            raise _bad_list(host_list, f"{part!r} in brackets", where)
+        low, high = match[1], match[2] or match[1]
+        if not 0 <= int(high) - int(low) < LONGEST_LIST:
+            raise _bad_list(host_list, f"the range {part}", where)
+        numbers.extend(f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1))
+        if len(numbers) > LONGEST_LIST:
+            raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
+    return numbers
+
+
+def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"host list {shortened(host_list)!r} has {what}",
+        expected="names and ranges like node[01-04,7],login",
+        hint="write it as `scontrol show hostlist` does",
+        where=where,
+        scope=Scope.NODE,
+    )
+
+
+def shortened(text: str) -> str:
+    """A text that may be very long, for a message."""
+    return text if len(text) <= 80 else text[:77] + "..."

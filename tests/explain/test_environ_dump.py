@@ -15,7 +15,7 @@ ODD = {"A": "1", "LINES": "one\n two\nthree =3\n", "EMPTY": "", "BASH_FUNC_ml%%"
 
 
 @pytest.mark.parametrize("option", [(), ("-0",)])
-def test_what_env_prints_is_read_back_with_values_of_several_lines(option: tuple[str, ...], tmp_path: Path) -> None:
+def test_values_of_several_lines_are_read_back(option: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "env").write_bytes(subprocess.run(["/usr/bin/env", *option], env=ODD, capture_output=True).stdout)
     assert read(str(tmp_path / "env")) == [ODD]
 

@@ -13,12 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-from srunddp.bootstrap.network import infiniband, interface, probe
-from srunddp.bootstrap.network.infiniband import Device
+from srunddp.bootstrap.network import interface, probe
 from srunddp.check.coordinator import Coordinator
 from srunddp.ifaces import scan
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.scan import Scanner, ScanResult, links, survey
+from srunddp.util import infiniband
+from srunddp.util.infiniband import Device
 from tests.cluster.network import tool
 from tests.conftest import ROOT
 from tests.support.many_nodes import PER_NODE, ManyNodes, host, quick

@@ -11,7 +11,7 @@ from multiprocessing.synchronize import Event
 
 from torch.distributed import TCPStore
 
-from srunddp.bootstrap.process_group.reverse_dns import without_reverse_dns
+from srunddp.bootstrap.process_group.store import without_reverse_dns
 
 LONG = 30.0
 # Forked, since torch takes long to import; apart, since a process in which one look-up failed tries no other.

@@ -52,7 +52,7 @@ def script(tmp_path: Path) -> Path:
         (["--quiet"], "Missing argument 'SCRIPT'"),
         (["-m"], "Missing argument 'SCRIPT'"),
         (["--backend", "mpi", "train.py"], "'mpi' is not one of 'nccl', 'gloo', 'auto'"),
-        (["--channel", "tcp", "train.py"], "'tcp' is not one of 'mpi', 'pmi', 'slurm', 'env'"),
+        (["--channel", "tcp", "train.py"], "'tcp' is not one of 'pmi', 'slurm', 'mpi', 'env'"),
         (["--timeout", "0", "train.py"], "Invalid value for '--timeout'"),
         (["--timeout", "soon", "train.py"], "Invalid value for '--timeout'"),
         ([], "Missing argument 'SCRIPT'"),

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pynvml
 
-from srunddp.bootstrap.environment import cuda_visible_devices as shared
+from srunddp.util import cuda_visible_devices as shared
 from srunddp.check import nvml
 from srunddp.monitor.sampler import gpu as gpu_of_sampler
 from tests.conftest import PROGRAMS

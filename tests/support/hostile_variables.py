@@ -19,6 +19,7 @@ from srunddp.bootstrap.network.ifaces_conf import DEFAULT
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.errors import SrunddpError
+from srunddp.util import hostlist
 from tests.support import launchers
 from tests.support.no_process import watch
 
@@ -105,15 +106,16 @@ class Campaign:
 
 
 def expanded(host_list: str) -> None:
-    slurm.expand(host_list)
+    hostlist.expand(host_list)
 
 
 def detected(variables: dict[str, str], channel: str | None) -> None:
     """All that is made of the variables before a socket opens."""
     likely_ranks(variables)
     found = detect(variables, channel=channel, pid=launchers.PID)
-    discovery.reason(found, variables)
-    if found.channels and found.channels[0] not in discovery.TELLING:
+    for way in found.discoveries:
+        way.source(found, variables)
+    if found.discoveries and not found.discovery.publishes:
         located(found)
 
 

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import itertools
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srunddp.bootstrap.environment.slurm import expand
-from srunddp.util.hostlist import fold, fold_ranks, ranges
+from srunddp.errors import ConfigError
+from srunddp.util.hostlist import expand, fold, fold_ranks, ranges
+from tests.conftest import missing
+from tests.support.host_lists import by_scontrol, host_lists
 
 FOLDED = {
     "node01": ["node01"],
@@ -42,3 +52,139 @@ def test_numbers_are_ranges() -> None:
 def test_ranks_are_named_by_node() -> None:
     layout = {0: "node01", 1: "node01", 4: "node03"}
     assert fold_ranks([0, 1, 4, 5], layout) == "ranks 0-1 on node01, rank 4 on node03, rank 5"
+
+
+# Host lists of Slurm, expanded.
+
+HOST_LISTS = {
+    "node01": ["node01"],
+    "alpha,beta": ["alpha", "beta"],
+    "beta,alpha": ["beta", "alpha"],
+    "a-b[1-3,007],c": ["a-b1", "a-b2", "a-b3", "a-b007", "c"],
+    "x[1-2],y[3-4]": ["x1", "x2", "y3", "y4"],
+    "a7,b[1-2]": ["a7", "b1", "b2"],
+    "n[0010-0012]": ["n0010", "n0011", "n0012"],
+    "n[098-101]": ["n098", "n099", "n100", "n101"],
+    "n[9-011]": ["n9", "n10", "n11"],
+    "n[3,1-2]": ["n3", "n1", "n2"],
+    "n[1,1]": ["n1", "n1"],
+    "rack[1-2]n[03-04]": ["rack1n03", "rack1n04", "rack2n03", "rack2n04"],
+    "a[1-2]b[3-4]c[5-6]": ["a1b3c5", "a1b3c6", "a1b4c5", "a1b4c6", "a2b3c5", "a2b3c6", "a2b4c5", "a2b4c6"],
+    "n[1-2]-ib": ["n1-ib", "n2-ib"],
+    "node[1-2].site.org": ["node1.site.org", "node2.site.org"],
+    "[1-3]": ["1", "2", "3"],
+    "gpu[12]": ["gpu12"],
+    "*": ["*"],
+    "gpu*,login?": ["gpu*", "login?"],
+    "": [],
+}
+
+
+@pytest.mark.parametrize(("host_list", "names"), HOST_LISTS.items())
+def test_expand_gives_all_names_in_slurms_order(host_list: str, names: list[str]) -> None:
+    assert expand(host_list) == names
+
+
+@pytest.mark.parametrize(
+    "host_list",
+    [
+        "node[1-2",
+        "node1-2]",
+        "node]1[",
+        "node[[1-2]]",
+        "node[]",
+        "node[3-1]",
+        "node[a-b]",
+        "node[1-]",
+        "node[-1]",
+        "node[1--2]",
+        "node[1,,2]",
+        "node[1:2]",
+        "node[1-2-3]",
+        "node[1 - 2]",
+        "node[*]",
+        "node[0-65536]",
+        "node[1-60000,1-60000]",
+        "node[1-60000][1-60000]",
+        "node[" + ",".join(["1-65000"] * 100_000) + "]",
+        "node[0-99999999999999999999]",
+        "node1,,node2",
+        "node1,",
+        ",node1",
+        "node1 node2",
+        "node1;rm",
+        "node/1",
+        "!node1",
+        "@group",
+        "node{1..3}",
+    ],
+    ids=lambda text: text if len(text) < 30 else text[:30],
+)
+def test_a_wrong_host_list_raises_one_error_that_shows_it(host_list: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand(host_list, where="ifaces.conf:3:10")
+    text = str(caught.value)
+    assert text.startswith("ifaces.conf:3:10: host list ")
+    assert (host_list if len(host_list) <= 80 else host_list[:70]) in text
+    assert "expected names and ranges like node[01-04,7],login" in text
+    assert "->" in text
+    assert "\n" not in text
+    assert len(text) < 400
+
+
+def test_a_host_list_of_the_largest_cluster_is_expanded() -> None:
+    assert len(expand("n[0-65535]")) == 65536
+    assert len(expand("r[1-256]n[1-256]")) == 65536
+
+
+@pytest.fixture(scope="module")
+def scontrol(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which ``scontrol show hostnames`` works without a cluster."""
+    if shutil.which("scontrol") is None:
+        missing("scontrol is not installed")
+    conf = tmp_path_factory.mktemp("slurm") / "slurm.conf"
+    conf.write_text("ClusterName=none\nSlurmctldHost=localhost\n")
+    return {"SLURM_CONF": str(conf), "PATH": "/usr/bin:/bin:/usr/local/bin"}
+
+
+def _by_scontrol(host_list: str, scontrol: dict[str, str]) -> list[str]:
+    command = ["scontrol", "show", "hostnames", host_list]
+    return subprocess.run(command, env=scontrol, capture_output=True, text=True, check=True, timeout=180).stdout.split()
+
+
+def test_the_table_is_what_scontrol_says(scontrol: dict[str, str]) -> None:
+    # scontrol knows no suffix after a bracket and no wildcards, and turns the brackets of a name with three around.
+    both = {text: names for text, names in HOST_LISTS.items() if not re.search(r"\][^,[]+(,|$)|[*?]|\[.*\[.*\[", text)}
+    assert len(both) >= 13
+    for host_list, names in both.items():
+        assert _by_scontrol(host_list, scontrol) == names
+
+
+def test_seeded_host_lists_expand_as_scontrol_expands_them(scontrol: dict[str, str]) -> None:
+    assert different_of(host_lists(random.Random(1), 2000), scontrol) == []
+
+
+@pytest.mark.soak
+def test_a_hundred_thousand_seeded_host_lists_expand_alike(scontrol: dict[str, str]) -> None:
+    assert different_of(host_lists(random.Random(23), 100_000), scontrol) == []
+
+
+def different_of(lists: Iterator[str], scontrol: dict[str, str]) -> list[str]:
+    """Those that we expand to something else; ten thousand at a time."""
+    different = []
+    while some := list(itertools.islice(lists, 10_000)):
+        for text, names in zip(some, by_scontrol(some, scontrol), strict=True):
+            assert names
+            if expand(text) != names:
+                different.append(text)
+    return different
+
+
+@settings(deadline=None, derandomize="CI" in os.environ)
+@given(st.one_of(st.text(), st.text(alphabet="ab01[]-,*?. \n")))
+def test_any_text_expands_or_raises_the_one_error(text: str) -> None:
+    try:
+        names = expand(text)
+    except ConfigError:
+        return
+    assert all(name or not text for name in names)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from srunddp.util.sysfs import text_of
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that is set
 
@@ -42,7 +44,7 @@ def usable() -> int:
 
 def mask() -> str:
     """What two processes have in common if they have the same affinity mask; a mask's own digits may be too many."""
-    return hashlib.blake2b(str(sorted(os.sched_getaffinity(0))).encode(), digest_size=8).hexdigest()
+    return f"{zlib.crc32(str(sorted(os.sched_getaffinity(0))).encode()):08x}"
 
 
 def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
@@ -136,11 +138,3 @@ def _of_v1(folder: Path) -> float | None:
 def _number(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name, "")
     return int(value) if value.isdecimal() else 0
-
-
-def text_of(path: Path) -> str:
-    """What is in a file of the kernel; empty where there is none."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

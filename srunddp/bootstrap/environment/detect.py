@@ -6,19 +6,37 @@ an allocation, a batch body and an interactive shell, which inherit Slurm's vari
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import os
 import socket
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from srunddp.bootstrap.environment import mpi, rank_process, slurm
+from srunddp.bootstrap.environment import mpi, slurm
+from srunddp.bootstrap.environment.rank_zero_discovery import (
+    DISCOVERIES,
+    EXPLICIT,
+    PMI,
+    Discovery,
+    discovery_named,
+    usable_discoveries,
+)
 from srunddp.errors import ConfigError, Scope
 
-EXPLICIT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-CHANNELS = ("mpi", "pmi", "slurm", "env")
-_SRUN = mpi.LauncherVariables("Slurm", slurm.RANK, slurm.WORLD_SIZE, slurm.LOCAL_RANK)
-_USER = mpi.LauncherVariables("explicit variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+CHANNELS = tuple(each.name for each in DISCOVERIES)
+NO_LAUNCHER = "none"
+# A mark for the processes that a rank starts: they inherit the launcher's variables, and are not that rank.
+RANK_PROCESS = "SRUNDDP_RANK_PROCESS"
+# One of these changes where a launcher starts processes below a rank.
+_TOLD = (
+    *("SLURM_JOB_ID", slurm.STEP_ID, slurm.RANK, "SLURM_TASK_PID"),
+    *("PMIX_NAMESPACE", "PMI_PORT", "OMPI_MCA_ess_base_jobid", "PALS_APID", "FLUX_JOB_ID"),
+    *EXPLICIT,
+    *(name for each in mpi.LAUNCHERS for name in (each.rank, each.world_size, each.local_rank)),
+)
+SRUN = mpi.LauncherVariables("Slurm", slurm.RANK, slurm.WORLD_SIZE, slurm.LOCAL_RANK)
+USER = mpi.LauncherVariables("explicit variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -30,7 +48,8 @@ class Environment:
         rank, local_rank, world_size: torch's terms.
         local_world_size: ranks on this node; None until the ranks have met, where nothing tells.
         node: this node's name, ``SLURMD_NODENAME`` or the hostname.
-        channels: the ways in which the ranks can meet, the best first; empty for a world of one.
+        discoveries: the ways to learn where rank 0 is that can be used, the preferred one first; empty for a single
+            process.
         sources: for each value the variable that decided it.
         notes: lines to be said once, such as what was ignored and why.
         step: Slurm's view, where a step of Slurm is the launcher.
@@ -43,7 +62,7 @@ class Environment:
     world_size: int
     local_world_size: int | None
     node: str
-    channels: tuple[str, ...]
+    discoveries: tuple[Discovery, ...]
     sources: Mapping[str, str]
     notes: tuple[str, ...] = ()
     step: slurm.SlurmStep | None = None
@@ -55,28 +74,48 @@ class Environment:
         at_home = self.master is not None and self.master[0].startswith(("127.", "localhost", "::1"))
         return at_home or self.world_size in (1, self.local_world_size)
 
+    @property
+    def has_launcher(self) -> bool:
+        """Whether srun or an MPI launcher started this process as a rank."""
+        return self.launcher not in (NO_LAUNCHER, USER.name)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether nothing says that this process is a rank."""
+        return self.launcher == NO_LAUNCHER
+
+    @property
+    def discovery(self) -> Discovery:
+        """The way that is tried first."""
+        return self.discoveries[0] if self.discoveries else discovery_named(None)
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The names of the ways, as ``--channel`` takes them."""
+        return tuple(each.name for each in self.discoveries)
+
 
 def detect(variables: Mapping[str, str], *, channel: str | None = None, pid: int | None = None) -> Environment:
     """Find out who this process is.
 
     Args:
         variables: the process's environment.
-        channel: one of ``mpi``, ``pmi``, ``slurm``, ``env`` to force that way of meeting.
+        channel: one of ``CHANNELS``, to use that way alone.
         pid: this process's id, to tell what srun started itself.
 
     Raises:
         ConfigError: launchers that disagree, incomplete or contradicting variables, a channel that is not there.
     """
-    if channel == "env":
+    if discovery_named(channel).overrides_launcher:
         return _explicit(variables)
     found = identify(variables, pid=pid)
     # A rank's own exports are no contradiction, in what it starts.
-    ours = found.master or rank_process.VARIABLE in variables
+    ours = found.master or RANK_PROCESS in variables
     return _forced(found if ours else _cross_check(found, variables), channel)
 
 
 def identify(variables: Mapping[str, str], *, pid: int | None = None) -> Environment:
-    """Who the innermost launcher says that this process is, unchecked, with all channels that are there.
+    """Who the innermost launcher says that this process is, unchecked, with all ways that can be used.
 
     Args:
         variables, pid: as in :func:`detect`.
@@ -85,7 +124,7 @@ def identify(variables: Mapping[str, str], *, pid: int | None = None) -> Environ
         ConfigError: launchers that disagree, incomplete or contradicting variables.
     """
     pid = os.getpid() if pid is None else pid
-    if pid and rank_process.is_below(variables, pid):  # 0 where it is another process's environment
+    if pid and is_below_rank(variables, pid):  # 0 where it is another process's environment
         return _single(variables, "a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
     if launchers := mpi.find_launchers(variables):
@@ -116,15 +155,16 @@ def _from_mpi(
     variables: Mapping[str, str], launchers: list[mpi.LauncherVariables], step: slurm.SlurmStep | None
 ) -> Environment:
     launcher = launchers[0]
-    found = _told(variables, launcher, _mpi_channels(variables))
+    found = _told(variables, launcher)
     for other in launchers[1:]:
         _agree(variables, launcher, found, (other.rank, other.world_size))
     if step and step.direct:
         _agree(variables, launcher, found, (slurm.RANK, slurm.WORLD_SIZE))
-    return replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
+    found = replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
+    return _with_discoveries(found, variables)
 
 
-def _told(variables: Mapping[str, str], launcher: mpi.LauncherVariables, channels: tuple[str, ...]) -> Environment:
+def _told(variables: Mapping[str, str], launcher: mpi.LauncherVariables) -> Environment:
     """Who a launcher's variables say that this process is."""
     # os.environ is asked for texts alone.
     local_size = launcher.local_world_size if (launcher.local_world_size or "") in variables else None
@@ -138,7 +178,7 @@ def _told(variables: Mapping[str, str], launcher: mpi.LauncherVariables, channel
         world_size=world_size,
         local_world_size=slurm.parse_uint(variables, local_size) if local_size else None,
         node=_node_name(variables),
-        channels=channels,
+        discoveries=(),
         sources={field: f"{name}={variables[name]}" for field, name in names.items()},
     )
 
@@ -155,30 +195,18 @@ def _agree(
         )
 
 
-def _mpi_channels(variables: Mapping[str, str]) -> tuple[str, ...]:
-    # Open MPI has no PMI-1: below it, PMI_FD is that of a daemon which srun started.
-    channels = ["pmi"] if "PMI_FD" in variables and "OMPI_COMM_WORLD_RANK" not in variables else []
-    return (*channels, "mpi") if _has_mpi4py() else tuple(channels)
-
-
-def _has_mpi4py() -> bool:
-    return importlib.util.find_spec("mpi4py") is not None
-
-
 def _from_slurm(variables: Mapping[str, str], step: slurm.SlurmStep) -> Environment:
-    channels = ["slurm"]
-    if "PMIX_RANK" in variables and _has_mpi4py():
-        # Last where SLURM_* tell enough: a broadcast costs MPI_Init, which can crash where MPI and Slurm do not match.
-        channels.insert(0 if step.unordered else 1, "mpi")
-    if pmi := all(name in variables for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE")):
-        channels.insert(0, "pmi")
-    found = _told(variables, _SRUN, tuple(channels))
-    if pmi:
-        _agree(variables, _SRUN, found, ("PMI_RANK", "PMI_SIZE"))
+    found = _told(variables, SRUN)
+    if all(name in variables for name in PMI):
+        _agree(variables, SRUN, found, ("PMI_RANK", "PMI_SIZE"))
     if step.ranks_here:
         sources = {**found.sources, "local_world_size": f"{slurm.RANKS_HERE}={variables[slurm.RANKS_HERE]}"}
         found = replace(found, local_world_size=step.local_world_size, sources=sources)
-    return replace(found, step=step)
+    return _with_discoveries(replace(found, step=step), variables)
+
+
+def _with_discoveries(found: Environment, variables: Mapping[str, str]) -> Environment:
+    return replace(found, discoveries=usable_discoveries(found, variables))
 
 
 def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environment:
@@ -214,7 +242,7 @@ def _require_explicit(variables: Mapping[str, str]) -> None:
 
 def _explicit(variables: Mapping[str, str]) -> Environment:
     _require_explicit(variables)
-    found = _told(variables, _USER, ("env",))
+    found = _told(variables, USER)
     if found.rank >= found.world_size:
         raise ConfigError(
             f"RANK={found.rank} with WORLD_SIZE={found.world_size}",
@@ -224,7 +252,7 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
     port = slurm.parse_uint(variables, "MASTER_PORT")
     if not 0 < port < 65536:
         raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", hint="correct it", scope=Scope.JOB)
-    return replace(found, master=(variables["MASTER_ADDR"], port))
+    return _with_discoveries(replace(found, master=(variables["MASTER_ADDR"], port)), variables)
 
 
 def _shell(variables: Mapping[str, str], step: slurm.SlurmStep | None) -> str:
@@ -237,25 +265,24 @@ def _single(variables: Mapping[str, str], where: str) -> Environment:
     start = f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task"
     alone = "no launcher was found"
     return Environment(
-        launcher="none",
+        launcher=NO_LAUNCHER,
         rank=0,
         local_rank=0,
         world_size=1,
         local_world_size=1,
         node=_node_name(variables),
-        channels=(),
+        discoveries=(),
         sources=dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size"), alone),
         notes=(start,) if where else (),
     )
 
 
 def _forced(found: Environment, channel: str | None) -> Environment:
-    """The environment with the channel that was asked for alone, where one was; a world of one needs none."""
-    if channel and found.launcher == "none":
-        raise ConfigError(
-            f"--channel {channel}, and no launcher was found", expected="a launcher", hint=_CHANNEL_HINTS[channel]
-        )
-    if found.world_size == 1 or (channel is None and found.channels):
+    """The environment with the way that was asked for alone, where one was; a single process needs none."""
+    asked = discovery_named(channel)
+    if channel and found.is_single:
+        raise ConfigError(f"--channel {channel}, and no launcher was found", expected="a launcher", hint=asked.hint)
+    if found.world_size == 1 or (channel is None and found.discoveries):
         return found
     if channel is None:
         raise ConfigError(
@@ -264,21 +291,15 @@ def _forced(found: Environment, channel: str | None) -> Environment:
             hint="pip install mpi4py for this MPI",
             scope=Scope.JOB,
         )
-    if channel not in found.channels:
+    if asked not in found.discoveries:
+        overriding = [each.name for each in DISCOVERIES if each.overrides_launcher]
         raise ConfigError(
             f"--channel {channel} is not there under {found.launcher}",
-            expected=f"one of {', '.join(dict.fromkeys((*found.channels, 'env')))}",
-            hint=_CHANNEL_HINTS[channel],
+            expected=f"one of {', '.join(dict.fromkeys((*found.channels, *overriding)))}",
+            hint=asked.hint,
             scope=Scope.JOB,
         )
-    return replace(found, channels=(channel,))
-
-
-_CHANNEL_HINTS = {
-    "mpi": "install mpi4py and start with mpirun or `srun --mpi=pmix`",
-    "pmi": "start with `srun --mpi=pmi2` or MPICH's mpirun",
-    "slurm": "start with srun",
-}
+    return replace(found, discoveries=(asked,))
 
 
 def _node_name(variables: Mapping[str, str]) -> str:
@@ -288,3 +309,28 @@ def _node_name(variables: Mapping[str, str]) -> str:
 
 def _and(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def rank_mark(variables: Mapping[str, str], pid: int) -> str:
+    """The mark of a rank, when all that it exports is there."""
+    return f"{pid},{_launcher_sum(variables)},{_pmi_socket(variables)}"
+
+
+def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
+    """Whether a rank has started this process, and no launcher in between."""
+    if not (found := variables.get(RANK_PROCESS, "")):
+        return False
+    rank, told, pmi = (*found.split(","), "", "")[:3]
+    # Hydra's processes may have the same numbers again, but a socket of their own.
+    return rank != str(pid) and told == _launcher_sum(variables) and _pmi_socket(variables) in ("", pmi)
+
+
+def _launcher_sum(variables: Mapping[str, str]) -> str:
+    return str(zlib.crc32(repr([variables.get(name) for name in _TOLD]).encode(errors="surrogateescape")))
+
+
+def _pmi_socket(variables: Mapping[str, str]) -> str:
+    """PMI's socket, where it is open."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.readlink(f"/proc/self/fd/{int(variables.get('PMI_FD', ''))}")
+    return ""

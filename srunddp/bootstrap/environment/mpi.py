@@ -6,6 +6,7 @@ ends the process in a way that no ``except`` sees.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
@@ -62,6 +63,11 @@ def find_launchers(variables: Mapping[str, str]) -> list[LauncherVariables]:
     ]
 
 
+def is_installed() -> bool:
+    """Whether mpi4py can be imported."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
 # Started by srun, Open MPI lets a rank leave MPI_Init while others are still in it, and those crash at the first
 # message that reaches them there (open-mpi/ompi#12495). Nothing says when all are out, and each rank sends: all wait.
 _FENCE = 0.5
@@ -82,7 +88,7 @@ def broadcast(message: str | None, world_size: int, interface: str | None) -> st
         interface: the network interface that MPI shall use for TCP; None for its own choice.
 
     Raises:
-        NoWorldError: initialising MPI here would end the process.
+        MpiNotLaunchedError: initialising MPI here would end the process.
         RendezvousError: MPI's world has another size than the launcher's.
     """
     if interface:
@@ -126,7 +132,7 @@ def require_world(library: str, variables: Mapping[str, str]) -> None:
         library: how it names itself, ``MPI.Get_library_version()``; variables: the process's environment.
 
     Raises:
-        NoWorldError: the launcher has told this library nothing.
+        MpiNotLaunchedError: the launcher has told this library nothing.
     """
     for name, proofs in _WORLDS.items():
         if library.startswith(name):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.errors import ConfigError, Scope
+from srunddp.util.hostlist import LONGEST_LIST, expand, shortened
 
 STEP_ID = "SLURM_STEP_ID"
 RANK = "SLURM_PROCID"
@@ -27,7 +28,6 @@ NODE_NAME = "SLURMD_NODENAME"
 # Slurm counts the batch script, the interactive shell and the extern step down from here; some
 # versions print them as negative numbers.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
-_LONGEST_LIST = 65536
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,12 @@ class SlurmStep:
         return len(self.ranks_here) or None
 
     @property
-    def unordered(self) -> str:
+    def id(self) -> str:
+        """Job, step and restart count, which no other step has."""
+        return f"{self.job}.{self.step}.{self.restarts}"
+
+    @property
+    def why_rank0_unknown(self) -> str:
         """Why rank 0 need not be on the first node of the list; empty where it is."""
         if self.heterogeneous:
             return "a heterogeneous step"
@@ -188,85 +193,11 @@ def _digits(variables: Mapping[str, str], name: str, most: int) -> str:
     value = variables.get(name, "0")
     if not re.fullmatch(f"[0-9]{{1,{most}}}", value):
         raise ConfigError(
-            f"{name}={_shown(value)!r}",
+            f"{name}={shortened(value)!r}",
             expected="a whole number",
             hint=f"correct {name} or remove it from the environment",
         )
     return value
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def expand(host_list: str, *, where: str = "") -> list[str]:
-    """Expand a Slurm host list in Slurm's own order: ``rack[1-2]n[03,7]`` gives four names.
-
-    Args:
-        host_list: names with bracketed ranges, separated by commas; ``*`` and ``?`` stay as they are.
-        where: what the list was read from, for the message.
-
-    Raises:
-        ConfigError: brackets that do not match, a range that is none, or more than 65,536 names.
-    """
-    names: list[str] = []
-    for item in _split(host_list, where) if host_list else ():
-        names.extend(itertools.islice(_expand_item(item, host_list, where), _LONGEST_LIST + 1))
-        if len(names) > _LONGEST_LIST:
-            raise _bad_list(host_list, f"more than {_LONGEST_LIST} names", where)
-    return names
-
-
-def _split(host_list: str, where: str) -> Iterator[str]:
-    depth = start = 0
-    for position, character in enumerate(host_list + ","):
-        if character == "[":
-            depth += 1
-        elif character == "]":
-            depth -= 1
-        if depth not in (0, 1):
-            raise _bad_list(host_list, "brackets that do not match", where)
-        if character == "," and depth == 0:
-            yield host_list[start:position]
-            start = position + 1
-    if depth:
-        raise _bad_list(host_list, "brackets that do not match", where)
-
-
-def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
-    pieces = re.split(r"\[([^\]]*)\]", item)
-    if not item or any(not re.fullmatch(r"[\w.:*?-]*", text) for text in pieces[::2]):
-        raise _bad_list(host_list, f"{item!r}", where)
-    choices: list[list[str]] = []
-    for index, piece in enumerate(pieces):
-        choices.append(_expand_ranges(piece, host_list, where) if index % 2 else [piece])
-    for parts in itertools.product(*choices):
-        yield "".join(parts)
-
-
-def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:
-    numbers: list[str] = []
-    for part in ranges.split(","):
-        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
-        if not match:
-            raise _bad_list(host_list, f"{part!r} in brackets", where)
-        low, high = match[1], match[2] or match[1]
-        if not 0 <= int(high) - int(low) < _LONGEST_LIST:
-            raise _bad_list(host_list, f"the range {part}", where)
-        numbers.extend(f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1))
-        if len(numbers) > _LONGEST_LIST:
-            raise _bad_list(host_list, f"more than {_LONGEST_LIST} names", where)
-    return numbers
-
-
-def _bad_list(host_list: str, what: str, where: str) -> ConfigError:
-    return ConfigError(
-        f"host list {_shown(host_list)!r} has {what}",
-        expected="names and ranges like node[01-04,7],login",
-        hint="write it as `scontrol show hostlist` does",
-        where=where,
-        scope=Scope.NODE,
-    )
 
 
 def task_counts(counts: str) -> list[int]:
@@ -279,9 +210,9 @@ def task_counts(counts: str) -> list[int]:
     for part in counts.split(",") if counts else ():
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part)
         repeated = int(match[2] or 1) if match else 0
-        if not match or len(expanded) + repeated > _LONGEST_LIST:
+        if not match or len(expanded) + repeated > LONGEST_LIST:
             raise ConfigError(
-                f"{TASKS_PER_NODE}={_shown(counts)!r}",
+                f"{TASKS_PER_NODE}={shortened(counts)!r}",
                 expected="counts like 4(x2),3",
                 hint="something rewrote Slurm's variables; start srunddp directly with srun",
                 scope=Scope.JOB,

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srunddp.bootstrap.environment.slurm import expand
 from srunddp.errors import ConfigError, Scope
+from srunddp.util.hostlist import expand
 from srunddp.util.yaml_source import yaml_error_position, yaml_position
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
 
 
 def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:
-    """The same, where that none matches is somebody else's to say."""
+    """Like :func:`entry_for`, but ``DEFAULT`` where no entry matches."""
     try:
         return entry_for(entries, node)
     except ConfigError:
@@ -101,10 +101,17 @@ def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry
 
 @dataclass(frozen=True)
 class IfacesConfig:
-    """What counts: the entries, and the file that they are from; empty for the default."""
+    """The entries, and why they count.
+
+    Attributes:
+        path: the file that they are from; empty for the default.
+        source: who named it; passed_over: the other files, and why.
+    """
 
     entries: tuple[IfacesEntry, ...] = (DEFAULT,)
     path: str = ""
+    source: str = "no file has entries: interface auto on every node"
+    passed_over: tuple[str, ...] = ()
 
 
 def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
@@ -118,13 +125,18 @@ def load(named: str | None, variables: Mapping[str, str]) -> IfacesConfig:
         ConfigError: a file that was asked for is not there, or a file is wrong, or somebody else's in a default place.
     """
     asked = {Path(path): origin for path, origin in ((variables.get(VARIABLE), VARIABLE), (named, "--ifaces")) if path}
-    for path in candidates(named, variables):
+    files, passed_over = list(dict.fromkeys(candidates(named, variables))), []
+    for number, path in enumerate(files):
         # os.path says False where Path raises: for a name that is too long, below a folder that is closed.
-        if path in asked or os.path.lexists(path):
-            text = _read(path, asked.get(path, ""))
-            if entries := parse(text, str(path)):
-                return IfacesConfig(entries, str(path))
-    return IfacesConfig()
+        if path not in asked and not os.path.lexists(path):
+            passed_over.append(f"{path}: not there")
+        elif entries := parse(_read(path, asked.get(path, "")), str(path)):
+            passed_over += [f"{other}: {path} comes first" for other in files[number + 1 :]]
+            source = asked.get(path, "the first that has entries")
+            return IfacesConfig(entries, str(path), source, tuple(passed_over))
+        else:
+            passed_over.append(f"{path}: has no entries")
+    return IfacesConfig(passed_over=tuple(passed_over))
 
 
 def candidates(named: str | None, variables: Mapping[str, str]) -> list[Path]:
@@ -189,93 +201,96 @@ def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None)
         found = f"this is not YAML: {problem or 'nested too deeply, or a number too large'}"
-        raise _wrong(
-            yaml_error_position(error, text, path), found, "YAML", "see the example in the shipped etc/ifaces.conf"
-        ) from None
+        hint = "see the example in the shipped etc/ifaces.conf"
+        raise _wrong(yaml_error_position(error, text, path), found, "YAML", hint) from None
     if root is None or root.value == "":
         return ()
+    reader = _Reader(path)
     if not isinstance(root, yaml.SequenceNode):
-        raise _wrong(yaml_position(path, root), "not a list", "a list of entries", "begin each entry with `- nodes:`")
-    return tuple(_entry(node, path) for node in root.value)
+        raise reader.wrong(root, "not a list", "a list of entries", "begin each entry with `- nodes:`")
+    return tuple(reader.entry(node) for node in root.value)
 
 
-def _entry(node: yaml.Node, path: str) -> IfacesEntry:
-    values = _mapping(node, path)
-    for name, (key, _) in values.items():
-        if name not in _KEYS:
-            raise _unknown_key(name, yaml_position(path, key))
-    if "nodes" not in values or "interface" not in values:
-        missing = "nodes" if "nodes" not in values else "interface"
-        raise _wrong(
-            yaml_position(path, node), f"an entry without {missing}", "nodes and interface", f"add `{missing}: …`"
+class _Reader:
+    """Reads the nodes of the YAML in a file; what is wrong is said with the node's line and column."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def wrong(self, node: yaml.Node, found: str, expected: str, hint: str) -> ConfigError:
+        return _wrong(yaml_position(self.path, node), found, expected, hint)
+
+    def entry(self, node: yaml.Node) -> IfacesEntry:
+        values = self._mapping(node)
+        for name, (key, _) in values.items():
+            if name not in _KEYS:
+                import difflib
+
+                near = difflib.get_close_matches(name.lower(), _KEYS, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]}?" if near else "remove it"
+                raise self.wrong(key, f"unknown key {name!r}", f"one of {', '.join(_KEYS)}", hint)
+        if missing := [name for name in _KEYS[:2] if name not in values]:
+            raise self.wrong(node, f"an entry without {missing[0]}", "nodes and interface", f"add `{missing[0]}: …`")
+        given = {name: value for name, (_, value) in values.items()}
+        nodes = self._scalar(given["nodes"])
+        if not expand(nodes, where=yaml_position(self.path, given["nodes"])):
+            raise self.wrong(node, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
+        ports = given.get("ports")
+        return IfacesEntry(
+            nodes=nodes,
+            interfaces=self._interfaces(given["interface"]),
+            address=self._address(given["address"]) if "address" in given else "",
+            env=self._env(given["env"]) if "env" in given else {},
+            ports=port_range(self._scalar(ports), where=yaml_position(self.path, ports)) if ports else None,
+            where=yaml_position(self.path, node),
         )
-    nodes, where = _scalar(values["nodes"][1], path), yaml_position(path, node)
-    if not expand(nodes, where=yaml_position(path, values["nodes"][1])):
-        raise _wrong(where, "an entry for no nodes", "a host list", 'write node[01-04] or "*"')
-    return IfacesEntry(
-        nodes=nodes,
-        interfaces=_interfaces(values["interface"][1], path),
-        address=_address(values["address"][1], path) if "address" in values else "",
-        env=_env(values["env"][1], path) if "env" in values else {},
-        ports=_ports(values["ports"][1], path) if "ports" in values else None,
-        where=where,
-    )
 
+    def _interfaces(self, node: yaml.Node) -> tuple[str, ...]:
+        children = node.value if isinstance(node.value, list) and not _is_mapping(node) else [node]
+        names = tuple(self._scalar(child) for child in children)
+        for name in names:
+            if not re.fullmatch(r"[^\s/:,]{1,15}", name) or not name.isprintable():
+                raise self.wrong(node, f"interface {name!r}", "a name as `ip link` shows it", "correct the name")
+        if not names or (AUTO in names and len(names) > 1):
+            raise self.wrong(node, f"interface {list(names)}", "one name, a list of names, or auto", "correct it")
+        return names
 
-def _unknown_key(name: str, where: str) -> ConfigError:
-    import difflib
+    def _address(self, node: yaml.Node) -> str:
+        address = self._scalar(node)
+        try:
+            parts = string.Formatter().parse(address)
+            fields = {f"{name}{form}{kind or ''}" for _, name, form, kind in parts if name is not None}
+        except ValueError:
+            fields = {"?"}
+        if fields - {"node"} or not address.isprintable():
+            raise self.wrong(node, f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"')
+        return address
 
-    near = difflib.get_close_matches(name.lower(), _KEYS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "remove it"
-    return _wrong(where, f"unknown key {name!r}", f"one of {', '.join(_KEYS)}", hint)
+    def _env(self, node: yaml.Node) -> dict[str, str]:
+        variables = {}
+        for name, (key, given) in self._mapping(node).items():
+            variables[name] = value = self._scalar(given)
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
+                raise self.wrong(key, f"env {name!r}: {value!r}", "a variable's name and its text", "correct it")
+            if name in OURS:
+                raise self.wrong(key, f"env {name}", "variables that srunddp does not set itself", "remove it")
+        return variables
 
+    def _mapping(self, node: yaml.Node) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        if not _is_mapping(node):
+            raise self.wrong(node, _shown(node), "keys with values", "write `- nodes: …` and `interface: …`")
+        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            name = self._scalar(key)
+            if name in pairs:
+                raise self.wrong(key, f"{name} twice in one entry", "each key once", "remove one of the two")
+            pairs[name] = (key, value)
+        return pairs
 
-def _interfaces(node: yaml.Node, path: str) -> tuple[str, ...]:
-    children = node.value if isinstance(node.value, list) and not _is_mapping(node) else [node]
-    names = tuple(_scalar(child, path) for child in children)
-    for name in names:
-        if not re.fullmatch(r"[^\s/:,]{1,15}", name) or not name.isprintable():
-            raise _wrong(
-                yaml_position(path, node), f"interface {name!r}", "a name as `ip link` shows it", "correct the name"
-            )
-    if not names or (AUTO in names and len(names) > 1):
-        raise _wrong(
-            yaml_position(path, node), f"interface {list(names)}", "one name, a list of names, or auto", "correct it"
-        )
-    return names
-
-
-def _address(node: yaml.Node, path: str) -> str:
-    address = _scalar(node, path)
-    try:
-        fields = {
-            f"{name}{form}{kind or ''}" for _, name, form, kind in string.Formatter().parse(address) if name is not None
-        }
-    except ValueError:
-        fields = {"?"}
-    if fields - {"node"} or not address.isprintable():
-        raise _wrong(
-            yaml_position(path, node), f"address {address!r}", "a name with {node} in it", 'write "{node}-ib0"'
-        )
-    return address
-
-
-def _env(node: yaml.Node, path: str) -> dict[str, str]:
-    variables = {}
-    for name, (key, given) in _mapping(node, path).items():
-        variables[name] = value = _scalar(given, path)
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
-            found = f"env {name!r}: {value!r}"
-            raise _wrong(yaml_position(path, key), found, "a variable's name and its text", "correct it")
-        if name in OURS:
-            raise _wrong(
-                yaml_position(path, key), f"env {name}", "variables that srunddp does not set itself", "remove it"
-            )
-    return variables
-
-
-def _ports(node: yaml.Node, path: str) -> range:
-    return port_range(_scalar(node, path), where=yaml_position(path, node))
+    def _scalar(self, node: yaml.Node) -> str:
+        if not isinstance(node.value, str) or not node.value.strip():
+            raise self.wrong(node, _shown(node), "a single value", "write one value, quoted if it has [ or *")
+        return node.value
 
 
 def port_range(text: str, *, where: str) -> range:
@@ -288,34 +303,9 @@ def port_range(text: str, *, where: str) -> range:
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     # Two at least: rank 0 listens on one for the line and on one for the store.
     if not 1024 <= low < high <= 65535:
-        raise _wrong(
-            where, f"ports {text!r}", "two ports or more, from 1024 to 65535", "write a range like 40000-40100"
-        )
+        hint = "write a range like 40000-40100"
+        raise _wrong(where, f"ports {text!r}", "two ports or more, from 1024 to 65535", hint)
     return range(low, high + 1)
-
-
-def _mapping(node: yaml.Node, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-    if not _is_mapping(node):
-        raise _wrong(
-            yaml_position(path, node), f"{_shown(node)}", "keys with values", "write `- nodes: …` and `interface: …`"
-        )
-    pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-    for key, value in node.value:
-        name = _scalar(key, path)
-        if name in pairs:
-            raise _wrong(
-                yaml_position(path, key), f"{name} twice in one entry", "each key once", "remove one of the two"
-            )
-        pairs[name] = (key, value)
-    return pairs
-
-
-def _scalar(node: yaml.Node, path: str) -> str:
-    if not isinstance(node.value, str) or not node.value.strip():
-        raise _wrong(
-            yaml_position(path, node), f"{_shown(node)}", "a single value", "write one value, quoted if it has [ or *"
-        )
-    return node.value
 
 
 def _shown(node: yaml.Node) -> str:

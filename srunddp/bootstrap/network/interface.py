@@ -49,7 +49,7 @@ class SelectedInterface:
         exports: ``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME`` and the entry's ``env``.
         source: the line of ifaces.conf or the variable that decided it.
         kept: the variables among ``exports`` that the user had exported, and that stay.
-        passed_over: the interfaces that ``auto`` did not take, and why.
+        passed_over: what else names an interface, or could be it, and why it was not taken.
     """
 
     name: str
@@ -80,14 +80,18 @@ def select_interface(
     alone = environment.world_size == 1
     entry = entry_for(entries, environment.node, alone=alone)
     passed_over: tuple[str, ...] = ()
+    says = f"{entry.where}, interface {' '.join(entry.interfaces)}"
     for name, variable in (exported := _exported(variables, links)):
         _checked(name, links, environment, f"{variable}={variables[variable]}", Scope.NODE, hint=f"correct {variable}")
     if exported:
         name, source = exported[0][0], f"{exported[0][1]}={variables[exported[0][1]]}"
+        passed_over = (f"{says}: exported variables come first",)
     elif alone:
         return _loopback(entry, variables, "a world of one")
     elif entry.interfaces != (AUTO,):
         name, source = entry.interfaces[environment.local_rank % len(entry.interfaces)], entry.where
+        if len(entry.interfaces) > 1:
+            passed_over = (f"{says}: by local rank, in turn",)
     elif environment.one_node:
         return _loopback(entry, variables, "all ranks share one node")
     else:
@@ -99,7 +103,9 @@ def select_interface(
 
 
 def _loopback(entry: IfacesEntry, variables: Mapping[str, str], why: str) -> SelectedInterface:
-    return _interface("lo", "127.0.0.1", entry, variables, f"loopback, as {why}", ())
+    says = f"{entry.where}, interface {' '.join(entry.interfaces)}: not needed"
+    over = () if entry.interfaces == (AUTO,) else (says,)
+    return _interface("lo", "127.0.0.1", entry, variables, f"loopback, as {why}", over)
 
 
 def _interface(
@@ -110,6 +116,8 @@ def _interface(
     ours = {**entry.env, GLOO: name, NCCL: f"={name}", **family}
     exports = {key: variables.get(key) or value for key, value in ours.items()}
     kept = tuple(key for key in ours if variables.get(key))
+    if variables.get(NCCL, "").startswith("^"):
+        passed_over = (*passed_over, f"{NCCL}={variables[NCCL]}: excludes, and chooses none")
     return SelectedInterface(name, address, exports, source, kept, passed_over)
 
 

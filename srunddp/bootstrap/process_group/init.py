@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import socket
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,14 @@ from srunddp.bootstrap.environment.detect import Environment, detect
 from srunddp.bootstrap.process_group import store
 from srunddp.bootstrap.process_group.store import process_group_context
 from srunddp.bootstrap.process_group.world import open_world, wait_for_gloo_threads
-from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
-from srunddp.bootstrap.rendezvous.meet import RankSetup, RendezvousOptions, bind, prepare, rendezvous
+from srunddp.bootstrap.rendezvous.meet import (
+    RankSetup,
+    RendezvousOptions,
+    bind,
+    prepare,
+    rendezvous,
+    report_early_failure,
+)
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.util.excepthook import install_excepthook
 from srunddp.util.json_lines import receive, send
@@ -64,9 +71,9 @@ def init(backend: str | None = None, *, timeout: timedelta | None = None, device
 def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     install_excepthook()
     environment = detect(os.environ)
-    if mpi.is_running() and "mpi" in environment.channels:
+    if mpi.is_running() and (over_mpi := [each for each in environment.discoveries if each.starts_mpi]):
         # It has used PMI up, and tells as well.
-        environment = detect(os.environ, channel="mpi")
+        environment = replace(environment, discoveries=tuple(over_mpi))
     for note in environment.notes if environment.rank == 0 else ():
         _log.warning("srunddp: %s", note)
     prepared = _ready(options, environment)

@@ -8,6 +8,7 @@ that store. Where ``MASTER_ADDR`` and ``MASTER_PORT`` are no longer ours, the ha
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib.util
 import os
@@ -20,15 +21,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from srunddp.bootstrap.environment import cpus, mpi, rank_process
-from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment import cpus, mpi
+from srunddp.bootstrap.environment.detect import RANK_PROCESS, Environment, rank_mark
+from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.network.interface import SelectedInterface
-from srunddp.bootstrap.process_group.reverse_dns import without_reverse_dns
 from srunddp.bootstrap.rendezvous.meet import RankSetup
-from srunddp.bootstrap.rendezvous.protocol import (
-    RendezvousInfo,
-    raise_open_files_limit,
-)
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, raise_open_files_limit
 from srunddp.telemetry import event
 from srunddp.util.excepthook import leave_to_srunddp
 
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
 # Of rank 0: NCCL's threads have connections to the store of their own.
 _FILES_PER_RANK, _SPARE_FILES = 4, 256
 _RENDEZVOUS = "torch.distributed.rendezvous"
+_NAME_SERVERS = 4  # nscount in glibc's struct __res_state: two ints and one long come before it
+_ERRORS_ONLY = 2
 
 
 @dataclass
@@ -123,8 +123,8 @@ def install(place: ProcessGroupContext) -> None:
     os.environ.update(place.variables())
     if place.meeting.local_world_size > 1 and "torch" not in sys.modules:
         os.environ.update(cpus.threads(os.environ, place.meeting.sharers))
-    os.environ[rank_process.VARIABLE] = rank_process.mark(os.environ, os.getpid())
-    if place.meeting.channel == "pmi":
+    os.environ[RANK_PROCESS] = rank_mark(os.environ, os.getpid())
+    if discovery_named(place.meeting.channel).rules_out_mpi:
         sys.meta_path.insert(0, mpi.Mpi4pyImportBlocker())
     _surround(_RENDEZVOUS, _replacing_handlers)
     if "torch" not in sys.modules:
@@ -249,3 +249,42 @@ def process_group_context(prepared: RankSetup, meeting: RendezvousInfo) -> Proce
         timeout=prepared.options.timeout,
         backend=prepared.options.backend,
     )
+
+
+@contextlib.contextmanager
+def without_reverse_dns() -> Iterator[None]:
+    """For this thread, answer reverse look-ups from files alone, and keep c10d from warning that it found none.
+
+    TCPStore looks up the name of the address it connects to, for a log line. Where reverse DNS does not answer, that
+    costs up to ten seconds and prints a warning that users take for the cause of other trouble.
+    """
+    import platform
+
+    if platform.libc_ver()[0] != "glibc" or ctypes.sizeof(ctypes.c_long) != 8 or "TORCH_CPP_LOG_LEVEL" in os.environ:
+        yield
+        return
+    resolver, level = _resolver(), _log_level()
+    servers, before = resolver[_NAME_SERVERS], level.value
+    resolver[_NAME_SERVERS], level.value = 0, max(before, _ERRORS_ONLY)
+    try:
+        yield
+    finally:
+        resolver[_NAME_SERVERS], level.value = servers, before
+
+
+def _resolver() -> ctypes._Pointer[ctypes.c_int]:
+    libc = ctypes.CDLL(None)
+    libc.__res_init()
+    libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
+    state: ctypes._Pointer[ctypes.c_int] = libc.__res_state()
+    return state
+
+
+def _log_level() -> ctypes.c_int:
+    import torch
+
+    library = os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so")
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(library), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return ctypes.c_int(0)  # another build of torch: the warning then stays

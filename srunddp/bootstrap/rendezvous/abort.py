@@ -13,6 +13,7 @@ from typing import Any
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 
 _LONGEST = 2000
+TELL_FOR = 5.0  # seconds for which a rank tells rank 0 that it has failed, and rank 0 those that come later
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class CancelToken:
     """
 
     def __init__(self) -> None:
-        self._bell, self._rope = socket.socketpair()
+        self._read_end, self._write_end = socket.socketpair()
         self._failure: AbortReason | None = None
 
     def fail(self, text: str, code: int) -> None:
@@ -72,7 +73,7 @@ class CancelToken:
         if not self._failure:
             self._failure = AbortReason(text, code)
             with contextlib.suppress(OSError):  # the meeting is over
-                self._rope.send(b"!")
+                self._write_end.send(b"!")
 
     @property
     def failure(self) -> AbortReason | None:
@@ -81,7 +82,7 @@ class CancelToken:
 
     def fileno(self) -> int:
         """A descriptor that becomes readable, and stays so, when it has failed."""
-        return self._bell.fileno()
+        return self._read_end.fileno()
 
     def wait(self, deadline: float, line: socket.socket | None = None) -> bool:
         """Wait until there is something to read from the line.
@@ -101,5 +102,5 @@ class CancelToken:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        self._bell.close()
-        self._rope.close()
+        self._read_end.close()
+        self._write_end.close()

@@ -37,14 +37,14 @@ class Challenge:
     Attributes:
         token: of the run; rank: that says hello.
         line: rank 0's end of this very connection, so that nobody in between passes a proof on from another port.
-        theirs, zeros: the nonces of the rank and of rank 0.
+        client_nonce, server_nonce: the nonces of the rank and of rank 0.
     """
 
     token: str
     rank: int
     line: str
-    theirs: str
-    zeros: str
+    client_nonce: str
+    server_nonce: str
 
     def text(self, role: str) -> bytes:
         """What the prover of this role proves."""
@@ -58,14 +58,14 @@ class Authenticator(Protocol):
     def kind(self) -> str:
         """One of ``KINDS``."""
 
-    def prove(self, text: bytes) -> str:
+    def sign(self, text: bytes) -> str:
         """A proof of the text.
 
         Raises:
             ProofError: it cannot be made now.
         """
 
-    def objection(self, proof: object, text: bytes) -> str:
+    def why_invalid(self, proof: object, text: bytes) -> str:
         """Why this is no proof of the text; empty where it is one."""
 
 
@@ -76,19 +76,15 @@ class HmacAuthenticator:
     key: bytes
     kind: str = "secret"
 
-    def prove(self, text: bytes) -> str:
-        """See :class:`Authenticator`."""
+    def sign(self, text: bytes) -> str:
         import hmac
 
         return hmac.digest(self.key, text, "sha256").hex()
 
-    def objection(self, proof: object, text: bytes) -> str:
-        """See :class:`Authenticator`."""
+    def why_invalid(self, proof: object, text: bytes) -> str:
         import hmac
 
-        right = isinstance(proof, str) and hmac.compare_digest(
-            proof.encode(errors="replace"), self.prove(text).encode()
-        )
+        right = isinstance(proof, str) and hmac.compare_digest(proof.encode(errors="replace"), self.sign(text).encode())
         return "" if right else "it does not have the secret of this run"
 
 
@@ -98,12 +94,10 @@ class NullAuthenticator:
 
     kind: str = "none"
 
-    def prove(self, text: bytes) -> str:
-        """See :class:`Authenticator`."""
+    def sign(self, text: bytes) -> str:
         return ""
 
-    def objection(self, proof: object, text: bytes) -> str:
-        """See :class:`Authenticator`."""
+    def why_invalid(self, proof: object, text: bytes) -> str:
         return ""
 
 
@@ -119,8 +113,7 @@ class MungeAuthenticator:
     socket: str = ""
     kind: str = "munge"
 
-    def prove(self, text: bytes) -> str:
-        """See :class:`Authenticator`."""
+    def sign(self, text: bytes) -> str:
         made = ctypes.c_char_p()
         with self._context() as context:
             self._check(self.library.munge_encode(ctypes.byref(made), context, text, ctypes.c_int(len(text))))
@@ -128,8 +121,7 @@ class MungeAuthenticator:
         _libc.free(made)
         return proof
 
-    def objection(self, proof: object, text: bytes) -> str:
-        """See :class:`Authenticator`."""
+    def why_invalid(self, proof: object, text: bytes) -> str:
         if not isinstance(proof, str):
             return "it sent no credential"
         try:
@@ -190,7 +182,7 @@ def _munge_here() -> MungeAuthenticator | None:
     library.munge_strerror.restype = ctypes.c_char_p
     munge, trial = MungeAuthenticator(library, os.environ.get(MUNGE_SOCKET, "")), b"srunddp"
     try:
-        works = not munge.objection(munge.prove(trial), trial)
+        works = not munge.why_invalid(munge.sign(trial), trial)
     except ProofError:
         return None
     return munge if works else None

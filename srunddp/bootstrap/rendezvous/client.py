@@ -2,7 +2,7 @@
 
 A hello carries a token of job and step, so that a stranger's socket, or another step's rank 0, is
 recognised and passed over; and both ends prove that they belong to this world. The line that said it
-stays open. Rank 0's side is in ``roster``.
+stays open. Rank 0's side is in ``server``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any
 
 from srunddp.bootstrap.network.interface import shares_subnet
 from srunddp.bootstrap.rendezvous import abort, auth
-from srunddp.bootstrap.rendezvous.abort import AbortReason, CancelToken
+from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
 from srunddp.bootstrap.rendezvous.auth import Authenticator, Challenge, NullAuthenticator
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
 from srunddp.errors import RendezvousError, Scope, SrunddpError
 from srunddp.util.json_lines import receive, send
 
-_ANSWER_WITHIN = 1.0
+ANSWER_WITHIN = 1.0
 _LONGEST_PATIENCE = 8.0
-_TELL_WITHIN = 5.0
 # Rank 0 keeps the deadline, and may have begun to wait later than this rank did.
 _RANK_ZERO_LATER = 60.0
 _LONGEST_REASON = 400
@@ -59,7 +58,7 @@ def join(
     try:
         return search.run(deadline)
     except _InterruptedError as reason:
-        told = search.tell(reason.failure, time.monotonic() + _TELL_WITHIN)
+        told = search.tell(reason.failure, time.monotonic() + TELL_FOR)
         raise reason.failure.of(hello.rank, hello.node, Scope.JOB if told else Scope.RANK) from None
     finally:
         if not interrupt:
@@ -120,7 +119,7 @@ class RendezvousClient:
     refused: str = ""
 
     def run(self, deadline: float) -> tuple[socket.socket, RendezvousInfo]:
-        patience = _ANSWER_WITHIN
+        patience = ANSWER_WITHIN
         while True:
             for address in self.candidates:
                 self._stop_if_interrupted()
@@ -146,7 +145,7 @@ class RendezvousClient:
             while time.monotonic() < deadline and self.candidates:
                 for address in self.candidates:
                     remaining = max(0.01, deadline - time.monotonic())
-                    if greeted := search._try(address, min(_ANSWER_WITHIN, remaining)):
+                    if greeted := search._try(address, min(ANSWER_WITHIN, remaining)):
                         line, proof = greeted
                         with line:
                             if _confirmed(line, {"here": True, "proof": proof, **what.message()}):
@@ -205,17 +204,18 @@ class RendezvousClient:
         claim = Challenge(
             self.hello.token, self.hello.rank, str(Address(*line.getpeername()[:2])), nonce, greeting["nonce"]
         )
-        if objection := self.own.objection(greeting.get("proof"), claim.text(auth.SERVER)):
+        if objection := self.own.why_invalid(greeting.get("proof"), claim.text(auth.SERVER)):
             raise _RefusedError(f"did not prove that it is rank 0: {objection}")
         try:
-            return self.own.prove(claim.text(auth.CLIENT))
+            return self.own.sign(claim.text(auth.CLIENT))
         except auth.ProofError as reason:
             raise _RefusedError(f"cannot be given a proof: {reason}") from None
 
     def _refused(self, why: str) -> None:
-        # Who can check nothing believes it, as it would believe all else; the others may be talking to anyone.
         self.refused = f"rank 0 refused it: {why}"
-        raise _RefusedError(f"refused it: {why}") if self.own.kind != "none" else self._refusal()
+        if isinstance(self.own, NullAuthenticator):
+            raise self._refusal()  # it can verify no answer, and believes this one as it would all others
+        raise _RefusedError(f"refused it: {why}")  # somebody else may hold the port
 
     def _refusal(self) -> RendezvousError:
         return RendezvousError(
@@ -254,7 +254,7 @@ def _confirmed(line: socket.socket, message: dict[str, Any]) -> bool:
     """Send that this rank has failed; whether rank 0 has read it, or is failing itself."""
     send(line, message)
     try:
-        answer = receive(line, time.monotonic() + _ANSWER_WITHIN)
+        answer = receive(line, time.monotonic() + ANSWER_WITHIN)
     except OSError:
         return False
     return "told" in answer or "failed" in answer

@@ -1,21 +1,16 @@
-"""How the ranks learn where rank 0's line is: told over PMI-1 or MPI, or worked out from what all know.
-
-A channel that tells needs no agreement on a port. The two that work it out do: ``SLURM_*`` alone, from the
-step's node list and reserved or derived ports; explicit variables, from ``MASTER_ADDR`` and ``MASTER_PORT``.
-"""
+"""Where rank 0 is: what it published, or the addresses and ports at which the others look for it."""
 
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from srunddp._version import __version__
 from srunddp.bootstrap.environment import mpi
 from srunddp.bootstrap.environment.cpus import mask
 from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.environment.slurm import NODE_LIST, SlurmStep, parse_uint
-from srunddp.bootstrap.network.ifaces_conf import IfacesEntry, entry_for, entry_or_default
+from srunddp.bootstrap.environment.rank_zero_discovery import Discovery
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry, entry_for, entry_or_default
 from srunddp.bootstrap.network.interface import (
     NetworkInterface,
     SelectedInterface,
@@ -23,16 +18,9 @@ from srunddp.bootstrap.network.interface import (
     is_loopback,
     list_interfaces,
 )
-from srunddp.bootstrap.rendezvous import pmi
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.console import SAY_EVERY, periodically
-
-TELLING = ("pmi", "mpi")
-
-# Below Linux's ephemeral range (32768 and up), where the kernel hands ports out to anyone.
-_DERIVED = range(20480, 32768)
-_CANDIDATES = 24
 
 Broadcast = Callable[[str | None], str]
 
@@ -43,7 +31,7 @@ def token(environment: Environment) -> str:
     It stops mix-ups between jobs and steps; it is no secret and stops no attacker.
     """
     if environment.step:
-        return f"{environment.step.job}.{environment.step.step}.{environment.step.restarts}"
+        return environment.step.id
     if environment.master:
         return f"{environment.master[0]}:{environment.master[1]}"
     return os.urandom(8).hex()
@@ -78,18 +66,8 @@ def line_ports(environment: Environment, entry: IfacesEntry, forced: range | Non
         entry: of ifaces.conf for rank 0's node, whose ``ports`` are those a firewall leaves open.
         forced: ``--port``.
     """
-    if environment.master:
-        return [environment.master[1]]
     allowed = forced or entry.ports
-    if environment.step is None:
-        return list(allowed or [0])
-    reserved = [] if allowed else list(environment.step.reserved_ports)
-    return reserved + _derived(environment.step, allowed or _DERIVED)
-
-
-def _derived(step: SlurmStep, allowed: range) -> list[int]:
-    start = zlib.crc32(f"{step.job}.{step.step}.{step.restarts}".encode()) % len(allowed)
-    return [allowed[(start + offset) % len(allowed)] for offset in range(min(len(allowed), _CANDIDATES))]
+    return working_out(environment).ports(environment, allowed) or list(allowed or [0])
 
 
 def store_ports(entry: IfacesEntry, forced: range | None) -> list[int]:
@@ -98,30 +76,28 @@ def store_ports(entry: IfacesEntry, forced: range | None) -> list[int]:
 
 
 def discover(
-    environment: Environment, told: str | None, timeout: float, over_mpi: Broadcast, say: Callable[[str], None]
+    environment: Environment, message: str | None, timeout: float, over_mpi: Broadcast, say: Callable[[str], None]
 ) -> tuple[str, str]:
-    """The channel that works, and what rank 0 said over it; nothing where its address is worked out.
+    """The channel that works, and what rank 0 published over it; nothing where its address is worked out.
 
     Args:
-        told: what rank 0 says; None on the others.
+        message: what rank 0 says; None on the others.
         timeout: seconds to wait for the slowest rank over PMI.
-        over_mpi: broadcasts over MPI; may raise :class:`mpi.NoWorldError`, upon which the next channel is taken.
+        over_mpi: broadcasts over MPI; after its MpiNotLaunchedError the next way is taken.
         say: takes rank 0's lines on what it waits for.
 
     Raises:
         SrunddpError: none works.
     """
     waiting = say if environment.rank == 0 else lambda _: None
-    for channel in environment.channels:
-        if channel not in TELLING:
-            return channel, ""
-        if channel == "pmi":
-            descriptor = parse_uint(os.environ, "PMI_FD")
-            with periodically(waiting, "waiting for all ranks in PMI's barrier, {} s so far", SAY_EVERY):
-                return channel, pmi.broadcast(told, descriptor=descriptor, timeout=timeout)
+    for way in environment.discoveries:
+        if not way.publishes:
+            return way.name, ""
         try:
-            with periodically(waiting, "waiting for all ranks in MPI_Init, {} s so far", SAY_EVERY):
-                return channel, over_mpi(told)
+            with periodically(waiting, f"waiting for all ranks in {way.waits_in}, {{}} s so far", SAY_EVERY):
+                if way.starts_mpi:
+                    return way.name, over_mpi(message)
+                return way.name, way.exchange(message, environment, timeout)
         except mpi.MpiNotLaunchedError as reason:
             unsuitable = reason
     raise ConfigError(
@@ -130,6 +106,22 @@ def discover(
         hint="install mpi4py for it, start with `srun --mpi=pmi2` or `--mpi=pmix`, or use --channel slurm",
         scope=Scope.JOB,
     )
+
+
+def working_out(environment: Environment) -> Discovery:
+    """The way by which the ranks work out where rank 0 is; where it publishes that, the one over which it does."""
+    return next((each for each in environment.discoveries if not each.publishes), environment.discovery)
+
+
+def rank_zero_name(environment: Environment, entries: tuple[IfacesEntry, ...]) -> tuple[IfacesEntry, str]:
+    """The entry of ifaces.conf for rank 0's node, and the name by which the others look for it.
+
+    Raises:
+        ConfigError: rank 0's node cannot be known, or has no entry.
+    """
+    zero = working_out(environment).rank_zero(environment)
+    entry = entry_for(entries, zero.name) if zero.is_node else DEFAULT
+    return entry, hostname_of(entry, zero.name)
 
 
 def candidate_addresses(
@@ -146,18 +138,10 @@ def candidate_addresses(
     Raises:
         ConfigError: rank 0's node cannot be known, or its name leads nowhere that other nodes reach.
     """
-    if environment.master:
-        host, port = environment.master
-        hosts = _own(environment, interface) if environment.one_node else _resolve(host, environment)
-        return [Address(host, port) for host in hosts]
-    assert environment.step is not None
-    node = rank_zero_node(environment.step)
-    entry = entry_for(entries, node)
-    ports = line_ports(environment, entry, forced)
-    hosts = (
-        _own(environment, interface) if environment.node == node else _resolve(hostname_of(entry, node), environment)
-    )
-    return [Address(host, port) for port in ports for host in hosts]
+    entry, name = rank_zero_name(environment, entries)
+    here = working_out(environment).rank_zero(environment).here
+    hosts = _own(environment, interface) if here else _resolve(name, environment)
+    return [Address(host, port) for port in line_ports(environment, entry, forced) for host in hosts]
 
 
 def _own(environment: Environment, interface: SelectedInterface | None) -> list[str]:
@@ -175,7 +159,7 @@ def resolve_node(
     if environment.one_node:
         return beside or _own(environment, None)
     entry = entry_or_default(entries, environment.node)
-    found = addresses_of(environment.master[0] if environment.master else hostname_of(entry, environment.node))
+    found = addresses_of(_own_name(environment, entry))
     return list(dict.fromkeys([*beside, *(host for host in _own(environment, None) if host in found)]))
 
 
@@ -184,20 +168,9 @@ def hostname_of(entry: IfacesEntry, node: str) -> str:
     return entry.address.format(node=node) or node
 
 
-def rank_zero_node(step: SlurmStep) -> str:
-    """The node of rank 0 by the step's node list.
-
-    Raises:
-        ConfigError: the distribution does not begin with the first node.
-    """
-    if step.unordered:
-        raise ConfigError(
-            f"{step.unordered}: SLURM_* alone does not tell where rank 0 is",
-            expected="a block, cyclic or plane distribution",
-            hint="start with `srun --mpi=pmi2`, which tells it for any placement",
-            scope=Scope.NODE,
-        )
-    return step.nodes[0]
+def _own_name(environment: Environment, entry: IfacesEntry) -> str:
+    """The name by which the others look for rank 0, asked on its own node."""
+    return environment.master[0] if environment.master else hostname_of(entry, environment.node)
 
 
 def _resolve(name: str, environment: Environment) -> list[str]:
@@ -234,7 +207,7 @@ def check_reachable(
     Raises:
         ConfigError: the others would knock where nobody listens.
     """
-    name = environment.master[0] if environment.master else hostname_of(entry, environment.node)
+    name = _own_name(environment, entry)
     found, addresses = addresses_of(name), {address: link.name for link in links for address in link.addresses}
     elsewhere = {host: addresses[host] for host in found if host in addresses and not host.startswith("127.")}
     if elsewhere and interface.address not in elsewhere:
@@ -249,18 +222,3 @@ def check_reachable(
             where=f"MASTER_ADDR={name}" if environment.master else entry.where,
             scope=Scope.JOB,
         )
-
-
-def reason(environment: Environment, variables: Mapping[str, str]) -> str:
-    """The variable for which the channel is there, and the channels that come after it, for people."""
-    names = {"pmi": "PMI_FD", "slurm": NODE_LIST, "env": "MASTER_ADDR"}
-    if not environment.channels:
-        return "none is needed"
-    name = names.get(environment.channels[0])
-    why = f"{name}={variables.get(name, '')}" if name else environment.sources["rank"]
-    return why + "".join(f", then {other}" for other in environment.channels[1:])
-
-
-def on_channel(environment: Environment) -> str:
-    """The channel in use, for people: ``slurm``, ``pmi``, ``mpi``, ``env`` or ``none``."""
-    return environment.channels[0] if environment.channels else "none"

@@ -43,7 +43,7 @@ class PendingPeer:
         return f"rank {self.hello.rank} on {self.hello.node} ({self.address})" if self.hello else str(self.address)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AuthenticatedListener:
     """Rank 0's listening sockets, and everybody who has come in. A context manager that stops watching at its end.
 
@@ -170,7 +170,7 @@ class AuthenticatedListener:
         if caller.claim is None:
             self._greet(caller, message)
             return
-        objection = self.trust.objection(message.get("proof"), caller.claim.text(auth.CLIENT))
+        objection = self.trust.why_invalid(message.get("proof"), caller.claim.text(auth.CLIENT))
         if "here" not in message or objection:
             self._refuse(caller, objection or "it did not answer with a proof")
             return
@@ -191,12 +191,12 @@ class AuthenticatedListener:
         own = Address(*caller.line.getsockname()[:2])
         claim = Challenge(self.token, hello.rank, str(own), str(nonce), auth.nonce())
         try:
-            proof = self.trust.prove(claim.text(auth.SERVER))
+            proof = self.trust.sign(claim.text(auth.SERVER))
         except auth.ProofError as reason:
             self._refuse(caller, f"rank 0 cannot prove itself: {reason}")
             return
         caller.claim = claim
-        send(caller.line, {"seen": True, "nonce": claim.zeros, "proof": proof})
+        send(caller.line, {"seen": True, "nonce": claim.server_nonce, "proof": proof})
 
     def _refuse(self, caller: PendingPeer, why: str) -> None:
         send(caller.line, {"refused": why})

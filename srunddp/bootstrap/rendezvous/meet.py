@@ -1,11 +1,16 @@
-"""From who I am to the world: prepare, bind, meet, and this rank's place after it.
+"""How a rank meets the others: it chooses its interface, binds, and waits until all have come.
 
-The steps that ``launch``, below a supervisor, and ``inside``, without one, have in common.
+``run`` does so below a supervisor, and ``srunddp.init()`` without one. A rank that fails before that lets the others
+know, so that none waits for it until the time is over.
+
+A rank is either the server or a client, and a single process neither: their modules are imported when needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,10 +18,17 @@ from dataclasses import dataclass, field, replace
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.rendezvous import auth, discovery, protocol
-from srunddp.bootstrap.rendezvous.abort import CancelToken
-from srunddp.bootstrap.rendezvous.client import join
-from srunddp.bootstrap.rendezvous.protocol import BoundSockets, RendezvousInfo, RendezvousResult, bind_sockets
-from srunddp.bootstrap.rendezvous.server import RendezvousServer
+from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
+from srunddp.bootstrap.rendezvous.protocol import (
+    Advertisement,
+    BoundSockets,
+    RendezvousInfo,
+    RendezvousResult,
+    bind_sockets,
+    decode_advertisement,
+    listen,
+)
+from srunddp.errors import SrunddpError
 
 DEFAULT_TIMEOUT = 300.0
 
@@ -70,7 +82,7 @@ def bind(prepared: RankSetup) -> RankSetup:
         return prepared
     alone = environment.world_size == 1
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, alone=alone)
-    if environment.channels[:1] in (("slurm",), ("env",)) and not environment.one_node:
+    if environment.world_size > 1 and not environment.discovery.publishes and not environment.one_node:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     line_ports = [0] if alone else discovery.line_ports(environment, entry, forced)
     held = bind_sockets(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
@@ -105,24 +117,138 @@ def rendezvous(
         assert prepared.held
         prepared.held.line.close()
         store, node = prepared.held.store_address, environment.node
-        alone = RendezvousInfo(store.host, store.port, 1, 0, 1, discovery.token(environment), "none", node)
-        return RendezvousResult(alone, {}, {0: node})
+        single = RendezvousInfo.of_single_process(store, discovery.token(environment), node)
+        return RendezvousResult(meeting=single, lines={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
     channel, told = discovery.discover(environment, prepared.told, prepared.options.timeout, over_mpi, say)
-    heard = protocol.decode_advertisement(told) if told else None
+    heard = decode_advertisement(told) if told else None
     token = heard.token if heard else discovery.token(environment)
     hello = discovery.hello(environment, token, prepared.interface.address)
     own = auth.choose_authenticator(heard.secret if heard else "")
-    if not heard and environment.step:
-        discovery.rank_zero_node(environment.step)
     if prepared.held:
-        layout = environment.step.layout() if environment.step else {}
-        return RendezvousServer(hello, prepared.held, channel, layout, own, say, interrupt).gather(deadline)
+        if not heard:
+            discovery.working_out(environment).rank_zero(environment)
+        from srunddp.bootstrap.rendezvous.server import RendezvousServer
+
+        return RendezvousServer(
+            own=hello,
+            held=prepared.held,
+            channel=channel,
+            layout=environment.step.layout() if environment.step else {},
+            trust=own,
+            say=say,
+            interrupt=interrupt,
+        ).accept_all(deadline)
+    candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, heard)
+    from srunddp.bootstrap.rendezvous import client
+
+    line, meeting = client.join(candidates, hello, deadline, own, interrupt)
+    return RendezvousResult(
+        meeting=meeting, lines={0: line}, nodes={0: meeting.master_node, environment.rank: environment.node}
+    )
+
+
+def _candidates(
+    environment: Environment,
+    chosen: interface.SelectedInterface | None,
+    entries: tuple[ifaces_conf.IfacesEntry, ...],
+    options: RendezvousOptions,
+    heard: Advertisement | None,
+) -> list[protocol.Address]:
+    """Where rank 0 may be: what it published, or else the addresses that this rank works out."""
     if heard:
-        candidates = list(heard.addresses)
-    else:
-        candidates = discovery.candidate_addresses(
-            environment, prepared.interface, prepared.entries, prepared.options.ports
-        )
-    line, meeting = join(candidates, hello, deadline, own, interrupt)
-    return RendezvousResult(meeting, {0: line}, {0: meeting.master_node, environment.rank: environment.node})
+        return list(heard.addresses)
+    return discovery.candidate_addresses(environment, chosen, entries, options.ports)
+
+
+def report_early_failure(
+    environment: Environment,
+    options: RendezvousOptions,
+    error: SrunddpError,
+    chosen: interface.SelectedInterface | None = None,
+) -> bool:
+    """Tell the other ranks of a failure from before the meeting, within about 5 s.
+
+    Rank 0 answers the others where they look for it, or publishes it as it would its address; another rank tells
+    rank 0. Nothing is told over MPI, which blocks.
+
+    Args:
+        environment: who this rank is.
+        options: of the command line.
+        error: why it fails.
+        chosen: its interface, where that was chosen before.
+
+    Returns:
+        Whether rank 0 knows of the failure, and so is the one to print it.
+    """
+    if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
+        return False
+    within = min(TELL_FOR, options.timeout)
+    early = _EarlyFailure(environment, options, chosen, AbortReason(str(error), error.exit_code), within)
+    try:
+        return early.answer_others() if environment.rank == 0 else early.tell_rank_zero()
+    except (SrunddpError, OSError):
+        return False
+
+
+@dataclass(frozen=True)
+class _EarlyFailure:
+    """A failure from before the meeting, and for how many seconds others are told of it."""
+
+    environment: Environment
+    options: RendezvousOptions
+    interface: interface.SelectedInterface | None
+    failure: AbortReason
+    within: float
+
+    def answer_others(self) -> bool:
+        """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
+        environment, way = self.environment, self.environment.discovery
+        failure = AbortReason(str(self.failure.of(0, environment.node)), self.failure.code)
+        if way.publishes:
+            way.exchange(protocol.encode_abort(failure), environment, self.within)
+            return True
+        from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+        from srunddp.bootstrap.rendezvous.server import tell_all
+
+        listening = self._listen()
+        with AuthenticatedListener(
+            listening=listening,
+            token=discovery.token(environment),
+            trust=auth.choose_authenticator(),
+            world_size=environment.world_size,
+            say=lambda _: None,
+        ) as listener:
+            tell_all(listener, failure.message(), {0}, self.within if listening else 0.0)
+            for each in (*listening, *listener.known):
+                each.close()
+        return True
+
+    def tell_rank_zero(self) -> bool:
+        """On another rank; returns whether rank 0 knows."""
+        environment, deadline = self.environment, time.monotonic() + self.within
+        way, heard = environment.discovery, None
+        if way.publishes:
+            heard = decode_advertisement(way.exchange(None, environment, self.within))
+        candidates = _candidates(environment, self.interface, self._entries(), self.options, heard)
+        hello = discovery.hello(environment, heard.token if heard else discovery.token(environment))
+        own = auth.choose_authenticator(heard.secret if heard else "")
+        from srunddp.bootstrap.rendezvous import client
+
+        return client.report_failure(candidates, hello, own, self.failure, deadline)
+
+    def _listen(self) -> list[socket.socket]:
+        entries, listening = self._entries(), []
+        entry = ifaces_conf.entry_or_default(entries, self.environment.node)
+        ports = discovery.line_ports(self.environment, entry, self.options.ports)
+        for host in discovery.resolve_node(self.environment, self.interface, entries):
+            with contextlib.suppress(SrunddpError):
+                listening.append(listen(host, ports))
+        return listening
+
+    def _entries(self) -> tuple[ifaces_conf.IfacesEntry, ...]:
+        """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
+        try:
+            return ifaces_conf.load(self.options.ifaces, os.environ).entries
+        except SrunddpError:
+            return (ifaces_conf.DEFAULT,)

@@ -19,6 +19,10 @@ from srunddp.bootstrap.rendezvous import auth
 from srunddp.bootstrap.rendezvous.abort import AbortReason
 from srunddp.errors import PeerError, RendezvousError
 
+_FAILED = "failed"
+_LONGEST = 700  # PMI-1's lines have at most 1024 bytes
+_MOST_ADDRESSES = 8
+
 
 @dataclass(frozen=True)
 class Address:
@@ -36,7 +40,7 @@ class Address:
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BoundSockets:
     """Rank 0's two listening sockets and where they listen; the store's is ``MASTER_ADDR`` and ``MASTER_PORT``."""
 
@@ -66,7 +70,7 @@ class Hello:
     version: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RendezvousInfo:
     """What every rank knows once all have met.
 
@@ -88,8 +92,22 @@ class RendezvousInfo:
     master_node: str
     sharers: int = 1
 
+    @classmethod
+    def of_single_process(cls, store: Address, run: str, node: str) -> RendezvousInfo:
+        """Of a process that meets no others."""
+        return cls(
+            master_addr=store.host,
+            master_port=store.port,
+            nnodes=1,
+            node_rank=0,
+            local_world_size=1,
+            run=run,
+            channel="none",
+            master_node=node,
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class RendezvousResult:
     """What a meeting leaves on one rank.
 
@@ -114,7 +132,12 @@ def bind_sockets(host: str, line_ports: Iterable[int], store_ports: Iterable[int
         RendezvousError: none of the ports is free.
     """
     line, store = listen(host, list(line_ports)), listen(host, list(store_ports))
-    return BoundSockets(line, store, Address(*line.getsockname()[:2]), Address(*store.getsockname()[:2]))
+    return BoundSockets(
+        line=line,
+        store=store,
+        line_address=Address(*line.getsockname()[:2]),
+        store_address=Address(*store.getsockname()[:2]),
+    )
 
 
 def listen(host: str, ports: list[int]) -> socket.socket:
@@ -151,15 +174,6 @@ def raise_open_files_limit(needed: float = math.inf) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-_FAILED = "failed"
-
-
-_LONGEST = 700  # PMI-1's lines have at most 1024 bytes
-
-
-_MOST_ADDRESSES = 8
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from srunddp.bootstrap.rendezvous import abort
-from srunddp.bootstrap.rendezvous.abort import CancelToken
+from srunddp.bootstrap.rendezvous.abort import TELL_FOR, CancelToken
 from srunddp.bootstrap.rendezvous.auth import Authenticator, NullAuthenticator
 from srunddp.bootstrap.rendezvous.listener import PATIENCE, UNPROVEN, AuthenticatedListener
 from srunddp.bootstrap.rendezvous.protocol import BoundSockets, Hello, RendezvousInfo, RendezvousResult
@@ -19,10 +19,8 @@ from srunddp.util.console import SAY_EVERY
 from srunddp.util.hostlist import fold_ranks
 from srunddp.util.json_lines import send
 
-MOURN = 5.0
 
-
-@dataclass
+@dataclass(kw_only=True)
 class RendezvousServer:
     """Rank 0's side: greets the ranks as they come, and tells all of them once the last is there.
 
@@ -35,7 +33,7 @@ class RendezvousServer:
         trust: rank 0's kind of proof; say: takes a line for the log.
         interrupt: ends the gathering by this rank's own failure.
         every: seconds between two lines that say who is missing.
-        mourn: seconds for which ranks that come after a failure are told of it.
+        linger: seconds for which ranks that come after a failure are told of it.
         unproven, patience: how many connections without a proof are kept, and how long; see
             :class:`AuthenticatedListener`.
         lines: the connection of each rank that is here.
@@ -49,14 +47,14 @@ class RendezvousServer:
     say: Callable[[str], None] = lambda _: None
     interrupt: CancelToken | None = None
     every: float = SAY_EVERY
-    mourn: float = MOURN
+    linger: float = TELL_FOR
     unproven: int = UNPROVEN
     patience: float = PATIENCE
     lines: dict[int, socket.socket] = field(default_factory=dict)
     _here: dict[int, Hello] = field(default_factory=dict)
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
 
-    def gather(self, deadline: float) -> RendezvousResult:
+    def accept_all(self, deadline: float) -> RendezvousResult:
         """Wait for every rank, then tell each one.
 
         Args:
@@ -67,23 +65,25 @@ class RendezvousServer:
             PeerError: a rank failed or was lost before all had come.
         """
         self._here[self.own.rank] = self.own
-        with self._door() as door:
+        with self._listener() as listener:
             try:
-                self._await_all(door, deadline)
+                self._await_all(listener, deadline)
             except SrunddpError as error:
                 # Those that are still to come have to be told as well, and a launcher may not wait for that.
                 self.say(f"error: {error}")
                 error.said = True
                 late = time.monotonic() >= deadline
                 self._settled |= {self.own.rank}
-                tell_all(door, abort.message_of(error), self._settled, 0.0 if late else self.mourn)
+                tell_all(listener, abort.message_of(error), self._settled, 0.0 if late else self.linger)
                 raise
             self.held.line.close()
         return RendezvousResult(
-            self._tell(), dict(self.lines), {rank: hello.node for rank, hello in self._here.items()}
+            meeting=self._tell(),
+            lines=dict(self.lines),
+            nodes={rank: hello.node for rank, hello in self._here.items()},
         )
 
-    def _door(self) -> AuthenticatedListener:
+    def _listener(self) -> AuthenticatedListener:
         return AuthenticatedListener(
             listening=(self.held.line,),
             token=self.own.token,
@@ -95,7 +95,7 @@ class RendezvousServer:
             patience=self.patience,
         )
 
-    def _await_all(self, door: AuthenticatedListener, deadline: float) -> None:
+    def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:
         next_word = time.monotonic() + self.every
         while len(self.lines) < self.own.world_size - 1:
             now = time.monotonic()
@@ -104,7 +104,7 @@ class RendezvousServer:
             if now >= next_word:
                 self.say(f"waiting for {fold_ranks(self._missing(), self.layout)}")
                 next_word += self.every
-            for hello, line, message in door.events(min(deadline, next_word) - now):
+            for hello, line, message in listener.events(min(deadline, next_word) - now):
                 self._take(hello, line, message)
             if self.interrupt and self.interrupt.failure:
                 raise self.interrupt.failure.of(self.own.rank, self.own.node)
@@ -206,7 +206,7 @@ def _nodes(hellos: list[Hello]) -> list[tuple[str, int]]:
     return nodes
 
 
-def tell_all(door: AuthenticatedListener, message: dict[str, Any], settled: set[int], seconds: float) -> None:
+def tell_all(listener: AuthenticatedListener, message: dict[str, Any], settled: set[int], seconds: float) -> None:
     """Tell a failure to all that are known, and for some time to those that come.
 
     Args:
@@ -214,12 +214,12 @@ def tell_all(door: AuthenticatedListener, message: dict[str, Any], settled: set[
         settled: the ranks that need not be waited for; those that are told are added.
         seconds: at most; it ends as soon as every rank is settled.
     """
-    for line, caller in door.known.items():
+    for line, caller in listener.known.items():
         send(line, message)
         settled |= {caller.hello.rank} if caller.hello else set()
     deadline = time.monotonic() + seconds
-    while len(settled) < door.world_size and (remaining := deadline - time.monotonic()) > 0:
-        for hello, line, said in door.events(remaining):
+    while len(settled) < listener.world_size and (remaining := deadline - time.monotonic()) > 0:
+        for hello, line, said in listener.events(remaining):
             if said is not None:
                 send(line, {"told": True} if "failed" in said else message)
             settled.add(hello.rank)

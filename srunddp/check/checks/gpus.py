@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Literal
 
-from srunddp.bootstrap.environment.cuda_visible_devices import NO_GPU
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
 from srunddp.check import nvml
 from srunddp.check.finding import (
@@ -26,6 +25,7 @@ from srunddp.check.finding import (
 )
 from srunddp.check.nvml import Device, View, look
 from srunddp.errors import ConfigError
+from srunddp.util.cuda_visible_devices import NO_GPU
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.timeouts import call_in_daemon_thread
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.bootstrap.network import ifaces_conf, infiniband
+from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, shown_speed
 from srunddp.bootstrap.rendezvous import discovery
 from srunddp.check.finding import (
@@ -21,6 +21,7 @@ from srunddp.check.finding import (
     minority,
 )
 from srunddp.errors import SrunddpError
+from srunddp.util import infiniband
 
 _SYSFS = Path("/sys/class/net")
 
@@ -91,7 +92,7 @@ def physical(name: str, sysfs: Path = _SYSFS) -> bool:
 def _lookup(context: CheckContext) -> list[str]:
     """What would keep this rank from finding rank 0, or rank 0 from being found, where names have to lead to it."""
     environment, chosen = context.environment, context.interface
-    if environment.world_size == 1 or environment.channels[0] in discovery.TELLING or not chosen:
+    if environment.world_size == 1 or environment.discovery.publishes or not chosen:
         return []
     try:
         if environment.rank:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from srunddp.bootstrap.environment import mpi, slurm
-from srunddp.bootstrap.rendezvous import discovery
+from srunddp.bootstrap.environment.detect import NO_LAUNCHER
+from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation
 from srunddp.check.packages import imports, parsed
 
@@ -46,9 +47,9 @@ def collect(context: CheckContext) -> LaunchFacts:
     uses_mpi = tree is not None and "mpi4py" in imports(tree)
     return LaunchFacts(
         launcher=environment.launcher,
-        channel=discovery.on_channel(environment),
+        channel=environment.discovery.name,
         world_size=environment.world_size,
-        allocated=_allocated(context.variables) if environment.launcher == "none" else 0,
+        allocated=_allocated(context.variables) if environment.is_single else 0,
         notes=list(environment.notes),
         script=script,
         uses_mpi=uses_mpi,
@@ -92,7 +93,7 @@ def evaluate(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
         if facts.mpi:
             hint = "start with `srun --mpi=pmix` (or pmi2 for MPICH; see `srun --mpi=list`), or with that MPI's mpirun"
             yield one.finding(FAIL, f"the script imports mpi4py, and {facts.mpi}", "a launcher that MPI knows", hint)
-        elif facts.channel == "pmi" and facts.uses_mpi:
+        elif discovery_named(facts.channel).rules_out_mpi and facts.uses_mpi:
             found = "the script imports mpi4py, and the ranks meet over PMI, after which MPI cannot start"
             yield one.finding(WARN, found, "MPI, or PMI", "srunddp --channel mpi")
 
@@ -100,7 +101,7 @@ def evaluate(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
 def summary(seen: Sequence[Observation[LaunchFacts]]) -> str:
     """Launcher and channel."""
     facts = seen[0].facts
-    if facts.launcher == "none":
+    if facts.launcher == NO_LAUNCHER:
         return "a world of one, as no launcher was found"
     return f"{len(seen)} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
 

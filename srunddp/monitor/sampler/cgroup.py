@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.bootstrap.environment.cpus import text_of
 from srunddp.monitor.sampler.kernel_file import KernelFile, number_after, opened
+from srunddp.util.sysfs import text_of
 
 ROOT = Path("/sys/fs/cgroup")
 _JOB = re.compile(r".*/job_\d+(?=/|$)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from srunddp.bootstrap.environment.cuda_visible_devices import (
+from srunddp.util.cuda_visible_devices import (
     VisibleDevice,
     instances,
     query_or,

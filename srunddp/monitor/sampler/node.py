@@ -11,6 +11,7 @@ from srunddp.monitor.sampler import cgroup
 from srunddp.monitor.sampler.cgroup import JobGroup
 from srunddp.monitor.sampler.kernel_file import opened
 from srunddp.monitor.sampler.tasks import Tasks
+from srunddp.util.sysfs import text_of
 
 COLUMNS = (
     "time",
@@ -44,7 +45,7 @@ class Node:
         groups: str | None = None,
         root: Path = cgroup.ROOT,
     ) -> None:
-        groups = cpus.text_of(Path("/proc/self/cgroup")) if groups is None else groups
+        groups = text_of(Path("/proc/self/cgroup")) if groups is None else groups
         self._tasks = tasks
         self._interface = interface
         self._group = JobGroup.find(groups, root)

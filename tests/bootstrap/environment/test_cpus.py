@@ -54,7 +54,7 @@ def test_a_container_s_quota_is_found_in_either_cgroup_version(
         (8, 2, {"SLURM_CPUS_PER_TASK": "x"}, 4),
     ],
 )
-def test_row_25_a_rank_s_share_is_what_it_has_by_itself_and_no_more_than_was_asked_for(
+def test_share_is_its_own_and_no_more_than_asked_for(
     cpus: int, sharers: int, asked: dict[str, str], expected: int
 ) -> None:
     assert share(cpus, sharers, asked) == expected
@@ -68,7 +68,7 @@ print("\\n".join(advice(os.environ, Cpus.here())))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_row_23_cpus_that_srun_did_not_pass_on_are_said_with_the_hint() -> None:
+def test_cpus_that_srun_did_not_pass_on_are_said() -> None:
     """In a process that has one CPU, though the job asked for two."""
     done = subprocess.run(
         ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c", ADVICE],
@@ -95,9 +95,7 @@ def test_row_23_cpus_that_srun_did_not_pass_on_are_said_with_the_hint() -> None:
         ({"SLURM_CPUS_PER_TASK": "many"}, 1, None),
     ],
 )
-def test_row_23_only_fewer_cpus_than_asked_for_are_a_sign(
-    variables: dict[str, str], allowed: int, asked: int | None
-) -> None:
+def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], allowed: int, asked: int | None) -> None:
     lines = advice(variables, Cpus(allowed, 64))
     assert [line.split()[0] for line in lines] == ([] if asked is None else [str(asked)])
 
@@ -115,7 +113,7 @@ def test_row_23_only_fewer_cpus_than_asked_for_are_a_sign(
         (2, Cpus(1, 2), {"SLURM_CPUS_PER_TASK": "4"}, False),
     ],
 )
-def test_row_24_one_core_by_mpirun_is_a_sign_where_others_stay_idle(
+def test_one_core_by_mpirun_is_said_where_others_are_idle(
     ranks: int, cpus: Cpus, variables: dict[str, str], told: bool
 ) -> None:
     lines = advice({"OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **variables}, cpus)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.environment import rank_process
-from srunddp.bootstrap.environment.detect import detect
+from srunddp.bootstrap.environment.detect import RANK_PROCESS, detect, is_below_rank, rank_mark
 from tests.mpirun.conftest import MPIS
 from tests.support.launchers import hydra, open_mpi, step
 from tests.support.starting import SRUNDDP, slurm, write
@@ -93,10 +92,7 @@ def inner(rank, port=0):
             "sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', 'inner.py'",
             "inner(-1)",
         ),
-        (
-            "sys.executable, 'inner.py'",
-            "if __name__ == '__main__': mp.spawn(inner, args=free(), nprocs=2)",
-        ),
+        ("sys.executable, 'inner.py'", "if __name__ == '__main__': mp.spawn(inner, args=free(), nprocs=2)"),
     ],
     ids=["torchrun", "mp.spawn"],
 )
@@ -125,15 +121,15 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("outer", [step(), open_mpi(0), hydra(0), {}], ids=["Slurm", "Open MPI", "Hydra", "none"])
 def test_the_mark_holds_for_what_is_below(outer: dict[str, str]) -> None:
     marked = outer | OURS
-    marked[rank_process.VARIABLE] = rank_process.mark(marked, 4711)
-    assert not rank_process.is_below(marked, 4711)  # the rank itself, also after exec
-    assert rank_process.is_below(marked, 4712)
-    assert not rank_process.is_below(marked | {"SLURM_STEP_ID": "77"}, 4712)
-    assert not rank_process.is_below(marked | {"MASTER_PORT": "29511"}, 4712)  # torchrun, mp.spawn
+    marked[RANK_PROCESS] = rank_mark(marked, 4711)
+    assert not is_below_rank(marked, 4711)  # the rank itself, also after exec
+    assert is_below_rank(marked, 4712)
+    assert not is_below_rank(marked | {"SLURM_STEP_ID": "77"}, 4712)
+    assert not is_below_rank(marked | {"MASTER_PORT": "29511"}, 4712)  # torchrun, mp.spawn
     found = detect(marked, pid=4712)
     assert (found.launcher, found.rank, found.world_size, found.channels) == ("none", 0, 1, ())
     for broken in ("", "4711", "x,y", ",,"):
-        rank_process.is_below(marked | {rank_process.VARIABLE: broken}, 4712)
+        is_below_rank(marked | {RANK_PROCESS: broken}, 4712)
 
 
 def test_another_socket_of_pmi_is_another_launcher() -> None:
@@ -141,11 +137,11 @@ def test_another_socket_of_pmi_is_another_launcher() -> None:
     ours, theirs = os.pipe()
     try:
         variables = hydra(0) | {"PMI_FD": str(ours)}
-        variables[rank_process.VARIABLE] = rank_process.mark(variables, 4711)
-        assert rank_process.is_below(variables, 4712)
+        variables[RANK_PROCESS] = rank_mark(variables, 4711)
+        assert is_below_rank(variables, 4712)
         os.dup2(os.open(os.devnull, os.O_RDONLY), ours)
-        assert not rank_process.is_below(variables, 4712)
+        assert not is_below_rank(variables, 4712)
         os.close(ours)
-        assert rank_process.is_below(variables, 4712)
+        assert is_below_rank(variables, 4712)
     finally:
         os.close(theirs)

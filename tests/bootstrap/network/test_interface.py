@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.network import interface
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface, select_interface, shown_speed
@@ -28,7 +29,8 @@ LINKS = (LO, ETH, IB1, IB0, IB10)
 
 def rank(local_rank: int = 0, world_size: int = 8, local_world_size: int | None = 4) -> Environment:
     """A rank on node07, of two nodes unless the numbers say one."""
-    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", ("slurm",), {})
+    ways = (discovery_named("slurm"),)
+    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", ways, {})
 
 
 def entry(*interfaces: str, env: dict[str, str] | None = None) -> IfacesEntry:
@@ -74,7 +76,7 @@ def test_the_entrys_interface_is_taken_with_its_address_and_line() -> None:
     assert (found.name, found.address, found.source) == ("ib0", "10.0.0.7", "ifaces.conf:4:3")
 
 
-def test_gloo_and_nccl_get_the_same_interface_in_their_own_spellings() -> None:
+def test_gloo_and_nccl_get_the_same_interface() -> None:
     """NCCL takes prefixes: without the `=`, ib1 would mean ib10 as well."""
     assert chosen(entry("ib1")).exports == {"GLOO_SOCKET_IFNAME": "ib1", "NCCL_SOCKET_IFNAME": "=ib1"}
 
@@ -94,7 +96,7 @@ def test_the_first_entry_for_this_node_decides() -> None:
     assert (found.name, found.source) == ("ib1", "f:9")
 
 
-def test_the_entrys_variables_are_exported_unless_the_user_has_set_them() -> None:
+def test_the_entrys_variables_yield_to_the_users() -> None:
     of = entry("ib0", env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "106"})
     found = chosen(of, {"NCCL_IB_TC": "41", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": ""})
     assert found.exports == {
@@ -125,7 +127,7 @@ def test_an_unusable_interface_is_refused_with_those_there_are(
     assert "correct this entry" in text
 
 
-def test_the_list_of_interfaces_says_which_are_down_or_without_address() -> None:
+def test_listed_interfaces_say_down_or_without_address() -> None:
     text = refused(entry("ib7"), links=(link("ib8", "10.0.8.7", up=False), link("ib9")))
     assert "ib8 (down, 10.0.8.7), ib9 (no address)" in text
     assert "which has none" in refused(entry("ib7"), links=())
@@ -183,11 +185,6 @@ def test_an_empty_variable_is_none() -> None:
     assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
 
 
-def test_a_prefix_passes_over_an_interface_that_cannot_be_used() -> None:
-    links = (link("ib0", "10.0.0.7", up=False), link("ib1"), link("ib2", "10.0.2.7"))
-    assert chosen(entry("eth0"), {"NCCL_SOCKET_IFNAME": "ib"}, links).name == "ib2"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
@@ -199,7 +196,7 @@ def test_a_prefix_passes_over_an_interface_that_cannot_be_used() -> None:
         ("NCCL_SOCKET_IFNAME", "hsn", "hsn"),
     ],
 )
-def test_a_users_interface_that_is_not_there_is_refused_with_the_variable(name: str, value: str, shown: str) -> None:
+def test_a_users_interface_that_is_not_there_is_refused(name: str, value: str, shown: str) -> None:
     text = refused(entry("ib0"), {name: value})
     assert text.startswith(f"{name}={value}: interface {shown} is not there")
     assert "ib0 (10.0.0.7)" in text
@@ -213,12 +210,6 @@ def test_auto_takes_the_interface_that_the_nodes_name_leads_to(names: dict[str, 
     names["node07"] = {"192.168.1.7"}
     found = chosen(entry("auto"))
     assert (found.name, found.source) == ("eth0", "auto, ifaces.conf:4:3")
-
-
-def test_auto_takes_infiniband_and_then_the_fastest_where_no_name_helps() -> None:
-    slow, fast = link("eth0", "10.0.0.1", speed=1000), link("eth1", "10.0.1.1", speed=100_000)
-    assert chosen(entry("auto"), links=(LO, slow, fast)).name == "eth1"
-    assert chosen(entry("auto"), links=(LO, slow, fast, IB0)).name == "ib0"
 
 
 def test_auto_names_what_it_passed_over_and_why() -> None:
@@ -269,29 +260,32 @@ def test_without_a_file_every_node_chooses_by_itself() -> None:
 # One node.
 
 
-def test_auto_on_one_node_is_loopback() -> None:
-    found = chosen(entry("auto"), who=rank(world_size=4))
-    assert (found.name, found.address) == ("lo", "127.0.0.1")
-    assert found.exports == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+FAST = link("eth1", "10.0.1.1", speed=100_000)
+DOWN = link("ib0", "10.0.0.7", up=False)
+ONE_NODE = rank(world_size=4)
 
 
-def test_auto_is_not_loopback_while_the_number_of_nodes_is_unknown() -> None:
-    assert chosen(entry("auto"), who=rank(world_size=4, local_world_size=None)).name != "lo"
-
-
-def test_loopback_may_be_named_on_one_node() -> None:
-    assert chosen(entry("lo"), who=rank(world_size=4)).name == "lo"
-    assert chosen(entry("eth0"), {"GLOO_SOCKET_IFNAME": "lo"}, who=rank(world_size=4)).name == "lo"
-
-
-def test_an_entrys_interface_holds_on_one_node_too() -> None:
-    assert chosen(entry("ib0"), who=rank(world_size=4)).name == "ib0"
-
-
-def test_a_world_of_one_needs_no_interface() -> None:
-    """It must work on a laptop without a network, whatever the site's file says."""
-    found = chosen(entry("ib7"), links=(LO,), who=rank(world_size=1, local_world_size=1))
-    assert (found.name, found.address) == ("lo", "127.0.0.1")
+@pytest.mark.parametrize(
+    ("of", "variables", "links", "who", "name"),
+    [
+        ("eth0", {"NCCL_SOCKET_IFNAME": "ib"}, (DOWN, link("ib1"), link("ib2", "10.0.2.7")), rank(), "ib2"),
+        ("auto", {}, (LO, ETH, FAST), rank(), "eth1"),
+        ("auto", {}, (LO, ETH, FAST, IB0), rank(), "ib0"),
+        ("auto", {}, LINKS, ONE_NODE, "lo"),
+        ("auto", {}, LINKS, rank(world_size=4, local_world_size=None), "ib1"),  # how many nodes is not known
+        ("lo", {}, LINKS, ONE_NODE, "lo"),
+        ("eth0", {"GLOO_SOCKET_IFNAME": "lo"}, LINKS, ONE_NODE, "lo"),
+        ("ib0", {}, LINKS, ONE_NODE, "ib0"),
+        ("ib7", {}, (LO,), rank(world_size=1, local_world_size=1), "lo"),  # a laptop, whatever the site's file says
+    ],
+)
+def test_the_interface_that_is_taken(
+    of: str, variables: dict[str, str], links: tuple[NetworkInterface, ...], who: Environment, name: str
+) -> None:
+    found = chosen(entry(of), variables, links, who)
+    assert found.name == name
+    assert {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} | variables == found.exports
+    assert found.address == {each.name: each for each in links}[name].addresses[0]
 
 
 def test_a_world_of_one_still_gets_the_entrys_variables() -> None:
@@ -335,18 +329,16 @@ TWO = link("eth5", "10.9.0.1", "10.9.0.2", "fd99::1", "fd99::2")
         ({"127.0.1.1", "::1"}, "10.9.0.1"),
     ],
 )
-def test_of_several_addresses_the_one_that_the_others_know_is_taken(
-    names: dict[str, set[str]], known: set[str], address: str
-) -> None:
+def test_of_several_addresses_the_known_one_is_taken(names: dict[str, set[str]], known: set[str], address: str) -> None:
     names["node07"] = known
     found = chosen(entry("eth5"), links=(LO, TWO))
     assert found.address == address
     assert ("NCCL_SOCKET_FAMILY" in found.exports) == (":" in address)
 
 
-def test_master_addr_decides_among_several_addresses_where_it_rules(names: dict[str, set[str]]) -> None:
+def test_master_addr_decides_among_several_addresses(names: dict[str, set[str]]) -> None:
     names["head"] = {"fd99::2"}
-    who = replace(rank(), channels=("env",), master=("head", 29500))
+    who = replace(rank(), discoveries=(discovery_named("env"),), master=("head", 29500))
     assert chosen(entry("eth5"), links=(LO, TWO), who=who).address == "fd99::2"
 
 

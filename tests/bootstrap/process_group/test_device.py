@@ -12,18 +12,18 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize("local_rank", range(4))
-def test_row_11_the_only_visible_gpu_is_number_zero_for_every_rank(local_rank: int) -> None:
+def test_the_only_visible_gpu_is_number_zero(local_rank: int) -> None:
     """--gpus-per-task or --gpu-bind: each rank sees its own GPU alone."""
     assert device.device_index(local_rank, 4, visible=1) == 0
 
 
 @pytest.mark.parametrize("visible", [4, 8])
-def test_row_11_where_all_gpus_are_visible_the_local_rank_counts(visible: int) -> None:
+def test_where_all_gpus_are_visible_the_local_rank_counts(visible: int) -> None:
     assert [device.device_index(local_rank, 4, visible) for local_rank in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("visible", [2, 3])
-def test_row_11_too_few_gpus_are_refused_and_not_shared(visible: int) -> None:
+def test_too_few_gpus_are_refused_and_not_shared(visible: int) -> None:
     with pytest.raises(ConfigError) as caught:
         device.device_index(0, 4, visible)
     text = str(caught.value)
@@ -105,7 +105,7 @@ def torch(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> To
 
 @pytest.mark.parametrize("devices", ["GPU-2ef1a2f3-7c9d-4f6c-8a93-0b0b6a4c9a2e", "MIG-GPU-2ef1a2f3/7/0", "7"])
 @pytest.mark.parametrize("torch", [1], indirect=True)
-def test_row_12_visible_devices_are_counted_and_never_parsed(
+def test_visible_devices_are_counted_and_never_parsed(
     torch: Torch, devices: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
@@ -113,42 +113,38 @@ def test_row_12_visible_devices_are_counted_and_never_parsed(
     assert torch.current == "cuda:0"
 
 
-@pytest.mark.parametrize("torch", [4], indirect=True)
-def test_the_device_is_the_current_one_before_cuda_is_used(torch: Torch) -> None:
-    assert device.select_device("nccl", 2, 4) == ("cuda:2", "nccl", "")
-    assert torch.current == "cuda:2"
+@pytest.mark.parametrize(
+    ("torch", "asked", "given"),
+    [
+        (4, ("nccl", 2, 4), ("cuda:2", "nccl", "")),
+        (4, ("gloo", 1, 4), ("cuda:1", "gloo", "")),
+        (0, ("auto", 1, 4), ("cpu", "gloo", "")),
+        (0, ("gloo", 1, 4), ("cpu", "gloo", "")),
+        (8, ("auto", 0, 1), ("cuda:0", "nccl", device.unused_devices(1, 8))),
+    ],
+    indirect=["torch"],
+)
+def test_select_device_sets_the_current_one_and_warns(
+    torch: Torch, asked: tuple[str, int, int], given: tuple[str, str, str]
+) -> None:
+    assert device.select_device(*asked) == given
+    assert torch.current == (None if given[0] == "cpu" else given[0])
 
 
-@pytest.mark.parametrize("torch", [4], indirect=True)
-def test_gloo_may_be_had_with_gpus(torch: Torch) -> None:
-    assert device.select_device("gloo", 1, 4) == ("cuda:1", "gloo", "")
+@pytest.mark.parametrize(
+    ("torch", "backend", "said"),
+    [
+        (0, "nccl", r"backend nccl, and torch sees no GPU; expected .* -> .*--backend gloo"),
+        (1, "ncll", "backend 'ncll'; expected one of nccl, gloo, auto -> "),
+    ],
+    indirect=["torch"],
+)
+def test_a_backend_that_cannot_be_had_is_refused(torch: Torch, backend: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        device.select_device(backend, 0, 1)
 
 
-@pytest.mark.parametrize("torch", [0], indirect=True)
-def test_without_gpus_the_device_is_the_cpu_and_the_backend_gloo(torch: Torch) -> None:
-    assert device.select_device("auto", 1, 4) == ("cpu", "gloo", "")
-    assert device.select_device("gloo", 1, 4) == ("cpu", "gloo", "")
-    assert torch.current is None
-
-
-@pytest.mark.parametrize("torch", [0], indirect=True)
-def test_nccl_without_a_gpu_is_refused_with_the_hint(torch: Torch) -> None:
-    with pytest.raises(ConfigError, match=r"backend nccl, and torch sees no GPU; expected .* -> .*--backend gloo"):
-        device.select_device("nccl", 0, 1)
-
-
-@pytest.mark.parametrize("torch", [0, 1], indirect=True)
-def test_a_backend_that_does_not_exist_is_refused(torch: Torch) -> None:
-    with pytest.raises(ConfigError, match="backend 'ncll'; expected one of nccl, gloo, auto -> "):
-        device.select_device("ncll", 0, 1)
-
-
-@pytest.mark.parametrize("torch", [8], indirect=True)
-def test_idle_gpus_are_warned_of(torch: Torch) -> None:
-    assert device.select_device("auto", 0, 1) == ("cuda:0", "nccl", device.unused_devices(1, 8))
-
-
-def test_row_11_two_ranks_that_see_the_same_gpu_are_named() -> None:
+def test_two_ranks_that_see_the_same_gpu_are_named() -> None:
     """Such as eight tasks that were all given the first one."""
     source = (
         "from torch.distributed import HashStore\n"

@@ -1,17 +1,25 @@
-"""What torchrun tells its ranks, ours are told; and how many threads each takes."""
+"""What torchrun tells its ranks, ours are told; how many threads each takes; and what imports are told.
+
+Accelerate, and what stands on it, takes ranks without a GPU for one world, as below its own launcher. A name server
+that does not answer is not asked, and so delays nothing.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from srunddp.bootstrap.environment.cpus import threads
-from tests.support.starting import LONG, bare, srunddp, write
-from tests.support.worlds import world
+from tests.conftest import PROGRAMS, ROOT, missing, tool
+from tests.support.starting import LONG, bare, python, slurm, srunddp, write
+from tests.support.worlds import run, world
 
 TELL = """
 import json, os
@@ -80,3 +88,83 @@ def test_nor_has_it_where_ranks_do_not_come_to_meet(tmp_path: Path) -> None:
     with world(tmp_path, "", "--ifaces=absent", size=2, variables={"PYTHONDEVMODE": "1"}) as it:
         ended = it.wait()
     assert (ended.codes, "Warning" in ended.text) == ([78, 78], False), ended.text
+
+
+# Accelerate.
+
+# Stand-ins for what takes seconds to import: srunddp asks torch about GPUs, and accelerate reads a variable.
+# Of torch's two answers, is_available's costs the processes that are forked later their GPUs.
+TORCH = 'import os\nclass accelerator:\n    device_count = staticmethod(lambda: int(os.environ["GPUS"]))\n'
+READS = 'import os\nfound = os.environ.get("ACCELERATE_USE_CPU", "unset")\n'
+IMPORTS = 'import accelerate; say("found", accelerate.found)'
+
+
+def found(folder: Path, size: int = 2, **variables: str) -> set[str]:
+    write(folder / "torch.py", TORCH)
+    write(folder / "accelerate.py", READS)
+    ended = run(folder, IMPORTS, size=size, variables={"PYTHONPATH": str(folder), **variables})
+    assert ended.codes == [0] * size, ended.text
+    return {(folder / f"found.{rank}").read_text() for rank in range(size)}
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [("0", "true"), ("2", "unset")])
+def test_accelerate_is_told_that_the_ranks_have_no_gpu(tmp_path: Path, gpus: str, expected: str) -> None:
+    assert found(tmp_path, GPUS=gpus) == {expected}
+
+
+def test_what_the_user_told_accelerate_stays(tmp_path: Path) -> None:
+    assert found(tmp_path, GPUS="0", ACCELERATE_USE_CPU="false") == {"false"}
+
+
+def test_a_world_of_one_is_left_to_accelerate(tmp_path: Path) -> None:
+    assert found(tmp_path, size=1, GPUS="0") == {"unset"}
+
+
+def test_accelerate_imported_before_the_meeting_is_told(tmp_path: Path) -> None:
+    """As in a script that calls srunddp.init() after its imports, without the srunddp command."""
+    write(tmp_path / "torch.py", TORCH)
+    write(tmp_path / "accelerate.py", "")
+    joins = """
+import accelerate, contextlib, os, srunddp
+with contextlib.suppress(ImportError):  # of torch.distributed, after the ranks have met
+    srunddp.init()
+print(os.environ["ACCELERATE_USE_CPU"], flush=True)
+os._exit(0)
+"""
+    script, path = write(tmp_path / "train.py", joins), f"{tmp_path}:{ROOT}"
+    with ThreadPoolExecutor() as ranks:
+        place = partial(python, script, folder=tmp_path, PYTHONPATH=path, GPUS="0")
+        runs = [ranks.submit(place, **slurm(rank, SLURM_JOB_ID=str(os.getpid()))) for rank in (0, 1)]
+    assert [run.result().stdout for run in runs] == ["true\n"] * 2, [run.result().stderr for run in runs]
+
+
+# Reverse look-ups of names.
+
+FILES = {
+    # Short limits: the stock store waits for them.
+    "resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
+    # Some machines have services that would answer in the name server's place.
+    "nsswitch.conf": "hosts: files dns\n",
+    "hosts": "127.0.0.1 localhost\n",
+}
+
+
+@pytest.fixture
+def behind_a_mute_name_server(tmp_path: Path) -> list[str]:
+    """How a command line begins that runs in a network of its own, with these files in /etc."""
+    apart = [tool("unshare"), "--net", "--mount"]
+    if os.geteuid() != 0 or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        missing("namespaces need root")
+    mounts = [f"mount --bind '{write(tmp_path / name, text)}' /etc/{name}" for name, text in FILES.items()]
+    return [*apart, "sh", "-ec", "\n".join((f"{tool('ip')} link set lo up", *mounts, 'exec "$@"')), "sh"]
+
+
+def test_the_store_is_joined_without_a_query_to_the_name_server(behind_a_mute_name_server: list[str]) -> None:
+    command = [*behind_a_mute_name_server, sys.executable, str(PROGRAMS / "name_lookups.py")]
+    variables = bare({"PYTHONPATH": str(ROOT)})
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LONG, check=False)
+    assert done.returncode == 0, done.stderr
+    sent = json.loads(done.stdout)
+    assert (sent["server"], sent["quiet"]) == (0, 0), done.stderr
+    # Torch alone does ask: the name server is there, and is counted right.
+    assert sent["stock"] >= 1, done.stderr

@@ -17,7 +17,7 @@ from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group import device
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.process_group.world import World, open_world
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import Address, RendezvousInfo
 from srunddp.errors import PeerError, Stopped
 from tests.support.starting import until
 from tests.support.worlds import world
@@ -98,7 +98,7 @@ def test_rank_0_is_through_before_any_other_begins() -> None:
     assert sorted(order) == [0, 1, 2, 3]
 
 
-def test_per_node_it_is_local_rank_0_of_each_and_all_of_these_at_once() -> None:
+def test_rank0_first_per_node_is_each_local_rank_0() -> None:
     order: list[int] = []
     assert first_waits(order, {0, 2}, 4, per_node=True) == [None] * 4
     assert sorted(order) == [0, 1, 2, 3]
@@ -123,7 +123,7 @@ def test_several_in_a_row_and_one_within_another_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), SystemExit(3), KeyboardInterrupt()])
-def test_where_the_first_fails_the_others_say_so_and_do_not_begin(error: BaseException) -> None:
+def test_rank0_first_others_do_not_begin_after_a_failure(error: BaseException) -> None:
     def body(it: World) -> None:
         with it.rank0_first():
             assert it.rank == 0
@@ -161,7 +161,7 @@ with srunddp.init("gloo", timeout=timedelta(seconds=2)) as it:
 """
 
 
-def test_with_torch_no_time_limit_of_the_group_counts_and_the_first_alone_is_blamed(tmp_path: Path) -> None:
+def test_rank0_first_no_time_limit_counts_first_is_blamed(tmp_path: Path) -> None:
     with world(tmp_path, SLOW, size=2) as it:
         until(lambda: it.has_said("inside.0"))
         time.sleep(4.0)  # twice the group's time limit
@@ -251,7 +251,7 @@ def test_a_device_is_handed_to_nccl_alone_where_asked_for(
     place = ProcessGroupContext(
         detect({}),
         SelectedInterface("lo", "127.0.0.1", {}, ""),
-        RendezvousInfo("", 1, 1, 0, 1, "", "", "node01"),
+        RendezvousInfo.of_single_process(Address("", 1), "", "node01"),
         None,
         1.0,
     )
@@ -262,7 +262,7 @@ def test_a_device_is_handed_to_nccl_alone_where_asked_for(
 @pytest.mark.parametrize(
     ("error", "closed"), [(Stopped("by SIGUSR2", 75), 1), (SystemExit(0), 1), (SystemExit(75), 0), (OSError(), 0)]
 )
-def test_the_group_is_closed_at_an_end_that_all_ranks_share_and_not_after_a_failure(
+def test_the_group_is_closed_not_after_a_failure(
     error: BaseException, closed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[World] = []

@@ -17,15 +17,7 @@ from srunddp.bootstrap.rendezvous.client import join
 from srunddp.bootstrap.rendezvous.protocol import Address
 from srunddp.errors import PeerError, RendezvousError
 from srunddp.util import json_lines
-from tests.bootstrap.rendezvous.test_client import (
-    NONCE,
-    greeting,
-    hello,
-    rank_zero,
-    refusal,
-    soon,
-    until,
-)
+from tests.bootstrap.rendezvous.test_client import NONCE, greeting, hello, rank_zero, refusal, soon, until
 from tests.conftest import missing
 from tests.support.munged import munged
 
@@ -57,7 +49,7 @@ def prover(request: pytest.FixtureRequest) -> Authenticator:
 
 def test_a_proof_holds_for_what_it_is_about(prover: Authenticator) -> None:
     text = CLAIM.text(auth.CLIENT)
-    assert prover.objection(prover.prove(text), text) == ""
+    assert prover.why_invalid(prover.sign(text), text) == ""
 
 
 @pytest.mark.parametrize(
@@ -66,30 +58,30 @@ def test_a_proof_holds_for_what_it_is_about(prover: Authenticator) -> None:
         replace(CLAIM, token="1207.1.0"),
         replace(CLAIM, rank=4),
         replace(CLAIM, line="10.0.0.1:4001"),
-        replace(CLAIM, theirs="2" * 32),
-        replace(CLAIM, zeros="2" * 32),
+        replace(CLAIM, client_nonce="2" * 32),
+        replace(CLAIM, server_nonce="2" * 32),
     ],
     ids=["token", "rank", "line", "their-nonce", "zeros-nonce"],
 )
 def test_a_proof_of_something_else_is_none(prover: Authenticator, other: Challenge) -> None:
-    proof = prover.prove(other.text(auth.CLIENT))
-    assert prover.objection(proof, CLAIM.text(auth.CLIENT))
+    proof = prover.sign(other.text(auth.CLIENT))
+    assert prover.why_invalid(proof, CLAIM.text(auth.CLIENT))
 
 
 def test_a_proof_cannot_be_sent_back_to_its_maker(prover: Authenticator) -> None:
-    assert prover.objection(prover.prove(CLAIM.text(auth.SERVER)), CLAIM.text(auth.CLIENT))
+    assert prover.why_invalid(prover.sign(CLAIM.text(auth.SERVER)), CLAIM.text(auth.CLIENT))
 
 
 @pytest.mark.parametrize("said", [None, 7, "", "MUNGE:", "x" * 4000, "\ud800", "MUNGE:\0:", ["a"]])
 def test_what_is_no_proof_at_all_is_objected_to(prover: Authenticator, said: object) -> None:
-    assert prover.objection(said, CLAIM.text(auth.CLIENT))
+    assert prover.why_invalid(said, CLAIM.text(auth.CLIENT))
 
 
 def test_a_credential_counts_once(munge: Authenticator) -> None:
     text = CLAIM.text(auth.CLIENT)
-    proof = munge.prove(text)
-    assert munge.objection(proof, text) == ""
-    assert munge.objection(proof, text) == "munge: Replayed credential"
+    proof = munge.sign(text)
+    assert munge.why_invalid(proof, text) == ""
+    assert munge.why_invalid(proof, text) == "munge: Replayed credential"
 
 
 def test_another_clusters_credential_is_refused(
@@ -97,8 +89,8 @@ def test_another_clusters_credential_is_refused(
 ) -> None:
     with munged(tmp_path / "other") as where:
         monkeypatch.setenv(auth.MUNGE_SOCKET, where)
-        proof = auth.choose_authenticator().prove(CLAIM.text(auth.CLIENT))
-    assert munge.objection(proof, CLAIM.text(auth.CLIENT)).startswith("munge: ")
+        proof = auth.choose_authenticator().sign(CLAIM.text(auth.CLIENT))
+    assert munge.why_invalid(proof, CLAIM.text(auth.CLIENT)).startswith("munge: ")
 
 
 @pytest.mark.parametrize(
@@ -115,10 +107,10 @@ def test_another_users_credential_is_refused(
         patch.setattr(os, "geteuid", lambda: restricted_to)
         os.seteuid(65534)
         try:
-            proof = munge.prove(text)
+            proof = munge.sign(text)
         finally:
             os.seteuid(0)
-    assert munge.objection(proof, text).startswith(why)
+    assert munge.why_invalid(proof, text).startswith(why)
 
 
 # What a rank has.
@@ -177,9 +169,7 @@ def test_ranks_that_prove_themselves_meet(prover: Authenticator) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "0" * 64, NONCE, None])
-def test_a_caller_without_the_proof_has_no_effect_but_one_line_in_the_log(
-    prover: Authenticator, said: str | None
-) -> None:
+def test_a_caller_without_proof_leaves_one_line_in_the_log(prover: Authenticator, said: str | None) -> None:
     """Not though it knows the token, counts another world, or has a rank that is there already."""
     with rank_zero(3, trust=prover) as server, ThreadPoolExecutor(2) as pool:
         first = pool.submit(join, [server.address], hello(1, 3), soon(), prover)
@@ -218,10 +208,10 @@ class Pretender:
 
     kind = "munge"
 
-    def prove(self, text: bytes) -> str:
+    def sign(self, text: bytes) -> str:
         return "MUNGE:AwQFAAA=:"
 
-    def objection(self, proof: object, text: bytes) -> str:
+    def why_invalid(self, proof: object, text: bytes) -> str:
         return ""
 
 
@@ -246,7 +236,7 @@ def _pass_on_once(between: socket.socket, to: Address) -> None:
 
 
 @pytest.mark.parametrize(("zeros", "theirs"), [("secret", "none"), ("none", "secret")])
-def test_two_kinds_of_proof_are_named_with_the_hint_and_neither_gives_way(zeros: str, theirs: str) -> None:
+def test_two_kinds_of_proof_are_named_with_the_hint(zeros: str, theirs: str) -> None:
     kinds: dict[str, Authenticator] = {"secret": SECRET, "none": NullAuthenticator()}
     with rank_zero(2, trust=kinds[zeros]) as server:
         with pytest.raises(RendezvousError) as caught:

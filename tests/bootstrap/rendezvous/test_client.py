@@ -30,7 +30,6 @@ from srunddp.bootstrap.rendezvous.protocol import (
 from srunddp.bootstrap.rendezvous.server import RendezvousServer
 from srunddp.errors import PeerError, RendezvousError, Scope
 from srunddp.util import json_lines
-from srunddp.util.hostlist import fold_ranks
 from tests.support.launchers import PID, step
 
 LONG = 30.0  # a limit that only a broken rendezvous reaches
@@ -81,10 +80,15 @@ class RankZero:
         self.held = held or bind_sockets("127.0.0.1", [0], [0])
         self.interrupt = CancelToken()
         self.said: list[str] = []
-        quick = {"every": LONG, "mourn": 0.2}
-        said, layout = self.said.append, layout or {}
+        quick = {"every": LONG, "linger": 0.2}
         self.roster = RendezvousServer(
-            own, self.held, "slurm", layout, say=said, interrupt=self.interrupt, **(quick | more)
+            own=own,
+            held=self.held,
+            channel="slurm",
+            layout=layout or {},
+            say=self.said.append,
+            interrupt=self.interrupt,
+            **(quick | more),
         )
         self.address = self.held.line_address
         self._result: Future[RendezvousResult] = Future()
@@ -93,7 +97,7 @@ class RankZero:
 
     def _gather(self, within: float) -> None:
         try:
-            self._result.set_result(self.roster.gather(soon(within)))
+            self._result.set_result(self.roster.accept_all(soon(within)))
         except BaseException as error:
             self._result.set_exception(error)
 
@@ -130,12 +134,7 @@ class RankZero:
 
 @contextmanager
 def rank_zero(
-    world_size: int = 2,
-    node: str = "node01",
-    *,
-    token: str = TOKEN,
-    held: BoundSockets | None = None,
-    **more: Any,
+    world_size: int = 2, node: str = "node01", *, token: str = TOKEN, held: BoundSockets | None = None, **more: Any
 ) -> Iterator[RankZero]:
     """Keyword arguments are RankZero's, and those that it hands on to the Roster."""
     host = held.line_address.host if held else "127.0.0.1"
@@ -168,7 +167,7 @@ def refusal(server: RankZero | Address, one: Hello, within: float = LONG) -> str
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mute stranger costs a rank this long before it looks elsewhere."""
-    monkeypatch.setattr(client, "_ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr(client, "ANSWER_WITHIN", 0.3)
 
 
 # They meet.
@@ -178,7 +177,23 @@ def test_all_ranks_are_told_the_stores_address() -> None:
     with rank_zero(3) as server:
         meetings = meet(server, hello(1, 3), hello(2, 3))
         store = server.held.store_address
-        assert meetings == [RendezvousInfo("127.0.0.1", store.port, 1, 0, 3, TOKEN, "slurm", "node01", 3)] * 3
+        assert (
+            meetings
+            == [
+                RendezvousInfo(
+                    master_addr="127.0.0.1",
+                    master_port=store.port,
+                    nnodes=1,
+                    node_rank=0,
+                    local_world_size=3,
+                    run=TOKEN,
+                    channel="slurm",
+                    master_node="node01",
+                    sharers=3,
+                )
+            ]
+            * 3
+        )
         assert store.port != server.address.port
 
 
@@ -197,7 +212,7 @@ def test_the_ranks_may_come_in_any_order_and_late() -> None:
         others = [pool.submit(join, [address], hello(rank, 3), soon()) for rank in (2, 1)]
         threading.Event().wait(0.1)  # refused meanwhile
         late.listen()
-        held = BoundSockets(late, socket.socket(), address, address)
+        held = BoundSockets(line=late, store=socket.socket(), line_address=address, store_address=address)
         with rank_zero(3, held=held) as server:
             assert [other.result(LONG)[1] for other in others] == [server.meeting()] * 2
             for other in others:
@@ -226,13 +241,6 @@ def test_hosts_with_one_name_are_nodes_of_their_own(told: int) -> None:
     assert [meeting.node_rank for meeting in meetings] == [0, 1, 0, 1]
     assert [meeting.local_world_size for meeting in meetings] == [told or 2] * 4
     assert {meeting.nnodes for meeting in meetings} == {2}
-
-
-def test_512_ranks_meet() -> None:
-    with rank_zero(512, "node000") as server:
-        meetings = meet(server, *(hello(rank, 512, f"node{rank // 8:03d}") for rank in range(1, 512)))
-    assert [meeting.node_rank for meeting in meetings] == [rank // 8 for rank in range(512)]
-    assert {(meeting.nnodes, meeting.local_world_size) for meeting in meetings} == {(64, 8)}
 
 
 def test_they_meet_over_ipv6() -> None:
@@ -372,7 +380,7 @@ def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_a_stranger_is_passed_over_and_hears_nothing_but_the_hello(kind: str) -> None:
+def test_a_stranger_hears_nothing_but_the_hello(kind: str) -> None:
     with rank_zero(2) as server, stranger(kind) as other:
         connection, meeting = join([other.address, server.address], hello(1), soon())
         connection.close()
@@ -383,17 +391,7 @@ def test_a_stranger_is_passed_over_and_hears_nothing_but_the_hello(kind: str) ->
 
 @pytest.mark.parametrize(
     "text",
-    [
-        b"",
-        b"\n",
-        b"[1]\n",
-        b"7\n",
-        b'"hello"\n',
-        b"{\n",
-        b"\xff\xfe\n",
-        b"9" * 5000,
-        b"[" * 4000,
-    ],
+    [b"", b"\n", b"[1]\n", b"7\n", b'"hello"\n', b"{\n", b"\xff\xfe\n", b"9" * 5000, b"[" * 4000],
     ids=lambda text: repr(text[:8]),
 )
 def test_a_line_that_is_no_message_of_ours_is_empty(text: bytes) -> None:
@@ -471,7 +469,7 @@ def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
          "other-restart", "half", "endless", "binary"],
 )  # fmt: skip
 @pytest.mark.parametrize("stays", [True, False], ids=["stays", "leaves"])
-def test_a_stranger_that_calls_is_told_nothing_and_disturbs_nobody(said: bytes, stays: bool) -> None:
+def test_a_calling_stranger_is_told_nothing(said: bytes, stays: bool) -> None:
     with rank_zero(2) as server:
         caller = server.connect()
         try:
@@ -540,7 +538,7 @@ def test_a_rank_of_the_other_family_says_so(own: str, told: str) -> None:
 # Ranks that do not come.
 
 
-def test_missing_ranks_are_named_with_their_nodes_at_the_deadline() -> None:
+def test_missing_ranks_are_named_with_their_nodes() -> None:
     layout = {rank: f"node{rank // 2:02d}" for rank in range(8)}
     with rank_zero(8, layout=layout, within=2) as server, ThreadPoolExecutor(3) as pool:
         came = [pool.submit(refusal, server, hello(rank, 8)) for rank in (1, 2, 4)]
@@ -552,26 +550,15 @@ def test_missing_ranks_are_named_with_their_nodes_at_the_deadline() -> None:
         assert [one.result(LONG) for one in came] == [text] * 3
 
 
-def test_missing_ranks_are_named_where_their_nodes_are_unknown() -> None:
-    with rank_zero(12, within=0.1) as server:
-        assert "11 of 12 ranks did not come: ranks 1-11; expected " in server.refusal()
-
-
 def test_strangers_do_not_delay_the_deadline() -> None:
     with rank_zero(2, within=1) as server, server.connect(), server.connect() as mute:
         mute.sendall(b"half a line")
         began = time.monotonic()
-        assert "1 of 2 ranks did not come: rank 1" in server.refusal()
+        assert "1 of 2 ranks did not come: rank 1; expected " in server.refusal()
         assert time.monotonic() - began < 10
 
 
-def test_ranks_are_folded_by_node() -> None:
-    layout = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 9: "c"}
-    assert fold_ranks([0, 1, 2, 4, 9], layout) == "ranks 0-2 on a, rank 4 on b, rank 9 on c"
-    assert fold_ranks([0, 2, 3, 4, 17, 18], layout) == "ranks 0,2 on a, ranks 3-4 on b, ranks 17-18"
-
-
-def test_a_rank_that_does_not_find_rank_zero_says_where_it_looked() -> None:
+def test_rank_zero_not_found_says_where_it_looked() -> None:
     with socket.socket() as silent, stranger("http") as other:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         nowhere = Address(*silent.getsockname()[:2])
@@ -586,7 +573,7 @@ def test_a_rank_that_does_not_find_rank_zero_says_where_it_looked() -> None:
             join([other.address, nowhere], hello(1), soon(0.5))
 
 
-def test_a_rank_that_only_mute_strangers_answer_stops_at_its_deadline() -> None:
+def test_among_mute_strangers_a_rank_stops_in_time() -> None:
     with stranger("mute") as other:
         began = time.monotonic()
         assert "did not answer" in refusal(other.address, hello(1), within=0.5)
@@ -625,7 +612,7 @@ def test_a_rank_that_lost_patience_may_say_hello_again() -> None:
         assert meetings == [meeting] * 2
 
 
-def test_a_rank_that_was_there_and_ended_is_named_to_all_with_the_code_of_a_kill() -> None:
+def test_a_rank_that_ended_while_waiting_is_named_to_all() -> None:
     with rank_zero(4) as server:
         found = meet_later(server, hello(2, 4))
         until(lambda: 2 in server.roster.lines)
@@ -646,7 +633,7 @@ def meet_later(server: RankZero, one: Hello) -> Future[tuple[socket.socket, Rend
     return found
 
 
-def test_a_rank_that_loses_rank_zero_says_so_and_does_not_look_elsewhere() -> None:
+def test_a_rank_that_loses_rank_zero_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
         address = Address(*listening.getsockname()[:2])
         text = pool.submit(refusal, address, hello(1, node="node02"))
@@ -705,7 +692,7 @@ def peer_error(failed: Callable[[], object]) -> tuple[str, int]:
     return str(caught.value), caught.value.exit_code
 
 
-def test_a_rank_that_fails_before_it_could_meet_ends_all_with_its_words_and_code() -> None:
+def test_a_rank_that_fails_early_ends_all_with_its_words() -> None:
     with rank_zero(4) as server:
         found = meet_later(server, hello(1, 4))
         until(lambda: 1 in server.roster.lines)
@@ -717,7 +704,7 @@ def test_a_rank_that_fails_before_it_could_meet_ends_all_with_its_words_and_code
         assert peer_error(server.company) == peer_error(lambda: found.result(LONG)) == (text, 78)
 
 
-def test_a_failure_that_rank_zero_cannot_be_told_is_not_taken_for_told() -> None:
+def test_a_failure_that_reached_nobody_is_not_told() -> None:
     with stranger("http") as other:
         assert not report_failure([other.address], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon(0.3))
     assert not report_failure([], hello(1, address=""), UNPROVEN, AbortReason("broken", 78), soon())
@@ -736,7 +723,7 @@ def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
     interrupt.close()
 
 
-def test_a_rank_whose_worker_dies_while_it_looks_for_rank_zero_tells_it() -> None:
+def test_worker_that_dies_during_the_search_is_told() -> None:
     interrupt = CancelToken()
     with rank_zero(3) as server, stranger("mute") as mute, ThreadPoolExecutor(1) as pool:
         failing = pool.submit(join, [mute.address, server.address], hello(2, 3), soon(), None, interrupt)
@@ -747,8 +734,8 @@ def test_a_rank_whose_worker_dies_while_it_looks_for_rank_zero_tells_it() -> Non
     interrupt.close()
 
 
-def test_a_rank_whose_failure_reached_nobody_is_to_print_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_TELL_WITHIN", 0.2)
+def test_a_failure_that_reached_nobody_is_printed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "TELL_FOR", 0.2)
     interrupt = CancelToken()
     interrupt.fail("its worker was killed", 137)
     with socket.socket() as silent:
@@ -772,7 +759,7 @@ def test_rank_zeros_own_failure_ends_the_meeting_at_once_for_all() -> None:
 
 
 def test_a_rank_that_comes_after_a_failure_is_told_of_it() -> None:
-    with rank_zero(4, mourn=LONG) as server:
+    with rank_zero(4, linger=LONG) as server:
         assert report_failure([server.address], hello(1, 4), UNPROVEN, AbortReason("broken", 78), soon())
         for rank in (2, 3):
             late = meet_later(server, hello(rank, 4))
@@ -781,7 +768,7 @@ def test_a_rank_that_comes_after_a_failure_is_told_of_it() -> None:
 
 
 @pytest.mark.parametrize("code", [None, 0, 256, -1, "7", True, 1e9])
-def test_a_failure_of_any_code_ends_with_one_that_a_process_can_have(code: object) -> None:
+def test_a_failure_of_any_code_ends_with_a_valid_one(code: object) -> None:
     failure = read({"failed": ["x"], "code": code})
     assert failure
     assert failure.code == 1
@@ -790,7 +777,7 @@ def test_a_failure_of_any_code_ends_with_one_that_a_process_can_have(code: objec
 # Crowds.
 
 
-def test_mute_connections_beyond_a_limit_are_closed_the_oldest_first() -> None:
+def test_too_many_mute_connections_close_oldest_first() -> None:
     with rank_zero(2, unproven=20) as server, ExitStack() as stack:
         callers = [stack.enter_context(server.connect()) for _ in range(100)]
         assert callers[0].recv(1) == b""
@@ -818,7 +805,7 @@ def test_2048_ranks_meet_within_seconds() -> None:
         for rank, one in lines.items():
             seen = json_lines.receive(one)
             claim = Challenge(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
-            json_lines.send(one, {"here": True, "proof": HmacAuthenticator(b"s" * 32).prove(claim.text(CLIENT))})
+            json_lines.send(one, {"here": True, "proof": HmacAuthenticator(b"s" * 32).sign(claim.text(CLIENT))})
         meetings = [json_lines.receive(one)["meeting"] for one in lines.values()]
         assert time.monotonic() - began < 20
         assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from srunddp.bootstrap.network import infiniband
+from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, parse
-from srunddp.bootstrap.network.infiniband import Device
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
 from srunddp.check.checks import interface
 from srunddp.check.checks.interface import CHECK, InterfaceFacts, evaluate, physical, summary
 from srunddp.check.finding import CheckContext, Finding, Severity, context_of
+from srunddp.util import infiniband
+from srunddp.util.infiniband import Device
 from tests.support.made_up_site import changed, seen, subject, told, travelled
 from tests.support.starting import NODE, slurm
 
@@ -113,7 +114,8 @@ def test_a_name_that_leads_to_rank_0_is_no_fault(rank: int, monkeypatch: pytest.
 
 def test_with_a_launcher_that_tells_addresses_no_name_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = at_step(1, set(), monkeypatch)
-    telling = replace(found, environment=replace(found.environment, channels=("pmi", "slurm")))
+    ways = (discovery_named("pmi"), discovery_named("slurm"))
+    telling = replace(found, environment=replace(found.environment, discoveries=ways))
     assert interface.collect(telling).lookup == []
 
 

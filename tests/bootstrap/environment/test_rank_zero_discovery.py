@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from srunddp.bootstrap.rendezvous import pmi
+from srunddp.bootstrap.environment.rank_zero_discovery import broadcast_over_pmi
 from srunddp.errors import RendezvousError
 
 SPACE = "kvs_4711_0"
@@ -103,7 +103,7 @@ def answering(*answers: bytes) -> Iterator[int]:
 def broadcast(server: Launcher, message: str, speaker: int = 0, timeout: float = 20) -> list[str]:
     def one(rank: int) -> str:
         said = message if rank == speaker else None
-        return pmi.broadcast(said, descriptor=server.ends[rank].fileno(), timeout=timeout)
+        return broadcast_over_pmi(said, descriptor=server.ends[rank].fileno(), timeout=timeout)
 
     with ThreadPoolExecutor(len(server.ends)) as pool:
         return list(pool.map(one, range(len(server.ends))))
@@ -147,16 +147,16 @@ def test_nothing_is_read_beyond_the_answers() -> None:
             b"cmd=response_to_init rc=0\ncmd=my_kvsname kvsname=k\ncmd=barrier_out\n"
             b"cmd=get_result rc=0 value=here\ncmd=finalize_ack\nREST"
         )
-        assert pmi.broadcast(None, descriptor=ours.fileno(), timeout=20) == "here"
+        assert broadcast_over_pmi(None, descriptor=ours.fileno(), timeout=20) == "here"
         ours.setblocking(True)
         assert ours.recv(100) == b"REST"
 
 
-def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_the_timeout() -> None:
+def test_pmi_waits_for_a_missing_rank_until_the_timeout() -> None:
     with launcher(2) as server:
         began = time.monotonic()
         with pytest.raises(RendezvousError, match=r"barrier did not open within [0-9]+ s; expected .* -> .*--timeout"):
-            pmi.broadcast("here", descriptor=server.ends[0].fileno(), timeout=0.2)
+            broadcast_over_pmi("here", descriptor=server.ends[0].fileno(), timeout=0.2)
         assert 0.15 < time.monotonic() - began < 10
 
 
@@ -164,7 +164,7 @@ def test_a_descriptor_that_is_closed_is_named_with_the_hint() -> None:
     closed = os.dup(0)
     os.close(closed)
     with pytest.raises(RendezvousError) as caught:
-        pmi.broadcast("here", descriptor=closed, timeout=20)
+        broadcast_over_pmi("here", descriptor=closed, timeout=20)
     text = str(caught.value)
     assert text.startswith(f"PMI_FD={closed} does not answer: Bad file descriptor; expected ")
     assert "a wrapper must exec it" in text
@@ -172,12 +172,12 @@ def test_a_descriptor_that_is_closed_is_named_with_the_hint() -> None:
 
 def test_a_descriptor_that_is_no_socket_is_named() -> None:
     with tempfile.TemporaryFile() as file, pytest.raises(RendezvousError, match="does not answer: Socket operation on"):
-        pmi.broadcast("here", descriptor=file.fileno(), timeout=20)
+        broadcast_over_pmi("here", descriptor=file.fileno(), timeout=20)
 
 
 def test_a_launcher_that_closes_is_told_of() -> None:
     with answering(b"cmd=response_to_init rc=0\n") as descriptor, pytest.raises(RendezvousError) as caught:
-        pmi.broadcast("here", descriptor=descriptor, timeout=20)
+        broadcast_over_pmi("here", descriptor=descriptor, timeout=20)
     text = str(caught.value)
     assert "PMI closed its socket" in text or "does not answer" in text
     assert caught.value.exit_code == 69
@@ -200,11 +200,11 @@ def test_a_launcher_that_closes_is_told_of() -> None:
 )
 def test_a_wrong_answer_is_shown_with_what_was_expected(answers: tuple[bytes, ...], shown: str) -> None:
     with answering(*answers) as descriptor, pytest.raises(RendezvousError) as caught:
-        pmi.broadcast("here", descriptor=descriptor, timeout=20)
+        broadcast_over_pmi("here", descriptor=descriptor, timeout=20)
     assert shown in str(caught.value)
     assert "--channel slurm" in str(caught.value)
 
 
 def test_a_key_that_nobody_put_is_an_error() -> None:
     with launcher(1) as server, pytest.raises(RendezvousError, match="key_not_found"):
-        pmi.broadcast(None, descriptor=server.ends[0].fileno(), timeout=20)
+        broadcast_over_pmi(None, descriptor=server.ends[0].fileno(), timeout=20)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.network.infiniband import Device, devices, with_interface
+from srunddp.util.infiniband import Device, devices, with_interface
 from tests.support.starting import write
 
 

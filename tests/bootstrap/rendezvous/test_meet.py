@@ -7,15 +7,16 @@ import pytest
 
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.rank_zero_discovery import broadcast_over_pmi
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
 from srunddp.bootstrap.network.interface import NetworkInterface, SelectedInterface
-from srunddp.bootstrap.rendezvous import discovery, early_failure, pmi, protocol
+from srunddp.bootstrap.rendezvous import discovery, protocol
 from srunddp.bootstrap.rendezvous.auth import HmacAuthenticator
-from srunddp.bootstrap.rendezvous.meet import RendezvousOptions
+from srunddp.bootstrap.rendezvous.meet import RendezvousOptions, report_early_failure
 from srunddp.bootstrap.rendezvous.protocol import bind_sockets
 from srunddp.errors import ConfigError, PeerError
+from tests.bootstrap.environment.test_rank_zero_discovery import launcher
 from tests.bootstrap.rendezvous.test_client import rank_zero
-from tests.bootstrap.rendezvous.test_pmi import launcher
 from tests.support.launchers import PID, hydra, open_mpi, step
 
 BROKEN = ConfigError("no file train.py", expected="a script to run", hint="correct the path")
@@ -29,21 +30,21 @@ def on_hydra(rank: int, size: int = 2) -> Environment:
 def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with launcher(2) as server, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[0].fileno()))
-        other = pool.submit(pmi.broadcast, None, descriptor=server.ends[1].fileno(), timeout=20)
-        assert early_failure.report_early_failure(on_hydra(0), SOON, BROKEN)
+        other = pool.submit(broadcast_over_pmi, None, descriptor=server.ends[1].fileno(), timeout=20)
+        assert report_early_failure(on_hydra(0), SOON, BROKEN)
         with pytest.raises(PeerError, match=r"rank 0 on .* failed: no file train\.py; expected a script") as caught:
             protocol.decode_advertisement(other.result())
     assert caught.value.exit_code == 78
 
 
-def test_over_pmi_another_ranks_failure_reaches_rank_zero_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     held = bind_sockets("127.0.0.1", [0], [0])
     told = protocol.encode_advertisement("1207.0.0", [held.line_address])
     secret = HmacAuthenticator(bytes.fromhex(protocol.decode_advertisement(told).secret))
     with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[1].fileno()))
-        first = pool.submit(pmi.broadcast, told, descriptor=server.ends[0].fileno(), timeout=20)
-        assert early_failure.report_early_failure(on_hydra(1), SOON, BROKEN)
+        first = pool.submit(broadcast_over_pmi, told, descriptor=server.ends[0].fileno(), timeout=20)
+        assert report_early_failure(on_hydra(1), SOON, BROKEN)
         assert first.result() == told
         with pytest.raises(PeerError, match=r"rank 1 on .* failed: no file train\.py") as caught:
             zero.company()
@@ -51,14 +52,14 @@ def test_over_pmi_another_ranks_failure_reaches_rank_zero_with_the_secret(monkey
 
 
 def test_over_mpi_and_in_a_world_of_one_nothing_is_told() -> None:
-    assert not early_failure.report_early_failure(detect.detect(open_mpi(1), channel="mpi"), SOON, BROKEN)
-    assert not early_failure.report_early_failure(detect.detect({}), SOON, BROKEN)
+    assert not report_early_failure(detect.detect(open_mpi(1), channel="mpi"), SOON, BROKEN)
+    assert not report_early_failure(detect.detect({}), SOON, BROKEN)
 
 
-def test_rank_zero_that_has_no_name_to_be_found_by_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_zero_without_a_name_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "addresses_of", lambda _: set())
     who = detect.detect(step(0), pid=PID)
-    assert early_failure.report_early_failure(who, RendezvousOptions(timeout=300), BROKEN)
+    assert report_early_failure(who, RendezvousOptions(timeout=300), BROKEN)
 
 
 def links(*addresses: str) -> tuple[NetworkInterface, ...]:
@@ -76,9 +77,7 @@ def test_rank_zero_is_heard_on_its_own_addresses_alone(monkeypatch: pytest.Monke
     assert discovery.resolve_node(replace(who, local_world_size=4), None, (DEFAULT,)) == ["127.0.0.1"]
 
 
-def test_a_rank_beside_rank_zero_without_an_interface_looks_on_all_of_the_nodes_addresses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_an_interface_all_own_addresses_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "list_interfaces", lambda: links("127.0.0.1", "10.0.0.1", "10.1.0.1"))
     who = detect.detect(step(1), pid=PID)
     found = discovery.candidate_addresses(who, None, (DEFAULT,), range(40000, 40002))

@@ -29,9 +29,7 @@ SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
 @pytest.mark.parametrize(("culprit", "way"), [(0, "an exception"), (0, "sys.exit(3)"), *((1, way) for way in WAYS)])
-def test_however_a_script_ends_one_verdict_names_its_rank_and_all_have_its_code(
-    tmp_path: Path, culprit: int, way: str
-) -> None:
+def test_however_a_script_ends_one_verdict_names_its_rank(tmp_path: Path, culprit: int, way: str) -> None:
     how, code, cause = WAYS[way]
     ended = run(tmp_path, f"if RANK == {culprit}:\n    {how}\n{VICTIM}\nrest()")
     named(ended, culprit, code, cause)
@@ -42,9 +40,7 @@ def test_however_a_script_ends_one_verdict_names_its_rank_and_all_have_its_code(
 
 
 @pytest.mark.parametrize("name", SIGNALS)
-def test_whatever_signal_ends_a_script_one_verdict_names_its_rank_and_all_have_its_code(
-    tmp_path: Path, name: str
-) -> None:
+def test_whatever_signal_ends_a_script_one_verdict_names_it(tmp_path: Path, name: str) -> None:
     ended = run(tmp_path, f"if RANK == 2: os.kill(os.getpid(), signal.{name})\n{VICTIM}\nrest()")
     named(ended, 2, 128 + getattr(signal, name), f"killed by {name}")
     assert "a victim" not in ended.text
@@ -63,7 +59,7 @@ ECHOES = {
 
 
 @pytest.mark.parametrize("echo", ECHOES)
-def test_the_error_of_a_collective_is_an_echo_also_where_it_comes_first(tmp_path: Path, echo: str) -> None:
+def test_a_collectives_error_is_an_echo_even_if_first(tmp_path: Path, echo: str) -> None:
     script = f"""
 if RANK == 2:
     {ECHOES[echo]}
@@ -83,7 +79,7 @@ def test_an_echo_without_a_cause_is_named_all_the_same(tmp_path: Path) -> None:
     )
 
 
-def test_a_rank_that_left_with_0_is_named_when_the_others_then_miss_it(tmp_path: Path) -> None:
+def test_a_rank_that_left_with_0_is_named_if_missed(tmp_path: Path) -> None:
     script = """
 if RANK == 1:
     sys.exit(0)
@@ -96,7 +92,7 @@ raise RuntimeError("Connection closed by peer")
     assert (ended.codes[0], ended.codes[2]) == (1, 1)
 
 
-def test_a_rank_that_left_with_0_is_not_blamed_for_another_s_own_error(tmp_path: Path) -> None:
+def test_a_rank_that_left_with_0_is_not_blamed(tmp_path: Path) -> None:
     script = "if RANK == 1: sys.exit(0)\nwait_for_end(1)\nif RANK == 2: raise ValueError('boom')\nrest()"
     ended = run(tmp_path, script)
     assert [(each.ranks, each.code) for each in ended.verdicts] == [((2,), 1)], ended.text
@@ -115,7 +111,7 @@ rest()
     named(run(tmp_path, script), 1, 1, "IndexError: the cause")
 
 
-def test_peers_that_ignore_sigterm_are_gone_within_two_seconds_and_a_half(tmp_path: Path) -> None:
+def test_peers_that_ignore_sigterm_are_gone_soon(tmp_path: Path) -> None:
     script = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say("deaf")
@@ -137,46 +133,34 @@ rest()
     assert all(map(is_gone, workers))
 
 
-def test_when_rank_0_s_supervisor_is_killed_the_lowest_rank_left_says_so_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("killed", "speaker"), [(0, 1), (1, 0)])
+def test_a_killed_supervisor_is_said_by_the_lowest_other(tmp_path: Path, killed: int, speaker: int) -> None:
     with world(tmp_path, "rest()") as it:
         workers = it.workers()
-        it.ranks[0].kill()
+        it.ranks[killed].kill()
         ended = it.wait()
-        until(lambda: is_gone(workers[0]))
-    assert ended.codes == [-signal.SIGKILL, 137, 137]
-    assert [each.ranks for each in ended.verdicts] == [(0,)], ended.text
-    assert "rank 0 on" in ended.errors[1]
-    assert "srunddp itself was killed (exit code 137)" in ended.errors[1]
-    assert all(map(is_gone, workers))
+        until(lambda: all(map(is_gone, workers)))
+    assert ended.codes == [-signal.SIGKILL if rank == killed else 137 for rank in range(3)]
+    assert [each.ranks for each in ended.verdicts] == [(killed,)], ended.text
+    assert f"rank {killed} on" in ended.errors[speaker]
+    assert "srunddp itself was killed (exit code 137)" in ended.errors[speaker]
 
 
-def test_when_another_s_supervisor_is_killed_rank_0_says_so(tmp_path: Path) -> None:
-    rank = 1
-    with world(tmp_path, "rest()") as it:
-        workers = it.workers()
-        it.ranks[rank].kill()
-        ended = it.wait()
-    assert [each.ranks for each in ended.verdicts] == [(rank,)], ended.text
-    assert "srunddp itself was killed (exit code 137)" in ended.errors[0]
-    assert ended.codes == [-signal.SIGKILL if each == rank else 137 for each in range(3)]
-    assert all(map(is_gone, workers))
-
-
-def test_a_hook_of_the_user_s_is_called_once_and_the_verdict_is_said_all_the_same(tmp_path: Path) -> None:
+def test_a_users_hook_is_called_once_beside_the_verdict(tmp_path: Path) -> None:
     hook = "sys.excepthook = lambda kind, error, trace: print('hook:', error, file=sys.stderr)\n"
     ended = run(tmp_path, f"{hook}if RANK == 1: raise ValueError('boom')\nrest()")
     named(ended, 1, 1, "ValueError: boom")
     assert ended.text.count("hook: boom") == 1
 
 
-def test_a_world_without_a_failure_says_nothing_and_leaves_no_process(tmp_path: Path) -> None:
+def test_no_failure_says_nothing_leaves_no_process(tmp_path: Path) -> None:
     with world(tmp_path, "") as it:
         ended = it.wait()
         assert all(map(is_gone, it.workers()))
     assert (ended.codes, ended.text) == ([0, 0, 0], "")
 
 
-def test_rank_0_that_may_not_open_a_file_for_each_rank_says_so_and_no_rank_waits(tmp_path: Path) -> None:
+def test_rank_0_without_enough_files_says_so_no_rank_waits(tmp_path: Path) -> None:
     began = time.monotonic()
     ended = run(tmp_path, "rest()", below={0: ["prlimit", "--nofile=66:66"]})
     said = "srunddp: error: rank 0 may open 66 files; expected 67, one for each of 3 ranks and some more -> raise "
@@ -188,7 +172,7 @@ def test_rank_0_that_may_not_open_a_file_for_each_rank_says_so_and_no_rank_waits
 # With a folder for logs.
 
 
-def test_failure_json_says_what_the_verdict_says_and_the_victim_s_file_holds_its_own_traceback(tmp_path: Path) -> None:
+def test_failure_json_and_the_victims_own_traceback(tmp_path: Path) -> None:
     script = """
 if RANK == 2:
     raise RuntimeError("Connection closed by peer")
@@ -202,17 +186,7 @@ rest()
     named(ended, 1, 1, "ValueError: boom")
     (file,) = (tmp_path / "log").rglob("failure.json")
     told = json.loads(file.read_text())
-    assert list(told) == [
-        "rank",
-        "ranks",
-        "node",
-        "time",
-        "exit_code",
-        "cause",
-        "traceback",
-        "notes",
-        "victims",
-    ]
+    assert list(told) == ["rank", "ranks", "node", "time", "exit_code", "cause", "traceback", "notes", "victims"]
     assert (told["rank"], told["ranks"], told["node"], told["exit_code"]) == (1, [1], NODE, 1)
     assert told["cause"] == "ValueError: boom"
     assert told["traceback"].rstrip().endswith("ValueError: boom")
@@ -238,7 +212,7 @@ def test_the_failure_of_an_earlier_attempt_is_set_aside(tmp_path: Path) -> None:
     assert not (folder / "failure.2.json").exists()
 
 
-def test_what_c_printed_is_in_the_file_in_order_where_the_process_was_killed(tmp_path: Path) -> None:
+def test_what_c_printed_is_in_the_file_after_a_kill(tmp_path: Path) -> None:
     script = """
 import ctypes
 for number in range(3):
@@ -262,7 +236,7 @@ def test_a_world_of_one_says_what_python_says_and_no_more(tmp_path: Path, way: s
     assert ours.stderr == theirs.stderr.replace('"train.py"', f'"{tmp_path}/train.py"')
 
 
-def test_in_a_world_of_one_a_hook_of_the_user_s_is_called_once_and_alone(tmp_path: Path) -> None:
+def test_single_process_calls_a_users_hook_once(tmp_path: Path) -> None:
     hook = "import sys\nsys.excepthook = lambda kind, error, trace: print('hook:', error, file=sys.stderr)\n"
     write(tmp_path / "train.py", f"{hook}raise ValueError('boom')\n")
     done = srunddp("--quiet", "train.py", folder=tmp_path)
@@ -270,7 +244,7 @@ def test_in_a_world_of_one_a_hook_of_the_user_s_is_called_once_and_alone(tmp_pat
 
 
 @pytest.mark.parametrize(("name", "said"), [("SIGTERM", False), ("SIGKILL", True), ("SIGSEGV", True)])
-def test_in_a_world_of_one_only_an_end_that_nobody_asked_for_is_said(tmp_path: Path, name: str, said: bool) -> None:
+def test_single_process_says_an_unasked_end_only(tmp_path: Path, name: str, said: bool) -> None:
     write(tmp_path / "train.py", f"import os, signal\nos.kill(os.getpid(), signal.{name})\n")
     done = srunddp("--quiet", "train.py", folder=tmp_path)
     assert done.returncode == 128 + getattr(signal, name)

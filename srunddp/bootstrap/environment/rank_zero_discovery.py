@@ -1,0 +1,291 @@
+"""How the ranks learn where rank 0 listens: one class for each way, the preferred one first in ``DISCOVERIES``.
+
+Over PMI-1 and MPI rank 0 publishes its address. From ``SLURM_*`` and explicit variables each rank works it out.
+A new way is a class like these and its place in that list.
+
+PMI-1 needs the standard library alone: Slurm (``srun --mpi=pmi2``), MPICH's and Intel MPI's Hydra and Flux speak it on
+``PMI_FD``. Each message is one line of ``key=value`` words. Whoever has said ``init`` must say ``finalize``, or Hydra
+ends the job.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from srunddp.bootstrap.environment import mpi, slurm
+from srunddp.errors import ConfigError, RendezvousError, Scope
+
+if TYPE_CHECKING:
+    from srunddp.bootstrap.environment.detect import Environment
+
+EXPLICIT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+PMI = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
+_PMI_KEY = "srunddp"
+# Below Linux's ephemeral range (32768 and up), where the kernel hands ports out to anyone.
+_DERIVED_PORTS = range(20480, 32768)
+_MOST_PORTS = 24
+
+
+@dataclass(frozen=True)
+class RankZero:
+    """Where rank 0 is, as far as all ranks can work it out.
+
+    Attributes:
+        name: of its node, or the host that the user named.
+        is_node: whether it is a node, for which ifaces.conf may have another address.
+        here: whether it is this rank's node.
+    """
+
+    name: str
+    is_node: bool
+    here: bool
+
+
+class Discovery:
+    """One way in which the ranks learn where rank 0 listens. This class itself is for a single process: no way.
+
+    Attributes:
+        name: as ``--channel`` takes it; hint: how to start so that it is there.
+        variable: for which it is there; empty where that is the one that tells the rank.
+        publishes: whether rank 0 tells its address over it, by :meth:`exchange`, and a secret with it. Else the ranks
+            work the address out, by :meth:`rank_zero` and :meth:`ports`.
+        waits_in: where the ranks wait for each other meanwhile.
+        starts_mpi: :meth:`exchange` starts MPI. So it is done by the worker, and returns only when all ranks take part.
+        rules_out_mpi: MPI cannot be started in the ranks afterwards.
+        overrides_launcher: ``--channel`` with its name lets explicit variables rule, whatever the launcher.
+        ports_rule: how rank 0 comes to its port, for people.
+    """
+
+    name: ClassVar[str] = "none"
+    hint: ClassVar[str] = ""
+    variable: ClassVar[str] = ""
+    publishes: ClassVar[bool] = False
+    waits_in: ClassVar[str] = ""
+    starts_mpi: ClassVar[bool] = False
+    rules_out_mpi: ClassVar[bool] = False
+    overrides_launcher: ClassVar[bool] = False
+    ports_rule: ClassVar[str] = "the kernel's choice, published"
+
+    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+        """Why this rank cannot use this way; empty where it can."""
+        return "a single process needs none"
+
+    def source(self, environment: Environment, variables: Mapping[str, str]) -> str:
+        """The variable for which it can, with its value."""
+        return f"{self.variable}={variables.get(self.variable, '')}" if self.variable else environment.sources["rank"]
+
+    def is_last_resort(self, environment: Environment) -> bool:
+        """Whether all others come first here."""
+        return False
+
+    def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
+        """Publish rank 0's message, and wait for it on the others.
+
+        Args:
+            message: what rank 0 says, without blanks; None on the others.
+            timeout: seconds to wait for the slowest rank.
+            interface: the network interface that it shall use; empty for its own choice.
+
+        Raises:
+            MpiNotLaunchedError: it does not work here, and the next way is to be tried.
+            RendezvousError: a rank did not come, or the launcher does not answer.
+        """
+        raise NotImplementedError
+
+    def rank_zero(self, environment: Environment) -> RankZero:
+        """Where rank 0 is.
+
+        Raises:
+            ConfigError: that cannot be known here.
+        """
+        raise NotImplementedError
+
+    def ports(self, environment: Environment, allowed: range | None) -> list[int]:
+        """The ports on which rank 0 may listen, in the order in which it tries them; none where it publishes its own.
+
+        Args:
+            allowed: those that a firewall leaves open; None for any.
+        """
+        return []
+
+
+class PmiDiscovery(Discovery):
+    """PMI-1 on ``PMI_FD``."""
+
+    name = "pmi"
+    hint = "start with `srun --mpi=pmi2` or MPICH's mpirun"
+    variable = "PMI_FD"
+    publishes = True
+    waits_in = "PMI's barrier"
+    rules_out_mpi = True
+
+    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+        if environment.master:
+            return "explicit variables rule"
+        if missing := [name for name in (PMI if environment.step else PMI[:1]) if name not in variables]:
+            return f"{missing[0]} is not set"
+        # Open MPI has no PMI-1: below it, PMI_FD is that of a daemon which srun started.
+        others = environment.step is None and "OMPI_COMM_WORLD_RANK" in variables
+        return f"PMI_FD={variables['PMI_FD']} is of a process around {environment.launcher}" if others else ""
+
+    def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
+        return broadcast_over_pmi(message, descriptor=slurm.parse_uint(os.environ, "PMI_FD"), timeout=timeout)
+
+
+class SlurmDiscovery(Discovery):
+    """The first node of ``SLURM_STEP_NODELIST``, and ports that follow from job, step and restart count."""
+
+    name = "slurm"
+    hint = "start with srun"
+    variable = slurm.NODE_LIST
+    ports_rule = "those of SLURM_STEP_RESV_PORTS, then derived from job, step and restart count"
+
+    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+        if environment.step:
+            return ""
+        if slurm.in_step(variables):
+            return f"this step's tasks are not the ranks of {environment.launcher}"
+        return "not in a step of Slurm"
+
+    def is_last_resort(self, environment: Environment) -> bool:
+        return bool(environment.step and environment.step.why_rank0_unknown)
+
+    def rank_zero(self, environment: Environment) -> RankZero:
+        assert environment.step
+        if unknown := environment.step.why_rank0_unknown:
+            raise ConfigError(
+                f"{unknown}: SLURM_* alone does not tell where rank 0 is",
+                expected="a block, cyclic or plane distribution",
+                hint="start with `srun --mpi=pmi2`, which tells it for any placement",
+                scope=Scope.NODE,
+            )
+        node = environment.step.nodes[0]
+        return RankZero(node, is_node=True, here=node == environment.node)
+
+    def ports(self, environment: Environment, allowed: range | None) -> list[int]:
+        assert environment.step
+        reserved = [] if allowed else list(environment.step.reserved_ports)
+        within = allowed or _DERIVED_PORTS
+        start = zlib.crc32(environment.step.id.encode()) % len(within)
+        return reserved + [within[(start + more) % len(within)] for more in range(min(len(within), _MOST_PORTS))]
+
+
+class MpiDiscovery(Discovery):
+    """A broadcast over MPI with mpi4py. It costs MPI_Init, which can crash where MPI and Slurm do not match."""
+
+    name = "mpi"
+    hint = "install mpi4py and start with mpirun or `srun --mpi=pmix`"
+    publishes = True
+    waits_in = "MPI_Init"
+    starts_mpi = True
+
+    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+        if environment.master:
+            return "explicit variables rule"
+        if environment.step and "PMIX_RANK" not in variables:
+            return "PMIX_RANK is not set, as without srun --mpi=pmix"
+        return "" if mpi.is_installed() else "mpi4py is not installed here"
+
+    def exchange(self, message: str | None, environment: Environment, timeout: float, interface: str = "") -> str:
+        return mpi.broadcast(message, environment.world_size, interface or None)
+
+
+class EnvDiscovery(Discovery):
+    """``MASTER_ADDR`` and ``MASTER_PORT`` of explicit variables."""
+
+    name = "env"
+    hint = "set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+    variable = "MASTER_ADDR"
+    overrides_launcher = True
+    ports_rule = "MASTER_PORT"
+
+    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+        if environment.master:
+            return ""
+        missing = [name for name in EXPLICIT if name not in variables]
+        return "only by --channel env" + (f"; {', '.join(missing)} not set" if missing else "")
+
+    def rank_zero(self, environment: Environment) -> RankZero:
+        assert environment.master
+        return RankZero(environment.master[0], is_node=False, here=environment.one_node)
+
+    def ports(self, environment: Environment, allowed: range | None) -> list[int]:
+        assert environment.master
+        return [environment.master[1]]
+
+
+DISCOVERIES: tuple[Discovery, ...] = (PmiDiscovery(), SlurmDiscovery(), MpiDiscovery(), EnvDiscovery())
+_NONE = Discovery()
+
+
+def discovery_named(name: str | None) -> Discovery:
+    """The way of a name that ``--channel`` takes; that of a single process for another."""
+    return next((each for each in DISCOVERIES if each.name == name), _NONE)
+
+
+def usable_discoveries(environment: Environment, variables: Mapping[str, str]) -> tuple[Discovery, ...]:
+    """The ways that this rank can use, the preferred one first."""
+    usable = (each for each in DISCOVERIES if not each.why_not(environment, variables))
+    return tuple(sorted(usable, key=lambda each: each.is_last_resort(environment)))
+
+
+def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) -> str:
+    """Send rank 0's message to all ranks through the launcher's key-value space.
+
+    Args:
+        message: what rank 0 says, without blanks; None on the others.
+        descriptor: the number in ``PMI_FD``.
+        timeout: seconds to wait for the slowest rank.
+
+    Raises:
+        RendezvousError: a rank did not come in time, or the launcher does not speak PMI-1 here.
+    """
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as wire:
+            wire.settimeout(timeout)
+            return _exchange(wire, message)
+    except TimeoutError:
+        raise RendezvousError(
+            f"PMI's barrier did not open within {timeout:.0f} s",
+            expected="every rank to reach it",
+            hint="look for the ranks that did not start, or raise --timeout",
+        ) from None
+    except OSError as error:
+        raise RendezvousError(
+            f"PMI_FD={descriptor} does not answer: {os.strerror(error.errno or 0)}",
+            expected="the launcher's PMI-1 socket, not used before",
+            hint="start one srunddp per srun or mpirun; a wrapper must exec it; or use --channel mpi, under srun slurm",
+        ) from None
+
+
+def _exchange(wire: socket.socket, message: str | None) -> str:
+    _ask(wire, "cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
+    space = _ask(wire, "cmd=get_my_kvsname", "my_kvsname", "kvsname")
+    if message is not None:
+        _ask(wire, f"cmd=put kvsname={space} key={_PMI_KEY} value={message}", "put_result")
+    _ask(wire, "cmd=barrier_in", "barrier_out")
+    value = _ask(wire, f"cmd=get kvsname={space} key={_PMI_KEY}", "get_result", "value")
+    _ask(wire, "cmd=finalize", "finalize_ack")
+    return value
+
+
+def _ask(wire: socket.socket, request: str, answer: str, wanted: str = "cmd") -> str:
+    wire.sendall(request.encode() + b"\n")
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        # One byte at a time: what follows the line belongs to the next reader of this shared socket.
+        if not (piece := wire.recv(1)):
+            raise RendezvousError(
+                "PMI closed its socket", expected=f"the answer {answer}", hint="see the launcher's own message"
+            )
+        line += piece
+    text = line.decode(errors="replace").strip()
+    words = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if words.get("cmd") != answer or words.get("rc", "0") != "0" or wanted not in words:
+        raise RendezvousError(f"PMI answered {text!r}", expected=f"cmd={answer}", hint="use --channel slurm or mpi")
+    return words[wanted]
