@@ -50,7 +50,7 @@ def test_whoever_reads_amid_a_write_finds_no_figure_lower_than_before(recording:
         while True:
             for figures in (low, high):
                 recording.write_steps(*figures)
-                recording.mark()
+                recording.beat()
     try:
         until(recording.read)
         end, count = time.monotonic() + 1.0, 0
@@ -91,14 +91,14 @@ def test_a_heartbeat_is_found_in_the_package_and_does_not_bring_torch() -> None:
 def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours: TelemetryPage) -> None:
     child = os.fork()
     if child == 0:
-        before = telemetry.is_condemned()
+        before = telemetry.is_terminating()
         heartbeat()
-        ours.condemn()
+        ours.announce_termination()
         heartbeat()
         heartbeat(last=True)
-        os._exit(0 if (before, telemetry.is_condemned()) == (False, True) else 1)
+        os._exit(0 if (before, telemetry.is_terminating()) == (False, True) else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert telemetry.is_condemned()
+    assert telemetry.is_terminating()
     assert ours.read() == 0
 
 
@@ -106,7 +106,7 @@ def test_without_a_supervisor_no_verdict_stands_and_there_is_no_guard(ours: Tele
     assert telemetry.is_supervised()
     telemetry._marks = None
     assert not telemetry.is_supervised()
-    assert not telemetry.is_condemned()
+    assert not telemetry.is_terminating()
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_without_monitoring_there_are_no_events_and_no_steps_to_write(ours: Tele
 
 
 def test_the_longest_step_begins_anew_when_the_supervisor_has_looked(recording: TelemetryPage) -> None:
-    before = recording.looks
+    before = recording.generation
     recording.write_steps(1, 8, 0.5, 0.25, 0.125, 0.5, 1)
-    assert recording.look() == (1, 8, 0.5, 0.25, 0.125, 0.5, 1)
-    assert recording.looks != before
+    assert recording.snapshot() == (1, 8, 0.5, 0.25, 0.125, 0.5, 1)
+    assert recording.generation != before

@@ -41,11 +41,11 @@ class NullMonitor:
     """Does nothing: a run without ``--monitor``. Its methods are called in this order.
 
     Attributes:
-        marks: for the worker.
+        page: for the worker.
     """
 
     def __init__(self) -> None:
-        self.marks = TelemetryPage()
+        self.page = TelemetryPage()
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
         """In the supervisor, before it forks its worker.
@@ -90,10 +90,10 @@ class RunMonitor(NullMonitor):
         """
         from srunddp.monitor.recorder import RUN, Recorder
 
-        self.marks = TelemetryPage(recording=True)
+        self.page = TelemetryPage(recording=True)
         self._plan = plan
         self._sampler: Sampler | None = None
-        self._recorder = Recorder(plan.folder, f"{plan.node}.rank{plan.rank}", plan.seconds, self.marks)
+        self._recorder = Recorder(plan.folder, f"{plan.node}.rank{plan.rank}", plan.seconds, self.page)
         try:
             self._recorder.open()
             if plan.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm

@@ -19,7 +19,7 @@ from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, Rendez
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.monitor.monitor import MonitorConfig, NullMonitor, open_monitor
-from srunddp.run.launch import check_lines, is_worker_exec, launch
+from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, open_output, output_target, plan_monitor
 from srunddp.run.script import Script, check
 from srunddp.stage.enter import activate, lock, read, refuse_inside_copy
@@ -119,13 +119,14 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         for note in [*_notes(prepared), *ready.notes, *(contradictions(os.environ) if wishes.offline else ())]:
             _say(note)
 
-    def told(meeting: RendezvousInfo) -> None:
+    def on_rendezvous(info: RendezvousInfo) -> None:
         if environment.rank == 0 and not given["quiet"]:
-            _say(_placement(prepared, meeting))
+            _say(_placement(prepared, info))
         if given["verbose"]:
             _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
 
-    return launch(prepared, ready.script, wishes, ready.output, ready.monitor, told, _say)
+    parts = (prepared, ready.script, wishes, ready.output, ready.monitor)
+    return launch(*parts, on_rendezvous=on_rendezvous, say=_say)
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _ready(start: _Request, wishes: RunOptions, environment: Environment) -> _Se
         # Before any socket: where standard output is closed, that would get its number.
         output, monitor = open_output(start.where, environment), open_monitor(start.plan)
         prepared = prepare(start.options, environment)
-        check_lines(environment)
+        check_open_files(environment)
         return _Setup(bind(prepared), start.script, output, monitor, notes)
     except SrunddpError as error:
         if environment.rank == 0:

@@ -1,7 +1,6 @@
-"""The pipeline: who am I, which interface, where is rank 0, store and process group, the script, its end.
+"""The pipeline below a supervisor: fork the worker, meet the other ranks, and watch the worker to its end.
 
-Every step returns a value that the next one takes; the steps do not know each other. :func:`launch` is the
-way below a supervisor; ``inside`` goes the same way within a process that something else started.
+Every step returns a value that the next one takes; the steps do not know each other.
 """
 
 from __future__ import annotations
@@ -9,9 +8,10 @@ from __future__ import annotations
 import os
 import resource
 import select
+import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from srunddp.bootstrap.environment import mpi
@@ -26,67 +26,81 @@ from srunddp.run.options import RunOptions, run_metadata
 from srunddp.run.script import Script
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.supervisor import process_tree, signals
+from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import FailureRecorder
-from srunddp.supervisor.output import redirect
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext, SingleProcess
+from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
-from srunddp.supervisor.supervisor import FailureMonitor, RendezvousOutcome, Supervisor
+from srunddp.supervisor.supervisor import RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess, pipe
 
 _SPARE_FILES = 64
 
 
 def launch(
-    prepared: RankSetup,
+    setup: RankSetup,
     script: Script,
-    wishes: RunOptions,
-    output: redirect.OutputRedirect,
+    options: RunOptions,
+    output: OutputRedirect,
     monitor: NullMonitor,
-    told: Callable[[RendezvousInfo], None],
+    *,
+    on_rendezvous: Callable[[RendezvousInfo], None],
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Run the script below a supervisor.
+    """Run the script below a supervisor. It returns in the supervisor alone, see :func:`fork_worker`.
 
     Args:
-        prepared: by :func:`srunddp.bootstrap.rendezvous.meet.bind`.
-        script: the user's; wishes: how it is to run.
+        setup: by :func:`srunddp.bootstrap.rendezvous.meet.bind`.
+        script: the user's; options: how it is to run.
         output: by :func:`srunddp.run.options.open_output`; monitor: by :func:`srunddp.monitor.monitor.open_monitor`.
-        told: called in the supervisor when all have met.
+        on_rendezvous: called when all have met.
         say: takes rank 0's lines while it waits for the others.
 
     Returns:
-        The exit code: in the worker the script's own, in the supervisor the one to leave with.
+        The exit code to leave with.
 
     Raises:
         SrunddpError: the ranks did not meet.
     """
     ours, theirs = pipe()
-    dump, launcher = StackDump(), _launcher(prepared.environment)
+    dump, launcher = StackDump(), _launcher(setup.environment)
     process_tree.become_subreaper()
-    supervisor, mask = os.getpid(), signals.block()
-    monitor.start_sampler(prepared.interface.name, _rank_variable(prepared.environment), launcher.pid)
-    worker = os.fork()
-    if worker == 0:
-        signals.die_with_parent(supervisor)
-        ours.end.close()
-        monitor.in_worker()
-        bench = WorkerContext(theirs, mask, output, dump, monitor.marks, wishes.fast_exit, wishes.offline)
-        if is_worker_exec(os.environ):
-            from srunddp.run.worker_exec import become  # most runs need none of it
-
-            become(prepared, script, bench)
-        with theirs.end:
-            return run_worker(prepared, script, bench)
+    mask = signals.block()
+    monitor.start_sampler(setup.interface.name, _rank_variable(setup.environment), launcher.pid)
+    context = WorkerContext(
+        setup=setup,
+        script=script,
+        supervisor=theirs,
+        mask=mask,
+        output=output,
+        dump=dump,
+        page=monitor.page,
+        fast_exit=options.fast_exit,
+        offline=options.offline,
+    )
+    worker = fork_worker(context, ours, monitor)
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
-    theirs.end.close()
     output.start()
     monitor.start()
-    if prepared.held:
-        prepared.held.store.close()
+    if setup.held:
+        setup.held.store.close()
         raise_open_files_limit()  # in the supervisor alone: the script keeps its own limit
+    environment = setup.environment
+    agent = _Agent(
+        setup=setup,
+        options=options,
+        worker=worker,
+        pipe=ours,
+        recorder=FailureRecorder(environment.rank, environment.node, dump, output.target.file),
+        output=output,
+        monitor=monitor,
+        announce=on_rendezvous,
+        say=say,
+    )
     code = SrunddpError.exit_code
     try:
-        code = _supervise(prepared, wishes, told, say, _Worker(worker, ours, output, dump, monitor, launcher))
+        code = agent.supervise(launcher)
     except SrunddpError as error:
         code = error.exit_code
         raise
@@ -95,86 +109,130 @@ def launch(
     return code
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """What the supervisor has of its worker."""
+def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: NullMonitor) -> int:
+    """Fork the worker, which does not return from here: it ends as a script does, with the script's exit code.
 
-    pid: int
+    Args:
+        ours, monitor: what is the supervisor's alone.
+
+    Returns:
+        The worker's process id.
+    """
+    supervisor = os.getpid()
+    if worker := os.fork():
+        context.supervisor.end.close()
+        return worker
+    signals.die_with_parent(supervisor)
+    ours.end.close()
+    monitor.in_worker()
+    if is_worker_exec(os.environ):
+        from srunddp.run.worker_exec import become  # most runs need none of it
+
+        become(context)
+    with context.supervisor.end:
+        sys.exit(run_worker(context))  # not os._exit: exit handlers, threads and open files are the script's
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Agent:
+    """A :class:`srunddp.supervisor.supervisor.RankAgent`: the rank's rendezvous, its telemetry and its output."""
+
+    setup: RankSetup
+    options: RunOptions
+    worker: int
     pipe: WorkerPipe
-    output: redirect.OutputRedirect
-    dump: StackDump
+    recorder: FailureRecorder
+    output: OutputRedirect
     monitor: NullMonitor
-    launcher: signals.Launcher
+    announce: Callable[[RendezvousInfo], None]
+    say: Callable[[str], None]
+    _cancel: CancelToken = field(default_factory=CancelToken)
 
+    def supervise(self, launcher: signals.Launcher) -> int:
+        """Watch the worker to its end; returns the exit code to leave with."""
+        alone = self.setup.environment.world_size == 1
+        return Supervisor(
+            agent=self,
+            recorder=self.recorder,
+            # In a world of one nobody waits for a rank that is stopped, or that takes long to end.
+            process=WorkerProcess(self.worker, None if alone else STOPPED_FOR),
+            pipe=self.pipe,
+            grace=None if alone else self.options.grace,
+            launcher=launcher,
+        ).run()
 
-def _supervise(
-    prepared: RankSetup,
-    wishes: RunOptions,
-    told: Callable[[RendezvousInfo], None],
-    say: Callable[[str], None],
-    worker: _Worker,
-) -> int:
-    environment, interrupt, monitor = prepared.environment, CancelToken(), worker.monitor
+    def rendezvous(self) -> RendezvousOutcome:
+        self.monitor.mark("meeting")
+        found = rendezvous(self.setup, self._told_over_mpi, self.say, self._cancel)
+        self.monitor.mark("met")
+        if self.setup.environment.rank == 0:
+            self.monitor.describe(run_metadata(self.setup, found))
+        return RendezvousOutcome(asdict(found.meeting), self._failure_monitor(found))
 
-    report = FailureRecorder(environment.rank, environment.node, worker.dump, worker.output.destination.file)
+    def abort_rendezvous(self, cause: str, exit_code: int) -> None:
+        self._cancel.fail(cause, exit_code)
 
-    def meet_others() -> RendezvousOutcome:
-        monitor.mark("meeting")
-        company = rendezvous(prepared, lambda _: _told_by_worker(worker.pipe, prepared.options.timeout), say, interrupt)
-        monitor.mark("met")
-        if environment.rank == 0:
-            monitor.describe(run_metadata(prepared, company))
-        return RendezvousOutcome(asdict(company.meeting), _guard(prepared, wishes, company, worker, report))
+    def on_rendezvous(self, outcome: RendezvousOutcome) -> None:
+        self.announce(RendezvousInfo(**outcome.message))
 
-    def stop_sampler() -> None:
-        if trouble := monitor.stop_sampler():
-            say(trouble)
+    def announce_termination(self) -> None:
+        self.monitor.page.announce_termination()
 
-    return Supervisor(
-        report=report,
-        # In a world of one nobody waits for a rank that is stopped.
-        process=WorkerProcess(worker.pid, STOPPED_FOR if environment.world_size > 1 else None),
-        pipe=worker.pipe,
-        meet=meet_others,
-        interrupt=interrupt.fail,
-        told=lambda met: told(RendezvousInfo(**met.message)),
-        condemn=monitor.marks.condemn,
-        ended=stop_sampler,
-        finish=worker.output.finish,
-        # Nobody waits for a single process.
-        grace=wishes.grace if environment.world_size > 1 else None,
-        launcher=worker.launcher,
-    ).run()
+    def stop_sampler(self) -> None:
+        if trouble := self.monitor.stop_sampler():
+            self.say(trouble)
 
+    def finish_output(self, limit: float) -> None:
+        self.output.finish(limit)
 
-def _guard(
-    prepared: RankSetup, wishes: RunOptions, company: RendezvousResult, worker: _Worker, report: FailureRecorder
-) -> FailureMonitor:
-    file = worker.output.destination.file
-    folder = file.parent if file else None
-    if not company.lines:
-        from srunddp.supervisor.single_process import SingleProcess
+    def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
+        environment, file = self.setup.environment, self.output.target.file
+        folder = file.parent if file else None
+        if not found.lines:
+            return SingleProcess(folder)
+        context = RankContext(
+            rank=environment.rank,
+            node=environment.node,
+            nodes=found.nodes,
+            stall_timeout=self.options.stall_timeout,
+            step=self.monitor.page.read,
+            stacks=partial(self.recorder.dump.request, self.worker),
+            link_is_up=partial(interface.has_carrier, self.setup.interface.name),
+            folder=folder,
+            lost_after=self.options.lost_after,
+            asked=self.recorder.ending_signal,
+        )
+        lost_after = self.options.lost_after
+        connections = {rank: SupervisorConnection(line, lost_after) for rank, line in found.lines.items()}
+        if environment.rank:
+            from srunddp.supervisor.participant import Participant
 
-        return SingleProcess(folder)
-    from srunddp.supervisor.participant import Participant, RankContext
+            return Participant(context, connections[0])
+        from srunddp.supervisor.coordinator import Coordinator
 
-    post = RankContext(
-        rank=prepared.environment.rank,
-        node=prepared.environment.node,
-        nodes=company.nodes,
-        stall_timeout=wishes.stall_timeout,
-        step=worker.monitor.marks.read,
-        stacks=partial(worker.dump.ask, worker.pid),
-        link_is_up=partial(interface.has_carrier, prepared.interface.name),
-        folder=folder,
-        lost_after=wishes.lost_after,
-        asked=report.asked,
-    )
-    if prepared.environment.rank:
-        return Participant(post, company.lines[0])
-    from srunddp.supervisor.coordinator import Coordinator as OfAll
+        return Coordinator(context, connections)
 
-    return OfAll(post, company.lines)
+    def _told_over_mpi(self, _: object) -> str:
+        """MPI is spoken by the worker, which then says what it was told."""
+        timeout = self.setup.options.timeout
+        if not select.select([self.pipe.end], [], [], timeout)[0]:
+            raise RendezvousError(
+                f"MPI_Init did not return within {timeout:g} s",
+                expected="all ranks to start",
+                hint="see whether one did not start or ended before; raise --timeout",
+            )
+        answer = self.pipe.receive()
+        if answer is None:
+            raise RendezvousError(
+                "the worker ended in MPI_Init",
+                expected="MPI to start in every rank",
+                hint="see MPI's own message; mpi4py must be built for the launcher's MPI",
+            )
+        if "no_world" in answer:
+            raise mpi.MpiNotLaunchedError(answer["no_world"])
+        if "failed" in answer:
+            raise RendezvousError(answer["failed"], scope=Scope.JOB)
+        return str(answer["told"])
 
 
 def is_worker_exec(environ: Mapping[str, str]) -> bool:
@@ -190,8 +248,8 @@ def is_worker_exec(environ: Mapping[str, str]) -> bool:
     return value == "exec"
 
 
-def check_lines(environment: Environment) -> None:
-    """Before the ranks meet: may rank 0 open as many files as the lines of all ranks need?
+def check_open_files(environment: Environment) -> None:
+    """Before the ranks meet: may rank 0 open as many files as the connections of all ranks need?
 
     Raises:
         ConfigError: the hard limit is too low.
@@ -216,25 +274,3 @@ def _launcher(environment: Environment) -> signals.Launcher:
     told = environment.launcher not in ("none", "explicit variables")
     variable = environment.sources["rank"].partition("=")[0] if told else ""
     return signals.find_launcher(variable, slurm=environment.step is not None)
-
-
-def _told_by_worker(worker: WorkerPipe, timeout: float) -> str:
-    """In the supervisor: MPI is spoken by the worker, which then says what it was told."""
-    if not select.select([worker.end], [], [], timeout)[0]:
-        raise RendezvousError(
-            f"MPI_Init did not return within {timeout:g} s",
-            expected="all ranks to start",
-            hint="see whether one did not start or ended before; raise --timeout",
-        )
-    answer = worker.receive()
-    if answer is None:
-        raise RendezvousError(
-            "the worker ended in MPI_Init",
-            expected="MPI to start in every rank",
-            hint="see MPI's own message; mpi4py must be built for the launcher's MPI",
-        )
-    if "no_world" in answer:
-        raise mpi.MpiNotLaunchedError(answer["no_world"])
-    if "failed" in answer:
-        raise RendezvousError(answer["failed"], scope=Scope.JOB)
-    return str(answer["told"])

@@ -144,9 +144,9 @@ def test_a_rank_that_has_stopped_waits_for_one_that_is_still_saving(tmp_path: Pa
 
 def test_a_worker_that_is_ended_for_a_verdict_knows_that_one_stands(tmp_path: Path) -> None:
     script = """
-from srunddp import telemetry as marks
-signal.signal(signal.SIGTERM, lambda *_: (say("condemned", marks.is_condemned()), os._exit(0)))
-say("set", marks.is_condemned())
+from srunddp import telemetry
+signal.signal(signal.SIGTERM, lambda *_: (say("ending", telemetry.is_terminating()), os._exit(0)))
+say("set", telemetry.is_terminating())
 wait_for(*(f"set.{rank}" for rank in range(SIZE)))
 if RANK == 1: raise ValueError("boom")
 rest()
@@ -154,7 +154,7 @@ rest()
     with world(tmp_path, script) as it:
         named(it.wait(), 1, 1, "ValueError: boom")
     for rank in (0, 2):
-        assert [(tmp_path / f"{when}.{rank}").read_text() for when in ("set", "condemned")] == ["False", "True"]
+        assert [(tmp_path / f"{when}.{rank}").read_text() for when in ("set", "ending")] == ["False", "True"]
 
 
 @pytest.mark.parametrize("guarded", [True, False])

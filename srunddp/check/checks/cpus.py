@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.bootstrap.environment.cpus import THREADS, Cpus, advice, quota
+from srunddp.bootstrap.environment.cpus import THREADS, Cpus, advice
 from srunddp.check.comparison import by_node, finding_about, minority, split_message
 from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
+from srunddp.util.cgroup import cpu_quota
 
 NAME = "cpus"
 
@@ -41,7 +42,7 @@ def collect(subject: CheckContext) -> CpuFacts:
     variable, threads = _threads(subject.variables)
     return CpuFacts(
         mask=sorted(os.sched_getaffinity(0)),
-        quota=quota() or 0.0,
+        quota=cpu_quota() or 0.0,
         threads=threads,
         variable=variable,
         advice=advice(subject.variables, Cpus.here()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import resource
 import select
 import socket
@@ -13,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.monitor.sampler import gpu, links, node, tasks
-from srunddp.monitor.sampler.csv_writer import CsvWriter, UnwritableError
+from srunddp.monitor.sampler import gpu, node, tasks
 
 _THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
 _THOROUGH_EVERY = 60.0  # seconds
@@ -82,11 +82,11 @@ class _Samples:
         self._tasks = tasks.Tasks(site.rank, site.supervisor, site.launcher, site.rank_variable)
         self._node = node.Node(self._tasks, site.interface)
         self._gpus = gpu.Gpus(site.seconds)
-        link = links.NetworkCounters(site.interface)
+        links = node.NetworkCounters(site.interface)
         self._tables = [
             (self._open("node", node.COLUMNS), self._node.rows),
             (self._open("tasks", tasks.COLUMNS), self._tasks.rows),
-            (self._open("links", links.COLUMNS), link.rows),
+            (self._open("links", node.LINK_COLUMNS), links.rows),
         ]
 
     def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
@@ -124,3 +124,47 @@ class _Samples:
             return
         if lines:
             table.add(lines)
+
+
+class UnwritableError(Exception):
+    """A file cannot be written; the message names it and the reason."""
+
+
+class CsvWriter:
+    """One file, emptied when it is opened. Each sample is one write, without a buffer.
+
+    Args:
+        path: of the file; columns: their names, in order.
+
+    Raises:
+        UnwritableError: the file cannot be opened or written.
+    """
+
+    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._size = 0
+        self.add(",".join(columns) + "\n")
+
+    def add(self, lines: str) -> None:
+        """Append whole lines.
+
+        Raises:
+            UnwritableError: there is no room, or the file system fails; what was written of them is taken back.
+        """
+        data = lines.encode()
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):  # the disk was full in between, and says so when asked again
+                written += os.write(self._file, data[written:])
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise self._unwritable(error) from error
+        self._size += written
+
+    def _unwritable(self, error: OSError) -> UnwritableError:
+        return UnwritableError(f"{self._path}: {error.strerror}")

@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.monitor.sampler.csv_writer import UnwritableError
-from srunddp.monitor.sampler.loop import SamplerConfig, sample_until_told
+from srunddp.monitor.sampler.loop import SamplerConfig, UnwritableError, sample_until_told
 from srunddp.supervisor import signals
 
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 
-from srunddp.monitor.sampler.kernel_file import KernelFile, number_after, opened
+from srunddp.util.kernel_file import KernelFile, number_after, opened
 
 _PASSES = 4
 # The kernel rounds the CPU time of children that were waited for down to two ticks of 10 ms: that is not lost.
