@@ -161,8 +161,8 @@ class TelemetryPage:
 _page: TelemetryPage | None = None
 
 
-def install(page: TelemetryPage) -> None:
-    """In the worker: its steps are counted here from now on."""
+def install(page: TelemetryPage | None) -> None:
+    """In the worker: its steps are counted here from now on; with None nowhere."""
     global _page
     _page = page
 

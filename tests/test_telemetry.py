@@ -24,7 +24,7 @@ def ours() -> Iterator[TelemetryPage]:
     found = TelemetryPage()
     install(found)
     yield found
-    telemetry._marks = None
+    install(None)
 
 
 def in_child(*calls: dict[str, bool]) -> None:
@@ -72,7 +72,7 @@ def test_after_the_last_step_none_is_expected_and_the_count_goes_on_with_the_nex
 
 
 def test_without_a_supervisor_a_heartbeat_does_nothing() -> None:
-    assert telemetry._marks is None
+    assert not telemetry.is_supervised()
     heartbeat()
     heartbeat(last=True)
 
@@ -104,16 +104,17 @@ def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours
 
 def test_without_a_supervisor_no_verdict_stands_and_there_is_no_guard(ours: TelemetryPage) -> None:
     assert telemetry.is_supervised()
-    telemetry._marks = None
+    install(None)
     assert not telemetry.is_supervised()
     assert not telemetry.is_terminating()
 
 
 @pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch) -> TelemetryPage:
+def recording() -> Iterator[TelemetryPage]:
     found = TelemetryPage(recording=True)
-    monkeypatch.setattr(telemetry, "_marks", found)
-    return found
+    install(found)
+    yield found
+    install(None)
 
 
 def test_events_outlive_the_worker_with_their_time_and_figure(recording: TelemetryPage) -> None:

@@ -31,8 +31,8 @@ class StackDump:
         descriptor: of the file in that memory.
     """
 
-    def __init__(self) -> None:
-        self.descriptor = memory_file()
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = memory_file() if descriptor is None else descriptor
         self._read = 0
 
     def arm(self) -> None:

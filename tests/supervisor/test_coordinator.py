@@ -97,11 +97,12 @@ def test_a_connection_that_ends_is_a_killed_supervisor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "lost", "link", "node"), [(3, (2,), True, "node03"), (3, (1, 2), True, "node01"), (3, (2,), False, "node01")]
+    ("size", "lost", "link", "node"),
+    [(3, (2,), True, "node03"), (3, (1, 2), True, "node01"), (3, (2,), False, "node01")],
 )
 def test_a_lost_connection_is_a_lost_node(size: int, lost: tuple[int, ...], link: bool, node: str) -> None:
     """Rank 0's own, where no other node answers, or its own link is down."""
-    it = Scene(size=size, link_is_up=lambda: link)
+    it = Scene(link_is_up=lambda: link)
     for rank in lost[:-1]:
         it.connections[rank].lost = True
     it.close(lost[-1], lost=True)

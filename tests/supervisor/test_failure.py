@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind, of_exception, of_exit, of_status, shortened
 
-REAL = Failure(1, "node02", "ValueError: boom", 7, FailureKind.ECHO, "Traceback", "2026-01-01T00:00:00.000+00:00")
+REAL = Failure(1, "node02", "ValueError: boom", 7, FailureKind.SECONDARY, "Traceback", "2026-01-01T00:00:00.000+00:00")
 
 
 class DistError(RuntimeError):
@@ -56,12 +56,12 @@ def raised(error: BaseException) -> BaseException:
 
 @pytest.mark.parametrize("error", ECHOES, ids=str)
 def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseException) -> None:
-    assert of_exception(error, None)[2] is FailureKind.ECHO
+    assert of_exception(error, None)[2] is FailureKind.SECONDARY
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset"), BrokenPipeError(32, "Broken pipe")])
 def test_python_s_own_connection_errors_wait_for_a_cause_and_blame_nobody_else(error: OSError) -> None:
-    assert FailureKind.ABORTED < of_exception(error, None)[2] < FailureKind.ECHO
+    assert FailureKind.ABORTED < of_exception(error, None)[2] < FailureKind.SECONDARY
 
 
 @pytest.mark.parametrize("error", CAUSES, ids=repr)
@@ -72,7 +72,7 @@ def test_any_other_error_is_a_cause(error: BaseException) -> None:
 def test_what_is_raised_from_an_echo_or_while_one_is_handled_is_one() -> None:
     outer, other = ValueError("step 3"), ValueError("step 4")
     outer.__cause__, other.__context__ = ECHOES[0], ECHOES[0]
-    assert [of_exception(each, None)[2] for each in (outer, other)] == [FailureKind.ECHO, FailureKind.ECHO]
+    assert [of_exception(each, None)[2] for each in (outer, other)] == [FailureKind.SECONDARY, FailureKind.SECONDARY]
 
 
 def test_an_error_that_is_its_own_context_is_judged_all_the_same() -> None:
@@ -85,7 +85,7 @@ def test_an_exit_in_the_handler_of_an_echo_is_one_and_any_other_is_a_cause() -> 
     end = SystemExit(1)
     assert of_exit(end, 1) == ("sys.exit(1)", "", FailureKind.PRIMARY)
     end.__context__ = ECHOES[0]
-    assert of_exit(end, 1)[2] is FailureKind.ECHO
+    assert of_exit(end, 1)[2] is FailureKind.SECONDARY
     end.__context__ = ValueError("no such file")
     assert of_exit(end, 1)[2] is FailureKind.PRIMARY
     assert of_exit(SystemExit("no data"), 1)[0] == "sys.exit(1): no data"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor import failure_files
-from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure import Failure, FailureKind, finish_writers
 from srunddp.supervisor.root_cause import (
     RootCause,
     find_root_cause,
@@ -24,7 +23,7 @@ from srunddp.supervisor.root_cause import (
 )
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
-ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.ECHO, "a victim's traceback")
+ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.SECONDARY, "a victim's traceback")
 ABORT = Failure(3, "node04", "killed by SIGABRT", 134, FailureKind.ABORTED)
 NODES = {0: "node01", 1: "node02", 2: "node03", 3: "node04"}
 
@@ -43,19 +42,19 @@ def test_a_cause_outweighs_an_abort_and_an_abort_an_echo(failures: list[Failure]
 
 def test_of_ranks_that_agreed_to_end_the_lowest_speaks_whoever_was_heard_first() -> None:
     stopped = [replace(BOOM, rank=rank, weight=FailureKind.STOPPED, traceback="") for rank in (2, 0, 1)]
-    asked = replace(BOOM, rank=3, weight=FailureKind.ASKED)
+    asked = replace(BOOM, rank=3, weight=FailureKind.SIGNALLED)
     assert find_root_cause([asked, *stopped], {}).ranks == (0,)
     assert find_root_cause([asked, *stopped], {}).how == "ended"
     assert find_root_cause([*stopped, ECHO], {}).ranks == (2,)
 
 
-@pytest.mark.parametrize("weight", [FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.ECHO])
+@pytest.mark.parametrize("weight", [FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.SECONDARY])
 def test_errors_after_the_launcher_s_signal_are_its_echo(weight: FailureKind) -> None:
-    asked, peer = replace(BOOM, exit_code=143, weight=FailureKind.ASKED), replace(ECHO, weight=weight)
+    asked, peer = replace(BOOM, exit_code=143, weight=FailureKind.SIGNALLED), replace(ECHO, weight=weight)
     assert find_root_cause([asked, peer], {}).exit_code == 143
     assert find_root_cause([asked, peer], {}).how == "ended"
     # An echo may also be heard before what it is of; an abort of one's own that came first is none.
-    assert find_root_cause([peer, asked], {}).exit_code == (143 if weight is FailureKind.ECHO else 1)
+    assert find_root_cause([peer, asked], {}).exit_code == (143 if weight is FailureKind.SECONDARY else 1)
     assert find_root_cause([asked, peer, replace(BOOM, rank=3)], {}).exit_code == 7
 
 
@@ -88,7 +87,7 @@ def test_thousands_of_victims_are_one_line() -> None:
 
 
 def test_the_launcher_s_signal_blames_no_rank() -> None:
-    asked = replace(BOOM, cause="the launcher ended the run with SIGTERM", exit_code=143, weight=FailureKind.ASKED)
+    asked = replace(BOOM, cause="the launcher ended the run with SIGTERM", exit_code=143, weight=FailureKind.SIGNALLED)
     said = render(RootCause.of(replace(asked, traceback="")), NODES)
     assert said == "srunddp: the launcher ended the run with SIGTERM (exit code 143)\n"
 
@@ -144,7 +143,7 @@ def test_earlier_attempts_are_counted_and_none_is_lost(tmp_path: Path) -> None:
     for attempt in range(3):
         rotate_previous(tmp_path)
         write(RootCause.of(replace(BOOM, cause=f"attempt {attempt}")), NODES, tmp_path)
-        assert failure_files.finish() == set()
+        assert finish_writers() == set()
     names = ("failure.1.json", "failure.2.json", "failure.json")
     assert [json.loads((tmp_path / name).read_text())["cause"] for name in names] == [
         "attempt 0",

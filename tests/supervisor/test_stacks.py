@@ -94,8 +94,7 @@ def test_the_odd_one_is_the_rank_that_the_others_wait_for(
 ARMED = """
 import os, signal, sys, time
 from srunddp.supervisor.stacks import StackDump
-dump = StackDump.__new__(StackDump)
-dump.descriptor, dump._read = int(sys.argv[1]), 0
+dump = StackDump(int(sys.argv[1]))
 dump.arm()
 print("ready", flush=True)
 def deep():
@@ -129,7 +128,7 @@ def test_a_process_is_asked_where_it_is_and_need_not_give_the_gil(how: str) -> N
     dump = StackDump()
     with armed(dump, how) as process:
         until(lambda: in_call(process))
-        stack = main_stack(dump.ask(process.pid))
+        stack = main_stack(dump.request(process.pid))
         process.kill()
     functions = [frame.function for frame in stack]
     assert functions == (["deep", "load_batch", "<module>"] if how == "wait" else ["<module>"])
@@ -148,7 +147,7 @@ def test_what_a_crash_leaves_is_there_when_the_process_has_gone() -> None:
 def test_a_process_that_does_not_answer_has_no_stack() -> None:
     with subprocess.Popen(["env", "--ignore-signal", "sleep", "60"]) as process:
         process.send_signal(signal.SIGSTOP)
-        assert StackDump().ask(process.pid) == ""
+        assert StackDump().request(process.pid) == ""
         process.kill()
 
 

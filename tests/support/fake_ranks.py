@@ -1,4 +1,4 @@
-"""Thousands of connections to one coordinator: rank 0's real supervisor, and a few processes that play all other supervisors.
+"""Thousands of connections to rank 0's real supervisor, from a few processes that play all other supervisors.
 
 python -m tests.support.fake_ranks head LINES IDLE                  rank 0; after IDLE seconds it prints what it costs
 python -m tests.support.fake_ranks members PORT FIRST LAST CULPRIT  the ranks from FIRST to before LAST

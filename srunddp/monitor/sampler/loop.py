@@ -52,7 +52,7 @@ def sample_until_told(site: SamplerConfig, end: socket.socket) -> None:
         UnwritableError: a file cannot be written.
     """
     _allow_many_files()
-    samples = _Samples(site)
+    samples = Samples(site)
     gc.freeze()
     told = select.poll()
     told.register(end, select.POLLIN)
@@ -73,8 +73,12 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class _Samples:
-    """The sources of a node and their files. What one of them stumbles over leaves the others as they are."""
+class Samples:
+    """The sources of a node and their files. What one of them stumbles over leaves the others as they are.
+
+    Raises:
+        UnwritableError: a file cannot be written.
+    """
 
     def __init__(self, site: SamplerConfig) -> None:
         self._site = site
@@ -93,6 +97,7 @@ class _Samples:
         return CsvWriter(self._site.folder / f"{self._site.node}.{name}.csv", columns)
 
     def take(self, *, last: bool = False) -> None:
+        """Write a sample of each source."""
         thorough = last or self._taken < _THOROUGH_AT_FIRST or time.monotonic() >= self._thorough_at
         if thorough:
             self._thorough_at = time.monotonic() + _THOROUGH_EVERY

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.supervisor.output.nonblocking import LinePrefixer
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, plan
+from srunddp.supervisor.output.relay import LinePrefixer
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import LONG, bare, until
 
