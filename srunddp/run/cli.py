@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,12 +22,13 @@ from srunddp.monitor.monitor import MonitorConfig, NullMonitor, open_monitor
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, open_output, output_target, plan_monitor
 from srunddp.run.script import Script, check
-from srunddp.stage.enter import activate, lock, read, refuse_inside_copy
 from srunddp.stage.offline import contradictions
-from srunddp.stage.paths import StagedPaths
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
 from srunddp.util.console import write_stderr
+
+if TYPE_CHECKING:
+    from srunddp.stage.paths import StagedPaths
 
 _LAST_WORD = 1.0
 
@@ -176,6 +177,8 @@ def _ready(start: _Request, wishes: RunOptions, environment: Environment) -> _Se
 
 def _use_staged_copies(start: _Request) -> tuple[_Request, tuple[str, ...]]:
     """The start where this node has copies, and what is to be said of it."""
+    from srunddp.stage.enter import activate, lock, read, refuse_inside_copy
+
     staged = read(os.environ)
     lock(staged.folder)  # open until this process has ended, and all that it forks
     folder = activate(staged)

@@ -15,10 +15,9 @@ from srunddp.bootstrap.rendezvous.protocol import RendezvousResult
 from srunddp.errors import ConfigError, Scope
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.run.script import Script
-from srunddp.supervisor import root_cause
-from srunddp.supervisor.connection import LOST_AFTER
+from srunddp.supervisor.clock import LOST_AFTER, STALL_TIMEOUT
+from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output import redirect
-from srunddp.supervisor.stall import STALL_TIMEOUT
 
 DEFAULT_FOLDER = "logs"  # as in a job script of srunddp sbatch
 
@@ -74,7 +73,7 @@ def open_output(where: redirect.OutputTarget, environment: Environment) -> redir
         ConfigError: a file cannot be written.
     """
     if where.file and environment.rank == 0:
-        root_cause.rotate_previous(where.file.parent)
+        rotate_previous(where.file.parent)
     return redirect.OutputRedirect.open(where)
 
 

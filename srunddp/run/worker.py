@@ -20,6 +20,7 @@ from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import PeerError, RendezvousError, SrunddpError, Stopped
 from srunddp.run import script as user_script
+from srunddp.run.options import RunOptions
 from srunddp.stage.offline import offline
 from srunddp.supervisor import failure, process_tree
 from srunddp.supervisor.failure import FailureKind
@@ -35,21 +36,20 @@ class WorkerContext:
     """What a supervisor has made for its worker before the fork.
 
     Attributes:
-        setup: by :func:`srunddp.bootstrap.rendezvous.meet.bind`; script: the user's.
+        setup: by :func:`srunddp.bootstrap.rendezvous.meet.bind`.
+        script: the user's; options: how it is to run.
         supervisor: the pipe to it; mask: the signal mask from before the fork.
         output: where descriptors 1 and 2 are to go; dump: for stacks; page: for steps.
-        fast_exit: end without taking Python's objects down; offline: export what :mod:`srunddp.stage.offline` says.
     """
 
     setup: RankSetup
     script: user_script.Script
+    options: RunOptions
     supervisor: WorkerPipe
     mask: set[signal.Signals]
     output: OutputRedirect
     dump: StackDump
     page: telemetry.TelemetryPage
-    fast_exit: bool = False
-    offline: bool = False
 
     @property
     def descriptors(self) -> list[int]:
@@ -86,7 +86,7 @@ def run_worker(context: WorkerContext) -> int:
     world.wait_for_gloo_threads()
     if result.code == 0:
         _wait_to_leave(supervisor)
-        if context.fast_exit:
+        if context.options.fast_exit:
             _exit_fast()
     elif isinstance(result.error, Stopped):
         _end_at(signal.SIGTERM)
@@ -98,7 +98,7 @@ def run_worker(context: WorkerContext) -> int:
 
 def _join_world(context: WorkerContext, info: RendezvousInfo) -> None:
     store.install(process_group_context(context.setup, info))
-    if context.offline:
+    if context.options.offline:
         os.environ.update(offline(os.environ) | cpus.threads(os.environ, info.sharers))
 
 

@@ -18,9 +18,9 @@ import struct
 import threading
 from typing import Any
 
+from srunddp.supervisor.clock import LOST_AFTER
 from srunddp.util.json_lines import parse
 
-LOST_AFTER = 60.0
 _PROBES = 6  # in this time
 # Linux's TCP_THIN_LINEAR_TIMEOUTS: what is lost is sent again every second or so, and not after 1, 3, 7 and 15 s,
 # or a network that loses one packet of twenty would now and then look like none.

@@ -13,15 +13,9 @@ from typing import Any
 
 from srunddp.supervisor.connection import DownNodes, SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind, by_launcher
-from srunddp.supervisor.failure_monitor import RankContext
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.root_cause import LOST, RootCause, find_root_cause, report, write
-from srunddp.supervisor.stall import (
-    StackRequest,
-    StallDetector,
-    find_hanging_rank,
-    find_stalled_rank,
-    may_be_of_a_hang,
-)
+from srunddp.supervisor.stall import StackRequest, StallDetector, find_hanging_rank, find_stalled_rank, may_be_of_a_hang
 
 _SECONDARY_WAITS = 0.7
 _SIGNALLED_WAITS = 300.0  # who handles the launcher's signal may be saving a checkpoint
@@ -48,15 +42,11 @@ class _Peer:
     heard: float = 0.0
 
 
-class Coordinator:
-    """The failure monitor of rank 0.
-
-    Attributes:
-        root_cause: see :class:`srunddp.supervisor.failure_monitor.FailureMonitor`.
-    """
+class Coordinator(FailureMonitor):
+    """The failure monitor of rank 0."""
 
     def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
-        self.root_cause: RootCause | None = None
+        super().__init__()
         self._context = context
         self._peers = {rank: _Peer(connection) for rank, connection in connections.items()}
         self._rank_of = {connection: rank for rank, connection in connections.items()}
@@ -80,20 +70,18 @@ class Coordinator:
 
     @property
     def released(self) -> bool:
-        """Rank 0's worker hosts the store, and leaves when the scripts of all others are over."""
+        # The worker hosts the store, and leaves when the scripts of all others are over.
         return self._own is not State.WORKING and not self._working
 
     @property
     def finished(self) -> bool:
-        """Rank 0's supervisor leaves last."""
+        # The others leave first.
         return ((self._own is State.LEFT or self.root_cause is not None) and not self._open) or self._is_late
 
     def connections(self) -> Iterable[SupervisorConnection]:
-        """Those to all other ranks."""
         return self._rank_of.keys()
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
-        """Read what a rank says."""
         rank = self._rank_of[connection]
         self._peers[rank].heard = now
         for message in connection.read():
@@ -220,21 +208,17 @@ class Coordinator:
         return {rank: node for rank, node in sorted(self._context.nodes.items()) if rank not in gone}
 
     def done(self) -> None:
-        """The script is over, without an error."""
         self._own = State.DONE
         self._stall.remove(self._context.rank)
 
     def left(self) -> None:
-        """The worker has ended with 0."""
         self._own = State.LEFT
         self._stall.remove(self._context.rank)
 
     def ended(self) -> None:
-        """The worker has ended after the root cause was known."""
         self._ended.add(self._context.rank)
 
     def tick(self, now: float) -> float:
-        """Do what is due; returns the seconds until something is."""
         if self.root_cause:
             return self._close_connections(self.root_cause, now)
         if not self._appointed:

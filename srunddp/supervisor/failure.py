@@ -7,6 +7,7 @@ does not answer holds up that process alone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -273,3 +274,13 @@ def finish_writers() -> set[int]:
     """Wait a moment for all that were started; returns those that have not ended, and need not be waited for."""
     end = time.monotonic() + _WRITTEN_WITHIN
     return {pid for pid in _writers if wait_for_writer(pid, end - time.monotonic()) is None}
+
+
+def rotate_previous(folder: Path) -> None:
+    """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the same folder."""
+    for number in itertools.count(1):
+        earlier = folder / f"failure.{number}.json"
+        if not earlier.exists():
+            with contextlib.suppress(OSError):
+                (folder / "failure.json").rename(earlier)
+            return

@@ -1,4 +1,4 @@
-"""Who decides what the failure of a rank means for all: what a supervisor asks of it, and its simplest kind.
+"""What decides for all ranks when one fails: what a supervisor asks of it, and that of a single process.
 
 :class:`srunddp.supervisor.coordinator.Coordinator` does so on rank 0, and
 :class:`srunddp.supervisor.participant.Participant`, which obeys it, on the others.
@@ -10,9 +10,9 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
-from srunddp.supervisor.connection import LOST_AFTER, SupervisorConnection
+from srunddp.supervisor.clock import LOST_AFTER
+from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure
 from srunddp.supervisor.root_cause import RootCause, report, write
 
@@ -23,23 +23,30 @@ _SELDOM = 3600.0
 _UNFORESEEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
-class FailureMonitor(Protocol):
-    """What a supervisor asks of it. All times are those of the supervisor's :class:`ActiveClock`."""
+class FailureMonitor:
+    """What a supervisor asks of it. All times are those of the supervisor's :class:`ActiveClock`.
 
-    @property
-    def root_cause(self) -> RootCause | None:
-        """Why all ranks leave now; None while they need not."""
+    Attributes:
+        root_cause: why all ranks leave now; None while they need not.
+    """
+
+    def __init__(self) -> None:
+        self.root_cause: RootCause | None = None
+        self._done = self._left = False
 
     @property
     def released(self) -> bool:
         """Whether the worker may leave."""
+        return self._done
 
     @property
     def finished(self) -> bool:
         """Whether the supervisor may leave."""
+        return self._left or self.root_cause is not None
 
     def connections(self) -> Iterable[SupervisorConnection]:
         """Those to watch for :meth:`on_readable`."""
+        return ()
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
         """Read the messages of a connection, whose ``open`` says afterwards whether it has ended."""
@@ -49,15 +56,33 @@ class FailureMonitor(Protocol):
 
     def done(self) -> None:
         """The script is over, without an error."""
+        self._done = True
 
     def left(self) -> None:
         """The worker has ended with 0."""
+        self._left = True
 
     def ended(self) -> None:
         """The worker has ended after the root cause was known."""
 
     def tick(self, now: float) -> float:
         """Do what is due; returns the seconds until something is."""
+        return _SELDOM
+
+
+class SingleProcess(FailureMonitor):
+    """The failure monitor of a world of one: its failure is the root cause, and nobody else is told."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def fail(self, failure: Failure, now: float) -> None:
+        if not self.root_cause:
+            shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
+            self.root_cause = RootCause.of(replace(failure, shown=shown))
+            report(self.root_cause, {})
+            write(self.root_cause, {}, self._folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,47 +124,3 @@ class RankContext:
     def starved(self) -> str:
         """The cause then."""
         return f"srunddp has been silent for {self.silent_after:g} s, stopped or starved"
-
-
-class SingleProcess:
-    """The failure monitor of a world of one: its failure is the root cause, and nobody else is told.
-
-    Attributes:
-        root_cause, released, finished: see :class:`FailureMonitor`.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.root_cause: RootCause | None = None
-        self.released = self.finished = False
-        self._folder = folder
-
-    def connections(self) -> Iterable[SupervisorConnection]:
-        """There is none."""
-        return ()
-
-    def on_readable(self, connection: SupervisorConnection, now: float) -> None:
-        """Never called."""
-
-    def fail(self, failure: Failure, now: float) -> None:
-        """This rank has failed."""
-        if not self.root_cause:
-            shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
-            self.root_cause = RootCause.of(replace(failure, shown=shown))
-            report(self.root_cause, {})
-            write(self.root_cause, {}, self._folder)
-            self.finished = True
-
-    def done(self) -> None:
-        """The script is over, without an error."""
-        self.released = True
-
-    def left(self) -> None:
-        """The worker has ended with 0."""
-        self.finished = True
-
-    def ended(self) -> None:
-        """There is nobody to tell."""
-
-    def tick(self, now: float) -> float:
-        """Nothing is ever due."""
-        return _SELDOM

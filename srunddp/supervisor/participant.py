@@ -11,7 +11,7 @@ from typing import Any
 
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.supervisor.failure_monitor import RankContext
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
 
 _KILLED = "srunddp itself was killed"
@@ -19,16 +19,11 @@ _WITNESS_WITHIN = 2.0
 _SOON = 0.1
 
 
-class Participant:
-    """The failure monitor of a rank above 0.
-
-    Attributes:
-        root_cause, released: see :class:`srunddp.supervisor.failure_monitor.FailureMonitor`.
-    """
+class Participant(FailureMonitor):
+    """The failure monitor of a rank above 0."""
 
     def __init__(self, context: RankContext, connection: SupervisorConnection) -> None:
-        self.root_cause: RootCause | None = None
-        self.released = self._left = False
+        super().__init__()
         self._context = context
         self._connection = connection
         self._failure: Failure | None = None
@@ -37,15 +32,13 @@ class Participant:
 
     @property
     def finished(self) -> bool:
-        """Whether the supervisor may leave: after a failure when rank 0 closes, as a launcher then kills all."""
+        # After a failure when rank 0 closes: a launcher kills all at the first bad end.
         return (self._left and self._connection.sent) or (self.root_cause is not None and not self._connection.open)
 
     def connections(self) -> Iterable[SupervisorConnection]:
-        """The one to rank 0."""
         return (self._connection,)
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
-        """Read what rank 0 says."""
         self._heard = now
         for message in connection.read():
             self._on_message(message)
@@ -60,30 +53,25 @@ class Participant:
             self._deputy = message["deputy"]
 
     def fail(self, failure: Failure, now: float) -> None:
-        """This rank has failed; rank 0 is told and decides."""
         self._failure = self._failure or failure
         self._connection.send({"failure": asdict(failure)})
         self._notice_end(now)
 
     def done(self) -> None:
-        """The script is over, without an error. The worker need not wait: the store is rank 0's."""
-        # Before the worker's end: MPI_Finalize, which comes next, needs all ranks at once.
+        # The worker need not wait, as the store is rank 0's. MPI_Finalize, which comes next, needs all ranks at once.
+        super().done()
         self._connection.send({"goodbye": True})
-        self.released = True
 
     def left(self) -> None:
-        """The worker has ended with 0."""
+        super().left()
         self._connection.send({"left": True})
-        self._left = True
 
     def ended(self) -> None:
-        """The worker has ended after the root cause was known."""
         self._connection.send({"ended": True})
 
     def tick(self, now: float) -> float:
-        """Do what is due; returns the seconds until something is."""
         self._heard = self._heard or now  # nothing is expected before the first ping
-        if now - self._heard > self._context.silent_after and self._needs_rank_zero and not self.released:
+        if now - self._heard > self._context.silent_after and self._needs_rank_zero and not self._done:
             self._on_end(self._context.starved, now, silent=True)
         self._notice_end(now)
         if now >= self._pinged + self._context.ping_every:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -171,13 +169,3 @@ def record(verdict: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
         "notes": list(verdict.notes),
         "victims": victims,
     }
-
-
-def rotate_previous(folder: Path) -> None:
-    """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the same folder."""
-    for number in itertools.count(1):
-        earlier = folder / f"failure.{number}.json"
-        if not earlier.exists():
-            with contextlib.suppress(OSError):
-                (folder / "failure.json").rename(earlier)
-            return

@@ -10,7 +10,6 @@ from srunddp.supervisor.failure import Failure, FailureKind, time_of_day
 from srunddp.supervisor.root_cause import STALLED, RootCause, folded
 from srunddp.supervisor.stacks import find_blocking_rank, format_stack, groups, is_waiting, main_stack, top_frame
 
-STALL_TIMEOUT = 300.0
 _ANSWERS_WITHIN = 3.0
 _LIMIT = re.compile(r"tim(e|ed|ing)[ -]?out|watchdog", re.IGNORECASE)
 

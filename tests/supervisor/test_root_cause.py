@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor.failure import Failure, FailureKind, finish_writers
+from srunddp.supervisor.failure import Failure, FailureKind, finish_writers, rotate_previous
 from srunddp.supervisor.root_cause import (
     RootCause,
     find_root_cause,
@@ -18,7 +18,6 @@ from srunddp.supervisor.root_cause import (
     render,
     report,
     report_as_deputy,
-    rotate_previous,
     write,
 )
 
