@@ -28,7 +28,7 @@ BIN = str(Path(__file__).resolve().parents[2] / "bin" / "srunddp")
         (["train.py", "--monitor"], None, "train.py", ("--monitor",)),
     ],
 )
-def test_monitor_without_a_number_is_every_five_seconds_and_leaves_the_script_alone(
+def test_monitor_takes_no_word_of_the_script_s(
     words: list[str], seconds: float | None, script: str, arguments: tuple[str, ...]
 ) -> None:
     given = run.make_context("run", words).params
@@ -41,7 +41,7 @@ def test_what_is_no_number_of_seconds_is_refused(wrong: str) -> None:
         run.make_context("run", [f"--monitor={wrong}", "train.py"])
 
 
-def test_a_runs_files_say_how_it_went_from_its_process_to_its_exit_code(tmp_path: Path) -> None:
+def test_files_of_a_run_say_how_it_went(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "import srunddp\nfor _ in range(3): srunddp.heartbeat()\nraise SystemExit(7)")
     done = python(BIN, "run", "--quiet", "--monitor", "train.py", "--epochs=2", folder=tmp_path)
     assert done.returncode == 7
@@ -55,7 +55,7 @@ def test_a_runs_files_say_how_it_went_from_its_process_to_its_exit_code(tmp_path
     assert (told["world_size"], told["script"], told["seconds"]) == (1, ["train.py", "--epochs=2"], MONITOR_SECONDS)
 
 
-def test_tasks_of_an_array_that_run_without_srun_have_a_folder_each_which_the_report_finds(tmp_path: Path) -> None:
+def test_tasks_of_an_array_have_a_folder_each(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "")
     for job in ("4711", "4712"):
         done = python(BIN, "run", "--quiet", "--monitor", "train.py", folder=tmp_path, SLURM_JOB_ID=job)
@@ -65,7 +65,7 @@ def test_tasks_of_an_array_that_run_without_srun_have_a_folder_each_which_the_re
     assert place.folder == tmp_path / "logs" / "4711" / "monitor.0"
 
 
-def test_the_description_of_an_earlier_run_in_the_same_folder_is_not_taken_for_that_of_one_that_fails(
+def test_an_earlier_run_s_description_is_not_left(
     tmp_path: Path,
 ) -> None:
     write(tmp_path / "train.py", "")

@@ -29,7 +29,7 @@ def failed(rank: int, cause: str = CLOSED, weight: FailureKind = FailureKind.SEC
 
 
 @pytest.mark.alone
-def test_four_thousand_ranks_know_of_a_failure_within_two_seconds() -> None:
+def test_four_thousand_ranks_know_of_a_failure_in_two_seconds() -> None:
     seen = fail_in_a_crowd(lines=4095, culprit=1234)
     assert (seen.told, seen.codes, seen.code) == (4095, [7], 7)
     assert seen.took < 2.0, seen
@@ -193,7 +193,7 @@ def working(size: int = 3, **changes: Any) -> Scene:
     return it
 
 
-def test_ranks_that_stall_are_asked_and_the_blocking_one_is_named() -> None:
+def test_the_rank_that_blocks_a_stall_is_named() -> None:
     it = working()
     it.monitor.tick(3.9)
     assert not it.told(1, "stacks")

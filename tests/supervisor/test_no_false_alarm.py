@@ -18,7 +18,7 @@ def test_a_traceback_in_any_letters_arrives(tmp_path: Path) -> None:
     assert "srunddp/run" not in ended.text
 
 
-def test_a_fork_of_the_script_that_runs_to_the_script_s_end_ends_for_itself_alone(tmp_path: Path) -> None:
+def test_a_fork_that_reaches_the_script_s_end_ends_alone(tmp_path: Path) -> None:
     script = write(
         tmp_path / "train.py",
         "import os, sys\npid = os.fork()\nif pid == 0: sys.exit(3)\nprint(os.waitpid(pid, 0)[1])\n",
@@ -27,7 +27,7 @@ def test_a_fork_of_the_script_that_runs_to_the_script_s_end_ends_for_itself_alon
     assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout) == (0, "768\n")
 
 
-def test_what_fails_in_the_handler_of_the_launcher_s_signal_is_told(tmp_path: Path) -> None:
+def test_what_fails_in_a_handler_of_the_signal_is_told(tmp_path: Path) -> None:
     script = "def save(*_): raise KeyError('epoch')\nsignal.signal(signal.SIGTERM, save)\nsay('handles')\nrest()"
     with launched(tmp_path, script) as launcher:
         until(lambda: all((tmp_path / f"handles.{rank}").exists() for rank in range(3)))

@@ -27,7 +27,7 @@ ABORT = Failure(3, "node04", "killed by SIGABRT", 134, FailureKind.ABORTED)
 NODES = {0: "node01", 1: "node02", 2: "node03", 3: "node04"}
 
 
-def test_of_causes_the_first_to_arrive_is_the_verdict_and_no_clock_counts() -> None:
+def test_the_first_cause_to_arrive_counts_and_no_clock() -> None:
     early = replace(BOOM, rank=2, node="node03", exit_code=9, time="2020-01-01T00:00:00.000+00:00")
     found = find_root_cause([replace(BOOM, time="2026-01-01T00:00:00.000+00:00"), early], {})
     assert (found.ranks, found.exit_code) == ((1,), 7)
@@ -39,7 +39,7 @@ def test_a_cause_outweighs_an_abort_and_an_abort_an_echo(failures: list[Failure]
     assert find_root_cause([each for each in failures if each is not BOOM], {}).ranks == (3,)
 
 
-def test_of_ranks_that_agreed_to_end_the_lowest_speaks_whoever_was_heard_first() -> None:
+def test_of_ranks_that_agreed_to_stop_the_lowest_speaks() -> None:
     stopped = [replace(BOOM, rank=rank, weight=FailureKind.STOPPED, traceback="") for rank in (2, 0, 1)]
     asked = replace(BOOM, rank=3, weight=FailureKind.SIGNALLED)
     assert find_root_cause([asked, *stopped], {}).ranks == (0,)
@@ -63,7 +63,7 @@ def test_the_verdict_holds_no_traceback_of_a_victim() -> None:
     assert [(each.rank, each.traceback) for each in found.victims] == [(2, "")]
 
 
-def test_only_where_the_others_miss_it_a_rank_that_left_with_0_is_the_culprit() -> None:
+def test_a_rank_that_left_is_the_cause_where_others_miss_it() -> None:
     left = {0: "node01"}
     assert find_root_cause([BOOM], left).ranks == (1,)
     assert find_root_cause([ABORT], left).ranks == (3,)
@@ -109,14 +109,12 @@ def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, cap
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 7
 
 
-def test_a_folder_that_cannot_be_written_does_not_keep_the_verdict_back(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_written_holds_nothing_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     report_as_deputy(RootCause.of(BOOM), tmp_path / "nowhere")
     assert "rank 1 on node02 failed" in capfd.readouterr().err
 
 
-def test_a_reader_that_does_not_read_holds_the_verdict_up_for_half_a_second_at_most(
+def test_a_reader_that_does_not_read_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read, end = os.pipe()

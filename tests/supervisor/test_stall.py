@@ -50,7 +50,7 @@ def test_a_rank_that_has_finished_is_not_waited_for() -> None:
     assert not stall.detected(1e9)
 
 
-def test_stacks_are_complete_when_all_have_answered_or_time_is_up() -> None:
+def test_stacks_are_complete_with_all_answers_or_in_time() -> None:
     request = StackRequest([0, 1, 2], 14.0)
     request.add(0, ALL_REDUCE)
     request.add(2, "")

@@ -124,7 +124,7 @@ def test_what_a_parent_does_not_take_over_is_kept() -> None:
         assert before <= tree.cpu.value < 1.1 * before
 
 
-def test_a_fall_by_no_more_than_the_kernel_s_rounding_is_not_kept() -> None:
+def test_a_fall_by_the_kernel_s_rounding_is_not_kept() -> None:
     sum_of = MonotonicCounter(20)
     found = []
     for total in (100, 90, 100, 85, 100, 50, 60):
