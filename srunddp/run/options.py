@@ -49,16 +49,16 @@ class RunOptions:
     monitor_dir: str | None = None
 
 
-def output_target(wishes: RunOptions, environment: Environment) -> redirect.OutputTarget:
+def output_target(options: RunOptions, environment: Environment) -> redirect.OutputTarget:
     """Where this rank's output goes.
 
     Raises:
         ConfigError: ``--tee`` is wrong.
     """
     return redirect.plan(
-        wishes.log_dir,
-        wishes.prefix,
-        wishes.tee,
+        options.log_dir,
+        options.prefix,
+        options.tee,
         rank=environment.rank,
         world_size=environment.world_size,
         node=environment.node,
@@ -77,7 +77,7 @@ def open_output(where: redirect.OutputTarget, environment: Environment) -> redir
     return redirect.OutputRedirect.open(where)
 
 
-def plan_monitor(wishes: RunOptions, environment: Environment, script: Script) -> MonitorConfig | None:
+def plan_monitor(options: RunOptions, environment: Environment, script: Script) -> MonitorConfig | None:
     """Where this rank's files of ``--monitor`` go; None without it. Nothing is opened yet.
 
     Their folder is below that of the logs unless ``--monitor-dir`` names another, and each start of a job has its own.
@@ -85,17 +85,17 @@ def plan_monitor(wishes: RunOptions, environment: Environment, script: Script) -
     Raises:
         ConfigError: ``--monitor-dir`` has no ``--monitor``.
     """
-    if wishes.monitor is None:
-        if wishes.monitor_dir is not None:
+    if options.monitor is None:
+        if options.monitor_dir is not None:
             raise ConfigError("--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB)
         return None
-    folder = Path(wishes.monitor_dir or wishes.log_dir or DEFAULT_FOLDER, redirect.plain(run_name(environment)))
+    folder = Path(options.monitor_dir or options.log_dir or DEFAULT_FOLDER, redirect.plain(run_name(environment)))
     return MonitorConfig(
         folder=folder / f"monitor.{_restarts()}",
         node=redirect.plain(environment.node),
         rank=environment.rank,
         samples=environment.local_rank == 0,
-        seconds=wishes.monitor,
+        seconds=options.monitor,
         script=script.words,
     )
 
@@ -116,9 +116,9 @@ def run_name(environment: Environment) -> str:
     return os.environ.get("PMIX_NAMESPACE") or job or "run"
 
 
-def run_metadata(prepared: RankSetup, company: RendezvousResult) -> dict[str, Any]:
+def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
     """What the report of the run has to know, and rank 0 knows when all have met."""
-    environment, ranks = prepared.environment, sorted(company.nodes.items())
+    environment, ranks = setup.environment, sorted(result.nodes.items())
     step = environment.step
     begin, end = (os.environ.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
     return {
@@ -131,8 +131,8 @@ def run_metadata(prepared: RankSetup, company: RendezvousResult) -> dict[str, An
         "world_size": environment.world_size,
         "nodes": list(dict.fromkeys(node for _, node in ranks)),
         "ranks": {str(rank): node for rank, node in ranks},
-        "interfaces": {environment.node: prepared.interface.name},
-        "backend": prepared.options.backend,
+        "interfaces": {environment.node: setup.interface.name},
+        "backend": setup.options.backend,
         "started": time.time(),
         "time_limit_s": int(end) - int(begin) if begin.isdecimal() and end.isdecimal() else None,
     }
