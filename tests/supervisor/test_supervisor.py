@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from srunddp.supervisor.failure import Failure, FailureRecorder
+from srunddp.supervisor.failure_monitor import FailureMonitor, SingleProcess
+from srunddp.supervisor.stacks import StackDump
+from srunddp.supervisor.worker_process import WorkerProcess
 from tests.conftest import PROGRAMS, ROOT
+from tests.support.starting import LONG, slurm, write
 
 SRUNDDP = str(ROOT / "bin" / "srunddp")
 COUNT = str(PROGRAMS / "count_signals.py")
 
 
 def start(*words: str, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        words, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(words, env={**os.environ, **variables}, text=True, **pipes)
 
 
 @pytest.mark.parametrize("how", ["relative", "slashes", "symlinked-python"])
 def test_no_spelling_of_the_environment_starts_it_for_ever(tmp_path: Path, how: str) -> None:
-    (tmp_path / "train.py").write_text("import os, sys; print(sys.prefix, 'SRUNDDP_PYTHON' in os.environ)")
+    script = write(tmp_path / "train.py", "import os, sys; print(sys.prefix, 'SRUNDDP_PYTHON' in os.environ)")
     active = {"relative": os.path.relpath(sys.prefix), "slashes": f"{sys.prefix}//"}.get(how, str(tmp_path / "view"))
     if how == "symlinked-python":
         (tmp_path / "view" / "bin").mkdir(parents=True)
         (tmp_path / "view" / "bin" / "python").symlink_to(Path(sys.prefix, "bin", "python"))
         (tmp_path / "view" / "bin" / "srunddp").symlink_to(SRUNDDP)
-    done = start(sys.executable, SRUNDDP, "--quiet", str(tmp_path / "train.py"), VIRTUAL_ENV=active)
-    output, errors = done.communicate(timeout=30)
+    done = start(sys.executable, SRUNDDP, "--quiet", str(script), VIRTUAL_ENV=active)
+    output, errors = done.communicate(timeout=LONG)
     if how == "symlinked-python":
         # Python takes this for no environment, so that the packages are not there; what counts is that it says so.
         assert done.returncode == 78
@@ -41,9 +47,9 @@ def test_no_spelling_of_the_environment_starts_it_for_ever(tmp_path: Path, how: 
 
 
 def test_the_script_s_end_is_seen_where_sigchld_was_ignored(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("raise SystemExit(5)")
-    done = start("bash", "-c", f"trap '' CHLD; exec {SRUNDDP} --quiet {tmp_path / 'train.py'}")
-    done.communicate(timeout=30)
+    script = write(tmp_path / "train.py", "raise SystemExit(5)")
+    done = start("bash", "-c", f"trap '' CHLD; exec {SRUNDDP} --quiet {script}")
+    done.communicate(timeout=LONG)
     assert done.returncode == 5
 
 
@@ -58,30 +64,82 @@ def test_a_wrapper_below_the_launcher_can_end_the_script() -> None:
         "child.terminate()\n"
         "print(child.wait(20))\n"
     )
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-    done = start(sys.executable, "-c", wrapper, **step, SLURM_STEP_NUM_TASKS="1", SLURM_STEP_NODELIST="localhost")
-    output, errors = done.communicate(timeout=180)
+    done = start(sys.executable, "-c", wrapper, **slurm(0, 1))
+    output, errors = done.communicate(timeout=LONG)
     assert output.splitlines() == ["signal 1", "143"], errors
 
 
-@pytest.mark.parametrize("how", ["exception", "exit"])
-def test_without_a_supervisor_rank_zero_s_end_ends_the_others(tmp_path: Path, how: str) -> None:
-    early = "raise RuntimeError('early')" if how == "exception" else "raise SystemExit(3)"
-    (tmp_path / "train.py").write_text(
+@pytest.mark.parametrize("end", ["raise RuntimeError('early')", "raise SystemExit(3)"])
+def test_without_a_supervisor_rank_zero_s_end_ends_the_others(tmp_path: Path, end: str) -> None:
+    script = write(
+        tmp_path / "train.py",
         "import torch, torch.distributed as dist, srunddp\n"
         "world = srunddp.init()\n"
-        f"if world.rank == 0: {early}\n"
-        "dist.all_reduce(torch.ones(1))\n"
+        f"if world.rank == 0: {end}\n"
+        "dist.all_reduce(torch.ones(1))\n",
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        start(sys.executable, str(tmp_path / "train.py"), **common, RANK=rank, LOCAL_RANK=rank, PYTHONPATH=str(ROOT))
-        for rank in ("0", "1")
-    ]
+    common |= {"PYTHONPATH": str(ROOT)}
+    ranks = [start(sys.executable, str(script), **common, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
     for rank in ranks:
-        rank.communicate(timeout=180)
-    assert ranks[0].returncode == (1 if how == "exception" else 3)
+        rank.communicate(timeout=LONG)
+    assert ranks[0].returncode == (3 if "3" in end else 1)
     assert ranks[1].returncode != 0
+
+
+# Its parts, by times.
+
+
+def stopped_worker() -> tuple[subprocess.Popen[bytes], WorkerProcess]:
+    child = subprocess.Popen(["sleep", "600"])
+    worker = WorkerProcess(child.pid)
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    worker.collect(100.0)
+    return child, worker
+
+
+def test_a_stopped_worker_is_overdue_after_ten_seconds() -> None:
+    """Asking changes nothing, and nothing is due again and again afterwards."""
+    child, worker = stopped_worker()
+    try:
+        assert worker.overdue(109.9) is None
+        assert worker.tick(109.5) == pytest.approx(0.5)
+        assert worker.overdue(110.0) == worker.overdue(110.0) == ("stopped by SIGSTOP for 10 s", 147)
+        assert worker.tick(110.0) is None
+        child.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
+        worker.collect(111.0)
+        assert worker.overdue(200.0) is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_stopped_worker_that_is_to_end_is_killed_at_once() -> None:
+    child, worker = stopped_worker()
+    worker.end(105.0, ask=True)
+    assert worker.overdue(120.0) is None
+    worker.tick(105.0)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    worker.collect(105.1)
+    assert (worker.ended, worker.status) == (True, -signal.SIGKILL)
+
+
+def test_a_launcher_s_signal_is_the_cause_for_two_minutes() -> None:
+    recorder = FailureRecorder(1, "node02", StackDump(), None)
+    recorder.note_ending_signal(signal.SIGTERM, 100.0)
+    assert recorder.of("ValueError: boom", 1, 219.0).cause.startswith("the launcher ended the run with SIGTERM")
+    assert recorder.of("ValueError: boom", 1, 221.0).cause == "ValueError: boom"
+
+
+@pytest.mark.parametrize(("code", "said"), [(137, True), (1, False)])
+def test_a_single_process_says_what_python_does_not(code: int, said: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    monitor: FailureMonitor = SingleProcess(None)
+    assert (monitor.released, monitor.finished, monitor.root_cause) == (False, False, None)
+    monitor.fail(Failure(0, "node01", "killed by SIGKILL", code), 1.0)
+    assert monitor.finished
+    assert ("killed by SIGKILL" in capfd.readouterr().err) == said
