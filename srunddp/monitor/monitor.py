@@ -109,7 +109,6 @@ class RunMonitor(NullMonitor):
             ) from None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
-        """See :class:`NullMonitor`."""
         plan = self._plan
         if plan.samples:
             from srunddp.monitor.sampler import SamplerConfig, start  # one rank of a node needs it
@@ -128,29 +127,23 @@ class RunMonitor(NullMonitor):
             )
 
     def in_worker(self) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.in_worker()
         if self._sampler:
             self._sampler.in_worker()
 
     def start(self) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.start()
 
     def mark(self, name: str) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.mark(name)
 
     def describe(self, run: Mapping[str, Any]) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.describe({"version": 1, **run, "script": self._plan.script, "seconds": self._plan.seconds})
 
     def stop_sampler(self) -> str:
-        """See :class:`NullMonitor`."""
         return self._sampler.finish(_WITHIN) if self._sampler else ""
 
     def finish(self, code: int) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.finish(code, _WITHIN)
 
 

@@ -20,10 +20,10 @@ from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.monitor.monitor import MonitorConfig, NullMonitor, open_monitor
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
-from srunddp.run.options import RunOptions, open_output, output_target, plan_monitor
+from srunddp.run.options import RunOptions, open_output, plan_monitor, run_name
 from srunddp.run.script import Script, check
 from srunddp.stage.offline import contradictions
-from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
+from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
 from srunddp.util.console import write_stderr
 
@@ -106,7 +106,15 @@ def run(**given: Any) -> None:
 
 def _run(given: Mapping[str, Any], environment: Environment) -> int:
     options = RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)})
-    target = output_target(options, environment)  # all ranks see the same error here, and nobody has to be told
+    target = output_target(  # all ranks see the same error here, and nobody has to be told
+        options.log_dir,
+        options.prefix,
+        options.tee,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        node=environment.node,
+        run=run_name(environment),
+    )
     names = ("backend", "ifaces", "timeout")
     ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
     rendezvous = RendezvousOptions(**{name: given[name] for name in names if given[name] is not None}, ports=ports)

@@ -29,7 +29,7 @@ class RunOptions:
     Attributes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
         lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
-        log_dir, prefix, tee: where output goes, see :func:`srunddp.supervisor.output.redirect.plan`.
+        log_dir, prefix, tee: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
         fast_exit: end without taking Python's objects down.
         offline: export what :mod:`srunddp.stage.offline` says.
         staged: run in the copies that :mod:`srunddp.stage.enter` reads of.
@@ -49,32 +49,15 @@ class RunOptions:
     monitor_dir: str | None = None
 
 
-def output_target(options: RunOptions, environment: Environment) -> redirect.OutputTarget:
-    """Where this rank's output goes.
-
-    Raises:
-        ConfigError: ``--tee`` is wrong.
-    """
-    return redirect.plan(
-        options.log_dir,
-        options.prefix,
-        options.tee,
-        rank=environment.rank,
-        world_size=environment.world_size,
-        node=environment.node,
-        run=run_name(environment),
-    )
-
-
-def open_output(where: redirect.OutputTarget, environment: Environment) -> redirect.OutputRedirect:
+def open_output(target: redirect.OutputTarget, environment: Environment) -> redirect.OutputRedirect:
     """Open what this rank's output goes to; before any socket is opened.
 
     Raises:
         ConfigError: a file cannot be written.
     """
-    if where.file and environment.rank == 0:
-        rotate_previous(where.file.parent)
-    return redirect.OutputRedirect.open(where)
+    if target.file and environment.rank == 0:
+        rotate_previous(target.file.parent)
+    return redirect.OutputRedirect.open(target)
 
 
 def plan_monitor(options: RunOptions, environment: Environment, script: Script) -> MonitorConfig | None:

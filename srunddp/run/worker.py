@@ -51,11 +51,6 @@ class WorkerContext:
     dump: StackDump
     page: telemetry.TelemetryPage
 
-    @property
-    def descriptors(self) -> list[int]:
-        """All that the worker needs, but for sockets."""
-        return [self.dump.descriptor, self.page.descriptor, *self.output.descriptors]
-
 
 def run_worker(context: WorkerContext) -> int:
     """Meet over MPI where that is the channel, wait for the rendezvous, become the script.

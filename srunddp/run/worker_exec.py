@@ -33,7 +33,8 @@ def become(context: WorkerContext) -> NoReturn:
         _Pickler(file).dump(context)
     held = context.setup.held
     sockets = [context.supervisor.end, *((held.line, held.store) if held else ())]
-    inherited = [*(each.fileno() for each in sockets), *context.descriptors]
+    files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]
+    inherited = [*(each.fileno() for each in sockets), *files]
     for descriptor in (state, *inherited):
         os.set_inheritable(descriptor, True)
     code = f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main; main({state}, {inherited})"

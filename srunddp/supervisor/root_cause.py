@@ -99,22 +99,22 @@ def _likelihood(failure: Failure) -> tuple[int, int]:
     return failure.weight, failure.rank if failure.weight is FailureKind.STOPPED else 0
 
 
-def render(verdict: RootCause, others: Mapping[int, str]) -> str:
-    """The verdict as people read it.
+def render(found: RootCause, others: Mapping[int, str]) -> str:
+    """The root cause as people read it.
 
     Args:
         others: the nodes of the ranks that end with it.
     """
-    who = fold_ranks(verdict.ranks, dict.fromkeys(verdict.ranks, verdict.node))
-    if verdict.how == "ended":
-        lines = [f"srunddp: {verdict.cause} (exit code {verdict.exit_code})"]
+    who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
+    if found.how == "ended":
+        lines = [f"srunddp: {found.cause} (exit code {found.exit_code})"]
     else:
-        lines = [f"srunddp: {who} {verdict.how}: {verdict.cause} (exit code {verdict.exit_code})"]
-    if verdict.traceback:
-        lines.append(verdict.traceback.rstrip("\n"))
-    lines += [f"srunddp: {note}" for note in verdict.notes]
-    taken = [rank for rank in others if rank not in verdict.ranks]
-    if taken and verdict.how != "ended":
+        lines = [f"srunddp: {who} {found.how}: {found.cause} (exit code {found.exit_code})"]
+    if found.traceback:
+        lines.append(found.traceback.rstrip("\n"))
+    lines += [f"srunddp: {note}" for note in found.notes]
+    taken = [rank for rank in others if rank not in found.ranks]
+    if taken and found.how != "ended":
         lines.append(f"srunddp: ended with it: {folded(taken, others)}")
     return "\n".join(lines) + "\n"
 
@@ -125,47 +125,47 @@ def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
     return fold_ranks(ranks, nodes) if len(where) <= _NODES_NAMED else f"{len(ranks)} ranks on {len(where)} nodes"
 
 
-def report(verdict: RootCause, others: Mapping[int, str]) -> None:
+def report(found: RootCause, others: Mapping[int, str]) -> None:
     """Say it once on standard error.
 
     Args:
         others: the nodes of the ranks that end with it.
     """
-    if not verdict.shown:
-        write_stderr(render(verdict, others))
+    if not found.shown:
+        write_stderr(render(found, others))
 
 
-def write(verdict: RootCause, others: Mapping[int, str], folder: Path | None) -> int | None:
+def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> int | None:
     """Start to write ``failure.json`` where there is a folder for logs; see :func:`start_writer`."""
     if folder is None:
         return None
-    return start_writer(folder / "failure.json", json.dumps(record(verdict, others), indent=2) + "\n", new=True)
+    return start_writer(folder / "failure.json", json.dumps(record(found, others), indent=2) + "\n", new=True)
 
 
-def report_as_deputy(verdict: RootCause, folder: Path | None) -> None:
-    """The same for rank 0, who is gone; where the file is there already, the verdict is another's."""
-    writer = write(verdict, {}, folder)
+def report_as_deputy(found: RootCause, folder: Path | None) -> None:
+    """The same for rank 0, who is gone; where the file is there already, another has done so."""
+    writer = write(found, {}, folder)
     if writer is None or wait_for_writer(writer, PATIENCE) != FILE_EXISTS:
-        report(verdict, {})
+        report(found, {})
 
 
-def record(verdict: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
-    """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the verdict."""
-    causes = {each.rank: each.cause for each in verdict.victims}
-    nodes = {each.rank: each.node for each in verdict.victims} | dict(others)
+def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
+    """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the end of the run."""
+    causes = {each.rank: each.cause for each in found.victims}
+    nodes = {each.rank: each.node for each in found.victims} | dict(others)
     victims = [
         {"rank": rank, "node": node, "cause": causes.get(rank, "")}
         for rank, node in sorted(nodes.items())
-        if rank not in verdict.ranks
+        if rank not in found.ranks
     ]
     return {
-        "rank": verdict.ranks[0],
-        "ranks": list(verdict.ranks),
-        "node": verdict.node,
-        "time": verdict.time,
-        "exit_code": verdict.exit_code,
-        "cause": verdict.cause,
-        "traceback": verdict.traceback,
-        "notes": list(verdict.notes),
+        "rank": found.ranks[0],
+        "ranks": list(found.ranks),
+        "node": found.node,
+        "time": found.time,
+        "exit_code": found.exit_code,
+        "cause": found.cause,
+        "traceback": found.traceback,
+        "notes": list(found.notes),
         "victims": victims,
     }

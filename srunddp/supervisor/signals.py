@@ -143,10 +143,10 @@ def _launcher(rank_variable: str) -> int:
     wanted, unreadable = rank_variable.encode() + b"=", 0
     for pid, name in _ancestors():
         try:
-            told = any(entry.startswith(wanted) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+            has_rank = any(entry.startswith(wanted) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
         except OSError:
-            told, unreadable = name not in _DAEMONS, unreadable or pid
-        if not told:
+            has_rank, unreadable = name not in _DAEMONS, unreadable or pid
+        if not has_rank:
             return pid
     return unreadable
 

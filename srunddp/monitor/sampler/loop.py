@@ -45,7 +45,7 @@ class SamplerConfig:
     launcher: int | None
 
 
-def sample_until_told(site: SamplerConfig, end: socket.socket) -> None:
+def sample_until_closed(site: SamplerConfig, end: socket.socket) -> None:
     """Write samples at once and every ``site.seconds``, and a last one when the other side of ``end`` is closed.
 
     Raises:
@@ -54,14 +54,14 @@ def sample_until_told(site: SamplerConfig, end: socket.socket) -> None:
     _allow_many_files()
     samples = Samples(site)
     gc.freeze()
-    told = select.poll()
-    told.register(end, select.POLLIN)
+    closed = select.poll()
+    closed.register(end, select.POLLIN)
     due = time.monotonic()
     while True:
         samples.take()
         now = time.monotonic()
         due += site.seconds * max(1, math.ceil((now - due) / site.seconds))
-        if told.poll(1000 * (due - now)):
+        if closed.poll(1000 * (due - now)):
             break
     samples.take(last=True)
 

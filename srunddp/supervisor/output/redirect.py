@@ -40,7 +40,7 @@ class OutputTarget:
     prefix: str
 
 
-def plan(
+def output_target(
     log_dir: str | None, prefix: bool, tee: str | None, *, rank: int, world_size: int, node: str, run: str
 ) -> OutputTarget:
     """What the options mean for one rank; nothing is opened yet.

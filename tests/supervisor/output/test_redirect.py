@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, plan
+from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.supervisor.output.relay import LinePrefixer
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import LONG, bare, until, write
@@ -32,7 +32,9 @@ ALL = b"".join(b"%099d\n" % number for number in range(100_000))
 
 
 def planned(log_dir: str | None = "logs", prefix: bool = False, tee: str | None = None, **changes: Any) -> OutputTarget:
-    return plan(log_dir, prefix, tee, **{"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"} | changes)
+    return output_target(
+        log_dir, prefix, tee, **{"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"} | changes
+    )
 
 
 @dataclass
