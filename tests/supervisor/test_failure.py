@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.failure import Failure, FailureKind, of_exception, of_exit, of_status, shortened
+from srunddp.supervisor.failure import (
+    Failure,
+    FailureKind,
+    FailureRecorder,
+    of_exception,
+    of_exit,
+    of_status,
+    shortened,
+)
+from srunddp.supervisor.stacks import StackDump
 
 REAL = Failure(1, "node02", "ValueError: boom", 7, FailureKind.SECONDARY, "Traceback", "2026-01-01T00:00:00.000+00:00")
 
@@ -116,6 +125,13 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
     assert len(shortened(text)) < 20000
     assert shortened(text).startswith("begins")
     assert shortened(text).endswith("ends")
+
+
+def test_a_launcher_s_signal_is_the_cause_for_two_minutes() -> None:
+    recorder = FailureRecorder(1, "node02", StackDump(), None)
+    recorder.note_ending_signal(signal.SIGTERM, 100.0)
+    assert recorder.of("ValueError: boom", 1, 219.0).cause.startswith("the launcher ended the run with SIGTERM")
+    assert recorder.of("ValueError: boom", 1, 221.0).cause == "ValueError: boom"
 
 
 # What comes over a line.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.supervisor.failure import Failure, FailureKind, finish_writers, rotate_previous
+from srunddp.supervisor.failure_monitor import SingleProcess
 from srunddp.supervisor.root_cause import (
     RootCause,
     find_root_cause,
@@ -147,3 +148,12 @@ def test_earlier_attempts_are_counted_and_none_is_lost(tmp_path: Path) -> None:
         "attempt 1",
         "attempt 2",
     ]
+
+
+@pytest.mark.parametrize(("code", "said"), [(137, True), (1, False)])
+def test_a_single_process_says_what_python_does_not(code: int, said: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    monitor = SingleProcess(None)
+    assert (monitor.released, monitor.finished, monitor.root_cause) == (False, False, None)
+    monitor.fail(Failure(0, "node01", "killed by SIGKILL", code), 1.0)
+    assert monitor.finished
+    assert ("killed by SIGKILL" in capfd.readouterr().err) == said

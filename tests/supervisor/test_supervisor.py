@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +11,6 @@ from typing import Any
 
 import pytest
 
-from srunddp.supervisor.failure import Failure, FailureRecorder
-from srunddp.supervisor.failure_monitor import FailureMonitor, SingleProcess
-from srunddp.supervisor.stacks import StackDump
-from srunddp.supervisor.worker_process import WorkerProcess
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.starting import LONG, slurm, write
 
@@ -88,58 +83,3 @@ def test_without_a_supervisor_rank_zero_s_end_ends_the_others(tmp_path: Path, en
         rank.communicate(timeout=LONG)
     assert ranks[0].returncode == (3 if "3" in end else 1)
     assert ranks[1].returncode != 0
-
-
-# Its parts, by times.
-
-
-def stopped_worker() -> tuple[subprocess.Popen[bytes], WorkerProcess]:
-    child = subprocess.Popen(["sleep", "600"])
-    worker = WorkerProcess(child.pid)
-    child.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    worker.collect(100.0)
-    return child, worker
-
-
-def test_a_stopped_worker_is_overdue_after_ten_seconds() -> None:
-    """Asking changes nothing, and nothing is due again and again afterwards."""
-    child, worker = stopped_worker()
-    try:
-        assert worker.overdue(109.9) is None
-        assert worker.tick(109.5) == pytest.approx(0.5)
-        assert worker.overdue(110.0) == worker.overdue(110.0) == ("stopped by SIGSTOP for 10 s", 147)
-        assert worker.tick(110.0) is None
-        child.send_signal(signal.SIGCONT)
-        os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
-        worker.collect(111.0)
-        assert worker.overdue(200.0) is None
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_a_stopped_worker_that_is_to_end_is_killed_at_once() -> None:
-    child, worker = stopped_worker()
-    worker.end(105.0, ask=True)
-    assert worker.overdue(120.0) is None
-    worker.tick(105.0)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    worker.collect(105.1)
-    assert (worker.ended, worker.status) == (True, -signal.SIGKILL)
-
-
-def test_a_launcher_s_signal_is_the_cause_for_two_minutes() -> None:
-    recorder = FailureRecorder(1, "node02", StackDump(), None)
-    recorder.note_ending_signal(signal.SIGTERM, 100.0)
-    assert recorder.of("ValueError: boom", 1, 219.0).cause.startswith("the launcher ended the run with SIGTERM")
-    assert recorder.of("ValueError: boom", 1, 221.0).cause == "ValueError: boom"
-
-
-@pytest.mark.parametrize(("code", "said"), [(137, True), (1, False)])
-def test_a_single_process_says_what_python_does_not(code: int, said: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    monitor: FailureMonitor = SingleProcess(None)
-    assert (monitor.released, monitor.finished, monitor.root_cause) == (False, False, None)
-    monitor.fail(Failure(0, "node01", "killed by SIGKILL", code), 1.0)
-    assert monitor.finished
-    assert ("killed by SIGKILL" in capfd.readouterr().err) == said
