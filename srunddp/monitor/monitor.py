@@ -145,14 +145,3 @@ class RunMonitor(NullMonitor):
 
     def finish(self, code: int) -> None:
         self._recorder.finish(code, _WITHIN)
-
-
-def open_monitor(plan: MonitorConfig | None) -> NullMonitor:
-    """Make this rank's files, before any socket is opened.
-
-    Raises:
-        ConfigError: they cannot be written.
-    """
-    if plan is None:
-        return NullMonitor()
-    return RunMonitor(plan)

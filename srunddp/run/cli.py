@@ -18,7 +18,7 @@ from srunddp.bootstrap.rendezvous.early_failure import report_early_failure
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT, RankSetup, RendezvousOptions, bind, prepare
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, one_line
-from srunddp.monitor.monitor import MonitorConfig, NullMonitor, open_monitor
+from srunddp.monitor.monitor import MonitorConfig, NullMonitor, RunMonitor
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, open_output, plan_monitor, run_name
 from srunddp.run.script import Script, check
@@ -158,7 +158,8 @@ def _open(
         is_worker_exec(os.environ)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
-        output, monitor = open_output(start.target, environment), open_monitor(start.plan)
+        output = open_output(start.target, environment)
+        monitor = RunMonitor(start.plan) if start.plan else NullMonitor()
         setup = prepare(start.rendezvous, environment)
         check_open_files(environment)
         return bind(setup), output, monitor

@@ -5,23 +5,17 @@ What a forked worker has in memory comes by a file in memory; sockets and files 
 
 from __future__ import annotations
 
+import copyreg
 import os
 import pickle
 import socket
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from srunddp.errors import SrunddpError
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.util.console import write_stderr
 from srunddp.util.memory import memory_file
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, socket.socket):
-            return socket.socket, (thing.family, thing.type, thing.proto, thing.fileno())
-        return NotImplemented
 
 
 def become(context: WorkerContext) -> NoReturn:
@@ -30,7 +24,8 @@ def become(context: WorkerContext) -> NoReturn:
 
     state = memory_file()
     with open(state, "wb", closefd=False) as file:
-        _Pickler(file).dump(context)
+        copyreg.pickle(socket.socket, lambda each: (socket.socket, (each.family, each.type, each.proto, each.fileno())))
+        pickle.dump(context, file)
     held = context.setup.held
     sockets = [context.supervisor.end, *((held.line, held.store) if held else ())]
     files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]
