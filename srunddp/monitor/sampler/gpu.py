@@ -82,8 +82,8 @@ class Gpu:
             "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
         }
-        own: list[Callable[[], dict[str, str]]] = [partial(_figure, field, ask) for field, ask in figures.items()]
-        own += [self._utilization, self._memory, self._throttled, self._nvlink]
+        own: list[Callable[[], dict[str, str]]] = [self._utilization, self._memory, self._throttled, self._nvlink]
+        own += [partial(_figure, field, ask) for field, ask in figures.items()]
         if gpm:
             return [*own, gpm.ask]
         # What a GPU's bus carries is not an instance's own.
