@@ -191,6 +191,8 @@ def test_the_tasks_of_a_node_are_found_below_their_launcher() -> None:
         tasks.append(
             subprocess.Popen(sleep, env=bare({RANK: "3", "CUDA_VISIBLE_DEVICES": "1"}), start_new_session=True)
         )
+        # The kernel shows its environment a moment after exec has closed Popen's pipe.
+        until(lambda: f"{RANK}=3".encode() in Path(f"/proc/{tasks[2].pid}/environ").read_bytes())
         assert found.look(thorough=False)
         assert [(tree.rank, tree.root) for tree in found.trees[1:]] == [(3, tasks[2].pid)]
         assert "1" in found.visible
