@@ -35,7 +35,7 @@ EVENTS = (
 
 _COUNT = struct.Struct("=Q")
 _STEPS = struct.Struct("@QQddddQ")
-_COUNT_AT, _CONDEMNED_AT, _LOOKS_AT, _NUMBER_AT, _STEPS_AT, _EVENTS_AT = 0, 8, 16, 24, 64, 256
+_COUNT_AT, _TERMINATING_AT, _GENERATION_AT, _NUMBER_AT, _STEPS_AT, _EVENTS_AT = 0, 8, 16, 24, 64, 256
 _EVENT = struct.Struct("@ddQ")
 _KEPT = 4096  # events that are not lost before the recorder looks
 _SIZE = _EVENTS_AT + _KEPT * _EVENT.size
@@ -86,7 +86,7 @@ class TelemetryPage:
         self.descriptor = memory_file() if descriptor is None else descriptor
         size = _SIZE if recording else mmap.PAGESIZE
         os.ftruncate(self.descriptor, size)
-        self._page = mmap.mmap(self.descriptor, size)
+        self._memory = mmap.mmap(self.descriptor, size)
         self.count = 0
         self.recording = recording
         self._events = 0
@@ -95,33 +95,33 @@ class TelemetryPage:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(TelemetryPage, recording=self.recording, descriptor=self.descriptor), ()
 
-    def mark(self) -> None:
+    def beat(self) -> None:
         """In the worker: one step more."""
         self.count += 1
         self._put(_COUNT_AT, _COUNT.pack(self.count))
         if self.count == 1:
             self.event("step")
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """In the worker: no step is expected for now."""
         self._put(_COUNT_AT, _COUNT.pack(0))
 
     def read(self) -> int:
         """In the supervisor: the steps so far; 0 where none is expected."""
-        return int(_COUNT.unpack_from(self._page, _COUNT_AT)[0])
+        return int(_COUNT.unpack_from(self._memory, _COUNT_AT)[0])
 
-    def condemn(self) -> None:
-        """In the supervisor: a verdict stands, and the worker is about to be ended for it."""
-        self._put(_CONDEMNED_AT, _COUNT.pack(1))
+    def announce_termination(self) -> None:
+        """In the supervisor: the worker is about to be ended, for a root cause that is known."""
+        self._put(_TERMINATING_AT, _COUNT.pack(1))
 
-    def is_condemned(self) -> bool:
+    def is_terminating(self) -> bool:
         """In the worker: whether that was said."""
-        return bool(_COUNT.unpack_from(self._page, _CONDEMNED_AT)[0])
+        return bool(_COUNT.unpack_from(self._memory, _TERMINATING_AT)[0])
 
     @property
-    def looks(self) -> int:
+    def generation(self) -> int:
         """In the worker: changes when the recorder has looked."""
-        return self._page[_LOOKS_AT]
+        return self._memory[_GENERATION_AT]
 
     def write_steps(self, *figures: float) -> None:
         """In the worker, where ``recording``: those of :class:`Steps`."""
@@ -129,11 +129,11 @@ class TelemetryPage:
 
     def read_steps(self) -> Steps:
         """In either, where ``recording``: what was written last."""
-        return Steps(*_STEPS.unpack_from(self._page, _STEPS_AT))
+        return Steps(*_STEPS.unpack_from(self._memory, _STEPS_AT))
 
-    def look(self) -> Steps:
+    def snapshot(self) -> Steps:
         """In the supervisor, where ``recording``: the same, and the longest step begins anew."""
-        self._page[_LOOKS_AT] = (self._page[_LOOKS_AT] + 1) % 256
+        self._memory[_GENERATION_AT] = (self._memory[_GENERATION_AT] + 1) % 256
         return self.read_steps()
 
     def event(self, name: str, value: float = math.nan) -> None:
@@ -148,23 +148,23 @@ class TelemetryPage:
 
     def events(self, seen: int) -> tuple[list[Event], int]:
         """In the supervisor, where ``recording``: the events after the first ``seen``, and how many there are now."""
-        count = int(_COUNT.unpack_from(self._page, _NUMBER_AT)[0])
+        count = int(_COUNT.unpack_from(self._memory, _NUMBER_AT)[0])
         places = range(max(seen, count - _KEPT), count)
-        found = [_EVENT.unpack_from(self._page, _EVENTS_AT + place % _KEPT * _EVENT.size) for place in places]
+        found = [_EVENT.unpack_from(self._memory, _EVENTS_AT + place % _KEPT * _EVENT.size) for place in places]
         return [Event(when, EVENTS[number], value) for when, value, number in found], count
 
     def _put(self, place: int, words: bytes) -> None:
         # The reader may look at any moment, and each word is one store. pack_into() would first make all of them 0.
-        self._page[place : place + len(words)] = words
+        self._memory[place : place + len(words)] = words
 
 
-_marks: TelemetryPage | None = None
+_page: TelemetryPage | None = None
 
 
-def install(marks: TelemetryPage) -> None:
-    """In the worker: :func:`heartbeat` marks here from now on."""
-    global _marks
-    _marks = marks
+def install(page: TelemetryPage | None) -> None:
+    """In the worker: its steps are counted here from now on; with None nowhere."""
+    global _page
+    _page = page
 
 
 def heartbeat(*, last: bool = False) -> None:
@@ -176,30 +176,30 @@ def heartbeat(*, last: bool = False) -> None:
     Args:
         last: what follows may take as long as it likes, until the next call.
     """
-    if _marks is None:
+    if _page is None:
         return
     if last:
-        _marks.rest()
+        _page.pause()
     else:
-        _marks.mark()
+        _page.beat()
 
 
 def event(name: str, value: float = math.nan) -> None:
     """Note that one of :data:`EVENTS` happens now; nothing without ``--monitor``."""
-    if _marks is not None:
-        _marks.event(name, value)
+    if _page is not None:
+        _page.event(name, value)
 
 
 def active_page() -> TelemetryPage | None:
     """Where the loop writes its times; None without ``--monitor``."""
-    return _marks if _marks is not None and _marks.recording else None
+    return _page if _page is not None and _page.recording else None
 
 
 def is_supervised() -> bool:
     """Whether there is a supervisor, which says how the run ends."""
-    return _marks is not None
+    return _page is not None
 
 
-def is_condemned() -> bool:
-    """Whether a verdict stands, for which the supervisor ends this rank."""
-    return _marks is not None and _marks.is_condemned()
+def is_terminating() -> bool:
+    """Whether the supervisor ends this rank for a root cause that is known."""
+    return _page is not None and _page.is_terminating()

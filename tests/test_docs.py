@@ -61,10 +61,11 @@ def columns(file: str) -> list[str]:
 
 def test_every_column_of_the_monitors_files_is_in_the_reference_in_its_order() -> None:
     from srunddp.monitor import recorder
-    from srunddp.monitor.sampler import gpu, links, node, tasks
+    from srunddp.monitor.sampler import gpu, node, tasks
 
-    for name, part in {"node": node, "tasks": tasks, "links": links, "gpus": gpu}.items():
-        assert columns(f"NODE.{name}.csv") == list(part.COLUMNS)
+    files = {"node": node.COLUMNS, "tasks": tasks.COLUMNS, "links": node.LINK_COLUMNS, "gpus": gpu.COLUMNS}
+    for name, expected in files.items():
+        assert columns(f"NODE.{name}.csv") == list(expected)
     assert columns("NODE.rankR.steps.csv") == recorder.STEPS.strip().split(",")
     assert columns("NODE.rankR.marks.csv") == recorder.MARKS.strip().split(",")
 

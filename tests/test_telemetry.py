@@ -24,7 +24,7 @@ def ours() -> Iterator[TelemetryPage]:
     found = TelemetryPage()
     install(found)
     yield found
-    telemetry._marks = None
+    install(None)
 
 
 def in_child(*calls: dict[str, bool]) -> None:
@@ -50,7 +50,7 @@ def test_whoever_reads_amid_a_write_finds_no_figure_lower_than_before(recording:
         while True:
             for figures in (low, high):
                 recording.write_steps(*figures)
-                recording.mark()
+                recording.beat()
     try:
         until(recording.read)
         end, count = time.monotonic() + 1.0, 0
@@ -72,7 +72,7 @@ def test_after_the_last_step_none_is_expected_and_the_count_goes_on_with_the_nex
 
 
 def test_without_a_supervisor_a_heartbeat_does_nothing() -> None:
-    assert telemetry._marks is None
+    assert not telemetry.is_supervised()
     heartbeat()
     heartbeat(last=True)
 
@@ -91,29 +91,30 @@ def test_a_heartbeat_is_found_in_the_package_and_does_not_bring_torch() -> None:
 def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours: TelemetryPage) -> None:
     child = os.fork()
     if child == 0:
-        before = telemetry.is_condemned()
+        before = telemetry.is_terminating()
         heartbeat()
-        ours.condemn()
+        ours.announce_termination()
         heartbeat()
         heartbeat(last=True)
-        os._exit(0 if (before, telemetry.is_condemned()) == (False, True) else 1)
+        os._exit(0 if (before, telemetry.is_terminating()) == (False, True) else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert telemetry.is_condemned()
+    assert telemetry.is_terminating()
     assert ours.read() == 0
 
 
 def test_without_a_supervisor_no_verdict_stands_and_there_is_no_guard(ours: TelemetryPage) -> None:
     assert telemetry.is_supervised()
-    telemetry._marks = None
+    install(None)
     assert not telemetry.is_supervised()
-    assert not telemetry.is_condemned()
+    assert not telemetry.is_terminating()
 
 
 @pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch) -> TelemetryPage:
+def recording() -> Iterator[TelemetryPage]:
     found = TelemetryPage(recording=True)
-    monkeypatch.setattr(telemetry, "_marks", found)
-    return found
+    install(found)
+    yield found
+    install(None)
 
 
 def test_events_outlive_the_worker_with_their_time_and_figure(recording: TelemetryPage) -> None:
@@ -153,7 +154,7 @@ def test_without_monitoring_there_are_no_events_and_no_steps_to_write(ours: Tele
 
 
 def test_the_longest_step_begins_anew_when_the_supervisor_has_looked(recording: TelemetryPage) -> None:
-    before = recording.looks
+    before = recording.generation
     recording.write_steps(1, 8, 0.5, 0.25, 0.125, 0.5, 1)
-    assert recording.look() == (1, 8, 0.5, 0.25, 0.125, 0.5, 1)
-    assert recording.looks != before
+    assert recording.snapshot() == (1, 8, 0.5, 0.25, 0.125, 0.5, 1)
+    assert recording.generation != before

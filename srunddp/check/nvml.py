@@ -10,7 +10,7 @@ from typing import Any
 
 from srunddp.util.cuda_visible_devices import VisibleDevice, instances, query_or, visible
 from srunddp.util.hostlist import expand
-from srunddp.util.sysfs import text_of
+from srunddp.util.kernel_file import text_of
 
 _READ = 0  # pynvml.NVML_P2P_CAPS_INDEX_READ is a tuple, which ctypes refuses
 

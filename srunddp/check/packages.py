@@ -11,7 +11,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 from typing import TypedDict
 
-from srunddp.util.sysfs import text_of
+from srunddp.util.kernel_file import text_of
 
 
 class Package(TypedDict):

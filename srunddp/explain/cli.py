@@ -14,7 +14,7 @@ from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
 from srunddp.stage.enter import activate, read
-from srunddp.supervisor.stall import STALL_TIMEOUT
+from srunddp.supervisor.clock import STALL_TIMEOUT
 from srunddp.util.click_types import refusing
 
 _LIMITS = {"timeout": DEFAULT_TIMEOUT, "stall_timeout": STALL_TIMEOUT}

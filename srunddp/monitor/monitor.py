@@ -41,11 +41,11 @@ class NullMonitor:
     """Does nothing: a run without ``--monitor``. Its methods are called in this order.
 
     Attributes:
-        marks: for the worker.
+        page: for the worker.
     """
 
     def __init__(self) -> None:
-        self.marks = TelemetryPage()
+        self.page = TelemetryPage()
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
         """In the supervisor, before it forks its worker.
@@ -90,10 +90,10 @@ class RunMonitor(NullMonitor):
         """
         from srunddp.monitor.recorder import RUN, Recorder
 
-        self.marks = TelemetryPage(recording=True)
+        self.page = TelemetryPage(recording=True)
         self._plan = plan
         self._sampler: Sampler | None = None
-        self._recorder = Recorder(plan.folder, f"{plan.node}.rank{plan.rank}", plan.seconds, self.marks)
+        self._recorder = Recorder(plan.folder, f"{plan.node}.rank{plan.rank}", plan.seconds, self.page)
         try:
             self._recorder.open()
             if plan.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
@@ -109,7 +109,6 @@ class RunMonitor(NullMonitor):
             ) from None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
-        """See :class:`NullMonitor`."""
         plan = self._plan
         if plan.samples:
             from srunddp.monitor.sampler import SamplerConfig, start  # one rank of a node needs it
@@ -128,38 +127,21 @@ class RunMonitor(NullMonitor):
             )
 
     def in_worker(self) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.in_worker()
         if self._sampler:
             self._sampler.in_worker()
 
     def start(self) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.start()
 
     def mark(self, name: str) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.mark(name)
 
     def describe(self, run: Mapping[str, Any]) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.describe({"version": 1, **run, "script": self._plan.script, "seconds": self._plan.seconds})
 
     def stop_sampler(self) -> str:
-        """See :class:`NullMonitor`."""
         return self._sampler.finish(_WITHIN) if self._sampler else ""
 
     def finish(self, code: int) -> None:
-        """See :class:`NullMonitor`."""
         self._recorder.finish(code, _WITHIN)
-
-
-def open_monitor(plan: MonitorConfig | None) -> NullMonitor:
-    """Make this rank's files, before any socket is opened.
-
-    Raises:
-        ConfigError: they cannot be written.
-    """
-    if plan is None:
-        return NullMonitor()
-    return RunMonitor(plan)

@@ -35,13 +35,13 @@ class Recorder:
     Attributes:
         folder: of this start of the run; name: before the ends of the files' names.
         seconds: between two looks at what the worker has marked.
-        marks: shared with the worker.
+        page: shared with the worker.
     """
 
     folder: Path
     name: str
     seconds: float
-    marks: TelemetryPage
+    page: TelemetryPage
     _steps: int = -1
     _events: int = -1
     _seen: int = 0
@@ -107,16 +107,16 @@ class Recorder:
             task()
 
     def _look(self) -> None:
-        events, self._seen = self.marks.events(self._seen)
+        events, self._seen = self.page.events(self._seen)
         if events:
             _write(self._events, "".join(_line(*event) for event in events))
-        steps = self.marks.look()
+        steps = self.page.snapshot()
         if steps.steps or steps.epoch:
             figures = f"{steps.steps},{steps.samples},{steps.step_s:.6f},{steps.data_s:.6f},{steps.own_s:.6f}"
             row = f"{figures},{steps.longest_step_s:.6f},{steps.epoch}"
         else:
             # The script has a loop of its own. Where no step is expected for now, nothing is read.
-            self._count = self.marks.read() or self._count
+            self._count = self.page.read() or self._count
             row = f"{self._count},,,,,,"
         _write(self._steps, f"{time.time():.3f},{row}\n")
 

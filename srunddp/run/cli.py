@@ -24,13 +24,12 @@ from srunddp.bootstrap.rendezvous.meet import (
 )
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, one_line
-from srunddp.monitor.monitor import MonitorConfig, NullMonitor, open_monitor
-from srunddp.run.launch import check_lines, is_worker_exec, launch
-from srunddp.run.options import RunOptions, open_output, output_target, plan_monitor
+from srunddp.monitor.monitor import MonitorConfig, NullMonitor, RunMonitor
+from srunddp.run.launch import check_open_files, is_worker_exec, launch
+from srunddp.run.options import RunOptions, open_output, plan_monitor, run_name
 from srunddp.run.script import Script, check
-from srunddp.stage.enter import activate, lock, read, refuse_inside_copy
 from srunddp.stage.paths import StagedPaths, contradictions
-from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
+from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
 from srunddp.util.console import write_stderr
 
@@ -109,88 +108,90 @@ def run(**given: Any) -> None:
 
 
 def _run(given: Mapping[str, Any], environment: Environment) -> int:
-    wishes = RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)})
-    where = output_target(wishes, environment)  # all ranks see the same error here, and nobody has to be told
+    options = RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)})
+    target = output_target(  # all ranks see the same error here, and nobody has to be told
+        options.log_dir,
+        options.prefix,
+        options.tee,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        node=environment.node,
+        run=run_name(environment),
+    )
     names = ("backend", "ifaces", "timeout")
     ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
-    options = RendezvousOptions(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
+    rendezvous = RendezvousOptions(**{name: given[name] for name in names if given[name] is not None}, ports=ports)
     if given["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     script = Script(given["script"], given["arguments"], given["module"])
-    start = _Request(script, options, where, plan_monitor(wishes, environment, script))
-    ready = _ready(start, wishes, environment)
-    prepared = ready.prepared
+    start = _Start(script, rendezvous, target, plan_monitor(options, environment, script))
+    setup, output, monitor = _open(start, options, environment)
     if environment.rank == 0:
-        for note in [*_notes(prepared), *ready.notes, *(contradictions(os.environ) if wishes.offline else ())]:
+        for note in [*_notes(setup), *start.notes, *(contradictions(os.environ) if options.offline else ())]:
             _say(note)
 
-    def told(meeting: RendezvousInfo) -> None:
+    def on_rendezvous(info: RendezvousInfo) -> None:
         if environment.rank == 0 and not given["quiet"]:
-            _say(_placement(prepared, meeting))
+            _say(_placement(setup, info))
         if given["verbose"]:
             _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
 
-    return launch(prepared, ready.script, wishes, ready.output, ready.monitor, told, _say)
+    return launch(setup, start.script, options, output, monitor, on_rendezvous=on_rendezvous, say=_say)
 
 
-@dataclass(frozen=True)
-class _Request:
+@dataclass
+class _Start:
     """What the command line says of a start, as it is on this node."""
 
     script: Script
-    options: RendezvousOptions
-    where: OutputTarget
+    rendezvous: RendezvousOptions
+    target: OutputTarget
     plan: MonitorConfig | None
+    notes: tuple[str, ...] = ()  # that rank 0 is to say
 
 
-@dataclass(frozen=True)
-class _Setup:
-    """What a rank has before it meets the others, and what rank 0 is to say of it."""
-
-    prepared: RankSetup
-    script: Script
-    output: OutputRedirect
-    monitor: NullMonitor
-    notes: tuple[str, ...]
-
-
-def _ready(start: _Request, wishes: RunOptions, environment: Environment) -> _Setup:
+def _open(
+    start: _Start, options: RunOptions, environment: Environment
+) -> tuple[RankSetup, OutputRedirect, NullMonitor]:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
-    prepared: RankSetup | None = None
-    notes: tuple[str, ...] = ()
+    setup: RankSetup | None = None
     try:
-        if wishes.staged:
-            start, notes = _use_staged_copies(start)
+        if options.staged:
+            _use_staged_copies(start)
         is_worker_exec(os.environ)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
-        output, monitor = open_output(start.where, environment), open_monitor(start.plan)
-        prepared = prepare(start.options, environment)
-        check_lines(environment)
-        return _Setup(bind(prepared), start.script, output, monitor, notes)
+        output = open_output(start.target, environment)
+        monitor = RunMonitor(start.plan) if start.plan else NullMonitor()
+        setup = prepare(start.rendezvous, environment)
+        check_open_files(environment)
+        return bind(setup), output, monitor
     except SrunddpError as error:
         if environment.rank == 0:
             _say(f"error: {error}")
-            report_early_failure(environment, start.options, error, prepared.interface if prepared else None)
+            report_early_failure(environment, start.rendezvous, error, setup.interface if setup else None)
             sys.exit(error.exit_code)
-        if error.scope is not Scope.JOB and report_early_failure(environment, start.options, error):
+        if error.scope is not Scope.JOB and report_early_failure(environment, start.rendezvous, error):
             error.scope = Scope.JOB  # rank 0 prints it
         raise
 
 
-def _use_staged_copies(start: _Request) -> tuple[_Request, tuple[str, ...]]:
-    """The start where this node has copies, and what is to be said of it."""
+def _use_staged_copies(start: _Start) -> None:
+    """Change the start to what it is where this node has copies."""
+    from srunddp.stage.enter import activate, lock, read, refuse_inside_copy
+
     staged = read(os.environ)
     lock(staged.folder)  # open until this process has ended, and all that it forks
     folder = activate(staged)
-    ifaces_file = start.options.ifaces and staged.here(start.options.ifaces)
-    where, plan = start.where, start.plan
-    if where.file:
-        where = replace(where, file=refuse_inside_copy(staged, folder, where.file, "--log-dir"))
-    if plan:
-        plan = replace(plan, folder=refuse_inside_copy(staged, folder, plan.folder, "--monitor-dir"))
-    start = _Request(_staged_script(staged, start.script), replace(start.options, ifaces=ifaces_file), where, plan)
-    return start, (staged.note,) if staged.note else ()
+    if start.rendezvous.ifaces:
+        start.rendezvous = replace(start.rendezvous, ifaces=staged.here(start.rendezvous.ifaces))
+    if start.target.file:
+        file = refuse_inside_copy(staged, folder, start.target.file, "--log-dir")
+        start.target = replace(start.target, file=file)
+    if start.plan:
+        start.plan = replace(start.plan, folder=refuse_inside_copy(staged, folder, start.plan.folder, "--monitor-dir"))
+    start.script = _staged_script(staged, start.script)
+    start.notes = (staged.note,) if staged.note else ()
 
 
 def _staged_script(staged: StagedPaths, script: Script) -> Script:
@@ -217,19 +218,19 @@ def _print(line: str) -> None:
     write_stderr(f"{line}\n")
 
 
-def _notes(prepared: RankSetup) -> list[str]:
-    chosen = prepared.interface
+def _notes(setup: RankSetup) -> list[str]:
+    chosen = setup.interface
     kept = [f"{name}={chosen.exports[name]}" for name in chosen.kept]
     note = f"{' and '.join(kept)} exported, which wins over ifaces.conf on every node"
-    return [*prepared.environment.notes, *([note] if kept and prepared.environment.world_size > 1 else [])]
+    return [*setup.environment.notes, *([note] if kept and setup.environment.world_size > 1 else [])]
 
 
-def _placement(prepared: RankSetup, meeting: RendezvousInfo) -> str:
-    environment = prepared.environment
+def _placement(setup: RankSetup, info: RendezvousInfo) -> str:
+    environment = setup.environment
     ranks = "1 rank" if environment.world_size == 1 else f"{environment.world_size} ranks"
-    nodes = "1 node" if meeting.nnodes == 1 else f"{meeting.nnodes} nodes"
+    nodes = "1 node" if info.nnodes == 1 else f"{info.nnodes} nodes"
     return (
-        f"{ranks} on {nodes}, launcher {environment.launcher}, channel {meeting.channel}, "
-        f"master {meeting.master_addr} port {meeting.master_port}, interface {prepared.interface.name} "
-        f"({prepared.interface.source}), backend {prepared.options.backend}"
+        f"{ranks} on {nodes}, launcher {environment.launcher}, channel {info.channel}, "
+        f"master {info.master_addr} port {info.master_port}, interface {setup.interface.name} "
+        f"({setup.interface.source}), backend {setup.options.backend}"
     )

@@ -15,10 +15,9 @@ from srunddp.bootstrap.rendezvous.protocol import RendezvousResult
 from srunddp.errors import ConfigError, Scope
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.run.script import Script
-from srunddp.supervisor import root_cause
-from srunddp.supervisor.connection import LOST_AFTER
+from srunddp.supervisor.clock import LOST_AFTER, STALL_TIMEOUT
+from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output import redirect
-from srunddp.supervisor.stall import STALL_TIMEOUT
 
 DEFAULT_FOLDER = "logs"  # as in a job script of srunddp sbatch
 
@@ -30,7 +29,7 @@ class RunOptions:
     Attributes:
         stall_timeout: seconds without a step of any rank; 0 for no limit.
         lost_after: seconds without an answer of a node; grace: those that a failed rank's own end may take.
-        log_dir, prefix, tee: where output goes, see :func:`srunddp.supervisor.output.redirect.plan`.
+        log_dir, prefix, tee: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
         fast_exit: end without taking Python's objects down.
         offline: export what :func:`srunddp.stage.paths.offline` says.
         staged: run in the copies that :mod:`srunddp.stage.enter` reads of.
@@ -50,35 +49,18 @@ class RunOptions:
     monitor_dir: str | None = None
 
 
-def output_target(wishes: RunOptions, environment: Environment) -> redirect.OutputTarget:
-    """Where this rank's output goes.
-
-    Raises:
-        ConfigError: ``--tee`` is wrong.
-    """
-    return redirect.plan(
-        wishes.log_dir,
-        wishes.prefix,
-        wishes.tee,
-        rank=environment.rank,
-        world_size=environment.world_size,
-        node=environment.node,
-        run=run_name(environment),
-    )
-
-
-def open_output(where: redirect.OutputTarget, environment: Environment) -> redirect.OutputRedirect:
+def open_output(target: redirect.OutputTarget, environment: Environment) -> redirect.OutputRedirect:
     """Open what this rank's output goes to; before any socket is opened.
 
     Raises:
         ConfigError: a file cannot be written.
     """
-    if where.file and environment.rank == 0:
-        root_cause.rotate_previous(where.file.parent)
-    return redirect.OutputRedirect.open(where)
+    if target.file and environment.rank == 0:
+        rotate_previous(target.file.parent)
+    return redirect.OutputRedirect.open(target)
 
 
-def plan_monitor(wishes: RunOptions, environment: Environment, script: Script) -> MonitorConfig | None:
+def plan_monitor(options: RunOptions, environment: Environment, script: Script) -> MonitorConfig | None:
     """Where this rank's files of ``--monitor`` go; None without it. Nothing is opened yet.
 
     Their folder is below that of the logs unless ``--monitor-dir`` names another, and each start of a job has its own.
@@ -86,17 +68,17 @@ def plan_monitor(wishes: RunOptions, environment: Environment, script: Script) -
     Raises:
         ConfigError: ``--monitor-dir`` has no ``--monitor``.
     """
-    if wishes.monitor is None:
-        if wishes.monitor_dir is not None:
+    if options.monitor is None:
+        if options.monitor_dir is not None:
             raise ConfigError("--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB)
         return None
-    folder = Path(wishes.monitor_dir or wishes.log_dir or DEFAULT_FOLDER, redirect.plain(run_name(environment)))
+    folder = Path(options.monitor_dir or options.log_dir or DEFAULT_FOLDER, redirect.plain(run_name(environment)))
     return MonitorConfig(
         folder=folder / f"monitor.{_restarts()}",
         node=redirect.plain(environment.node),
         rank=environment.rank,
         samples=environment.local_rank == 0,
-        seconds=wishes.monitor,
+        seconds=options.monitor,
         script=script.words,
     )
 
@@ -117,9 +99,9 @@ def run_name(environment: Environment) -> str:
     return os.environ.get("PMIX_NAMESPACE") or job or "run"
 
 
-def run_metadata(prepared: RankSetup, company: RendezvousResult) -> dict[str, Any]:
+def run_metadata(setup: RankSetup, result: RendezvousResult) -> dict[str, Any]:
     """What the report of the run has to know, and rank 0 knows when all have met."""
-    environment, ranks = prepared.environment, sorted(company.nodes.items())
+    environment, ranks = setup.environment, sorted(result.nodes.items())
     step = environment.step
     begin, end = (os.environ.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
     return {
@@ -132,8 +114,8 @@ def run_metadata(prepared: RankSetup, company: RendezvousResult) -> dict[str, An
         "world_size": environment.world_size,
         "nodes": list(dict.fromkeys(node for _, node in ranks)),
         "ranks": {str(rank): node for rank, node in ranks},
-        "interfaces": {environment.node: prepared.interface.name},
-        "backend": prepared.options.backend,
+        "interfaces": {environment.node: setup.interface.name},
+        "backend": setup.options.backend,
         "started": time.time(),
         "time_limit_s": int(end) - int(begin) if begin.isdecimal() and end.isdecimal() else None,
     }

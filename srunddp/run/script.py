@@ -10,6 +10,7 @@ import runpy
 import sys
 import types
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from srunddp.errors import ConfigError, Scope, SrunddpError, Stopped
 
@@ -39,27 +40,34 @@ def check(script: Script) -> None:
     except FileNotFoundError:
         found, hint = "the working folder has been deleted", "start in one that all nodes see"
         raise ConfigError(found, expected="a folder that is there", hint=hint, scope=Scope.NODE) from None
-    found, hint = _module_wrong(script.name, folder) if script.module else _file_wrong(script.name, folder)
-    if found:
-        raise ConfigError(found, expected="a script to run", hint=hint, scope=Scope.NODE)
+    if problem := _module_problem(script.name, folder) if script.module else _file_problem(script.name, folder):
+        raise ConfigError(problem.found, expected="a script to run", hint=problem.hint, scope=Scope.NODE)
 
 
-def _file_wrong(name: str, folder: str) -> tuple[str, str]:
-    """What is wrong with a file, and the hint; empty where nothing is."""
+class _Problem(NamedTuple):
+    found: str
+    hint: str
+
+
+def _file_problem(name: str, folder: str) -> _Problem | None:
     if os.path.isdir(name):
-        main = os.path.join(name, "__main__.py")
-        return "" if os.path.exists(main) else f"{name} is a folder without __main__.py", "name the script in it"
+        if os.path.exists(os.path.join(name, "__main__.py")):
+            return None
+        return _Problem(f"{name} is a folder without __main__.py", "name the script in it")
     if not os.path.exists(name):  # not isfile: a shell's <(...) is a pipe
         if re.fullmatch(r"python[\d.]*", name):
-            return f"no file {name} in {folder}", f"leave {name} out: srunddp runs the script in its own Python"
+            hint = f"leave {name} out: srunddp runs the script in its own Python"
+            return _Problem(f"no file {name} in {folder}", hint)
         place = "" if os.path.isabs(name) else f" in {folder}"
-        return f"no file {name}{place}", "correct the path; all nodes must see the file"
-    return "" if os.access(name, os.R_OK) else f"{name} may not be read", "correct its permissions"
+        return _Problem(f"no file {name}{place}", "correct the path; all nodes must see the file")
+    return None if os.access(name, os.R_OK) else _Problem(f"{name} may not be read", "correct its permissions")
 
 
-def _module_wrong(name: str, folder: str) -> tuple[str, str]:
+def _module_problem(name: str, folder: str) -> _Problem | None:
     package = name.split(".")[0]
-    return "" if _is_module(package, folder) else f"no module {package!r}", "correct the name after -m, or install it"
+    if _is_module(package, folder):
+        return None
+    return _Problem(f"no module {package!r}", "correct the name after -m, or install it")
 
 
 def _is_module(package: str, folder: str) -> bool:

@@ -5,36 +5,31 @@ What a forked worker has in memory comes by a file in memory; sockets and files 
 
 from __future__ import annotations
 
+import copyreg
 import os
 import pickle
 import socket
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.errors import SrunddpError
-from srunddp.run.script import Script
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.util.console import write_stderr
 from srunddp.util.memory import memory_file
 
 
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, socket.socket):
-            return socket.socket, (thing.family, thing.type, thing.proto, thing.fileno())
-        return NotImplemented
-
-
-def become(prepared: RankSetup, script: Script, bench: WorkerContext) -> NoReturn:
+def become(context: WorkerContext) -> NoReturn:
     """In the process that was forked for the worker: start Python anew, with its options, for :func:`main`."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
 
     state = memory_file()
     with open(state, "wb", closefd=False) as file:
-        _Pickler(file).dump((prepared, script, bench))
-    sockets = [bench.supervisor.end, *((prepared.held.line, prepared.held.store) if prepared.held else ())]
-    inherited = [*(each.fileno() for each in sockets), *bench.descriptors]
+        copyreg.pickle(socket.socket, lambda each: (socket.socket, (each.family, each.type, each.proto, each.fileno())))
+        pickle.dump(context, file)
+    held = context.setup.held
+    sockets = [context.supervisor.end, *((held.line, held.store) if held else ())]
+    files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]
+    inherited = [*(each.fileno() for each in sockets), *files]
     for descriptor in (state, *inherited):
         os.set_inheritable(descriptor, True)
     code = f"import sys; sys.path[:] = {sys.path}; from srunddp.run.worker_exec import main; main({state}, {inherited})"
@@ -53,9 +48,9 @@ def main(state: int, inherited: list[int]) -> NoReturn:
         os.set_inheritable(descriptor, False)
     os.lseek(state, 0, os.SEEK_SET)
     with open(state, "rb") as file:
-        prepared, script, bench = pickle.load(file)
+        context = pickle.load(file)
     try:
-        sys.exit(run_worker(prepared, script, bench))
+        sys.exit(run_worker(context))
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(error.exit_code)

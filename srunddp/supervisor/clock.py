@@ -1,9 +1,11 @@
-"""Time as a process has lived it: what it slept against its will, suspended or starved, does not count."""
+"""Time as a process has lived it: what it slept against its will, suspended or starved, does not count. And limits."""
 
 from __future__ import annotations
 
 import time
 
+STALL_TIMEOUT = 300.0  # seconds without a step of any rank
+LOST_AFTER = 60.0  # seconds without an answer of a node
 _LATE = 1.0
 
 

@@ -1,6 +1,6 @@
-"""The line after the meeting: messages without waiting, and the difference between an end and a loss.
+"""The connection between two supervisors after the rendezvous: messages without waiting, its end and its loss.
 
-A process that ends closes its line, and so does the kernel of one that is killed; a node that was started again
+A process that ends closes its connection, and so does the kernel of one that is killed; a node that was started again
 resets it. A node that is lost does nothing: then what is sent and the kernel's probes go unanswered, for so long as
 ``lost_after`` says. A process that is merely stopped or busy is none: it is the other kernel that answers.
 """
@@ -11,25 +11,28 @@ import contextlib
 import errno
 import fcntl
 import json
+import os
+import re
 import socket
 import struct
+import threading
 from typing import Any
 
+from srunddp.supervisor.clock import LOST_AFTER
 from srunddp.util.json_lines import parse
 
-LOST_AFTER = 60.0
 _PROBES = 6  # in this time
 # Linux's TCP_THIN_LINEAR_TIMEOUTS: what is lost is sent again every second or so, and not after 1, 3, 7 and 15 s,
 # or a network that loses one packet of twenty would now and then look like none.
 _THIN_LINEAR_TIMEOUTS = 16
 _UNSENT = 0x894B  # Linux's SIOCOUTQNSD: bytes that have not even been sent
 _LONGEST = 1 << 20
-
-_MISSING = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+_SINFO_WITHIN = 10.0
 
 
 class SupervisorConnection:
-    """One line, between rank 0's supervisor and another's.
+    """A connection between rank 0's supervisor and another's.
 
     Attributes:
         open: False once it has ended; lost: it ended because nothing answered any more; reset: the other end's
@@ -37,14 +40,14 @@ class SupervisorConnection:
     """
 
     def __init__(self, line: socket.socket, lost_after: float = LOST_AFTER) -> None:
-        """Take a connection.
+        """Take a TCP connection.
 
         Args:
             lost_after: seconds without an answer of the other end's kernel, after which it is lost.
         """
-        self.line = line
         self.open, self.lost, self.reset = True, False, False
-        self._text, self._unsent = bytearray(), bytearray()
+        self._socket = line
+        self._received, self._unsent = bytearray(), bytearray()
         line.setblocking(False)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         seconds = max(1, round(lost_after / _PROBES))
@@ -58,43 +61,76 @@ class SupervisorConnection:
         ):
             line.setsockopt(socket.IPPROTO_TCP, option, value)
 
+    def fileno(self) -> int:
+        """The descriptor, to wait for messages."""
+        return self._socket.fileno()
+
+    @property
+    def peer_address(self) -> str:
+        """The other end's IP address."""
+        return str(self._socket.getpeername()[0])
+
     def send(self, message: dict[str, Any]) -> None:
         """Send without waiting: what the kernel does not take now goes with the next message."""
         self._unsent += json.dumps(message).encode() + b"\n"
         try:
-            sent = self.line.send(self._unsent, socket.MSG_DONTWAIT)
+            sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
             self._unsent = self._unsent[sent:]
         except OSError as error:
-            self._note(error)  # the kernel says it once, and afterwards that the line has ended
+            self._note(error)  # the kernel says it once, and afterwards that the connection has ended
 
     def end(self) -> None:
-        """Say no more."""
+        """Send no more."""
         with contextlib.suppress(OSError):
-            self.line.shutdown(socket.SHUT_WR)
+            self._socket.shutdown(socket.SHUT_WR)
 
     @property
     def sent(self) -> bool:
         """Whether all is on its way: what a network that is away for some seconds holds back gets lost if we leave."""
         with contextlib.suppress(OSError):
-            waiting = struct.unpack("=i", fcntl.ioctl(self.line, _UNSENT, bytes(4)))[0]
+            waiting = struct.unpack("=i", fcntl.ioctl(self._socket, _UNSENT, bytes(4)))[0]
             return not (self.open and (waiting or self._unsent))
         return True
 
     def read(self) -> list[dict[str, Any]]:
-        """The messages that are there; afterwards ``open`` says whether the line still is."""
+        """The messages that are there; afterwards ``open`` says whether more may come."""
         try:
-            piece = self.line.recv(1 << 16)
+            piece = self._socket.recv(1 << 16)
         except BlockingIOError:
             return []
         except OSError as error:
             self._note(error)
             piece = b""
-        self.open = bool(piece) and len(self._text) < _LONGEST
-        self._text += piece
-        *lines, rest = self._text.split(b"\n")
-        self._text = rest
+        self.open = bool(piece) and len(self._received) < _LONGEST
+        self._received += piece
+        *lines, self._received = self._received.split(b"\n")
         return [parse(bytes(line)) for line in lines]
 
     def _note(self, error: OSError) -> None:
-        self.lost = self.lost or error.errno in _MISSING
+        self.lost = self.lost or error.errno in _NO_ANSWER
         self.reset = self.reset or error.errno == errno.ECONNRESET
+
+
+class DownNodes:
+    """The nodes that Slurm itself takes for down: it is asked for those of which nothing has been heard for a while.
+
+    Attributes:
+        names: of the last answer; empty outside a job step, and where there is no ``sinfo``.
+    """
+
+    def __init__(self) -> None:
+        self.names: frozenset[str] = frozenset()
+        self._thread = threading.Thread()
+
+    def ask(self, nodes: set[str]) -> None:
+        """Ask for these in a thread, unless one does so already."""
+        if "SLURM_STEP_ID" in os.environ and not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._ask, args=(",".join(sorted(nodes)),), daemon=True)
+            self._thread.start()
+
+    def _ask(self, nodes: str) -> None:
+        from srunddp.util import slurm_command  # most runs need none of it, and here it delays nobody
+
+        command = ("sinfo", "--noheader", "--Node", "--nodes", nodes, "--format", "%N %t")
+        shown = slurm_command.output(*command, timeout=_SINFO_WITHIN, any_status=True)
+        self.names = frozenset(re.findall(r"^(\S+) down", shown, re.MULTILINE))

@@ -1,11 +1,20 @@
-"""How one rank failed, and how much that says about the cause: what peers of a dead rank see are only its echoes."""
+"""How one rank failed, how likely that is the cause of the run's end, and the files about it.
+
+The errors that a dead rank's peers see are secondary. Each file is written by a process of its own: a file system that
+does not answer holds up that process alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import re
 import signal
+import time
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,12 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from srunddp.supervisor import failure_files
 from srunddp.supervisor.stacks import StackDump
-from srunddp.util import memory
+from srunddp.util.cgroup import oom_kills
 
 _LONGEST = 24000  # bytes of a text once it is JSON, so that a message fits whatever letters it is in
 _LONGEST_CAUSE = 500
+_SIGNAL_COUNTS_FOR = 120.0  # what fails so long after the launcher's signal fails for a reason of its own
 
 
 class FailureKind(IntEnum):
@@ -28,9 +37,9 @@ class FailureKind(IntEnum):
     PRIMARY = 0
     ABORTED = 1  # SIGABRT: a C++ library gave up, for a reason of its own or for a lost peer
     NETWORK = 2  # Python's ConnectionError: of the script's own doing, or of a lost peer
-    ECHO = 3  # an error of a collective or of the store
+    SECONDARY = 3  # an error of a collective or of the store, as a lost peer causes it
     STOPPED = 4  # no failure: all ranks have agreed to end
-    ASKED = 5  # after a signal from the launcher, which ends all ranks alike
+    SIGNALLED = 5  # after a signal from the launcher, which ends all ranks alike
 
 
 @dataclass(frozen=True)
@@ -131,17 +140,8 @@ def shortened(text: str) -> str:
     return text
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
-        following = following.__cause__ or following.__context__
-
-
 # What Gloo, NCCL and the store say when a peer has gone or does not come; they raise RuntimeErrors.
-_ECHO = re.compile(
+_SECONDARY = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|socket closed|"
     r"timed out (waiting|after)|wait timeout|watchdog|failed to recv",
     re.IGNORECASE,
@@ -152,16 +152,22 @@ def _weight(error: BaseException) -> FailureKind:
     return max(map(_own_weight, _chain(error)))
 
 
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those that it was raised from, or while they were handled."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
+
+
 def _own_weight(error: BaseException) -> FailureKind:
     if isinstance(error, ConnectionError):
         return FailureKind.NETWORK
-    if any(kind.__name__ == "DistError" for kind in type(error).__mro__):
-        return FailureKind.ECHO
+    of_torch = any(kind.__name__ == "DistError" for kind in type(error).__mro__)
     text = "".join(map(str, error.args)) if isinstance(error, RuntimeError) else ""
-    return FailureKind.ECHO if _ECHO.search(text) else FailureKind.PRIMARY
-
-
-_ASKED_COUNTS = 120.0  # what fails so long after the launcher's signal fails for a reason of its own
+    return FailureKind.SECONDARY if of_torch or _SECONDARY.search(text) else FailureKind.PRIMARY
 
 
 @dataclass
@@ -177,48 +183,104 @@ class FailureRecorder:
     node: str
     dump: StackDump
     log: Path | None
-    _asked: tuple[int, float] | None = None
-    _oom_kills: int = field(default_factory=memory.oom_kills)
+    _signal: int = 0  # the launcher's last one that ends a run
+    _signalled_at: float = 0.0
+    _oom_kills: int = field(default_factory=oom_kills)
 
-    def asked(self, now: float) -> int:
+    def ending_signal(self, now: float) -> int:
         """The number of the signal with which the launcher has asked this run to end; 0 for none, or long ago."""
-        return self._asked[0] if self._asked and now < self._asked[1] + _ASKED_COUNTS else 0
+        return self._signal if now < self._signalled_at + _SIGNAL_COUNTS_FOR else 0
 
-    def ask(self, number: int, now: float) -> None:
+    def note_ending_signal(self, number: int, now: float) -> None:
         """The launcher has sent a signal that ends a run."""
-        self._asked = (number, now)
+        self._signal, self._signalled_at = number, now
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
         """Of a worker that ended without a word, by its exit code or minus its signal."""
-        killed = status == -signal.SIGKILL and memory.oom_kills() > self._oom_kills
+        killed = status == -signal.SIGKILL and oom_kills() > self._oom_kills
         hint = "out of memory" if killed else "core dumped" if dumped_core else ""
         cause, trace, weight = of_status(status, self.dump.read(), hint)
-        return self.of(cause, status if status >= 0 else 128 - status, now, weight, trace)
+        return self.of(cause, status if status >= 0 else 128 - status, now, weight=weight, trace=trace)
 
-    def of_message(self, told: Mapping[str, Any], now: float) -> Failure:
+    def of_message(self, message: Mapping[str, Any], now: float) -> Failure:
         """Of a worker that has told of its exception."""
-        weight, trace, shown = FailureKind(told["weight"]), told["traceback"], told["shown"]
-        return self.of(told["cause"], told["exit_code"], now, weight, trace, shown=shown)
+        how = {"weight": FailureKind(message["weight"]), "trace": message["traceback"], "shown": message["shown"]}
+        return self.of(message["cause"], message["exit_code"], now, **how)
 
     def of(
         self,
         cause: str,
         code: int,
         now: float,
+        *,
         weight: FailureKind = FailureKind.PRIMARY,
         trace: str = "",
-        *,
         shown: bool = False,
     ) -> Failure:
-        """Of anything."""
-        asked = self.asked(now)
-        if asked and weight is not FailureKind.STOPPED:
-            own = f"; then {cause}" if trace and code != 128 + asked else ""
-            cause = f"{by_launcher(asked)}{own}"
-            weight, trace = FailureKind.ASKED, trace if own else ""
+        """Of anything; after the launcher's signal that is the cause."""
+        number = self.ending_signal(now)
+        if number and weight is not FailureKind.STOPPED:
+            own = f"; then {cause}" if trace and code != 128 + number else ""
+            cause = f"{by_launcher(number)}{own}"
+            weight, trace = FailureKind.SIGNALLED, trace if own else ""
         return Failure(self.rank, self.node, cause, code, weight, trace, time_of_day(), shown)
 
     def write(self, failure: Failure) -> None:
         """Its traceback goes to the rank's log unless it has been shown; only when the others have been told."""
         if self.log and failure.traceback and not failure.shown:
-            failure_files.write(self.log, failure.traceback.rstrip("\n") + "\n")
+            start_writer(self.log, failure.traceback.rstrip("\n") + "\n")
+
+
+FILE_EXISTS = 3  # the exit code of a writer where a new file was wanted
+_WRITTEN_WITHIN = 2.0
+_POLL = 0.005
+_writers: list[int] = []
+
+
+def start_writer(path: Path, text: str, *, new: bool = False) -> int:
+    """Start to append to a file, or to make a ``new`` one; returns the process that does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads: what they may hold is not needed there
+        pid = os.fork()
+    if pid:
+        _writers.append(pid)
+        return pid
+    code = 1
+    try:
+        # While it is held up, nobody is to wait for the end of a connection or of our output.
+        os.closerange(0, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_APPEND), 0o644)
+        os.write(opened, text.encode(errors="backslashreplace"))
+        code = 0
+    except FileExistsError:
+        code = FILE_EXISTS
+    finally:
+        os._exit(code)
+
+
+def wait_for_writer(pid: int, limit: float = _WRITTEN_WITHIN) -> int | None:
+    """The exit code of one; None where it has not ended in time, -1 where others have collected it."""
+    end = time.monotonic() + limit
+    with contextlib.suppress(ChildProcessError):
+        while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() >= end:
+                return None
+            time.sleep(_POLL)
+        return os.waitstatus_to_exitcode(found[1])
+    return -1
+
+
+def finish_writers() -> set[int]:
+    """Wait a moment for all that were started; returns those that have not ended, and need not be waited for."""
+    end = time.monotonic() + _WRITTEN_WITHIN
+    return {pid for pid in _writers if wait_for_writer(pid, end - time.monotonic()) is None}
+
+
+def rotate_previous(folder: Path) -> None:
+    """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the same folder."""
+    for number in itertools.count(1):
+        earlier = folder / f"failure.{number}.json"
+        if not earlier.exists():
+            with contextlib.suppress(OSError):
+                (folder / "failure.json").rename(earlier)
+            return

@@ -1,173 +1,124 @@
-"""The guard of every rank but rank 0: one line to rank 0's supervisor, which judges; here its verdict is obeyed."""
+"""The failure monitor of every rank but rank 0: it tells rank 0's supervisor what happens here, and obeys it."""
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from srunddp.supervisor.connection import LOST_AFTER, SupervisorConnection
+from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext
 from srunddp.supervisor.root_cause import LOST, RootCause, report_as_deputy
 
-PING_EVERY = 5.0
-_STARVED_FOR = 30.0
+_KILLED = "srunddp itself was killed"
 _WITNESS_WITHIN = 2.0
 _SOON = 0.1
 
 
-@dataclass(frozen=True)
-class RankContext:
-    """What a guard knows of its own rank.
+class Participant(FailureMonitor):
+    """The failure monitor of a rank above 0."""
 
-    Attributes:
-        rank, node: of this supervisor; nodes: of the ranks that it knows, rank 0's among them.
-        stall_timeout: seconds without a step; 0 for no limit.
-        step: how many steps the worker has made; stacks: asks it where it is.
-        link_is_up: whether this node's interface has a link.
-        folder: of the run's logs.
-        asked: the number of the launcher's signal that ends this run, at a time; 0 for none.
-        lost_after: seconds without an answer of another node's kernel, after which that node is lost.
-    """
-
-    rank: int
-    node: str
-    nodes: Mapping[int, str]
-    stall_timeout: float
-    step: Callable[[], int]
-    stacks: Callable[[], str]
-    link_is_up: Callable[[], bool]
-    folder: Path | None = None
-    lost_after: float = LOST_AFTER
-    asked: Callable[[float], int] = lambda _: 0
-
-    @property
-    def ping_every(self) -> float:
-        """Seconds between two pings, which also say how far this rank has come."""
-        return min(PING_EVERY, self.lost_after / 4, self.stall_timeout / 4 or PING_EVERY)
-
-    @property
-    def silent_after(self) -> float:
-        """Seconds without a ping, though the kernel answers, after which a supervisor is stopped or starved."""
-        return self.lost_after + _STARVED_FOR
-
-    @property
-    def starved(self) -> str:
-        """The cause then."""
-        return f"srunddp has been silent for {self.silent_after:g} s, stopped or starved"
-
-
-class Participant:
-    """The guard below rank 0.
-
-    Attributes:
-        verdict: once there is one, all leave with its code; released: the worker may end; finished: and so may we.
-    """
-
-    def __init__(self, post: RankContext, line: socket.socket) -> None:
-        self.verdict: RootCause | None = None
-        self.released = self._left = False
-        self._post = post
-        self._wire = SupervisorConnection(line, post.lost_after)
+    def __init__(self, context: RankContext, connection: SupervisorConnection) -> None:
+        super().__init__()
+        self._context = context
+        self._connection = connection
         self._failure: Failure | None = None
         self._deputy: Mapping[str, Any] = {}
         self._heard = self._pinged = 0.0
 
     @property
     def finished(self) -> bool:
-        """Whether the supervisor may leave: after a verdict when rank 0 ends the line, as a launcher then kills all."""
-        return (self._left and self._wire.sent) or (self.verdict is not None and not self._wire.open)
+        # After a failure when rank 0 closes: a launcher kills all at the first bad end.
+        return (self._left and self._connection.sent) or (self.root_cause is not None and not self._connection.open)
 
-    @property
-    def _is_through(self) -> bool:
-        return self._left or self.verdict is not None
+    def connections(self) -> Iterable[SupervisorConnection]:
+        return (self._connection,)
 
-    def lines(self) -> Iterable[socket.socket]:
-        """What to watch for :meth:`on_line`."""
-        return (self._wire.line,)
-
-    def on_line(self, _: socket.socket, now: float) -> bool:
-        """Read what rank 0 says; False when the line has ended."""
+    def on_readable(self, connection: SupervisorConnection, now: float) -> None:
         self._heard = now
-        for message in self._wire.read():
-            self._hear(message)
-        if not self._wire.open and not self._is_through:
-            self._on_end("srunddp itself was killed", now)
-        return self._wire.open
+        for message in connection.read():
+            self._on_message(message)
+        self._notice_end(now)
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _on_message(self, message: Mapping[str, Any]) -> None:
         if isinstance(message.get("verdict"), dict):
-            self.verdict = self.verdict or _told(message["verdict"])
+            self.root_cause = self.root_cause or _root_cause_of(message["verdict"])
         elif "stacks" in message:
-            self._wire.send({"stacks": self._post.stacks()})
+            self._connection.send({"stacks": self._context.stacks()})
         elif isinstance(message.get("deputy"), dict):
             self._deputy = message["deputy"]
 
     def fail(self, failure: Failure, now: float) -> None:
-        """This rank has failed; rank 0 is told and judges."""
         self._failure = self._failure or failure
-        self._wire.send({"failure": asdict(failure)})
-        if not self._wire.open and not self._is_through:
-            self._on_end("srunddp itself was killed", now)
+        self._connection.send({"failure": asdict(failure)})
+        self._notice_end(now)
 
     def done(self) -> None:
-        """The script is over, without an error. The worker need not wait: the store is rank 0's."""
-        # Before the worker's end: MPI_Finalize, which comes next, needs all ranks at once.
-        self._wire.send({"goodbye": True})
-        self.released = True
+        # The worker need not wait, as the store is rank 0's. MPI_Finalize, which comes next, needs all ranks at once.
+        super().done()
+        self._connection.send({"goodbye": True})
 
     def left(self) -> None:
-        """The worker has ended with 0."""
-        self._wire.send({"left": True})
-        self._left = True
+        super().left()
+        self._connection.send({"left": True})
 
     def ended(self) -> None:
-        """The worker has ended after the verdict."""
-        self._wire.send({"ended": True})
+        self._connection.send({"ended": True})
 
     def tick(self, now: float) -> float:
-        """Do what is due; returns the seconds until something is."""
         self._heard = self._heard or now  # nothing is expected before the first ping
-        if now - self._heard > self._post.silent_after and not self._is_through and not self.released:
-            self._on_end(self._post.starved, now, silent=True)
-        if not self._wire.open and not self._is_through:
-            self._on_end("srunddp itself was killed", now)
-        if now >= self._pinged + self._post.ping_every:
+        if now - self._heard > self._context.silent_after and self._needs_rank_zero and not self._done:
+            self._on_end(self._context.starved, now, silent=True)
+        self._notice_end(now)
+        if now >= self._pinged + self._context.ping_every:
             self._pinged = now
-            self._wire.send({"ping": self._post.step()})
-        return _SOON if self._left else self._pinged + self._post.ping_every - now
+            self._connection.send({"ping": self._context.step()})
+        return _SOON if self._left else self._pinged + self._context.ping_every - now
+
+    @property
+    def _needs_rank_zero(self) -> bool:
+        return not self._left and self.root_cause is None
+
+    def _notice_end(self, now: float) -> None:
+        if not self._connection.open and self._needs_rank_zero:
+            self._on_end(_KILLED, now)
 
     def _on_end(self, cause: str, now: float, *, silent: bool = False) -> None:
-        if self._post.asked(now) and not self._failure:
+        if self._context.asked(now) and not self._failure:
             return  # the launcher ends one node after the other, and the worker may have something to save
-        lost, self._wire.open = self._wire.lost or silent, False
-        if self._failure and not (lost and self._failure.weight is FailureKind.ECHO):
-            self.verdict = RootCause.of(self._failure)
-        elif lost:
-            ours = self._wire.lost and not self._connected
-            rank, node = (self._post.rank, self._post.node) if ours else (0, self._post.nodes[0])
-            cause = f"no answer for {self._post.lost_after:g} s" if self._wire.lost else cause
-            self.verdict = RootCause((rank,), node, cause, LOST, how="lost")
-        else:
-            self.verdict = RootCause((0,), self._post.nodes[0], cause, 137)
+        lost, self._connection.open = self._connection.lost or silent, False
+        self.root_cause = self._own_root_cause(cause, lost=lost)
         if self._is_to_speak(lost):
-            report_as_deputy(self.verdict, self._post.folder)
+            report_as_deputy(self.root_cause, self._context.folder)
+
+    def _own_root_cause(self, cause: str, *, lost: bool) -> RootCause:
+        """Without rank 0: this rank's own failure, else a lost node, rank 0's or ours, else rank 0's supervisor."""
+        context = self._context
+        if self._failure and not (lost and self._failure.weight is FailureKind.SECONDARY):
+            return RootCause.of(self._failure)
+        if not lost:
+            return RootCause((0,), context.nodes[0], cause, 137)
+        ours = self._connection.lost and not self._network_is_up
+        rank, node = (context.rank, context.node) if ours else (0, context.nodes[0])
+        if self._connection.lost:
+            cause = f"no answer for {context.lost_after:g} s"
+        return RootCause((rank,), node, cause, LOST, how="lost")
 
     def _is_to_speak(self, lost: bool) -> bool:
         """Where rank 0 is gone: the lowest rank left, that is one on another node when rank 0's node is gone."""
         if not lost:
             return bool(self._deputy.get("here"))
-        return bool(self._deputy.get("elsewhere")) and self._connected
+        return bool(self._deputy.get("elsewhere")) and self._network_is_up
 
     @cached_property
-    def _connected(self) -> bool:
-        """Whether the network is there from here: then rank 0's node is the one that is gone, and not ours."""
+    def _network_is_up(self) -> bool:
+        """Whether others can be reached from here: then rank 0's node is the one that is gone, and not ours."""
         witness = self._deputy.get("witness")
-        if not self._post.link_is_up():
+        if not self._context.link_is_up():
             return False
         if not witness:
             return True
@@ -182,10 +133,10 @@ class Participant:
         return True
 
 
-def _told(verdict: Mapping[str, Any]) -> RootCause | None:
-    """Rank 0's; None where it is garbage, and then the end of the line is what counts."""
+def _root_cause_of(message: Mapping[str, Any]) -> RootCause | None:
+    """What rank 0 has decided; None where it is garbage, and then the end of the connection is what counts."""
     try:
-        ranks, code = tuple(map(int, verdict["ranks"])), verdict["exit_code"]
+        ranks, code = tuple(map(int, message["ranks"])), message["exit_code"]
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     return RootCause(ranks, "", "", code) if type(code) is int and 0 < code < 256 else None

@@ -1,18 +1,15 @@
-"""Who failed first, said once: the cause, its traceback, and one line for all whom it took along."""
+"""The root cause: which failure came first. It is reported once, with its traceback and the ranks that end with it."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from srunddp.supervisor import failure_files
-from srunddp.supervisor.failure import Failure, FailureKind
-from srunddp.util.console import _PATIENCE, write_stderr
+from srunddp.supervisor.failure import FILE_EXISTS, Failure, FailureKind, start_writer, wait_for_writer
+from srunddp.util.console import PATIENCE, write_stderr
 from srunddp.util.hostlist import fold_ranks
 
 LOST = 69  # sysexits' EX_UNAVAILABLE, as of a RendezvousError
@@ -61,59 +58,63 @@ class RootCause:
 
 
 def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:
-    """The verdict upon these failures, in the order in which rank 0 heard of them.
+    """The root cause of these failures, in the order in which rank 0 heard of them.
 
     Args:
         failures: at least one.
         left: the nodes of the ranks whose script was over, without an error, before the first failure.
     """
-    # Those that agreed have all been waited for, and rank 0 knows best.
-    failure = min(
-        _causes(failures), key=lambda each: (each.weight, each.rank if each.weight is FailureKind.STOPPED else 0)
-    )
+    failure = min(_candidates(failures), key=_likelihood)
     others = tuple(replace(each, traceback="") for each in failures if each is not failure)
-    if failure.weight is not FailureKind.ECHO or not left:
+    if failure.weight is not FailureKind.SECONDARY or not left:
         return replace(RootCause.of(failure), victims=others)
-    # What the others miss is the rank that was through too early.
+    # What the others miss is the rank that left too early.
     rank = min(left)
     cause = (
         f"it left with exit code 0 while others still worked; then rank {failure.rank} on {failure.node} failed: "
         f"{failure.cause}"
     )
-    found = RootCause((rank,), left[rank], cause, failure.exit_code, traceback=failure.traceback, time=failure.time)
-    return replace(found, victims=(replace(failure, traceback=""), *others))
+    victims = (replace(failure, traceback=""), *others)
+    return replace(RootCause.of(failure), ranks=(rank,), node=left[rank], cause=cause, victims=victims, shown=False)
 
 
-def _causes(failures: Sequence[Failure]) -> Sequence[Failure]:
-    """Those that may be the cause: once the launcher has ended a rank, that is what its peers' errors tell of.
+# A signal of the launcher's reaches the nodes of a job one after the other: its first rank's peers fail for that. What
+# may still be the cause is then of another kind, by whether it was heard of before the signal or after it.
+_CAUSES_BEFORE_SIGNAL = {*FailureKind} - {FailureKind.SECONDARY}
+_CAUSES_AFTER_SIGNAL = {FailureKind.PRIMARY, FailureKind.STOPPED, FailureKind.SIGNALLED}
 
-    A signal reaches the nodes of a job one after the other.
-    """
-    asked = next((number for number, each in enumerate(failures) if each.weight is FailureKind.ASKED), len(failures))
-    if asked == len(failures):
+
+def _candidates(failures: Sequence[Failure]) -> Sequence[Failure]:
+    """Those that may be the cause."""
+    kinds = [each.weight for each in failures]
+    if FailureKind.SIGNALLED not in kinds:
         return failures
-    own = [each for each in failures[:asked] if each.weight is not FailureKind.ECHO]
-    return own + [
-        each for each in failures[asked:] if each.weight is FailureKind.PRIMARY or each.weight >= FailureKind.STOPPED
-    ]
+    first = kinds.index(FailureKind.SIGNALLED)
+    before = [each for each in failures[:first] if each.weight in _CAUSES_BEFORE_SIGNAL]
+    return before + [each for each in failures[first:] if each.weight in _CAUSES_AFTER_SIGNAL]
 
 
-def render(verdict: RootCause, others: Mapping[int, str]) -> str:
-    """The verdict as people read it.
+def _likelihood(failure: Failure) -> tuple[int, int]:
+    """The least is the likeliest; of equals the first. All that agreed to stop have been waited for: rank 0 speaks."""
+    return failure.weight, failure.rank if failure.weight is FailureKind.STOPPED else 0
+
+
+def render(found: RootCause, others: Mapping[int, str]) -> str:
+    """The root cause as people read it.
 
     Args:
         others: the nodes of the ranks that end with it.
     """
-    who = fold_ranks(verdict.ranks, dict.fromkeys(verdict.ranks, verdict.node))
-    if verdict.how == "ended":
-        lines = [f"srunddp: {verdict.cause} (exit code {verdict.exit_code})"]
+    who = fold_ranks(found.ranks, dict.fromkeys(found.ranks, found.node))
+    if found.how == "ended":
+        lines = [f"srunddp: {found.cause} (exit code {found.exit_code})"]
     else:
-        lines = [f"srunddp: {who} {verdict.how}: {verdict.cause} (exit code {verdict.exit_code})"]
-    if verdict.traceback:
-        lines.append(verdict.traceback.rstrip("\n"))
-    lines += [f"srunddp: {note}" for note in verdict.notes]
-    taken = [rank for rank in others if rank not in verdict.ranks]
-    if taken and verdict.how != "ended":
+        lines = [f"srunddp: {who} {found.how}: {found.cause} (exit code {found.exit_code})"]
+    if found.traceback:
+        lines.append(found.traceback.rstrip("\n"))
+    lines += [f"srunddp: {note}" for note in found.notes]
+    taken = [rank for rank in others if rank not in found.ranks]
+    if taken and found.how != "ended":
         lines.append(f"srunddp: ended with it: {folded(taken, others)}")
     return "\n".join(lines) + "\n"
 
@@ -124,57 +125,47 @@ def folded(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:
     return fold_ranks(ranks, nodes) if len(where) <= _NODES_NAMED else f"{len(ranks)} ranks on {len(where)} nodes"
 
 
-def report(verdict: RootCause, others: Mapping[int, str]) -> None:
+def report(found: RootCause, others: Mapping[int, str]) -> None:
     """Say it once on standard error.
 
     Args:
         others: the nodes of the ranks that end with it.
     """
-    if not verdict.shown:
-        write_stderr(render(verdict, others))
+    if not found.shown:
+        write_stderr(render(found, others))
 
 
-def write(verdict: RootCause, others: Mapping[int, str], folder: Path | None) -> int | None:
-    """Start to write ``failure.json`` where there is a folder for logs; see :mod:`srunddp.supervisor.failure_files`."""
+def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> int | None:
+    """Start to write ``failure.json`` where there is a folder for logs; see :func:`start_writer`."""
     if folder is None:
         return None
-    return failure_files.write(folder / "failure.json", json.dumps(record(verdict, others), indent=2) + "\n", new=True)
+    return start_writer(folder / "failure.json", json.dumps(record(found, others), indent=2) + "\n", new=True)
 
 
-def report_as_deputy(verdict: RootCause, folder: Path | None) -> None:
-    """The same for rank 0, who is gone; where the file is there already, the verdict is another's."""
-    writer = write(verdict, {}, folder)
-    if writer is None or failure_files.wait(writer, _PATIENCE) != failure_files.IS_THERE:
-        report(verdict, {})
+def report_as_deputy(found: RootCause, folder: Path | None) -> None:
+    """The same for rank 0, who is gone; where the file is there already, another has done so."""
+    writer = write(found, {}, folder)
+    if writer is None or wait_for_writer(writer, PATIENCE) != FILE_EXISTS:
+        report(found, {})
 
 
-def record(verdict: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
-    """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the verdict."""
-    causes = {each.rank: each.cause for each in verdict.victims}
-    nodes = {each.rank: each.node for each in verdict.victims} | dict(others)
+def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
+    """What ``failure.json`` holds; of a victim the cause, where it had one of its own before the end of the run."""
+    causes = {each.rank: each.cause for each in found.victims}
+    nodes = {each.rank: each.node for each in found.victims} | dict(others)
     victims = [
         {"rank": rank, "node": node, "cause": causes.get(rank, "")}
         for rank, node in sorted(nodes.items())
-        if rank not in verdict.ranks
+        if rank not in found.ranks
     ]
     return {
-        "rank": verdict.ranks[0],
-        "ranks": list(verdict.ranks),
-        "node": verdict.node,
-        "time": verdict.time,
-        "exit_code": verdict.exit_code,
-        "cause": verdict.cause,
-        "traceback": verdict.traceback,
-        "notes": list(verdict.notes),
+        "rank": found.ranks[0],
+        "ranks": list(found.ranks),
+        "node": found.node,
+        "time": found.time,
+        "exit_code": found.exit_code,
+        "cause": found.cause,
+        "traceback": found.traceback,
+        "notes": list(found.notes),
         "victims": victims,
     }
-
-
-def rotate_previous(folder: Path) -> None:
-    """Rank 0, before its run can fail: rename the ``failure.json`` of an earlier attempt in the same folder."""
-    for number in itertools.count(1):
-        earlier = folder / f"failure.{number}.json"
-        if not earlier.exists():
-            with contextlib.suppress(OSError):
-                (folder / "failure.json").rename(earlier)
-            return

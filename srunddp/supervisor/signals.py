@@ -39,6 +39,7 @@ SET_CHILD_SUBREAPER = 36
 _SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _SIGINFO = struct.Struct("=IiiI112x")  # ssi_signo, ssi_errno, ssi_code, ssi_pid of signalfd_siginfo
 _FROM_KERNEL = 0x80
+_PIDFD_OPEN = 434  # Linux's number of this call, the same on all processors
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,10 +66,7 @@ def descriptor() -> int:
     _libc.sigemptyset(mask)
     for number in _WATCHED:
         _libc.sigaddset(mask, ctypes.c_int(number))
-    opened = _libc.signalfd(-1, mask, _SFD_NONBLOCK_CLOEXEC)
-    if opened < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(opened)
+    return _checked(_libc.signalfd(-1, mask, _SFD_NONBLOCK_CLOEXEC))
 
 
 def read(opened: int) -> list[Received]:
@@ -145,10 +143,10 @@ def _launcher(rank_variable: str) -> int:
     wanted, unreadable = rank_variable.encode() + b"=", 0
     for pid, name in _ancestors():
         try:
-            told = any(entry.startswith(wanted) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+            has_rank = any(entry.startswith(wanted) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
         except OSError:
-            told, unreadable = name not in _DAEMONS, unreadable or pid
-        if not told:
+            has_rank, unreadable = name not in _DAEMONS, unreadable or pid
+        if not has_rank:
             return pid
     return unreadable
 
@@ -200,3 +198,25 @@ def die_with_parent(parent: int) -> None:
     prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def pidfd_open(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends, also where this Python was built without the call.
+
+    Raises:
+        OSError: there is no such process, or the kernel has no such call.
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    return _checked(_libc.syscall(_PIDFD_OPEN, pid, 0))
+
+
+def _checked(result: int) -> int:
+    """What a call of C's library returned.
+
+    Raises:
+        OSError: it failed.
+    """
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result

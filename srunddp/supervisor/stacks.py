@@ -1,4 +1,4 @@
-"""Where a rank is: its Python stacks, written by faulthandler on a signal, which needs no GIL; and who is the odd one.
+"""Where a rank is: its Python stacks, which faulthandler writes on a signal without the GIL; and who blocks the others.
 
 The worker writes into memory that the supervisor reads, so that neither a full pipe nor a user's file is in the way,
 and what a crash leaves is there after the process has gone.
@@ -31,8 +31,8 @@ class StackDump:
         descriptor: of the file in that memory.
     """
 
-    def __init__(self) -> None:
-        self.descriptor = memory_file()
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = memory_file() if descriptor is None else descriptor
         self._read = 0
 
     def arm(self) -> None:
@@ -51,7 +51,7 @@ class StackDump:
         self._read += len(text)
         return _without_us(text.decode(errors="replace").strip())
 
-    def ask(self, worker: int) -> str:
+    def request(self, worker: int) -> str:
         """In the supervisor: the worker's stacks now; empty where it gives none within a second."""
         self.read()
         with contextlib.suppress(ProcessLookupError):

@@ -15,10 +15,9 @@ from srunddp.util.json_lines import parse
 
 STOPPED_FOR = 10.0
 KILL_AFTER = 1.0
-_LOOK_EVERY = 1.0  # at a stopped one: where we are stopped, too, no more than the wait counts, see Clock
-_GIVE_UP_AFTER = (
-    10.0  # it may have a GPU's memory to give back; a process in a kernel call that does not return cannot be killed
-)
+_LOOK_EVERY = 1.0  # at a stopped one: where we are stopped, too, no more than the wait counts, see ActiveClock
+# It may have a GPU's memory to give back. A process in a kernel call that does not return cannot be killed.
+_GIVE_UP_AFTER = 10.0
 
 
 @dataclass
@@ -40,7 +39,6 @@ class WorkerProcess:
     given_up: bool = False
     _stopped_by: int = 0
     _stopped_at: float = 0.0
-    _told: bool = False  # that it has been stopped for too long
     _kill_at: float | None = None
 
     @property
@@ -68,15 +66,15 @@ class WorkerProcess:
             self.dumped_core = os.WIFSIGNALED(status) and os.WCOREDUMP(status)
 
     def overdue(self, now: float) -> tuple[str, int] | None:
-        """The cause and exit code of one that has been stopped for too long."""
-        limit = self._stop_ends()
+        """The cause and exit code of one that has been stopped for too long, and is not being ended."""
+        limit = self._stop_ends_at
         if limit is None or self._kill_at is not None or now < limit:
             return None
-        self._told = True
         return f"stopped by {signal_name(self._stopped_by)} for {self.stop_limit:g} s", 128 + self._stopped_by
 
-    def _stop_ends(self) -> float | None:
-        if not self._stopped_by or self.stop_limit is None or self._told:
+    @property
+    def _stop_ends_at(self) -> float | None:
+        if not self._stopped_by or self.stop_limit is None:
             return None
         return self._stopped_at + self.stop_limit
 
@@ -101,8 +99,8 @@ class WorkerProcess:
                 self.send(signal.SIGKILL)
                 return self._kill_at + _GIVE_UP_AFTER - now
             return max(0.0, self._kill_at - now)
-        limit = self._stop_ends()
-        return None if limit is None else min(_LOOK_EVERY, max(0.0, limit - now))
+        limit = self._stop_ends_at
+        return min(_LOOK_EVERY, limit - now) if limit is not None and now < limit else None
 
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens where it has ended."""

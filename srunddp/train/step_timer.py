@@ -57,7 +57,7 @@ class StepTimer(ThroughputMeter):
         self._marks, self._clock = marks, time.perf_counter
         before = marks.read_steps()  # of a trainer before this one
         self._steps, self._samples, self._step_s, self._data_s, self._own_s, self._longest, self._epoch = before
-        self._looks = marks.looks
+        self._looks = marks.generation
         self._gpu = _Gpu() if device.type == "cuda" else None
         self._asked = self._arrived = self._since = self._clock()
         self._waited = 0.0
@@ -109,8 +109,8 @@ class StepTimer(ThroughputMeter):
         self._step_s += step
         self._data_s += data
         self._own_s += min(own, step)
-        if self._looks != self._marks.looks:
-            self._looks, self._longest = self._marks.looks, 0.0
+        if self._looks != self._marks.generation:
+            self._looks, self._longest = self._marks.generation, 0.0
         if step > self._longest:
             self._longest = step
         self._write()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-_PATIENCE = 0.5
+PATIENCE = 0.5
 
 
 def write_stderr(text: str) -> None:
@@ -18,7 +18,7 @@ def write_stderr(text: str) -> None:
     data = text.encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
         # Where nobody reads, that must not keep the others from ending.
-        while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], _PATIENCE)[1]:
+        while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], PATIENCE)[1]:
             data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.util.sysfs import text_of
+from srunddp.util.kernel_file import text_of
 
 _ROOT = Path("/sys/class/infiniband")
 

@@ -10,7 +10,7 @@ from tests.support.worlds import run
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_what_was_printed_is_there_exit_handlers_have_run_and_the_code_is_0(tmp_path: Path, size: int) -> None:
+def test_output_and_exit_handlers_are_as_without_it(tmp_path: Path, size: int) -> None:
     script = """
 import threading
 threading.Thread(target=lambda: (time.sleep(0.2), print("a thread's end"))).start()

@@ -12,9 +12,7 @@ import pytest
 from srunddp.report.locate import find
 from srunddp.run.cli import run
 from srunddp.util.click_types import MONITOR_SECONDS
-from tests.support.starting import python, slurm, write
-
-BIN = str(Path(__file__).resolve().parents[2] / "bin" / "srunddp")
+from tests.support.starting import slurm, srunddp, write
 
 
 @pytest.mark.parametrize(
@@ -28,7 +26,7 @@ BIN = str(Path(__file__).resolve().parents[2] / "bin" / "srunddp")
         (["train.py", "--monitor"], None, "train.py", ("--monitor",)),
     ],
 )
-def test_monitor_without_a_number_is_every_five_seconds_and_leaves_the_script_alone(
+def test_monitor_takes_no_word_of_the_script_s(
     words: list[str], seconds: float | None, script: str, arguments: tuple[str, ...]
 ) -> None:
     given = run.make_context("run", words).params
@@ -41,9 +39,9 @@ def test_what_is_no_number_of_seconds_is_refused(wrong: str) -> None:
         run.make_context("run", [f"--monitor={wrong}", "train.py"])
 
 
-def test_a_runs_files_say_how_it_went_from_its_process_to_its_exit_code(tmp_path: Path) -> None:
+def test_files_of_a_run_say_how_it_went(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "import srunddp\nfor _ in range(3): srunddp.heartbeat()\nraise SystemExit(7)")
-    done = python(BIN, "run", "--quiet", "--monitor", "train.py", "--epochs=2", folder=tmp_path)
+    done = srunddp("run", "--quiet", "--monitor", "train.py", "--epochs=2", folder=tmp_path)
     assert done.returncode == 7
     folder = tmp_path / "logs" / "run" / "monitor.0"
     (marks,) = folder.glob("*.rank0.marks.csv")
@@ -55,25 +53,25 @@ def test_a_runs_files_say_how_it_went_from_its_process_to_its_exit_code(tmp_path
     assert (told["world_size"], told["script"], told["seconds"]) == (1, ["train.py", "--epochs=2"], MONITOR_SECONDS)
 
 
-def test_tasks_of_an_array_that_run_without_srun_have_a_folder_each_which_the_report_finds(tmp_path: Path) -> None:
+def test_tasks_of_an_array_have_a_folder_each(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "")
     for job in ("4711", "4712"):
-        done = python(BIN, "run", "--quiet", "--monitor", "train.py", folder=tmp_path, SLURM_JOB_ID=job)
+        done = srunddp("run", "--quiet", "--monitor", "train.py", folder=tmp_path, SLURM_JOB_ID=job)
         assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("logs/*")) == ["4711", "4712"]
     place = find("4711", str(tmp_path / "logs"), None, lambda _: None)
     assert place.folder == tmp_path / "logs" / "4711" / "monitor.0"
 
 
-def test_the_description_of_an_earlier_run_in_the_same_folder_is_not_taken_for_that_of_one_that_fails(
+def test_an_earlier_run_s_description_is_not_left(
     tmp_path: Path,
 ) -> None:
     write(tmp_path / "train.py", "")
-    words = (BIN, "run", "--quiet", "--monitor", "--timeout=0.5", "train.py")
-    assert python(*words, folder=tmp_path, **slurm(0, 1)).returncode == 0
+    words = ("run", "--quiet", "--monitor", "--timeout=0.5", "train.py")
+    assert srunddp(*words, folder=tmp_path, **slurm(0, 1)).returncode == 0
     (told,) = tmp_path.glob("logs/*/monitor.0/run.json")
     assert json.loads(told.read_text())["world_size"] == 1
-    done = python(*words, folder=tmp_path, **slurm(0, 2))  # the other one never comes
+    done = srunddp(*words, folder=tmp_path, **slurm(0, 2))  # the other one never comes
     assert done.returncode not in (0, 78), done.stderr
     assert not told.exists()
 
@@ -81,7 +79,7 @@ def test_the_description_of_an_earlier_run_in_the_same_folder_is_not_taken_for_t
 def test_a_requeued_job_has_a_folder_for_each_start(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "")
     world = slurm(0, 1) | {"SLURM_RESTART_COUNT": "2"}
-    done = python(BIN, "run", "--quiet", "--monitor", "--monitor-dir=here", "train.py", folder=tmp_path, **world)
+    done = srunddp("run", "--quiet", "--monitor", "--monitor-dir=here", "train.py", folder=tmp_path, **world)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("here/*/*")
     assert folder.name == "monitor.2"
@@ -101,7 +99,7 @@ def test_a_requeued_job_has_a_folder_for_each_start(tmp_path: Path) -> None:
 def test_what_cannot_be_recorded_is_said_before_anything_starts(tmp_path: Path, words: list[str], message: str) -> None:
     write(tmp_path / "train.py", "print('started')")
     write(tmp_path / "file", "")
-    done = python(BIN, "run", *words, "train.py", folder=tmp_path)
+    done = srunddp("run", *words, "train.py", folder=tmp_path)
     assert (done.returncode, done.stdout) == (78, "")
     assert message in done.stderr
 
@@ -109,11 +107,11 @@ def test_what_cannot_be_recorded_is_said_before_anything_starts(tmp_path: Path, 
 def test_a_rank_that_alone_cannot_write_its_files_says_so_itself(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "")
     world = slurm(1, 2)
-    words = (BIN, "run", "--quiet", "--monitor", "--timeout=0.5", "train.py")
-    python(*words, folder=tmp_path, **world)
+    words = ("run", "--quiet", "--monitor", "--timeout=0.5", "train.py")
+    srunddp(*words, folder=tmp_path, **world)
     (file,) = tmp_path.glob("logs/*/monitor.0/*.rank1.steps.csv")
     file.unlink()
     os.mkfifo(file)
-    done = python(*words, folder=tmp_path, **world)
+    done = srunddp(*words, folder=tmp_path, **world)
     assert (done.returncode, done.stdout) == (78, "")
     assert f"--monitor: {file.relative_to(tmp_path)} cannot be written" in done.stderr

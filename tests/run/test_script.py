@@ -22,6 +22,7 @@ from tests.support.starting import (
     ended,
     python,
     read_line,
+    slurm,
     srunddp,
     started,
     until,
@@ -175,7 +176,7 @@ def test_what_a_script_left_for_its_end_is_done(tmp_path: Path) -> None:
     assert sorted(done.stdout.removeprefix("no newline").split("\n")) == ["", "atexit", "thread argument"]
 
 
-def test_output_comes_line_by_line_through_a_pipe_and_input_goes_in(tmp_path: Path) -> None:
+def test_output_comes_line_by_line_and_input_goes_in(tmp_path: Path) -> None:
     write(
         tmp_path / "train.py",
         "import sys\nprint('out')\nprint('error', file=sys.stderr)\nprint('heard', sys.stdin.readline().strip())\n",
@@ -274,17 +275,9 @@ while "end" not in heard:
 print("heard", *heard)
 raise SystemExit(5)
 """
-SLURM_OF_ONE = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_GTIDS": "0",
-}
 
 
-def test_a_signal_reaches_the_script_once_and_its_own_ending_counts(tmp_path: Path) -> None:
+def test_a_signal_reaches_the_script_once(tmp_path: Path) -> None:
     write(tmp_path / "train.py", COUNTS)
     with started("--quiet", "train.py", folder=tmp_path) as process:
         assert read_line(process) == "ready"
@@ -320,10 +313,10 @@ def test_a_signal_from_outside_a_container_reaches_the_script(tmp_path: Path) ->
         assert process.wait(LONG) == 5
 
 
-def test_a_signal_that_the_launcher_sends_to_all_reaches_the_script_once(tmp_path: Path) -> None:
+def test_a_launcher_s_signal_to_all_reaches_the_script_once(tmp_path: Path) -> None:
     """Slurm, Open MPI and Hydra signal the worker as well as the supervisor; we are their stand-in."""
     write(tmp_path / "train.py", COUNTS)
-    with started("--quiet", "train.py", folder=tmp_path, **SLURM_OF_ONE) as process:
+    with started("--quiet", "train.py", folder=tmp_path, **slurm(0, 1)) as process:
         assert read_line(process) == "ready"
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             os.killpg(process.pid, number)

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pynvml
 
-from srunddp.util import cuda_visible_devices as shared
 from srunddp.check import nvml
 from srunddp.monitor.sampler import gpu as gpu_of_sampler
+from srunddp.util import cuda_visible_devices as shared
 from tests.conftest import PROGRAMS
 
 FAKE = PROGRAMS / "nvml"

@@ -17,14 +17,14 @@ time.sleep(60)
 FIGURES = """
 import json, os, time
 from pathlib import Path
-from srunddp.monitor.sampler.cgroup import JobGroup, memory_limit
+from srunddp.util.cgroup import JobGroup, memory_limit
 groups = Path("/proc/self/cgroup").read_text()
 found = JobGroup.find(groups)
 before = found.cpu_seconds(), found.memory_bytes()
 held, end = bytearray(b"1") * (200 << 20), time.process_time() + 1.0
 while time.process_time() < end: pass
 after = found.cpu_seconds(), found.memory_bytes()
-print(json.dumps({"cpu": after[0] - before[0], "memory": after[1] - before[1], "limit": memory_limit(groups, {})}))
+print(json.dumps({"cpu": after[0] - before[0], "memory": after[1] - before[1], "limit": memory_limit(groups)}))
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,52 +12,49 @@ import pytest
 from srunddp.supervisor import clock
 from srunddp.supervisor.clock import ActiveClock
 
+PROGRAM = """
+import time; from srunddp.supervisor.clock import ActiveClock
+clock, began = ActiveClock(), time.monotonic()
+print('ready', flush=True)
+while time.monotonic() < began + 2.0:
+    time.sleep(0.1); clock.advance(0.1)
+print(clock.now)
+"""
+
 
 class Monotonic:
     """The kernel's clock, moved by hand."""
 
-    def __init__(self) -> None:
-        self.now = 5000.0
+    now = 5000.0
 
     def monotonic(self) -> float:
         return self.now
 
 
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Monotonic:
-    found = Monotonic()
-    monkeypatch.setattr(clock, "time", found)
-    return found
-
-
-def test_a_wait_counts_as_long_as_it_took(kernel: Monotonic) -> None:
+@pytest.mark.parametrize(
+    ("waits", "counted"),
+    [
+        ([(0.0, 2.0), (0.3, 2.0), (2.0, 2.0)], 2.3),
+        ([(3600.0, 5.0), (3600.0, 0.0)], 7.0),  # of a suspension a second counts at most
+    ],
+)
+def test_a_wait_counts_for_no_more_than_was_asked(
+    waits: list[tuple[float, float]], counted: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Monotonic()
+    monkeypatch.setattr(clock, "time", kernel)
     ours = ActiveClock()
-    for passed in (0.0, 0.3, 2.0):
+    for passed, asked in waits:
         kernel.now += passed
-        ours.advance(2.0)
-    assert ours.now == pytest.approx(2.3)
-
-
-def test_of_a_suspension_a_second_counts_at_most(kernel: Monotonic) -> None:
-    ours = ActiveClock()
-    kernel.now += 3600.0
-    assert ours.advance(5.0) == pytest.approx(6.0)
-    kernel.now += 3600.0
-    assert ours.advance(0.0) == pytest.approx(7.0)
+        ours.advance(asked)
+    assert ours.now == pytest.approx(counted)
 
 
 def test_a_process_that_was_stopped_has_not_lived_that_time() -> None:
-    program = (
-        "import time; from srunddp.supervisor.clock import ActiveClock\n"
-        "clock, began = ActiveClock(), time.monotonic()\n"
-        "print('ready', flush=True)\n"
-        "while time.monotonic() < began + 2.0:\n    time.sleep(0.1); clock.advance(0.1)\n"
-        "print(clock.now)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         process.stdout.readline()
-        os.kill(process.pid, signal.SIGSTOP)
+        process.send_signal(signal.SIGSTOP)
         time.sleep(2.0)
-        os.kill(process.pid, signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
         assert float(process.stdout.readline()) < 1.5

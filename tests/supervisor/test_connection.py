@@ -1,7 +1,8 @@
-"""A line tells messages, its end, and a loss; what the kernel of the other end answers is not the process's doing."""
+"""A connection tells messages, its end and its loss; the kernel's answers are not the process's doing."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
@@ -10,90 +11,114 @@ from collections.abc import Iterator
 import pytest
 
 from srunddp.supervisor.connection import SupervisorConnection
-from tests.support.socket_pairs import pair, told
+from tests.support.connections import pair
+from tests.support.starting import until
+
+Ends = tuple[SupervisorConnection, socket.socket]
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[SupervisorConnection, socket.socket]]:
+def ends() -> Iterator[Ends]:
     with pair() as (ours, theirs):
         yield SupervisorConnection(ours), theirs
 
 
-def test_messages_come_as_they_were_sent(ends: tuple[SupervisorConnection, socket.socket]) -> None:
-    wire, other = ends
-    wire.send({"ping": 1})
-    wire.send({"failure": {"cause": "ü\n\ud800"}})
-    assert told(other) == [{"ping": 1}, {"failure": {"cause": "ü\n\ud800"}}]
+def test_messages_arrive_as_they_were_sent(ends: Ends) -> None:
+    ours, far = ends[0], SupervisorConnection(ends[1])
+    sent = [{"ping": 1}, {"failure": {"cause": "ü\n\ud800"}}]
+    for message in sent:
+        ours.send(message)
+    arrived: list[object] = []
+    until(lambda: arrived.extend(far.read()) or len(arrived) == 2)
+    assert arrived == sent
 
 
-def test_what_comes_in_pieces_is_one_message_and_garbage_is_an_empty_one(
-    ends: tuple[SupervisorConnection, socket.socket],
-) -> None:
-    wire, other = ends
+def test_a_message_in_parts_is_one_and_garbage_an_empty_one(ends: Ends) -> None:
+    ours, other = ends
     other.sendall(b'{"ping"')
-    assert wire.read() == []
+    assert ours.read() == []
     other.sendall(b": 1}\nno json\n[1]\n\xff\xfe\n" + b"[" * 5000 + b"\n{")
-    assert wire.read() == [{"ping": 1}, {}, {}, {}, {}]
-    assert wire.open
+    assert ours.read() == [{"ping": 1}, {}, {}, {}, {}]
+    assert ours.open
 
 
-def test_reading_does_not_wait(ends: tuple[SupervisorConnection, socket.socket]) -> None:
+def test_a_message_that_the_kernel_takes_in_parts_arrives(ends: Ends) -> None:
+    ours, far = ends[0], SupervisorConnection(ends[1])
+    long = {"failure": "x" * 500_000}
+    ours.send(long)
+    found: list[object] = []
+
+    def arrived() -> bool:
+        ours.send({})
+        found.extend(far.read())
+        return long in found
+
+    until(arrived)
+
+
+def test_a_message_without_end_is_cut_off(ends: Ends) -> None:
+    ours, other = ends
+    other.setblocking(False)
+
+    def cut_off() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            other.send(b"x" * (1 << 16))
+        return ours.read() == [] and not ours.open
+
+    until(cut_off)
+
+
+def test_reading_does_not_wait(ends: Ends) -> None:
     assert ends[0].read() == []
     assert ends[0].open
 
 
-def test_a_line_that_was_closed_has_ended_and_is_not_lost(ends: tuple[SupervisorConnection, socket.socket]) -> None:
-    wire, other = ends
+def test_a_connection_that_was_closed_is_not_lost(ends: Ends) -> None:
+    ours, other = ends
     other.sendall(b'{"left": true}\n')
     other.close()
-    assert wire.read() == [{"left": True}], "what came before the end is heard"
-    wire.read()
-    assert (wire.open, wire.lost) == (False, False)
+    assert ours.read() == [{"left": True}], "what came before the end is heard"
+    ours.read()
+    assert (ours.open, ours.lost, ours.reset) == (False, False, False)
 
 
-def test_a_line_that_was_reset_has_ended_and_is_not_lost(ends: tuple[SupervisorConnection, socket.socket]) -> None:
-    wire, other = ends
+def test_a_connection_that_was_reset_is_not_lost(ends: Ends) -> None:
+    ours, other = ends
     other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     other.close()
-    wire.read()
-    assert (wire.open, wire.lost) == (False, False)
+    ours.read()
+    assert (ours.open, ours.lost, ours.reset) == (False, False, True)
+
+
+class Broken:
+    """A socket upon which the kernel says in one call that nobody answers, and afterwards that it has ended."""
+
+    def __init__(self, call: str, number: int) -> None:
+        self.call, self.number = call, number
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *_: None
+
+    def send(self, *_: object) -> int:
+        if self.call == "send":
+            raise OSError(self.number, "")
+        return 0
+
+    def recv(self, _: int) -> bytes:
+        if self.call == "recv":
+            raise OSError(self.number, "")
+        return b""
 
 
 @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETDOWN])
-def test_an_error_that_says_that_nobody_answers_is_a_loss(number: int) -> None:
-    class Silent:
-        def __getattr__(self, name: str) -> object:
-            return lambda *_: None
-
-        def recv(self, _: int) -> bytes:
-            raise OSError(number, "")
-
-    wire = SupervisorConnection(Silent())  # type: ignore[arg-type]
-    wire.read()
-    assert (wire.open, wire.lost) == (False, True)
+@pytest.mark.parametrize("call", ["send", "recv"])
+def test_an_error_that_says_that_nobody_answers_is_a_loss(call: str, number: int) -> None:
+    ours = SupervisorConnection(Broken(call, number))  # type: ignore[arg-type]
+    ours.send({"ping": 1})
+    ours.read()
+    assert (ours.open, ours.lost) == (False, True)
 
 
-def test_sending_does_not_wait_for_a_peer_that_does_not_read_and_is_no_error(
-    ends: tuple[SupervisorConnection, socket.socket],
-) -> None:
+def test_sending_does_not_wait_for_a_peer_that_does_not_read(ends: Ends) -> None:
     for _ in range(200):
         ends[0].send({"stacks": "x" * 60000})
-
-
-def test_what_the_kernel_said_when_we_sent_counts_when_the_line_ends() -> None:
-    """It says a loss once, to whatever is called first."""
-
-    class Lost:
-        def __getattr__(self, name: str) -> object:
-            return lambda *_: None
-
-        def send(self, *_: object) -> int:
-            raise OSError(errno.ETIMEDOUT, "")
-
-        def recv(self, _: int) -> bytes:
-            return b""
-
-    wire = SupervisorConnection(Lost())  # type: ignore[arg-type]
-    wire.send({"ping": 1})
-    wire.read()
-    assert (wire.open, wire.lost) == (False, True)

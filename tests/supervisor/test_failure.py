@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srunddp.supervisor.failure import Failure, FailureKind, of_exception, of_exit, of_status, shortened
+from srunddp.supervisor.failure import (
+    Failure,
+    FailureKind,
+    FailureRecorder,
+    of_exception,
+    of_exit,
+    of_status,
+    shortened,
+)
+from srunddp.supervisor.stacks import StackDump
 
-REAL = Failure(1, "node02", "ValueError: boom", 7, FailureKind.ECHO, "Traceback", "2026-01-01T00:00:00.000+00:00")
+REAL = Failure(1, "node02", "ValueError: boom", 7, FailureKind.SECONDARY, "Traceback", "2026-01-01T00:00:00.000+00:00")
 
 
 class DistError(RuntimeError):
@@ -56,12 +65,12 @@ def raised(error: BaseException) -> BaseException:
 
 @pytest.mark.parametrize("error", ECHOES, ids=str)
 def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseException) -> None:
-    assert of_exception(error, None)[2] is FailureKind.ECHO
+    assert of_exception(error, None)[2] is FailureKind.SECONDARY
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset"), BrokenPipeError(32, "Broken pipe")])
-def test_python_s_own_connection_errors_wait_for_a_cause_and_blame_nobody_else(error: OSError) -> None:
-    assert FailureKind.ABORTED < of_exception(error, None)[2] < FailureKind.ECHO
+def test_python_s_own_connection_errors_wait_for_a_cause(error: OSError) -> None:
+    assert FailureKind.ABORTED < of_exception(error, None)[2] < FailureKind.SECONDARY
 
 
 @pytest.mark.parametrize("error", CAUSES, ids=repr)
@@ -69,10 +78,10 @@ def test_any_other_error_is_a_cause(error: BaseException) -> None:
     assert of_exception(error, None)[2] is FailureKind.PRIMARY
 
 
-def test_what_is_raised_from_an_echo_or_while_one_is_handled_is_one() -> None:
+def test_what_is_raised_from_a_secondary_error_is_one() -> None:
     outer, other = ValueError("step 3"), ValueError("step 4")
     outer.__cause__, other.__context__ = ECHOES[0], ECHOES[0]
-    assert [of_exception(each, None)[2] for each in (outer, other)] == [FailureKind.ECHO, FailureKind.ECHO]
+    assert [of_exception(each, None)[2] for each in (outer, other)] == [FailureKind.SECONDARY, FailureKind.SECONDARY]
 
 
 def test_an_error_that_is_its_own_context_is_judged_all_the_same() -> None:
@@ -81,11 +90,11 @@ def test_an_error_that_is_its_own_context_is_judged_all_the_same() -> None:
     assert of_exception(first, None)[2] is FailureKind.PRIMARY
 
 
-def test_an_exit_in_the_handler_of_an_echo_is_one_and_any_other_is_a_cause() -> None:
+def test_an_exit_in_the_handler_of_a_secondary_error_is_one() -> None:
     end = SystemExit(1)
     assert of_exit(end, 1) == ("sys.exit(1)", "", FailureKind.PRIMARY)
     end.__context__ = ECHOES[0]
-    assert of_exit(end, 1)[2] is FailureKind.ECHO
+    assert of_exit(end, 1)[2] is FailureKind.SECONDARY
     end.__context__ = ValueError("no such file")
     assert of_exit(end, 1)[2] is FailureKind.PRIMARY
     assert of_exit(SystemExit("no data"), 1)[0] == "sys.exit(1): no data"
@@ -106,7 +115,7 @@ def test_a_process_that_a_signal_ended_is_a_cause_and_says_which(number: signal.
     assert cause == f"killed by {number.name}, out of memory"
 
 
-def test_an_abort_may_be_an_echo_and_a_signal_without_a_name_has_its_number() -> None:
+def test_an_abort_may_be_secondary_and_signals_have_names() -> None:
     assert of_status(-signal.SIGABRT, "")[2] is FailureKind.ABORTED
     assert of_status(-40, "")[0] == "killed by signal 40"
 
@@ -116,6 +125,13 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
     assert len(shortened(text)) < 20000
     assert shortened(text).startswith("begins")
     assert shortened(text).endswith("ends")
+
+
+def test_a_launcher_s_signal_is_the_cause_for_two_minutes() -> None:
+    recorder = FailureRecorder(1, "node02", StackDump(), None)
+    recorder.note_ending_signal(signal.SIGTERM, 100.0)
+    assert recorder.of("ValueError: boom", 1, 219.0).cause.startswith("the launcher ended the run with SIGTERM")
+    assert recorder.of("ValueError: boom", 1, 221.0).cause == "ValueError: boom"
 
 
 # What comes over a line.
@@ -138,7 +154,7 @@ def test_what_is_no_failure_is_refused_with_one_of_two_errors(message: object) -
 
 
 @given(st.sampled_from(sorted(asdict(REAL))), json_values)
-def test_a_failure_with_one_field_that_is_garbage_is_refused_or_sound(name: str, value: Any) -> None:
+def test_a_failure_with_one_garbage_field_is_refused_or_sound(name: str, value: Any) -> None:
     check({**asdict(REAL), name: value})
 
 

@@ -32,7 +32,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_all_hear_of_a_failure_while_the_logs_file_system_is_frozen(tmp_path: Path, disk: Path, rank: int) -> None:
+def test_all_hear_of_a_failure_while_the_logs_are_frozen(tmp_path: Path, disk: Path, rank: int) -> None:
     script = f"if RANK == {rank}:\n    wait_for('frozen')\n    raise OSError('Stale file handle')\nrest()"
     with world(tmp_path, script, "--log-dir", str(disk)) as it:
         it.workers()

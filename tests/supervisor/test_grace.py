@@ -33,7 +33,7 @@ def like_slurm(folder: Path, script: str, *options: str) -> tuple[Ended, float]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_failed_rank_s_exit_handlers_end_and_nobody_leaves_before(tmp_path: Path, rank: int) -> None:
+def test_a_failed_rank_s_exit_handlers_end_first(tmp_path: Path, rank: int) -> None:
     ended, _ = like_slurm(tmp_path, FAILS.format(rank=rank))
     named(ended, rank, 1, "ValueError: boom")
     assert [(tmp_path / f"uploaded.{each}").exists() for each in range(SIZE)] == [each == rank for each in range(SIZE)]

@@ -70,7 +70,7 @@ def test_the_processes_of_all_ranks_end_with_the_world(tmp_path: Path) -> None:
     assert [is_gone(pid) for rank in range(3) for pid in pids(tmp_path, rank)] == [True] * 12
 
 
-def test_what_python_forked_ends_also_where_the_supervisor_was_killed(tmp_path: Path) -> None:
+def test_what_python_forked_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
     with world(tmp_path, f"{FAMILY}\nrest()", size=1) as it:
         until(lambda: it.has_said("all.0"))
         family = dict(zip(NAMES, pids(tmp_path, 0), strict=True))
@@ -100,12 +100,12 @@ os._exit(0)
 """
 
 
-def test_what_python_forked_ends_also_where_its_parent_was_gone_before_it_came_to_run(tmp_path: Path) -> None:
+def test_a_fork_ends_whose_parent_was_gone_before_it_ran(tmp_path: Path) -> None:
     done = python("-c", LATE, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_only_what_the_main_thread_forks_has_a_signal_for_its_parent_s_death(tmp_path: Path) -> None:
+def test_only_forks_of_the_main_thread_have_a_death_signal(tmp_path: Path) -> None:
     script = f"""{DEATH_SIGNAL}
 forks("child", lambda: forks("grandchild"))
 thread = threading.Thread(target=forks, args=("of_thread",))
@@ -135,7 +135,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert run(tmp_path, script, size=1).codes == [7]
 
 
-def test_a_process_that_leaves_its_parent_on_purpose_lives_as_long_as_the_script(tmp_path: Path) -> None:
+def test_a_daemon_of_the_script_lives_as_long_as_it(tmp_path: Path) -> None:
     script = f"{FAMILY}\nsay('alive', all(not is_gone(Path(f'{{name}}.0').read_text()) for name in names))"
     assert run(tmp_path, script, size=1).codes == [0]
     assert (tmp_path / "alive.0").read_text() == "True"

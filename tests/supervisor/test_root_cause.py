@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor import failure_files
-from srunddp.supervisor.failure import Failure, FailureKind
+from srunddp.supervisor.failure import Failure, FailureKind, finish_writers, rotate_previous
+from srunddp.supervisor.failure_monitor import SingleProcess
 from srunddp.supervisor.root_cause import (
     RootCause,
     find_root_cause,
@@ -19,17 +19,16 @@ from srunddp.supervisor.root_cause import (
     render,
     report,
     report_as_deputy,
-    rotate_previous,
     write,
 )
 
 BOOM = Failure(1, "node02", "ValueError: boom", 7, traceback="Traceback (most recent call last):\nValueError: boom\n")
-ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.ECHO, "a victim's traceback")
+ECHO = Failure(2, "node03", "RuntimeError: Broken pipe", 1, FailureKind.SECONDARY, "a victim's traceback")
 ABORT = Failure(3, "node04", "killed by SIGABRT", 134, FailureKind.ABORTED)
 NODES = {0: "node01", 1: "node02", 2: "node03", 3: "node04"}
 
 
-def test_of_causes_the_first_to_arrive_is_the_verdict_and_no_clock_counts() -> None:
+def test_the_first_cause_to_arrive_counts_and_no_clock() -> None:
     early = replace(BOOM, rank=2, node="node03", exit_code=9, time="2020-01-01T00:00:00.000+00:00")
     found = find_root_cause([replace(BOOM, time="2026-01-01T00:00:00.000+00:00"), early], {})
     assert (found.ranks, found.exit_code) == ((1,), 7)
@@ -41,21 +40,21 @@ def test_a_cause_outweighs_an_abort_and_an_abort_an_echo(failures: list[Failure]
     assert find_root_cause([each for each in failures if each is not BOOM], {}).ranks == (3,)
 
 
-def test_of_ranks_that_agreed_to_end_the_lowest_speaks_whoever_was_heard_first() -> None:
+def test_of_ranks_that_agreed_to_stop_the_lowest_speaks() -> None:
     stopped = [replace(BOOM, rank=rank, weight=FailureKind.STOPPED, traceback="") for rank in (2, 0, 1)]
-    asked = replace(BOOM, rank=3, weight=FailureKind.ASKED)
+    asked = replace(BOOM, rank=3, weight=FailureKind.SIGNALLED)
     assert find_root_cause([asked, *stopped], {}).ranks == (0,)
     assert find_root_cause([asked, *stopped], {}).how == "ended"
     assert find_root_cause([*stopped, ECHO], {}).ranks == (2,)
 
 
-@pytest.mark.parametrize("weight", [FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.ECHO])
+@pytest.mark.parametrize("weight", [FailureKind.ABORTED, FailureKind.NETWORK, FailureKind.SECONDARY])
 def test_errors_after_the_launcher_s_signal_are_its_echo(weight: FailureKind) -> None:
-    asked, peer = replace(BOOM, exit_code=143, weight=FailureKind.ASKED), replace(ECHO, weight=weight)
+    asked, peer = replace(BOOM, exit_code=143, weight=FailureKind.SIGNALLED), replace(ECHO, weight=weight)
     assert find_root_cause([asked, peer], {}).exit_code == 143
     assert find_root_cause([asked, peer], {}).how == "ended"
     # An echo may also be heard before what it is of; an abort of one's own that came first is none.
-    assert find_root_cause([peer, asked], {}).exit_code == (143 if weight is FailureKind.ECHO else 1)
+    assert find_root_cause([peer, asked], {}).exit_code == (143 if weight is FailureKind.SECONDARY else 1)
     assert find_root_cause([asked, peer, replace(BOOM, rank=3)], {}).exit_code == 7
 
 
@@ -65,7 +64,7 @@ def test_the_verdict_holds_no_traceback_of_a_victim() -> None:
     assert [(each.rank, each.traceback) for each in found.victims] == [(2, "")]
 
 
-def test_only_where_the_others_miss_it_a_rank_that_left_with_0_is_the_culprit() -> None:
+def test_a_rank_that_left_is_the_cause_where_others_miss_it() -> None:
     left = {0: "node01"}
     assert find_root_cause([BOOM], left).ranks == (1,)
     assert find_root_cause([ABORT], left).ranks == (3,)
@@ -88,7 +87,7 @@ def test_thousands_of_victims_are_one_line() -> None:
 
 
 def test_the_launcher_s_signal_blames_no_rank() -> None:
-    asked = replace(BOOM, cause="the launcher ended the run with SIGTERM", exit_code=143, weight=FailureKind.ASKED)
+    asked = replace(BOOM, cause="the launcher ended the run with SIGTERM", exit_code=143, weight=FailureKind.SIGNALLED)
     said = render(RootCause.of(replace(asked, traceback="")), NODES)
     assert said == "srunddp: the launcher ended the run with SIGTERM (exit code 143)\n"
 
@@ -111,14 +110,12 @@ def test_of_many_deputies_that_announce_at_once_one_is_heard(tmp_path: Path, cap
     assert json.loads((tmp_path / "failure.json").read_text())["exit_code"] == 7
 
 
-def test_a_folder_that_cannot_be_written_does_not_keep_the_verdict_back(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_written_holds_nothing_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     report_as_deputy(RootCause.of(BOOM), tmp_path / "nowhere")
     assert "rank 1 on node02 failed" in capfd.readouterr().err
 
 
-def test_a_reader_that_does_not_read_holds_the_verdict_up_for_half_a_second_at_most(
+def test_a_reader_that_does_not_read_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read, end = os.pipe()
@@ -144,10 +141,19 @@ def test_earlier_attempts_are_counted_and_none_is_lost(tmp_path: Path) -> None:
     for attempt in range(3):
         rotate_previous(tmp_path)
         write(RootCause.of(replace(BOOM, cause=f"attempt {attempt}")), NODES, tmp_path)
-        assert failure_files.finish() == set()
+        assert finish_writers() == set()
     names = ("failure.1.json", "failure.2.json", "failure.json")
     assert [json.loads((tmp_path / name).read_text())["cause"] for name in names] == [
         "attempt 0",
         "attempt 1",
         "attempt 2",
     ]
+
+
+@pytest.mark.parametrize(("code", "said"), [(137, True), (1, False)])
+def test_a_single_process_says_what_python_does_not(code: int, said: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    monitor = SingleProcess(None)
+    assert (monitor.released, monitor.finished, monitor.root_cause) == (False, False, None)
+    monitor.fail(Failure(0, "node01", "killed by SIGKILL", code), 1.0)
+    assert monitor.finished
+    assert ("killed by SIGKILL" in capfd.readouterr().err) == said

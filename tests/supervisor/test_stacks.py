@@ -50,7 +50,7 @@ def test_a_stack_is_shown_as_python_shows_one() -> None:
     ]
 
 
-def test_ranks_at_one_place_are_one_group_and_the_largest_comes_first() -> None:
+def test_ranks_in_one_frame_are_a_group_the_largest_first() -> None:
     texts = {0: LOAD_BATCH, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: ""}
     assert groups(texts) == {
         "all_reduce (distributed_c10d.py:3252)": [1, 2],
@@ -60,7 +60,7 @@ def test_ranks_at_one_place_are_one_group_and_the_largest_comes_first() -> None:
 
 
 @pytest.mark.parametrize(("text", "waiting"), [(ALL_REDUCE, True), (BACKWARD, True), (LOAD_BATCH, False), ("", False)])
-def test_who_is_in_a_collective_or_a_backward_pass_waits_for_others(text: str, waiting: bool) -> None:
+def test_a_rank_in_a_collective_or_backward_pass_waits(text: str, waiting: bool) -> None:
     assert is_waiting(main_stack(text)) == waiting
 
 
@@ -94,8 +94,7 @@ def test_the_odd_one_is_the_rank_that_the_others_wait_for(
 ARMED = """
 import os, signal, sys, time
 from srunddp.supervisor.stacks import StackDump
-dump = StackDump.__new__(StackDump)
-dump.descriptor, dump._read = int(sys.argv[1]), 0
+dump = StackDump(int(sys.argv[1]))
 dump.arm()
 print("ready", flush=True)
 def deep():
@@ -125,11 +124,11 @@ def in_call(process: subprocess.Popen[str]) -> bool:
 
 
 @pytest.mark.parametrize("how", ["wait", "hold"])
-def test_a_process_is_asked_where_it_is_and_need_not_give_the_gil(how: str) -> None:
+def test_a_stack_is_had_without_the_gil(how: str) -> None:
     dump = StackDump()
     with armed(dump, how) as process:
         until(lambda: in_call(process))
-        stack = main_stack(dump.ask(process.pid))
+        stack = main_stack(dump.request(process.pid))
         process.kill()
     functions = [frame.function for frame in stack]
     assert functions == (["deep", "load_batch", "<module>"] if how == "wait" else ["<module>"])
@@ -148,7 +147,7 @@ def test_what_a_crash_leaves_is_there_when_the_process_has_gone() -> None:
 def test_a_process_that_does_not_answer_has_no_stack() -> None:
     with subprocess.Popen(["env", "--ignore-signal", "sleep", "60"]) as process:
         process.send_signal(signal.SIGSTOP)
-        assert StackDump().ask(process.pid) == ""
+        assert StackDump().request(process.pid) == ""
         process.kill()
 
 

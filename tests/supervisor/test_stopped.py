@@ -62,9 +62,7 @@ def scontrol(folder: Path, body: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("rank", "whom"), [(0, "worker"), (2, "worker"), (1, "supervisor")])
-def test_one_signalled_rank_is_enough_and_where_slurm_cannot_be_told_all_leave_with_75(
-    tmp_path: Path, rank: int, whom: str
-) -> None:
+def test_one_signalled_rank_is_enough_to_leave_with_75(tmp_path: Path, rank: int, whom: str) -> None:
     with world(tmp_path, PREEMPTED, variables={"PATH": str(tmp_path)}) as it:
         workers = at_work(it)
         # Not by ourselves: we are their launcher, whose signals reach both.
@@ -75,7 +73,7 @@ def test_one_signalled_rank_is_enough_and_where_slurm_cannot_be_told_all_leave_w
     assert ended.errors[1:] == ["", ""]
 
 
-def test_a_scontrol_that_fails_is_called_once_and_the_reason_is_in_the_line(tmp_path: Path) -> None:
+def test_a_scontrol_that_fails_is_called_once(tmp_path: Path) -> None:
     with world(tmp_path, PREEMPTED, variables=scontrol(tmp_path, "echo nobody answers >&2; exit 1")) as it:
         it.send(signal.SIGUSR2, *at_work(it))
         ended = it.wait()
@@ -83,7 +81,7 @@ def test_a_scontrol_that_fails_is_called_once_and_the_reason_is_in_the_line(tmp_
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
 
 
-def test_after_a_requeue_all_wait_for_slurms_sigterm_which_scontrol_itself_does_not_hear(tmp_path: Path) -> None:
+def test_after_a_requeue_all_wait_for_slurm_s_sigterm(tmp_path: Path) -> None:
     """It goes to every process of the step, scontrol too, before that has its answer."""
     with world(tmp_path, PREEMPTED, variables=scontrol(tmp_path, "kill -TERM $$ $PPID")) as it:
         workers = at_work(it)
@@ -98,7 +96,7 @@ def test_after_a_requeue_all_wait_for_slurms_sigterm_which_scontrol_itself_does_
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
 
 
-def test_where_a_sigterm_ends_scontrol_before_its_answer_the_job_is_left_to_slurm(tmp_path: Path) -> None:
+def test_a_scontrol_that_is_ended_leaves_the_job_to_slurm(tmp_path: Path) -> None:
     """It may be requeued by now, or cancelled: a job script that requeues upon 75 must not do so."""
     body = (
         "import os, signal; signal.pthread_sigmask(signal.SIG_UNBLOCK, [15]); os.kill(os.getppid(), 15); os.kill(0, 15)"
@@ -119,14 +117,14 @@ def of_all(folder: Path, number: int, script: str = PREEMPTED) -> Ended:
         return launcher.wait()
 
 
-def test_upon_the_launchers_sigterm_all_leave_with_143_and_nothing_is_requeued(tmp_path: Path) -> None:
+def test_upon_the_launcher_s_sigterm_all_leave_with_143(tmp_path: Path) -> None:
     ended = of_all(tmp_path, signal.SIGTERM)
     assert ended.codes == [143] * SIZE, ended.text
     assert stopped(ended.text, LEFT, 143) == checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("late", [0, 2])
-def test_a_rank_that_has_stopped_waits_for_one_that_is_still_saving(tmp_path: Path, late: int) -> None:
+def test_a_stopped_rank_waits_for_one_that_is_saving(tmp_path: Path, late: int) -> None:
     """Its word ends nobody, and rank 0, which hosts the store, stays until all have stopped."""
     script = PREEMPTED.replace("preempted.main(Path())", "try: preempted.main(Path())\nfinally:")
     script += f"    say('saving')\n    if RANK == {late}: wait_for('go')\n"
@@ -142,11 +140,11 @@ def test_a_rank_that_has_stopped_waits_for_one_that_is_still_saving(tmp_path: Pa
     stopped(ended.text, LEFT, 143)
 
 
-def test_a_worker_that_is_ended_for_a_verdict_knows_that_one_stands(tmp_path: Path) -> None:
+def test_a_worker_knows_that_it_is_ended_for_another(tmp_path: Path) -> None:
     script = """
-from srunddp import telemetry as marks
-signal.signal(signal.SIGTERM, lambda *_: (say("condemned", marks.is_condemned()), os._exit(0)))
-say("set", marks.is_condemned())
+from srunddp import telemetry
+signal.signal(signal.SIGTERM, lambda *_: (say("ending", telemetry.is_terminating()), os._exit(0)))
+say("set", telemetry.is_terminating())
 wait_for(*(f"set.{rank}" for rank in range(SIZE)))
 if RANK == 1: raise ValueError("boom")
 rest()
@@ -154,7 +152,7 @@ rest()
     with world(tmp_path, script) as it:
         named(it.wait(), 1, 1, "ValueError: boom")
     for rank in (0, 2):
-        assert [(tmp_path / f"{when}.{rank}").read_text() for when in ("set", "condemned")] == ["False", "True"]
+        assert [(tmp_path / f"{when}.{rank}").read_text() for when in ("set", "ending")] == ["False", "True"]
 
 
 @pytest.mark.parametrize("guarded", [True, False])

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import PROGRAMS, ROOT
+from tests.support.starting import LONG, slurm, write
 
 SRUNDDP = str(ROOT / "bin" / "srunddp")
 COUNT = str(PROGRAMS / "count_signals.py")
 
 
 def start(*words: str, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        words, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(words, env={**os.environ, **variables}, text=True, **pipes)
 
 
 @pytest.mark.parametrize("how", ["relative", "slashes", "symlinked-python"])
-def test_no_spelling_of_the_environment_makes_the_launcher_start_itself_for_ever(tmp_path: Path, how: str) -> None:
-    (tmp_path / "train.py").write_text("import os, sys; print(sys.prefix, 'SRUNDDP_PYTHON' in os.environ)")
+def test_no_spelling_of_the_environment_starts_it_for_ever(tmp_path: Path, how: str) -> None:
+    script = write(tmp_path / "train.py", "import os, sys; print(sys.prefix, 'SRUNDDP_PYTHON' in os.environ)")
     active = {"relative": os.path.relpath(sys.prefix), "slashes": f"{sys.prefix}//"}.get(how, str(tmp_path / "view"))
     if how == "symlinked-python":
         (tmp_path / "view" / "bin").mkdir(parents=True)
         (tmp_path / "view" / "bin" / "python").symlink_to(Path(sys.prefix, "bin", "python"))
         (tmp_path / "view" / "bin" / "srunddp").symlink_to(SRUNDDP)
-    done = start(sys.executable, SRUNDDP, "--quiet", str(tmp_path / "train.py"), VIRTUAL_ENV=active)
-    output, errors = done.communicate(timeout=30)
+    done = start(sys.executable, SRUNDDP, "--quiet", str(script), VIRTUAL_ENV=active)
+    output, errors = done.communicate(timeout=LONG)
     if how == "symlinked-python":
         # Python takes this for no environment, so that the packages are not there; what counts is that it says so.
         assert done.returncode == 78
@@ -41,10 +41,10 @@ def test_no_spelling_of_the_environment_makes_the_launcher_start_itself_for_ever
         assert (done.returncode, output) == (0, f"{sys.prefix} False\n"), errors
 
 
-def test_the_end_of_the_script_is_seen_where_its_signal_was_ignored(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("raise SystemExit(5)")
-    done = start("bash", "-c", f"trap '' CHLD; exec {SRUNDDP} --quiet {tmp_path / 'train.py'}")
-    done.communicate(timeout=30)
+def test_the_script_s_end_is_seen_where_sigchld_was_ignored(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", "raise SystemExit(5)")
+    done = start("bash", "-c", f"trap '' CHLD; exec {SRUNDDP} --quiet {script}")
+    done.communicate(timeout=LONG)
     assert done.returncode == 5
 
 
@@ -59,61 +59,27 @@ def test_a_wrapper_below_the_launcher_can_end_the_script() -> None:
         "child.terminate()\n"
         "print(child.wait(20))\n"
     )
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-    done = start(sys.executable, "-c", wrapper, **step, SLURM_STEP_NUM_TASKS="1", SLURM_STEP_NODELIST="localhost")
-    output, errors = done.communicate(timeout=180)
+    done = start(sys.executable, "-c", wrapper, **slurm(0, 1))
+    output, errors = done.communicate(timeout=LONG)
     assert output.splitlines() == ["signal 1", "143"], errors
 
 
-@pytest.mark.parametrize("how", ["exception", "exit"])
-def test_without_a_supervisor_an_early_end_of_rank_zero_ends_the_others(tmp_path: Path, how: str) -> None:
-    early = "raise RuntimeError('early')" if how == "exception" else "raise SystemExit(3)"
-    (tmp_path / "train.py").write_text(
+@pytest.mark.parametrize("end", ["raise RuntimeError('early')", "raise SystemExit(3)"])
+def test_without_a_supervisor_rank_zero_s_end_ends_the_others(tmp_path: Path, end: str) -> None:
+    script = write(
+        tmp_path / "train.py",
         "import torch, torch.distributed as dist, srunddp\n"
         "world = srunddp.init()\n"
-        f"if world.rank == 0: {early}\n"
-        "dist.all_reduce(torch.ones(1))\n"
+        f"if world.rank == 0: {end}\n"
+        "dist.all_reduce(torch.ones(1))\n",
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        start(sys.executable, str(tmp_path / "train.py"), **common, RANK=rank, LOCAL_RANK=rank, PYTHONPATH=str(ROOT))
-        for rank in ("0", "1")
-    ]
+    common |= {"PYTHONPATH": str(ROOT)}
+    ranks = [start(sys.executable, str(script), **common, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
     for rank in ranks:
-        rank.communicate(timeout=180)
-    assert ranks[0].returncode == (1 if how == "exception" else 3)
+        rank.communicate(timeout=LONG)
+    assert ranks[0].returncode == (3 if "3" in end else 1)
     assert ranks[1].returncode != 0
-
-
-def test_each_rank_with_an_interface_of_its_own_says_what_is_wrong_with_it(tmp_path: Path) -> None:
-    conf = tmp_path / "ifaces.conf"
-    conf.write_text('- nodes: "*"\n  interface: [lo, nope0]\n')
-    variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
-    (tmp_path / "train.py").write_text("pass")
-    done = start(SRUNDDP, "--timeout", "0.5", "--ifaces", str(conf), str(tmp_path / "train.py"), **variables)
-    _, errors = done.communicate(timeout=30)
-    assert done.returncode == 78
-    assert "interface nope0 is not there" in errors
-
-
-@pytest.mark.parametrize("module", ["json.nope", "concurrent"])
-def test_a_module_that_cannot_be_run_is_one_message(module: str) -> None:
-    done = start(SRUNDDP, "--quiet", "-m", module)
-    _, errors = done.communicate(timeout=30)
-    assert done.returncode == 78
-    assert "Traceback" not in errors
-    assert module in errors
-
-
-def test_the_worker_ends_with_its_supervisor() -> None:
-    run = start(SRUNDDP, "--quiet", COUNT)
-    assert run.stdout
-    assert run.stdout.readline() == "ready\n"
-    worker = int(Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()[0])
-    run.send_signal(signal.SIGKILL)
-    # The pipe closes when the last process that writes to it has ended.
-    assert run.communicate(timeout=30)[0] == ""
-    assert not Path(f"/proc/{worker}/cmdline").exists() or not Path(f"/proc/{worker}/cmdline").read_bytes()

@@ -1,4 +1,4 @@
-"""Thousands of lines to one guard: rank 0's real supervisor, and a few processes that play all other supervisors.
+"""Thousands of connections to rank 0's real supervisor, from a few processes that play all other supervisors.
 
 python -m tests.support.fake_ranks head LINES IDLE                  rank 0; after IDLE seconds it prints what it costs
 python -m tests.support.fake_ranks members PORT FIRST LAST CULPRIT  the ranks from FIRST to before LAST
@@ -21,7 +21,7 @@ from srunddp.supervisor import signals
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.coordinator import Coordinator
 from srunddp.supervisor.failure import Failure, FailureRecorder
-from srunddp.supervisor.participant import PING_EVERY, RankContext
+from srunddp.supervisor.failure_monitor import PING_EVERY, RankContext
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.supervisor import RendezvousOutcome, Supervisor
@@ -48,26 +48,49 @@ def head(count: int, idle: float) -> int:
         line, _ = listening.accept()
         lines[int(line.makefile().readline())] = line
     nodes = {rank: node(rank) for rank in range(count + 1)}
-    post = RankContext(0, node(0), nodes, 300.0, lambda: 1, lambda: "", lambda: True)
+    context = RankContext(
+        rank=0,
+        node=node(0),
+        nodes=nodes,
+        stall_timeout=300.0,
+        step=lambda: 1,
+        stacks=lambda: "",
+        link_is_up=lambda: True,
+    )
     worker = subprocess.Popen(["sleep", "600"])
     signals.block()
     ours, _theirs = pipe()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    guard = Coordinator(post, lines)
+    connections = {rank: SupervisorConnection(line) for rank, line in lines.items()}
+    monitor = Coordinator(context, connections)
     threading.Thread(target=report, args=(idle, before), daemon=True).start()
     return Supervisor(
-        report=FailureRecorder(0, node(0), StackDump(), None),
+        agent=Agent(monitor),
+        recorder=FailureRecorder(0, node(0), StackDump(), None),
         process=WorkerProcess(worker.pid),
         pipe=ours,
-        meet=lambda: RendezvousOutcome({}, guard),
-        interrupt=lambda *_: None,
-        told=lambda _: tell(ready=True),
-        condemn=lambda: None,
-        ended=lambda: None,
-        finish=lambda _: None,
         grace=0.0,
         launcher=Launcher(None),
     ).run()
+
+
+class Agent:
+    """Rank 0 has met the others already, and has neither a sampler nor output."""
+
+    def __init__(self, monitor: Coordinator) -> None:
+        self.monitor = monitor
+
+    def rendezvous(self) -> RendezvousOutcome:
+        return RendezvousOutcome({}, self.monitor)
+
+    def on_rendezvous(self, _: RendezvousOutcome) -> None:
+        tell(ready=True)
+
+    def announce_termination(self) -> None: ...
+
+    def stop_sampler(self) -> None: ...
+
+    def finish_output(self, _: float) -> None: ...
 
 
 def report(idle: float, before: int) -> None:
@@ -85,9 +108,10 @@ def members(port: int, first: int, last: int, culprit: int) -> None:
     allow_files()
     wires, selector = {}, selectors.DefaultSelector()
     for rank in range(first, last):
-        wires[rank] = SupervisorConnection(socket.create_connection(("127.0.0.1", port)))
-        wires[rank].line.send(f"{rank}\n".encode())
-        selector.register(wires[rank].line, selectors.EVENT_READ, wires[rank])
+        line = socket.create_connection(("127.0.0.1", port))
+        line.send(f"{rank}\n".encode())
+        wires[rank] = SupervisorConnection(line)
+        selector.register(line, selectors.EVENT_READ, wires[rank])
     selector.register(sys.stdin, selectors.EVENT_READ)
     codes: list[int] = []
     each, due = PING_EVERY / len(wires), iter(())
@@ -102,8 +126,8 @@ def members(port: int, first: int, last: int, culprit: int) -> None:
             told = [message["verdict"]["exit_code"] for message in key.data.read() if "verdict" in message]
             codes += told
             if told:
-                selector.unregister(key.data.line)
-                key.data.line.close()
+                selector.unregister(key.fileobj)
+                key.fileobj.close()
         # One after the other, as the ranks of a real job do.
         while time.monotonic() >= next_ping:
             rank = next(due, None)

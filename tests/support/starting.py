@@ -107,3 +107,15 @@ def slurm(rank: int, size: int = 2, /, **changes: str) -> dict[str, str]:
         "SLURMD_NODENAME": NODE,
     }
     return variables | changes
+
+
+def one_message(done: subprocess.CompletedProcess[str], code: int = 78) -> str:
+    """The single line that a wrong configuration comes to."""
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("srunddp: error: ")
+    assert done.stderr.count("\n") == 1
+    assert "; expected " in done.stderr
+    assert " -> " in done.stderr
+    return done.stderr.removeprefix("srunddp: error: ").rstrip()

@@ -167,7 +167,7 @@ def test_with_a_gpu_a_wish_for_data_at_the_end_of_an_epoch_is_no_step(monkeypatc
 
 
 def test_without_monitoring_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "_marks", TelemetryPage())
+    monkeypatch.setattr(telemetry, "_page", TelemetryPage())
     assert type(pace_of(torch.device("cpu"))) is ThroughputMeter
     steps = iter([1, 2])
     assert ThroughputMeter().arriving(steps) is steps

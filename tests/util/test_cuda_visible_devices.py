@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from srunddp.util.cuda_visible_devices import VisibleDevice, visible
 
 A, B = VisibleDevice(uuid="GPU-a", parent=""), VisibleDevice(uuid="GPU-b", parent="")

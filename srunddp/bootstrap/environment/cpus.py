@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.util.sysfs import text_of
+from srunddp.util.cgroup import cpu_quota
+from srunddp.util.kernel_file import text_of
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch heeds the first that is set
 
@@ -39,7 +40,7 @@ class Cpus:
 def usable() -> int:
     """CPUs of this process's affinity mask, or of its cgroups' quota where that is less; 0 for less than one."""
     allowed = len(os.sched_getaffinity(0))
-    return int(min(allowed, quota() or allowed))
+    return int(min(allowed, cpu_quota() or allowed))
 
 
 def mask() -> str:
@@ -102,37 +103,6 @@ def _of_mpirun(environ: Mapping[str, str], cpus: Cpus) -> list[str]:
         f"mpirun has bound this rank, and so its loader workers, to {cpus.allowed} of {there} CPUs; expected {there} "
         f"shared by {ranks} on this node -> mpirun --bind-to none"
     ]
-
-
-def quota(cgroups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """CPUs that the cgroups above this process leave it, as a container's ``--cpus=2`` does; None for any number."""
-    limits = []
-    for line in text_of(cgroups).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            limits += [_of_v2(folder) for folder in _upwards(root, path)]
-        elif "cpu" in controllers.split(","):
-            limits += [_of_v1(folder) for folder in _upwards(root / controllers, path)]
-    return min((limit for limit in limits if limit), default=None)
-
-
-def _upwards(root: Path, path: str) -> Iterator[Path]:
-    """A cgroup's folder and those above it. In a container its own is ``root``, whatever ``path`` says."""
-    folder = Path(path.lstrip("/"))
-    for part in (folder, *folder.parents):
-        yield root / part
-
-
-def _of_v2(folder: Path) -> float | None:
-    match text_of(folder / "cpu.max").split():
-        case [quota, period] if quota != "max":
-            return int(quota) / int(period)
-    return None
-
-
-def _of_v1(folder: Path) -> float | None:
-    quota, period = text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")
-    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from srunddp.bootstrap.environment.cpus import THREADS, Cpus, advice, quota
+from srunddp.bootstrap.environment.cpus import THREADS, Cpus, advice
 from srunddp.check.finding import (
     WARN,
     Check,
@@ -18,6 +18,7 @@ from srunddp.check.finding import (
     finding_about,
     split_message,
 )
+from srunddp.util.cgroup import cpu_quota
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def collect(context: CheckContext) -> CpuFacts:
     variable, threads = _threads(context.variables)
     return CpuFacts(
         mask=sorted(os.sched_getaffinity(0)),
-        quota=quota() or 0.0,
+        quota=cpu_quota() or 0.0,
         threads=threads,
         variable=variable,
         advice=advice(context.variables, Cpus.here()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from srunddp.util.cuda_visible_devices import (
@@ -73,8 +74,16 @@ class Gpu:
         self._questions = self._all(gpm, parent is not None, seconds) if handle is not None else []
 
     def _all(self, gpm: Gpm | None, is_instance: bool, seconds: float) -> list[Callable[[], dict[str, str]]]:
-        own = [self._utilization, self._memory, self._power, self._energy, self._temperature, self._sm_clock]
-        own += [self._memory_clock, self._throttled, self._nvlink]
+        nvml, handle = self._nvml, self._handle
+        figures: dict[str, Callable[[], object]] = {
+            "power_w": lambda: f"{nvml.nvmlDeviceGetPowerUsage(handle) / 1000:.3f}",
+            "energy_j": lambda: f"{nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000:.3f}",
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        }
+        own: list[Callable[[], dict[str, str]]] = [self._utilization, self._memory, self._throttled, self._nvlink]
+        own += [partial(_figure, field, ask) for field, ask in figures.items()]
         if gpm:
             return [*own, gpm.ask]
         # What a GPU's bus carries is not an instance's own.
@@ -108,23 +117,6 @@ class Gpu:
         )
         return {"memory_bytes": str(memory.used), "memory_limit_bytes": str(memory.total)}
 
-    def _power(self) -> dict[str, str]:
-        return {"power_w": f"{self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000:.3f}"}
-
-    def _energy(self) -> dict[str, str]:
-        return {"energy_j": f"{self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000:.3f}"}
-
-    def _temperature(self) -> dict[str, str]:
-        return {
-            "temperature_c": str(self._nvml.nvmlDeviceGetTemperature(self._handle, self._nvml.NVML_TEMPERATURE_GPU))
-        }
-
-    def _sm_clock(self) -> dict[str, str]:
-        return {"sm_clock_mhz": str(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))}
-
-    def _memory_clock(self) -> dict[str, str]:
-        return {"memory_clock_mhz": str(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_MEM))}
-
     def _throttled(self) -> dict[str, str]:
         reasons = self._first_known(
             lambda: self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
@@ -154,6 +146,10 @@ class Gpu:
             return newer()
         except (self._nvml.NVMLError_FunctionNotFound, AttributeError):  # of an older driver, of an older package
             return older()
+
+
+def _figure(field: str, ask: Callable[[], object]) -> dict[str, str]:
+    return {field: str(ask())}
 
 
 _MIB = 1 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import resource
 import select
 import socket
@@ -13,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.monitor.sampler import gpu, links, node, tasks
-from srunddp.monitor.sampler.csv_writer import CsvWriter, UnwritableError
+from srunddp.monitor.sampler import gpu, node, tasks
 
 _THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
 _THOROUGH_EVERY = 60.0  # seconds
@@ -45,23 +45,23 @@ class SamplerConfig:
     launcher: int | None
 
 
-def sample_until_told(site: SamplerConfig, end: socket.socket) -> None:
+def sample_until_closed(site: SamplerConfig, end: socket.socket) -> None:
     """Write samples at once and every ``site.seconds``, and a last one when the other side of ``end`` is closed.
 
     Raises:
         UnwritableError: a file cannot be written.
     """
     _allow_many_files()
-    samples = _Samples(site)
+    samples = Samples(site)
     gc.freeze()
-    told = select.poll()
-    told.register(end, select.POLLIN)
+    closed = select.poll()
+    closed.register(end, select.POLLIN)
     due = time.monotonic()
     while True:
         samples.take()
         now = time.monotonic()
         due += site.seconds * max(1, math.ceil((now - due) / site.seconds))
-        if told.poll(1000 * (due - now)):
+        if closed.poll(1000 * (due - now)):
             break
     samples.take(last=True)
 
@@ -73,8 +73,12 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class _Samples:
-    """The sources of a node and their files. What one of them stumbles over leaves the others as they are."""
+class Samples:
+    """The sources of a node and their files. What one of them stumbles over leaves the others as they are.
+
+    Raises:
+        UnwritableError: a file cannot be written.
+    """
 
     def __init__(self, site: SamplerConfig) -> None:
         self._site = site
@@ -82,17 +86,18 @@ class _Samples:
         self._tasks = tasks.Tasks(site.rank, site.supervisor, site.launcher, site.rank_variable)
         self._node = node.Node(self._tasks, site.interface)
         self._gpus = gpu.Gpus(site.seconds)
-        link = links.NetworkCounters(site.interface)
+        links = node.NetworkCounters(site.interface)
         self._tables = [
             (self._open("node", node.COLUMNS), self._node.rows),
             (self._open("tasks", tasks.COLUMNS), self._tasks.rows),
-            (self._open("links", links.COLUMNS), link.rows),
+            (self._open("links", node.LINK_COLUMNS), links.rows),
         ]
 
     def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
         return CsvWriter(self._site.folder / f"{self._site.node}.{name}.csv", columns)
 
     def take(self, *, last: bool = False) -> None:
+        """Write a sample of each source."""
         thorough = last or self._taken < _THOROUGH_AT_FIRST or time.monotonic() >= self._thorough_at
         if thorough:
             self._thorough_at = time.monotonic() + _THOROUGH_EVERY
@@ -124,3 +129,47 @@ class _Samples:
             return
         if lines:
             table.add(lines)
+
+
+class UnwritableError(Exception):
+    """A file cannot be written; the message names it and the reason."""
+
+
+class CsvWriter:
+    """One file, emptied when it is opened. Each sample is one write, without a buffer.
+
+    Args:
+        path: of the file; columns: their names, in order.
+
+    Raises:
+        UnwritableError: the file cannot be opened or written.
+    """
+
+    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._size = 0
+        self.add(",".join(columns) + "\n")
+
+    def add(self, lines: str) -> None:
+        """Append whole lines.
+
+        Raises:
+            UnwritableError: there is no room, or the file system fails; what was written of them is taken back.
+        """
+        data = lines.encode()
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):  # the disk was full in between, and says so when asked again
+                written += os.write(self._file, data[written:])
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise self._unwritable(error) from error
+        self._size += written
+
+    def _unwritable(self, error: OSError) -> UnwritableError:
+        return UnwritableError(f"{self._path}: {error.strerror}")

@@ -1,4 +1,4 @@
-"""The job's share of this node: from its control group where there is one, else from its processes."""
+"""The job's share of this node, from its control group where there is one, else from its processes; and its links."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from srunddp.bootstrap.environment import cpus
-from srunddp.monitor.sampler import cgroup
-from srunddp.monitor.sampler.cgroup import JobGroup
-from srunddp.monitor.sampler.kernel_file import opened
 from srunddp.monitor.sampler.tasks import Tasks
-from srunddp.util.sysfs import text_of
+from srunddp.util import cgroup
+from srunddp.util.kernel_file import KernelFile, opened
 
 COLUMNS = (
     "time",
@@ -25,7 +22,13 @@ COLUMNS = (
     "interface",
     "source",
 )
+LINK_COLUMNS = ("time", "link", "kind", "chosen", "received_bytes", "sent_bytes")
+_NET = Path("/proc/self/net/dev")
+_RDMA = Path("/sys/class/infiniband")
+_WORD = 4  # what the data counters of an RDMA port count in
+_RECEIVED, _SENT = 0, 8  # in a line of /proc/net/dev
 _TICKS = os.sysconf("SC_CLK_TCK")
+_MIB = 1 << 20
 _IOWAIT = 5  # in the first line of /proc/stat
 
 
@@ -45,12 +48,12 @@ class Node:
         groups: str | None = None,
         root: Path = cgroup.ROOT,
     ) -> None:
-        groups = text_of(Path("/proc/self/cgroup")) if groups is None else groups
+        groups = cgroup.own_groups() if groups is None else groups
         self._tasks = tasks
         self._interface = interface
-        self._group = JobGroup.find(groups, root)
-        self._limit = cgroup.memory_limit(groups, environ, root) or ""
-        self._quota = cpus.quota()
+        self._group = cgroup.JobGroup.find(groups, root)
+        self._limit = cgroup.memory_limit(groups, root) or requested_memory(environ) or ""
+        self._quota = cgroup.cpu_quota()
         self._all_cpus = opened("/proc/stat")
         self._cpus = ""
 
@@ -81,3 +84,64 @@ class Node:
         if not self._all_cpus:
             return ""
         return f"{int(self._all_cpus.read().split(None, _IOWAIT + 1)[_IOWAIT]) / _TICKS:.2f}"
+
+
+def requested_memory(environ: Mapping[str, str]) -> int | None:
+    """Bytes that the job was given on this node, by Slurm's variables; None for all of the node's."""
+
+    def number(name: str) -> int:
+        text = environ.get(name, "")
+        return int(text) if text.isdecimal() else 0
+
+    per_cpu = number("SLURM_MEM_PER_CPU") * number("SLURM_CPUS_ON_NODE")
+    return (number("SLURM_MEM_PER_NODE") or per_cpu) * _MIB or None
+
+
+class NetworkCounters:
+    """Bytes over the links of this node's network namespace but loopback, and over its InfiniBand and RoCE ports.
+
+    Args:
+        chosen: the interface that the run uses.
+        net, rdma: where the kernel shows them.
+    """
+
+    def __init__(self, chosen: str, net: Path = _NET, rdma: Path = _RDMA) -> None:
+        self._chosen = chosen.encode()
+        self._net = opened(net)
+        self._ports = [port for folder in sorted(rdma.glob("*/ports/*")) if (port := _Port.of(folder, chosen))]
+
+    def rows(self, time: str) -> str:
+        """A line for each."""
+        rows = [self._of_interface(line, time) for line in self._net.read_all().splitlines()[2:]] if self._net else []
+        return "".join(rows) + "".join(port.row(time) for port in self._ports)
+
+    def _of_interface(self, line: bytes, time: str) -> str:
+        name, _, counters = line.rpartition(b":")  # in a name there may be one: eth0:1
+        name, fields = name.strip(), counters.split()
+        if name == b"lo":
+            return ""
+        chosen = int(name == self._chosen)
+        return f"{time},{name.decode(errors='replace')},net,{chosen},{int(fields[_RECEIVED])},{int(fields[_SENT])}\n"
+
+
+class _Port:
+    """A port of a device; its counters go over the wire without the kernel's network."""
+
+    def __init__(self, name: str, chosen: bool, received: KernelFile, sent: KernelFile) -> None:
+        self._name, self._chosen, self._received, self._sent = name, chosen, received, sent
+
+    @classmethod
+    def of(cls, folder: Path, interface: str) -> _Port | None:
+        received, sent = (opened(folder / "counters" / f"port_{way}_data") for way in ("rcv", "xmit"))
+        if not received or not sent:
+            return None
+        device = folder.parent.parent
+        chosen = (device / "device" / "net" / interface).exists()
+        return cls(f"{device.name}/{folder.name}", chosen, received, sent)
+
+    def row(self, time: str) -> str:
+        try:
+            received, sent = (str(int(file.read()) * _WORD) for file in (self._received, self._sent))
+        except (OSError, ValueError):
+            received = sent = ""
+        return f"{time},{self._name},rdma,{int(self._chosen)},{received},{sent}\n"

@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from srunddp.monitor.sampler.csv_writer import UnwritableError
-from srunddp.monitor.sampler.loop import SamplerConfig, sample_until_told
+from srunddp.monitor.sampler.loop import SamplerConfig, UnwritableError, sample_until_closed
 from srunddp.supervisor import signals
 
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
@@ -87,7 +86,7 @@ def _live(site: SamplerConfig, end: socket.socket) -> None:
         Path("/proc/self/comm").write_text(NAME)
     _let_go(end.fileno())
     try:
-        sample_until_told(site, end)
+        sample_until_closed(site, end)
     except Exception as error:
         reason = str(error) if isinstance(error, UnwritableError) else repr(error)
         end.sendall(f"the monitor of {site.node} ended: {reason}".encode())

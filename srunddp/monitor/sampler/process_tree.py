@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 
-from srunddp.monitor.sampler.kernel_file import KernelFile, number_after, opened
+from srunddp.util.kernel_file import KernelFile, number_after, opened
 
 _PASSES = 4
 # The kernel rounds the CPU time of children that were waited for down to two ticks of 10 ms: that is not lost.
@@ -54,11 +54,8 @@ class ProcessTree:
     def __init__(self, rank: int, root: int) -> None:
         self.rank = rank
         self.root = root
-        self.cpu, self.bytes_read, self.bytes_written = (
-            MonotonicCounter(_ROUNDING),
-            MonotonicCounter(),
-            MonotonicCounter(),
-        )
+        self.cpu = MonotonicCounter(_ROUNDING)
+        self.bytes_read, self.bytes_written = MonotonicCounter(), MonotonicCounter()
         self.resident = self.delay = 0
         self._members: dict[int, Process] = {}  # parents first
         self._delay_of_ended = 0
@@ -120,14 +117,8 @@ class ProcessTree:
 
 
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-
-
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
 _PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of clock_getcpuclockid(3)
-
-
 _REAPED_USER, _REAPED_SYSTEM, _THREADS, _RESIDENT = 13, 14, 17, 21  # in /proc/PID/stat from the state on
 
 
@@ -146,24 +137,6 @@ class Process:
     Raises:
         OSError: there is none.
     """
-
-    __slots__ = (
-        "_children",
-        "_clock",
-        "_io",
-        "_known",
-        "_ran",
-        "_sched",
-        "_stat",
-        "_threads",
-        "bytes_read",
-        "bytes_written",
-        "cpu",
-        "delay",
-        "pid",
-        "reaped",
-        "resident",
-    )
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

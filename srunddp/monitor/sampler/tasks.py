@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from srunddp.monitor.sampler.kernel_file import opened
 from srunddp.monitor.sampler.process_tree import ProcessTree
+from srunddp.util.kernel_file import opened
 
 COLUMNS = ("time", "rank", "cpu_s", "rss_bytes", "processes", "delay_s")
 _NANO = 1e-9

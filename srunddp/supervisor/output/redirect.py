@@ -40,7 +40,7 @@ class OutputTarget:
     prefix: str
 
 
-def plan(
+def output_target(
     log_dir: str | None, prefix: bool, tee: str | None, *, rank: int, world_size: int, node: str, run: str
 ) -> OutputTarget:
     """What the options mean for one rank; nothing is opened yet.
@@ -101,10 +101,10 @@ class OutputRedirect:
     In this order: :meth:`open`; after the fork :meth:`in_worker` there and :meth:`start` here; :meth:`finish`.
     """
 
-    destination: OutputTarget
+    target: OutputTarget
     _file: int | None = None
     _pipes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of STDOUT and STDERR: where to read and write
-    _pump: OutputRelay | None = None
+    _relay: OutputRelay | None = None
 
     @property
     def descriptors(self) -> list[int]:
@@ -112,18 +112,18 @@ class OutputRedirect:
         return [end for ends in self._pipes.values() for end in ends] + ([] if self._file is None else [self._file])
 
     @classmethod
-    def open(cls, destination: OutputTarget) -> OutputRedirect:
+    def open(cls, target: OutputTarget) -> OutputRedirect:
         """Open the file and what leads to it; before the fork, and before any socket. May open nothing.
 
         Raises:
             ConfigError: the folder or the file cannot be written to.
         """
-        output = cls(destination)
-        if destination.file or destination.prefix:
+        output = cls(target)
+        if target.file or target.prefix:
             _fill_standard()
-        if destination.file:
-            output._file = _open(destination.file)
-        if destination.terminal and (destination.file or destination.prefix):
+        if target.file:
+            output._file = _open(target.file)
+        if target.terminal and (target.file or target.prefix):
             output._pipes = {number: _pipe() for number in (STDOUT, STDERR)}
         return output
 
@@ -139,14 +139,12 @@ class OutputRedirect:
         """In the supervisor, after the fork and with its signals blocked: pass on what comes, in a thread."""
         self._close([write for _, write in self._pipes.values()])
         if self._pipes:
-            # Most ranks need neither.
-            from srunddp.supervisor.output.nonblocking import NonBlockingStream
-            from srunddp.supervisor.output.relay import OutputRelay
+            from srunddp.supervisor.output.relay import NonBlockingStream, OutputRelay  # most ranks need neither
 
-            prefix, file = self.destination.prefix.encode(errors="backslashreplace"), self.destination.file
+            prefix, file = self.target.prefix.encode(errors="backslashreplace"), self.target.file
             streams = {read: NonBlockingStream(number, prefix, file) for number, (read, _) in self._pipes.items()}
-            self._pump = OutputRelay(streams, self._file)
-            self._pump.start()
+            self._relay = OutputRelay(streams, self._file)
+            self._relay.start()
         elif self._file is not None:
             self._close([self._file])
 
@@ -161,7 +159,7 @@ class OutputRedirect:
         Returns:
             How many bytes did not get where they should; None where none came through the supervisor.
         """
-        return self._pump.finish(limit) if self._pump else None
+        return self._relay.finish(limit) if self._relay else None
 
     @staticmethod
     def _close(descriptors: list[int]) -> None:

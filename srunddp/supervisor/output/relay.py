@@ -1,21 +1,31 @@
-"""The thread that passes a worker's output on, to its file and to the terminal."""
+"""The thread that passes a worker's output on, to its file and to the terminal, without ever waiting for the latter.
+
+The terminal is what the supervisor has as standard output or error: a pipe of the launcher's, a file or a tty. It may
+be slow, full or gone.
+"""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import re
 import select
+import stat
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from srunddp.supervisor.output.nonblocking import NonBlockingStream
+from pathlib import Path
 
 _READ = 1 << 16
 _REST = 0.002  # seconds
 _LOOK = 0.05  # seconds between two looks at the clock once the worker has ended
 _QUIET = 0.2  # seconds without output, after which a process left behind is taken to be silent
+_WAITING = 1 << 20  # bytes that may wait, each for standard output and error
+_HOLD = 0.5  # seconds
+_LONGEST_LINE = 1 << 16
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -133,3 +143,168 @@ class OutputRelay:
                 rest = rest[os.write(file, rest) :]
         except OSError:  # the disk is full: the terminal still has it, and there may be room again
             self._lost += len(rest)
+
+
+@dataclass
+class LinePrefixer:
+    """Puts a prefix before each line; a line ends with ``\\n``, or as a progress bar's with ``\\r``."""
+
+    prefix: bytes
+    _begun: bytes = b""
+    _returned: bool = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that are complete now, each with its prefix."""
+        # The second half of a \r\n that came in two parts is no line.
+        half = b"\n" if self._returned and data.startswith(b"\n") else b""
+        text = self._begun + data[len(half) :]
+        end = _end_of_lines(text)
+        lines, self._begun = self._prefixed(text[:end]), text[end:]
+        while len(self._begun) > _LONGEST_LINE:
+            lines += self.prefix + self._begun[:_LONGEST_LINE] + b"\n"
+            self._begun = self._begun[_LONGEST_LINE:]
+        self._returned = lines.endswith(b"\r")
+        return half + lines
+
+    def rest(self) -> bytes:
+        """The last line, if it has no end, with one."""
+        begun, self._begun = self._begun, b""
+        return self.prefix + begun + b"\n" if begun else b""
+
+    def _prefixed(self, lines: bytes) -> bytes:
+        if not lines:
+            return b""
+        if b"\r" not in lines:
+            return self.prefix + lines[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
+        # tqdm begins each bar with \r: alone it would make a line of the prefix and nothing else.
+        found = re.findall(rb"[^\r\n]*(?:\r\n|[\r\n])", lines)
+        return b"".join(self.prefix + line for line in found if line != b"\r")
+
+
+def _end_of_lines(text: bytes) -> int:
+    return max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+
+
+class NonBlockingStream:
+    """The supervisor's standard output or error, which may be slow, full or gone.
+
+    Attributes:
+        descriptor: to poll for when something is waiting.
+        waiting: what it has not taken yet; lost: how many bytes it never will.
+    """
+
+    def __init__(self, inherited: int, prefix: bytes, file: Path | None) -> None:
+        self.descriptor, self._never_blocks = _without_blocking(inherited)
+        self.waiting = bytearray()
+        self.lost = 0
+        self._inherited = inherited
+        self._file = file
+        self._lines = LinePrefixer(prefix) if prefix else None
+        self._gone = self._full = False
+        self._filled: float | None = None  # since when there is no room
+        self._left_out = 0  # of the lost, those that no note has told of
+        self._last = b"\n"
+
+    def hold(self, now: float) -> float:
+        """For how many seconds the worker is to wait for room; without a file for as long as it takes.
+
+        With a file it waits a moment only: that is enough for a reader that is merely slower than a burst of output.
+        """
+        if self._filled is None or self._left_out:
+            return 0.0
+        return max(0.0, self._filled + _HOLD - now) if self._file else math.inf
+
+    def put(self, data: bytes) -> None:
+        """Take what the worker wrote, and write what can be written without waiting; what has no room is left out."""
+        text = self._lines.feed(data) if self._lines else data
+        if self._gone or (self._file and self._filled is not None):
+            self._leave_out(len(data))
+        else:
+            self._note()
+            self._append(text)
+        self.flush()
+
+    def end(self) -> None:
+        """No more will come: the last line, if it has no end, is one all the same."""
+        if self._lines and not self._gone:
+            self._append(self._lines.rest())
+        self.flush()
+
+    def flush(self) -> None:
+        """Write until nothing is waiting, or the terminal takes no more."""
+        self._write()
+        if not self.waiting:
+            self._note()
+            self._write()
+
+    def _write(self) -> None:
+        while self.waiting and (self._never_blocks or _writable(self.descriptor)):
+            piece = self._piece()
+            try:
+                written = os.write(self.descriptor, piece)
+                self._full = False
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # A full disk may have room again; all else, as a reader that has left, is for good.
+                self._full, self._gone = True, error.errno not in _FULL
+                written = len(self.waiting) if self._gone else len(piece)
+                self._leave_out(written)
+            del self.waiting[:written]
+            # Rather one long gap than many short ones.
+            if len(self.waiting) < _WAITING // 2:
+                self._filled = None
+
+    def close(self) -> None:
+        """Give back what was opened for it; the inherited descriptor stays."""
+        if self.descriptor != self._inherited:
+            os.close(self.descriptor)
+
+    def _piece(self) -> bytes:
+        # A pipe takes this much whole or not at all: ranks that share it do not mix within a line.
+        text = bytes(self.waiting[: select.PIPE_BUF])
+        return text if len(text) == len(self.waiting) else text[: _end_of_lines(text)] or text
+
+    def _append(self, text: bytes) -> None:
+        self.waiting += text
+        self._last = text[-1:] or self._last
+        if len(self.waiting) >= _WAITING and self._filled is None:
+            self._filled = time.monotonic()
+
+    def _leave_out(self, size: int) -> None:
+        self.lost += size
+        self._left_out += size
+
+    def _note(self) -> None:
+        if not self._left_out or self._full:
+            return
+        prefix = self._lines.prefix if self._lines else b""
+        where = f"; {self._file} has them" if self._file else ""
+        note = f"srunddp: {self._left_out} bytes left out here, which were not taken in time{where}\n"
+        self._left_out = 0
+        self._append((b"" if self._last in b"\r\n" else b"\n") + prefix + note.encode(errors="backslashreplace"))
+
+
+def _without_blocking(inherited: int) -> tuple[int, bool]:
+    """A descriptor for the same pipe or tty whose writes never wait, where there can be one; and whether there is.
+
+    O_NONBLOCK on the inherited one would change it for all processes that share it. A tty that says it is writable
+    may have room for a single byte, and a pipe that others write to may be full again: polling alone does not do.
+    """
+    try:
+        if not os.isatty(inherited) and not _is_pipe(inherited):
+            return inherited, False
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return os.open(f"/proc/self/fd/{inherited}", flags), True
+    except OSError:  # another user's, as of a launcher that runs as root: then polling has to do
+        return inherited, False
+
+
+def _is_pipe(descriptor: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+
+
+def _writable(descriptor: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    return bool(poller.poll(0))

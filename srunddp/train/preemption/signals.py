@@ -95,7 +95,7 @@ class Preemption:
         return (StopRequest.REQUEUE if time.monotonic() >= self._leave_at else StopRequest.NONE), 0
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGTERM and telemetry.is_condemned():
+        if number == signal.SIGTERM and telemetry.is_terminating():
             # The supervisor ends this rank: no checkpoint can come of it, as the others end too.
             signal.signal(number, self._before[signal.SIGTERM])
             os.kill(os.getpid(), number)

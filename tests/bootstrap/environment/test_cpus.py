@@ -5,39 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.environment.cpus import Cpus, advice, quota, share
-
-V2 = "0::/job/step\n"
-V1 = "4:memory:/job\n3:cpu,cpuacct:/job/step\n2:cpuset:/\n0::/init\n"
-
-
-@pytest.mark.parametrize(
-    ("cgroups", "files", "expected"),
-    [
-        (V2, {"job/step/cpu.max": "max 100000"}, None),
-        (V2, {"job/step/cpu.max": "250000 100000"}, 2.5),
-        (V2, {"job/step/cpu.max": "max 100000", "job/cpu.max": "400000 100000"}, 4),
-        (V2, {"job/step/cpu.max": "300000 100000", "job/cpu.max": "100000 50000"}, 2),
-        ("0::/host/s/name\n", {"cpu.max": "200000 100000"}, 2),
-        (V1, {"cpu,cpuacct/job/step/cpu.cfs_quota_us": "-1", "cpu,cpuacct/job/step/cpu.cfs_period_us": "100000"}, None),
-        (V1, {"cpu,cpuacct/job/cpu.cfs_quota_us": "300000", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"}, 3),
-        (V1, {"cpu,cpuacct/cpu.cfs_quota_us": "50000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 0.5),
-        (None, {}, None),
-    ],
-)
-def test_a_container_s_quota_is_found_in_either_cgroup_version(
-    cgroups: str | None, files: dict[str, str], expected: float | None, tmp_path: Path
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    if cgroups is not None:
-        (tmp_path / "self").write_text(cgroups)
-    assert quota(tmp_path / "self", tmp_path) == expected
+from srunddp.bootstrap.environment.cpus import Cpus, advice, share
 
 
 @pytest.mark.parametrize(

@@ -49,18 +49,21 @@ ROW = {
     "tensor_percent": "",
     "dram_percent": "",
 }
-Put = Callable[..., None]
+Put = Callable[..., Gpus]
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
-    """Puts GPUs in the place of those of this machine."""
+    """Puts GPUs in the place of those of this machine, and chooses all of them."""
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
-    def put(*gpus: dict[str, Any], **machine: Any) -> None:
+    def put(*gpus: dict[str, Any], **machine: Any) -> Gpus:
         (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
         monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+        found = Gpus(5.0)
+        found.choose({None})
+        return found
 
     yield put
     sys.modules.pop("pynvml", None)
@@ -71,17 +74,12 @@ def sampled(gpus: Gpus) -> list[dict[str, str]]:
 
 
 def test_all_that_nvml_says_is_in_the_row(fake: Put) -> None:
-    fake({"uuid": "GPU-a", "name": "NVIDIA A100, 80GB", "trace": [BUSY]})
-    gpus = Gpus(5.0)
-    assert gpus.choose({None})
-    (row,) = sampled(gpus)
+    (row,) = sampled(fake({"uuid": "GPU-a", "name": "NVIDIA A100, 80GB", "trace": [BUSY]}))
     assert row == {"time": "7.000", "uuid": "GPU-a", "index": "0", "name": "NVIDIA A100  80GB"} | ROW
 
 
-def test_a_recorded_trace_is_played_and_an_idle_gpu_is_not_throttled(fake: Put) -> None:
-    fake({"uuid": "GPU-a", "trace": [BUSY, BUSY | {"utilization": 3, "reasons": 1, "energy": 1_100_500}]})
-    gpus = Gpus(5.0)
-    gpus.choose({None})
+def test_an_idle_gpu_is_not_throttled(fake: Put) -> None:
+    gpus = fake({"uuid": "GPU-a", "trace": [BUSY, BUSY | {"utilization": 3, "reasons": 1, "energy": 1_100_500}]})
     rows = [sampled(gpus)[0] for _ in range(3)]
     assert [row["utilization_percent"] for row in rows] == ["97", "3", "3"]
     assert [row["energy_j"] for row in rows] == ["1000.500", "1100.500", "1100.500"]
@@ -90,9 +88,7 @@ def test_a_recorded_trace_is_played_and_an_idle_gpu_is_not_throttled(fake: Put) 
 
 def test_activity_of_newer_gpus_is_counted_between_two_samples(fake: Put) -> None:
     gpm = {"2": 80.5, "3": 42.25, "5": 33.0, "10": 61.0, "20": 12.5, "21": 2.0}
-    fake({"uuid": "GPU-h", "trace": [BUSY | {"gpm": gpm}, BUSY | {"gpm": gpm | {"2": 10.0}}]})
-    gpus = Gpus(5.0)
-    gpus.choose({None})
+    gpus = fake({"uuid": "GPU-h", "trace": [BUSY | {"gpm": gpm}, BUSY | {"gpm": gpm | {"2": 10.0}}]})
     first, second = sampled(gpus)[0], sampled(gpus)[0]
     assert (first["sm_percent"], first["utilization_percent"]) == ("", "97")
     wanted = ("sm_percent", "occupancy_percent", "tensor_percent", "dram_percent")
@@ -134,9 +130,7 @@ def test_a_mig_instance_is_a_row_of_its_own(fake: Put) -> None:
 
 def test_what_a_gpu_does_not_know_is_empty_and_not_asked_again(fake: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"utilization": 9, "memory_utilization": 1, "used": 0, "temperature": 40, "clocks": {"1": 1, "2": 2}}
-    fake({"uuid": "GPU-a", "trace": [few]})
-    gpus = Gpus(5.0)
-    gpus.choose({None})
+    gpus = fake({"uuid": "GPU-a", "trace": [few]})
     import pynvml
 
     asked = []
@@ -155,17 +149,13 @@ def test_what_a_gpu_does_not_know_is_empty_and_not_asked_again(fake: Put, monkey
 
 
 def test_the_names_of_older_drivers_are_asked(fake: Put) -> None:
-    fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {"nvmlDeviceGetCurrentClocksEventReasons": 13}})
-    gpus = Gpus(5.0)
-    gpus.choose({None})
+    gpus = fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {"nvmlDeviceGetCurrentClocksEventReasons": 13}})
     assert sampled(gpus)[0]["throttled"] == "power_cap+hardware_thermal"
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"])
-def test_a_gpu_that_is_lost_has_an_empty_row_and_the_others_go_on(fake: Put, function: str) -> None:
-    fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {function: 15}}, {"uuid": "GPU-b", "trace": [BUSY]})
-    gpus = Gpus(5.0)
-    gpus.choose({None})
+def test_a_gpu_that_is_lost_has_an_empty_row(fake: Put, function: str) -> None:
+    gpus = fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {function: 15}}, {"uuid": "GPU-b", "trace": [BUSY]})
     for _ in range(2):
         lost, well = sampled(gpus)
         assert (lost["uuid"], {lost[column] for column in ROW}) == ("GPU-a", {""})
@@ -180,9 +170,7 @@ def test_one_that_was_lost_before_keeps_its_place(fake: Put) -> None:
 
 
 def test_another_error_leaves_one_field_empty(fake: Put) -> None:
-    fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {"nvmlDeviceGetPowerUsage": 999}})
-    gpus = Gpus(5.0)
-    gpus.choose({None})
+    gpus = fake({"uuid": "GPU-a", "trace": [BUSY], "failing": {"nvmlDeviceGetPowerUsage": 999}})
     for _ in range(2):
         (row,) = sampled(gpus)
         assert [column for column in ROW if row[column] != ROW[column]] == ["power_w"]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from srunddp.monitor.sampler import SamplerConfig, loop
+from srunddp.monitor.sampler.loop import SamplerConfig, Samples
 from tests.support.sampled import NODE, is_there, rows, supervised
 from tests.support.starting import until
 
 
 @pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGSTOP])
-def test_a_supervisor_that_is_killed_takes_its_sampler_with_it(tmp_path: Path, number: int) -> None:
+def test_a_killed_supervisor_takes_its_sampler_with_it(tmp_path: Path, number: int) -> None:
     """Also one that cannot see that the line to its supervisor has ended."""
     with supervised(tmp_path) as job:
         until(lambda: job.rows("node"))
@@ -27,7 +24,7 @@ def test_a_supervisor_that_is_killed_takes_its_sampler_with_it(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
-def test_what_slurm_sends_to_all_processes_does_not_end_it(tmp_path: Path, number: int) -> None:
+def test_signals_to_all_processes_do_not_end_it(tmp_path: Path, number: int) -> None:
     with supervised(tmp_path) as job:
         os.kill(job.sampler, number)
         before = len(job.rows("node"))
@@ -42,7 +39,7 @@ def test_the_last_sample_is_taken_at_the_end(tmp_path: Path) -> None:
         assert {name: len(job.rows(name)) for name in ("node", "tasks")} == {"node": 2, "tasks": 2}
 
 
-def test_one_that_was_collected_already_is_finished_as_well(tmp_path: Path) -> None:
+def test_one_that_was_collected_already_is_finished(tmp_path: Path) -> None:
     with supervised(tmp_path) as job:
         until(lambda: job.rows("node"))
         os.kill(job.sampler, signal.SIGKILL)
@@ -57,7 +54,7 @@ def test_one_that_does_not_answer_is_killed_within_the_limit(tmp_path: Path) -> 
         assert not is_there(job.sampler)
 
 
-def test_the_files_are_complete_to_the_last_sample_when_it_is_killed(tmp_path: Path) -> None:
+def test_files_are_complete_when_it_is_killed(tmp_path: Path) -> None:
     with supervised(tmp_path, seconds=0.02) as job:
         until(lambda: len(job.rows("links")) > 10)
         os.kill(job.sampler, signal.SIGKILL)
@@ -106,32 +103,24 @@ def test_samples_do_not_drift(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["links.NetworkCounters.rows", "tasks.Tasks.look", "gpu.Gpus.choose", "node.Node.rows"]
+    ("broken", "missing"),
+    [
+        ("node.NetworkCounters.rows", {"links"}),
+        ("tasks.Tasks.look", set()),
+        ("gpu.Gpus.choose", set()),
+        ("node.Node.rows", {"node"}),
+    ],
 )
 def test_a_source_that_fails_does_not_end_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str, missing: set[str]
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AttributeError(broken)
 
     monkeypatch.setattr(f"srunddp.monitor.sampler.{broken}", fail)
-    samples = loop._Samples(SamplerConfig(tmp_path, NODE, 1.0, "eth0", "", 0, os.getpid(), None))
-    samples.take()
+    Samples(SamplerConfig(tmp_path, NODE, 1.0, "eth0", "", 0, os.getpid(), None)).take()
     written = {name for name in ("node", "tasks", "links") if rows(tmp_path / f"{NODE}.{name}.csv")}
-    missing = broken.removesuffix("rows") != broken and broken.partition(".")[0]
-    assert written == {"node", "tasks", "links"} - {missing}
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Of 64 KiB."""
-    if os.geteuid() != 0 or not shutil.which("mount"):
-        pytest.skip("needs root, to mount a small disk")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    assert written == {"node", "tasks", "links"} - missing
 
 
 def test_a_full_disk_ends_it_with_one_line_and_whole_rows(small_disk: Path) -> None:

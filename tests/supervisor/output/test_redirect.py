@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,19 @@ from typing import Any
 import pytest
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.supervisor.output.nonblocking import LinePrefixer
-from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, plan
+from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
+from srunddp.supervisor.output.relay import LinePrefixer
 from tests.conftest import PROGRAMS, ROOT
-from tests.support.starting import LONG, bare, until
+from tests.support.starting import LONG, bare, until, write
 
 SCRIPT = "import os\nfor number in range(100_000): os.write(1, b'%099d\\n' % number)\n"  # 10 MB
 ALL = b"".join(b"%099d\n" % number for number in range(100_000))
 
 
 def planned(log_dir: str | None = "logs", prefix: bool = False, tee: str | None = None, **changes: Any) -> OutputTarget:
-    return plan(log_dir, prefix, tee, **{"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"} | changes)
+    return output_target(
+        log_dir, prefix, tee, **{"rank": 3, "world_size": 8, "node": "node02", "run": "1207.3"} | changes
+    )
 
 
 @dataclass
@@ -86,17 +89,11 @@ def start(tmp_path: Path) -> Iterator[Any]:
 # Which ranks, and which file.
 
 
-def test_without_a_folder_every_rank_goes_to_the_terminal_alone() -> None:
-    assert planned(None) == OutputTarget(None, True, "")
-
-
 @pytest.mark.parametrize(
     ("tee", "shown"),
     [(None, [0]), ("0,3-5", [0, 3, 4, 5]), (" 7 , 1", [1, 7]), ("all", [*range(8)]), ("none", [])],
 )
-def test_with_a_folder_every_rank_has_a_file_and_the_chosen_ones_the_terminal_too(
-    tee: str | None, shown: list[int]
-) -> None:
+def test_each_rank_has_a_file_and_some_the_terminal(tee: str | None, shown: list[int]) -> None:
     plans = [planned(tee=tee, rank=rank) for rank in range(8)]
     assert [rank for rank in range(8) if plans[rank].terminal] == shown
     assert [str(each.file) for each in plans] == [f"logs/1207.3/node02.rank{rank}.log" for rank in range(8)]
@@ -109,14 +106,14 @@ def test_what_is_no_list_of_ranks_is_refused(tee: str) -> None:
     assert caught.value.scope is Scope.JOB
 
 
-def test_ranks_for_the_terminal_without_a_file_for_the_others_are_refused() -> None:
+def test_without_a_folder_there_is_the_terminal_alone() -> None:
+    assert planned(None) == OutputTarget(None, True, "")
     with pytest.raises(ConfigError, match="add --log-dir"):
         planned(None, tee="0")
 
 
 def test_the_prefix_names_node_and_rank_on_the_terminal_only() -> None:
-    assert planned(None, prefix=True).prefix == "node02:3: "
-    assert planned(prefix=True, tee="3").prefix == "node02:3: "
+    assert planned(None, prefix=True).prefix == planned(prefix=True, tee="3").prefix == "node02:3: "
     assert planned(prefix=True).prefix == ""
 
 
@@ -127,45 +124,31 @@ def test_no_name_of_a_run_leads_out_of_the_folder(run: str, folder: str) -> None
     assert planned(run=run).file == Path("logs", folder, "node02.rank3.log")
 
 
-def test_a_folder_that_cannot_be_made_is_named_once_a_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["file", "file/below", "/proc/1207", "n" * 256])
+def test_a_file_that_cannot_be_made_is_named_once_a_node(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/1207")):
-        with pytest.raises(ConfigError, match=rf"^--log-dir: {folder}.*/1207\.3 cannot be written: .+ -> ") as caught:
-            OutputRedirect.open(planned(str(folder)))
-        assert caught.value.scope is Scope.NODE
-
-
-def test_a_folder_in_which_no_file_can_be_made_is_named_once_a_node(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: File name too long") as caught:
-        OutputRedirect.open(planned(str(tmp_path), node="n" * 256))
+    with pytest.raises(ConfigError, match=rf"^--log-dir: {tmp_path / below}.* cannot be written: .+ -> ") as caught:
+        OutputRedirect.open(planned(str(tmp_path / below)))
     assert caught.value.scope is Scope.NODE
 
 
-@pytest.mark.parametrize("what", ["a symbolic link", "no plain file", "Is a directory"])
-def test_only_a_plain_file_is_taken_in_the_logs_place(tmp_path: Path, what: str) -> None:
-    destination = planned(str(tmp_path))
-    assert destination.file
-    destination.file.parent.mkdir()
-    (tmp_path / "precious").write_text("all")
-    if what == "a symbolic link":
-        destination.file.symlink_to(tmp_path / "precious")
-    elif what == "no plain file":
-        os.mkfifo(destination.file)
-        reader = os.open(destination.file, os.O_RDONLY | os.O_NONBLOCK)
-    else:
-        destination.file.mkdir()
-    with pytest.raises(ConfigError, match=f"{destination.file} cannot be written: .*{what}") as caught:
-        OutputRedirect.open(destination)
+@pytest.mark.parametrize("what", ["a symbolic link", "No such device", "no plain file", "Is a directory"])
+def test_only_a_plain_file_is_taken_in_the_log_s_place(tmp_path: Path, what: str) -> None:
+    """No named pipe either, whether somebody reads it or not."""
+    log, precious = tmp_path / "log", write(tmp_path / "precious", "all")
+    with ExitStack() as stack:
+        if what == "a symbolic link":
+            log.symlink_to(precious)
+        elif what == "Is a directory":
+            log.mkdir()
+        else:
+            os.mkfifo(log)
+        if what == "no plain file":
+            stack.callback(os.close, os.open(log, os.O_RDONLY | os.O_NONBLOCK))
+        with pytest.raises(ConfigError, match=f"{log} cannot be written: .*{what}") as caught:
+            OutputRedirect.open(OutputTarget(log, False, ""))
     assert caught.value.scope is Scope.RANK
-    assert (tmp_path / "precious").read_text() == "all"
-    if what == "no plain file":
-        os.close(reader)
-
-
-def test_a_named_pipe_that_nobody_reads_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "log")
-    with pytest.raises(ConfigError, match="log cannot be written"):
-        OutputRedirect.open(OutputTarget(tmp_path / "log", False, ""))
+    assert precious.read_text() == "all"
 
 
 def test_all_ranks_make_the_folders_at_once(tmp_path: Path) -> None:
@@ -211,7 +194,7 @@ def test_a_rank_with_a_file_alone_writes_to_it_without_help(start: Any) -> None:
     assert (report["threads"], report["opened"]) == (1, 0)
 
 
-def test_a_rank_with_a_file_and_the_terminal_has_all_in_both_and_errors_apart(start: Any) -> None:
+def test_a_file_and_the_terminal_both_have_all(start: Any) -> None:
     rank = start(EVERY_WAY)
     assert rank.read() == (OUT, ERRORS)
     report = rank.ended()
@@ -228,7 +211,7 @@ def test_a_rank_with_the_terminal_alone_keeps_what_it_inherited(start: Any) -> N
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_neither_worker_nor_its_children_have_more_than_their_three_descriptors(start: Any, terminal: bool) -> None:
+def test_workers_have_no_more_than_three_descriptors(start: Any, terminal: bool) -> None:
     script = (
         "import os, subprocess\n"
         "print(*os.listdir('/proc/self/fd'), flush=True)\n"
@@ -239,7 +222,7 @@ def test_neither_worker_nor_its_children_have_more_than_their_three_descriptors(
     assert rank.file.split() == [b"0", b"1", b"2", b"3"] * 2  # 3 is the listing itself
 
 
-def test_what_is_said_on_both_comes_in_order_where_it_comes_apart(start: Any) -> None:
+def test_what_comes_apart_on_both_is_in_order(start: Any) -> None:
     script = "import os\nfor number in range(6): os.write(1 + number % 2, b'%d\\n' % number); input()\n"
     rank = start(script)
     for number in range(6):
@@ -259,7 +242,7 @@ def test_a_requeued_run_appends(start: Any, terminal: bool) -> None:
     assert rank.file == b"first\nsecond\n"
 
 
-def test_a_supervisor_started_without_standard_output_still_fills_the_file(start: Any) -> None:
+def test_without_standard_output_the_file_is_filled(start: Any) -> None:
     rank = start(
         "import os; os.write(1, b'out\\n'); os.write(2, b'error\\n')", before=("sh", "-c", 'exec "$@" >&- 2>&-', "sh")
     )
@@ -271,7 +254,7 @@ def test_a_supervisor_started_without_standard_output_still_fills_the_file(start
 # How it ends.
 
 
-def test_what_was_printed_last_is_there_when_a_signal_ended_the_worker(start: Any) -> None:
+def test_output_before_a_signal_is_there(start: Any) -> None:
     rank = start("import os\nos.write(1, b'x' * 200_000)\nos.kill(os.getpid(), 9)\n")
     assert rank.read()[0] == b"x" * 200_000
     assert rank.ended()["code"] == -signal.SIGKILL
@@ -302,7 +285,7 @@ def test_a_silent_process_that_was_left_behind_is_not_waited_for(leave: Any) -> 
     assert rank.process.stdout.readline() == b"node02:3: last\n"
 
 
-def test_a_process_that_was_left_behind_and_never_stops_is_heard_until_the_limit(leave: Any) -> None:
+def test_one_left_behind_is_heard_until_the_limit(leave: Any) -> None:
     rank = leave("while True: os.write(2, b'on and on\\n'); time.sleep(0.01)", limit=1.5)
     assert 1 < rank.ended()["took"] < 5
     assert rank.file.count(b"on and on") > 20
@@ -311,19 +294,17 @@ def test_a_process_that_was_left_behind_and_never_stops_is_heard_until_the_limit
 # The terminal, which may be slow, full or gone.
 
 
-def test_a_worker_ends_though_nobody_reads_the_terminal_and_the_file_has_all(start: Any) -> None:
-    rank = start(SCRIPT, limit=0.5)
+@pytest.mark.parametrize("tty", [False, True])
+def test_a_worker_ends_though_nobody_reads_the_terminal(start: Any, tty: bool) -> None:
+    """The file has all. A tty says that it is writable while it has room for a few bytes only."""
+    ours, theirs = pty.openpty()
+    rank = start(SCRIPT, limit=0.5, **({"stdout": theirs} if tty else {}))
     report = rank.ended()
-    assert report["code"] == 0
-    assert rank.file == ALL
+    assert (report["code"], rank.file == ALL) == (0, True)
     assert report["took"] < 5
-    assert report["lost"] == [0, len(ALL) - len(rank.read()[0])]
-
-
-def test_the_file_has_all_within_a_limit_in_which_the_terminal_takes_nothing(start: Any) -> None:
-    rank = start("import os; os.write(1, b'x' * 1_300_000)", limit=0.3)
-    assert rank.ended()["took"] < 5
-    assert rank.file == b"x" * 1_300_000
+    assert tty or report["lost"] == [0, len(ALL) - len(rank.read()[0])]
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_the_terminal_is_told_how_much_it_missed_and_where_it_is(start: Any, tmp_path: Path) -> None:
@@ -355,7 +336,7 @@ def test_a_burst_to_a_terminal_that_is_read_is_all_there(start: Any) -> None:
     assert shown == rank.file == b"".join(b"%d\n" % number for number in range(1, 2_000_001))
 
 
-def test_without_a_file_the_worker_waits_for_the_reader_and_nothing_is_lost(start: Any, tmp_path: Path) -> None:
+def test_without_a_file_the_worker_waits_for_the_reader(start: Any, tmp_path: Path) -> None:
     rank = start("open('started', 'w').close()\n" + SCRIPT + "open('written', 'w').close()\n", file=False, prefix="p: ")
     until((tmp_path / "started").exists)
     first = rank.process.stdout.read(100)
@@ -367,7 +348,7 @@ def test_without_a_file_the_worker_waits_for_the_reader_and_nothing_is_lost(star
     assert rank.ended()["lost"] == [0, 0]
 
 
-def test_without_a_file_and_a_reader_the_supervisor_ends_within_its_limit(start: Any) -> None:
+def test_without_file_and_reader_it_ends_within_its_limit(start: Any) -> None:
     rank = start(
         "import signal; signal.setitimer(signal.ITIMER_REAL, 0.5)\n" + SCRIPT, file=False, prefix="p: ", limit=1
     )
@@ -376,13 +357,19 @@ def test_without_a_file_and_a_reader_the_supervisor_ends_within_its_limit(start:
     assert report["took"] < 5
 
 
-def test_a_reader_that_leaves_ends_nothing(start: Any) -> None:
-    rank = start("import sys; sys.stdin.read()\n" + SCRIPT)
-    rank.process.stdout.close()
+@pytest.mark.parametrize("tty", [False, True])
+def test_a_reader_that_leaves_ends_nothing(start: Any, tty: bool) -> None:
+    """Nor does a tty that is hung up."""
+    ours, theirs = pty.openpty()
+    rank = start("import sys; sys.stdin.read()\n" + SCRIPT, **({"stdout": theirs} if tty else {}))
+    os.close(theirs)
+    os.close(ours)
+    if not tty:
+        rank.process.stdout.close()
     rank.process.stdin.close()
     report = rank.ended()
-    assert (report["code"], report["lost"]) == (0, [0, len(ALL)])
-    assert rank.file == ALL
+    assert (report["code"], report["lost"][0], rank.file == ALL) == (0, 0, True)
+    assert tty or report["lost"][1] == len(ALL)
 
 
 @pytest.mark.parametrize("file", [True, False])
@@ -395,7 +382,7 @@ def test_a_full_disk_below_the_terminal_ends_nothing(start: Any, file: bool) -> 
     assert not file or rank.file == ALL
 
 
-def test_a_disk_below_the_terminal_that_has_room_again_is_written_again(start: Any, tmp_path: Path) -> None:
+def test_a_terminal_s_disk_with_room_again_is_written_again(start: Any, tmp_path: Path) -> None:
     script = "import os, sys\nfor _ in range(1500): os.write(1, b'%099d\\n' % 0)\nsys.stdin.read()\nprint('again')\n"
     with (tmp_path / "terminal").open("ab") as terminal:
         rank = start(script, file=False, prefix="p: ", stdout=terminal, before=("prlimit", "--fsize=100000"))
@@ -406,7 +393,7 @@ def test_a_disk_below_the_terminal_that_has_room_again_is_written_again(start: A
     assert b"p: again\n" in (tmp_path / "terminal").read_bytes()
 
 
-def test_a_full_disk_below_the_file_ends_nothing_and_the_terminal_has_all(start: Any) -> None:
+def test_a_full_disk_below_the_file_ends_nothing(start: Any) -> None:
     """A limit of a file's size, which the report stays below, stands for the disk."""
     rank = start("import os\nfor _ in range(900): os.write(1, b'x' * 1000)\n", before=("prlimit", "--fsize=100000"))
     assert rank.read()[0] == b"x" * 900_000
@@ -426,27 +413,6 @@ def test_a_tty_gets_all_while_somebody_reads_it(start: Any) -> None:
     os.close(theirs)
 
 
-def test_a_tty_that_nobody_reads_holds_nothing_up(start: Any) -> None:
-    """It says that it is writable while it has room for a few bytes only."""
-    ours, theirs = pty.openpty()
-    rank = start(SCRIPT, limit=0.5, stdout=theirs)
-    report = rank.ended()
-    assert (report["code"], rank.file == ALL) == (0, True)
-    assert report["took"] < 5
-    os.close(ours)
-    os.close(theirs)
-
-
-def test_a_tty_that_is_hung_up_ends_nothing(start: Any) -> None:
-    ours, theirs = pty.openpty()
-    rank = start("import sys; sys.stdin.read()\n" + SCRIPT, stdout=theirs)
-    os.close(theirs)
-    os.close(ours)
-    rank.process.stdin.close()
-    assert rank.ended()["code"] == 0
-    assert rank.file == ALL
-
-
 # The prefix.
 
 
@@ -455,17 +421,17 @@ def lines(*pieces: bytes) -> list[bytes]:
     return [*(prefixed.feed(piece) for piece in pieces), prefixed.rest()]
 
 
-def test_a_line_waits_for_its_end() -> None:
-    assert lines(b"on", b"e\ntwo\nth", b"ree") == [b"", b"p: one\np: two\n", b"", b"p: three\n"]
-    assert lines(b"\n\n") == [b"p: \np: \n", b""]
-
-
-def test_a_progress_bar_moves() -> None:
-    assert lines(b"\r 10%", b"\r 20%", b"\r 30%\n") == [b"", b"p:  10%\r", b"p:  20%\rp:  30%\n", b""]
-
-
-def test_a_line_that_ends_as_on_windows_is_one_line() -> None:
-    assert b"".join(lines(b"one\r\ntwo\r", b"\nthree\r\n")) == b"p: one\r\np: two\r\np: three\r\n"
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ((b"on", b"e\ntwo\nth", b"ree"), [b"", b"p: one\np: two\n", b"", b"p: three\n"]),
+        ((b"\n\n",), [b"p: \np: \n", b""]),
+        ((b"\r 10%", b"\r 20%", b"\r 30%\n"), [b"", b"p:  10%\r", b"p:  20%\rp:  30%\n", b""]),  # a progress bar
+        ((b"one\r\ntwo\r", b"\nthree\r\n"), [b"p: one\r\np: two\r", b"\np: three\r\n", b""]),  # as on Windows
+    ],
+)
+def test_each_line_has_the_prefix_when_it_is_complete(pieces: tuple[bytes, ...], shown: list[bytes]) -> None:
+    assert lines(*pieces) == shown
 
 
 def test_a_line_without_end_comes_in_pieces() -> None:

@@ -43,7 +43,7 @@ def test_ranks_of_a_node_divide_the_mask_that_they_share(three_ranks: Ranks) -> 
 
 @pytest.mark.parametrize(("found", "expected"), [(2.5, 2), (0.5, 1), (100.0, 16), (None, 16)])
 def test_a_quota_below_the_affinity_counts(found: float | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpus, "quota", lambda: found)
+    monkeypatch.setattr(cpus, "cpu_quota", lambda: found)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     assert share(StandIn()) == expected
 

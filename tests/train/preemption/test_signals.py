@@ -154,7 +154,7 @@ def test_a_sigterm_upon_a_verdict_is_no_wish_and_ends_the_process_at_once() -> N
     if child == 0:
         telemetry.install(shared)
         with preemption():
-            shared.condemn()
+            shared.announce_termination()
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM

@@ -61,6 +61,14 @@ def opened(path: str | Path) -> KernelFile | None:
         return None
 
 
+def text_of(path: Path) -> str:
+    """What is in a file of the kernel that is read once; empty where there is none."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def number_after(text: bytes, name: bytes) -> int | None:
     """Of ``name 123`` or ``name: 123`` in a text of such lines."""
     start = text.find(name)

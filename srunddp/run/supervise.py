@@ -1,0 +1,136 @@
+"""What the supervisor does while its worker runs; imported after the fork, so that the worker starts before."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+
+from srunddp.bootstrap.environment import mpi
+from srunddp.bootstrap.network import interface
+from srunddp.bootstrap.rendezvous.abort import CancelToken
+from srunddp.bootstrap.rendezvous.meet import rendezvous
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, RendezvousResult
+from srunddp.errors import RendezvousError, Scope
+from srunddp.monitor.monitor import NullMonitor
+from srunddp.run.options import run_metadata
+from srunddp.run.worker import WorkerContext
+from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.failure import FailureRecorder
+from srunddp.supervisor.failure_monitor import FailureMonitor, RankContext, SingleProcess
+from srunddp.supervisor.signals import Launcher
+from srunddp.supervisor.supervisor import RankAgent, RendezvousOutcome, Supervisor
+from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerProcess
+
+
+@dataclass(kw_only=True)
+class Agent(RankAgent):
+    """The rank's rendezvous, its telemetry and its output.
+
+    Attributes:
+        context: the worker's; worker: its process id; pipe: to it.
+        monitor, announce, say: as for :func:`srunddp.run.launch.launch`, which calls the second ``on_rendezvous``.
+    """
+
+    context: WorkerContext
+    worker: int
+    pipe: WorkerPipe
+    monitor: NullMonitor
+    announce: Callable[[RendezvousInfo], None]
+    say: Callable[[str], None]
+    _cancel: CancelToken = field(default_factory=CancelToken)
+
+    def __post_init__(self) -> None:
+        environment, log = self.context.setup.environment, self.context.output.target.file
+        self._recorder = FailureRecorder(environment.rank, environment.node, self.context.dump, log)
+
+    def supervise(self, launcher: Launcher) -> int:
+        """Meet the other ranks, and watch the worker to its end; returns the exit code to leave with.
+
+        Raises:
+            SrunddpError: the ranks did not meet.
+        """
+        alone = self.context.setup.environment.world_size == 1
+        return Supervisor(
+            agent=self,
+            recorder=self._recorder,
+            # In a world of one nobody waits for a rank that is stopped, or that takes long to end.
+            process=WorkerProcess(self.worker, None if alone else STOPPED_FOR),
+            pipe=self.pipe,
+            grace=None if alone else self.context.options.grace,
+            launcher=launcher,
+        ).run()
+
+    def rendezvous(self) -> RendezvousOutcome:
+        setup = self.context.setup
+        self.monitor.mark("meeting")
+        found = rendezvous(setup, self._told_over_mpi, self.say, self._cancel)
+        self.monitor.mark("met")
+        if setup.environment.rank == 0:
+            self.monitor.describe(run_metadata(setup, found))
+        return RendezvousOutcome(asdict(found.meeting), self._failure_monitor(found))
+
+    def abort_rendezvous(self, cause: str, exit_code: int) -> None:
+        self._cancel.fail(cause, exit_code)
+
+    def on_rendezvous(self, outcome: RendezvousOutcome) -> None:
+        self.announce(RendezvousInfo(**outcome.message))
+
+    def announce_termination(self) -> None:
+        self.monitor.page.announce_termination()
+
+    def stop_sampler(self) -> None:
+        if trouble := self.monitor.stop_sampler():
+            self.say(trouble)
+
+    def finish_output(self, limit: float) -> None:
+        self.context.output.finish(limit)
+
+    def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
+        environment, options = self.context.setup.environment, self.context.options
+        folder = self._recorder.log.parent if self._recorder.log else None
+        if not found.lines:
+            return SingleProcess(folder)
+        context = RankContext(
+            rank=environment.rank,
+            node=environment.node,
+            nodes=found.nodes,
+            stall_timeout=options.stall_timeout,
+            step=self.monitor.page.read,
+            stacks=partial(self._recorder.dump.request, self.worker),
+            link_is_up=partial(interface.has_carrier, self.context.setup.interface.name),
+            folder=folder,
+            lost_after=options.lost_after,
+            asked=self._recorder.ending_signal,
+        )
+        connections = {rank: SupervisorConnection(line, options.lost_after) for rank, line in found.lines.items()}
+        if environment.rank:
+            from srunddp.supervisor.participant import Participant
+
+            return Participant(context, connections[0])
+        from srunddp.supervisor.coordinator import Coordinator
+
+        return Coordinator(context, connections)
+
+    def _told_over_mpi(self, _: object) -> str:
+        """MPI is spoken by the worker, which then says what it was told."""
+        timeout = self.context.setup.options.timeout
+        if not select.select([self.pipe.end], [], [], timeout)[0]:
+            raise RendezvousError(
+                f"MPI_Init did not return within {timeout:g} s",
+                expected="all ranks to start",
+                hint="see whether one did not start or ended before; raise --timeout",
+            )
+        answer = self.pipe.receive()
+        if answer is None:
+            raise RendezvousError(
+                "the worker ended in MPI_Init",
+                expected="MPI to start in every rank",
+                hint="see MPI's own message; mpi4py must be built for the launcher's MPI",
+            )
+        if "no_world" in answer:
+            raise mpi.MpiNotLaunchedError(answer["no_world"])
+        if "failed" in answer:
+            raise RendezvousError(answer["failed"], scope=Scope.JOB)
+        return str(answer["told"])

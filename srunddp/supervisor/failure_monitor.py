@@ -1,0 +1,126 @@
+"""What decides for all ranks when one fails: what a supervisor asks of it, and that of a single process.
+
+:class:`srunddp.supervisor.coordinator.Coordinator` does so on rank 0, and
+:class:`srunddp.supervisor.participant.Participant`, which obeys it, on the others.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from srunddp.supervisor.clock import LOST_AFTER
+from srunddp.supervisor.connection import SupervisorConnection
+from srunddp.supervisor.failure import Failure
+from srunddp.supervisor.root_cause import RootCause, report, write
+
+PING_EVERY = 5.0
+_STARVED_FOR = 30.0
+_SELDOM = 3600.0
+# Of other ends whoever asked for them knows, and Python is silent about them, too.
+_UNFORESEEN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+class FailureMonitor:
+    """What a supervisor asks of it. All times are those of the supervisor's :class:`ActiveClock`.
+
+    Attributes:
+        root_cause: why all ranks leave now; None while they need not.
+    """
+
+    def __init__(self) -> None:
+        self.root_cause: RootCause | None = None
+        self._done = self._left = False
+
+    @property
+    def released(self) -> bool:
+        """Whether the worker may leave."""
+        return self._done
+
+    @property
+    def finished(self) -> bool:
+        """Whether the supervisor may leave."""
+        return self._left or self.root_cause is not None
+
+    def connections(self) -> Iterable[SupervisorConnection]:
+        """Those to watch for :meth:`on_readable`."""
+        return ()
+
+    def on_readable(self, connection: SupervisorConnection, now: float) -> None:
+        """Read the messages of a connection, whose ``open`` says afterwards whether it has ended."""
+
+    def fail(self, failure: Failure, now: float) -> None:
+        """This rank has failed."""
+
+    def done(self) -> None:
+        """The script is over, without an error."""
+        self._done = True
+
+    def left(self) -> None:
+        """The worker has ended with 0."""
+        self._left = True
+
+    def ended(self) -> None:
+        """The worker has ended after the root cause was known."""
+
+    def tick(self, now: float) -> float:
+        """Do what is due; returns the seconds until something is."""
+        return _SELDOM
+
+
+class SingleProcess(FailureMonitor):
+    """The failure monitor of a world of one: its failure is the root cause, and nobody else is told."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def fail(self, failure: Failure, now: float) -> None:
+        if not self.root_cause:
+            shown = failure.shown or failure.exit_code - 128 not in _UNFORESEEN
+            self.root_cause = RootCause.of(replace(failure, shown=shown))
+            report(self.root_cause, {})
+            write(self.root_cause, {}, self._folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """What a failure monitor knows of its own rank.
+
+    Attributes:
+        rank, node: of this supervisor; nodes: of the ranks that it knows, rank 0's among them.
+        stall_timeout: seconds without a step; 0 for no limit.
+        step: how many steps the worker has made; stacks: asks the worker for its stacks.
+        link_is_up: whether this node's interface has a link.
+        folder: of the run's logs.
+        asked: the number of the launcher's signal that ends this run, at a time; 0 for none.
+        lost_after: seconds without an answer of another node's kernel, after which that node is lost.
+    """
+
+    rank: int
+    node: str
+    nodes: Mapping[int, str]
+    stall_timeout: float
+    step: Callable[[], int]
+    stacks: Callable[[], str]
+    link_is_up: Callable[[], bool]
+    folder: Path | None = None
+    lost_after: float = LOST_AFTER
+    asked: Callable[[float], int] = lambda _: 0
+
+    @property
+    def ping_every(self) -> float:
+        """Seconds between two pings, which also say how many steps this rank has made."""
+        return min(PING_EVERY, self.lost_after / 4, self.stall_timeout / 4 or PING_EVERY)
+
+    @property
+    def silent_after(self) -> float:
+        """Seconds without a ping, though the kernel answers, after which a supervisor is stopped or starved."""
+        return self.lost_after + _STARVED_FOR
+
+    @property
+    def starved(self) -> str:
+        """The cause then."""
+        return f"srunddp has been silent for {self.silent_after:g} s, stopped or starved"

@@ -1,0 +1,117 @@
+"""The command ``srunddp explain`` and the option ``--explain`` print who decided what, for each rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from srunddp.bootstrap.environment import detect
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT
+from srunddp.bootstrap.rendezvous import discovery
+from tests.support.launchers import step
+from tests.support.starting import NODE, one_message, slurm, srunddp, write
+
+
+def explained(done: CompletedProcess[str], rank: int) -> dict[str, str]:
+    """The table of a rank: for each value, the value and what decided it."""
+    assert done.returncode == 0
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert all(line.startswith(f"[rank {rank}] ") for line in lines)
+    rows = [line.removeprefix(f"[rank {rank}] ") for line in lines]
+    return {row[:20].strip(): " ".join(row[20:].split()) for row in rows}
+
+
+def test_explain_says_which_variable_decided_each_value(tmp_path: Path) -> None:
+    table = explained(srunddp("--explain", folder=tmp_path, **slurm(1)), 1)
+    assert table["launcher"] == "Slurm SLURM_STEP_ID=3, a step"
+    assert table["rank"] == "1 SLURM_PROCID=1"
+    assert table["local_rank"] == "1 SLURM_LOCALID=1"
+    assert table["world_size"] == "2 SLURM_STEP_NUM_TASKS=2"
+    assert table["local_world_size"] == "2 SLURM_GTIDS=0,1"
+    assert table["node"] == f"{NODE} SLURMD_NODENAME"
+    assert table["channel"] == f"slurm SLURM_STEP_NODELIST={NODE}"
+    assert table["interface"] == "lo loopback, as all ranks share one node"
+    assert table["address"] == "127.0.0.1 of lo"
+    assert table["backend"] == "auto the default"
+
+
+def test_explain_names_the_source_of_every_exported_variable(tmp_path: Path) -> None:
+    conf = write(tmp_path / "ifaces.conf", f"- nodes: {NODE}\n  interface: auto\n  env: {{NCCL_IB_TC: 106, X1: on}}\n")
+    options = ("--explain", "--backend", "gloo", "--channel", "slurm", "--ifaces", conf)
+    table = explained(srunddp(*options, folder=tmp_path, **slurm(0, NCCL_IB_TC="41")), 0)
+    assert table["NCCL_IB_TC"] == "41 exported"
+    assert table["X1"] == f"on {conf}:1:3"
+    assert table["GLOO_SOCKET_IFNAME"] == "lo loopback, as all ranks share one node"
+    assert table["backend"] == "gloo --backend"
+    assert table["channel"] == f"slurm --channel, SLURM_STEP_NODELIST={NODE}"
+
+
+def test_explain_says_where_rank_zero_is_looked_for(tmp_path: Path) -> None:
+    who = detect.detect(slurm(1))
+    first = discovery.line_ports(who, DEFAULT, None)[0]
+    table = explained(srunddp("--explain", folder=tmp_path, **slurm(1)), 1)
+    assert table["rank 0"].startswith(f"127.0.0.1:{first}, ")
+
+
+def test_explain_says_which_line_of_ifaces_conf_decided(tmp_path: Path) -> None:
+    conf = write(tmp_path / "ifaces.conf", f"- {{nodes: other, interface: x}}\n- {{nodes: {NODE}, interface: lo}}\n")
+    table = explained(srunddp("--explain", "--ifaces", conf, folder=tmp_path, **slurm(0)), 0)
+    assert table["interface"] == f"lo {conf}:2:3"
+    assert table["GLOO_SOCKET_IFNAME"] == f"lo {conf}:2:3"
+    assert table["NCCL_SOCKET_IFNAME"] == f"=lo {conf}:2:3"
+
+
+def test_explain_starts_no_script_and_needs_none(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", "import os; print('rank', os.environ['RANK'], 'ran')")
+    with_script = srunddp("--explain", "train.py", folder=script.parent)
+    assert explained(with_script, 0) == explained(srunddp("--explain", folder=script.parent), 0)
+    assert "rank 0 ran" not in with_script.stdout
+    assert explained(with_script, 0)["rank"] == "0 no launcher was found"
+
+
+def test_the_command_explain_prints_the_same(tmp_path: Path) -> None:
+    command, option = (srunddp(word, folder=tmp_path, **slurm(1)) for word in ("explain", "--explain"))
+    assert explained(command, 1) == explained(option, 1)
+
+
+def test_explain_says_who_the_rank_is_beside_a_wrong_interface(tmp_path: Path) -> None:
+    conf = write(tmp_path / "ifaces.conf", "- nodes: '*'\n  interface: nosuch0\n")
+    done = srunddp("--ifaces", conf, "--timeout", "7", "--explain", folder=tmp_path, **slurm(1))
+    *rows, error = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (78, "")
+    assert "[rank 1] rank                 1                  SLURM_PROCID=1" in rows
+    assert f"[rank 1] interface            nosuch0            {conf}:1:3; see the error" in rows
+    assert "[rank 1] timeout              7 s                --timeout" in rows
+    assert error.startswith(f"[rank 1] error: {conf}:1:3: interface nosuch0 is not there on node {NODE}, which has ")
+    assert error.endswith("-> correct this entry (exit code 78)")
+
+
+def test_explain_reads_the_environments_of_other_ranks(tmp_path: Path) -> None:
+    """As after ``srun --label env > FILE``, on a login node."""
+    lines = [f"{rank}: {name}={value}" for rank in (1, 0) for name, value in step(rank).items()]
+    file = write(tmp_path / "env", "\n".join(lines) + "\n")
+    done = srunddp("explain", "--env", file, folder=tmp_path, RANK="7", SLURM_PROCID="9", SRUNDDP_IFACES="/nowhere")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [line for line in done.stdout.splitlines() if " rank   " in line]
+    assert said == [
+        f"[rank {rank}] rank                 {rank}                  SLURM_PROCID={rank}" for rank in (0, 1)
+    ]
+
+
+def test_a_file_without_an_environment_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "env", "nothing here\n")
+    text = one_message(srunddp("explain", "--env", file, folder=tmp_path))
+    assert text.startswith(f"--env: {file}: no line with a variable; expected what env or env -0 printed -> ")
+
+
+def test_explain_says_what_was_ignored(tmp_path: Path) -> None:
+    done = srunddp("--explain", folder=tmp_path, **slurm(0, MASTER_ADDR="n1", MASTER_PORT="29500"))
+    assert "[rank 0] note: MASTER_ADDR=n1 and MASTER_PORT=29500 ignored: Slurm tells where rank 0 is" in done.stdout
+
+
+def test_a_placement_that_hides_rank_zero_is_explained(tmp_path: Path) -> None:
+    variables = slurm(1, SLURM_LOCALID="0", SLURM_HOSTFILE="hosts")
+    done = srunddp("--explain", folder=tmp_path, **variables)
+    assert done.returncode == 78
+    assert "not found: -m arbitrary: " in done.stdout
