@@ -40,13 +40,13 @@ def keys(kind: type) -> dict[str, str]:
     return {name: text_of(key.default) or "''" for name, key in fields_of(kind).items()}
 
 
-def test_every_setting_of_the_loop_is_in_the_reference_with_its_default() -> None:
+def test_every_setting_of_the_loop_is_in_the_reference() -> None:
     from srunddp.train.config import Config
 
     assert named("Settings") == keys(Config)
 
 
-def test_every_key_of_a_job_script_is_in_the_reference_with_its_default() -> None:
+def test_every_key_of_a_job_script_is_in_the_reference() -> None:
     assert named("srunddp sbatch") == keys(SlurmJob)
     assert named("srunddp mpirun") == {
         name: value for name, value in keys(MpirunJob).items() if name not in keys(LaunchSpec)
@@ -63,7 +63,7 @@ def columns(file: str) -> list[str]:
     ]
 
 
-def test_every_column_of_the_monitors_files_is_in_the_reference_in_its_order() -> None:
+def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
     from srunddp.monitor import recorder
     from srunddp.monitor.sampler import gpu, links, node, tasks
 
@@ -110,7 +110,7 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
     assert few in (ROOT / "docs" / "reference.md").read_text()
 
 
-def test_every_option_of_a_run_of_the_report_and_of_triage_is_in_the_reference() -> None:
+def test_every_option_is_in_the_reference() -> None:
     from srunddp.report.cli import report
     from srunddp.run.cli import run
     from srunddp.triage.cli import triage

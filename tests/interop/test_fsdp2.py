@@ -35,9 +35,7 @@ def loads(run: Run) -> list[str]:
 
 
 @pytest.mark.mpirun
-def test_what_torchrun_saved_goes_on_below_mpirun_to_the_same_bits(
-    loaded: Run, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_torchruns_checkpoint_resumes_below_mpirun_bit_for_bit(loaded: Run, checkpoint: Path, tmp_path: Path) -> None:
     ours = mpirun(NAME, tmp_path, f"--load={checkpoint}", ranks=3)
     assert loads(ours) == loads(loaded)
     assert ours.losses() == loaded.losses()

@@ -28,7 +28,7 @@ def own(name: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.mpirun
-def test_losses_below_mpirun_are_those_of_accelerate_launch_to_the_bit(name: str, own: Run, tmp_path: Path) -> None:
+def test_losses_below_mpirun_equal_those_of_accelerate_launch(name: str, own: Run, tmp_path: Path) -> None:
     ours = mpirun(name, tmp_path)
     assert (ours.places(), ours.losses()) == (own.places(), own.losses())
 
@@ -41,16 +41,14 @@ def test_hydras_own_variables_lead_to_the_same_ranks(name: str, own: Run, tmp_pa
 
 
 @pytest.mark.slurm
-def test_losses_below_srun_on_one_node_are_those_of_accelerate_launch_to_the_bit(
-    name: str, own: Run, bench: Bench
-) -> None:
+def test_losses_below_srun_equal_those_of_accelerate_launch(name: str, own: Run, bench: Bench) -> None:
     ours = srun(bench, name)
     assert (ours.places(), ours.losses()) == (own.places(), own.losses())
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("channel", ["slurm", "pmi"])
-def test_on_two_nodes_both_are_local_rank_0_and_the_losses_are_the_same(
+def test_on_two_nodes_both_are_local_rank_0_with_the_same_losses(
     name: str, own: Run, bench: Bench, channel: str
 ) -> None:
     options = ("--mpi=pmi2",) if channel == "pmi" else ()

@@ -26,7 +26,7 @@ def test_on_two_nodes_of_two_ranks_it_knows_its_place(bench: Bench) -> None:
 
 @pytest.mark.slurm
 @pytest.mark.mpirun
-def test_below_mpirun_in_a_job_of_two_nodes_it_stops_at_the_daemons_variables(bench: Bench) -> None:
+def test_below_mpirun_in_a_job_it_stops_at_the_daemons_variables(bench: Bench) -> None:
     _, done = mpirun_in_job(bench, NAME, nodes=2, per_node=1)
     assert done.code == 1
     assert "inconsistent with equivalent SLURM env variable" in done.errors
@@ -34,8 +34,6 @@ def test_below_mpirun_in_a_job_of_two_nodes_it_stops_at_the_daemons_variables(be
 
 @pytest.mark.slurm
 @pytest.mark.mpirun
-def test_below_mpirun_in_a_job_of_two_nodes_it_trains_without_the_job_s_number(
-    own: Callable[[str], Run], bench: Bench
-) -> None:
+def test_below_mpirun_in_a_job_it_trains_without_the_job_id(own: Callable[[str], Run], bench: Bench) -> None:
     out, done = mpirun_in_job(bench, NAME, nodes=2, per_node=1, wrapper="env -u SLURM_JOB_ID")
     assert read(out, done.code, done.errors).losses() == own(NAME).losses()

@@ -20,14 +20,14 @@ def launches(run: Run) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slurm
-def test_with_its_own_environment_for_slurm_it_trains_to_the_same_bits(own: Callable[[str], Run], bench: Bench) -> None:
+def test_its_own_slurm_environment_trains_to_the_same_bits(own: Callable[[str], Run], bench: Bench) -> None:
     ours = srun(bench, NAME, "--environment=slurm")
     assert launches(ours) == [("SLURMEnvironment", 0)] * 2
     assert ours.results() == own(NAME).results()
 
 
 @pytest.mark.mpirun
-def test_with_its_own_environment_for_mpi_it_trains_to_the_same_bits(own: Callable[[str], Run], tmp_path: Path) -> None:
+def test_its_own_mpi_environment_trains_to_the_same_bits(own: Callable[[str], Run], tmp_path: Path) -> None:
     ours = mpirun(NAME, tmp_path, "--environment=mpi")
     assert launches(ours) == [("MPIEnvironment", 0)] * 2
     assert ours.results() == own(NAME).results()

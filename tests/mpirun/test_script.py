@@ -18,7 +18,7 @@ SRUNDDP = str(ROOT / "bin" / "srunddp")
 
 
 @pytest.mark.parametrize("where", ["--hosts=localhost:2", "--hostfile=my hosts"])
-def test_it_starts_the_ranks_with_their_environment_and_arguments(mpi: Mpi, where: str, tmp_path: Path) -> None:
+def test_the_ranks_start_with_their_environment_and_arguments(mpi: Mpi, where: str, tmp_path: Path) -> None:
     kind = "mpich" if mpi.name == "Hydra" else "openmpi"
     (tmp_path / "my hosts").write_text("localhost:2\n" if kind == "mpich" else "localhost slots=2\n")
     (tmp_path / "report.py").symlink_to(PROGRAMS / "report.py")

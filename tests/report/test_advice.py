@@ -110,7 +110,7 @@ def test_what_is_planted_is_named_and_nothing_else(name: str, tmp_path: Path) ->
     assert note.threshold
 
 
-def test_the_rest_of_a_requeued_run_says_nothing_of_the_time_that_all_of_it_needs(tmp_path: Path) -> None:
+def test_a_requeued_runs_rest_says_nothing_of_its_whole_time(tmp_path: Path) -> None:
     folder = MadeUp(time_limit=36000.0).write(tmp_path, restart=1)
     assert judging.notes(summary_of(read(folder))) == ()
 
@@ -133,12 +133,12 @@ def test_the_only_node_is_not_to_be_left_out(tmp_path: Path) -> None:
     assert note.hint == "see what else runs on node01"
 
 
-def test_two_troubles_that_have_nothing_to_do_with_each_other_are_two_notes(tmp_path: Path) -> None:
+def test_two_unrelated_problems_are_two_notes(tmp_path: Path) -> None:
     made_up = replace(ON_GPUS, slow={5: 0.05}, time_limit=36000.0, memory_limit=64 * GIB)
     assert [note.rule for note in noted(made_up, tmp_path)] == ["slow rank", "time limit", "memory unused"]
 
 
-def test_a_rank_that_works_slowly_is_told_from_one_that_waits_for_data(tmp_path: Path) -> None:
+def test_a_slow_rank_is_told_from_one_that_waits_for_data(tmp_path: Path) -> None:
     (works,) = noted(MadeUp(slow={2: 0.1}), tmp_path / "works")
     (waits,) = noted(MadeUp(slow_data={2: 0.1}), tmp_path / "waits")
     assert "it is its own work, not the wait for data" in works.found

@@ -74,7 +74,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("width", [1200, 480])
-def test_a_browser_shows_all_of_the_page_and_asks_for_nothing_else(width: int, page: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_the_whole_page_and_fetches_nothing(width: int, page: Path, tmp_path: Path) -> None:
     """Also in a narrow window, in which a table too wide for it is moved and not the page."""
     found = seen(page, tmp_path, width)
     assert len(found.images) == 5

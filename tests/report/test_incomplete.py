@@ -43,9 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_an_earlier_start_of_more_ranks_and_nodes_has_left_in_the_folder_is_not_of_this_one(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_files_of_an_earlier_larger_start_are_ignored(whole: Path, tmp_path: Path) -> None:
     alone, again = MadeUp(nodes=1, ranks_per_node=1, seconds=40), tmp_path / "again"
     folder = alone.write(again)
     said = reported(folder)
@@ -97,7 +95,7 @@ def test_a_line_without_its_end_is_not_counted(tmp_path: Path) -> None:
     assert csv_files.samples(path, csv_files.TASKS)["0"].count == content.count("\n") - 2
 
 
-def test_every_value_missing_still_gives_a_report_and_draws_nothing_empty(tmp_path: Path) -> None:
+def test_every_value_missing_still_gives_a_report(tmp_path: Path) -> None:
     from srunddp.report.plots.per_rank import pictures
 
     folder = RUN.write(tmp_path)
@@ -123,7 +121,7 @@ def test_lines_of_a_clock_that_was_set_back_are_left_out(tmp_path: Path) -> None
     assert list(found.time) == sorted(found.time)
 
 
-def test_columns_in_another_order_and_unknown_ones_are_read_by_their_names(tmp_path: Path) -> None:
+def test_columns_are_read_by_name_in_any_order(tmp_path: Path) -> None:
     folder = RUN.write(tmp_path / "one")
     other = RUN.write(tmp_path / "other")
     for path in other.glob("*.csv"):

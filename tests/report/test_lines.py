@@ -17,7 +17,7 @@ from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import MadeUp
 
 
-def test_before_both_counters_are_known_a_cell_is_empty_and_not_dark() -> None:
+def test_before_both_counters_are_known_a_cell_is_empty() -> None:
     """As a recorder writes it: until the first step nothing but that there was none."""
     columns = {"own_s": [NAN, NAN, 0.9, 1.9, 2.9], "steps": [0.0, 0.0, 9.0, 19.0, 29.0]}
     found = style.heat(TimeSeries([0.0, 1.0, 2.0, 3.0, 4.0], columns), "own_s", "steps", style.grid(0.0, 4.0, 1.0))
@@ -36,7 +36,7 @@ def test_of_many_epochs_not_all_are_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [0, None])
-def test_the_interval_in_which_training_ended_is_no_drop_of_the_throughput(code: int | None, tmp_path: Path) -> None:
+def test_the_interval_in_which_training_ended_is_no_drop(code: int | None, tmp_path: Path) -> None:
     """One that was killed trained to its end."""
     run = read(replace(MadeUp(epoch_s=0, seconds=62, code=code)).write(tmp_path))
     summary = summary_of(run)

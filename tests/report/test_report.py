@@ -104,7 +104,7 @@ def test_the_phases_of_the_launch_are_those_of_each_rank(tmp_path: Path) -> None
     assert second.ready == pytest.approx(5.202, abs=2e-3)
 
 
-def test_what_a_script_with_its_own_loop_does_before_its_first_step_has_a_phase(tmp_path: Path) -> None:
+def test_an_own_loop_has_a_phase_before_its_first_step(tmp_path: Path) -> None:
     (launch,) = summed(MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path).launches
     last = launch.phases[-1]
     assert (last.name, last.begin, last.end) == ("script", pytest.approx(3.36, abs=2e-3), launch.ready)
@@ -139,7 +139,7 @@ def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [20, 22, 24])
-def test_a_short_run_is_not_slower_for_the_interval_in_which_it_ended(seconds: int, tmp_path: Path) -> None:
+def test_a_short_run_is_not_slower_for_its_last_interval(seconds: int, tmp_path: Path) -> None:
     made_up = MadeUp(seconds=seconds, epoch_s=seconds, evaluation_s=0.1, checkpoint_s=0)
     assert summed(made_up, tmp_path).throughput.per_s == pytest.approx(1920, rel=0.02)
 
@@ -154,7 +154,7 @@ def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) 
     assert (picture.image, picture.missing.split(",")[0]) == (b"", "Steps were counted")
 
 
-def test_what_only_newer_gpus_measure_has_columns_where_it_is_known(tmp_path: Path) -> None:
+def test_what_only_newer_gpus_measure_has_columns_where_known(tmp_path: Path) -> None:
     folder = ON_GPUS.write(tmp_path)
     assert "tensor cores" not in shown(summary_of(read(folder)))
     for path in folder.glob("*.gpus.csv"):
@@ -187,7 +187,7 @@ def test_a_run_that_has_just_written_is_running(tmp_path: Path) -> None:
     assert "killed" in shown(summary_of(read(folder), last + 30))
 
 
-def test_the_cause_that_the_run_told_stands_beside_the_exit_codes(tmp_path: Path) -> None:
+def test_the_reported_cause_stands_beside_the_exit_codes(tmp_path: Path) -> None:
     made_up = MadeUp(code=1)
     write(made_up.write(tmp_path).parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
     summary = summary_of(read(tmp_path / "4711.0" / "monitor.0"))
@@ -234,7 +234,7 @@ def test_the_page_is_one_file_that_needs_nothing_else(reported: tuple[Path, Comp
     assert "<title>Run 4711.0: 8 ranks, train.py --epochs=20</title>" in html
 
 
-def test_every_picture_is_in_the_page_with_words_for_who_does_not_see_it(
+def test_every_picture_has_an_alternative_text(
     reported: tuple[Path, CompletedProcess[str]],
 ) -> None:
     folder, done = reported
@@ -320,14 +320,14 @@ def test_text_alone_writes_nothing_and_imports_nothing_heavy(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("what", ["logs", "logs/4711.0", "logs/4711.0/monitor.0", "4711", "4711.0"])
-def test_a_run_is_found_by_its_folder_the_one_above_and_its_number(what: str, tmp_path: Path) -> None:
+def test_a_run_is_found_by_its_folder_the_parent_and_its_number(what: str, tmp_path: Path) -> None:
     SHORT.write(tmp_path / "logs")
     done = report("--text", what, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("run 4711.0: ")
 
 
-def test_of_several_steps_the_newest_is_taken_and_of_several_starts_the_last(tmp_path: Path) -> None:
+def test_of_several_steps_and_starts_the_newest_is_taken(tmp_path: Path) -> None:
     for step in (2, 10):
         replace(SHORT, name=f"4711.{step}").write(tmp_path / "mine")
     replace(SHORT, seconds=90).write(tmp_path / "mine")
@@ -371,7 +371,7 @@ def test_a_baseline_without_a_throughput_is_refused(tmp_path: Path) -> None:
     assert "--baseline 4710: its throughput is not known" in refused(done)
 
 
-def test_a_folder_that_cannot_be_written_is_one_message_after_the_summary(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_one_message_after_the_summary(tmp_path: Path) -> None:
     SHORT.write(tmp_path)
     write(tmp_path / "file", "")
     done = report("--output", "file/there", "4711.0", folder=tmp_path)

@@ -121,7 +121,7 @@ def test_a_command_that_hangs_is_left_after_its_time(commands: Path, monkeypatch
     assert time.monotonic() - begun < 10
 
 
-def test_figures_of_another_start_of_the_job_are_not_taken_for_this_ones(commands: Path) -> None:
+def test_accounting_of_another_start_of_the_job_is_not_used(commands: Path) -> None:
     """After a requeue sacct has the last start alone."""
     stub(commands, "sacct", prints(SACCT.replace("18000000", "18000099")))
     assert view(RUN, commands) == slurm.SlurmAccounting(
@@ -171,7 +171,7 @@ def test_sizes_are_read_as_sacct_and_sstat_write_them(text: str, size: float | N
     ],
     ids=["step-gone", "job-gone", "running", "no-answer"],
 )
-def test_a_run_that_was_killed_just_now_is_not_said_to_be_running(body: str, said: str, commands: Path) -> None:
+def test_a_run_that_was_killed_just_now_is_not_called_running(body: str, said: str, commands: Path) -> None:
     """As in a job script, where the report follows the run at once."""
     stub(commands, "scontrol", body)
     replace(RUN, code=None, start=time.time() - 65).write(commands / "logs")
@@ -189,7 +189,7 @@ def completed(body: str, folder: Path) -> tuple[float | None, float | None]:
     return found.time_limit_s, found.job_s
 
 
-def test_the_time_limit_is_the_controllers_with_how_long_the_job_has_lasted(commands: Path) -> None:
+def test_the_time_limit_and_elapsed_time_are_the_controllers(commands: Path) -> None:
     array = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
     shown = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
     assert completed(prints(array + shown), commands) == (93600.0, 123.0)
@@ -199,7 +199,7 @@ def test_a_job_without_a_limit_has_none(commands: Path) -> None:
     assert completed(prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), commands) == (None, 123.0)
 
 
-def test_when_the_controller_has_forgotten_the_job_the_time_limit_is_accountings(commands: Path) -> None:
+def test_without_the_controller_the_time_limit_is_accountings(commands: Path) -> None:
     stub(commands, "sacct", prints("4711|20|70\n"))
     assert completed("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", commands) == (1200.0, 70.0)
 
@@ -226,7 +226,7 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
     assert "scontrol --oneliner show job 4711_3" in asked(commands)
 
 
-def test_a_job_that_the_controller_has_forgotten_is_found_by_accounting(commands: Path) -> None:
+def test_a_job_that_the_controller_forgot_is_found_by_accounting(commands: Path) -> None:
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     stub(commands, "sacct", prints("4714|/home/me/work\n"))
     assert slurm.job("4711_3") == Job("4714", "/home/me/work")

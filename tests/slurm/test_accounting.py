@@ -42,7 +42,7 @@ def megabytes(shown: str) -> float:
     return float(shown.removesuffix("K")) / 1024
 
 
-def test_slurm_counts_a_steps_tasks_cpu_time_and_memory_while_it_runs_and_after(bench: Bench) -> None:
+def test_slurm_counts_a_steps_tasks_cpu_time_and_memory(bench: Bench) -> None:
     end = bench.cluster.shared / "busy.end"
     layout = ("--nodes=2", f"--ntasks={TASKS}", "--job-name=busy step", "--time=7")
     code = BUSY.format(seconds=SECONDS)

@@ -46,14 +46,14 @@ def test_a_healthy_cluster_passes_clean(channel: str, bench: Bench) -> None:
     assert "12 of 12 ranks on 6 nodes, all is well\n" in done.text
 
 
-def test_the_report_has_a_line_for_each_node_on_what_it_sees_and_has(bench: Bench) -> None:
+def test_the_report_has_a_line_for_each_node(bench: Bench) -> None:
     done = checked(bench, f"--path={ROOT / 'etc'}", REPORT, srun=("-N2", "--ntasks-per-node=1"))
     (text,) = [path.read_text().splitlines() for path in done.folder.glob("preflight.*.txt")]
     assert "node02 proj=ok script=ok env=ok etc=ok" in text
     assert any(line.startswith("node02 ok: Python 3.") and ", torch 2." in line for line in text), text
 
 
-def test_faults_that_leave_the_network_alone_are_all_named_at_once_each_on_its_node(bench: Bench) -> None:
+def test_faults_beside_the_network_are_named_each_on_its_node(bench: Bench) -> None:
     """Another torch, a full /tmp, a clock that is off, another MTU, a name on loopback: five nodes have one each."""
     faults = {"node02": with_other_torch(), "node03": full_tmp(bench), "node04": with_clock_off()}
     with mtu(node("node05"), 1400), own_name_on_loopback(node("node06")):
@@ -120,7 +120,7 @@ def test_a_wrong_name_in_ifaces_conf_is_named_with_its_line(bench: Bench) -> Non
     assert done.about("interface").startswith(f"{wrong}:13:3: interface ens1f9 is not there on node node05")
 
 
-def test_packets_lost_one_way_between_two_nodes_name_the_pair_and_the_direction(bench: Bench) -> None:
+def test_packets_lost_one_way_name_the_pair_and_the_direction(bench: Bench) -> None:
     with one_way_dropped(node("node03"), node("node05")):
         done = checked(bench, srun=("-N3", "-wnode01,node03,node05", "--ntasks-per-node=1"))
     assert done.named() == {("FAIL", "reach", "node03 -> node05")}, done.text
@@ -134,7 +134,7 @@ def test_packets_lost_one_way_between_two_nodes_name_the_pair_and_the_direction(
         ("input", "nothing that others send to 10.88.0.14 reaches it"),
     ],
 )
-def test_a_node_that_is_heard_by_none_or_hears_none_is_named_alone(hook: str, words: str, bench: Bench) -> None:
+def test_a_node_that_is_cut_off_is_named_alone(hook: str, words: str, bench: Bench) -> None:
     with packets_dropped(node("node04"), hook):
         done = checked(bench, srun=("-N4", "--ntasks-per-node=1", "--mpi=pmi2"))
     assert done.named() == {("FAIL", "reach", "node04")}, done.text

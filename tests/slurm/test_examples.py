@@ -43,7 +43,7 @@ def test_an_example_comes_to_the_same_bits_over_all_channels(started: Callable[[
 
 
 @pytest.mark.soak
-def test_the_simple_example_trains_on_six_nodes_whose_interfaces_have_different_names(bench: Bench) -> None:
+def test_the_simple_example_trains_on_six_different_interfaces(bench: Bench) -> None:
     folder, example = bench.cluster.shared / "examples" / "six", EXAMPLES["simple"]
     words = ("-N6", "--ntasks-per-node=1", SRUNDDP, "--backend=gloo", f"--ifaces={bench.ifaces}")
     done = bench.srun(*words, *example.words(bench.cluster.shared, folder), timeout=180, ifaces=bench.ifaces)
@@ -52,7 +52,7 @@ def test_the_simple_example_trains_on_six_nodes_whose_interfaces_have_different_
     assert "backend gloo" in done.errors
 
 
-def test_the_same_file_runs_on_one_process_one_node_and_two_nodes_with_its_scaling_efficiency(bench: Bench) -> None:
+def test_one_file_runs_on_one_process_one_node_and_two_nodes(bench: Bench) -> None:
     script, baseline = str(FOLDER / "single_to_multi.py"), bench.cluster.shared / "one.json"
     speeds, told = {}, {}
     for layout in (("-N1", "-n1"), ("-N1", "-n2"), ("-N2", "-n4")):

@@ -44,7 +44,7 @@ def test_all_end_and_the_culprit_is_named_however_it_failed(kind: str, site: Sit
 
 
 @pytest.mark.parametrize("kind", ["exception", "exit3", "sigkill", "supervisor"])
-def test_the_same_holds_for_rank_0_and_where_srun_lets_the_others_run_on(kind: str, site: Site) -> None:
+def test_rank_0s_failure_ends_all_where_srun_lets_others_run_on(kind: str, site: Site) -> None:
     check(Plan((Fault(0, kind),), peers="block"), site)
 
 
@@ -163,7 +163,7 @@ def test_a_rank_that_never_starts_is_named_and_all_end(site: Site) -> None:
     assert "Traceback" not in result.errors
 
 
-def test_a_supervisor_that_is_killed_while_others_are_still_to_come_ends_all(site: Site) -> None:
+def test_a_supervisor_killed_during_the_rendezvous_ends_all(site: Site) -> None:
     with started(Plan(kill=True), site, late(4, 600)) as run:
         run.until(lambda: len(supervisors(run)) == 5, 30)
         victim = next(pid for pid in supervisors(run) if b"SLURM_PROCID=3\0" in environment(pid))

@@ -23,7 +23,7 @@ print(json.dumps([report.cluster, report.notes, found]))
 """
 
 
-def test_the_nodes_of_the_real_cluster_are_known_on_its_login_node(bench: Bench) -> None:
+def test_the_nodes_of_the_cluster_are_known_on_its_login_node(bench: Bench) -> None:
     short = bench.write_ifaces("short.conf", f"- nodes: {NODES[0].name},nosuch\n  interface: auto\n")
     answers = [bench.cluster.run(sys.executable, "-c", CHECK, str(path)).stdout for path in (bench.ifaces, short)]
     every = [node.name for node in NODES]

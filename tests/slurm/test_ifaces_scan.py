@@ -30,7 +30,7 @@ def draft(bench: Bench) -> Path:
     return path
 
 
-def test_each_node_has_the_interface_that_reaches_all_others_and_a_name_that_leads_to_it(draft: Path) -> None:
+def test_each_node_has_the_interface_that_reaches_all_others(draft: Path) -> None:
     entries = parse(draft.read_bytes(), str(draft))
     for each in NODES:
         entry = entry_for(entries, each.name)
@@ -58,7 +58,7 @@ def test_mnist_trains_on_six_nodes_with_the_draft_as_it_is(bench: Bench, draft: 
     assert "test accuracy" in done.output
 
 
-def test_with_a_link_down_the_network_that_still_reaches_all_nodes_is_taken(bench: Bench) -> None:
+def test_with_a_link_down_the_network_that_reaches_all_is_taken(bench: Bench) -> None:
     with link_down(node("node03")):
         done, path = scan(bench, "without-one.conf")
     text = path.read_text()
@@ -66,7 +66,7 @@ def test_with_a_link_down_the_network_that_still_reaches_all_nodes_is_taken(benc
     assert "- nodes: node[01-06]\n  interface: ens6  # up, 10 Gbit/s, reaches all 5 other nodes\n" in text, text
 
 
-def test_over_slurms_variables_alone_it_says_how_rank_0_can_be_found(bench: Bench) -> None:
+def test_over_slurms_variables_it_says_how_rank_0_can_be_found(bench: Bench) -> None:
     """The nodes' names lead to a network that a firewall closes."""
     words = ("-N2", "--ntasks-per-node=1", SRUNDDP, "ifaces", "scan", "--timeout=4")
     done = bench.srun(*words, ifaces=bench.write_ifaces("empty.conf", ""))
@@ -75,7 +75,7 @@ def test_over_slurms_variables_alone_it_says_how_rank_0_can_be_found(bench: Benc
     assert "Traceback" not in done.errors
 
 
-def test_a_check_of_the_file_on_every_node_names_the_one_that_it_is_wrong_for(bench: Bench) -> None:
+def test_a_check_on_every_node_names_the_one_it_is_wrong_for(bench: Bench) -> None:
     words = (*ONE_EACH, SRUNDDP, "ifaces", "check")
     done = bench.srun(*words, str(bench.ifaces))
     assert done.code == 0, done

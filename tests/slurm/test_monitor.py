@@ -118,7 +118,7 @@ def test_what_is_wrong_gets_its_note_and_only_that(
     assert not samplers()
 
 
-def test_a_gpu_that_has_nothing_to_do_gets_its_note_and_only_that(bench: Bench, folder: Path) -> None:
+def test_an_idle_gpu_gets_its_note_and_only_that(bench: Bench, folder: Path) -> None:
     folder.mkdir()
     gpu = {"uuid": "GPU-1", "name": "NVIDIA H100", "total": 80 << 30, "trace": [IDLE]}
     (folder / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 13000, "gpus": [gpu]}))
@@ -140,7 +140,7 @@ def accounted(bench: Bench, *words: str) -> list[str]:
     )[0]
 
 
-def test_figures_agree_with_those_of_sstat_and_sacct_within_a_tenth(bench: Bench, folder: Path) -> None:
+def test_figures_agree_with_sstat_and_sacct_within_a_tenth(bench: Bench, folder: Path) -> None:
     words = ("-N3", "--ntasks-per-node=2", "--time=5", SRUNDDP, "run", "--monitor=1", f"--monitor-dir={folder}")
     variables = {"SRUNDDP_IFACES": str(bench.ifaces), "OMP_NUM_THREADS": "1"}
     with ending(bench.cluster.popen("srun", *words, MONITORED, "starving", "10", env=variables)) as step:
@@ -175,9 +175,7 @@ def ready(folder: Path) -> bool:
     return bool(list(folder.glob("*/monitor.0/run.json")))
 
 
-def test_of_a_job_that_is_killed_the_report_is_complete_to_the_last_sample_and_no_sampler_is_left(
-    bench: Bench, folder: Path
-) -> None:
+def test_a_killed_job_has_its_report_and_leaves_no_sampler(bench: Bench, folder: Path) -> None:
     words = ("-N3", "--ntasks-per-node=2", SRUNDDP, "run", "--monitor=0.5", f"--monitor-dir={folder}")
     variables = {"SRUNDDP_IFACES": str(bench.ifaces), "OMP_NUM_THREADS": "1"}
     with ending(bench.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables)) as step:

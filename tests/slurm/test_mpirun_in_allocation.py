@@ -28,7 +28,7 @@ def mpirun(bench: Bench, name: str, program: str, *options: str) -> Outcome:
 
 
 @pytest.mark.parametrize("name", sorted(NETWORK))
-def test_row_19_and_40_mpirun_takes_the_allocation_s_tasks_and_its_own_ranks(bench: Bench, name: str) -> None:
+def test_mpirun_takes_the_allocations_tasks_and_its_own_ranks(bench: Bench, name: str) -> None:
     done = mpirun(bench, name, "report.py", "-N2", "--ntasks-per-node=2")
     assert done.code == 0, done.errors
     ranks = done.by_rank()
@@ -40,7 +40,7 @@ def test_row_19_and_40_mpirun_takes_the_allocation_s_tasks_and_its_own_ranks(ben
 
 
 @pytest.mark.parametrize("name", sorted(NETWORK))
-def test_a_script_written_for_torchrun_reduces_over_two_nodes_under_mpirun(bench: Bench, name: str) -> None:
+def test_a_torchrun_script_reduces_over_two_nodes_under_mpirun(bench: Bench, name: str) -> None:
     done = mpirun(bench, name, "torchrun_style.py", "-N2", "--ntasks-per-node=1")
     assert done.code == 0, done.errors
     ranks = done.by_rank()

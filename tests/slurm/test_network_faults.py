@@ -39,7 +39,7 @@ def cut_off(fault: str, name: str, site: Site) -> Result:
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
-def test_a_node_that_is_cut_off_is_named_and_all_end_on_both_sides(fault: str, site: Site) -> None:
+def test_a_node_that_is_cut_off_is_named_and_both_sides_end(fault: str, site: Site) -> None:
     result = cut_off(fault, "node02", site)
     assert result.gone is not None, result.told()
     assert result.gone < CUT_OFF

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slurm
         (("-N2", "--ntasks-per-node=2"), max(1, CPUS // 2)),
     ],
 )
-def test_every_rank_has_the_switches_and_no_more_threads_than_cpus(
+def test_ranks_have_offline_switches_and_threads_for_their_cpus(
     bench: Bench, layout: tuple[str, ...], threads: int
 ) -> None:
     """No more than were asked for, though each may run on all of the machine."""

@@ -28,7 +28,7 @@ def check_places(ranks: dict[int, dict[str, object]], world_size: int) -> None:
 
 
 @pytest.mark.parametrize("channel", ["slurm", "pmi", "mpi"])
-def test_row_4_each_node_has_its_own_interface_in_both_spellings(bench: Bench, channel: str) -> None:
+def test_each_node_has_its_own_interface_in_both_spellings(bench: Bench, channel: str) -> None:
     pmi = {"slurm": "none", "pmi": "pmi2", "mpi": "pmix"}[channel]
     done = bench.srun(f"--mpi={pmi}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--channel", channel, REPORT)
     assert done.code == 0, done.errors
@@ -58,7 +58,7 @@ def test_any_layout_gives_the_right_places(bench: Bench, options: list[str], wor
     check_places(done.by_rank(), world_size)
 
 
-def test_row_10_an_arbitrary_layout_is_refused_with_the_hint_and_works_over_pmi(bench: Bench) -> None:
+def test_an_arbitrary_layout_is_refused_and_works_over_pmi(bench: Bench) -> None:
     hosts = bench.cluster.shared / "hosts"
     hosts.write_text("node03\nnode01\n")
     env = {"SLURM_HOSTFILE": str(hosts)}
@@ -70,7 +70,7 @@ def test_row_10_an_arbitrary_layout_is_refused_with_the_hint_and_works_over_pmi(
     assert done.by_rank()[1]["master"].startswith("10.88.0.13 ")
 
 
-def test_row_18_a_step_on_a_part_of_the_job_meets_within_itself(bench: Bench) -> None:
+def test_a_step_on_a_part_of_the_job_meets_within_itself(bench: Bench) -> None:
     script = f"srun -w node03,node04 -N2 -n2 {SRUNDDP} --quiet {REPORT}; srun -r1 -N1 -n1 {SRUNDDP} --quiet {REPORT}"
     done = bench.on_login("salloc", "-Q", "-w", "node[02-04]", "bash", "-c", script)
     assert done.code == 0, done.errors
@@ -79,7 +79,7 @@ def test_row_18_a_step_on_a_part_of_the_job_meets_within_itself(bench: Bench) ->
     assert done.reports[0]["master"].startswith("10.88.0.13 ")
 
 
-def test_row_18_a_heterogeneous_step_is_refused_with_the_hint_and_works_over_pmi(bench: Bench) -> None:
+def test_a_heterogeneous_step_is_refused_and_works_over_pmi(bench: Bench) -> None:
     components = ("-N1", "-n2", "-w", "node04", SRUNDDP, REPORT, ":", "-N1", "-n1", "-w", "node02", SRUNDDP, REPORT)
     refused = bench.srun("--kill-on-bad-exit=1", *components)
     assert "heterogeneous" in refused.errors
@@ -98,7 +98,7 @@ def test_a_step_on_one_component_of_a_heterogeneous_job(bench: Bench) -> None:
     assert [(report["node"], report["world_size"]) for report in done.reports] == [("node04", 2)] * 2 + [("node02", 1)]
 
 
-def test_row_8_an_allocation_s_shell_and_a_batch_body_are_a_world_of_one(bench: Bench) -> None:
+def test_a_job_shell_and_a_batch_body_are_single_processes(bench: Bench) -> None:
     shell = bench.on_login("salloc", "-Q", "-N2", "-n4", "bash", "-c", f"{SRUNDDP} {REPORT}")
     body = bench.batch(f"{SRUNDDP} {REPORT}", "-N2", "-n4")
     for done in (shell, body):
@@ -108,7 +108,7 @@ def test_row_8_an_allocation_s_shell_and_a_batch_body_are_a_world_of_one(bench: 
         assert "srun srunddp" in done.errors
 
 
-def test_row_8_the_interactive_step_of_salloc_is_a_world_of_one(bench: Bench) -> None:
+def test_the_interactive_step_of_salloc_is_a_single_process(bench: Bench) -> None:
     variables = {"SRUNDDP_IFACES": str(bench.ifaces)}
     process = bench.cluster.popen("salloc", "-Q", "-N2", "-n4", env=variables, stdin=subprocess.PIPE)
     output, errors = process.communicate(f"{SRUNDDP} {REPORT}\nexit\n", timeout=60)
@@ -116,7 +116,7 @@ def test_row_8_the_interactive_step_of_salloc_is_a_world_of_one(bench: Bench) ->
     assert [(report["world_size"], report["node"]) for report in done.reports] == [(1, "node01")], output + errors
 
 
-def test_row_8_a_shell_of_srun_pty_is_a_world_of_one(bench: Bench) -> None:
+def test_a_shell_of_srun_pty_is_a_single_process(bench: Bench) -> None:
     # `script` gives srun the terminal without which it ignores --pty.
     shell = ("script", "-qec", "srun -N1 -n2 --pty bash --norc -i", "/dev/null")
     variables = {"SRUNDDP_IFACES": str(bench.ifaces)}
@@ -134,7 +134,7 @@ def test_a_script_that_srun_pty_starts_is_a_real_step(bench: Bench) -> None:
     assert [(report["rank"], report["world_size"]) for report in done.reports] == [(0, 2)], done.output
 
 
-def test_row_8_srun_of_a_wrapper_within_a_shell_of_srun_pty_is_a_real_step(bench: Bench) -> None:
+def test_srun_of_a_wrapper_in_a_shell_of_srun_pty_is_a_real_step(bench: Bench) -> None:
     """It inherits the shell's variables, and is not the process that srun started."""
     inner = f"srun --overlap -n2 bash -c '{SRUNDDP} --quiet {REPORT}; true'"
     done = bench.on_login("script", "-qec", f'srun -N1 -n2 --pty bash -c "{inner}; true"', "/dev/null")
@@ -146,32 +146,32 @@ def test_a_terminal_does_not_hide_a_real_step(bench: Bench) -> None:
     assert "SLURM_PROCID=0" in done.output
 
 
-def test_srun_within_salloc_is_a_real_step_though_the_job_is_called_interactive(bench: Bench) -> None:
+def test_srun_in_salloc_is_a_real_step_in_an_interactive_job(bench: Bench) -> None:
     done = bench.on_login("salloc", "-Q", "-N2", "srun", SRUNDDP, "--quiet", REPORT)
     check_places(done.by_rank(), 2)
 
 
-def test_row_1_the_hostname_and_name_service_do_not_matter(bench: Bench) -> None:
+def test_the_hostname_and_name_service_do_not_matter(bench: Bench) -> None:
     rename = f'exec unshare --uts sh -c "hostname other-$SLURM_PROCID; exec {SRUNDDP} --quiet {REPORT}"'
     done = bench.srun("-N3", "sh", "-c", rename)
     assert done.code == 0, done.errors
     check_places(done.by_rank(), 3)
 
 
-def test_row_17_scontrol_is_not_needed(bench: Bench) -> None:
+def test_scontrol_is_not_needed(bench: Bench) -> None:
     done = bench.srun("-N2", "env", "PATH=/nowhere", str(PROGRAMS.parent.parent / ".venv/bin/python"), SRUNDDP, REPORT)
     assert done.code == 0, done.errors
     check_places(done.by_rank(), 2)
 
 
 @pytest.mark.parametrize("export", ["NONE", "A=1"])
-def test_row_39_an_empty_environment_does_not_lose_the_interpreter(bench: Bench, export: str) -> None:
+def test_an_empty_environment_does_not_lose_the_interpreter(bench: Bench, export: str) -> None:
     done = bench.srun(f"--export={export}", "-N2", SRUNDDP, "--ifaces", str(bench.ifaces), REPORT)
     assert done.code == 0, done.errors
     assert {report["python"] for report in done.reports} == {str(PROGRAMS.parent.parent / ".venv/bin/python")}
 
 
-def test_row_5_auto_passes_over_what_cannot_reach_other_nodes(bench: Bench) -> None:
+def test_auto_passes_over_what_cannot_reach_other_nodes(bench: Bench) -> None:
     auto = bench.write_ifaces("auto.conf", '- nodes: "*"\n  interface: auto\n')
     done = bench.srun("--mpi=pmi2", "-N2", SRUNDDP, "--explain", ifaces=auto)
     assert done.code == 0, done.errors
@@ -182,7 +182,7 @@ def test_row_5_auto_passes_over_what_cannot_reach_other_nodes(bench: Bench) -> N
             assert why in line
 
 
-def test_explain_says_of_labelled_environments_what_it_says_on_the_ranks(bench: Bench) -> None:
+def test_explain_says_of_labelled_variables_what_the_ranks_say(bench: Bench) -> None:
     """On the login node, where the ranks' interfaces are not."""
     file = bench.write_ifaces("environments", bench.srun("-N2", "--label", "env").output)
     there, later = bench.srun("-N2", SRUNDDP, "explain"), bench.on_login(SRUNDDP, "explain", "--env", str(file))
@@ -194,7 +194,7 @@ def test_explain_says_of_labelled_environments_what_it_says_on_the_ranks(bench: 
         assert f"[rank {rank}] node                 {node} " in later.output
 
 
-def test_row_3_a_hostname_that_leads_to_loopback_is_named(bench: Bench) -> None:
+def test_a_hostname_that_leads_to_loopback_is_named(bench: Bench) -> None:
     plain = bench.write_ifaces("plain.conf", "- nodes: node[01-02]\n  interface: ens1f1\n  address: localhost\n")
     done = bench.srun("-N2", SRUNDDP, "--timeout", "10", REPORT, ifaces=plain)
     assert done.code == 78
@@ -202,7 +202,7 @@ def test_row_3_a_hostname_that_leads_to_loopback_is_named(bench: Bench) -> None:
     assert "node02" in done.errors
 
 
-def test_row_20_a_hostname_on_another_network_than_the_interface_is_named_at_once(bench: Bench) -> None:
+def test_a_hostname_on_another_network_is_named_at_once(bench: Bench) -> None:
     plain = bench.write_ifaces("plain.conf", "- nodes: node[01-02]\n  interface: ens1f1\n")
     done = bench.srun("-N2", "--kill-on-bad-exit=1", SRUNDDP, REPORT, ifaces=plain, timeout=60)
     assert done.code != 0
@@ -217,20 +217,20 @@ def test_ranks_that_do_not_come_are_named_with_their_node(bench: Bench) -> None:
     assert "Traceback" not in done.errors
 
 
-def test_row_9_mpi_without_a_world_is_refused_with_the_hint_not_killed(bench: Bench) -> None:
+def test_mpi_without_a_world_is_refused_with_the_hint(bench: Bench) -> None:
     done = bench.srun("-N2", "--mpi=none", SRUNDDP, "--channel", "mpi", REPORT)
     assert done.code == 78
     assert "--mpi=pmix" in done.errors
 
 
-def test_row_9_every_mpi_type_of_srun_gives_one_world(bench: Bench) -> None:
+def test_every_mpi_type_of_srun_gives_one_world(bench: Bench) -> None:
     for kind, channel in (("none", "slurm"), ("pmi2", "pmi"), ("pmix", "slurm")):
         done = bench.srun("-N2", f"--mpi={kind}", SRUNDDP, REPORT)
         check_places(done.by_rank(), 2)
         assert f"channel {channel}," in done.errors
 
 
-def test_row_14_a_wrong_ntasks_of_the_user_is_not_believed(bench: Bench) -> None:
+def test_a_wrong_ntasks_of_the_user_is_not_believed(bench: Bench) -> None:
     done = bench.srun("-N2", "env", "SLURM_NTASKS=9", "SLURM_NNODES=7", SRUNDDP, "--quiet", REPORT)
     check_places(done.by_rank(), 2)
 
@@ -247,9 +247,7 @@ def test_an_old_job_script_s_variables_are_said_or_refused(bench: Bench) -> None
     ("name", "wrong"),
     [("ib9", "is not there"), ("spare0", "is down"), ("bare0", "has no address"), ("lo", "is loopback")],
 )
-def test_row_4_an_interface_that_cannot_be_used_is_named_with_those_there_are(
-    bench: Bench, name: str, wrong: str
-) -> None:
+def test_an_unusable_interface_is_named_with_those_there_are(bench: Bench, name: str, wrong: str) -> None:
     conf = bench.write_ifaces("wrong.conf", f'# a comment\n- nodes: "*"\n  interface: {name}\n')
     done = bench.srun("-N2", SRUNDDP, REPORT, ifaces=conf)
     assert done.code == 78

@@ -63,7 +63,7 @@ def met_strangers(run: str, calls: list[dict[str, Any]]) -> set[int]:
     return {port for port, hello in hellos if (hello["token"], hello["rank"]) == (run, 1)}
 
 
-def test_row_2_twenty_times_two_steps_at_once_with_their_preferred_ports_taken(bench: Bench) -> None:
+def test_two_steps_at_once_share_their_preferred_ports(bench: Bench) -> None:
     bench.cluster.run("salloc", "-Q", "-N2", "-n8", "--no-shell", "-J", "ports")
     job_id = bench.cluster.run("squeue", "--noheader", "--name=ports", "--format=%A").stdout.strip()
     # Steps are counted on where the bench has to repeat them.
@@ -102,7 +102,7 @@ def listening(bench: Bench) -> set[int]:
 
 
 @pytest.mark.usefixtures("reserving")
-def test_a_step_meets_on_the_first_port_that_slurm_reserved_for_it(bench: Bench) -> None:
+def test_a_step_meets_on_the_first_port_slurm_reserved_for_it(bench: Bench) -> None:
     gate = bench.cluster.shared / "gate"
     # Rank 1 starts once rank 0's line and store have been seen.
     late = f'[ $SLURM_PROCID = 0 ] || until [ -e {gate} ]; do sleep 0.1; done; exec "$@"'
@@ -123,7 +123,7 @@ def test_a_step_meets_on_the_first_port_that_slurm_reserved_for_it(bench: Bench)
     assert ports & set(range(12000, 12100)) == {first}
 
 
-def test_a_firewall_s_range_is_kept_by_the_file_and_by_the_option(bench: Bench) -> None:
+def test_a_firewalls_range_is_kept_by_the_file_and_by_the_option(bench: Bench) -> None:
     text = '- nodes: "*"\n  interface: ens1f1\n  address: "{node}-data"\n  ports: 40000-40007\n'
     ranged = bench.write_ifaces("ports.conf", text)
     done = bench.srun("-N2", SRUNDDP, REPORT, ifaces=ranged)

@@ -70,9 +70,7 @@ def jobs(bench: Bench) -> dict[str, Job]:
         ("one rank", "SIGUSR2"),
     ],
 )
-def test_a_job_that_is_warned_is_requeued_once_and_resumes_where_it_stopped(
-    name: str, cause: str, jobs: dict[str, Job]
-) -> None:
+def test_a_warned_job_is_requeued_once_and_resumes(name: str, cause: str, jobs: dict[str, Job]) -> None:
     job = jobs[name]
     step = found(job.output, STOPPED.format(cause, "; the job is requeued"))
     assert f"done from step {step} to {int(step) + 5}\n" in job.output, job
@@ -81,7 +79,7 @@ def test_a_job_that_is_warned_is_requeued_once_and_resumes_where_it_stopped(
     assert "Traceback" not in job.output
 
 
-def test_a_job_that_is_cancelled_has_its_checkpoint_and_is_not_requeued(jobs: dict[str, Job]) -> None:
+def test_a_cancelled_job_has_its_checkpoint_and_is_not_requeued(jobs: dict[str, Job]) -> None:
     job = jobs["cancelled"]
     found(job.output, STOPPED.format("SIGTERM", ""))
     assert (job.state, job.restarts) == ("CANCELLED", 0), job
@@ -89,7 +87,7 @@ def test_a_job_that_is_cancelled_has_its_checkpoint_and_is_not_requeued(jobs: di
 
 
 @pytest.mark.parametrize("name", ["requeued", "preempted"])
-def test_a_job_that_slurm_itself_requeues_has_its_checkpoint_and_resumes(name: str, jobs: dict[str, Job]) -> None:
+def test_a_job_slurm_requeues_has_its_checkpoint_and_resumes(name: str, jobs: dict[str, Job]) -> None:
     """Upon ``scontrol requeue``, or as another partition goes before its own."""
     job = jobs[name]
     step = found(job.output, STOPPED.format("SIGTERM", ""))

@@ -16,7 +16,7 @@ EPOCHS = 60
 LONG = 180.0
 
 
-def test_the_example_of_a_job_script_goes_on_where_a_signal_stopped_it(bench: Bench) -> None:
+def test_the_job_script_example_resumes_where_it_was_stopped(bench: Bench) -> None:
     out, folder = bench.cluster.shared / "resume.out", bench.cluster.shared / "runs"
     layout = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--time=10")
     places = (f"--chdir={ROOT}", f"--output={out}", f"--export=ALL,SRUNDDP_IFACES={bench.ifaces},OMP_NUM_THREADS=1")

@@ -148,7 +148,7 @@ def reports(text: str) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [*(name for name in RANKS if name != "launch_tiny"), "run_nccl"])
-def test_slurm_accepts_the_script_that_replaces_one_written_by_hand(name: str, site: Site) -> None:
+def test_slurm_accepts_the_script_that_replaces_a_manual_one(name: str, site: Site) -> None:
     assert re.search(r"sbatch: Job \d+ to start at ", (site.folder / f"{name}.accepted").read_text())
 
 
@@ -172,7 +172,7 @@ def test_modules_are_loaded_by_the_sites_own_function(site: Site) -> None:
     assert sorted(lines) == ["load Python/3.10 CUDA/11.7 NCCL", "load cuda/11.6 gcc/10.3 python/3.9", "purge"]
 
 
-def test_the_interactive_script_allocates_by_itself_looks_at_the_nodes_and_trains(site: Site) -> None:
+def test_the_interactive_script_allocates_checks_and_trains(site: Site) -> None:
     """These nodes see all that it stages; where some do not is in test_staging."""
     done = site.run("bash", "launch_tiny.sh")
     shown = re.findall(r"^(node\d\d):(\d+): (\{.*)$", done.stdout, re.MULTILINE)
@@ -192,7 +192,7 @@ def test_salloc_is_started_at_once_where_that_is_asked_for(site: Site) -> None:
     assert {tuple(each["arguments"]) for each in reports(done.stdout).values()} == {("$(touch canary)",)}
 
 
-def test_a_job_that_is_warned_of_its_time_limit_is_requeued_and_finishes(site: Site) -> None:
+def test_a_job_warned_of_its_time_limit_is_requeued_and_finishes(site: Site) -> None:
     job = site.jobs["limit"]
     step = found(job.output, STOPPED.format("SIGUSR2", "; the job is requeued"))
     assert f"done from step {step} to {int(step) + 5}\n" in job.output, job
@@ -208,7 +208,7 @@ def test_the_state_and_the_code_are_those_of_the_training(name: str, state: str,
 
 
 @pytest.mark.parametrize("name", ["ended", "failed", "cancelled", "limit"])
-def test_every_start_is_monitored_on_every_node_and_no_process_is_left(name: str, site: Site) -> None:
+def test_every_start_is_monitored_and_no_process_is_left(name: str, site: Site) -> None:
     job = site.jobs[name]
     for start in range(job.restarts + 1):
         folder = site.folder / "logs" / name / f"{job.number}.0" / f"monitor.{start}"
@@ -250,7 +250,7 @@ def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Sit
         site.run("scancel", number)
 
 
-def test_slurm_reads_back_a_name_of_any_letters_and_the_ranks_get_any_arguments(site: Site) -> None:
+def test_slurm_reads_back_any_job_name_and_any_arguments(site: Site) -> None:
     job = site.srunddp(
         "--submit", f"--job-name={HOSTILE_NAME}", "--log-dir=logs/it's 100%j", "train.py", *HOSTILE_ARGUMENTS
     )

@@ -36,7 +36,7 @@ def test_six_ranks_go_on_in_shards_from_the_checkpoint_of_four(bench: Bench) -> 
     assert f"goes on from {output}/checkpoints/step-{3 * 12:08}.pt: 3 epochs" in second.errors
 
 
-def test_nodes_that_do_not_share_the_folder_are_named_at_the_start(bench: Bench) -> None:
+def test_nodes_that_do_not_share_the_folder_are_named(bench: Bench) -> None:
     done = train(bench, 2, "/tmp/shards-of-this-node")
     assert done.code == 78, done.errors
     assert "is not seen by rank 2-3; expected with parallel=fsdp an output_dir that all nodes share" in done.errors

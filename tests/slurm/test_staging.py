@@ -152,7 +152,7 @@ def until(condition: Callable[[], object], limit: float = LIMIT) -> None:
         time.sleep(0.1)
 
 
-def test_nodes_that_see_nothing_work_in_copies_and_the_others_in_what_is_shared(site: Site) -> None:
+def test_nodes_without_the_shared_folder_work_in_copies(site: Site) -> None:
     run = f'srun "$staged" run --staged where.py {site.data}'
     # A pipe on standard error as well: what stays in the background must not hold it open.
     first = f"staged=$({site.push} 2>&1 | tee /dev/stderr | tail -1)"
@@ -220,7 +220,7 @@ def test_what_a_rank_wrote_in_a_copy_stays_and_is_named(site: Site) -> None:
             path.unlink()
 
 
-def test_a_node_with_a_full_disk_is_named_before_anything_is_sent(site: Site) -> None:
+def test_a_full_disk_is_named_before_anything_is_sent(site: Site) -> None:
     with mounted(site.bench, "node05", *slurm.over_tmp(site.bench.cluster.folder, "-o", "size=2M")):
         done = site.job(f"{site.push} || exit $?")
     assert done.code == 69
@@ -246,7 +246,7 @@ def test_a_folder_that_another_user_planted_on_a_node_is_refused(site: Site) -> 
         cluster.on("node02", "rm", "-r", planted)
 
 
-def test_the_script_that_srunddp_writes_checks_and_trains_on_nodes_of_both_kinds(site: Site, with_torch: Path) -> None:
+def test_the_generated_script_checks_and_trains_on_both_kinds(site: Site, with_torch: Path) -> None:
     shutil.copy(PROGRAMS / "torchrun_style.py", site.project / "train.py")
     layout = ("--nodes=6", "--ntasks-per-node=1", f"--venv={with_torch}", "--log-dir=logs", "--backend=gloo")
     words = (SRUNDDP, "sbatch", *layout, "--stage", "--preflight", "--offline", "--submit", "train.py")
@@ -261,7 +261,7 @@ def test_the_script_that_srunddp_writes_checks_and_trains_on_nodes_of_both_kinds
     assert left(site.bench) == {}
 
 
-def test_importing_torch_from_a_copy_makes_no_call_on_the_shared_environment(site: Site, with_torch: Path) -> None:
+def test_importing_torch_from_a_copy_does_not_touch_the_original(site: Site, with_torch: Path) -> None:
     count = f"PYTHONPATH={ROOT} {PYTHON} -m tests.benchmarks.staging {with_torch} ${{staged%/*}}/env-????????????"
     push = f"srunddp stage push --env={with_torch} --all-nodes"
     done = site.job(f"staged=$({push})\n{count}\nsrunddp stage clean", "--nodes=1")
@@ -271,7 +271,7 @@ def test_importing_torch_from_a_copy_makes_no_call_on_the_shared_environment(sit
     assert int(found[2]) == 0
 
 
-def test_a_staged_job_that_is_requeued_is_staged_again_and_goes_on(site: Site, with_torch: Path) -> None:
+def test_a_requeued_job_is_staged_again_and_resumes(site: Site, with_torch: Path) -> None:
     cluster, steps, folder = site.bench.cluster, site.bench.cluster.shared / "steps", site.folder / "requeued"
     for each in (steps, folder):
         each.mkdir()

@@ -74,9 +74,7 @@ def digits(bench: Bench) -> Path:
 
 
 @pytest.mark.parametrize("channel", ["slurm", "pmi", "mpi"])
-def test_row_20_mnist_trains_and_every_connection_lies_in_the_data_network(
-    bench: Bench, digits: Path, channel: str
-) -> None:
+def test_mnist_trains_with_every_connection_in_the_data_network(bench: Bench, digits: Path, channel: str) -> None:
     pmi = {"slurm": "none", "pmi": "pmi2", "mpi": "pmix"}[channel]
     options = (f"--mpi={pmi}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--channel", channel)
     with Watch(bench.cluster) as watch:
@@ -116,7 +114,7 @@ def test_a_script_written_for_torchrun_runs_unchanged(bench: Bench, pmi: str, ch
     assert {rank: report["sum"] for rank, report in done.by_rank().items()} == dict.fromkeys(range(3), 6.0)
 
 
-def test_row_38_groups_come_and_go_in_every_way_a_script_may_ask_for(bench: Bench) -> None:
+def test_process_groups_are_made_and_destroyed_in_every_way(bench: Bench) -> None:
     # Inherited from a torchrun around the job, this variable once made every rank wait for a store nobody serves.
     env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     done = bench.srun("-N3", "-n3", SRUNDDP, str(PROGRAMS / "many_groups.py"), "29611", env=env, timeout=180)
@@ -125,7 +123,7 @@ def test_row_38_groups_come_and_go_in_every_way_a_script_may_ask_for(bench: Benc
     assert len(done.by_rank()[0]["sums"]) == 17
 
 
-def test_init_meets_under_plain_srun_and_says_that_there_is_no_guard(bench: Bench) -> None:
+def test_init_meets_under_plain_srun_and_says_it_is_unsupervised(bench: Bench) -> None:
     env = {"PYTHONPATH": str(ROOT)}
     program = str(PROGRAMS / "plain_init.py")
     done = bench.srun("-N2", "-n4", str(ROOT / ".venv/bin/python"), program, env=env)
@@ -134,7 +132,7 @@ def test_init_meets_under_plain_srun_and_says_that_there_is_no_guard(bench: Benc
     assert done.errors.count("4 ranks without a guard") == 1
 
 
-def test_row_21_a_network_that_has_only_ipv6_trains(bench: Bench) -> None:
+def test_a_network_that_has_only_ipv6_trains(bench: Bench) -> None:
     six = bench.write_ifaces("six.conf", '- nodes: "*"\n  interface: ens6\n  address: "{node}-six"\n')
     with Watch(bench.cluster) as watch:
         done = bench.srun("-N3", "-n3", SRUNDDP, TORCHRUN_STYLE, ifaces=six)
@@ -149,7 +147,7 @@ def test_row_21_a_network_that_has_only_ipv6_trains(bench: Bench) -> None:
         assert first.six in peers(watch, node, node.six), watch.rounds
 
 
-def test_row_21_mixed_families_are_an_error_that_says_so(bench: Bench) -> None:
+def test_mixed_families_are_an_error_that_says_so(bench: Bench) -> None:
     text = (
         '- nodes: node01\n  interface: ens1f1\n  address: "{node}-data"\n'
         '- nodes: "*"\n  interface: ens6\n  address: "{node}-six"\n'

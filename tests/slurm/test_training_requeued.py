@@ -115,7 +115,7 @@ def test_it_is_requeued_once_and_ends_as_if_it_had_never_stopped(
     assert wrong(jobs[name], cause, then, trained(jobs["whole"])) == [], jobs[name].output
 
 
-def test_a_preempted_training_has_its_checkpoint_within_four_fifths_of_the_grace_time(jobs: dict[str, Job]) -> None:
+def test_a_preempted_job_saves_in_four_fifths_of_its_grace_time(jobs: dict[str, Job]) -> None:
     job = jobs["preempted"]
     step = int(found(job.output, STOPPED.format("SIGTERM", "")))
     # Its change time is that of the renaming which makes it whole.
@@ -123,7 +123,7 @@ def test_a_preempted_training_has_its_checkpoint_within_four_fifths_of_the_grace
     assert there - float((job.bench.cluster.shared / "preempted").read_text()) < 0.8 * GRACE
 
 
-def test_without_scontrol_it_leaves_with_75_and_goes_on_once_requeued_by_hand(
+def test_without_scontrol_it_leaves_with_75_and_resumes(
     jobs: dict[str, Job],
 ) -> None:
     job = jobs["by hand"]

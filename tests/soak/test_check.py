@@ -27,9 +27,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.soak]
 ROUNDS = 20
 
 
-def test_faults_on_random_nodes_are_named_and_nobody_else_is_blamed(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_on_random_nodes_are_named_and_no_other_node(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     draw, wrong, planted = random.Random(0), [], 0
     project = bench.cluster.shared / "soak-lab" / "project"
     project.mkdir(parents=True)
@@ -57,9 +55,7 @@ def test_faults_on_random_nodes_are_named_and_nobody_else_is_blamed(
     assert wrong == []
 
 
-def test_a_slow_link_or_a_gpu_that_is_there_twice_at_random_is_named_alone(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slow_link_or_a_duplicate_gpu_is_named_alone(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     draw, wrong = random.Random(1), []
     for number in range(ROUNDS):
         slow, shared = draw.sample(NODES, 2)

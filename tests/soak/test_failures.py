@@ -48,7 +48,7 @@ def test_random_failures_are_all_named_and_nothing_is_left(where: Sites, capsys:
     assert [record for record in records if record["wrong"]] == []
 
 
-def test_of_two_failures_within_a_tenth_of_a_second_one_is_named_with_its_own_cause_and_code(site: Site) -> None:
+def test_of_two_close_failures_one_has_its_cause_and_code(site: Site) -> None:
     """Which: Python takes longer to end with an exception than the kernel with SIGKILL."""
     broken = []
     for seed in range(PAIRS):

@@ -40,7 +40,7 @@ def test_twelve_ranks_meet_on_an_overloaded_machine(bench: Bench) -> None:
     assert failures == []
 
 
-def test_a_good_run_s_exit_code_is_zero_though_gloo_s_threads_outlive_the_group() -> None:
+def test_a_good_run_exits_with_zero_while_gloos_threads_run() -> None:
     mpi = there("mpich")
     codes = [mpi.run(2, SRUNDDP, "--quiet", str(PROGRAMS / "torchrun_style.py")).code for _ in range(ENDS)]
     assert codes == [0] * ENDS

@@ -96,7 +96,7 @@ def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(("campaign", "number"), [("signals", SIGNALS), ("workerless", WORKERLESS)])
-def test_a_thousand_signals_stop_all_ranks_after_one_step_and_change_no_bit(
+def test_a_thousand_signals_stop_after_a_step_and_change_no_bit(
     campaign: str, number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = subprocess.run(

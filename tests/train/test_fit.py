@@ -255,7 +255,7 @@ def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.Monk
         ({"every_epochs": 1, "every_steps": 6}, [5, 6, 10, 12, 15, 18, 20]),
     ],
 )
-def test_checkpoints_are_written_after_every_so_many_epochs_and_steps_and_at_the_end(
+def test_checkpoints_are_written_at_each_interval_and_the_end(
     when: dict[str, int], expected: list[int], tmp_path: Path
 ) -> None:
     checkpoint = CheckpointConfig(keep_last=99, keep_best=0, **when)
@@ -441,9 +441,7 @@ def test_a_path_goes_before_what_is_newer_and_sets_it_aside(tmp_path: Path, caps
     assert "step-00000006.pt.aside is from after the checkpoint that was asked for" in capsys.readouterr().err
 
 
-def test_a_job_that_was_started_again_goes_on_behind_the_path_it_once_began_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_job_resumes_past_the_path_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = interrupted(tmp_path)
     elsewhere = tmp_path / "elsewhere.pt"
     shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", elsewhere)
@@ -454,7 +452,7 @@ def test_a_job_that_was_started_again_goes_on_behind_the_path_it_once_began_from
 
 
 @pytest.mark.parametrize("change", ["model", "groups", "other file", "version"])
-def test_a_checkpoint_of_something_else_is_refused_with_one_message(tmp_path: Path, change: str) -> None:
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: str) -> None:
     options = interrupted(tmp_path)
     path = tmp_path / "checkpoints" / "step-00000006.pt"
     model = nn.Linear(8, 4) if change != "model" else nn.Linear(8, 5)
@@ -484,7 +482,7 @@ def test_fit_called_again_goes_on_where_it_was(tmp_path: Path) -> None:
     assert all(map(torch.equal, weights(twice), weights(once)))
 
 
-def test_a_checkpoint_of_another_precision_and_of_other_kernels_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> None:
     options = interrupted(tmp_path, fused=False)
     trainer = trainer_of(**options | {"fused": True, "precision": "fp16"}, resume="auto")
     trainer.fit(classes(20), classes(8))
@@ -614,7 +612,7 @@ def test_a_weighted_order_draws_what_it_is_told() -> None:
         ({"resume": "auto"}, "resume is auto, and there is no output_dir"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_before_anything_begins(changes: dict[str, Any], words: str) -> None:
+def test_settings_that_make_no_sense_are_refused_at_the_start(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=f"^{words}.* -> "):
         trainer_of(**changes)
 
@@ -663,7 +661,7 @@ def test_ranks_agree_about_once_a_second(seconds: float, monkeypatch: pytest.Mon
     assert all(max(seconds, 0.5) - 0.01 <= gap <= max(seconds, 1.0) + 0.01 for gap in late), late
 
 
-def test_ranks_agree_at_the_latest_after_64_steps_which_may_be_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_agree_at_the_latest_after_64_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     times = agreed_at(lambda step: 1e-4 if step < 1000 else 1.0, 1200, monkeypatch)
     assert max(after - before for before, after in itertools.pairwise(times)) <= 64.0
 
@@ -673,9 +671,7 @@ def test_what_a_rank_wishes_is_told_with_its_cause(monkeypatch: pytest.MonkeyPat
     assert (agreed.wish, agreed.cause, agreed.save) == (StopRequest.LEAVE, 15, True)
 
 
-def test_every_checkpoint_is_told_of_however_slowly_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = CheckpointDirectory.add
 
     def slow(shelf: CheckpointDirectory, step: int, state: Any) -> None:
@@ -690,7 +686,7 @@ def test_every_checkpoint_is_told_of_however_slowly_it_is_written(
     assert list(dict.fromkeys(diary.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]
 
 
-def test_a_run_that_has_gone_on_from_an_epoch_s_very_end_does_not_know_a_metric_with_a_state(tmp_path: Path) -> None:
+def test_resuming_at_an_epochs_end_does_not_know_a_torchmetric(tmp_path: Path) -> None:
     sums = MetricAccumulator({"mse": MeanSquaredError()}, StandIn(), [[6.0, 3.0]])
     means = sums.means()
     assert means["loss"] == 2.0

@@ -274,7 +274,7 @@ def test_the_average_of_the_weights_waits_for_no_step() -> None:
     torch.cuda.synchronize()
 
 
-def test_a_loss_is_read_one_step_late_and_never_waits_for_its_own() -> None:
+def test_a_loss_is_read_one_step_late_without_waiting() -> None:
     late = LaggedLoss(GPU)
     losses = [torch.full((), float(number), device=GPU) for number in range(4)]
     assert late.push(losses[0], 2) is None

@@ -64,7 +64,7 @@ def test_the_stand_in_never_passes_for_mnist(
     assert mnist.prepare(StandIn(), tmp_path, download=False) == tmp_path, "real MNIST comes first"
 
 
-def test_the_stand_in_is_ten_classes_of_images_in_torchvisions_loader(mnist: ModuleType, tmp_path: Path) -> None:
+def test_the_generated_data_is_ten_classes_for_torchvision(mnist: ModuleType, tmp_path: Path) -> None:
     images, targets = mnist.read(mnist.prepare(StandIn(), tmp_path, download=False), train=True).tensors
     assert images.shape == (1437, 1, 28, 28)
     assert (images.min(), images.max()) == (0, 1)

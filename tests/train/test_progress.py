@@ -61,7 +61,7 @@ def test_the_throughput_ends_the_line(world_size: int, device: str, end: str) ->
     assert describe(record) == f"Epoch 1 - loss 1.0000{end}"
 
 
-def test_records_of_equal_figures_are_equal_whatever_their_throughput() -> None:
+def test_records_of_equal_figures_ignore_the_throughput() -> None:
     assert EpochRecord(1, TRAIN, samples_per_second=1.0) == EpochRecord(1, TRAIN, samples_per_second=2.0)
 
 
@@ -102,7 +102,7 @@ def test_a_pause_that_fails_ends() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", [SilentProgress, Progress])
-def test_a_step_at_which_nothing_is_due_costs_less_than_a_microsecond(kind: type[SilentProgress]) -> None:
+def test_a_step_without_output_costs_less_than_a_microsecond(kind: type[SilentProgress]) -> None:
     progress = kind()
     progress.start_epoch(1, 1, None, 0)
     assert min(timeit.repeat(lambda: progress.step(64, 0.5), number=20_000, repeat=10)) / 20_000 < 1e-6
@@ -111,7 +111,7 @@ def test_a_step_at_which_nothing_is_due_costs_less_than_a_microsecond(kind: type
 # Lines.
 
 
-def test_without_a_terminal_there_is_a_line_each_thirty_seconds_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_line_comes_each_30_s_at_most(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     progress = Progress(clock)
     progress.start_epoch(2, 3, 1000, 100)

@@ -88,7 +88,7 @@ def test_a_step_is_that_of_a_hand_written_loop(precision: str, clip_norm: float 
     assert not same(ours.state_dict(), network().state_dict())
 
 
-def test_forward_runs_in_the_precision_and_weights_stay_in_theirs() -> None:
+def test_forward_runs_in_the_precision_and_weights_keep_theirs() -> None:
     seen = set()
 
     class Seen(nn.Linear):
@@ -148,12 +148,12 @@ def test_what_the_user_has_chosen_stays(make: Any, expected: Any) -> None:
     assert chosen(make) is expected
 
 
-def test_no_fused_kernels_for_sparse_gradients_nor_where_not_wanted() -> None:
+def test_fused_kernels_are_off_for_sparse_gradients_or_if_asked() -> None:
     assert chosen(lambda parameters: torch.optim.SGD(parameters, lr=0.1), nn.Embedding(3, 2, sparse=True)) is None
     assert trainer_of(fused=False).optimizer.param_groups[0]["fused"] is None
 
 
-def test_an_optimizer_that_needs_several_gradients_a_step_is_refused() -> None:
+def test_an_optimizer_with_several_gradients_a_step_is_refused() -> None:
     model = nn.Linear(8, 4)
     with pytest.raises(ConfigError, match=r"the optimizer LBFGS; expected .* -> "):
         trainer_of(model=model, optimizer=torch.optim.LBFGS(model.parameters()))
@@ -266,7 +266,7 @@ def test_a_finished_scheduler_cannot_be_scaled() -> None:
 
 
 @pytest.mark.parametrize(("scale", "name"), SCALED)
-def test_another_number_of_ranks_goes_on_with_its_own_learning_rate(results: Any, scale: str, name: str) -> None:
+def test_another_world_size_resumes_with_its_own_learning_rate(results: Any, scale: str, name: str) -> None:
     """Two ranks for 12 steps, and one that goes on from the 4th: as if each had begun so."""
     two, one = results["two"][0][f"{scale} {name}"], results[f"{scale} {name}"]
     optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
@@ -306,7 +306,7 @@ def test_the_hook_fp16_does_send_half(results: Any) -> None:
     assert not same(by_hook["fp16"][0], by_hook["none"][0])
 
 
-def test_what_this_backend_or_device_cannot_do_is_refused_on_all_ranks(results: Any) -> None:
+def test_what_the_backend_cannot_do_is_refused_on_all_ranks(results: Any) -> None:
     for bf16, sync_batchnorm in (rank["refused"] for rank in results["two"]):
         assert (
             bf16 == "ddp.hook bf16 with gloo; expected NCCL, with which alone torch has this hook -> use ddp.hook=fp16"
@@ -342,7 +342,7 @@ def test_parameters_without_a_gradient_are_found(results: Any) -> None:
     close(first[0], results["alone"]["branches"][0], 1e-6)
 
 
-def test_buffers_are_the_same_at_first_and_then_each_rank_s_own_where_asked(results: Any) -> None:
+def test_buffers_are_equal_at_first_and_then_each_ranks_own(results: Any) -> None:
     first, second = (rank["buffers"] for rank in results["two"])
     for broadcast in (True, False):
         assert torch.equal(first[broadcast][0], second[broadcast][0])
@@ -355,7 +355,7 @@ def test_a_step_that_overflows_on_one_rank_is_left_out_on_all(results: Any) -> N
         assert (scale, steps) == (65536.0 / 2, 1)
 
 
-def test_a_compiled_model_trains_the_same_and_its_checkpoints_do_not_know(results: Any) -> None:
+def test_a_compiled_model_trains_the_same_with_plain_checkpoints(results: Any) -> None:
     for rank in results["two"]:
         (weights, losses), calls = rank["compiled"]
         assert calls == ["DistributedDataParallel", "Sequential"]

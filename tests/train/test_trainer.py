@@ -167,7 +167,7 @@ def test_numbers_that_leave_nothing_to_do_are_refused(wrong: dict[str, int]) -> 
         scale_trainer(StandIn(), **wrong)
 
 
-def test_a_scheduler_that_waits_for_a_better_loss_is_stepped_once_an_epoch() -> None:
+def test_a_plateau_scheduler_is_stepped_once_an_epoch() -> None:
     """With a learning rate of 0 the loss is the same in each epoch, and none is better than the first."""
     model = Scale()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -178,7 +178,7 @@ def test_a_scheduler_that_waits_for_a_better_loss_is_stepped_once_an_epoch() -> 
 
 
 @pytest.mark.parametrize("resume", ["auto", "run/checkpoints/best.pt"])
-def test_a_resume_without_an_output_dir_is_refused_rather_than_passed_over(resume: str) -> None:
+def test_a_resume_without_an_output_dir_is_refused(resume: str) -> None:
     with pytest.raises(ConfigError, match=rf"resume is {resume}, and there is no output_dir; expected .* -> "):
         scale_trainer(StandIn(), resume=resume)
 

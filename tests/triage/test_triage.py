@@ -130,7 +130,7 @@ def test_a_line_of_10_mb_costs_less_than_2_s(tmp_path: Path, piece: str) -> None
 @pytest.mark.parametrize(
     "piece", ["a", "rank 0 ", "connect to ", "error: ", "Error ", "1", " ", "srun: error: a", "x: "]
 )
-def test_no_sign_takes_long_for_the_longest_line_that_is_looked_at(piece: str) -> None:
+def test_no_signature_takes_long_for_the_longest_line(piece: str) -> None:
     line = piece * (4000 // len(piece))
     before = time.process_time()
     for sign in SIGNS:
@@ -151,9 +151,7 @@ def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) ->
     assert cost(80_000) < 16 * cost(10_000)
 
 
-def test_of_a_file_over_the_limit_head_and_tail_are_read_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_file_over_the_limit_head_and_tail_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in (("WHOLE", 40_000), ("HEAD", 10_000), ("TAIL", 10_000)):
         monkeypatch.setattr(logs, name, size)
     path = log(tmp_path, "rank 1/2 up\n" + "step\n" * 20_000 + "MemoryError\n")
@@ -163,7 +161,7 @@ def test_of_a_file_over_the_limit_head_and_tail_are_read_and_that_is_said(
     assert re.search(r"\(line \d+ of its end\): MemoryError", said(path))
 
 
-def test_what_is_no_log_is_passed_over_and_nothing_is_opened_that_blocks(tmp_path: Path) -> None:
+def test_files_that_are_no_logs_are_skipped_without_blocking(tmp_path: Path) -> None:
     log(tmp_path, "step 1\n")
     os.mkfifo(tmp_path / "pipe.log")
     outside = log(tmp_path.parent, "MemoryError\n", "outside.txt")
@@ -176,7 +174,7 @@ def test_what_is_no_log_is_passed_over_and_nothing_is_opened_that_blocks(tmp_pat
     assert verdict(tmp_path).cause is None
 
 
-def test_colours_progress_bars_nul_and_bytes_that_are_no_text_do_not_hide_an_error(tmp_path: Path) -> None:
+def test_colours_progress_bars_and_binary_do_not_hide_an_error(tmp_path: Path) -> None:
     path = log(
         tmp_path,
         b"\x1b[31m 10%|# | 1/10 [00:01]\r 20%|##\xff| 2/10\r\0\0\x1b[1mMemoryError\x1b[0m: \x1b]0;title\x07x\r\n",
@@ -214,14 +212,12 @@ def test_a_label_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
 @pytest.mark.parametrize(
     ("line", "rank", "node"), [(" 3: boom", 3, None), ("[3] boom", 3, None), ("node02:3: boom", 3, "node02")]
 )
-def test_a_label_that_may_be_something_else_counts_where_many_lines_have_it(
-    line: str, rank: int, node: str | None
-) -> None:
+def test_an_ambiguous_label_counts_where_many_lines_have_it(line: str, rank: int, node: str | None) -> None:
     labels = RankLabels.sniff([line] * 5)
     assert labels.strip(line) == ("boom", rank, node)
 
 
-def test_a_numbered_listing_and_warnings_of_source_files_are_no_labels() -> None:
+def test_numbered_listings_and_source_warnings_are_no_labels() -> None:
     assert not RankLabels.sniff([f"{number}: line" for number in range(1, 40)]).kind
     assert not RankLabels.sniff(["train.py:12: UserWarning", "model.py:30: UserWarning"] * 4).kind
 
@@ -255,7 +251,7 @@ def test_lists_of_tasks_are_read() -> None:
     assert spread("0-99999999,x") == []
 
 
-def test_of_chained_exceptions_the_first_is_the_cause_and_what_python_ignores_is_none() -> None:
+def test_of_chained_exceptions_the_first_is_the_cause() -> None:
     stream = Tracebacks()
     text = """Traceback (most recent call last):
   File "/project/a.py", line 3, in read
@@ -384,13 +380,13 @@ def test_the_command_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
     assert done.stdout == "nothing failed\n[]\n"
 
 
-def test_one_process_that_says_often_that_it_is_alone_is_no_broken_launch(tmp_path: Path) -> None:
+def test_one_process_that_repeats_it_is_alone_is_no_bad_launch(tmp_path: Path) -> None:
     steps = "".join(f"rank 0/1 step {step}\n" for step in range(9))
     assert verdict(log(tmp_path, "world_size: 1\nrank 0 of 1\n" + steps + "done\n")).cause is None
     assert verdict(log(tmp_path, "rank 0 of 1 on node01\nrank 0 of 1 on node02\n" + steps)).cause == "world-of-one"
 
 
-def test_the_last_of_many_errors_counts_where_all_before_it_were_handled(tmp_path: Path) -> None:
+def test_the_last_error_counts_where_earlier_ones_were_handled(tmp_path: Path) -> None:
     handled = "".join(f"step {step}\nCUDA out of memory. Retrying.\n" for step in range(200))
     assert verdict(log(tmp_path, handled + "step 200\nstep 201\nstep 202\ndone\n")).cause is None
     assert (
@@ -398,7 +394,7 @@ def test_the_last_of_many_errors_counts_where_all_before_it_were_handled(tmp_pat
     )
 
 
-def test_of_two_nodes_the_earlier_clock_counts_and_not_the_order_of_files(tmp_path: Path) -> None:
+def test_of_two_nodes_the_earlier_clock_counts(tmp_path: Path) -> None:
     for node, second in (("node01", 9), ("node02", 3)):
         log(tmp_path, f"2026-03-01 10:00:0{second} rank failed\nMemoryError: {node}\n", f"{node}.log")
     found = verdict(tmp_path)
@@ -406,14 +402,14 @@ def test_of_two_nodes_the_earlier_clock_counts_and_not_the_order_of_files(tmp_pa
     assert found.first.text == "MemoryError: node02"
 
 
-def test_a_run_that_stood_still_until_its_time_limit_did_not_surely_need_more_time(tmp_path: Path) -> None:
+def test_a_run_that_stood_still_did_not_surely_need_more_time(tmp_path: Path) -> None:
     limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T{} DUE TO TIME LIMIT ***\n"
     step = "2026-03-01 10:00:00 step 1\n"
     assert verdict(log(tmp_path, step + limit.format("10:05:00"))).certainty == "certain"
     assert verdict(log(tmp_path, step + limit.format("14:00:00"))).certainty == "likely"
 
 
-def test_a_time_limit_is_not_blamed_for_what_came_before_it_nor_what_came_after_it_for_the_end(tmp_path: Path) -> None:
+def test_a_time_limit_is_not_blamed_for_other_errors(tmp_path: Path) -> None:
     limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     error = 'Traceback (most recent call last):\n  File "/p/a.py", line 1, in f\nValueError: bad\n'
     assert verdict(log(tmp_path, error + limit)).cause == "script-error"
@@ -430,7 +426,7 @@ def test_victims_that_a_launcher_kills_are_not_the_first(tmp_path: Path) -> None
     assert (found.cause, found.rank, found.node) == ("unknown", 2, "node02")
 
 
-def test_who_waited_until_the_time_limit_waited_for_ranks_that_did_not_come(tmp_path: Path) -> None:
+def test_who_waited_until_the_time_limit_waited_for_the_missing(tmp_path: Path) -> None:
     waiting = "srunddp: waiting for ranks 4-5 on node03\n"
     limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     placed = "srunddp: 6 ranks on 3 nodes, launcher Slurm, channel pmi, master 10.0.0.1 port 40000, interface a (b)\n"
@@ -439,7 +435,7 @@ def test_who_waited_until_the_time_limit_waited_for_ranks_that_did_not_come(tmp_
     assert verdict(log(tmp_path, waiting + placed)).cause is None
 
 
-def test_a_cancelled_step_whose_ranks_are_killed_for_it_was_cancelled(tmp_path: Path) -> None:
+def test_a_cancelled_step_whose_ranks_are_killed_was_cancelled(tmp_path: Path) -> None:
     text = "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
     text += "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
     assert verdict(log(tmp_path, text + "srun: error: node01: tasks 0-1: Killed\n")).cause == "cancelled"

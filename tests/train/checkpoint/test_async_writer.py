@@ -47,7 +47,7 @@ def mebibyte(step: int) -> dict[str, Any]:
     return {"step": step, "values": torch.full((1 << 18,), float(step))}
 
 
-def test_training_goes_on_and_what_is_written_is_the_state_of_then(tmp_path: Path) -> None:
+def test_training_goes_on_and_the_snapshots_state_is_written(tmp_path: Path) -> None:
     shelf, values = Held(tmp_path), torch.ones(1000)
     writer = AsyncCheckpointer(shelf)
     writer.write(1, {"values": values, "list": [values], "plain": {"epoch": 1}})
@@ -63,7 +63,7 @@ def test_training_goes_on_and_what_is_written_is_the_state_of_then(tmp_path: Pat
     assert state["plain"] == {"epoch": 1}
 
 
-def test_a_write_waits_for_the_one_before_before_it_takes_its_memory(tmp_path: Path) -> None:
+def test_a_write_waits_for_the_one_before(tmp_path: Path) -> None:
     shelf, values = Held(tmp_path), torch.ones(1000)
     writer = AsyncCheckpointer(shelf)
     writer.write(1, {"step": 1, "values": values})
@@ -248,7 +248,7 @@ def test_a_snapshot_is_a_copy_of_all_that_may_change() -> None:
     assert taken["model"]["0.weight"].stride() == model[0].weight.stride()
 
 
-def test_a_snapshot_keeps_tied_weights_tied_and_drags_no_buffer_along() -> None:
+def test_a_snapshot_keeps_tied_weights_tied_and_drops_buffers() -> None:
     whole = torch.arange(1000.0)
     state = {"one": whole[:10], "again": whole[:10], "other": whole[5:15], "bits": whole[:10].view(torch.int32)}
     taken = Snapshot().take(state)

@@ -60,7 +60,7 @@ def test_steps_are_numbers_not_names(tmp_path: Path) -> None:
     assert step_of_newest(made, []) == 100_000_000
 
 
-def test_broken_ones_are_named_and_the_newest_whole_one_is_loaded(tmp_path: Path) -> None:
+def test_broken_checkpoints_are_named_and_the_newest_one_loaded(tmp_path: Path) -> None:
     made, said = shelf(tmp_path, 1, 2, 3, keep_last=3), []
     assert step_of_newest(made, said) == 3
     assert said == []
@@ -141,9 +141,7 @@ def test_who_reads_meanwhile_always_finds_the_newest(tmp_path: Path) -> None:
     assert last > 10, "too few saves fell among the reads to prove anything"
 
 
-def test_one_that_is_deleted_while_it_is_looked_for_is_not_said_to_be_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, said = shelf(tmp_path, 1, keep_last=1), []
 
     def late(path: Path) -> dict[str, Any]:

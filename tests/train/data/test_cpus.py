@@ -59,7 +59,7 @@ def test_a_quota_below_the_affinity_counts(found: float | None, expected: int, m
         (1, 1, 2, {}, 2),
     ],
 )
-def test_row_25_torch_has_no_more_threads_than_cpus_unless_told(
+def test_torch_has_no_more_threads_than_cpus_unless_set(
     before: int, cpus: int, wanted: int | None, variables: dict[str, str], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):

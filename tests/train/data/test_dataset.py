@@ -183,7 +183,7 @@ def rows(steps: Iterator[list[Batch]]) -> list[Any]:
     return [[batch.inputs.tolist(), batch.own, batch.total] for step in steps for batch in step.batches]
 
 
-def test_augmentation_depends_on_no_number_of_workers_and_is_the_same_after_a_resume() -> None:
+def test_augmentation_does_not_depend_on_workers_or_a_resume() -> None:
     one, two = (feed(Augmented(18), Shuffled(18, 1), workers) for workers in (1, 2))
     whole = rows(one.steps(3))
     assert rows(two.steps(3)) == whole
@@ -199,7 +199,7 @@ def test_real_workers_read_a_stream_as_none_do(method: str) -> None:
     assert rows(workers.steps(2, start=8)) == expected[1][2:]
 
 
-def test_data_with_indices_can_be_sent_to_workers_that_are_spawned() -> None:
+def test_data_with_indices_can_be_sent_to_spawned_workers() -> None:
     reader = pickle.loads(pickle.dumps(Reader(Subset(Augmented(10), range(5)))))
     assert [int(sample[0][0]) for sample in reader.__getitems__(BatchRequest([4, 1], 2, 2, 0)).samples] == [4, 1]
 

@@ -53,9 +53,7 @@ def test_no_rank_gets_an_empty_or_a_too_large_batch(samples: int, ranks: int, ba
 
 @settings(deadline=None)
 @given(**DEALS)
-def test_what_was_seen_after_any_step_is_a_beginning_of_the_order(
-    samples: int, ranks: int, batch_size: int, seed: int
-) -> None:
+def test_samples_seen_after_any_step_begin_the_order(samples: int, ranks: int, batch_size: int, seed: int) -> None:
     order = shuffled(samples, seed)
     seen: list[int] = []
     by_rank = [asked(ShardAssignment(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
@@ -90,7 +88,7 @@ def test_the_seed_of_a_request_is_its_place_s_and_its_rank_s() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_stream_s_seed_is_the_same_on_all_ranks_and_for_any_number_of_them() -> None:
+def test_a_streams_seed_is_the_same_on_all_ranks() -> None:
     deals = [ShardAssignment(rank, ranks, 4, seed=3) for ranks in (1, 2, 5) for rank in range(ranks)]
     assert len({deal.seed_of_all(1) for deal in deals}) == 1
     assert deals[0].seed_of_all(1) != deals[0].seed_of_all(2)

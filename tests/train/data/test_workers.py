@@ -59,7 +59,7 @@ GUARDED, PLAIN = 'if __name__ == "__main__":\n    main()\n', "main()\n"
         (True, True, "nccl", PLAIN, "fork"),
     ],
 )
-def test_row_35_workers_are_not_forked_from_mpi_or_rdma_unless_the_script_would_run_again(
+def test_workers_are_not_forked_from_mpi_or_rdma(
     mpi: bool,
     rdma: bool,
     backend: str,

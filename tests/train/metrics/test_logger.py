@@ -137,7 +137,7 @@ history.close()
 """
 
 
-def test_a_disk_that_is_full_for_a_while_is_said_once_and_tears_no_line(tmp_path: Path) -> None:
+def test_a_disk_full_for_a_while_is_reported_and_tears_no_line(tmp_path: Path) -> None:
     done = run_without_torch(_FULL.format(folder=str(tmp_path)))
     assert done.stdout == f"figures are missing from {tmp_path}: File too large\n"
     assert steps(tmp_path) == [1, 4]

@@ -57,7 +57,7 @@ class Torchs(Callback):
         self.average.update_parameters(trainer.model)
 
 
-def test_the_average_is_torchs_to_the_bit_with_batchnorms_statistics_but_not_its_counter() -> None:
+def test_the_ema_equals_torchs_and_copies_batchnorm_statistics() -> None:
     model = normalised_network()
     torchs = Torchs(model)
     trainer = trainer_of(torchs, model=model)
@@ -70,14 +70,14 @@ def test_the_average_is_torchs_to_the_bit_with_batchnorms_statistics_but_not_its
     assert not torch.equal(ours["1.running_mean"], model[1].running_mean)  # type: ignore[index]
 
 
-def test_weights_that_are_loaded_before_the_first_step_are_where_it_begins() -> None:
+def test_the_ema_begins_at_weights_loaded_before_the_first_step() -> None:
     trainer = trainer_of(epochs=1, ema_decay=0.999)
     trainer.model.load_state_dict({name: 0 * value for name, value in trainer.model.state_dict().items()})
     trainer.fit(classes(4))
     assert same(of(trainer).state_dict(), trainer.model.state_dict())
 
 
-def test_an_evaluation_is_of_the_average_and_training_is_as_without(tmp_path: Path) -> None:
+def test_an_evaluation_uses_the_ema_and_training_does_not(tmp_path: Path) -> None:
     trainer, without = trainer_of(output_dir=str(tmp_path)), trainer_of(ema_decay=None)
     records, others = (each.fit(classes(40), TESTS) for each in (trainer, without))
     assert records[-1].test["loss"] == pytest.approx(loss_of(of(trainer)), abs=1e-6)
@@ -87,7 +87,7 @@ def test_an_evaluation_is_of_the_average_and_training_is_as_without(tmp_path: Pa
     assert without.averaged is None
 
 
-def test_the_best_checkpoint_holds_the_average_that_was_the_best_by_the_models_own_names(tmp_path: Path) -> None:
+def test_the_best_checkpoint_holds_the_ema_by_the_models_names(tmp_path: Path) -> None:
     trainer = trainer_of(output_dir=str(tmp_path), epochs=5)
     records = trainer.fit(classes(40), TESTS)
     best = torch.load(tmp_path / "checkpoints" / "best.pt")
@@ -135,7 +135,7 @@ def test_a_checkpoint_without_an_average_is_where_one_begins(tmp_path: Path, kep
     assert same(of(trainer).state_dict(), first.model.state_dict())
 
 
-def test_a_checkpoint_with_an_average_is_refused_by_a_run_without(tmp_path: Path) -> None:
+def test_a_checkpoint_with_an_ema_is_refused_by_a_run_without(tmp_path: Path) -> None:
     interrupted(tmp_path)
     trainer = trainer_of(output_dir=str(tmp_path), resume="auto", ema_decay=None)
     with pytest.raises(CheckpointError, match=r"has an average of the weights, .* -> set ema_decay, or start with"):
@@ -160,7 +160,7 @@ class Block(nn.Sequential):
     pass
 
 
-def test_the_average_of_a_model_with_activation_checkpointing_has_its_names_and_weights(tmp_path: Path) -> None:
+def test_the_ema_under_activation_checkpointing_has_plain_names(tmp_path: Path) -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(Block(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 4))

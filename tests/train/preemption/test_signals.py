@@ -92,7 +92,7 @@ def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_rank_that_stops_is_not_killed_by_a_signal_that_comes_once_more() -> None:
+def test_a_stopping_rank_is_not_killed_by_a_second_signal() -> None:
     child = os.fork()
     if child == 0:
         with contextlib.suppress(Stopped), preemption():
@@ -126,7 +126,7 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_outside_the_main_thread_nothing_is_noted_and_nothing_fails() -> None:
+def test_outside_the_main_thread_no_handler_is_set() -> None:
     found = []
 
     def elsewhere() -> None:
@@ -143,12 +143,12 @@ def test_outside_the_main_thread_nothing_is_noted_and_nothing_fails() -> None:
     ("name", "hint"),
     [("SIGUSR2", "write USR2"), ("usr1", "write USR1"), ("URS2", "write USR2"), ("TERM", "leave it out")],
 )
-def test_an_unknown_signal_is_a_configuration_error_that_names_the_nearest(name: str, hint: str) -> None:
+def test_an_unknown_signal_is_an_error_that_names_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"preemption.signals has '{name}'; expected .*USR2.* -> {hint}"):
         preemption(signals=(name,))
 
 
-def test_a_sigterm_upon_a_verdict_is_no_wish_and_ends_the_process_at_once() -> None:
+def test_a_sigterm_after_an_announced_termination_ends_at_once() -> None:
     shared = telemetry.TelemetryPage()
     child = os.fork()
     if child == 0:
@@ -160,7 +160,7 @@ def test_a_sigterm_upon_a_verdict_is_no_wish_and_ends_the_process_at_once() -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 
 
-def test_once_all_have_agreed_to_stop_no_second_signal_ends_a_rank_with_another_code() -> None:
+def test_after_the_agreement_no_signal_changes_the_exit_code() -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -190,7 +190,7 @@ def wished_after(**variables: str) -> float:
     return time.monotonic() - began
 
 
-def test_at_the_latest_half_way_to_the_end_of_the_job_a_requeue_is_wished_by_rank_0() -> None:
+def test_rank_0_requests_a_requeue_half_way_to_the_jobs_end() -> None:
     end = str(int(time.time()) + 4)
     with preemption(1, {"SLURM_JOB_END_TIME": end}) as other:
         assert 1.3 < wished_after(SLURM_JOB_END_TIME=end) < 2.5
@@ -212,7 +212,7 @@ def squeue(folder: Path, body: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("told", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}])
-def test_where_the_environment_does_not_tell_the_end_slurm_is_asked_once(tmp_path: Path, told: dict[str, str]) -> None:
+def test_without_the_variable_slurm_is_asked_for_the_end_once(tmp_path: Path, told: dict[str, str]) -> None:
     end = int(time.time()) + 2
     assert wished_after(**squeue(tmp_path, f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {end}'), **told) < 2
     assert (tmp_path / "calls").read_text() == "--noheader --jobs=1207 --format=%e\n"
@@ -250,7 +250,7 @@ def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_the_signals_of_a_step_do_not_reach_loader_workers_which_end_with_their_rank(method: str) -> None:
+def test_a_steps_signals_do_not_reach_loader_workers(method: str) -> None:
     command = [sys.executable, str(HERE / "shielded_workers.py"), method]
     with subprocess.Popen(
         command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
