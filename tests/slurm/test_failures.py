@@ -16,7 +16,7 @@ from tests.chaos.plan import SUDDEN, Fault, Plan
 from tests.chaos.run import Result, Run, Site, carry_out, started, wrong
 from tests.chaos.verdict import victims
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import SRUNDDP, Bench, site_mpi
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, site_mpi
 
 pytestmark = pytest.mark.slurm
 
@@ -28,8 +28,8 @@ REPORT = str(PROGRAMS / "report.py")
 
 
 @pytest.fixture
-def site(bench: Bench) -> Site:
-    return Site(bench.cluster.shared, bench.cluster, bench.ifaces, tuple(site_mpi().items()))
+def site(runner: SlurmJobRunner) -> Site:
+    return Site(runner.cluster.shared, runner.cluster, runner.ifaces, tuple(site_mpi().items()))
 
 
 def check(plan: Plan, site: Site, limit: float = AT_ONCE) -> Result:
@@ -176,18 +176,18 @@ def test_a_supervisor_killed_during_the_rendezvous_ends_all(site: Site) -> None:
     assert "rank 3 on node02" in result.errors, result.told()
 
 
-def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(site: Site, bench: Bench) -> None:
+def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(site: Site, runner: SlurmJobRunner) -> None:
     """Longer than a rank may be stopped for, and than a line may be silent for."""
     with started(Plan(heartbeat=True, options=("--stall-timeout", "8")), site) as run:
         told = run.ready()[0]
         job = next(word for word in environment(told["pid"]).split(b"\0") if word.startswith(b"SLURM_JOB_ID="))
         words = job.decode().removeprefix("SLURM_JOB_ID=")
-        bench.cluster.run("scontrol", "suspend", words)
+        runner.cluster.run("scontrol", "suspend", words)
         # Frozen with its control group a process does not run, and is in no call that can be interrupted.
         run.until(lambda: state(told["supervisor"]) in "TD", 20)
         time.sleep(SUSPENDED)
         assert state(told["pid"]) in "TD"
-        bench.cluster.run("scontrol", "resume", words)
+        runner.cluster.run("scontrol", "resume", words)
         resumed = time.monotonic()
         run.until(lambda: all(said["time"] > resumed + 12.0 for said in run.said("steps").values()), 40)
         assert run.process.poll() is None, run.finish(0).told()
@@ -197,13 +197,13 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_with_munge_the_ranks_prove_who_they_are(site: Site, bench: Bench) -> None:
+def test_with_munge_the_ranks_prove_who_they_are(site: Site, runner: SlurmJobRunner) -> None:
     """And one that cannot is refused, with a word on what it lacks."""
-    munge = {"SRUNDDP_MUNGE_SOCKET": str(bench.cluster.munge_socket)}
-    good = bench.srun("-N3", "--ntasks-per-node=2", SRUNDDP, "--quiet", REPORT, env=munge)
+    munge = {"SRUNDDP_MUNGE_SOCKET": str(runner.cluster.munge_socket)}
+    good = runner.srun("-N3", "--ntasks-per-node=2", SRUNDDP, "--quiet", REPORT, env=munge)
     assert (good.code, len(good.reports)) == (0, 6), good.errors
     script = f'[ "$SLURM_PROCID" = 3 ] && export SRUNDDP_MUNGE_SOCKET=/nowhere; exec {SRUNDDP} --timeout 20 {REPORT}'
-    refused = bench.srun("-N3", "--ntasks-per-node=2", "sh", "-c", script, env=munge)
+    refused = runner.srun("-N3", "--ntasks-per-node=2", "sh", "-c", script, env=munge)
     assert refused.code != 0
     assert "rank 3 on node02" in refused.errors
     assert "munge" in refused.errors
@@ -235,21 +235,21 @@ def parent(pid: int) -> int | None:
         return None  # it has just ended
 
 
-def by_batch(bench: Bench) -> Callable[[list[str]], list[str]]:
+def by_batch(runner: SlurmJobRunner) -> Callable[[list[str]], list[str]]:
     def words(command: list[str]) -> list[str]:
-        script = bench.cluster.shared / "job.sh"
-        script.write_text(f"#!/bin/bash\nexport SRUNDDP_IFACES={bench.ifaces}\n{' '.join(command)}\n")
-        layout = ("-N3", "--ntasks-per-node=2", f"--chdir={ROOT}", "--output", str(bench.cluster.shared / "job.out"))
+        script = runner.cluster.shared / "job.sh"
+        script.write_text(f"#!/bin/bash\nexport SRUNDDP_IFACES={runner.ifaces}\n{' '.join(command)}\n")
+        layout = ("-N3", "--ntasks-per-node=2", f"--chdir={ROOT}", "--output", str(runner.cluster.shared / "job.out"))
         return ["sbatch", "--wait", *layout, str(script)]
 
     return words
 
 
-def test_scancel_leaves_nothing(site: Site, bench: Bench) -> None:
+def test_scancel_leaves_nothing(site: Site, runner: SlurmJobRunner) -> None:
     with started(Plan(stubborn=True, children=True), site) as run:
         run.ready()
         run.failing()
-        bench.cluster.run("scancel", "--user=root")
+        runner.cluster.run("scancel", "--user=root")
         result = run.finish(20)
     # Slurm itself waits KillWait, 5 s here, before it kills what ignores its SIGTERM.
     assert result.gone is not None, result.told()
@@ -257,8 +257,8 @@ def test_scancel_leaves_nothing(site: Site, bench: Bench) -> None:
     assert result.left == ()
 
 
-def test_the_batch_shell_s_end_leaves_nothing(site: Site, bench: Bench) -> None:
-    with started(Plan(stubborn=True, children=True), site, by_batch(bench)) as run:
+def test_the_batch_shell_s_end_leaves_nothing(site: Site, runner: SlurmJobRunner) -> None:
+    with started(Plan(stubborn=True, children=True), site, by_batch(runner)) as run:
         run.ready()
         (shell,) = (process.pid for process in run.watch.living() if process.name == "slurm_script")
         run.failing()

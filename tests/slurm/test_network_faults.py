@@ -11,7 +11,7 @@ from tests.chaos.network import link_down, packets_dropped
 from tests.chaos.plan import Plan
 from tests.chaos.run import Result, Site, started
 from tests.cluster.nodes import Node, node
-from tests.slurm.conftest import Bench, site_mpi
+from tests.slurm.conftest import SlurmJobRunner, site_mpi
 
 pytestmark = pytest.mark.slurm
 
@@ -26,8 +26,8 @@ FAULTS: dict[str, Callable[[Node], AbstractContextManager[None]]] = {
 
 
 @pytest.fixture
-def site(bench: Bench) -> Site:
-    return Site(bench.cluster.shared, bench.cluster, bench.ifaces, tuple(site_mpi().items()))
+def site(runner: SlurmJobRunner) -> Site:
+    return Site(runner.cluster.shared, runner.cluster, runner.ifaces, tuple(site_mpi().items()))
 
 
 def cut_off(fault: str, name: str, site: Site) -> Result:

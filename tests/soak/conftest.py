@@ -1,1 +1,1 @@
-from tests.slurm.conftest import bench, cancelled  # noqa: F401
+from tests.slurm.conftest import cancelled, runner  # noqa: F401

@@ -17,7 +17,7 @@ from tests.chaos.plan import WORLD_SIZE, Fault, Plan
 from tests.chaos.relay import delayed
 from tests.chaos.run import Run, Site, carry_out, started, wrong
 from tests.chaos.trials import Sites, campaign, sites
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.test_failures import late
 from tests.slurm.test_network_faults import CUT_OFF, FAULTS, LOST, cut_off
 
@@ -32,8 +32,8 @@ STALL = 60
 
 
 @pytest.fixture
-def where(bench: Bench, tmp_path: Path) -> Sites:
-    return sites(bench.cluster, tmp_path)
+def where(runner: SlurmJobRunner, tmp_path: Path) -> Sites:
+    return sites(runner.cluster, tmp_path)
 
 
 @pytest.fixture
