@@ -72,23 +72,23 @@ class IsolatedRng:
         self._outer: tuple[Any, ...] = ()
 
     def __enter__(self) -> None:
-        self._outer = _drawn()
+        self._outer = _get_states()
         if self._inner is None:
             seed(self._number)
         else:
-            _go_on(self._inner)
+            _set_states(self._inner)
 
     def __exit__(self, *_: object) -> None:
-        self._inner = _drawn()
-        _go_on(self._outer)
+        self._inner = _get_states()
+        _set_states(self._outer)
 
 
-def _drawn() -> tuple[Any, ...]:
+def _get_states() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")
     return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
 
 
-def _go_on(states: tuple[Any, ...]) -> None:
+def _set_states(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(states[0])
     random.setstate(states[1])
     if states[2] is not None:

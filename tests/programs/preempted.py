@@ -83,7 +83,7 @@ def main(folder: Path, steps: int = 0) -> None:
     with Preemption(PreemptionConfig(lead_seconds=float(os.environ.get("LEAD", "120"))), RANK) as preemption:
         for step in range(first + 1, steps + 1):
             time.sleep(PACE)
-            wish, cause = preemption.wish()
+            wish, cause = preemption.pending()
             agreed = ranks.greatest(128 * wish + cause)
             write(folder / f"at.{ATTEMPT}.{RANK}", f"{os.getpid()} {first} {step}")
             if agreed:

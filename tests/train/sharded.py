@@ -144,7 +144,7 @@ def failing_once(function: Callable[..., Any], number: int) -> Callable[..., Any
 def unshared(world: StandIn, folder: Path) -> str:
     """Each rank sees another folder there, as on nodes of their own; through a link, as the path is the same."""
     folder.mkdir(exist_ok=True)
-    exists, resharding._SEEN_WITHIN = Path.exists, 0.1
+    exists, resharding._VISIBLE_WITHIN = Path.exists, 0.1
     if world.rank == 1:
         Path.exists = lambda path: path.suffix != ".tmp" and exists(path)
     try:

@@ -82,8 +82,8 @@ def shared_gradients(world: StandIn) -> Any:
         return default_hooks.allreduce_hook(None, bucket)
 
     trainer = trainer_of(world, network(), accumulation=3)
-    assert trainer._replica._ddp is not None
-    trainer._replica._ddp.register_comm_hook(None, lambda _, bucket: counted(bucket))
+    assert trainer._wrapped._ddp is not None
+    trainer._wrapped._ddp.register_comm_hook(None, lambda _, bucket: counted(bucket))
     trainer.fit(classes(48))
     return calls, trainer.state.step
 

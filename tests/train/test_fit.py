@@ -649,7 +649,7 @@ def agreed_at(step_seconds: Callable[[int], float], steps: int, monkeypatch: pyt
     for step in range(steps):
         now[0] += step_seconds(step)
         if agreement.due():
-            agreement.reach(StopRequest.NONE, 0, save=False)
+            agreement.all_reduce(StopRequest.NONE, 0, save=False)
             times.append(now[0])
     return times
 
@@ -667,16 +667,16 @@ def test_ranks_agree_at_the_latest_after_64_steps(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_rank_wishes_is_told_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    agreed = StopConsensus(StandIn()).reach(StopRequest.LEAVE, 15, save=True)
-    assert (agreed.wish, agreed.cause, agreed.save) == (StopRequest.LEAVE, 15, True)
+    agreed = StopConsensus(StandIn()).all_reduce(StopRequest.STOP, 15, save=True)
+    assert (agreed.request, agreed.cause, agreed.save) == (StopRequest.STOP, 15, True)
 
 
 def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = CheckpointDirectory.add
 
-    def slow(shelf: CheckpointDirectory, step: int, state: Any) -> None:
+    def slow(directory: CheckpointDirectory, step: int, state: Any) -> None:
         time.sleep(0.02)
-        add(shelf, step, state)
+        add(directory, step, state)
 
     monkeypatch.setattr(CheckpointDirectory, "add", slow)
     diary = Diary()

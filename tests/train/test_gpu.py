@@ -124,7 +124,7 @@ class Images(Dataset[Any]):
 def feed(workers: int) -> DeviceLoader:
     loading = LoadingConfig(multiprocessing_context="fork")
     return DeviceLoader(
-        Images(), Sequential(64), world(), loading, deal=ShardAssignment(0, 1, 8, 0), num_workers=workers
+        Images(), Sequential(64), world(), loading, assignment=ShardAssignment(0, 1, 8, 0), num_workers=workers
     )
 
 

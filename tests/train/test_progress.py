@@ -133,7 +133,7 @@ def test_of_what_is_not_known_nothing_is_said(capsys: pytest.CaptureFixture[str]
     progress.start_epoch(1, 1, None, 0)
     clock.now += 30
     progress.step(60, None)
-    progress.say("hello")
+    progress.log("hello")
     progress.close()
     assert capsys.readouterr() == ("", "srunddp: epoch 1 of 1, step 1, 2 samples/s\nsrunddp: hello\n")
 
@@ -142,7 +142,7 @@ def test_the_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None
     progress = SilentProgress()
     progress.start_epoch(1, 1, None, 0)
     progress.step(1, 1.0)
-    progress.say("hello")
+    progress.log("hello")
     progress.end_epoch(EpochRecord(1, TRAIN))
     progress.close()
     assert capsys.readouterr() == ("", "")
@@ -153,7 +153,7 @@ def test_lines_need_neither_torch_nor_tqdm() -> None:
         "from srunddp.train.progress import Progress\n"
         "progress = Progress()\n"
         "progress.start_epoch(1, 1, None, 0)\n"
-        "progress.say('hello')\n"
+        "progress.log('hello')\n"
         "print('tqdm' in sys.modules)\n"
     )
     assert (done.stdout, done.stderr) == ("False\n", "srunddp: hello\n")
@@ -166,7 +166,7 @@ def run_through(progress: Progress) -> None:
     progress.start_epoch(1, 1, 10, 0)
     progress._due = 0.0
     progress.step(1, 0.5)
-    progress.say("hello")
+    progress.log("hello")
     progress.end_epoch(EpochRecord(1, TRAIN))
     progress.close()
 
@@ -249,7 +249,7 @@ def test_a_terminal_shows_a_bar(terminal: Terminal, monkeypatch: pytest.MonkeyPa
 
 def test_a_line_does_not_tear_the_bar(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     progress = started(terminal, monkeypatch, Clock())
-    progress.say("hello")
+    progress.log("hello")
     assert terminal.shows(r"\repoch 1/3:[^\r]*\r +\rsrunddp: hello\r\n\repoch 1/3:")
     progress.close()
 

@@ -10,7 +10,7 @@ import torch
 
 from srunddp import telemetry
 from srunddp.telemetry import TelemetryPage
-from srunddp.train.step_timer import StepTimer, ThroughputMeter, pace_of
+from srunddp.train.step_timer import StepTimer, ThroughputMeter, make_step_timer
 from tests.train.conftest import results_of
 from tests.train.paces import SLEEP, STEPS
 
@@ -124,16 +124,16 @@ def test_a_gpus_time_excludes_waits_for_ranks_and_results(
     pace = StepTimer(page, torch.device("cuda"))
 
     def step(forward: float) -> None:
-        for _ in pace.arriving(iter(["a step"])):
+        for _ in pace.timed(iter(["a step"])):
             gpu.now += forward
-            pace.waits()
+            pace.start_wait()
             gpu.now += 1.0  # the backward pass
-            pace.waits()  # of a module whose forward is made again in it
+            pace.start_wait()  # of a module whose forward is made again in it
             gpu.now += 1.0
-            pace.goes_on()
+            pace.end_wait()
             gpu.now += 2.0
             clock.now += 1.0
-            pace.goes_on()
+            pace.end_wait()
             clock.now += 9.0  # it reads the loss
             gpu.now += 2.0  # the optimizer, and what the rank was late with
             pace.done(1)
@@ -157,9 +157,9 @@ def test_with_a_gpu_an_epochs_last_data_request_is_no_step(monkeypatch: pytest.M
     clock, page = Clock(), TelemetryPage(recording=True)
     monkeypatch.setattr("time.perf_counter", clock)
     pace = StepTimer(page, torch.device("cuda"))
-    assert list(pace.arriving(iter(()))) == []
+    assert list(pace.timed(iter(()))) == []
     Event.gpu.now += 1000.0  # an evaluation
-    for _ in pace.arriving(iter(["a step"])):
+    for _ in pace.timed(iter(["a step"])):
         clock.now += 2000.0
         Event.gpu.now += 7.0
         pace.done(1)
@@ -168,6 +168,6 @@ def test_with_a_gpu_an_epochs_last_data_request_is_no_step(monkeypatch: pytest.M
 
 def test_without_monitoring_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_marks", TelemetryPage())
-    assert type(pace_of(torch.device("cpu"))) is ThroughputMeter
+    assert type(make_step_timer(torch.device("cpu"))) is ThroughputMeter
     steps = iter([1, 2])
-    assert ThroughputMeter().arriving(steps) is steps
+    assert ThroughputMeter().timed(steps) is steps

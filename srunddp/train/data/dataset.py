@@ -53,9 +53,9 @@ class ShardedIterable(IterableDataset[Any]):
     resume; it sees no ``get_worker_info()``.
     """
 
-    def __init__(self, data: IterableDataset[Any], deal: ShardAssignment) -> None:
+    def __init__(self, data: IterableDataset[Any], assignment: ShardAssignment) -> None:
         self._data = data
-        self._deal = deal
+        self._assignment = assignment
         self._turn, self._turns = 0, 1
         # Shared with the workers, which may outlive an epoch.
         self._place = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -72,10 +72,10 @@ class ShardedIterable(IterableDataset[Any]):
             self._turn, self._turns = worker.id, worker.num_workers
             # A data set that shards itself among workers would be sharded twice, and samples lost.
             _worker._worker_info = None
-        apart = IsolatedRng(self._deal.seed_of_all(epoch))
+        isolated = IsolatedRng(self._assignment.epoch_seed(epoch))
         parts = self._parts(start)
         for number in itertools.count():
-            with apart:
+            with isolated:
                 part = next(parts, None)
             if part is None:
                 return
@@ -83,15 +83,15 @@ class ShardedIterable(IterableDataset[Any]):
                 yield part
 
     def _parts(self, start: int) -> Iterator[MicroBatch]:
-        deal, kept, first, count = self._deal, [], None, 0
+        assignment, kept, first, count = self._assignment, [], None, 0
         for index, sample in enumerate(self._data):
             if index < start:
                 continue
             first = sample if count == 0 else first
-            if count % deal.world_size == deal.rank:
+            if count % assignment.world_size == assignment.rank:
                 kept.append(sample)
             count += 1
-            if count == deal.together:
+            if count == assignment.global_batch_size:
                 yield MicroBatch(kept, len(kept), count)
                 kept, count = [], 0
         if count:

@@ -71,11 +71,11 @@ class ShardAssignment:
         return cls(world.rank, world.world_size, batch_size, seed)
 
     @property
-    def together(self) -> int:
+    def global_batch_size(self) -> int:
         """Samples of all ranks in a full micro-batch."""
         return self.world_size * self.batch_size
 
-    def seed_of_all(self, epoch: int) -> int:
+    def epoch_seed(self, epoch: int) -> int:
         """The same on all ranks, for an epoch."""
         return _mixed((self.seed, epoch))
 
@@ -91,8 +91,8 @@ def length_of(data: Dataset[Any]) -> int | None:
 class DistributedBatchSampler(Sampler[BatchRequest]):
     """A sampler of micro-batches; iterate again for each epoch, after :meth:`begin`."""
 
-    def __init__(self, deal: ShardAssignment) -> None:
-        self._deal = deal
+    def __init__(self, assignment: ShardAssignment) -> None:
+        self._assignment = assignment
         self._order: Tensor | None = None
         self._epoch = self._start = 0
 
@@ -101,15 +101,15 @@ class DistributedBatchSampler(Sampler[BatchRequest]):
         self._order, self._epoch, self._start = order, epoch, start
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        deal = self._deal
+        assignment = self._assignment
         assert self._order is not None
         order = self._order.numpy()  # of which a slice costs a tenth
-        for start in range(self._start, len(order), deal.together):
-            chunk = order[start : start + deal.together]
-            mine = chunk[deal.rank :: deal.world_size].tolist()
-            source = (deal.seed, self._epoch, start, deal.rank)
+        for start in range(self._start, len(order), assignment.global_batch_size):
+            chunk = order[start : start + assignment.global_batch_size]
+            mine = chunk[assignment.rank :: assignment.world_size].tolist()
+            source = (assignment.seed, self._epoch, start, assignment.rank)
             yield BatchRequest(mine or chunk[:1].tolist(), len(mine), len(chunk), source)
 
     def __len__(self) -> int:
         left = 0 if self._order is None else max(0, len(self._order) - self._start)
-        return -(-left // self._deal.together)
+        return -(-left // self._assignment.global_batch_size)

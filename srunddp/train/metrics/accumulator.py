@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from srunddp.errors import ConfigError
-from srunddp.train.metrics.torchmetrics import TorchMetric, compute, fresh, is_stateful
+from srunddp.train.metrics.torchmetrics import TorchMetric, compute, is_stateful, reset_copy
 from srunddp.train.world import World
 
 PlainMetric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
@@ -42,13 +42,13 @@ class MetricAccumulator:
     of ranks. A batch's loss comes in as its mean in the loss's own precision.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], world: World, begun: Sequence[Sequence[float]] = ()) -> None:
+    def __init__(self, metrics: Mapping[str, Metric], world: World, resumed: Sequence[Sequence[float]] = ()) -> None:
         """Start from nothing, or from what :meth:`by_rank` gave.
 
         Args:
             metrics: by name; those with a state are copied, so that other Sums may have the same ones.
             world: the ranks to sum over.
-            begun: as of a checkpoint, of any number of ranks; metrics with a state start anew all the same.
+            resumed: as of a checkpoint, of any number of ranks; metrics with a state start anew all the same.
 
         Raises:
             ConfigError: a metric with a state cannot be gathered from several ranks.
@@ -58,14 +58,14 @@ class MetricAccumulator:
         self._stateful: dict[str, TorchMetric] = {}
         for name, metric in metrics.items():
             if is_stateful(metric):
-                self._stateful[name] = fresh(name, metric, world)
+                self._stateful[name] = reset_copy(name, metric, world)
             else:
                 self._plain[name] = cast(PlainMetric, metric)
         self._has_metrics = bool(metrics)
         self._loss = LaggedLoss(world.device)
         self._totals = [self._zero() for _ in self._plain]
         self._updated = False
-        self._begin(begun)
+        self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
         """Take this rank's row, so that it goes on to add in the same order; of another world rank 0 takes all."""

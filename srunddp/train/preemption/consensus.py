@@ -20,11 +20,11 @@ class Agreed:
     """The same on all ranks.
 
     Attributes:
-        wish: the strongest of any rank; cause: a signal that led to it, 0 for the end of the job.
+        request: the strongest of any rank; cause: a signal that led to it, 0 for the end of the job.
         save: a checkpoint is due.
     """
 
-    wish: StopRequest
+    request: StopRequest
     cause: int
     save: bool
 
@@ -45,27 +45,27 @@ class StopConsensus:
 
     def begin(self) -> None:
         """What follows takes another time than before; all ranks call this at the same step."""
-        self._interval = self._left = 1
+        self._interval = self._steps_left = 1
         self._last = time.perf_counter()
 
     def due(self) -> bool:
-        """Count a step; whether :meth:`reach` is to be called after it."""
-        self._left -= 1
-        return self._left <= 0
+        """Count a step; whether :meth:`all_reduce` is to be called after it."""
+        self._steps_left -= 1
+        return self._steps_left <= 0
 
-    def reach(self, wish: StopRequest, cause: int, *, save: bool) -> Agreed:
+    def all_reduce(self, request: StopRequest, cause: int, *, save: bool) -> Agreed:
         """Tell the other ranks what this one wants, and hear what they do; all ranks call this after the same step."""
         now = time.perf_counter()
         seconds = (now - self._last) / self._interval
         self._last = now
-        # In one number, so that the cause is the wish's own.
-        both, most_save, seconds = self._most(_SIGNALS * wish + cause, save, seconds)
+        # In one number, so that the cause is the request's own.
+        encoded, most_save, seconds = self._maximum(_SIGNALS * request + cause, save, seconds)
         self._interval = max(1, min(2 * self._interval, int(self._every / max(seconds, 1e-6)), _MOST_STEPS))
-        self._left = self._interval
-        most_wish, most_cause = divmod(int(both), _SIGNALS)
-        return Agreed(StopRequest(most_wish), most_cause, bool(most_save))
+        self._steps_left = self._interval
+        most_request, most_cause = divmod(int(encoded), _SIGNALS)
+        return Agreed(StopRequest(most_request), most_cause, bool(most_save))
 
-    def _most(self, *values: float) -> list[float]:
+    def _maximum(self, *values: float) -> list[float]:
         if self._world.world_size == 1:
             return list(values)
         row = torch.tensor(values, dtype=torch.float64, device=self._world.device)

@@ -223,7 +223,7 @@ def _sample(handle: dict[str, Any]) -> dict[str, Any]:
     return trace[max(0, min(handle.get("at", 0), len(trace)) - 1)]
 
 
-def _said(handle: dict[str, Any], what: str) -> Any:
+def _reported(handle: dict[str, Any], what: str) -> Any:
     if what not in _sample(handle):
         raise NVMLError_NotSupported(NVMLError_NotSupported.value)
     return _sample(handle)[what]
@@ -232,34 +232,34 @@ def _said(handle: dict[str, Any], what: str) -> Any:
 def nvmlDeviceGetUtilizationRates(handle):
     handle["at"] = handle.get("at", 0) + 1
     _asked(handle, "nvmlDeviceGetUtilizationRates")
-    return c_nvmlUtilization_t(_said(handle, "utilization"), _said(handle, "memory_utilization"))
+    return c_nvmlUtilization_t(_reported(handle, "utilization"), _reported(handle, "memory_utilization"))
 
 
 def nvmlDeviceGetPowerUsage(handle):
     _asked(handle, "nvmlDeviceGetPowerUsage")
-    return _said(handle, "power")
+    return _reported(handle, "power")
 
 
 def nvmlDeviceGetTotalEnergyConsumption(handle):
     _asked(handle, "nvmlDeviceGetTotalEnergyConsumption")
-    return _said(handle, "energy")
+    return _reported(handle, "energy")
 
 
 def nvmlDeviceGetTemperature(handle, sensor):
-    return _said(handle, "temperature")
+    return _reported(handle, "temperature")
 
 
 def nvmlDeviceGetClockInfo(handle, type):
-    return _said(handle, "clocks")[str(type)]
+    return _reported(handle, "clocks")[str(type)]
 
 
 def nvmlDeviceGetCurrentClocksEventReasons(handle):
     _asked(handle, "nvmlDeviceGetCurrentClocksEventReasons")
-    return _said(handle, "reasons")
+    return _reported(handle, "reasons")
 
 
 def nvmlDeviceGetCurrentClocksThrottleReasons(handle):
-    return _said(handle, "reasons")
+    return _reported(handle, "reasons")
 
 
 def nvmlDeviceGetFieldValues(handle, fieldIds):
@@ -270,7 +270,7 @@ def nvmlDeviceGetFieldValues(handle, fieldIds):
 
 
 def nvmlDeviceGetPcieThroughput(device, counter):
-    return _said(device, "pcie")[0 if counter == NVML_PCIE_UTIL_RX_BYTES else 1]
+    return _reported(device, "pcie")[0 if counter == NVML_PCIE_UTIL_RX_BYTES else 1]
 
 
 def nvmlDeviceGetGpuInstanceId(device):

@@ -71,12 +71,12 @@ class Info:
 
 
 def by_workers(
-    data: IterableDataset[Any], deal: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
+    data: IterableDataset[Any], assignment: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
 ) -> list[MicroBatch]:
     """The parts in the order in which the loader takes them from its workers; 0 workers read in the rank."""
     turns: list[Iterator[MicroBatch]] = []
     for number in range(max(workers, 1)):
-        stream = ShardedIterable(data, deal)
+        stream = ShardedIterable(data, assignment)
         stream.begin(epoch, start)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dataset, "get_worker_info", lambda number=number: Info(number, workers) if workers else None)
@@ -101,11 +101,13 @@ def test_a_stream_is_dealt_as_a_data_set_with_indices_is(
 ) -> None:
     start = min(samples, cut * ranks * batch_size)
     for rank in range(ranks):
-        deal = ShardAssignment(rank, ranks, batch_size, 0)
-        requests = DistributedBatchSampler(deal)
+        assignment = ShardAssignment(rank, ranks, batch_size, 0)
+        requests = DistributedBatchSampler(assignment)
         requests.begin(torch.arange(samples), 1, start)
         expected = [(request.indices, request.own, request.total) for request in requests]
-        found = [(part.samples, part.own, part.total) for part in by_workers(Plain(samples), deal, workers, 1, start)]
+        found = [
+            (part.samples, part.own, part.total) for part in by_workers(Plain(samples), assignment, workers, 1, start)
+        ]
         assert found == expected
 
 
@@ -115,11 +117,11 @@ def drawn(parts: list[MicroBatch]) -> list[list[float]]:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_what_a_stream_draws_depends_on_no_number_of_workers(workers: int) -> None:
-    deal = ShardAssignment(0, 1, 4, seed=5)
-    alone = drawn(by_workers(RandomStream(21), deal, 0))
-    assert drawn(by_workers(RandomStream(21), deal, workers)) == alone
-    assert drawn(by_workers(RandomStream(21), deal, workers, epoch=2)) != alone
-    assert drawn(by_workers(RandomStream(21), deal, workers, start=8)) == alone[2:], "a resume"
+    assignment = ShardAssignment(0, 1, 4, seed=5)
+    alone = drawn(by_workers(RandomStream(21), assignment, 0))
+    assert drawn(by_workers(RandomStream(21), assignment, workers)) == alone
+    assert drawn(by_workers(RandomStream(21), assignment, workers, epoch=2)) != alone
+    assert drawn(by_workers(RandomStream(21), assignment, workers, start=8)) == alone[2:], "a resume"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -175,7 +177,7 @@ def test_tensors_in_memory_are_read_as_their_samples_collated() -> None:
 def feed(data: Dataset[Any], order: Order | None, workers: int, method: Any = "fork", **options: Any) -> DeviceLoader:
     loading = LoadingConfig(multiprocessing_context=method)
     return DeviceLoader(
-        data, order, StandIn(), loading, deal=ShardAssignment(0, 1, 4, 5), num_workers=workers, **options
+        data, order, StandIn(), loading, assignment=ShardAssignment(0, 1, 4, 5), num_workers=workers, **options
     )
 
 
@@ -213,7 +215,7 @@ def test_a_step_that_is_not_full_is_left_out_where_asked(drop_last: bool) -> Non
         Sequential(18),
         StandIn(),
         loading,
-        deal=ShardAssignment(0, 1, 4, 5),
+        assignment=ShardAssignment(0, 1, 4, 5),
         num_workers=0,
         accumulation=2,
     )

@@ -1,4 +1,4 @@
-"""The deal: every sample once, for any samples, ranks, batch size and start."""
+"""The assignment: every sample once, for any samples, ranks, batch size and start."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DEALS = {
 }
 
 
-def asked(deal: ShardAssignment, order: torch.Tensor, start: int = 0, epoch: int = 1) -> list[BatchRequest]:
-    requests = DistributedBatchSampler(deal)
+def asked(assignment: ShardAssignment, order: torch.Tensor, start: int = 0, epoch: int = 1) -> list[BatchRequest]:
+    requests = DistributedBatchSampler(assignment)
     requests.begin(order, epoch, start)
     made = list(requests)
     assert len(made) == len(requests)
@@ -90,8 +90,8 @@ def test_the_seed_of_a_request_is_its_place_s_and_its_rank_s() -> None:
 
 def test_a_streams_seed_is_the_same_on_all_ranks() -> None:
     deals = [ShardAssignment(rank, ranks, 4, seed=3) for ranks in (1, 2, 5) for rank in range(ranks)]
-    assert len({deal.seed_of_all(1) for deal in deals}) == 1
-    assert deals[0].seed_of_all(1) != deals[0].seed_of_all(2)
+    assert len({assignment.epoch_seed(1) for assignment in deals}) == 1
+    assert deals[0].epoch_seed(1) != deals[0].epoch_seed(2)
 
 
 def test_a_start_beyond_the_end_leaves_nothing() -> None:

@@ -21,7 +21,7 @@ from srunddp import telemetry
 from srunddp.errors import ConfigError, Stopped
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import signals as module
-from srunddp.train.preemption.signals import Preemption, StopRequest, asked_of_slurm
+from srunddp.train.preemption.signals import Preemption, StopRequest, query_end_time
 from tests.train.conftest import HERE, ROOT
 
 LONG = 30.0
@@ -32,7 +32,7 @@ NOTHING = (StopRequest.NONE, 0)
 def heard() -> Iterator[None]:
     """What a test leaves is not for the next one."""
     yield
-    module._unheard.clear()
+    module._pending_requests.clear()
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -51,16 +51,16 @@ def preemption(rank: int = 0, environ: dict[str, str] | None = None, **settings:
 
 @pytest.mark.parametrize(
     ("number", "wish"),
-    [(signal.SIGUSR1, StopRequest.REQUEUE), (signal.SIGUSR2, StopRequest.REQUEUE), (signal.SIGTERM, StopRequest.LEAVE)],
+    [(signal.SIGUSR1, StopRequest.REQUEUE), (signal.SIGUSR2, StopRequest.REQUEUE), (signal.SIGTERM, StopRequest.STOP)],
 )
 def test_a_signal_is_a_wish_on_every_rank(number: signal.Signals, wish: StopRequest) -> None:
     for rank in (0, 1):
         with preemption(rank) as it:
-            assert it.wish() == NOTHING
+            assert it.pending() == NOTHING
             os.kill(os.getpid(), number)
-            assert it.wish() == (wish, number)
-            assert it.wish() == (wish, number)
-        module._unheard.clear()
+            assert it.pending() == (wish, number)
+            assert it.pending() == (wish, number)
+        module._pending_requests.clear()
 
 
 def test_sigterm_goes_before_a_requeue_whichever_came_first() -> None:
@@ -68,14 +68,14 @@ def test_sigterm_goes_before_a_requeue_whichever_came_first() -> None:
         with preemption() as it:
             for number in order:
                 os.kill(os.getpid(), number)
-            assert it.wish() == (StopRequest.LEAVE, signal.SIGTERM)
+            assert it.pending() == (StopRequest.STOP, signal.SIGTERM)
 
 
 def test_thousands_of_signals_are_one_wish() -> None:
     with preemption() as it:
         for _ in range(5000):
             os.kill(os.getpid(), signal.SIGUSR2)
-        assert it.wish() == (StopRequest.REQUEUE, signal.SIGUSR2)
+        assert it.pending() == (StopRequest.REQUEUE, signal.SIGUSR2)
 
 
 def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
@@ -84,7 +84,7 @@ def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
     try:
         with preemption() as it:
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert (it.wish()[0], got) == (StopRequest.REQUEUE, [])
+        assert (it.pending()[0], got) == (StopRequest.REQUEUE, [])
         os.kill(os.getpid(), signal.SIGUSR1)
         assert got == [signal.SIGUSR1]
     finally:
@@ -120,7 +120,7 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
     try:
         with preemption() as it:
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert it.wish() == NOTHING
+            assert it.pending() == NOTHING
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -131,7 +131,7 @@ def test_outside_the_main_thread_no_handler_is_set() -> None:
 
     def elsewhere() -> None:
         with preemption() as it:
-            found.append((it.wish(), signal.getsignal(signal.SIGUSR2)))
+            found.append((it.pending(), signal.getsignal(signal.SIGUSR2)))
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
@@ -186,7 +186,7 @@ def wished_after(**variables: str) -> float:
     """Seconds until rank 0 wishes to be requeued."""
     began = time.monotonic()
     with preemption(environ=variables) as it:
-        until(lambda: it.wish() == (StopRequest.REQUEUE, 0))
+        until(lambda: it.pending() == (StopRequest.REQUEUE, 0))
     return time.monotonic() - began
 
 
@@ -194,13 +194,13 @@ def test_rank_0_requests_a_requeue_half_way_to_the_jobs_end() -> None:
     end = str(int(time.time()) + 4)
     with preemption(1, {"SLURM_JOB_END_TIME": end}) as other:
         assert 1.3 < wished_after(SLURM_JOB_END_TIME=end) < 2.5
-        assert other.wish() == NOTHING
+        assert other.pending() == NOTHING
 
 
 def test_the_lead_counts_where_it_is_less_than_half() -> None:
     it = preemption(environ={"SLURM_JOB_END_TIME": str(int(time.time()) + 1000)}, lead_seconds=100.0)
     with it:
-        assert it._leave_at - time.monotonic() == pytest.approx(900, abs=2)
+        assert it._stop_at - time.monotonic() == pytest.approx(900, abs=2)
 
 
 def squeue(folder: Path, body: str) -> dict[str, str]:
@@ -223,8 +223,8 @@ def test_an_end_that_is_none_is_none(tmp_path: Path, said: str) -> None:
     asked = threading.active_count()
     with preemption(environ=squeue(tmp_path, f"echo '{said}'")) as it:
         until(lambda: threading.active_count() == asked)
-        assert it.wish() == NOTHING
-        assert it._leave_at == float("inf")
+        assert it.pending() == NOTHING
+        assert it._stop_at == float("inf")
 
 
 def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None
         pass
     assert time.monotonic() - began < 10.0
     hangs = {"SLURM_JOB_ID": "1207", "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
-    assert asked_of_slurm(hangs, 0.3) == ""
-    assert asked_of_slurm(hangs | {"PATH": str(tmp_path)}) == ""
+    assert query_end_time(hangs, 0.3) == ""
+    assert query_end_time(hangs | {"PATH": str(tmp_path)}) == ""
 
 
 def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
@@ -278,13 +278,13 @@ def running(process: psutil.Process) -> bool:
 def test_a_signal_after_a_run_s_last_step_is_for_the_next_run() -> None:
     with Preemption(PreemptionConfig(lead_seconds=0), rank=0) as first:
         os.kill(os.getpid(), signal.SIGUSR1)
-        until(lambda: first.wish() == (StopRequest.REQUEUE, signal.SIGUSR1))
+        until(lambda: first.pending() == (StopRequest.REQUEUE, signal.SIGUSR1))
     with Preemption(PreemptionConfig(lead_seconds=0), rank=0) as second:
-        assert second.wish() == (StopRequest.REQUEUE, signal.SIGUSR1)
+        assert second.pending() == (StopRequest.REQUEUE, signal.SIGUSR1)
 
 
 def test_a_lesser_wish_never_hides_sigterm() -> None:
     it = Preemption(PreemptionConfig(lead_seconds=0), rank=0)
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):
         it._note(number, None)
-    assert it.wish() == (StopRequest.LEAVE, signal.SIGTERM)
+    assert it.pending() == (StopRequest.STOP, signal.SIGTERM)
