@@ -112,24 +112,24 @@ class _Series:
         self._places, self._texts = places, kind.texts
         self._numbers = [name for name in ("time", *kind.numbers) if name in places]
         self._columns = {name: array("d") for name in (*self._numbers, *_derived(kind, places))}
-        self._waiting: list[list[str]] = []
+        self._pending: list[list[str]] = []
         self._last: list[str] = []
 
     def add(self, row: list[str]) -> None:
-        self._waiting.append(row)
-        if len(self._waiting) >= _BLOCK:
+        self._pending.append(row)
+        if len(self._pending) >= _BLOCK:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._waiting:
+        if not self._pending:
             return
-        columns = list(zip(*self._waiting, strict=True))
+        columns = list(zip(*self._pending, strict=True))
         for name in self._numbers:
             self._columns[name].extend(numbers(columns[self._places[name]]))
         if "slowed" in self._columns:
             self._columns["slowed"].extend(map(_is_slowed, columns[self._places["throttled"]]))
-        self._last = self._waiting[-1]
-        self._waiting = []
+        self._last = self._pending[-1]
+        self._pending = []
 
     def samples(self) -> TimeSeries:
         self._flush()

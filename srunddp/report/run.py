@@ -20,7 +20,7 @@ from srunddp.util.hostlist import group_by_key
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
 _LARGEST = 1e15  # a number above is none
-_APART = 0.5  # seconds by which clocks may differ without being moved: all ranks end the rendezvous within less
+_CLOCK_TOLERANCE = 0.5  # seconds by which clocks may differ: all ranks end the rendezvous within less
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RunData:
                 found.setdefault(mark.rank, mark)
         return found
 
-    def word(self, key: str) -> str:
+    def text(self, key: str) -> str:
         """Of run.json; empty where it is none."""
         value = self.header.get(key)
         return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
@@ -119,7 +119,7 @@ def read(folder: Path) -> RunData:
             run = _with_rank(run, folder / name, names.get(match[1], match[1]), int(match[2]), match[3])
         elif match := _PER_NODE.fullmatch(name):
             run = _with_node(run, folder / name, names.get(match[1], match[1]), match[2])
-    nodes = dict.fromkeys([*(run.ranks[rank] for rank in sorted(run.ranks)), *names.values(), *_seen(run)])
+    nodes = dict.fromkeys([*(run.ranks[rank] for rank in sorted(run.ranks)), *names.values(), *_sampled_nodes(run)])
     run = replace(run, nodes=tuple(nodes), ranks=dict(sorted(run.ranks.items())))
     shifts = _shifts(run)
     start = _start(run, shifts)
@@ -187,7 +187,7 @@ def _gpus(path: Path, node: str) -> list[Gpu]:
     return sorted(found, key=lambda gpu: (len(gpu.index), gpu.index))
 
 
-def _seen(run: RunData) -> Iterable[str]:
+def _sampled_nodes(run: RunData) -> Iterable[str]:
     yield from run.usage
     yield from (link.node for link in run.links)
     yield from (gpu.node for gpu in run.gpus)
@@ -200,7 +200,7 @@ def _shifts(run: RunData) -> dict[str, float]:
         return {}
     own = median(met[run.nodes[0]])
     ahead = {node: median(times) - own for node, times in met.items()}
-    return {node: by for node, by in ahead.items() if abs(by) > _APART}
+    return {node: by for node, by in ahead.items() if abs(by) > _CLOCK_TOLERANCE}
 
 
 def _start(run: RunData, shifts: Mapping[str, float]) -> float:

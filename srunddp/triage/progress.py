@@ -22,7 +22,7 @@ _WELL = re.compile(
     r"max_(?:steps|epochs)\S* reached|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|\brc[ =]0\b|"
     r"[Tt]raining (?:took|time)\b"
 )
-_FAREWELL = re.compile(
+_END_WORDS = re.compile(
     r"\b(?:done|finish\w*|complete\w*|sav(?:ed|ing)|wr(?:ote|itten|iting)|final\w*|total|best|elapsed|took|summary|"
     r"success\w*|"
     r"upload\w*|sync\w*|runtime|throughput|bye|goodbye|end(?:ed|ing)?|stopp(?:ed|ing)|test\w*|eval\w*|result\w*|exiting|"
@@ -67,14 +67,14 @@ def is_finished(text: str) -> bool:
 
 def is_ended(tail: Sequence[str]) -> bool:
     """Whether the last lines end, by a word however weak or by one unlike those before, or just stop amid the work."""
-    if any(_is_farewell(text) for text in tail):
+    if any(_has_end_word(text) for text in tail):
         return True
     *others, last = (re.sub(r"[\d.]+", "0", text) for text in tail)
     return not (_STEP.search(tail[-1]) or _BEGUN.search(tail[-1])) and others.count(last) < _REPEATED
 
 
-def _is_farewell(text: str) -> bool:
-    return bool(_LAST_STEP.search(text) or (_FAREWELL.search(text) and not _STEP.search(text)))
+def _has_end_word(text: str) -> bool:
+    return bool(_LAST_STEP.search(text) or (_END_WORDS.search(text) and not _STEP.search(text)))
 
 
 def is_success_line(text: str) -> bool:
@@ -82,7 +82,7 @@ def is_success_line(text: str) -> bool:
     return bool(_WELL.search(text))
 
 
-def tells_part(text: str) -> bool:
+def shows_fraction(text: str) -> bool:
     """It tells how far of how much was done."""
     return bool(_PART.search(text))
 

@@ -132,8 +132,8 @@ class Nccl:
         if not match:
             return None, None
         key = (match["node"], match["pid"])
-        if (told := _NCCL_RANK.search(text)) and key not in self.ranks:
-            self.ranks[key] = int(told[1])
+        if (named := _NCCL_RANK.search(text)) and key not in self.ranks:
+            self.ranks[key] = int(named[1])
         return self.ranks.get(key), match["node"]
 
 

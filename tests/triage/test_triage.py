@@ -69,13 +69,13 @@ def log(folder: Path, text: str | bytes, name: str = "slurm-1.out") -> Path:
     return path
 
 
-def verdict(path: Path) -> Diagnosis:
+def diagnosis(path: Path) -> Diagnosis:
     return diagnose(collect(find([str(path)])))
 
 
 def said(path: Path) -> str:
-    story = collect(find([str(path)]))
-    return "\n".join(lines(diagnose(story), story))
+    evidence = collect(find([str(path)]))
+    return "\n".join(lines(diagnose(evidence), evidence))
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -123,7 +123,7 @@ def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Signature
 def test_a_line_of_10_mb_costs_less_than_2_s(tmp_path: Path, piece: str) -> None:
     path = log(tmp_path, piece * (10_000_000 // len(piece)) + "\n")
     before = time.process_time()
-    verdict(path)
+    diagnosis(path)
     assert time.process_time() - before < 2
 
 
@@ -144,7 +144,7 @@ def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) ->
             tmp_path, "".join(f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(lines))
         )
         before = time.process_time()
-        assert verdict(path).first is None
+        assert diagnosis(path).first is None
         return time.process_time() - before
 
     cost(100)  # the table of signs is read once
@@ -155,7 +155,7 @@ def test_of_a_file_over_the_limit_head_and_tail_are_read(tmp_path: Path, monkeyp
     for name, size in (("WHOLE", 40_000), ("HEAD", 10_000), ("TAIL", 10_000)):
         monkeypatch.setattr(logs, name, size)
     path = log(tmp_path, "rank 1/2 up\n" + "step\n" * 20_000 + "MemoryError\n")
-    assert verdict(path).cause == "host-out-of-memory"
+    assert diagnosis(path).cause == "host-out-of-memory"
     assert "its middle was not read" in said(path)
     assert "2 ranks expected" in said(path)
     assert re.search(r"\(line \d+ of its end\): MemoryError", said(path))
@@ -171,7 +171,7 @@ def test_files_that_are_no_logs_are_skipped_without_blocking(tmp_path: Path) -> 
     log(tmp_path, '{"note": "MemoryError"}\n', "monitor.0/run.json")
     log(tmp_path, "raise MemoryError\nMemoryError\n", "train.py")
     assert [each.name for each in find([str(tmp_path)])] == ["slurm-1.out"]
-    assert verdict(tmp_path).cause is None
+    assert diagnosis(tmp_path).cause is None
 
 
 def test_colours_progress_bars_and_binary_do_not_hide_an_error(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_colours_progress_bars_and_binary_do_not_hide_an_error(tmp_path: Path) -
         tmp_path,
         b"\x1b[31m 10%|# | 1/10 [00:01]\r 20%|##\xff| 2/10\r\0\0\x1b[1mMemoryError\x1b[0m: \x1b]0;title\x07x\r\n",
     )
-    found = verdict(path)
+    found = diagnosis(path)
     assert found.cause == "host-out-of-memory"
     assert found.first is not None
     assert found.first.text == "MemoryError: x"
@@ -285,10 +285,10 @@ def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) ->
 
 def test_a_guess_is_never_called_certain(tmp_path: Path) -> None:
     watchdog = next(sign.sample for sign in SIGNS if sign.id == "collective-timeout")
-    assert verdict(log(tmp_path, f"step 1\n{watchdog}\n")).certainty == "likely"
-    assert verdict(log(tmp_path, "srun: error: node01: task 3: Killed\n")).certainty == "likely"
+    assert diagnosis(log(tmp_path, f"step 1\n{watchdog}\n")).certainty == "likely"
+    assert diagnosis(log(tmp_path, "srun: error: node01: task 3: Killed\n")).certainty == "likely"
     both = "MemoryError\nModuleNotFoundError: No module named 'x'\n"
-    assert verdict(log(tmp_path, both)).certainty == "likely"
+    assert diagnosis(log(tmp_path, both)).certainty == "likely"
 
 
 TOP, CAUGHT = (
@@ -312,7 +312,7 @@ EXITED = "srun: error: node01: task 0: Exited with exit code 1\n"
     ],
 )
 def test_certain_is_only_what_a_second_sign_agrees_with(tmp_path: Path, text: str, certainty: str) -> None:
-    assert verdict(log(tmp_path, text)).certainty == certainty
+    assert diagnosis(log(tmp_path, text)).certainty == certainty
 
 
 @pytest.mark.parametrize(
@@ -322,14 +322,14 @@ def test_certain_is_only_what_a_second_sign_agrees_with(tmp_path: Path, text: st
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.kind in ("primary", "symptom")], ids=name_of)
 def test_whatever_a_run_survived_is_no_failure(tmp_path: Path, sign: Signature, after: str) -> None:
     if not re.match(r"srunddp: |slurmstepd|srun: ", sign.sample):
-        assert verdict(log(tmp_path, f"step 1\nstep 2\n{sign.sample}\n{after}")).first is None
+        assert diagnosis(log(tmp_path, f"step 1\nstep 2\n{sign.sample}\n{after}")).first is None
 
 
 def test_world_and_silent_ranks_are_told(tmp_path: Path) -> None:
     text = "".join(f"{rank}: rank {rank}/4 up\n{rank}: step\n" for rank in (0, 1, 3))
     path = log(tmp_path, text + "srun: error: node02: task 2: Exited with exit code 1\n")
     assert "world: 4 ranks expected, 3 spoke; silent: 2" in said(path)
-    assert verdict(path).rank == 2
+    assert diagnosis(path).rank == 2
     assert "cause unknown" in said(path)
     assert "last line of rank 3: step" in said(path)
 
@@ -382,22 +382,23 @@ def test_the_command_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
 
 def test_one_process_that_repeats_it_is_alone_is_no_bad_launch(tmp_path: Path) -> None:
     steps = "".join(f"rank 0/1 step {step}\n" for step in range(9))
-    assert verdict(log(tmp_path, "world_size: 1\nrank 0 of 1\n" + steps + "done\n")).cause is None
-    assert verdict(log(tmp_path, "rank 0 of 1 on node01\nrank 0 of 1 on node02\n" + steps)).cause == "world-of-one"
+    assert diagnosis(log(tmp_path, "world_size: 1\nrank 0 of 1\n" + steps + "done\n")).cause is None
+    assert diagnosis(log(tmp_path, "rank 0 of 1 on node01\nrank 0 of 1 on node02\n" + steps)).cause == "world-of-one"
 
 
 def test_the_last_error_counts_where_earlier_ones_were_handled(tmp_path: Path) -> None:
     handled = "".join(f"step {step}\nCUDA out of memory. Retrying.\n" for step in range(200))
-    assert verdict(log(tmp_path, handled + "step 200\nstep 201\nstep 202\ndone\n")).cause is None
+    assert diagnosis(log(tmp_path, handled + "step 200\nstep 201\nstep 202\ndone\n")).cause is None
     assert (
-        verdict(log(tmp_path, handled + "torch.OutOfMemoryError: CUDA out of memory.\n")).cause == "cuda-out-of-memory"
+        diagnosis(log(tmp_path, handled + "torch.OutOfMemoryError: CUDA out of memory.\n")).cause
+        == "cuda-out-of-memory"
     )
 
 
 def test_of_two_nodes_the_earlier_clock_counts(tmp_path: Path) -> None:
     for node, second in (("node01", 9), ("node02", 3)):
         log(tmp_path, f"2026-03-01 10:00:0{second} rank failed\nMemoryError: {node}\n", f"{node}.log")
-    found = verdict(tmp_path)
+    found = diagnosis(tmp_path)
     assert found.first is not None
     assert found.first.text == "MemoryError: node02"
 
@@ -405,16 +406,16 @@ def test_of_two_nodes_the_earlier_clock_counts(tmp_path: Path) -> None:
 def test_a_run_that_stood_still_did_not_surely_need_more_time(tmp_path: Path) -> None:
     limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T{} DUE TO TIME LIMIT ***\n"
     step = "2026-03-01 10:00:00 step 1\n"
-    assert verdict(log(tmp_path, step + limit.format("10:05:00"))).certainty == "certain"
-    assert verdict(log(tmp_path, step + limit.format("14:00:00"))).certainty == "likely"
+    assert diagnosis(log(tmp_path, step + limit.format("10:05:00"))).certainty == "certain"
+    assert diagnosis(log(tmp_path, step + limit.format("14:00:00"))).certainty == "likely"
 
 
 def test_a_time_limit_is_not_blamed_for_other_errors(tmp_path: Path) -> None:
     limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     error = 'Traceback (most recent call last):\n  File "/p/a.py", line 1, in f\nValueError: bad\n'
-    assert verdict(log(tmp_path, error + limit)).cause == "script-error"
-    assert verdict(log(tmp_path, limit + error)).cause == "time-limit"
-    found = verdict(log(tmp_path, "step 1\n" + limit))
+    assert diagnosis(log(tmp_path, error + limit)).cause == "script-error"
+    assert diagnosis(log(tmp_path, limit + error)).cause == "time-limit"
+    found = diagnosis(log(tmp_path, "step 1\n" + limit))
     assert (found.cause, found.certainty) == ("time-limit", "certain")
 
 
@@ -422,7 +423,7 @@ def test_victims_that_a_launcher_kills_are_not_the_first(tmp_path: Path) -> None
     text = "srun: error: node02: task 2: Exited with exit code 1\nsrun: Terminating StepId=1.0\n"
     text += "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
     text += "srun: error: node01: task 0: Killed\nsrun: error: node01: task 1: Exited with exit code 137\n"
-    found = verdict(log(tmp_path, text))
+    found = diagnosis(log(tmp_path, text))
     assert (found.cause, found.rank, found.node) == ("unknown", 2, "node02")
 
 
@@ -430,20 +431,20 @@ def test_who_waited_until_the_time_limit_waited_for_the_missing(tmp_path: Path) 
     waiting = "srunddp: waiting for ranks 4-5 on node03\n"
     limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     placed = "srunddp: 6 ranks on 3 nodes, launcher Slurm, channel pmi, master 10.0.0.1 port 40000, interface a (b)\n"
-    assert verdict(log(tmp_path, waiting + limit)).cause == "ranks-missing"
-    assert verdict(log(tmp_path, waiting + placed + limit)).cause == "time-limit"
-    assert verdict(log(tmp_path, waiting + placed)).cause is None
+    assert diagnosis(log(tmp_path, waiting + limit)).cause == "ranks-missing"
+    assert diagnosis(log(tmp_path, waiting + placed + limit)).cause == "time-limit"
+    assert diagnosis(log(tmp_path, waiting + placed)).cause is None
 
 
 def test_a_cancelled_step_whose_ranks_are_killed_was_cancelled(tmp_path: Path) -> None:
     text = "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
     text += "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
-    assert verdict(log(tmp_path, text + "srun: error: node01: tasks 0-1: Killed\n")).cause == "cancelled"
+    assert diagnosis(log(tmp_path, text + "srun: error: node01: tasks 0-1: Killed\n")).cause == "cancelled"
 
 
 def test_a_log_that_just_ends_is_not_called_well(tmp_path: Path) -> None:
     steps = "".join(f"[rank{step % 2}]: step {step} loss 0.1\n" for step in range(9))
-    assert verdict(log(tmp_path, steps)).cause == "unknown"
+    assert diagnosis(log(tmp_path, steps)).cause == "unknown"
     assert "rank 0's: 'step 8 loss 0.1'" in said(log(tmp_path, steps))
-    assert verdict(log(tmp_path, steps + "model saved\n")).cause is None
-    assert verdict(log(tmp_path, steps + "model saved\n[rank0]: step 9 lo")).cause == "unknown"
+    assert diagnosis(log(tmp_path, steps + "model saved\n")).cause is None
+    assert diagnosis(log(tmp_path, steps + "model saved\n[rank0]: step 9 lo")).cause == "unknown"
