@@ -12,8 +12,7 @@ from statistics import median
 from typing import Any
 
 from srunddp.report import csv_files
-from srunddp.report.csv_files import Mark
-from srunddp.report.series import TimeSeries, shifted
+from srunddp.report.csv_files import Mark, TimeSeries, shifted
 from srunddp.report.summary import Checkpoints, Phase, RunEnd, Span, StartupPhases
 from srunddp.util.hostlist import group_by_key
 
@@ -21,6 +20,19 @@ _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
 _LARGEST = 1e15  # a number above is none
 _CLOCK_TOLERANCE = 0.5  # seconds by which clocks may differ: all ranks end the rendezvous within less
+_SILENT = 5  # intervals without a line after which a run that has no end is not running
+_DEFAULT_INTERVAL = 5.0
+# What begins and what ends a phase: of several marks the first that is there.
+_PHASES = {
+    "python": (("process",), ("meeting",)),
+    "meeting": (("meeting",), ("met",)),
+    "import": (("import",), ("imported",)),
+    "init": (("init",), ("initialised",)),
+    "script": (("initialised", "imported", "met"), ("fit", "step")),
+    "prepare": (("fit",), ("epoch",)),
+    "first step": (("epoch", "fit"), ("step",)),
+}
+NAMES = ("srun", *_PHASES)
 
 
 @dataclass(frozen=True)
@@ -234,27 +246,6 @@ def _moved(run: RunData, by: Callable[[str], float]) -> RunData:
 
 def _when(mark: Mark) -> tuple[float, int]:
     return mark.time, mark.rank
-
-
-_SILENT = 5  # intervals without a line after which a run that has no end is not running
-
-
-_DEFAULT_INTERVAL = 5.0
-
-
-# What begins and what ends a phase: of several marks the first that is there.
-_PHASES = {
-    "python": (("process",), ("meeting",)),
-    "meeting": (("meeting",), ("met",)),
-    "import": (("import",), ("imported",)),
-    "init": (("init",), ("initialised",)),
-    "script": (("initialised", "imported", "met"), ("fit", "step")),
-    "prepare": (("fit",), ("epoch",)),
-    "first step": (("epoch", "fit"), ("step",)),
-}
-
-
-NAMES = ("srun", *_PHASES)
 
 
 def ending(run: RunData, now: float) -> RunEnd:

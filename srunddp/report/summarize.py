@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 
+from srunddp.report.csv_files import TimeSeries
 from srunddp.report.locate import start_of
 from srunddp.report.run import Gpu, Link, RunData, checkpoints, ending, launches, spans
-from srunddp.report.series import TimeSeries
 from srunddp.report.summary import (
     GpuFigures,
     LinkFigures,

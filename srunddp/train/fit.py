@@ -19,6 +19,7 @@ from srunddp.bootstrap.environment.cpus import Cpus, advice
 from srunddp.config.parse import save_config
 from srunddp.errors import ConfigError
 from srunddp.telemetry import event, heartbeat
+from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
 from srunddp.train.config import Config
 from srunddp.train.data import workers
@@ -32,7 +33,6 @@ from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import make_step_timer
-from srunddp.train.validate import inputs
 from srunddp.train.world import World
 
 
@@ -77,7 +77,7 @@ class FitLoop:
         self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
         self._progress = Progress() if world.rank == 0 else SilentProgress()
         self.timer = make_step_timer(world.device)
-        inputs.check_fit(world, train_data, test_data, order, config)
+        validate.check_fit(world, train_data, test_data, order, config)
         share = workers.share(world)
         workers.set_threads(share, config.loading.threads)
         self._loader, self._test_loader = make_loaders(world, config, train_data, test_data, order, collate, share)

@@ -27,7 +27,7 @@ from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.progress import EpochRecord
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import ThroughputMeter
-from srunddp.train.validate.inputs import check_parts
+from srunddp.train.validate import check_parts
 from srunddp.train.world import World
 
 if TYPE_CHECKING:

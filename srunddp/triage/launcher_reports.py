@@ -41,6 +41,12 @@ _ENDING = re.compile(
     r"Terminating (?:job step|StepId)|Job step aborted|Force Terminated|Sending process \d+ closing signal|"
     r"Killing subprocess"
 )
+_ROOT_CAUSE = re.compile(
+    r"srunddp: ranks? ([\d,-]+) on (\S+?)(?:, rank.*?)? (failed|lost): (.*?)(?: \(exit code (\d+)\))?$"
+)
+_ERROR = re.compile(r"srunddp: error: (.*)$")
+_ENDED = re.compile(r"srunddp: (the launcher ended the run with SIG|stopped after step \d+ by SIG)")
+_NOTE = re.compile(r"srunddp: (?:ended with it|note|passed over|refused )")
 
 
 @dataclass
@@ -156,20 +162,6 @@ class Reports:
         own = [report for report in self.found if not report.is_victim and not report.survived]
         named = [report for report in own if report.root and report.ranks]
         return next(iter(named or [each for each in own if each.ranks] or own), None)
-
-
-_ROOT_CAUSE = re.compile(
-    r"srunddp: ranks? ([\d,-]+) on (\S+?)(?:, rank.*?)? (failed|lost): (.*?)(?: \(exit code (\d+)\))?$"
-)
-
-
-_ERROR = re.compile(r"srunddp: error: (.*)$")
-
-
-_ENDED = re.compile(r"srunddp: (the launcher ended the run with SIG|stopped after step \d+ by SIG)")
-
-
-_NOTE = re.compile(r"srunddp: (?:ended with it|note|passed over|refused )")
 
 
 def ours(number: int, text: str, file: int) -> Event | None:

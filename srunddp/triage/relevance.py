@@ -18,6 +18,9 @@ _ATTEMPT = re.compile(r"(.*)attempt_(\d+)/")
 _AUTHORITY = re.compile(
     r"\b(?:slurmstepd\S*|srun|sbatch|salloc|mpirun|NVRM|kernel)\b[^:]{0,40}:|There are not enough slots"
 )
+# What a script hands a library.
+_OF_DATA = re.compile(r"shape|size|dimension|batch|label|range|argument|CUDA|index|key|match")
+_UNSPECIFIC = ("unknown", "script-error", "rank-killed", "collective-timeout", "ranks-missing")
 
 
 def first_report(evidence: Evidence) -> FileReport | None:
@@ -98,11 +101,6 @@ def _below(first: Event) -> str:
         return ""
     code = first.raised.code.rpartition("\n")[2]
     return code if first.raised.inner or _OF_DATA.search(first.text) else f"{code}\nin a library"
-
-
-# What a script hands a library.
-_OF_DATA = re.compile(r"shape|size|dimension|batch|label|range|argument|CUDA|index|key|match")
-_UNSPECIFIC = ("unknown", "script-error", "rank-killed", "collective-timeout", "ranks-missing")
 
 
 def is_certain(

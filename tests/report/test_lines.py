@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from srunddp.report.csv_files import NAN, TimeSeries
 from srunddp.report.plots import style
 from srunddp.report.plots.style import TimeAxis
 from srunddp.report.plots.timeline import timeline
 from srunddp.report.run import read
-from srunddp.report.series import NAN, TimeSeries
 from srunddp.report.summarize import summary_of
 from tests.support.made_up_run import MadeUp
 

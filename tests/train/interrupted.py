@@ -27,7 +27,7 @@ from torch import Tensor
 from srunddp.errors import Stopped
 from srunddp.train import checkpoint_policy
 from srunddp.train.checkpoint.file import verify
-from srunddp.train.preemption.consensus import StopConsensus
+from srunddp.train.checkpoint_policy import StopConsensus
 from tests.programs import resumable
 from tests.train.course import LONG, Course, until
 from tests.train.forked import start, world_of

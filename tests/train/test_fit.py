@@ -42,9 +42,9 @@ from srunddp.train import (
 )
 from srunddp.train.checkpoint import manager as saving_module
 from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.checkpoint_policy import StopConsensus
 from srunddp.train.fit import FitLoop
 from srunddp.train.metrics.accumulator import MetricAccumulator
-from srunddp.train.preemption.consensus import StopConsensus
 from srunddp.train.preemption.signals import StopRequest
 from tests.train.problems import Numbered, classes, settings
 from tests.train.test_profiler import traced
@@ -644,7 +644,7 @@ def test_an_error_at_the_start_leaves_no_signal_handler(tmp_path: Path) -> None:
 def agreed_at(step_seconds: Callable[[int], float], steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The times at which the ranks agree, in seconds."""
     now = [0.0]
-    monkeypatch.setattr("srunddp.train.preemption.consensus.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("srunddp.train.checkpoint_policy.time", SimpleNamespace(perf_counter=lambda: now[0]))
     agreement, times = StopConsensus(StandIn()), []
     for step in range(steps):
         now[0] += step_seconds(step)

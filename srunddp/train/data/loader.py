@@ -15,9 +15,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, LoadingConfig
-from srunddp.train.data.dataset import Reader, ShardedIterable, TensorRows
 from srunddp.train.data.order import Order, Sequential, Shuffled
-from srunddp.train.data.sampler import DistributedBatchSampler, ShardAssignment, length_of
+from srunddp.train.data.sampler import (
+    DistributedBatchSampler,
+    Reader,
+    ShardAssignment,
+    ShardedIterable,
+    TensorRows,
+    length_of,
+)
 from srunddp.train.data.workers import default_workers, start_method
 from srunddp.train.preemption.signals import ignore_in_worker, signals_blocked
 from srunddp.train.world import World

@@ -17,10 +17,17 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, ge
 
 from srunddp.train import LoadingConfig
 from srunddp.train.data import dataset
-from srunddp.train.data.dataset import Reader, ShardedIterable, TensorRows
 from srunddp.train.data.loader import Batch, DeviceLoader
 from srunddp.train.data.order import Order, Sequential, Shuffled
-from srunddp.train.data.sampler import BatchRequest, DistributedBatchSampler, MicroBatch, ShardAssignment
+from srunddp.train.data.sampler import (
+    BatchRequest,
+    DistributedBatchSampler,
+    MicroBatch,
+    Reader,
+    ShardAssignment,
+    ShardedIterable,
+    TensorRows,
+)
 from tests.train.worlds import StandIn
 
 
