@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
@@ -21,40 +20,19 @@ from srunddp.errors import ConfigError
 from srunddp.telemetry import event, heartbeat
 from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
-from srunddp.train.config import Config
 from srunddp.train.data import workers
 from srunddp.train.data.loader import StepBatches, make_loaders
 from srunddp.train.data.order import Order
-from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
+from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger
-from srunddp.train.optimizer import Scheduler, make_scheduler
+from srunddp.train.optimizer import make_scheduler
 from srunddp.train.profiler import Profile, parse
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
-from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import make_step_timer
-from srunddp.train.world import World
 
-
-class TrainerParts(Protocol):
-    """What :class:`FitLoop` needs of a :class:`srunddp.train.Trainer`."""
-
-    config: Config
-    world: World
-    state: TrainingState
-    optimizer: Optimizer
-    scheduler: Scheduler | None
-    metrics: dict[str, Metric]
-
-    def methods(self, name: str) -> list[Callable[..., Any]]:
-        """The callbacks' methods of this name."""
-
-    @property
-    def warms_up_buckets(self) -> bool:
-        """Whether :meth:`warm_up_buckets` is wanted before the first step."""
-
-    def warm_up_buckets(self, step: StepBatches) -> None:
-        """One forward and backward without a step."""
+if TYPE_CHECKING:
+    from srunddp.train.trainer import Trainer
 
 
 class FitLoop:
@@ -66,7 +44,7 @@ class FitLoop:
 
     def __init__(
         self,
-        trainer: TrainerParts,
+        trainer: Trainer,
         train_data: Dataset[Any],
         test_data: Dataset[Any] | None,
         order: Order | None,

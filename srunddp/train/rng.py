@@ -109,15 +109,11 @@ def _restore(captured: Tensor, device: torch.device) -> None:
 
 
 def _capture(device: torch.device) -> Tensor:
-    state = {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "python": random.getstate(),
-        "numpy": None,
-    }
-    if numpy := sys.modules.get("numpy"):
-        name, keys, *rest = numpy.random.get_state()
-        state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), *rest)
+    cpu, python, numpy = _get_states()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    if numpy:
+        numpy = (numpy[0], torch.from_numpy(numpy[1].astype("int64")), *numpy[2:])
+    state = {"torch": cpu, "cuda": cuda, "python": python, "numpy": numpy}
     written = io.BytesIO()
     torch.save(state, written)
     return torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)

@@ -76,11 +76,9 @@ class StepTimer(ThroughputMeter):
             yield step
 
     def time_collective_waits(self, model: DDPModel | FSDPModel) -> AbstractContextManager[None]:
-        """See :class:`ThroughputMeter`."""
         return model.time_collective_waits(self.start_wait, self.end_wait)
 
     def start_wait(self) -> None:
-        """See :class:`ThroughputMeter`."""
         self._depth += 1
         if self._depth > 1:
             return
@@ -89,7 +87,6 @@ class StepTimer(ThroughputMeter):
         self._since = self._clock()
 
     def end_wait(self) -> None:
-        """See :class:`ThroughputMeter`."""
         self._depth -= 1
         if self._depth > 0:
             return
@@ -98,7 +95,6 @@ class StepTimer(ThroughputMeter):
         self._wait_s += self._clock() - self._since
 
     def done(self, samples: int) -> None:
-        """See :class:`ThroughputMeter`."""
         step, data = self._clock() - self._requested, self._arrived - self._requested
         own = step - self._wait_s
         if self._gpu:
@@ -116,7 +112,6 @@ class StepTimer(ThroughputMeter):
         self._write()
 
     def epoch(self, number: int) -> None:
-        """See :class:`ThroughputMeter`."""
         event("epoch", number)
         self._epoch = number
         self._write()

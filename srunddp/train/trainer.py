@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,9 +29,6 @@ from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import ThroughputMeter
 from srunddp.train.validate import check_parts
 from srunddp.train.world import World
-
-if TYPE_CHECKING:
-    from srunddp.train.progress import EpochRecord
 
 _NOTHING = nullcontext()
 
@@ -99,8 +96,21 @@ class Trainer:
         self.state = TrainingState(self.model, optimizer, scaler, factor, average=self._average)
 
     def methods(self, name: str) -> list[Callable[..., Any]]:
-        """The callbacks' methods of this name, without those that :class:`Callback` has and that do nothing."""
-        return overriding(self.callbacks, name)
+        """The callbacks' methods of this name, without those that are :class:`Callback`'s own and do nothing.
+
+        Raises:
+            ConfigError: one of them is no Callback; a class instead of its instance, say.
+        """
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise ConfigError(
+                    f"{callback!r} among the callbacks",
+                    expected="instances of srunddp.train.Callback",
+                    hint="derive its class from Callback, and pass an instance",
+                    scope=Scope.JOB,
+                )
+        methods = [getattr(callback, name) for callback in self.callbacks]
+        return [method for method in methods if getattr(method, "__func__", None) is not getattr(Callback, name)]
 
     def fit(
         self,
@@ -251,22 +261,3 @@ class Callback:
 
     def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
         """On rank 0 alone, once the checkpoint is whole: no collectives here."""
-
-
-def overriding(callbacks: Sequence[Callback], name: str) -> list[Callable[..., Any]]:
-    """The callbacks' methods of this name, without those that are :class:`Callback`'s own and do nothing.
-
-    Raises:
-        ConfigError: one of them is no Callback; a class instead of its instance, say.
-    """
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise ConfigError(
-                f"{callback!r} among the callbacks",
-                expected="instances of srunddp.train.Callback",
-                hint="derive its class from Callback, and pass an instance",
-                scope=Scope.JOB,
-            )
-    methods = [getattr(callback, name) for callback in callbacks]
-    own = getattr(Callback, name)
-    return [method for method in methods if getattr(method, "__func__", None) is not own]

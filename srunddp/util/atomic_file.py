@@ -14,9 +14,10 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         OSError: the folder is missing, not writable, or the disk is full; the old file is untouched.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    # A name that nobody knows before: a link that lies there is not followed.
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

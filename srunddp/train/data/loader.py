@@ -120,16 +120,11 @@ class DeviceLoader:
             generator=torch.Generator(),
         )
 
-    @property
-    def samples(self) -> int | None:
-        """Of an epoch, over all ranks; None where that is not known."""
-        return self._length
-
     def steps_left(self, start: int) -> int | None:
         """Steps from the sample ``start`` to the end of an epoch; None where that is not known."""
-        if self.samples is None:
+        if self._length is None:
             return None
-        left = max(0, self.samples - start)  # the data may have become less since the checkpoint
+        left = max(0, self._length - start)  # the data may have become less since the checkpoint
         return left // self._step if self._drop_last else -(-left // self._step)
 
     def steps(self, epoch: int = 0, start: int = 0) -> Iterator[StepBatches]:

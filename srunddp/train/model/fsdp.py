@@ -204,16 +204,9 @@ def _check_dtypes(module: nn.Module) -> None:
 
 def _chosen(model: nn.Module, names: tuple[str, ...]) -> set[int]:
     """The ids of the modules of these classes; with its wrapper where one's activations are checkpointed."""
-    inner = {id(module._checkpoint_wrapped_module) for module in model.modules() if _is_wrapper(module)}
-    return {
-        id(module)
-        for module in model.modules()
-        if id(module) not in inner and type(getattr(module, "_checkpoint_wrapped_module", module)).__name__ in names
-    }
-
-
-def _is_wrapper(module: nn.Module) -> bool:
-    return hasattr(module, "_checkpoint_wrapped_module")
+    wrapped = {module: getattr(module, "_checkpoint_wrapped_module", module) for module in model.modules()}
+    inner = {id(inside) for module, inside in wrapped.items() if inside is not module}
+    return {id(each) for each, inside in wrapped.items() if id(each) not in inner and type(inside).__name__ in names}
 
 
 def _replace_parameters(
