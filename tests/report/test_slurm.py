@@ -113,14 +113,6 @@ def test_without_accounting_there_is_one_sentence(body: str, commands: Path) -> 
     )
 
 
-def test_a_command_that_hangs_is_left_after_its_time(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "_WITHIN", 0.3)
-    stub(commands, "sacct", "exec sleep 60")
-    begun = time.monotonic()
-    assert not view(RUN, commands).rows
-    assert time.monotonic() - begun < 10
-
-
 def test_accounting_of_another_start_of_the_job_is_not_used(commands: Path) -> None:
     """After a requeue sacct has the last start alone."""
     stub(commands, "sacct", prints(SACCT.replace("18000000", "18000099")))
@@ -183,25 +175,26 @@ def test_a_run_that_was_killed_just_now_is_not_called_running(body: str, said: s
 # The job's time limit, which ranks of Slurm 22.05 are not told.
 
 
-def completed(body: str, folder: Path) -> tuple[float | None, float | None]:
-    stub(folder, "scontrol", body)
-    found = slurm.completed(summary_of(read(replace(RUN, time_limit=None).write(folder))))
-    return found.time_limit_s, found.job_s
+ARRAY = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
+OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
 
 
-def test_the_time_limit_and_elapsed_time_are_the_controllers(commands: Path) -> None:
-    array = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
-    shown = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
-    assert completed(prints(array + shown), commands) == (93600.0, 123.0)
-
-
-def test_a_job_without_a_limit_has_none(commands: Path) -> None:
-    assert completed(prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), commands) == (None, 123.0)
-
-
-def test_without_the_controller_the_time_limit_is_accountings(commands: Path) -> None:
-    stub(commands, "sacct", prints("4711|20|70\n"))
-    assert completed("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", commands) == (1200.0, 70.0)
+@pytest.mark.parametrize(
+    ("scontrol", "sacct", "expected"),
+    [
+        (prints(ARRAY + OF_JOB), "", (93600.0, 123.0)),
+        (prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), "", (None, 123.0)),
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "4711|20|70\n", (1200.0, 70.0)),
+    ],
+    ids=["controller", "no limit", "accounting"],
+)
+def test_the_limit_is_the_controllers_or_accountings(
+    scontrol: str, sacct: str, expected: tuple[float | None, float], commands: Path
+) -> None:
+    stub(commands, "scontrol", scontrol)
+    stub(commands, "sacct", prints(sacct))
+    found = slurm.completed(summary_of(read(replace(RUN, time_limit=None).write(commands))))
+    assert (found.time_limit_s, found.job_s) == expected
 
 
 def test_the_limit_that_slurm_says_stands_in_the_report(commands: Path) -> None:
