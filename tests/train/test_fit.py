@@ -46,7 +46,7 @@ from srunddp.train.checkpoint_policy import StopConsensus
 from srunddp.train.fit import FitLoop
 from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.preemption.signals import StopRequest
-from tests.train.problems import Numbered, classes, settings
+from tests.train.problems import Numbered, Stop, classes, settings, trainer_of
 from tests.train.test_profiler import traced
 from tests.train.worlds import StandIn
 
@@ -78,17 +78,6 @@ class Diary(Callback):
 
     def of(self, kind: str) -> list[Any]:
         return [event[1] for event in self.events if event[0] == kind]
-
-
-def trainer_of(*callbacks: Callback, model: nn.Module | None = None, **changes: Any) -> Trainer:
-    torch.manual_seed(0)
-    scheduler = changes.pop("scheduler", None)
-    model = model or nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    config = settings(**({"batch_size": 4, "tensorboard": False} | changes))
-    return Trainer(
-        model, optimizer, nn.CrossEntropyLoss(), config, world=StandIn(), scheduler=scheduler, callbacks=callbacks
-    )
 
 
 def names(folder: Path) -> list[str]:
@@ -180,25 +169,22 @@ def test_an_evaluation_changes_nothing_that_training_draws() -> None:
 # Stopping early.
 
 
-def test_early_stop_by_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    score_after({5: 3.0, 10: 2.0, 15: 2.0, 20: 2.5}, monkeypatch)
-    trainer = trainer_of(epochs=9, patience=2)
-    assert [record.epoch for record in trainer.fit(classes(20), classes(8))] == [1, 2, 3, 4]
-
-
-def test_early_stop_by_steps_in_the_midst_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    score_after({2: 3.0, 4: 2.0, 6: 2.5, 8: 2.5}, monkeypatch)
-    trainer = trainer_of(epochs=9, patience=2, evaluate_every_epochs=0, evaluate_every_steps=2)
-    records = trainer.fit(classes(20), classes(8))
-    assert trainer.state.step == 8
-    assert len(records) == 2
-
-
-def test_a_step_at_an_epoch_s_end_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else patience would count it twice, and the second time it cannot be better."""
-    score_after({5: 3.0, 10: 3.5, 15: 2.0, 20: 2.5, 25: 1.0}, monkeypatch)
-    trainer = trainer_of(epochs=5, patience=2, evaluate_every_steps=5)
-    assert len(trainer.fit(classes(20), classes(8))) == 5
+@pytest.mark.parametrize(
+    ("scores", "changes", "step", "epochs"),
+    [
+        ({5: 3.0, 10: 2.0, 15: 2.0, 20: 2.5}, {}, 20, 4),
+        ({2: 3.0, 4: 2.0, 6: 2.5, 8: 2.5}, {"evaluate_every_epochs": 0, "evaluate_every_steps": 2}, 8, 2),
+        ({5: 3.0, 10: 3.5, 15: 2.0, 20: 2.5, 25: 1.0}, {"epochs": 5, "evaluate_every_steps": 5}, 25, 5),
+    ],
+    ids=["at an epoch's end", "amid an epoch", "a step at an epoch's end counts once"],
+)
+def test_training_stops_early(
+    scores: dict[int, float], changes: dict[str, Any], step: int, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_after(scores, monkeypatch)
+    trainer = trainer_of(**({"epochs": 9, "patience": 2} | changes))
+    assert len(trainer.fit(classes(20), classes(8))) == epochs
+    assert trainer.state.step == step
 
 
 @pytest.mark.parametrize(("best_mode", "expected"), [("min", 2), ("max", 1)])
@@ -278,21 +264,22 @@ def test_checkpoints_are_written_after_so_many_minutes(monkeypatch: pytest.Monke
     assert steps_kept(tmp_path) == [4, 8, 12, 16, 20], "due after three minutes, written after the next step"
 
 
-def test_the_best_evaluated_one_stays_and_has_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    score_after({5: 3.0, 10: 1.0, 15: 2.0, 20: 2.5, 25: 2.6}, monkeypatch)
-    checkpoint = CheckpointConfig(keep_last=1, keep_best=1)
-    trainer_of(epochs=5, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(20), classes(8))
-    assert steps_kept(tmp_path) == [10, 25]
-    assert (tmp_path / "checkpoints" / "best.pt").resolve().name == "step-00000010.pt"
-
-
-def test_the_best_is_saved_also_where_no_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    score_after({3: 3.0, 6: 1.0, 9: 2.0}, monkeypatch)
-    options = {"evaluate_every_epochs": 0, "evaluate_every_steps": 3, "output_dir": str(tmp_path)}
-    checkpoint = CheckpointConfig(every_epochs=0, keep_last=1, keep_best=1)
-    trainer_of(epochs=2, checkpoint=checkpoint, **options).fit(classes(20), classes(8))
-    assert steps_kept(tmp_path) == [6, 10]
-    assert (tmp_path / "checkpoints" / "best.pt").resolve().name == "step-00000006.pt"
+@pytest.mark.parametrize(
+    ("scores", "changes", "when", "best", "last"),
+    [
+        ({5: 3.0, 10: 1.0, 15: 2.0, 20: 2.5, 25: 2.6}, {"epochs": 5}, 1, 10, 25),
+        ({3: 3.0, 6: 1.0, 9: 2.0}, {"epochs": 2, "evaluate_every_epochs": 0, "evaluate_every_steps": 3}, 0, 6, 10),
+    ],
+    ids=["among those that are due", "where none is due"],
+)
+def test_the_best_one_stays_and_has_a_link(
+    scores: Any, changes: Any, when: int, best: int, last: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    score_after(scores, monkeypatch)
+    checkpoint = CheckpointConfig(every_epochs=when, keep_last=1, keep_best=1)
+    trainer_of(output_dir=str(tmp_path), checkpoint=checkpoint, **changes).fit(classes(20), classes(8))
+    assert steps_kept(tmp_path) == [best, last]
+    assert (tmp_path / "checkpoints" / "best.pt").resolve().name == f"step-{best:08}.pt"
 
 
 def test_an_epoch_s_end_is_saved_also_where_its_last_step_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -372,15 +359,6 @@ def test_without_an_output_dir_nothing_is_written(tmp_path: Path, monkeypatch: p
 
 
 # Resuming.
-
-
-class Stop(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-        if step == self.step:
-            raise KeyboardInterrupt
 
 
 def weights(trainer: Trainer) -> list[Tensor]:
@@ -610,6 +588,10 @@ def test_a_weighted_order_draws_what_it_is_told() -> None:
         ({"profile": "1:3"}, "profile, and no output_dir"),
         ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\)"),
         ({"resume": "auto"}, "resume is auto, and there is no output_dir"),
+        ({"resume": "run/best.pt"}, "resume is run/best.pt, and there is no output_dir"),
+        ({"epochs": 0}, "epochs is 0; expected at least 1"),
+        ({"batch_size": -4}, "batch_size is -4; expected at least 1"),
+        ({"accumulation": 0}, "accumulation is 0; expected at least 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_at_the_start(changes: dict[str, Any], words: str) -> None:
@@ -664,11 +646,6 @@ def test_ranks_agree_about_once_a_second(seconds: float, monkeypatch: pytest.Mon
 def test_ranks_agree_at_the_latest_after_64_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     times = agreed_at(lambda step: 1e-4 if step < 1000 else 1.0, 1200, monkeypatch)
     assert max(after - before for before, after in itertools.pairwise(times)) <= 64.0
-
-
-def test_what_a_rank_wishes_is_told_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    agreed = StopConsensus(StandIn()).all_reduce(StopRequest.STOP, 15, save=True)
-    assert (agreed.request, agreed.cause, agreed.save) == (StopRequest.STOP, 15, True)
 
 
 def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,13 +71,6 @@ def test_the_generated_data_is_ten_classes_for_torchvision(mnist: ModuleType, tm
     assert sorted(set(targets.tolist())) == list(range(10))
 
 
-def test_torchvision_is_imported_whatever_torch_it_was_built_for() -> None:
-    """In a process of its own: an import that failed once leaves traces."""
-    code = "from srunddp.train import import_torchvision as i; print(i().datasets.MNIST.__name__, i() is i())"
-    run = run_python("-c", code)
-    assert run.stdout == "MNIST True\n", run.stderr
-
-
 def test_a_torchvision_that_imports_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = ModuleType("torchvision")
     monkeypatch.setitem(sys.modules, "torchvision", fake)

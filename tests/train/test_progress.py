@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import pytest
 
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress, describe, print_epoch
-from tests.train.without_torch import run_without_torch
 
 TRAIN = {"loss": 0.23456, "accuracy": 0.92341}
 
@@ -136,27 +135,6 @@ def test_of_what_is_not_known_nothing_is_said(capsys: pytest.CaptureFixture[str]
     progress.log("hello")
     progress.close()
     assert capsys.readouterr() == ("", "srunddp: epoch 1 of 1, step 1, 2 samples/s\nsrunddp: hello\n")
-
-
-def test_the_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = SilentProgress()
-    progress.start_epoch(1, 1, None, 0)
-    progress.step(1, 1.0)
-    progress.log("hello")
-    progress.end_epoch(EpochRecord(1, TRAIN))
-    progress.close()
-    assert capsys.readouterr() == ("", "")
-
-
-def test_lines_need_neither_torch_nor_tqdm() -> None:
-    done = run_without_torch(
-        "from srunddp.train.progress import Progress\n"
-        "progress = Progress()\n"
-        "progress.start_epoch(1, 1, None, 0)\n"
-        "progress.log('hello')\n"
-        "print('tqdm' in sys.modules)\n"
-    )
-    assert (done.stdout, done.stderr) == ("False\n", "srunddp: hello\n")
 
 
 # Streams that are not there.

@@ -110,26 +110,22 @@ def test_a_folder_of_images_is_read_and_no_digits_are_written(vision: ModuleType
     assert not (tmp_path / "digits").exists()
 
 
-def test_classes_that_differ_in_training_and_test_are_refused(vision: ModuleType, tmp_path: Path) -> None:
-    folder_of_images(tmp_path / "train", cat=1, dog=1)
-    folder_of_images(tmp_path / "val", dog=1)
-    with pytest.raises(ConfigError, match="other classes in val than in train"):
-        read(vision, data_dir=tmp_path)
-
-
-def test_a_class_without_images_or_no_classes_is_refused(vision: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("train", "val", "words"),
+    [
+        ({"cat": 1, "dog": 1}, {"dog": 1}, "other classes in val than in train"),
+        ({}, {"cat": 1}, r"any class folder in .*train\.; expected images in each CLASS/"),
+        ({"cat": 1, "dog": 0}, {"cat": 1}, r"for the classes dog.*-> complete"),
+        ({"cat": 1, "dog": 1}, None, r"No such file or directory: '.*val'"),
+    ],
+)
+def test_half_a_data_set_is_refused(
+    train: dict[str, int], val: dict[str, int] | None, words: str, vision: ModuleType, tmp_path: Path
+) -> None:
     (tmp_path / "train").mkdir()
-    folder_of_images(tmp_path / "val", cat=1)
-    with pytest.raises(ConfigError, match=r"any class folder in .*train\.; expected images in each CLASS/"):
-        read(vision, data_dir=tmp_path)
-    folder_of_images(tmp_path / "train", cat=1, dog=0)
-    with pytest.raises(ConfigError, match=r"for the classes dog.*-> complete"):
-        read(vision, data_dir=tmp_path)
-
-
-def test_half_a_data_set_is_not_replaced_by_digits(vision: ModuleType, tmp_path: Path) -> None:
-    folder_of_images(tmp_path / "train", cat=1, dog=1)
-    with pytest.raises(ConfigError, match=r"No such file or directory: '.*val'"):
+    folder_of_images(tmp_path / "train", **train)
+    folder_of_images(tmp_path / "val", **(val or {}))
+    with pytest.raises(ConfigError, match=words):
         read(vision, data_dir=tmp_path)
 
 

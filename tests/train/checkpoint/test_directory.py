@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import random
-import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,95 +150,3 @@ def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, mon
     monkeypatch.setattr("srunddp.train.checkpoint.directory.load_whole", late)
     assert step_of_newest(CheckpointDirectory(tmp_path, 1, 0), said) == 2
     assert said == []
-
-
-class Disk:
-    """What is on a disk, by the worst that POSIX allows: only what was synchronised is sure to be there.
-
-    Of a file, its content at its last fsync, or nothing; of a folder, its names at its last fsync, and any of the
-    renames, links and deletions since.
-    """
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.cuts: list[tuple[dict[str, bytes], list[tuple[str, str, str]], int]] = []
-        self.acknowledged = 0
-        self._synced: dict[str, bytes] = {}  # by the name that the file was written under
-        self._names: dict[str, str] = {}  # what the folder leads to: such a name
-        self._pending: list[tuple[str, str, str]] = []
-        self._patch(patch)
-
-    def note(self) -> None:
-        durable = {name: self._synced.get(written, b"") for name, written in self._names.items()}
-        self.cuts.append((durable, list(self._pending), self.acknowledged))
-
-    def content(self, written: str) -> bytes:
-        return self._synced.get(written, b"")
-
-    def _fsync(self, descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            for kind, name, written in self._pending:
-                self._apply(self._names, kind, name, written)
-            self._pending = []
-        else:
-            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-            self._synced[path.name] = path.read_bytes()
-        self.note()
-
-    @staticmethod
-    def _apply(names: dict[str, Any], kind: str, name: str, target: Any) -> None:
-        if kind == "delete":
-            names.pop(name, None)
-        else:
-            names[name] = target
-
-    def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        replace, unlink, disk = os.replace, Path.unlink, self
-
-        def noted_replace(source: Any, target: Any) -> None:
-            if not Path(source).is_symlink():
-                disk._pending.append(("name", Path(target).name, Path(source).name))
-            replace(source, target)
-            disk.note()
-
-        def noted_unlink(path: Path, missing_ok: bool = False) -> None:
-            disk._pending.append(("delete", path.name, ""))
-            unlink(path, missing_ok)
-            disk.note()
-
-        patch.setattr(os, "fsync", self._fsync)
-        patch.setattr(os, "replace", noted_replace)
-        patch.setattr(Path, "unlink", noted_unlink)
-
-    def after(self, durable: dict[str, bytes], pending: list[tuple[str, str, str]]) -> Iterator[dict[str, bytes]]:
-        """Every folder that may be there after a power cut."""
-        for chosen in itertools.product((False, True), repeat=len(pending)):
-            names = dict(durable)
-            for kind, name, written in itertools.compress(pending, chosen):
-                self._apply(names, kind, name, self.content(written))
-            yield names
-
-
-def test_a_power_cut_at_any_moment_leaves_what_was_acknowledged(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = random.Random(0)
-    with monkeypatch.context() as patch:
-        disk = Disk(tmp_path, patch)
-        made = CheckpointDirectory(tmp_path, keep_last=1, keep_best=1)
-        for step in (*range(1, 7), 6):
-            made.scores[step] = draw.random()
-            made.add(step, {"step": step})
-            disk.acknowledged = step
-            disk.note()
-    checked = 0
-    for durable, pending, acknowledged in disk.cuts:
-        for names in disk.after(durable, pending):
-            folder = tmp_path_factory.mktemp("cut")
-            for name, content in names.items():
-                (folder / name).write_bytes(content)
-            found = CheckpointDirectory(folder, 1, 1).newest(lambda _: None)
-            step = found[1]["step"] if found else 0
-            assert step >= acknowledged, f"{acknowledged} was acknowledged, and {step} is left"
-            checked += 1
-    assert checked > 50

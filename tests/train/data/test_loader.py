@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from srunddp.train import LoadingConfig
-from srunddp.train.data import dataset
+from srunddp.train.data import sampler
 from srunddp.train.data.loader import Batch, DeviceLoader
 from srunddp.train.data.order import Order, Sequential, Shuffled
 from srunddp.train.data.sampler import (
@@ -86,8 +86,8 @@ def by_workers(
         stream = ShardedIterable(data, assignment)
         stream.begin(epoch, start)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dataset, "get_worker_info", lambda number=number: Info(number, workers) if workers else None)
-            patch.setattr(dataset._worker, "_worker_info", Info(number, workers) if workers else None)
+            patch.setattr(sampler, "get_worker_info", lambda number=number: Info(number, workers) if workers else None)
+            patch.setattr(sampler._worker, "_worker_info", Info(number, workers) if workers else None)
             turns.append(iter(list(stream)))
     parts: list[MicroBatch] = []
     while any(taken := [next(turn, None) for turn in turns]):
