@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import io
 import logging
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from srunddp.train import import_torchvision
+from tests.benchmarks import numbers
 from tests.benchmarks.loop import BATCH, WIDTH, Samples, hand_written, network, ours
 
 ROUNDS = 15
@@ -92,7 +92,7 @@ def lightning(data: Any, width: int) -> Callable[[], None]:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    (rounds,) = numbers(ROUNDS)
     torch.set_num_threads(1)
     import_torchvision()  # Lightning does, and fails where its build does not match torch's
     warnings.simplefilter("ignore")
