@@ -75,8 +75,8 @@ def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
 
 def test_every_module_of_gpu_checks_is_in_the_measurements() -> None:
     section = (ROOT / "docs" / "measurements.md").read_text().split("\n## On GPUs\n")[1].split("\n## ")[0]
-    told = re.findall(r"^\| `(test_\w+)` \|", section, re.MULTILINE)
-    assert sorted(told) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+    listed = re.findall(r"^\| `(test_\w+)` \|", section, re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
 
 
 def cells(title: str, first: str) -> dict[str, list[str]]:
@@ -117,6 +117,6 @@ def test_every_option_is_in_the_reference() -> None:
 
     for command, title in ((run, "Command line"), (report, "srunddp report"), (triage, "srunddp triage")):
         wanted = {name for option in command.params for name in option.opts if name.startswith("-")}
-        told = {re.split(r"[ \[]", name)[0] for name in cells(title, "option")}
-        assert wanted - told == set()
-        assert told - wanted <= {"-h", "--help", "--version"}
+        listed = {re.split(r"[ \[]", name)[0] for name in cells(title, "option")}
+        assert wanted - listed == set()
+        assert listed - wanted <= {"-h", "--help", "--version"}

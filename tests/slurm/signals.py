@@ -28,14 +28,14 @@ UNMOVED = "trap : USR1\nsrun {command} &\nwait\nwait"
 NEAR_END = ("--time=60",)
 APART = "node05,node06"  # what is preempted there takes no other job along
 
-Act = Callable[[SlurmJobRunner, Recorded], object]
+SignalAction = Callable[[SlurmJobRunner, Recorded], object]
 
 
-def scancel(*options: str) -> Act:
+def scancel(*options: str) -> SignalAction:
     return lambda runner, job: runner.cluster.run("scancel", *options, job.number)
 
 
-def interrupt(times: int) -> Act:
+def interrupt(times: int) -> SignalAction:
     """Press Ctrl-C so many times at srun's terminal."""
 
     def act(_: SlurmJobRunner, job: Recorded) -> None:
@@ -76,7 +76,7 @@ class Row:
             plain Python's as well.
     """
 
-    act: Act
+    act: SignalAction
     least: int
     options: tuple[str, ...] = ()
     body: str = "srun {command}"

@@ -197,7 +197,7 @@ def test_a_killed_job_has_its_report_and_leaves_no_sampler(runner: SlurmJobRunne
     assert len(steps) == 6
     assert min(steps) > 100
     # Until then it might still run.
-    last_line = wait_for(lambda: told(runner, folder), limit=20).splitlines()[3]
+    last_line = wait_for(lambda: live_report(runner, folder), limit=20).splitlines()[3]
     assert "killed" in last_line, last_line
 
 
@@ -211,7 +211,7 @@ def ending(process: Popen[str]) -> Iterator[Popen[str]]:
             process.kill()
 
 
-def told(runner: SlurmJobRunner, folder: Path) -> str:
+def live_report(runner: SlurmJobRunner, folder: Path) -> str:
     """What the command prints of a run that is over."""
     shown = runner.cluster.run(SRUNDDP, "report", "--text", str(start_of(folder))).stdout
     return "" if "still running" in shown else shown

@@ -75,9 +75,9 @@ def kill(course: Course, number: int, draw: random.Random) -> list[str]:
 
 
 def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    undisturbed = Course(tmp_path / "undisturbed", RANKS, SETTINGS)
-    assert end(begin(undisturbed, 0))[0] == [0] * RANKS
-    expected, steps = undisturbed.outcome(), undisturbed.step()
+    reference = Course(tmp_path / "undisturbed", RANKS, SETTINGS)
+    assert end(begin(reference, 0))[0] == [0] * RANKS
+    expected, steps = reference.outcome(), reference.step()
     draw, counts, began = random.Random(0), Counter[str](), time.monotonic()
     while counts["kills"] < KILLS:
         counts["trainings"] += 1

@@ -125,7 +125,7 @@ def world(
     try:
         for rank in range(size):
             with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
-                told = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
+                environ = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
                 command = [
                     *(below or {}).get(rank, []),
                     *SRUNDDP,
@@ -135,7 +135,7 @@ def world(
                     *options,
                     "train.py",
                 ]
-                ranks.append(subprocess.Popen(command, cwd=folder, env=bare(told), stdout=out, stderr=errors))
+                ranks.append(subprocess.Popen(command, cwd=folder, env=bare(environ), stdout=out, stderr=errors))
         yield World(folder, ranks)
     finally:
         for process in ranks:

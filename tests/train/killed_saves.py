@@ -24,14 +24,14 @@ def directory_of(folder: Path) -> CheckpointDirectory:
     return CheckpointDirectory(folder, keep_last=2, keep_best=1)
 
 
-def save_for_ever(folder: Path, step: int, told: int) -> NoReturn:
-    """Each step is told through the pipe ``told`` once its checkpoint is said to be written."""
+def save_for_ever(folder: Path, step: int, pipe: int) -> NoReturn:
+    """Each step is told through the pipe ``pipe`` once its checkpoint is said to be written."""
     directory = directory_of(folder)
     while True:
         step += 1
         directory.scores[step] = random.random()
         directory.add(step, {"step": step, "values": torch.full((VALUES,), float(step))})
-        os.write(told, b"%d\n" % step)
+        os.write(pipe, b"%d\n" % step)
 
 
 def fork_saver(folder: Path, step: int) -> tuple[int, int]:
@@ -51,8 +51,8 @@ def kill(child: int, pipe: int, step: int) -> int:
     """The last step that the child told, or ``step``."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with os.fdopen(pipe) as told:
-        return max([step, *map(int, told.read().split())])
+    with os.fdopen(pipe) as lines:
+        return max([step, *map(int, lines.read().split())])
 
 
 def newest(folder: Path) -> tuple[int, dict[str, Any]]:

@@ -164,7 +164,7 @@ def uncompiled(world: StandIn) -> Any:
     return trained(world, epochs=1, samples=16)
 
 
-class Rates(Callback):
+class LearningRates(Callback):
     """The learning rate of each step."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Rates(Callback):
 
 def scaled(world: StandIn, folder: Path, scale: str, name: str, resume: str) -> Any:
     """The learning rate after each step, of 12 steps of one rank in all; the first run ends after 4 steps of two."""
-    rates = Rates()
+    rates = LearningRates()
     trainer = trainer_of(
         rates,
         world=world,

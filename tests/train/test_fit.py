@@ -217,14 +217,14 @@ def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.Monk
     score_after({5: 3.0, 10: 3.0, 15: 1.0, 20: 1.0}, monkeypatch)
     rates: dict[int, float] = {}
 
-    class Rates(Callback):
+    class LearningRates(Callback):
         def on_epoch(self, trainer: Trainer, record: Any) -> None:
             rates[record.epoch] = trainer.optimizer.param_groups[0]["lr"]
 
     def plateau(optimizer: Any) -> ReduceLROnPlateau:
         return ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
 
-    trainer_of(Rates(), epochs=4, scheduler=plateau).fit(classes(20), classes(8))
+    trainer_of(LearningRates(), epochs=4, scheduler=plateau).fit(classes(20), classes(8))
     assert list(rates.values()) == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
 
@@ -343,12 +343,12 @@ def test_the_settings_are_there_to_be_read_again(tmp_path: Path) -> None:
 
 
 def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path) -> None:
-    class Named(Callback):
+    class NamedCallback(Callback):
         def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
             with torch.profiler.record_function(f"after {step}"):
                 torch.ones(3).add(1)
 
-    trainer_of(Named(), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
+    trainer_of(NamedCallback(), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
     assert traced(tmp_path / "trace-rank0.json") == ["after 3", "after 4"]
 
 

@@ -345,8 +345,8 @@ def test_the_command_says_it_in_few_lines_and_for_machines(tmp_path: Path) -> No
         "in a.py:1 in <module> (cuda-out-of-memory)"
     )
     assert re.search(r"^cause: .*\nhint: ", done.stdout, re.MULTILINE)
-    told = json.loads(command("--json", str(path)).stdout)
-    assert (told["cause"], told["certainty"], told["rank"], told["node"]) == (
+    record = json.loads(command("--json", str(path)).stdout)
+    assert (record["cause"], record["certainty"], record["rank"], record["node"]) == (
         "cuda-out-of-memory",
         "certain",
         1,

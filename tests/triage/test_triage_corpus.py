@@ -77,8 +77,8 @@ def test_world_size_and_silent_ranks_are_never_contradicted(judged: list[Judged]
     for case in judged:
         expected, found = case.expected, case.diagnosis
         for name, value in (("world_size", found.world_size), ("first_rank", found.rank), ("ranks_seen", found.seen)):
-            told = expected.get(name)
-            if told is not None and value not in (None, [], told):
-                rows.append(f"{case.name}: {name} {value}, expected {told}")
+            known = expected.get(name)
+            if known is not None and value not in (None, [], known):
+                rows.append(f"{case.name}: {name} {value}, expected {known}")
     print("\n".join(rows))
     assert len(rows) <= 0.05 * 3 * len(judged), rows

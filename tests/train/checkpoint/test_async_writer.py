@@ -25,7 +25,7 @@ from tests.train.conftest import ROOT
 LIMIT = 20.0  # seconds
 
 
-class Held(CheckpointDirectory):
+class BlockedDirectory(CheckpointDirectory):
     """Writes when it is told to."""
 
     def __init__(self, folder: Path) -> None:
@@ -48,7 +48,7 @@ def mebibyte(step: int) -> dict[str, Any]:
 
 
 def test_training_goes_on_and_the_snapshots_state_is_written(tmp_path: Path) -> None:
-    directory, values = Held(tmp_path), torch.ones(1000)
+    directory, values = BlockedDirectory(tmp_path), torch.ones(1000)
     writer = AsyncCheckpointer(directory)
     writer.write(1, {"values": values, "list": [values], "plain": {"epoch": 1}})
     values.zero_()
@@ -64,7 +64,7 @@ def test_training_goes_on_and_the_snapshots_state_is_written(tmp_path: Path) -> 
 
 
 def test_a_write_waits_for_the_one_before(tmp_path: Path) -> None:
-    directory, values = Held(tmp_path), torch.ones(1000)
+    directory, values = BlockedDirectory(tmp_path), torch.ones(1000)
     writer = AsyncCheckpointer(directory)
     writer.write(1, {"step": 1, "values": values})
     values.fill_(2.0)

@@ -161,11 +161,11 @@ def test_a_stream_that_shards_itself_among_workers_loses_nothing(workers: int) -
 
 
 def test_a_stream_is_told_the_epoch() -> None:
-    class Told(Plain):
+    class EpochAware(Plain):
         def set_epoch(self, epoch: int) -> None:
             self.samples = 10 * epoch
 
-    assert sum(part.total for part in by_workers(Told(0), ShardAssignment(0, 1, 4, 0), 2, epoch=3)) == 30
+    assert sum(part.total for part in by_workers(EpochAware(0), ShardAssignment(0, 1, 4, 0), 2, epoch=3)) == 30
 
 
 def test_data_sets_that_read_many_at_once_are_asked_so() -> None:
