@@ -190,8 +190,8 @@ def marks(path: Path, rank: int) -> list[Mark]:
     return [mark for mark in found if _EARLIEST < mark.time < _LATEST]
 
 
-def header(path: Path) -> dict[str, Any]:
-    """``run.json``; empty where it is not there, or not whole."""
+def json_object(path: Path) -> dict[str, Any]:
+    """As ``run.json``; empty where it is not there, or not whole."""
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
@@ -303,8 +303,8 @@ def thinned(samples: TimeSeries, counters: Iterable[str], peaks: Iterable[str], 
         if name in counters:
             columns[name] = array("d", (values[min(at + size, len(values)) - 1] for at in range(0, len(values), size)))
         else:
-            column = [value for value in (values[at : at + size] for at in range(0, len(values), size))]
-            columns[name] = array("d", (_one(group, highest=name in peaks) for group in column))
+            groups = (values[at : at + size] for at in range(0, len(values), size))
+            columns[name] = array("d", (_one(group, highest=name in peaks) for group in groups))
     time = array("d", (samples.time[min(at + size, len(samples.time)) - 1] for at in range(0, len(samples.time), size)))
     return TimeSeries(time, columns, samples.texts, samples.count)
 

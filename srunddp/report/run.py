@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -121,7 +120,7 @@ def _series(run: RunData) -> Iterator[TimeSeries]:
 
 def read(folder: Path) -> RunData:
     """The files of ``monitor.N``; whatever is missing, cut or not understood is left out."""
-    header = csv_files.header(folder / "run.json")
+    header = csv_files.json_object(folder / "run.json")
     ranks, names = _layout(header)
     run = RunData(folder, header, 0.0, ranks, (), {}, (), {}, {}, {}, (), ())
     for name in csv_files.names(folder):
@@ -264,11 +263,8 @@ def ending(run: RunData, now: float) -> RunEnd:
 
 def _cause(run: RunData) -> str:
     """What the run said of its failure; the file lies where the logs are."""
-    try:
-        found = json.loads((run.folder.parent / "failure.json").read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
-        return ""
-    cause = found.get("cause") if isinstance(found, dict) else None
+    found = csv_files.json_object(run.folder.parent / "failure.json")
+    cause = found.get("cause")
     return f"rank {found.get('rank')} on {found.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
 
 

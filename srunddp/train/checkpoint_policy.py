@@ -1,4 +1,4 @@
-"""What of a run stays: checkpoints at their times, and one more where all ranks agree to leave."""
+"""When checkpoints are written: at their times, and where all ranks agree to stop."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class CheckpointPolicy:
         self._consensus.begin()
 
     def agree(self) -> None:
-        """Hear what other ranks want, about once a second; all ranks call this equally often.
+        """Agree with the other ranks, about once a second; all ranks call this equally often.
 
         Raises:
-            Leave: all stop here.
+            StopTraining: all stop here.
         """
         if not self._consensus.due():
             return
@@ -94,7 +94,7 @@ class CheckpointPolicy:
             raise StopTraining(agreed.request, agreed.cause)
 
     def after_step(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint if one is due after this step, and leave if that is agreed on.
+        """Write a checkpoint if one is due after this step, and stop if that is agreed on.
 
         Args:
             sums: of the epoch so far.
@@ -197,7 +197,7 @@ class StopConsensus:
         return self._steps_left <= 0
 
     def all_reduce(self, request: StopRequest, cause: int, *, save: bool) -> Agreed:
-        """Tell the other ranks what this one wants, and hear what they do; all ranks call this after the same step."""
+        """The strongest request of all ranks; they call this after the same step."""
         now = time.perf_counter()
         seconds = (now - self._last) / self._interval
         self._last = now

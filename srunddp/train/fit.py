@@ -230,12 +230,12 @@ class FitLoop:
             state.evals_since_best += 1
 
     def agree(self) -> None:
-        """Within an evaluation: hear whether all are to leave."""
+        """Within an evaluation: agree with the other ranks whether to stop."""
         if self._policy:
             self._policy.agree()
 
     def maybe_checkpoint(self) -> None:
-        """Write a checkpoint if one is due after this step, and leave if that was agreed on."""
+        """Write a checkpoint if one is due after this step, and stop if that is agreed on."""
         if self._policy:
             self._policy.after_step(self._sums)
 

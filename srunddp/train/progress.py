@@ -84,7 +84,7 @@ class SilentProgress:
         Args:
             epoch: counted from 1.
             epochs: how many there will have been at the end.
-            steps: of this epoch; None where nobody knows.
+            steps: of this epoch; None where it is not known.
             done: so many of them, before a resume.
         """
         self._samples = 0

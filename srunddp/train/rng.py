@@ -46,7 +46,7 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
 
 @contextmanager
 def preserved_rng(world: World) -> Iterator[None]:
-    """What is drawn in here, is drawn as if it were not."""
+    """Random numbers that are drawn in here do not change those that follow."""
     state = _capture(world.device)
     try:
         yield
@@ -55,7 +55,7 @@ def preserved_rng(world: World) -> Iterator[None]:
 
 
 def seed(number: int) -> None:
-    """Begin anew with what is drawn on the CPU."""
+    """Seed the random numbers of the CPU."""
     torch.default_generator.manual_seed(number % 2**63)  # not torch.manual_seed, which thinks of all GPUs as well
     random.seed(number)
     if numpy := sys.modules.get("numpy"):
@@ -63,10 +63,10 @@ def seed(number: int) -> None:
 
 
 class IsolatedRng:
-    """What is drawn on the CPU in here, time after time, is one row of its own; the rank's own is undisturbed."""
+    """Random numbers of the CPU in here are one sequence of its own; the rank's is unchanged."""
 
     def __init__(self, number: int) -> None:
-        """``number``: the row's seed."""
+        """``number``: the sequence's seed."""
         self._number = number
         self._inner: tuple[Any, ...] | None = None
         self._outer: tuple[Any, ...] = ()

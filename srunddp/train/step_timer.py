@@ -125,7 +125,7 @@ class StepTimer(ThroughputMeter):
 class _Gpu:
     """How long a GPU is at a step without what is shared with other ranks, looked at now and then.
 
-    By its own clock, as the rank runs ahead of it: from the wish for data on, so that it counts where the GPU waits
+    By its own clock, as the rank runs ahead of it: from the request for data on, so that it counts where the GPU waits
     for this rank.
     """
 

@@ -134,7 +134,7 @@ class Trainer:
         Raises:
             ConfigError: a data set is empty, or differs between ranks.
             CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
-            Stopped: the job has to leave its nodes; a checkpoint is written.
+            Stopped: the job is preempted; a checkpoint is written.
         """
         with FitLoop(self, train_data, test_data, order, collate) as run:
             with run.timer.time_collective_waits(self._wrapped):

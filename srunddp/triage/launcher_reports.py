@@ -71,9 +71,9 @@ class Report:
     @property
     def signal(self) -> int:
         """That ended it, or 0; a shell turns signal 9 into the exit code 137."""
-        return (
-            -self.code if self.code < 0 else self.code - 128 if self.code in (132, 134, 135, 136, 137, 139, 143) else 0
-        )
+        if self.code < 0:
+            return -self.code
+        return self.code - 128 if self.code in (132, 134, 135, 136, 137, 139, 143) else 0
 
     @property
     def is_victim(self) -> bool:

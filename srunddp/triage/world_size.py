@@ -183,7 +183,7 @@ class ObservedRanks:
     def stated_size(self) -> int | None:
         """The world size that lines tell; the most trusted kind of line that does, and there the largest."""
         for order in sorted(self.worlds):
-            if order in (8,) and any(each in self.worlds for each in range(8)):
+            if order == 8 and any(each in self.worlds for each in range(8)):
                 continue
             return max(self.worlds[order])
         return None

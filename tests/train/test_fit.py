@@ -127,7 +127,7 @@ def test_evaluations_are_after_every_so_many_epochs_and_steps(epochs: int, steps
 
 def test_training_figures_are_no_evaluation_but_tell_the_best(tmp_path: Path) -> None:
     diary = Diary()
-    trainer = trainer_of(diary, epochs=2, output_dir=str(tmp_path))
+    trainer = trainer_of(diary, epochs=2, output_dir=str(tmp_path), log_every=0)
     trainer.fit(classes(20))
     assert diary.of("evaluation") == []
     assert trainer.state.best == min(record.train["loss"] for record in trainer.state.records)
@@ -187,19 +187,19 @@ def test_training_stops_early(
     assert trainer.state.step == step
 
 
-@pytest.mark.parametrize(("best_mode", "expected"), [("min", 2), ("max", 1)])
-def test_better_is_less_or_more(best_mode: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    score_after({5: 3.0, 10: 2.0, 15: 2.5}, monkeypatch)
+@pytest.mark.parametrize(
+    ("first", "last", "best_mode", "expected"),
+    [(3.0, 2.5, "min", 10), (3.0, 2.5, "max", 5), (math.nan, math.nan, "min", 10)],
+)
+def test_the_best_is_the_least_or_the_most_that_is_a_number(
+    first: float, last: float, best_mode: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_after({5: first, 10: 2.0, 15: last}, monkeypatch)
     trainer = trainer_of(epochs=3, best_mode=best_mode)
     trainer.fit(classes(20), classes(8))
-    assert min(trainer.state.scores, key=trainer.state.scores.__getitem__) == 5 * expected
-
-
-def test_a_figure_that_is_no_number_is_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    score_after({5: float("nan"), 10: 2.0, 15: float("nan")}, monkeypatch)
-    trainer = trainer_of(epochs=3)
-    trainer.fit(classes(20), classes(8))
-    assert (trainer.state.best, trainer.state.step, trainer.state.scores) == (2.0, 15, {10: 2.0})
+    assert min(trainer.state.scores, key=trainer.state.scores.__getitem__) == expected
+    assert trainer.state.step == 15
+    assert not any(map(math.isnan, trainer.state.scores.values()))
 
 
 def test_a_run_that_was_over_stays_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -331,11 +331,6 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
 
 
-def test_no_line_for_steps_where_none_is_asked_for(tmp_path: Path) -> None:
-    trainer_of(output_dir=str(tmp_path), log_every=0).fit(classes(20))
-    assert [line["kind"] for line in lines(tmp_path)] == ["epoch"]
-
-
 def test_the_settings_are_there_to_be_read_again(tmp_path: Path) -> None:
     trainer = trainer_of(output_dir=str(tmp_path), clip_norm=0.5, checkpoint=CheckpointConfig(every_minutes=7.5))
     trainer.fit(classes(20))
@@ -395,11 +390,16 @@ def test_auto_without_a_checkpoint_is_a_new_run(tmp_path: Path) -> None:
     assert trainer.state.step == 5
 
 
-def test_a_job_that_slurm_started_again_resumes_in_any_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("resume", ["no", "an older checkpoint"])
+def test_a_job_that_slurm_started_again_resumes_in_any_case(
+    resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = interrupted(tmp_path)
+    if resume != "no":
+        resume = str(shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", tmp_path / "elsewhere.pt"))
     diary = Diary()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    trainer_of(diary, **options).fit(classes(20), classes(8))
+    trainer_of(diary, **options, resume=resume).fit(classes(20), classes(8))
     assert diary.of("step") == [7, 8, 9, 10]
 
 
@@ -417,16 +417,6 @@ def test_a_path_goes_before_what_is_newer_and_sets_it_aside(tmp_path: Path, caps
     assert diary.of("step")[0] == 4
     assert any(re.fullmatch(r"step-\d+\.pt\.aside", name) for name in names(tmp_path))
     assert "step-00000006.pt.aside is from after the checkpoint that was asked for" in capsys.readouterr().err
-
-
-def test_a_restarted_job_resumes_past_the_path_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = interrupted(tmp_path)
-    elsewhere = tmp_path / "elsewhere.pt"
-    shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", elsewhere)
-    diary = Diary()
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    trainer_of(diary, **options, resume=str(elsewhere)).fit(classes(20), classes(8))
-    assert diary.of("step")[0] == 7
 
 
 @pytest.mark.parametrize("change", ["model", "groups", "other file", "version"])
@@ -599,15 +589,16 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(changes: dict[str,
         trainer_of(**changes)
 
 
-def test_a_warm_up_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="warmup_steps is 11; expected at most the 10 steps of the run -> "):
-        trainer_of(warmup_steps=11, epochs=2).fit(classes(20))
-
-
-def test_a_figure_that_is_not_there_cannot_tell_the_best() -> None:
-    trainer = trainer_of(best="loss/first")
-    with pytest.raises(ConfigError, match="best=loss/first; expected one of loss -> "):
-        trainer.fit(classes(20), classes(8))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
+        ({"best": "loss/first"}, "best=loss/first; expected one of loss -> "),
+    ],
+)
+def test_settings_that_do_not_fit_the_run_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        trainer_of(**changes).fit(classes(20), classes(8))
 
 
 def test_an_error_at_the_start_leaves_no_signal_handler(tmp_path: Path) -> None:

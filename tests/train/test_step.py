@@ -19,7 +19,7 @@ from srunddp.train.optimizer import lr_factor, scale_lr, use_fused
 from tests.train import problems
 from tests.train.conftest import results_of
 from tests.train.problems import Stop, classes, settings
-from tests.train.steps import SCALED, SCHEDULERS, Rates, Recomputed, network
+from tests.train.steps import SCALED, SCHEDULERS, LearningRates, Recomputed, network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -156,7 +156,7 @@ def test_an_optimizer_with_several_gradients_a_step_is_refused() -> None:
 
 def rates_after(**changes: Any) -> list[float]:
     """The learning rate that the step after each of five would have."""
-    seen = Rates()
+    seen = LearningRates()
     trainer_of(seen, batch_size=4, **changes).fit(classes(20))
     return list(seen.next.values())
 

@@ -81,7 +81,7 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     if world.rank == 0:
         try:
             result[0] = _of_all(metrics, [states for states in by_rank if states is not None], world)
-        except Exception as error:  # the others must hear of it: they wait
+        except Exception as error:  # the other ranks wait for it
             failure, result[1] = error, f"{type(error).__name__}: {error}"
     dist.broadcast_object_list(result)
     if failure is not None:

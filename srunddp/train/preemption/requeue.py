@@ -1,4 +1,4 @@
-"""How a job leaves its nodes: started again by Slurm, or with an exit code that asks for it."""
+"""How a stopped job ends: started again by Slurm, or with an exit code that asks for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("srunddp")
 
 
 class _Outcome(IntEnum):
-    """What rank 0 tells the others."""
+    """What rank 0 broadcasts."""
 
     REQUEUED = 0
     NOT_REQUEUED = 1
@@ -52,7 +52,7 @@ def stop_and_requeue(
 ) -> NoReturn:
     """End this rank; all call it after the same step, when the checkpoint is whole.
 
-    Rank 0 requeues the job where that is wished. Where that worked Slurm ends the job, so all wait for its SIGTERM:
+    Rank 0 requeues the job where that is requested. Where that worked Slurm ends the job, so all wait for its SIGTERM:
     were they to end before, a job script that goes on, or that requeues upon 75, would do so.
 
     Args:
@@ -163,7 +163,7 @@ def _read(process: subprocess.Popen[bytes], deadline: float) -> str:
     """What it says on standard error, the beginning of it, until it closes that or the time is over."""
     assert process.stderr
     kept = b""
-    # Not for ever where it never ends to speak, nor all of it.
+    # Bounded in time and length, whatever it writes.
     while (left := deadline - time.monotonic()) > 0 and select.select([process.stderr], [], [], left)[0]:
         if not (piece := os.read(process.stderr.fileno(), 1 << 16)):
             break

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from srunddp.errors import ConfigError, Stopped
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import signals as module
 from srunddp.train.preemption.signals import Preemption, StopRequest, query_end_time
+from tests.support.starting import until
 from tests.train.conftest import HERE, ROOT
 
-LONG = 30.0
 NOTHING = (StopRequest.NONE, 0)
 
 
@@ -32,13 +32,6 @@ def no_pending_requests() -> Iterator[None]:
     """What a test leaves is not for the next one."""
     yield
     module._pending_requests.clear()
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
 
 
 def preemption(rank: int = 0, environ: dict[str, str] | None = None, **settings: Any) -> Preemption:
