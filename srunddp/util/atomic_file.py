@@ -14,8 +14,8 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         OSError: the folder is missing, not writable, or the disk is full; the old file is untouched.
     """
-    # A name that nobody knows before: a link that lies there is not followed.
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # left by a kill; or in /tmp a link that somebody else has made
     try:
         with temporary.open("xb") as file:
             file.write(content)

@@ -75,7 +75,7 @@ def monitored_loop(world):
     trainer = srunddp.Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world, callbacks=[watch])
 
     def train(observed):
-        telemetry._marks = page if observed else None
+        telemetry.install(page if observed else None)
         watch.times = []
         trainer.config = replace(config, epochs=trainer.state.epoch + 1)
         with contextlib.redirect_stdout(io.StringIO()):
