@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import statistics
 import time
@@ -57,18 +58,23 @@ def hand_written(data: Any, width: int, *, wrapped: bool = False) -> Callable[[]
     if wrapped:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    loss_function = nn.CrossEntropyLoss()
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=0)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
-    epochs = iter(range(10**6))
+    return looping(model, optimizer, loader, Tensor.backward)
+
+
+def looping(model: Any, optimizer: Any, loader: Any, backward: Callable[[Tensor], Any]) -> Callable[[], None]:
+    """An epoch of a hand-written loop."""
+    loss_function, epochs = nn.CrossEntropyLoss(), itertools.count()
 
     def epoch() -> None:
-        sampler.set_epoch(next(epochs))
+        if isinstance(getattr(loader, "sampler", None), DistributedSampler):
+            loader.sampler.set_epoch(next(epochs))
         total = 0.0
         for inputs, targets in loader:
             optimizer.zero_grad(set_to_none=True)
             loss = loss_function(model(inputs), targets)
-            loss.backward()
+            backward(loss)
             optimizer.step()
             total += loss.item() * len(targets)
 

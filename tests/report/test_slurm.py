@@ -56,8 +56,10 @@ def rows(found: slurm.SlurmAccounting) -> Mapping[str, tuple[str, str, str]]:
 
 def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
     stub(commands, "sacct", prints(SACCT))
+    stub(commands, "seff", prints("Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime\n"))
     found = view(RUN, commands)
     assert found.sentence == "Step 4711.0 by sacct: COMPLETED."
+    assert found.seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
     assert rows(found) == {
         "CPU time": ("13 min 8 s", "12 min 40 s", "+3.7 %"),
         "MaxRSS of a task": ("6.00 GiB", "6.00 GiB", "+0.0 %"),
@@ -67,6 +69,7 @@ def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
     }
     assert [each.split()[:7] for each in asked(commands)] == [
         ["sacct", "-P", "-n", "--units=K", "-j", "4711", "-o"],
+        ["seff", "4711"],
     ]
 
 
@@ -88,12 +91,6 @@ def test_where_slurm_gathers_nothing_its_empty_figures_are_none(commands: Path) 
     stub(commands, "sstat", prints("4711.0|0|213503982334-14:25:51||\n"))
     found = view(replace(RUN, code=None), commands, RUN.start + 64)
     assert found == slurm.SlurmAccounting("Slurm's accounting does not answer for this run: nothing to compare with.")
-
-
-def test_what_seff_prints_is_shown_as_it_is(commands: Path) -> None:
-    stub(commands, "sacct", prints(SACCT))
-    stub(commands, "seff", prints("Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime\n"))
-    assert view(RUN, commands).seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
 
 
 @pytest.mark.parametrize(
@@ -128,26 +125,11 @@ def test_what_is_no_jobs_number_is_never_given_to_a_command(name: str, commands:
     assert asked(commands) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("00:00.532", 0.532),
-        ("12:40.000", 760.0),
-        ("01:02:03", 3723.0),
-        ("2-03:04:05", 183845.0),
-        ("", None),
-        ("x", None),
-    ],
-)
-def test_times_are_read_as_sacct_writes_them(text: str, seconds: float | None) -> None:
-    assert slurm.seconds(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("5272K", 5398528.0), ("1.37M", 1.37 * 2**20), ("5398528", 5398528.0), ("0", 0.0), ("", None)]
-)
-def test_sizes_are_read_as_sacct_and_sstat_write_them(text: str, size: float | None) -> None:
-    assert slurm.size(text) == size
+def test_times_and_sizes_are_read_as_sacct_and_sstat_write_them() -> None:
+    times = {"00:00.532": 0.532, "12:40.000": 760.0, "01:02:03": 3723.0, "2-03:04:05": 183845.0, "": None, "x": None}
+    assert {text: slurm.seconds(text) for text in times} == times
+    sizes = {"5272K": 5398528.0, "1.37M": 1.37 * 2**20, "5398528": 5398528.0, "0": 0.0, "": None}
+    assert {text: slurm.size(text) for text in sizes} == sizes
 
 
 # Whether it still runs: what scontrol of Slurm 22.05 was seen to print.
