@@ -22,7 +22,7 @@ from srunddp.triage.progress import (
     is_success_line,
     shows_fraction,
 )
-from srunddp.triage.rank_labels import Nccl, RankLabels, first, node_of_name, ranks_of_names, said_rank
+from srunddp.triage.rank_labels import Nccl, RankLabels, first, node_of_name, ranks_of_names, stated_rank
 from srunddp.triage.signatures import Signature, table
 from srunddp.triage.tracebacks import PythonException, Tracebacks
 from srunddp.triage.world_size import LineOrigin, ObservedRanks
@@ -151,7 +151,7 @@ class _File:
     def _line(self, number: int, text: str, rank: int | None, node: str | None) -> None:
         evidence = self._evidence
         evidence.lines += 1
-        whose = rank if rank is not None else said_rank(text)
+        whose = rank if rank is not None else stated_rank(text)
         job = self._index if self._rank is None else "ranks"
         evidence.observed.add_line(text, whose, node, LineOrigin(job, rank, self._all.count))
         if _RESTART.search(text):

@@ -25,27 +25,27 @@ def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
         known = table().causes[diagnosis.cause]
         said = [_head(diagnosis, evidence), f"cause: {known.cause}", f"hint: {known.hint}"]
         if diagnosis.certainty == "unknown":
-            said += _last_words(evidence)
+            said += _last_lines(evidence)
         said += _followed(diagnosis)
     return [one_line(line) for line in [*said, *_world(diagnosis), *(f"note: {note}" for note in evidence.notes)]]
 
 
 def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
     if diagnosis.certainty == "unknown" or diagnosis.cause == "unknown":
-        who = f" The first end: {_who(diagnosis.rank, diagnosis.node)}." if diagnosis.rank is not None else ""
+        who = f" The first end: {_rank_and_node(diagnosis.rank, diagnosis.node)}." if diagnosis.rank is not None else ""
         return f"cause unknown: {diagnosis.why or 'nothing here tells'}.{who}"
     how = "first failure" if diagnosis.certainty == "certain" else "first failure, likely"
     first = diagnosis.first
     if not first:
         return f"{how}: {diagnosis.why} ({diagnosis.cause})"
-    who = _who(diagnosis.rank, diagnosis.node)
+    who = _rank_and_node(diagnosis.rank, diagnosis.node)
     frame = f", in {first.raised.frame}" if first.raised and first.raised.frame else ""
     why = f"; {diagnosis.why}" if diagnosis.why else ""
     where = f"{f'{who}, ' if who else ''}{place(first, evidence)}"
     return f"{how}: {where}: {_short(first.text)}{frame}{why} ({diagnosis.cause})"
 
 
-def _who(rank: int | None, node: str | None) -> str:
+def _rank_and_node(rank: int | None, node: str | None) -> str:
     where = f" on {node}" if node else ""
     return f"rank {rank}{where}" if rank is not None else node or ""
 
@@ -83,7 +83,7 @@ def ranks_named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown[:20])}{', …' if len(shown) > 20 else ''}"
 
 
-def _last_words(evidence: Evidence) -> list[str]:
+def _last_lines(evidence: Evidence) -> list[str]:
     shown = list(evidence.last.items())[:_SPEAKERS]
     said = [f"last line of {who}: {_short(texts[-1])}" for who, texts in shown]
     left = len(evidence.last) - len(shown)
