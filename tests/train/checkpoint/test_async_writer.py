@@ -172,7 +172,7 @@ def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path: Path) -> None:
     goes_on(writer, directory)
 
 
-def test_a_missing_folder_is_said_though_the_next_write_went_well(tmp_path: Path) -> None:
+def test_a_missing_folder_is_said_though_the_next_write_works(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     writer = AsyncCheckpointer(CheckpointDirectory(folder, keep_last=2, keep_best=0))
     writer.write(1, {"step": 1})
