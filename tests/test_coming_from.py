@@ -82,7 +82,7 @@ def test_there_is_a_page_for_each_and_the_readme_leads_there() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_page_says_what_to_type_for_options_variables_the_script_and_failures(page: Path) -> None:
+def test_every_page_says_what_to_type_for_the_same_topics(page: Path) -> None:
     text = page.read_text()
     assert text.startswith(f"# Coming from {TITLE.get(page.stem, page.stem)}\n")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)

@@ -40,13 +40,13 @@ def keys(kind: type) -> dict[str, str]:
     return {name: text_of(key.default) or "''" for name, key in fields_of(kind).items()}
 
 
-def test_every_setting_of_the_loop_is_in_the_reference_with_its_default() -> None:
+def test_every_setting_of_the_loop_is_in_the_reference() -> None:
     from srunddp.train.config import Config
 
     assert named("Settings") == keys(Config)
 
 
-def test_every_key_of_a_job_script_is_in_the_reference_with_its_default() -> None:
+def test_every_key_of_a_job_script_is_in_the_reference() -> None:
     assert named("srunddp sbatch") == keys(SlurmJob)
 
 
@@ -59,7 +59,7 @@ def columns(file: str) -> list[str]:
     ]
 
 
-def test_every_column_of_the_monitors_files_is_in_the_reference_in_its_order() -> None:
+def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
     from srunddp.monitor import recorder
     from srunddp.monitor.sampler import gpu, node, tasks
 
@@ -72,8 +72,8 @@ def test_every_column_of_the_monitors_files_is_in_the_reference_in_its_order() -
 
 def test_every_module_of_gpu_checks_is_in_the_measurements() -> None:
     section = (ROOT / "docs" / "measurements.md").read_text().split("\n## On GPUs\n")[1].split("\n## ")[0]
-    told = re.findall(r"^\| `(test_\w+)` \|", section, re.MULTILINE)
-    assert sorted(told) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+    listed = re.findall(r"^\| `(test_\w+)` \|", section, re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
 
 
 def cells(title: str, first: str) -> dict[str, list[str]]:
@@ -107,13 +107,13 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
     assert few in (ROOT / "docs" / "reference.md").read_text()
 
 
-def test_every_option_of_a_run_of_the_report_and_of_triage_is_in_the_reference() -> None:
+def test_every_option_is_in_the_reference() -> None:
     from srunddp.report.cli import report
     from srunddp.run.cli import run
     from srunddp.triage.cli import triage
 
     for command, title in ((run, "Command line"), (report, "srunddp report"), (triage, "srunddp triage")):
         wanted = {name for option in command.params for name in option.opts if name.startswith("-")}
-        told = {re.split(r"[ \[]", name)[0] for name in cells(title, "option")}
-        assert wanted - told == set()
-        assert told - wanted <= {"-h", "--help", "--version"}
+        listed = {re.split(r"[ \[]", name)[0] for name in cells(title, "option")}
+        assert wanted - listed == set()
+        assert listed - wanted <= {"-h", "--help", "--version"}

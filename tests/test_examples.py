@@ -54,14 +54,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Fig
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in EXAMPLES]
 )
-def test_an_example_comes_to_the_same_bits_by_python_and_by_srunddp(
+def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(
     alone: Callable[[str], tuple[Figures, Figures, Path]], name: str
 ) -> None:
     plain, ours, _ = alone(name)
     assert plain == ours
 
 
-def test_without_the_weights_the_rare_classes_are_found_less_often(
+def test_without_the_weights_rare_classes_are_found_less_often(
     alone: Callable[[str], tuple[Figures, Figures, Path]],
 ) -> None:
     without = start(sys.executable, str(FOLDER / "imbalanced.py"), "--weighted=false").communicate(timeout=120)[0]
@@ -115,25 +115,23 @@ def said(where: str) -> list[str]:
 
 
 @pytest.mark.parametrize("where", [*EXAMPLES, "README"])
-def test_every_command_of_an_example_and_of_their_page_names_a_file_and_options_that_are_there(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_of_the_examples_names_existing_files(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for command in said(where):
         parse(shlex.split(command))
 
 
-def test_every_channel_and_mpirun_trains_an_example_in_every_run_of_the_tests() -> None:
+def test_every_channel_and_mpirun_trains_an_example_in_the_tests() -> None:
     assert {example.channel for example in EXAMPLES.values()} == {"slurm", "pmi", "mpi", "mpich", "openmpi5"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_example_says_how_it_starts_under_slurm_under_mpi_and_alone(name: str) -> None:
+def test_every_example_says_how_it_starts_everywhere(name: str) -> None:
     assert {"srun", "mpirun", "python"} <= {command.split()[0] for command in said(name)}
     assert f"({name}.py)" in PAGE.read_text()
 
 
-def test_the_scaling_efficiency_leaves_the_first_epoch_out_and_counts_all_samples_by_all_the_time() -> None:
+def test_the_scaling_efficiency_leaves_the_first_epoch_out() -> None:
     throughput = module("single_to_multi").Throughput()
     throughput.speeds = [1.0, 100.0, 300.0]
     assert throughput.samples_per_second() == pytest.approx(2 / (1 / 100 + 1 / 300))

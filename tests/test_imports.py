@@ -62,7 +62,7 @@ def test_a_job_script_is_written_without_torch_and_mpi4py(tmp_path: Path) -> Non
     assert not imported(done.stderr) & HEAVY
 
 
-def test_neither_supervisor_nor_worker_imports_torch_before_the_script_does(tmp_path: Path) -> None:
+def test_neither_supervisor_nor_worker_imports_torch_too_early(tmp_path: Path) -> None:
     """Both write to this output."""
     write(tmp_path / "train.py", "import sys; print(sorted({'torch', 'mpi4py'} & {*sys.modules}))")
     done = python("-X", "importtime", BIN, "train.py", folder=tmp_path)
@@ -77,7 +77,7 @@ def maps(process: int) -> str:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_the_supervisors_of_running_scripts_have_no_torch_in_their_memory(tmp_path: Path, world_size: int) -> None:
+def test_supervisors_of_running_scripts_have_no_torch_in_memory(tmp_path: Path, world_size: int) -> None:
     """The script loads one of torch's libraries, so that the look is known to find it."""
     write(
         tmp_path / "train.py",

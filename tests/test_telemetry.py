@@ -42,7 +42,7 @@ def test_the_supervisor_reads_how_many_steps_its_worker_has_made(ours: Telemetry
     assert ours.read() == 3
 
 
-def test_whoever_reads_amid_a_write_finds_no_figure_lower_than_before(recording: TelemetryPage) -> None:
+def test_a_reader_amid_a_write_finds_no_figure_lower_than_before(recording: TelemetryPage) -> None:
     low = (1 << 32, 1 << 40, 1.0, 1.0, 1.0, 1.0, 7)
     high = (low[0] + 1, low[1] + 1, *(each + 1 for each in low[2:]))
     child = os.fork()
@@ -64,7 +64,7 @@ def test_whoever_reads_amid_a_write_finds_no_figure_lower_than_before(recording:
         os.waitpid(child, 0)
 
 
-def test_after_the_last_step_none_is_expected_and_the_count_goes_on_with_the_next(ours: TelemetryPage) -> None:
+def test_after_the_last_step_none_is_expected_until_the_next(ours: TelemetryPage) -> None:
     in_child({}, {}, {"last": True})
     assert ours.read() == 0
     in_child({}, {}, {"last": True}, {})
@@ -82,13 +82,13 @@ def test_a_heartbeat_costs_less_than_ten_microseconds(ours: TelemetryPage) -> No
     assert min(timeit.repeat(heartbeat, number=10_000, repeat=5)) / 10_000 < 10e-6
 
 
-def test_a_heartbeat_is_found_in_the_package_and_does_not_bring_torch() -> None:
+def test_heartbeat_is_in_the_package_and_does_not_import_torch() -> None:
     assert srunddp.heartbeat is heartbeat
     program = "import sys, srunddp; srunddp.heartbeat(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours: TelemetryPage) -> None:
+def test_the_worker_sees_an_announced_termination_and_its_steps(ours: TelemetryPage) -> None:
     child = os.fork()
     if child == 0:
         before = telemetry.is_terminating()
@@ -102,7 +102,7 @@ def test_the_worker_sees_that_a_verdict_stands_and_its_steps_do_not_hide_it(ours
     assert ours.read() == 0
 
 
-def test_without_a_supervisor_no_verdict_stands_and_there_is_no_guard(ours: TelemetryPage) -> None:
+def test_without_a_supervisor_no_termination_is_announced(ours: TelemetryPage) -> None:
     assert telemetry.is_supervised()
     install(None)
     assert not telemetry.is_supervised()
@@ -147,13 +147,13 @@ def test_the_first_step_is_an_event_and_the_others_are_not(recording: TelemetryP
     assert [event.name for event in recording.events(0)[0]] == ["step"]
 
 
-def test_without_monitoring_there_are_no_events_and_no_steps_to_write(ours: TelemetryPage) -> None:
+def test_without_monitoring_there_are_no_events_and_no_steps(ours: TelemetryPage) -> None:
     telemetry.event("epoch", 1)
     assert telemetry.active_page() is None
     assert ours._events == 0
 
 
-def test_the_longest_step_begins_anew_when_the_supervisor_has_looked(recording: TelemetryPage) -> None:
+def test_the_longest_step_is_reset_when_it_was_read(recording: TelemetryPage) -> None:
     before = recording.generation
     recording.write_steps(1, 8, 0.5, 0.25, 0.125, 0.5, 1)
     assert recording.snapshot() == (1, 8, 0.5, 0.25, 0.125, 0.5, 1)

@@ -59,7 +59,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, start(folder, f"--output-dir={folder / 'out'}", "--subset", "2000", "--epochs", "3", ranks=2)
 
 
-def test_two_ranks_learn_the_topics_and_say_that_the_data_is_made(saved: tuple[Path, list[str]]) -> None:
+def test_two_ranks_learn_the_topics_and_say_data_is_generated(saved: tuple[Path, list[str]]) -> None:
     last = saved[1][0].splitlines()[-1]
     figure = re.fullmatch(FIGURE + ", on made data", last)
     assert figure, last
@@ -94,7 +94,7 @@ def test_ag_news_and_a_tokenizer_are_read_from_files(saved: tuple[Path, list[str
     assert [file.name for file in tmp_path.iterdir()] == ["train.csv"]
 
 
-def test_made_rows_are_in_ag_news_own_format_and_the_same_everywhere(tiny_bert: ModuleType) -> None:
+def test_generated_rows_have_ag_news_format_and_are_the_same(tiny_bert: ModuleType) -> None:
     text = tiny_bert.made_csv(400)
     assert text == tiny_bert.made_csv(400)
     rows = tiny_bert.parse(text.splitlines(), "made data")
@@ -135,9 +135,7 @@ def test_a_setting_that_trains_nothing_is_refused(tiny_bert: ModuleType, name: s
         tiny_bert.check(tiny_bert.Settings(**{name: 0}))
 
 
-def test_a_tokenizer_that_is_not_there_and_a_folder_that_cannot_be_made_are_refused(
-    tiny_bert: ModuleType, tmp_path: Path
-) -> None:
+def test_a_missing_tokenizer_and_impossible_folder_are_refused(tiny_bert: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer=.*: none there; expected a saved one"):
         tiny_bert.load_tokenizer(None, tmp_path, [])
     file = write(tmp_path / "file", "")

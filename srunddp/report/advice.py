@@ -49,15 +49,15 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     """All that hold, causes before consequences."""
     if too_short(summary):
         return ()
-    crowded, slowed = _crowded(summary), _slowed(summary.gpus)
-    found = [*_cpu(crowded), *_throttled(slowed)]
-    unlike = outliers(summary, DATA_WAIT)
-    explained = {each.node for each in crowded} | {each.node for each in slowed}
-    if not explained.issuperset(unlike.nodes):
-        found += [_slow_rank(summary, unlike)]
-    waiting = [] if crowded else _data_wait(summary, unlike)
+    busy, slowed = _oversubscribed(summary), _slowed(summary.gpus)
+    found = [*_cpu(busy), *_throttled(slowed)]
+    stragglers = find_stragglers(summary, DATA_WAIT)
+    explained = {each.node for each in busy} | {each.node for each in slowed}
+    if not explained.issuperset(stragglers.nodes):
+        found += [_slow_rank(summary, stragglers)]
+    waiting = [] if busy else _data_wait(summary, stragglers)
     found += waiting
-    found += _gpu(summary, explained=bool(waiting or crowded or unlike.ranks))
+    found += _gpu(summary, explained=bool(waiting or busy or stragglers.ranks))
     found += _interface(summary)
     return (*found, *_time_limit(summary), *_memory(summary))
 
@@ -72,7 +72,7 @@ def too_short(summary: Summary) -> str:
     return ""
 
 
-def _crowded(summary: Summary) -> list[NodeFigures]:
+def _oversubscribed(summary: Summary) -> list[NodeFigures]:
     """The nodes on which the job uses all its CPUs, and has to wait for them."""
     return [each for each in summary.per_node if _used(each) >= CPUS_USED and _cpu_wait(summary, each) > CPU_WAIT]
 
@@ -85,14 +85,14 @@ def _cpu_wait(summary: Summary, node: NodeFigures) -> float:
     return median_or_none([each.delay for each in summary.ranks if each.node == node.node]) or 0.0
 
 
-def _cpu(crowded: list[NodeFigures]) -> list[Advice]:
-    if not crowded:
+def _cpu(busy: list[NodeFigures]) -> list[Advice]:
+    if not busy:
         return []
-    worst = max(crowded, key=_used)
+    worst = max(busy, key=_used)
     return [
         Advice(
             "cpu oversubscribed",
-            f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {_named(crowded)}, "
+            f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {_named(busy)}, "
             "and processes wait for a CPU",
             f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
             "more --cpus-per-task, fewer --loading.num_workers, or fewer --loading.threads",
@@ -132,30 +132,31 @@ def devices(gpus: list[GpuFigures]) -> str:
     return ", ".join(f"GPU {one_line(each.index)} on {format.nodes([each.node])}" for each in gpus)
 
 
-def _slow_rank(summary: Summary, unlike: Stragglers) -> Advice:
-    who, them = format.ranks(unlike.ranks, summary.layout), "their" if len(unlike.ranks) > 1 else "its"
-    by_data = unlike.by_data > _BY_DATA
+def _slow_rank(summary: Summary, stragglers: Stragglers) -> Advice:
+    who, them = format.ranks(stragglers.ranks, summary.layout), "their" if len(stragglers.ranks) > 1 else "its"
+    by_data = stragglers.by_data > _BY_DATA
     why = f"{them} wait for data" if by_data else f"{them} own work, not the wait for data"
-    node = format.nodes(unlike.nodes)
+    node = format.nodes(stragglers.nodes)
     return Advice(
         "slow rank",
-        f"{who}: {format.duration(unlike.excess)} more of {them} own in each step than the others, "
-        f"{format.percent(unlike.share)} of the step time; it is {why}",
+        f"{who}: {format.duration(stragglers.excess)} more of {them} own in each step than the others, "
+        f"{format.percent(stragglers.share)} of the step time; it is {why}",
         f"above {format.percent(DATA_WAIT)}",
         f"look at the storage as {node} sees it, and at what {them} part of the data has that others have not"
         if by_data
-        else _own_work(summary, unlike, node),
+        else _own_work(summary, stragglers, node),
     )
 
 
-def _own_work(summary: Summary, unlike: Stragglers, node: str) -> str:
-    first = "see what rank 0 alone does in each step, such as writing in a callback; " if unlike.ranks == (0,) else ""
+def _own_work(summary: Summary, stragglers: Stragglers, node: str) -> str:
+    alone = stragglers.ranks == (0,)
+    first = "see what rank 0 alone does in each step, such as writing in a callback; " if alone else ""
     leave = f", and leave it out: --exclude={node}" if len(summary.nodes) > 1 else ""
     return f"{first}see what else runs on {node}{leave}"
 
 
-def _data_wait(summary: Summary, unlike: Stragglers) -> list[Advice]:
-    others = [each for each in summary.ranks if each.rank not in unlike.ranks]
+def _data_wait(summary: Summary, stragglers: Stragglers) -> list[Advice]:
+    others = [each for each in summary.ranks if each.rank not in stragglers.ranks]
     figure = _usual([share(each.data_s, each.step_s) for each in others])
     if min(figure, _usual([each.steady_wait for each in others])) <= DATA_WAIT:
         return []
@@ -307,7 +308,7 @@ class Stragglers:
     by_data: float = 0.0
 
 
-def outliers(summary: Summary, threshold: float) -> Stragglers:
+def find_stragglers(summary: Summary, threshold: float) -> Stragglers:
     """Ranks whose own time per step is above the others' median by more than a share of the step time.
 
     They count where they are few: a quarter of all, or not more than half and all on one node. Where all wait for

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from srunddp.report.html import page
 from srunddp.report.run import RunData, read
 from srunddp.report.summarize import summary_of, with_baseline
 from srunddp.report.summary import Summary
+from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import answering
 from srunddp.util.console import write_stderr
 
@@ -121,7 +121,7 @@ def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.Slurm
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            _replace(folder / name, content)
+            replace_file(folder / name, content)
     except OSError as error:
         raise ConfigError(
             f"the report cannot be written to {folder}: {os.strerror(error.errno or 0)}",
@@ -139,22 +139,3 @@ def _pictures(run: RunData, summary: Summary) -> tuple[list[Plot], list[str]]:
     except ImportError:
         return [], [_NO_PICTURES]
     return pictures(run, summary), []
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """In one step, so that nobody reads half of it, and a link of that name leads nowhere."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from srunddp.errors import one_line
 from srunddp.report import format, slurm, text
 from srunddp.report.advice import Advice, too_short
-from srunddp.report.summary import Span, Summary
+from srunddp.report.summary import Summary
 
 if TYPE_CHECKING:
     from srunddp.report.plots.per_rank import Plot
@@ -135,7 +135,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
 
 def _spans(summary: Summary) -> list[list[str]]:
     rows = [["", "begin", "end", "lasted"]]
-    named: list[tuple[str, Span]] = [(f"epoch {_number(span)}", span) for span in summary.epochs]
+    named = [(f"epoch {format.UNKNOWN if span.number is None else span.number}", span) for span in summary.epochs]
     named += [("evaluation", span) for span in summary.evaluations]
     for name, span in sorted(named, key=lambda pair: pair[1].begin):
         lasted = format.duration(None if span.end is None else span.end - span.begin)
@@ -144,15 +144,10 @@ def _spans(summary: Summary) -> list[list[str]]:
     return rows
 
 
-def _number(span: Span) -> str:
-    return format.UNKNOWN if span.number is None else str(span.number)
-
-
 def _launch(summary: Summary) -> list[list[str]]:
-    rows = [["phase", "shortest", "longest", "of rank"]]
-    for name, least, most, rank in text.launch_rows(summary):
-        rows.append([name, format.duration(least), format.duration(most), str(rank)])
-    return rows
+    phases = text.launch_rows(summary)
+    rows = [[name, format.duration(least), format.duration(most), str(rank)] for name, least, most, rank in phases]
+    return [["phase", "shortest", "longest", "of rank"], *rows]
 
 
 def _slurm(view: slurm.SlurmAccounting) -> Iterable[str]:

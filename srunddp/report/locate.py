@@ -36,7 +36,7 @@ class Job:
     folder: str
 
 
-Ask = Callable[[str], Job | None]
+JobLookup = Callable[[str], Job | None]
 
 
 def start_of(folder: Path) -> int | None:
@@ -45,14 +45,14 @@ def start_of(folder: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def find(what: str, monitor_dir: str, restart: int | None, ask: Ask) -> RunFolder:
+def find(what: str, monitor_dir: str, restart: int | None, lookup: JobLookup) -> RunFolder:
     """The files that are meant.
 
     Args:
         what: a folder, or a job's number, ``4711``, ``4711.0`` or ``4711_3``.
         monitor_dir: where a job's folder is looked for.
         restart: which start of the run; None for the last.
-        ask: Slurm, about a job.
+        lookup: Slurm, about a job.
 
     Raises:
         ConfigError: there is no such folder, or it holds no run, or several.
@@ -60,7 +60,7 @@ def find(what: str, monitor_dir: str, restart: int | None, ask: Ask) -> RunFolde
     if os.path.isdir(what):
         return _below(Path(what), restart)
     if match := _JOB.fullmatch(what):
-        return _of_job(what, match, monitor_dir, restart, ask)
+        return _of_job(what, match, monitor_dir, restart, lookup)
     raise ConfigError(f"no folder {what}", expected="a run's folder or a job's number", hint=_HINT)
 
 
@@ -111,17 +111,17 @@ def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFold
     return RunFolder(starts[chosen], tuple(notes))
 
 
-def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None, ask: Ask) -> RunFolder:
+def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | None, lookup: JobLookup) -> RunFolder:
     number, step = match[1], match[3]
     runs = [] if match[2] else _runs(Path(monitor_dir), number, step)
-    looked = [monitor_dir]
-    if not runs and (job := ask(what.partition(".")[0])):
+    searched = [monitor_dir]
+    if not runs and (job := lookup(what.partition(".")[0])):
         number = job.number
         for folder in dict.fromkeys([Path(monitor_dir), Path(job.folder, monitor_dir), Path(job.folder, "logs")]):
-            looked.append(str(folder))
+            searched.append(str(folder))
             runs = runs or _runs(folder, number, step)
     if not runs:
-        folders = ", ".join(dict.fromkeys(looked))
+        folders = ", ".join(dict.fromkeys(searched))
         raise ConfigError(
             f"no files of job {what} in {folders}",
             expected=f"a folder {number}.{step or 'STEP'}/monitor.0, which --monitor writes",

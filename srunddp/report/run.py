@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,15 +11,27 @@ from statistics import median
 from typing import Any
 
 from srunddp.report import csv_files
-from srunddp.report.csv_files import Mark
-from srunddp.report.series import TimeSeries, shifted
+from srunddp.report.csv_files import Mark, TimeSeries, shifted
 from srunddp.report.summary import Checkpoints, Phase, RunEnd, Span, StartupPhases
 from srunddp.util.hostlist import group_by_key
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
 _LARGEST = 1e15  # a number above is none
-_APART = 0.5  # seconds by which clocks may differ without being moved: all ranks end the rendezvous within less
+_CLOCK_TOLERANCE = 0.5  # seconds by which clocks may differ: all ranks end the rendezvous within less
+_SILENT = 5  # intervals without a line after which a run that has no end is not running
+_DEFAULT_INTERVAL = 5.0
+# What begins and what ends a phase: of several marks the first that is there.
+_PHASES = {
+    "python": (("process",), ("meeting",)),
+    "meeting": (("meeting",), ("met",)),
+    "import": (("import",), ("imported",)),
+    "init": (("init",), ("initialised",)),
+    "script": (("initialised", "imported", "met"), ("fit", "step")),
+    "prepare": (("fit",), ("epoch",)),
+    "first step": (("epoch", "fit"), ("step",)),
+}
+NAMES = ("srun", *_PHASES)
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ class RunData:
                 found.setdefault(mark.rank, mark)
         return found
 
-    def word(self, key: str) -> str:
+    def text(self, key: str) -> str:
         """Of run.json; empty where it is none."""
         value = self.header.get(key)
         return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
@@ -109,7 +120,7 @@ def _series(run: RunData) -> Iterator[TimeSeries]:
 
 def read(folder: Path) -> RunData:
     """The files of ``monitor.N``; whatever is missing, cut or not understood is left out."""
-    header = csv_files.header(folder / "run.json")
+    header = csv_files.json_object(folder / "run.json")
     ranks, names = _layout(header)
     run = RunData(folder, header, 0.0, ranks, (), {}, (), {}, {}, {}, (), ())
     for name in csv_files.names(folder):
@@ -119,7 +130,7 @@ def read(folder: Path) -> RunData:
             run = _with_rank(run, folder / name, names.get(match[1], match[1]), int(match[2]), match[3])
         elif match := _PER_NODE.fullmatch(name):
             run = _with_node(run, folder / name, names.get(match[1], match[1]), match[2])
-    nodes = dict.fromkeys([*(run.ranks[rank] for rank in sorted(run.ranks)), *names.values(), *_seen(run)])
+    nodes = dict.fromkeys([*(run.ranks[rank] for rank in sorted(run.ranks)), *names.values(), *_sampled_nodes(run)])
     run = replace(run, nodes=tuple(nodes), ranks=dict(sorted(run.ranks.items())))
     shifts = _shifts(run)
     start = _start(run, shifts)
@@ -187,7 +198,7 @@ def _gpus(path: Path, node: str) -> list[Gpu]:
     return sorted(found, key=lambda gpu: (len(gpu.index), gpu.index))
 
 
-def _seen(run: RunData) -> Iterable[str]:
+def _sampled_nodes(run: RunData) -> Iterable[str]:
     yield from run.usage
     yield from (link.node for link in run.links)
     yield from (gpu.node for gpu in run.gpus)
@@ -200,7 +211,7 @@ def _shifts(run: RunData) -> dict[str, float]:
         return {}
     own = median(met[run.nodes[0]])
     ahead = {node: median(times) - own for node, times in met.items()}
-    return {node: by for node, by in ahead.items() if abs(by) > _APART}
+    return {node: by for node, by in ahead.items() if abs(by) > _CLOCK_TOLERANCE}
 
 
 def _start(run: RunData, shifts: Mapping[str, float]) -> float:
@@ -236,27 +247,6 @@ def _when(mark: Mark) -> tuple[float, int]:
     return mark.time, mark.rank
 
 
-_SILENT = 5  # intervals without a line after which a run that has no end is not running
-
-
-_DEFAULT_INTERVAL = 5.0
-
-
-# What begins and what ends a phase: of several marks the first that is there.
-_PHASES = {
-    "python": (("process",), ("meeting",)),
-    "meeting": (("meeting",), ("met",)),
-    "import": (("import",), ("imported",)),
-    "init": (("init",), ("initialised",)),
-    "script": (("initialised", "imported", "met"), ("fit", "step")),
-    "prepare": (("fit",), ("epoch",)),
-    "first step": (("epoch", "fit"), ("step",)),
-}
-
-
-NAMES = ("srun", *_PHASES)
-
-
 def ending(run: RunData, now: float) -> RunEnd:
     """How the run ended, as far as that was recorded.
 
@@ -273,11 +263,8 @@ def ending(run: RunData, now: float) -> RunEnd:
 
 def _cause(run: RunData) -> str:
     """What the run said of its failure; the file lies where the logs are."""
-    try:
-        found = json.loads((run.folder.parent / "failure.json").read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
-        return ""
-    cause = found.get("cause") if isinstance(found, dict) else None
+    found = csv_files.json_object(run.folder.parent / "failure.json")
+    cause = found.get("cause")
     return f"rank {found.get('rank')} on {found.get('node')}: {cause}" if isinstance(cause, str) and cause else ""
 
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from srunddp.report import format
 from srunddp.report.locate import Job
 from srunddp.report.summary import Summary
-from srunddp.util.slurm_command import output as ask
+from srunddp.util.slurm_command import output as query
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SACCT = ("JobIDRaw", "State", "Start", "ElapsedRaw", "TimelimitRaw", "TotalCPU", "MaxRSS", "AveRSS")
@@ -48,11 +48,11 @@ class SlurmAccounting:
 
 def job(what: str) -> Job | None:
     """The number and the working directory of a job, ``4711`` or ``4711_3``; None where Slurm does not know it."""
-    shown = ask("scontrol", "--oneliner", "show", "job", what)
+    shown = query("scontrol", "--oneliner", "show", "job", what)
     number, folder = re.search(r"\bJobId=(\d+)", shown), re.search(r"\bWorkDir=(.*?)(?: \w+=|$)", shown, re.MULTILINE)
     if number and folder:
         return Job(number[1], folder[1])
-    for line in ask("sacct", "-X", "-P", "-n", "-j", what, "-o", "JobIDRaw,WorkDir").splitlines():
+    for line in query("sacct", "-X", "-P", "-n", "-j", what, "-o", "JobIDRaw,WorkDir").splitlines():
         raw, _, where = line.partition("|")
         if _NUMBER.fullmatch(raw) and where:
             return Job(raw, where)
@@ -69,13 +69,13 @@ def completed(summary: Summary) -> Summary:
 
 def _times(number: str) -> tuple[float | None, float | None]:
     """Of a job: limit and time until now, in seconds; the controller forgets it soon after its end."""
-    shown = ask("scontrol", "--oneliner", "show", "job", number).splitlines()
+    shown = query("scontrol", "--oneliner", "show", "job", number).splitlines()
     if own := next((line for line in shown if line.startswith(f"JobId={number} ")), ""):
         found = (re.search(rf"\b{name}=(\S+)", own) for name in ("TimeLimit", "RunTime"))
         limit, lasted = (seconds(match[1]) if match else None for match in found)
         return limit, lasted
     names = ("JobIDRaw", "TimelimitRaw", "ElapsedRaw")
-    for each in _table(ask("sacct", "-X", "-P", "-n", "-j", number, "-o", ",".join(names)), names):
+    for each in _table(query("sacct", "-X", "-P", "-n", "-j", number, "-o", ",".join(names)), names):
         if each["JobIDRaw"] == number:
             minutes = _float(each["TimelimitRaw"])
             return None if minutes is None else minutes * 60, _float(each["ElapsedRaw"])
@@ -85,7 +85,7 @@ def _times(number: str) -> tuple[float | None, float | None]:
 def _is_over(summary: Summary) -> bool:
     """Whether the step has ended, as far as the controller knows: a killed one has not recorded it."""
     name = _step(summary)
-    said = ask("scontrol", "--oneliner", "show", "step", name, any_status=True) if name else ""
+    said = query("scontrol", "--oneliner", "show", "step", name, any_status=True) if name else ""
     return any(word in said for word in _GONE)
 
 
@@ -100,7 +100,7 @@ def view(summary: Summary) -> SlurmAccounting:
     name = _step(summary)
     if not name:
         return SlurmAccounting("Not started by Slurm: nothing to compare with.")
-    records = _table(ask("sacct", "-P", "-n", "--units=K", "-j", summary.job, "-o", ",".join(_SACCT)), _SACCT)
+    records = _table(query("sacct", "-P", "-n", "--units=K", "-j", summary.job, "-o", ",".join(_SACCT)), _SACCT)
     record, whole = (next((each for each in records if each["JobIDRaw"] == key), {}) for key in (name, summary.job))
     running = summary.ending.running or record.get("State", "") in _RUNNING
     live = _sampled(name) if running else []
@@ -117,7 +117,7 @@ def view(summary: Summary) -> SlurmAccounting:
 
 def _sampled(name: str) -> list[dict[str, str]]:
     """What sstat has of a step; where nothing is gathered it is of no task, and its time is none."""
-    found = _table(ask("sstat", "-P", "-n", "-j", name, "-o", ",".join(_SSTAT)), _SSTAT)
+    found = _table(query("sstat", "-P", "-n", "-j", name, "-o", ",".join(_SSTAT)), _SSTAT)
     return [each for each in found if _float(each["NTasks"])]
 
 
@@ -156,7 +156,7 @@ def _table(printed: str, names: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _seff(number: str) -> str:
-    return ask("seff", number).strip() if shutil.which("seff") else ""
+    return query("seff", number).strip() if shutil.which("seff") else ""
 
 
 def seconds(text: str) -> float | None:

@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 
+from srunddp.report.csv_files import TimeSeries
 from srunddp.report.locate import start_of
 from srunddp.report.run import Gpu, Link, RunData, checkpoints, ending, launches, spans
-from srunddp.report.series import TimeSeries
 from srunddp.report.summary import (
     GpuFigures,
     LinkFigures,
@@ -35,12 +35,12 @@ def summary_of(run: RunData, now: float | None = None) -> Summary:
     ranks = tuple(_rank(run, rank, first, last) for rank in run.ranks)
     return Summary(
         folder=run.folder,
-        name=run.word("run") or run.folder.parent.name,
-        job=run.word("job"),
-        step=run.word("step"),
+        name=run.text("run") or run.folder.parent.name,
+        job=run.text("job"),
+        step=run.text("step"),
         script=" ".join(map(str, script)) if isinstance(script := run.header.get("script"), list) else "",
-        launcher=run.word("launcher"),
-        backend=run.word("backend"),
+        launcher=run.text("launcher"),
+        backend=run.text("backend"),
         nodes=run.nodes,
         world_size=int(run.number("world_size") or len(run.ranks)),
         restarts=int(run.number("restarts") or start_of(run.folder) or 0),
@@ -90,8 +90,8 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
     steps, task = run.steps.get(rank, TimeSeries()), run.tasks.get(rank, TimeSeries())
     since = _since(steps, "steps", first, last)
     each = {name: share(_since(steps, name, first, last), since) for name in ("step_s", "own_s", "data_s")}
-    if each["step_s"] is None and (pace := steps.rate("steps", first, last)):
-        each["step_s"] = 1 / pace
+    if each["step_s"] is None and (steps_per_second := steps.rate("steps", first, last)):
+        each["step_s"] = 1 / steps_per_second
     waits = dict(steps.ratios("data_s", "steps", first, last))
     own = dict(steps.ratios("own_s", "steps", first, last))
     work = [value - waits.get(time, 0.0) for time, value in own.items()]

@@ -13,6 +13,7 @@ from srunddp.report.summary import GpuFigures, NodeFigures, RankFigures, Span, S
 from srunddp.util.hostlist import group_by_key
 
 _TITLE = 12
+MOST = 16  # rows that a terminal shows
 
 
 def lines(summary: Summary, notes: Sequence[Advice], view: SlurmAccounting | None = None) -> list[str]:
@@ -203,9 +204,6 @@ def _slurm(view: SlurmAccounting) -> Iterator[str]:
     if view.seff:
         yield ""
         yield from view.seff.splitlines()
-
-
-MOST = 16  # rows that a terminal shows
 
 
 def node_rows(nodes: Sequence[NodeFigures]) -> list[list[str]]:

@@ -1,9 +1,11 @@
-"""What of a run stays: checkpoints at their times, and one more where all ranks agree to leave."""
+"""When checkpoints are written: at their times, and where all ranks agree to stop."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,21 @@ from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import Config
 from srunddp.train.metrics.accumulator import MetricAccumulator
-from srunddp.train.preemption.consensus import StopConsensus
 from srunddp.train.preemption.requeue import stop_and_requeue
 from srunddp.train.preemption.signals import Preemption, StopRequest
 from srunddp.train.state import TrainingState
 from srunddp.train.world import World
 
+_SIGNALS = 128  # more than there are
+_MOST_STEPS = 64  # from one all-reduce to the next, as steps may become slower
+
 
 class StopTraining(Exception):  # noqa: N818 - it is no error
     """All ranks have agreed to stop after this step."""
 
-    def __init__(self, wish: StopRequest, cause: int) -> None:
-        super().__init__(wish, cause)
-        self.agreed = (wish, cause)
+    def __init__(self, request: StopRequest, cause: int) -> None:
+        super().__init__(request, cause)
+        self.agreed = (request, cause)
 
 
 class CheckpointPolicy:
@@ -45,78 +49,78 @@ class CheckpointPolicy:
         state: TrainingState,
         stack: ExitStack,
         *,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         written: Sequence[Callable[[Path], Any]],
     ) -> None:
         """Begin to note signals, until ``stack`` is closed.
 
         Args:
-            say: a line to the user, on rank 0; written: called there with each checkpoint that is whole.
+            log: a line to the user, on rank 0; written: called there with each checkpoint that is whole.
         """
         self.due = False
         self._world, self._state, self._written = world, state, written
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
         self._preemption = stack.enter_context(Preemption(config.preemption, world.rank))
-        self._saving = CheckpointManager(config, world, state, say)
-        self._agreement = StopConsensus(world)
+        self._manager = CheckpointManager(config, world, state, log)
+        self._consensus = StopConsensus(world)
 
-    def restore(self, rehearse: Callable[[], None]) -> None:
+    def restore(self, warm_up_buckets: Callable[[], None]) -> None:
         """Go on from a checkpoint where the configuration names or finds one.
 
         Args:
-            rehearse: a step that changes nothing, called before. In its first step DistributedDataParallel adds
+            warm_up_buckets: a step that changes nothing, called before. In its first step DistributedDataParallel adds
                 gradients in another order than later, and a run that was not interrupted is past that.
         """
-        if found := self._saving.found():
-            rehearse()
-            self._saving.restore(found)
+        if found := self._manager.load_latest():
+            warm_up_buckets()
+            self._manager.restore(found)
 
     def begin(self) -> None:
         """Steps of another kind begin."""
-        self._agreement.begin()
+        self._consensus.begin()
 
     def agree(self) -> None:
-        """Hear what other ranks want, about once a second; all ranks call this equally often.
+        """Agree with the other ranks, about once a second; all ranks call this equally often.
 
         Raises:
-            Leave: all stop here.
+            StopTraining: all stop here.
         """
-        if not self._agreement.due():
+        if not self._consensus.due():
             return
-        wish, cause = self._preemption.wish()
-        agreed = self._agreement.reach(wish, cause, save=self._saving.due_by_clock())
+        request, cause = self._preemption.pending()
+        agreed = self._consensus.all_reduce(request, cause, save=self._manager.due_by_clock())
         self.due |= agreed.save
-        if agreed.wish:
-            raise StopTraining(agreed.wish, agreed.cause)
+        if agreed.request:
+            raise StopTraining(agreed.request, agreed.cause)
 
     def after_step(self, sums: MetricAccumulator | None) -> None:
-        """Write a checkpoint if one is due after this step, and leave if that is agreed on.
+        """Write a checkpoint if one is due after this step, and stop if that is agreed on.
 
         Args:
             sums: of the epoch so far.
         """
         self._report()
-        if self.due or self._saving.due():
+        if self.due or self._manager.due():
             self.save(sums)
         self.agree()
 
     def after_epoch(self) -> None:
         """The same at an epoch's end."""
-        if self.due or self._saving.due(epoch=self._state.epoch):
+        if self.due or self._manager.due(epoch=self._state.epoch):
             self.save(None)
 
     def save(self, sums: MetricAccumulator | None) -> Path:
         """Begin to write a checkpoint, unless there is one of just this state; its path."""
         self.due = False
         self._state.sums = sums.by_rank() if sums else []
-        return self._saving.save()
+        return self._manager.save()
 
     def finish(self) -> None:
         """Have the last checkpoint written when this returns."""
         self.save(None)
         self._wait()
 
-    def leave(self, agreed: StopTraining, sums: MetricAccumulator | None) -> None:
+    def save_and_stop(self, agreed: StopTraining, sums: MetricAccumulator | None) -> None:
         """Write a checkpoint, and stop.
 
         Raises:
@@ -126,16 +130,16 @@ class CheckpointPolicy:
         self._preemption.ignore_interrupts()  # another rank may have got the signal
         path = self.save(sums)
         self._wait()
-        stop_and_requeue(self._preemption, agreed.agreed, self._state.step, path, broadcast=self._of_rank_0)
+        stop_and_requeue(self._preemption, agreed.agreed, self._state.step, path, broadcast=self._broadcast)
 
     def _wait(self) -> None:
         """Until it is written, on all ranks: what follows may read it, or end this rank and with it rank 0."""
         failure = None
         try:
-            self._saving.finish()
+            self._manager.finish()
         except CheckpointError as error:
             failure = error
-        failed = self._of_rank_0(int(failure is not None))
+        failed = self._broadcast(int(failure is not None))
         self._report()
         if failure:
             raise failure
@@ -143,12 +147,70 @@ class CheckpointPolicy:
             raise PeerError("rank 0 could not write the last checkpoint", code=CheckpointError.exit_code)
 
     def _report(self) -> None:
-        for path in self._saving.report():
+        for path in self._manager.report():
             for call in self._written:
                 call(path)
 
-    def _of_rank_0(self, number: int) -> int:
-        told = torch.tensor([number], device=self._world.device)
+    def _broadcast(self, number: int) -> int:
+        value = torch.tensor([number], device=self._world.device)
         if self._world.world_size > 1:
-            dist.broadcast(told, src=0)
-        return int(told)
+            dist.broadcast(value, src=0)
+        return int(value)
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The same on all ranks.
+
+    Attributes:
+        request: the strongest of any rank; cause: a signal that led to it, 0 for the end of the job.
+        save: a checkpoint is due.
+    """
+
+    request: StopRequest
+    cause: int
+    save: bool
+
+
+class StopConsensus:
+    """An all-reduce about once a second, at the same steps on all ranks: its interval is itself agreed on.
+
+    Not at every step, as a step may take less time than an all-reduce.
+    """
+
+    def __init__(self, world: World, every: float = 1.0) -> None:
+        """Args:
+        every: seconds from one all-reduce to the next; at most one a step.
+        """
+        self._world = world
+        self._every = every
+        self.begin()
+
+    def begin(self) -> None:
+        """What follows takes another time than before; all ranks call this at the same step."""
+        self._interval = self._steps_left = 1
+        self._last = time.perf_counter()
+
+    def due(self) -> bool:
+        """Count a step; whether :meth:`all_reduce` is to be called after it."""
+        self._steps_left -= 1
+        return self._steps_left <= 0
+
+    def all_reduce(self, request: StopRequest, cause: int, *, save: bool) -> Agreed:
+        """The strongest request of all ranks; they call this after the same step."""
+        now = time.perf_counter()
+        seconds = (now - self._last) / self._interval
+        self._last = now
+        # In one number, so that the cause is the request's own.
+        encoded, most_save, seconds = self._maximum(_SIGNALS * request + cause, save, seconds)
+        self._interval = max(1, min(2 * self._interval, int(self._every / max(seconds, 1e-6)), _MOST_STEPS))
+        self._steps_left = self._interval
+        most_request, most_cause = divmod(int(encoded), _SIGNALS)
+        return Agreed(StopRequest(most_request), most_cause, bool(most_save))
+
+    def _maximum(self, *values: float) -> list[float]:
+        if self._world.world_size == 1:
+            return list(values)
+        row = torch.tensor(values, dtype=torch.float64, device=self._world.device)
+        dist.all_reduce(row, dist.ReduceOp.MAX)
+        return [float(value) for value in row.tolist()]

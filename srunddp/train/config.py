@@ -103,13 +103,13 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PreemptionConfig:
-    """What happens when the job has to leave its nodes; needs an ``output_dir``.
+    """What happens when the job is preempted; needs an ``output_dir``.
 
     Attributes:
         signals: by these names, without SIG: finish the step, write a checkpoint, requeue the job.
         lead_seconds: the same so long before the known end of a Slurm job, or before half of what was left at the start
             where that is less; 0 for never.
-        requeue: have Slurm start the job again; else leave with 75.
+        requeue: have Slurm start the job again; else exit with 75.
         max_requeues: at most so often, by ``SLURM_RESTART_COUNT``.
     """
 

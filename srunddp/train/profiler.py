@@ -30,20 +30,20 @@ def parse(text: str) -> range:
 class Profile:
     """Traces those of the steps that are made, in one file for Chrome's ``about:tracing`` or Perfetto.
 
-    A trace that cannot be made or written ends nothing: ``say`` is told why.
+    A trace that cannot be made or written ends nothing: ``log`` is called with the reason.
     """
 
-    def __init__(self, steps: range, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, steps: range, path: Path, log: Callable[[str], None]) -> None:
         """Nothing starts yet.
 
         Args:
             steps: as :func:`parse` gives them.
-            path: ``trace-rank0.json``, say; compressed where it ends in ``.gz``.
-            say: takes a line for the user.
+            path: such as ``trace-rank0.json``; compressed where it ends in ``.gz``.
+            log: takes a line for the user.
         """
         self._steps = steps
         self._path = path
-        self._say = say
+        self._log = log
         self._profiler: torch.profiler.profile | None = None
 
     def before(self, step: int) -> None:
@@ -70,7 +70,7 @@ class Profile:
             profiler.export_chrome_trace(str(partial))
             partial.replace(self._path)
         except (OSError, RuntimeError) as error:
-            self._say(f"no trace in {self._path}: {error}")
+            self._log(f"no trace in {self._path}: {error}")
 
     def _start(self) -> None:
         from torch.autograd.profiler import _is_profiler_enabled
@@ -79,7 +79,7 @@ class Profile:
         # A second one would end in a segmentation fault.
         if _is_profiler_enabled:
             self._steps = range(0)
-            self._say(f"no trace in {self._path}: the script profiles itself")
+            self._log(f"no trace in {self._path}: the script profiles itself")
             return
         self._profiler = profile()
         self._profiler.start()

@@ -84,7 +84,7 @@ class SilentProgress:
         Args:
             epoch: counted from 1.
             epochs: how many there will have been at the end.
-            steps: of this epoch; None where nobody knows.
+            steps: of this epoch; None where it is not known.
             done: so many of them, before a resume.
         """
         self._samples = 0
@@ -103,7 +103,7 @@ class SilentProgress:
     def end_epoch(self, record: EpochRecord) -> None:
         """The epoch's line, on standard output."""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """A line on standard error."""
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class Progress(SilentProgress):
         self.close()
         print_epoch(record)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             if self._bar is not None:
                 self._bar.clear()
@@ -183,7 +183,7 @@ class Progress(SilentProgress):
         figures = [] if self._loss is None else [f"loss {self._loss:.4f}"]
         figures.append(f"{self.samples_per_second:.0f} samples/s")
         if self._bar is None:
-            self.say(", ".join([f"epoch {self._epoch} of {self._epochs}", self._share(), *figures]))
+            self.log(", ".join([f"epoch {self._epoch} of {self._epochs}", self._share(), *figures]))
             return
         with contextlib.suppress(OSError, ValueError):
             self._bar.set_postfix_str(", ".join(figures), refresh=False)
@@ -205,8 +205,8 @@ def _bar(description: str, steps: int | None, done: int) -> tqdm[None]:
         _lock = threading.RLock()
 
     # In a terminal that does not tell its size tqdm would draw nothing.
-    told = os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    size = {"dynamic_ncols": True} if told else {"ncols": 80, "nrows": 24}
+    known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    size = {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 24}
     return Bar(total=steps, initial=done, desc=description, file=sys.stderr, unit="step", leave=False, **size)
 
 

@@ -46,7 +46,7 @@ def restore(states: Sequence[Tensor], world: World, number: int) -> None:
 
 @contextmanager
 def preserved_rng(world: World) -> Iterator[None]:
-    """What is drawn in here, is drawn as if it were not."""
+    """Random numbers that are drawn in here do not change those that follow."""
     state = _capture(world.device)
     try:
         yield
@@ -55,7 +55,7 @@ def preserved_rng(world: World) -> Iterator[None]:
 
 
 def seed(number: int) -> None:
-    """Begin anew with what is drawn on the CPU."""
+    """Seed the random numbers of the CPU."""
     torch.default_generator.manual_seed(number % 2**63)  # not torch.manual_seed, which thinks of all GPUs as well
     random.seed(number)
     if numpy := sys.modules.get("numpy"):
@@ -63,32 +63,32 @@ def seed(number: int) -> None:
 
 
 class IsolatedRng:
-    """What is drawn on the CPU in here, time after time, is one row of its own; the rank's own is undisturbed."""
+    """Random numbers of the CPU in here are one sequence of its own; the rank's is unchanged."""
 
     def __init__(self, number: int) -> None:
-        """``number``: the row's seed."""
+        """``number``: the sequence's seed."""
         self._number = number
         self._inner: tuple[Any, ...] | None = None
         self._outer: tuple[Any, ...] = ()
 
     def __enter__(self) -> None:
-        self._outer = _drawn()
+        self._outer = _get_states()
         if self._inner is None:
             seed(self._number)
         else:
-            _go_on(self._inner)
+            _set_states(self._inner)
 
     def __exit__(self, *_: object) -> None:
-        self._inner = _drawn()
-        _go_on(self._outer)
+        self._inner = _get_states()
+        _set_states(self._outer)
 
 
-def _drawn() -> tuple[Any, ...]:
+def _get_states() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")
     return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
 
 
-def _go_on(states: tuple[Any, ...]) -> None:
+def _set_states(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(states[0])
     random.setstate(states[1])
     if states[2] is not None:
@@ -109,15 +109,11 @@ def _restore(captured: Tensor, device: torch.device) -> None:
 
 
 def _capture(device: torch.device) -> Tensor:
-    state = {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "python": random.getstate(),
-        "numpy": None,
-    }
-    if numpy := sys.modules.get("numpy"):
-        name, keys, *rest = numpy.random.get_state()
-        state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), *rest)
+    cpu, python, numpy = _get_states()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    if numpy:
+        numpy = (numpy[0], torch.from_numpy(numpy[1].astype("int64")), *numpy[2:])
+    state = {"torch": cpu, "cuda": cuda, "python": python, "numpy": numpy}
     written = io.BytesIO()
     torch.save(state, written)
     return torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)

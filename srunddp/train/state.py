@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.amp import GradScaler
@@ -27,9 +27,9 @@ class TrainingState:
         model, optimizer, scheduler, scaler: each with a ``state_dict``.
         average: of the model's weights; None where there is none.
         lr_factor: by which the learning rate was scaled for this world's batch.
-        epoch: epochs that are over; seen: samples of the present one, over all ranks; step: optimizer steps.
+        epoch: epochs that are over; samples_seen: samples of the present one, over all ranks; step: optimizer steps.
         sums: of the present epoch's figures so far, by rank.
-        evaluated: the step of the last evaluation; best: its best figure; waited: evaluations since then.
+        evaluated: the step of the last evaluation; best: its best figure; evals_since_best: evaluations since then.
         scores: of the evaluated steps; less is better.
         records: of the epochs that are over.
     """
@@ -41,16 +41,22 @@ class TrainingState:
     scheduler: LRScheduler | None = None
     average: EMA | None = None
     epoch: int = 0
-    seen: int = 0
+    samples_seen: int = 0
     step: int = 0
     sums: list[list[float]] = field(default_factory=list)
     evaluated: int = 0
     best: float | None = None
-    waited: int = 0
+    evals_since_best: int = 0
     scores: dict[int, float] = field(default_factory=dict)
     records: list[EpochRecord] = field(default_factory=list)
 
-    _PLAIN = ("lr_factor", "epoch", "seen", "step", "sums", "evaluated", "best", "waited", "scores")
+    # Keys of a checkpoint, which keep their names, and the attributes that they hold.
+    _PLAIN: ClassVar[dict[str, str]] = {
+        name: name for name in ("lr_factor", "epoch", "step", "sums", "evaluated", "best", "scores")
+    } | {
+        "seen": "samples_seen",
+        "waited": "evals_since_best",
+    }
     _PARTS = ("model", "optimizer", "scaler", "scheduler")
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,7 +66,7 @@ class TrainingState:
             "version": VERSION,
             **{name: part.state_dict() if part is not None else None for name, part in parts.items()},
             "ema": self.average.model.state_dict() if self.average else None,
-            **{name: getattr(self, name) for name in self._PLAIN},
+            **{key: getattr(self, name) for key, name in self._PLAIN.items()},
             "records": [asdict(record) for record in self.records],
         }
 
@@ -76,8 +82,8 @@ class TrainingState:
             # A scaler that was not in use has an empty state.
             if part is not None and (parts[name] or name == "model"):
                 part.load_state_dict(parts[name])
-        for name in self._PLAIN:
-            setattr(self, name, state[name])
+        for key, name in self._PLAIN.items():
+            setattr(self, name, state[key])
         self.records = [EpochRecord(**record) for record in state["records"]]
         rescale(self.optimizer, self.scheduler, factor / self.lr_factor)
         self.lr_factor = factor

@@ -26,21 +26,21 @@ _LOOK_EVERY = 0.5  # seconds between two measurements of a GPU
 class ThroughputMeter:
     """Notes nothing: without ``--monitor``."""
 
-    def arriving(self, steps: Iterator[T]) -> Iterator[T]:
+    def timed(self, steps: Iterator[T]) -> Iterator[T]:
         """The same steps, as they come."""
         return steps
 
-    def around_waits(self, replica: DDPModel | FSDPModel) -> AbstractContextManager[None]:
+    def time_collective_waits(self, model: DDPModel | FSDPModel) -> AbstractContextManager[None]:
         """Around a training, whose forwards may wait for other ranks as well."""
         return nullcontext()
 
-    def waits(self) -> None:
-        """What follows waits for other ranks, until :meth:`goes_on`: the backward pass that shares gradients.
+    def start_wait(self) -> None:
+        """What follows waits for other ranks, until :meth:`end_wait`: the backward pass that shares gradients.
 
         There may be more of these in between, as where a checkpointed module's forward is made again.
         """
 
-    def goes_on(self) -> None:
+    def end_wait(self) -> None:
         """This rank's own work again."""
 
     def done(self, samples: int) -> None:
@@ -59,28 +59,26 @@ class StepTimer(ThroughputMeter):
         self._steps, self._samples, self._step_s, self._data_s, self._own_s, self._longest, self._epoch = before
         self._looks = marks.generation
         self._gpu = _Gpu() if device.type == "cuda" else None
-        self._asked = self._arrived = self._since = self._clock()
-        self._waited = 0.0
+        self._requested = self._arrived = self._since = self._clock()
+        self._wait_s = 0.0
         self._depth = 0
 
-    def arriving(self, steps: Iterator[T]) -> Iterator[T]:
+    def timed(self, steps: Iterator[T]) -> Iterator[T]:
         """The same steps, and how long each was waited for."""
         while True:
-            self._asked = self._clock()
+            self._requested = self._clock()
             if self._gpu:
-                self._gpu.begin(self._asked)
+                self._gpu.begin(self._requested)
             step = next(steps, None)
             if step is None:
                 return
-            self._arrived, self._waited = self._clock(), 0.0
+            self._arrived, self._wait_s = self._clock(), 0.0
             yield step
 
-    def around_waits(self, replica: DDPModel | FSDPModel) -> AbstractContextManager[None]:
-        """See :class:`ThroughputMeter`."""
-        return replica.around_waits(self.waits, self.goes_on)
+    def time_collective_waits(self, model: DDPModel | FSDPModel) -> AbstractContextManager[None]:
+        return model.time_collective_waits(self.start_wait, self.end_wait)
 
-    def waits(self) -> None:
-        """See :class:`ThroughputMeter`."""
+    def start_wait(self) -> None:
         self._depth += 1
         if self._depth > 1:
             return
@@ -88,19 +86,17 @@ class StepTimer(ThroughputMeter):
             self._gpu.turn()
         self._since = self._clock()
 
-    def goes_on(self) -> None:
-        """See :class:`ThroughputMeter`."""
+    def end_wait(self) -> None:
         self._depth -= 1
         if self._depth > 0:
             return
         if self._gpu:
             self._gpu.turn()
-        self._waited += self._clock() - self._since
+        self._wait_s += self._clock() - self._since
 
     def done(self, samples: int) -> None:
-        """See :class:`ThroughputMeter`."""
-        step, data = self._clock() - self._asked, self._arrived - self._asked
-        own = step - self._waited
+        step, data = self._clock() - self._requested, self._arrived - self._requested
+        own = step - self._wait_s
         if self._gpu:
             self._gpu.end()
             own = max(data, self._gpu.seconds())
@@ -116,7 +112,6 @@ class StepTimer(ThroughputMeter):
         self._write()
 
     def epoch(self, number: int) -> None:
-        """See :class:`ThroughputMeter`."""
         event("epoch", number)
         self._epoch = number
         self._write()
@@ -130,7 +125,7 @@ class StepTimer(ThroughputMeter):
 class _Gpu:
     """How long a GPU is at a step without what is shared with other ranks, looked at now and then.
 
-    By its own clock, as the rank runs ahead of it: from the wish for data on, so that it counts where the GPU waits
+    By its own clock, as the rank runs ahead of it: from the request for data on, so that it counts where the GPU waits
     for this rank.
     """
 
@@ -166,7 +161,7 @@ class _Gpu:
         return self._seconds
 
 
-def pace_of(device: torch.device) -> ThroughputMeter:
+def make_step_timer(device: torch.device) -> ThroughputMeter:
     """What notes the times of a training on this device, where ``--monitor`` wants them."""
     marks = active_page()
     return StepTimer(marks, device) if marks else ThroughputMeter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,11 +27,8 @@ from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.progress import EpochRecord
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import ThroughputMeter
-from srunddp.train.validate.inputs import check_parts
+from srunddp.train.validate import check_parts
 from srunddp.train.world import World
-
-if TYPE_CHECKING:
-    from srunddp.train.progress import EpochRecord
 
 _NOTHING = nullcontext()
 
@@ -85,8 +82,8 @@ class Trainer:
         if isinstance(loss_function, nn.Module):
             loss_function.to(world.device)
         self._loss_function = loss_function
-        self._replica = wrap_model(model, optimizer, world, config)
-        self.model, self.optimizer = self._replica.model, optimizer
+        self._wrapped = wrap_model(model, optimizer, world, config)
+        self.model, self.optimizer = self._wrapped.model, optimizer
         decay, compiles = config.ema_decay, config.ddp.compile
         self._average = None if decay is None else EMA(self.model, decay, compile=compiles)
         self.averaged = self._average.model if self._average else None
@@ -99,8 +96,21 @@ class Trainer:
         self.state = TrainingState(self.model, optimizer, scaler, factor, average=self._average)
 
     def methods(self, name: str) -> list[Callable[..., Any]]:
-        """The callbacks' methods of this name, without those that :class:`Callback` has and that do nothing."""
-        return overriding(self.callbacks, name)
+        """The callbacks' methods of this name, without those that are :class:`Callback`'s own and do nothing.
+
+        Raises:
+            ConfigError: one of them is no Callback; a class instead of its instance, say.
+        """
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise ConfigError(
+                    f"{callback!r} among the callbacks",
+                    expected="instances of srunddp.train.Callback",
+                    hint="derive its class from Callback, and pass an instance",
+                    scope=Scope.JOB,
+                )
+        methods = [getattr(callback, name) for callback in self.callbacks]
+        return [method for method in methods if getattr(method, "__func__", None) is not getattr(Callback, name)]
 
     def fit(
         self,
@@ -124,27 +134,27 @@ class Trainer:
         Raises:
             ConfigError: a data set is empty, or differs between ranks.
             CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
-            Stopped: the job has to leave its nodes; a checkpoint is written.
+            Stopped: the job is preempted; a checkpoint is written.
         """
         with FitLoop(self, train_data, test_data, order, collate) as run:
-            with run.pace.around_waits(self._replica):
-                while self.state.epoch < self.config.epochs and (self.state.seen or not run.is_over):
+            with run.timer.time_collective_waits(self._wrapped):
+                while self.state.epoch < self.config.epochs and (self.state.samples_seen or not run.early_stopped):
                     self._epoch(run)
             run.finish()
         return self.state.records
 
     def _epoch(self, run: FitLoop) -> None:
         sums = run.start_epoch()
-        self._replica.training.train()
+        self._wrapped.training.train()
         if run.evaluation_is_due():  # the run before this one left amid it
-            self._evaluate_and_keep(run)
+            self._evaluate_and_checkpoint(run)
         for step in run.steps():
-            run.after_step(step, self._step(step, sums, run.pace))
-            self._evaluate_and_keep(run)
+            run.after_step(step, self._step(step, sums, run.timer))
+            self._evaluate_and_checkpoint(run)
         train = sums.means()
         run.end_epoch(train, (run.evaluated or self._evaluate(run)) if run.ends_with_evaluation() else {})
 
-    def _step(self, step: StepBatches, sums: MetricAccumulator, pace: ThroughputMeter) -> float | None:
+    def _step(self, step: StepBatches, sums: MetricAccumulator, timer: ThroughputMeter) -> float | None:
         """One optimizer step; returns the loss of the micro-batch before its last."""
         state = self.state
         self.optimizer.zero_grad(set_to_none=True)
@@ -152,16 +162,16 @@ class Trainer:
             last = batch is step.batches[-1]
             with self._synchronising(last):
                 with self._precision():
-                    outputs = self._replica.training(batch.inputs)
+                    outputs = self._wrapped.training(batch.inputs)
                     loss = self._loss_function(outputs, batch.targets)
                 # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.
                 weight = batch.own * self.world.world_size / step.total
                 if last:
-                    pace.waits()
+                    timer.start_wait()
                 state.scaler.scale(loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
             if last:
-                pace.goes_on()
-            late = sums.add(loss, outputs, batch.targets, batch.own)
+                timer.end_wait()
+            loss_before = sums.add(loss, outputs, batch.targets, batch.own)
         if self.config.clip_norm is not None:
             state.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
@@ -172,20 +182,20 @@ class Trainer:
         if state.scheduler is not None and not isinstance(state.scheduler, ReduceLROnPlateau):
             state.scheduler.step()
         heartbeat()
-        return late
+        return loss_before
 
-    def _evaluate_and_keep(self, run: FitLoop) -> None:
+    def _evaluate_and_checkpoint(self, run: FitLoop) -> None:
         if run.evaluation_is_due():
-            run.judge(self._evaluate(run))
-        run.keep()
+            run.record_evaluation(self._evaluate(run))
+        run.maybe_checkpoint()
 
     @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
     def _evaluate(self, run: FitLoop) -> dict[str, float]:
-        self._replica.share_buffers(self.model)
+        self._wrapped.share_buffers(self.model)
         self.model.eval()
-        testing = self._replica.testing
+        testing = self._wrapped.testing
         if self._average:
-            self._replica.share_buffers(self._average.model)
+            self._wrapped.share_buffers(self._average.model)
             testing = self._average.testing
         sums = MetricAccumulator(self.metrics, self.world)
         with run.evaluation() as steps:
@@ -197,21 +207,21 @@ class Trainer:
                 sums.add(loss, outputs, batch.targets, batch.own)
                 heartbeat()
                 run.agree()
-        self._replica.training.train()
+        self._wrapped.training.train()
         return sums.means()
 
     @property
-    def rehearses(self) -> bool:
-        """Whether :meth:`rehearse` makes a difference."""
-        return self._replica.rebuilds_buckets
+    def warms_up_buckets(self) -> bool:
+        """Whether :meth:`warm_up_buckets` makes a difference."""
+        return self._wrapped.rebuilds_buckets
 
-    def rehearse(self, step: StepBatches) -> None:
+    def warm_up_buckets(self, step: StepBatches) -> None:
         """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""
         batch = step.batches[0]
         with self._precision():
-            loss = self._loss_function(self._replica.training(batch.inputs), batch.targets)
+            loss = self._loss_function(self._wrapped.training(batch.inputs), batch.targets)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._replica.learnt()
+        self._wrapped.static_graph_recorded()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _precision(self) -> AbstractContextManager[Any]:
@@ -223,7 +233,7 @@ class Trainer:
 
     def _synchronising(self, last: bool) -> AbstractContextManager[Any]:
         """Around a forward and a backward: only a step's last ones share gradients between ranks."""
-        return _NOTHING if last else self._replica.accumulating()
+        return _NOTHING if last else self._wrapped.accumulating()
 
 
 class Callback:
@@ -251,22 +261,3 @@ class Callback:
 
     def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
         """On rank 0 alone, once the checkpoint is whole: no collectives here."""
-
-
-def overriding(callbacks: Sequence[Callback], name: str) -> list[Callable[..., Any]]:
-    """The callbacks' methods of this name, without those that are :class:`Callback`'s own and do nothing.
-
-    Raises:
-        ConfigError: one of them is no Callback; a class instead of its instance, say.
-    """
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise ConfigError(
-                f"{callback!r} among the callbacks",
-                expected="instances of srunddp.train.Callback",
-                hint="derive its class from Callback, and pass an instance",
-                scope=Scope.JOB,
-            )
-    methods = [getattr(callback, name) for callback in callbacks]
-    own = getattr(Callback, name)
-    return [method for method in methods if getattr(method, "__func__", None) is not own]

@@ -1,6 +1,6 @@
-"""A verdict on logs, ours or anybody's: what failed first, why, and who never spoke.
+"""A diagnosis of logs, srunddp's or anybody's: what failed first, why, and which ranks have no line.
 
-Data flows one way: ``reading`` finds the files and their lines, ``who`` and ``crowd`` tell whose a line is, ``events``
-picks what speaks of an end (with ``signatures``, ``tracebacks``, ``reports``, ``level`` and ``ours``), ``standing``
-leaves out what the run survived, ``verdict`` judges, ``text`` says it.
+Data flows one way: ``logs`` finds the files and their lines, ``rank_labels`` and ``world_size`` tell whose a line is,
+``collect`` picks what speaks of an end (with ``signatures``, ``tracebacks``, ``launcher_reports`` and ``progress``),
+``relevance`` leaves out what the run survived, ``diagnose`` finds the first failure, ``render`` prints it.
 """

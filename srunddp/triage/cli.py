@@ -1,4 +1,4 @@
-"""The command ``srunddp triage``: a verdict on logs, for a login node."""
+"""The command ``srunddp triage``: a diagnosis of logs, for a login node."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def triage(paths: tuple[str, ...], as_json: bool) -> None:
 def _triage(paths: tuple[str, ...], as_json: bool) -> None:
     if not paths:
         raise ConfigError("no file and no folder", expected="logs", hint="srunddp triage slurm-4711.out")
-    story = collect(find(paths))
-    verdict = diagnose(story)
-    click.echo(
-        json.dumps(render.record(verdict, story), indent=2) if as_json else "\n".join(render.lines(verdict, story))
-    )
+    evidence = collect(find(paths))
+    found = diagnose(evidence)
+    lines = [json.dumps(render.record(found, evidence), indent=2)] if as_json else render.lines(found, evidence)
+    click.echo("\n".join(lines))

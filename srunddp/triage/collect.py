@@ -1,4 +1,4 @@
-"""From the lines of logs to what speaks of an end: signs, exceptions, launchers' reports, srunddp's own verdict."""
+"""From the lines of logs to what speaks of an end: signs, exceptions, launchers' reports, srunddp's own diagnosis."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from srunddp.triage.progress import (
     is_on_its_way,
     is_quoted,
     is_success_line,
-    tells_part,
+    shows_fraction,
 )
-from srunddp.triage.rank_labels import Nccl, RankLabels, first, node_of_name, ranks_of_names, said_rank
+from srunddp.triage.rank_labels import Nccl, RankLabels, first, node_of_name, ranks_of_names, stated_rank
 from srunddp.triage.signatures import Signature, table
 from srunddp.triage.tracebacks import PythonException, Tracebacks
 from srunddp.triage.world_size import LineOrigin, ObservedRanks
@@ -61,7 +61,7 @@ class Evidence:
     """
 
     names: list[str]
-    crowd: ObservedRanks = field(default_factory=ObservedRanks)
+    observed: ObservedRanks = field(default_factory=ObservedRanks)
     events: list[Event] = field(default_factory=list)
     reports: dict[int, Reports] = field(default_factory=dict)
     last: dict[str, deque[str]] = field(default_factory=dict)
@@ -80,32 +80,32 @@ class Evidence:
 
 def collect(logs: Sequence[Log]) -> Evidence:
     """Read all logs, each once."""
-    story = Evidence([log.name for log in logs])
-    ranks, nccl = ranks_of_names(story.names), Nccl()
+    evidence = Evidence([log.name for log in logs])
+    ranks, nccl = ranks_of_names(evidence.names), Nccl()
     for index, log in enumerate(logs):
         if re.fullmatch(r"failure(?:\.\d+)?\.json", log.path.name):
-            _read_record(log, index, story)
+            _read_record(log, index, evidence)
             continue
-        _File(index, log, story, nccl, ranks.get(log.name)).read()
-        story.notes += log.notes
-    return story
+        _File(index, log, evidence, nccl, ranks.get(log.name)).read()
+        evidence.notes += log.notes
+    return evidence
 
 
-def _read_record(log: Log, index: int, story: Evidence) -> None:
+def _read_record(log: Log, index: int, evidence: Evidence) -> None:
     try:
         event, size = of_record("\n".join(text for _, text in log.lines()), index)
     except (ValueError, TypeError, KeyError):
-        story.notes.append(f"{log.name} is none of srunddp's")
+        evidence.notes.append(f"{log.name} is none of srunddp's")
         return
-    story.events.append(event)
-    story.crowd.tell(9, size)
+    evidence.events.append(event)
+    evidence.observed.add_world_size(9, size)
 
 
 class _File:
     """One log, as it is read."""
 
-    def __init__(self, index: int, log: Log, story: Evidence, nccl: Nccl, rank: int | None) -> None:
-        self._index, self._log, self._story, self._nccl, self._rank = index, log, story, nccl, rank
+    def __init__(self, index: int, log: Log, evidence: Evidence, nccl: Nccl, rank: int | None) -> None:
+        self._index, self._log, self._evidence, self._nccl, self._rank = index, log, evidence, nccl, rank
         self._node = node_of_name(log.name)
         self._streams: dict[int | None, Tracebacks] = {}
         self._places: dict[tuple[object, ...], list[int]] = {}
@@ -115,7 +115,7 @@ class _File:
         self._counted: list[tuple[Progress, int, int]] = []
         self._all, self._restarted = Progress(), 0
         self._reported: list[int] = []
-        self._reports = story.reports.setdefault(index, Reports())
+        self._reports = evidence.reports.setdefault(index, Reports())
 
     def read(self) -> None:
         lines = self._log.lines()
@@ -133,33 +133,33 @@ class _File:
                 event.progress = max(event.progress, self._all.count - all_before)
         for report, before in zip(self._reports.found, self._reported, strict=True):
             report.survived = report.number <= self._restarted + _LAST and self._all.count - before >= GOES_ON
-        self._story.events += self._own
+        self._evidence.events += self._own
 
     def _end(self, tail: Sequence[tuple[int, str]]) -> None:
-        story = self._story
-        story.steps[self._index], story.restarted[self._index] = self._all.count, self._restarted
+        evidence = self._evidence
+        evidence.steps[self._index], evidence.restarted[self._index] = self._all.count, self._restarted
         if good := [number for number, text in tail if is_finished(text)]:
-            story.finished[self._index] = good[-1]
-            story.well |= {self._index} if any(is_success_line(text) for _, text in tail) else set()
+            evidence.finished[self._index] = good[-1]
+            evidence.well |= {self._index} if any(is_success_line(text) for _, text in tail) else set()
         else:
-            last = next((text for _, text in reversed(tail) if tells_part(text)), "")
-            story.stopped = last if is_on_its_way(last) else story.stopped
-        story.ended |= self._all.count < GOES_ON or is_ended([text for _, text in tail])
+            last = next((text for _, text in reversed(tail) if shows_fraction(text)), "")
+            evidence.stopped = last if is_on_its_way(last) else evidence.stopped
+        evidence.ended |= self._all.count < GOES_ON or is_ended([text for _, text in tail])
         if self._log.cut and tail:
-            story.cut = tail[-1][1]
+            evidence.cut = tail[-1][1]
 
     def _line(self, number: int, text: str, rank: int | None, node: str | None) -> None:
-        story = self._story
-        story.lines += 1
-        whose = rank if rank is not None else said_rank(text)
+        evidence = self._evidence
+        evidence.lines += 1
+        whose = rank if rank is not None else stated_rank(text)
         job = self._index if self._rank is None else "ranks"
-        story.crowd.hear(text, whose, node, LineOrigin(job, rank, self._all.count))
+        evidence.observed.add_line(text, whose, node, LineOrigin(job, rank, self._all.count))
         if _RESTART.search(text):
             self._restarted = number
         speaker = f"rank {rank}" if rank is not None else self._log.name
-        if len(story.last) < _STREAMS or speaker in story.last:
-            story.last.setdefault(speaker, deque(maxlen=_LAST)).append(text)
-        story.speaker = speaker, text
+        if len(evidence.last) < _STREAMS or speaker in evidence.last:
+            evidence.last.setdefault(speaker, deque(maxlen=_LAST)).append(text)
+        evidence.speaker = speaker, text
         time = time_of(text)
         self._since = time if time is not None else self._since
         stream = self._streams.setdefault(rank if len(self._streams) < _STREAMS else None, Tracebacks())
@@ -173,7 +173,7 @@ class _File:
             progress.feed(text)
             self._all.feed(text)
             if progress.count > moved and self._since is not None:
-                story.moved = max(self._since, story.moved or 0.0)
+                evidence.moved = max(self._since, evidence.moved or 0.0)
         if stream.done and stream.done[-1] is not outer:
             event: Event | None = of_exception(stream.done[-1], self._index)
             if len(stream.done) == known:  # what was handed on from another process

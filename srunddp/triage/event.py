@@ -10,6 +10,30 @@ from srunddp.triage.signatures import table
 from srunddp.triage.tracebacks import PythonException
 
 MARGIN = 5.0  # seconds by which clocks of nodes may differ
+# Exceptions of launchers: what they are about is told elsewhere.
+_WRAPPERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit")
+_VARIABLES = re.compile(r"SLURM_|\b(?:LOCAL_|NODE_)?RANK\b|WORLD_SIZE|MASTER_(?:ADDR|PORT)|PMI_|OMPI_COMM")
+# What an exception tells that names no more than the system's error.
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\berrno[:= ]{1,3}(\d{1,3})\b")
+_OF_ERRNO = {
+    5: "file-missing", 11: "open-files", 12: "host-out-of-memory", 19: "no-such-interface", 23: "open-files",
+    24: "open-files", 26: "file-missing", 28: "disk-full", 36: "file-missing", 37: "file-missing", 40: "file-missing",
+    98: "address-in-use", 99: "network-unreachable", 100: "network-unreachable", 101: "network-unreachable",
+    107: "file-missing", 110: "network-unreachable", 111: "network-unreachable", 112: "network-unreachable",
+    113: "network-unreachable", 116: "file-missing", 121: "file-missing", 122: "disk-full", 131: "file-missing",
+}  # fmt: skip
+_OF_FILE = re.compile(r": '/[^']+'$")
+_CHECKPOINT = re.compile(r"state_dict|checkpoint|ckpt|torch\.load", re.IGNORECASE)
+_GUESSED = ("TypeError", "ValueError", "KeyError", "AttributeError", "AssertionError", "IndexError")
+VAGUE = (
+    "RuntimeError", "Exception", "OSError", "ImportError", "SystemError", "ConnectionError", "TimeoutError",
+    "BackendCompilerFailed", "InductorError", "TorchRuntimeError", "RayTaskError", "InstantiationException",
+)  # fmt: skip
+DOUBT = re.compile(
+    r"rank|world|SLURM|MASTER|NCCL|gloo|CUDA|GPU|device|\bport\b|socket|host|address|checkpoint|numpy|version|memory|"
+    r"timed? ?out|connect|librar|driver|file|path|director|environ|node",
+    re.IGNORECASE,
+)
 
 
 @dataclass
@@ -70,48 +94,6 @@ def surely_before(one: Event, other: Event, margin: float = 0.0) -> bool:
     if one.time is not None and other.time is not None and (one.file != other.file or margin):
         return one.time + max(margin, MARGIN if one.file != other.file else 0.0) < other.time
     return one.file == other.file and one.number < other.number
-
-
-# Exceptions of launchers: what they are about is told elsewhere.
-_WRAPPERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit")
-
-
-_VARIABLES = re.compile(r"SLURM_|\b(?:LOCAL_|NODE_)?RANK\b|WORLD_SIZE|MASTER_(?:ADDR|PORT)|PMI_|OMPI_COMM")
-
-
-# What an exception tells that names no more than the system's error.
-_ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\berrno[:= ]{1,3}(\d{1,3})\b")
-
-
-_OF_ERRNO = {
-    5: "file-missing", 11: "open-files", 12: "host-out-of-memory", 19: "no-such-interface", 23: "open-files",
-    24: "open-files", 26: "file-missing", 28: "disk-full", 36: "file-missing", 37: "file-missing", 40: "file-missing",
-    98: "address-in-use", 99: "network-unreachable", 100: "network-unreachable", 101: "network-unreachable",
-    107: "file-missing", 110: "network-unreachable", 111: "network-unreachable", 112: "network-unreachable",
-    113: "network-unreachable", 116: "file-missing", 121: "file-missing", 122: "disk-full", 131: "file-missing",
-}  # fmt: skip
-
-
-_OF_FILE = re.compile(r": '/[^']+'$")
-
-
-_CHECKPOINT = re.compile(r"state_dict|checkpoint|ckpt|torch\.load", re.IGNORECASE)
-
-
-_GUESSED = ("TypeError", "ValueError", "KeyError", "AttributeError", "AssertionError", "IndexError")
-
-
-VAGUE = (
-    "RuntimeError", "Exception", "OSError", "ImportError", "SystemError", "ConnectionError", "TimeoutError",
-    "BackendCompilerFailed", "InductorError", "TorchRuntimeError", "RayTaskError", "InstantiationException",
-)  # fmt: skip
-
-
-DOUBT = re.compile(
-    r"rank|world|SLURM|MASTER|NCCL|gloo|CUDA|GPU|device|\bport\b|socket|host|address|checkpoint|numpy|version|memory|"
-    r"timed? ?out|connect|librar|driver|file|path|director|environ|node",
-    re.IGNORECASE,
-)
 
 
 def _guess(raised: PythonException) -> str:

@@ -41,6 +41,12 @@ _ENDING = re.compile(
     r"Terminating (?:job step|StepId)|Job step aborted|Force Terminated|Sending process \d+ closing signal|"
     r"Killing subprocess"
 )
+_ROOT_CAUSE = re.compile(
+    r"srunddp: ranks? ([\d,-]+) on (\S+?)(?:, rank.*?)? (failed|lost): (.*?)(?: \(exit code (\d+)\))?$"
+)
+_ERROR = re.compile(r"srunddp: error: (.*)$")
+_ENDED = re.compile(r"srunddp: (the launcher ended the run with SIG|stopped after step \d+ by SIG)")
+_NOTE = re.compile(r"srunddp: (?:ended with it|note|passed over|refused )")
 
 
 @dataclass
@@ -65,9 +71,9 @@ class Report:
     @property
     def signal(self) -> int:
         """That ended it, or 0; a shell turns signal 9 into the exit code 137."""
-        return (
-            -self.code if self.code < 0 else self.code - 128 if self.code in (132, 134, 135, 136, 137, 139, 143) else 0
-        )
+        if self.code < 0:
+            return -self.code
+        return self.code - 128 if self.code in (132, 134, 135, 136, 137, 139, 143) else 0
 
     @property
     def is_victim(self) -> bool:
@@ -153,35 +159,21 @@ class Reports:
 
     def first(self) -> Report | None:
         """The one that the launcher calls first, or the first of all that it did not end itself."""
-        told = [report for report in self.found if not report.is_victim and not report.survived]
-        named = [report for report in told if report.root and report.ranks]
-        return next(iter(named or [each for each in told if each.ranks] or told), None)
-
-
-_VERDICT = re.compile(
-    r"srunddp: ranks? ([\d,-]+) on (\S+?)(?:, rank.*?)? (failed|lost): (.*?)(?: \(exit code (\d+)\))?$"
-)
-
-
-_ERROR = re.compile(r"srunddp: error: (.*)$")
-
-
-_ENDED = re.compile(r"srunddp: (the launcher ended the run with SIG|stopped after step \d+ by SIG)")
-
-
-_NOTE = re.compile(r"srunddp: (?:ended with it|note|passed over|refused )")
+        own = [report for report in self.found if not report.is_victim and not report.survived]
+        named = [report for report in own if report.root and report.ranks]
+        return next(iter(named or [each for each in own if each.ranks] or own), None)
 
 
 def ours(number: int, text: str, file: int) -> Event | None:
     """srunddp's own line, where it speaks of an end."""
-    if match := _VERDICT.match(text):
-        event = _judged(match[4] if match[3] == "failed" else text, file, number)
+    if match := _ROOT_CAUSE.match(text):
+        event = _event_of_cause(match[4] if match[3] == "failed" else text, file, number)
         event.rank, event.node, event.text = int(re.split(r"[,-]", match[1])[0]), match[2], text
         return event
     if _ENDED.match(text):
         return Event("cancelled", "ending", False, file, number, text, ours=True)
     if match := _ERROR.match(text):
-        event = _judged(match[1], file, number)
+        event = _event_of_cause(match[1], file, number)
         event.cause = "unknown" if event.generic else event.cause
         event.text, event.kind = text, "primary"
         event.sure &= event.cause != "unknown"
@@ -193,8 +185,8 @@ def ours(number: int, text: str, file: int) -> Event | None:
     return None
 
 
-def _judged(cause: str, file: int, number: int) -> Event:
-    """The event of a verdict's cause: who it was is certain, and why as far as the words tell."""
+def _event_of_cause(cause: str, file: int, number: int) -> Event:
+    """The event of a diagnosis's cause: who it was is certain, and why as far as the words tell."""
     sign = table().read(cause) or table().read(f"srunddp: rank 0 on node failed: {cause}")
     event = Event("script-error", "primary", True, file, number, cause, ours=True, generic=True)
     if sign and sign.kind == "ending":
@@ -212,13 +204,13 @@ def _judged(cause: str, file: int, number: int) -> Event:
 
 
 def of_record(text: str, file: int) -> tuple[Event, int]:
-    """``failure.json`` of ``--log-dir``: its verdict, and how many ranks there were at least.
+    """``failure.json`` of ``--log-dir``: its diagnosis, and how many ranks there were at least.
 
     Raises:
         ValueError, TypeError, KeyError: it is none of srunddp's.
     """
-    told = json.loads(text)
-    cause, rank, node = str(told["cause"]), int(told["rank"]), str(told["node"])
-    event = _judged(cause, file, 1)
+    record = json.loads(text)
+    cause, rank, node = str(record["cause"]), int(record["rank"]), str(record["node"])
+    event = _event_of_cause(cause, file, 1)
     event.rank, event.node, event.text = rank, node, cause
-    return event, max([rank, *(int(victim["rank"]) for victim in told["victims"])]) + 1
+    return event, max([rank, *(int(victim["rank"]) for victim in record["victims"])]) + 1

@@ -22,7 +22,7 @@ _WELL = re.compile(
     r"max_(?:steps|epochs)\S* reached|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|\brc[ =]0\b|"
     r"[Tt]raining (?:took|time)\b"
 )
-_FAREWELL = re.compile(
+_END_WORDS = re.compile(
     r"\b(?:done|finish\w*|complete\w*|sav(?:ed|ing)|wr(?:ote|itten|iting)|final\w*|total|best|elapsed|took|summary|"
     r"success\w*|"
     r"upload\w*|sync\w*|runtime|throughput|bye|goodbye|end(?:ed|ing)?|stopp(?:ed|ing)|test\w*|eval\w*|result\w*|exiting|"
@@ -34,6 +34,27 @@ _LAST_STEP = re.compile(r"100 ?%|\b([1-9]\d*) ?(?:/|of) ?\1\b|\b[Ff]inal|train_r
 _BEGUN = re.compile(r"\b(?:[Ww]ait|[Ll]oad|[Rr]ead|[Ss]tart|[Bb]eginn|[Cc]omput)ing\b|\.\.\.$")
 _REPEATED = 2  # among the last lines: the run's ordinary ones
 _RECENT = 256  # ranks of one log tell of the same step
+_LEVEL = re.compile(
+    r"\[[WID](?:\d|\])|\b[WID]\d{4} \d\d:|(?<!NCCL )\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b|"
+    r"\b(?:warning|info|debug)\]|\[(?:warning|info|debug)\b|\b[WD]arning: |\b\w*Warning: "
+)
+_HEAD = 90  # characters from the beginning, where loggers put the level; a warning's path may be longer
+_PATHS = 300
+_DUMP = re.compile(
+    r"^\W{0,6}(?!\w*(?:[Ee]rror|[Ee]xception)\b)[A-Za-z_][\w.-]*[\"']?\s{0,30}[=:]\s?[\"']?[^\s\"']{0,80}[\"']?,?$|"
+    r"^\W{0,3}(?:Namespace|Config|\w*(?:Args|Arguments|Config))\(|^(?:\w+[:=] ?)?\{['\"]|"
+    r"^\s*[\"'][\w.-]+[\"']:\s|^export \w+=|^\+{1,4} |^#|"
+    r"^(?:usage|Usage): "
+)
+_DEBUG = re.compile(r"\b(?:DEBUG|TRACE)\b|\[debug|\bdebug\d?:")
+_HANDLED = re.compile(
+    r"\b[Rr]etrying\b|\b[Rr]etry (?:in|after|with|\d)|will (?:be )?re|[Ss]kipp|[Ii]gnor(?:ed|ing)|"
+    r"\bfall(?:s|ing)? ?back|[Ff]allback|"
+    r"attempt \d+ (?:of|/)|\b(?:try|trying) (?:again|with|another|next)|\b[Cc]ontinuing\b|[Cc]aught and|"
+    r"[Rr]ecover(?:ed|ing)\b|[Hh]alving|[Rr]educing (?:the )?(?:micro|batch)|[Nn]on-?(?:fatal|critical)|"
+    r"[Bb]est[- ]effort|(?:using|use) .{1,60} instead|carry(?:ing)? on|[Gg]oing on|[Nn]ot fatal|harmless|"
+    r"[Rr]estarting (?:the )?(?:data)?(?:loader|worker)s?\b(?! group)"
+)
 
 
 @dataclass
@@ -67,14 +88,14 @@ def is_finished(text: str) -> bool:
 
 def is_ended(tail: Sequence[str]) -> bool:
     """Whether the last lines end, by a word however weak or by one unlike those before, or just stop amid the work."""
-    if any(_is_farewell(text) for text in tail):
+    if any(_has_end_word(text) for text in tail):
         return True
     *others, last = (re.sub(r"[\d.]+", "0", text) for text in tail)
     return not (_STEP.search(tail[-1]) or _BEGUN.search(tail[-1])) and others.count(last) < _REPEATED
 
 
-def _is_farewell(text: str) -> bool:
-    return bool(_LAST_STEP.search(text) or (_FAREWELL.search(text) and not _STEP.search(text)))
+def _has_end_word(text: str) -> bool:
+    return bool(_LAST_STEP.search(text) or (_END_WORDS.search(text) and not _STEP.search(text)))
 
 
 def is_success_line(text: str) -> bool:
@@ -82,7 +103,7 @@ def is_success_line(text: str) -> bool:
     return bool(_WELL.search(text))
 
 
-def tells_part(text: str) -> bool:
+def shows_fraction(text: str) -> bool:
     """It tells how far of how much was done."""
     return bool(_PART.search(text))
 
@@ -92,39 +113,6 @@ def is_on_its_way(text: str) -> bool:
     match = _PART.search(text)
     done, of = (int(group) for group in match.groups()) if match else (1, 1)
     return done < of * _NEARLY
-
-
-_LEVEL = re.compile(
-    r"\[[WID](?:\d|\])|\b[WID]\d{4} \d\d:|(?<!NCCL )\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b|"
-    r"\b(?:warning|info|debug)\]|\[(?:warning|info|debug)\b|\b[WD]arning: |\b\w*Warning: "
-)
-
-
-_HEAD = 90  # characters from the beginning, where loggers put the level; a warning's path may be longer
-
-
-_PATHS = 300
-
-
-_DUMP = re.compile(
-    r"^\W{0,6}(?!\w*(?:[Ee]rror|[Ee]xception)\b)[A-Za-z_][\w.-]*[\"']?\s{0,30}[=:]\s?[\"']?[^\s\"']{0,80}[\"']?,?$|"
-    r"^\W{0,3}(?:Namespace|Config|\w*(?:Args|Arguments|Config))\(|^(?:\w+[:=] ?)?\{['\"]|"
-    r"^\s*[\"'][\w.-]+[\"']:\s|^export \w+=|^\+{1,4} |^#|"
-    r"^(?:usage|Usage): "
-)
-
-
-_DEBUG = re.compile(r"\b(?:DEBUG|TRACE)\b|\[debug|\bdebug\d?:")
-
-
-_HANDLED = re.compile(
-    r"\b[Rr]etrying\b|\b[Rr]etry (?:in|after|with|\d)|will (?:be )?re|[Ss]kipp|[Ii]gnor(?:ed|ing)|"
-    r"\bfall(?:s|ing)? ?back|[Ff]allback|"
-    r"attempt \d+ (?:of|/)|\b(?:try|trying) (?:again|with|another|next)|\b[Cc]ontinuing\b|[Cc]aught and|"
-    r"[Rr]ecover(?:ed|ing)\b|[Hh]alving|[Rr]educing (?:the )?(?:micro|batch)|[Nn]on-?(?:fatal|critical)|"
-    r"[Bb]est[- ]effort|(?:using|use) .{1,60} instead|carry(?:ing)? on|[Gg]oing on|[Nn]ot fatal|harmless|"
-    r"[Rr]estarting (?:the )?(?:data)?(?:loader|worker)s?\b(?! group)"
-)
 
 
 def is_below_error(text: str) -> bool:

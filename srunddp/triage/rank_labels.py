@@ -26,7 +26,7 @@ _DOUBTFUL = {
 _SOURCE_FILE = re.compile(r"\.(?:py|c|cc|cpp|cu|h|sh|out|log)$")
 _NCCL = re.compile(r"(?P<node>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\]")
 _NCCL_RANK = re.compile(r"\brank (\d+) nranks (\d+)")
-_SAID = re.compile(r"\[(?:PG [^\]]{0,80}?)?[Rr](?:ank|ANK)[ :]{0,2}(\d{1,7})\]|\bGLOBAL_RANK: (\d{1,7})")
+_STATED_RANK = re.compile(r"\[(?:PG [^\]]{0,80}?)?[Rr](?:ank|ANK)[ :]{0,2}(\d{1,7})\]|\bGLOBAL_RANK: (\d{1,7})")
 _BEGINS = re.compile(r"^[\[(]?(?:[Gg]lobal )?[Rr](?:ank|ANK)[ :=#]{0,2}(\d{1,7})\b")
 _IN_NAME = re.compile(r"(?:rank|task|proc|process)[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:attempt_\d+/|^|/)(\d{1,7})/(?:stdout|stderr|output)(?:\.\w+)?$")
@@ -115,9 +115,9 @@ def node_of_name(name: str) -> str | None:
     return match[1] if match else None
 
 
-def said_rank(text: str) -> int | None:
+def stated_rank(text: str) -> int | None:
     """The rank that a line says it is of, within itself."""
-    match = _SAID.search(text, 0, 300) or _BEGINS.match(text)
+    match = _STATED_RANK.search(text, 0, 300) or _BEGINS.match(text)
     return int(next(filter(None, match.groups()))) if match else None
 
 
@@ -132,8 +132,8 @@ class Nccl:
         if not match:
             return None, None
         key = (match["node"], match["pid"])
-        if (told := _NCCL_RANK.search(text)) and key not in self.ranks:
-            self.ranks[key] = int(told[1])
+        if (named := _NCCL_RANK.search(text)) and key not in self.ranks:
+            self.ranks[key] = int(named[1])
         return self.ranks.get(key), match["node"]
 
 

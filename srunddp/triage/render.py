@@ -1,4 +1,4 @@
-"""The verdict as people read it, and for machines."""
+"""The diagnosis as people read it, and for machines."""
 
 from __future__ import annotations
 
@@ -17,45 +17,44 @@ _LONGEST = 200
 _SPEAKERS = 16
 
 
-def lines(verdict: Diagnosis, story: Evidence) -> list[str]:
+def lines(diagnosis: Diagnosis, evidence: Evidence) -> list[str]:
     """For a terminal."""
-    if verdict.cause is None:
+    if diagnosis.cause is None:
         said = ["nothing failed"]
     else:
-        known = table().causes[verdict.cause]
-        said = [_head(verdict, story), f"cause: {known.cause}", f"hint: {known.hint}"]
-        if verdict.certainty == "unknown":
-            said += _last_words(story)
-        said += _followed(verdict)
-    return [one_line(line) for line in [*said, *_world(verdict), *(f"note: {note}" for note in story.notes)]]
+        known = table().causes[diagnosis.cause]
+        said = [_head(diagnosis, evidence), f"cause: {known.cause}", f"hint: {known.hint}"]
+        if diagnosis.certainty == "unknown":
+            said += _last_lines(evidence)
+        said += _followed(diagnosis)
+    return [one_line(line) for line in [*said, *_world(diagnosis), *(f"note: {note}" for note in evidence.notes)]]
 
 
-def _head(verdict: Diagnosis, story: Evidence) -> str:
-    if verdict.certainty == "unknown" or verdict.cause == "unknown":
-        who = f" The first end: {_who(verdict.rank, verdict.node)}." if verdict.rank is not None else ""
-        return f"cause unknown: {verdict.why or 'nothing here tells'}.{who}"
-    how = "first failure" if verdict.certainty == "certain" else "first failure, likely"
-    first = verdict.first
+def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
+    if diagnosis.certainty == "unknown" or diagnosis.cause == "unknown":
+        who = f" The first end: {_rank_and_node(diagnosis.rank, diagnosis.node)}." if diagnosis.rank is not None else ""
+        return f"cause unknown: {diagnosis.why or 'nothing here tells'}.{who}"
+    how = "first failure" if diagnosis.certainty == "certain" else "first failure, likely"
+    first = diagnosis.first
     if not first:
-        return f"{how}: {verdict.why} ({verdict.cause})"
-    who = _who(verdict.rank, verdict.node)
+        return f"{how}: {diagnosis.why} ({diagnosis.cause})"
+    who = _rank_and_node(diagnosis.rank, diagnosis.node)
     frame = f", in {first.raised.frame}" if first.raised and first.raised.frame else ""
-    why = f"; {verdict.why}" if verdict.why else ""
-    return (
-        f"{how}: {f'{who}, ' if who else ''}{place(first, story)}: {_short(first.text)}{frame}{why} ({verdict.cause})"
-    )
+    why = f"; {diagnosis.why}" if diagnosis.why else ""
+    where = f"{f'{who}, ' if who else ''}{place(first, evidence)}"
+    return f"{how}: {where}: {_short(first.text)}{frame}{why} ({diagnosis.cause})"
 
 
-def _who(rank: int | None, node: str | None) -> str:
+def _rank_and_node(rank: int | None, node: str | None) -> str:
     where = f" on {node}" if node else ""
     return f"rank {rank}{where}" if rank is not None else node or ""
 
 
-def place(event: Event, story: Evidence) -> str:
+def place(event: Event, evidence: Evidence) -> str:
     """File and line."""
     if event.number >= GAP:
-        return f"{story.names[event.file]} (line {event.number - GAP + 1} of its end)"
-    return f"{story.names[event.file]}:{event.number}" if event.number else story.names[event.file]
+        return f"{evidence.names[event.file]} (line {event.number - GAP + 1} of its end)"
+    return f"{evidence.names[event.file]}:{event.number}" if event.number else evidence.names[event.file]
 
 
 def _short(text: str) -> str:
@@ -63,11 +62,11 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _followed(verdict: Diagnosis) -> list[str]:
+def _followed(diagnosis: Diagnosis) -> list[str]:
     """One line for each kind of what followed, with its ranks."""
     groups: dict[str, list[Event]] = {}
-    for event in verdict.followed:
-        if verdict.first and event.rank == verdict.first.rank and event.cause == verdict.cause:
+    for event in diagnosis.followed:
+        if diagnosis.first and event.rank == diagnosis.first.rank and event.cause == diagnosis.cause:
             continue
         groups.setdefault(event.cause if event.kind != "secondary" else "echoes of it", []).append(event)
     said = []
@@ -84,49 +83,49 @@ def ranks_named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown[:20])}{', …' if len(shown) > 20 else ''}"
 
 
-def _last_words(story: Evidence) -> list[str]:
-    shown = list(story.last.items())[:_SPEAKERS]
+def _last_lines(evidence: Evidence) -> list[str]:
+    shown = list(evidence.last.items())[:_SPEAKERS]
     said = [f"last line of {who}: {_short(texts[-1])}" for who, texts in shown]
-    left = len(story.last) - len(shown)
+    left = len(evidence.last) - len(shown)
     return [*said, *([f"and of {left} others"] if left else [])]
 
 
-def _world(verdict: Diagnosis) -> list[str]:
-    if verdict.world_size is None and not verdict.seen:
+def _world(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.world_size is None and not diagnosis.seen:
         return []
-    expected = f"{verdict.world_size} ranks expected" if verdict.world_size is not None else "world size not told"
-    silent = f"; silent: {ranks_named(verdict.silent).partition(' ')[2]}" if verdict.silent else ""
-    spoke = f", {len(verdict.seen)} spoke{silent}" if verdict.seen else "; no line tells whose it is"
+    expected = f"{diagnosis.world_size} ranks expected" if diagnosis.world_size is not None else "world size not told"
+    silent = f"; silent: {ranks_named(diagnosis.silent).partition(' ')[2]}" if diagnosis.silent else ""
+    spoke = f", {len(diagnosis.seen)} spoke{silent}" if diagnosis.seen else "; no line tells whose it is"
     return [f"world: {expected}{spoke}"]
 
 
-def record(verdict: Diagnosis, story: Evidence) -> dict[str, Any]:
+def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
     """For ``--json``."""
-    first = verdict.first
-    known = table().causes.get(verdict.cause or "")
+    first = diagnosis.first
+    known = table().causes.get(diagnosis.cause or "")
     return {
-        "cause": verdict.cause,
-        "certainty": verdict.certainty,
-        "rank": verdict.rank,
-        "node": verdict.node,
-        "file": story.names[first.file] if first else None,
+        "cause": diagnosis.cause,
+        "certainty": diagnosis.certainty,
+        "rank": diagnosis.rank,
+        "node": diagnosis.node,
+        "file": evidence.names[first.file] if first else None,
         "line": first.number if first else None,
         "text": first.text if first else None,
         "frame": first.raised.frame if first and first.raised else None,
         "explanation": known.cause if known else None,
         "hint": known.hint if known else None,
-        "world_size": verdict.world_size,
-        "ranks_seen": verdict.seen,
-        "silent": verdict.silent,
+        "world_size": diagnosis.world_size,
+        "ranks_seen": diagnosis.seen,
+        "silent": diagnosis.silent,
         "followed": [
             {
                 "rank": each.rank,
                 "cause": each.cause,
-                "file": story.names[each.file],
+                "file": evidence.names[each.file],
                 "line": each.number,
                 "text": each.text,
             }
-            for each in verdict.followed[:100]
+            for each in diagnosis.followed[:100]
         ],
-        "notes": story.notes,
+        "notes": evidence.notes,
     }

@@ -77,7 +77,7 @@ class SingletonRanks:
     count: int = 0
     ranks: set[int] = field(default_factory=set)
 
-    def hear(self, stream: LineOrigin) -> None:
+    def add(self, stream: LineOrigin) -> None:
         """One more; what is said after many steps is of another attempt."""
         if stream.steps - self.since > _ONE_ATTEMPT:
             self.since, self.count = stream.steps, 0
@@ -133,12 +133,12 @@ class ObservedRanks:
 
     seen: set[int] = field(default_factory=set)
     worlds: dict[int, Counter[int]] = field(default_factory=dict)
-    _alone: dict[tuple[object, str], SingletonRanks] = field(default_factory=dict)
+    _singletons: dict[tuple[object, str], SingletonRanks] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
     _shapes: Shapes = field(default_factory=Shapes)
     elastic: dict[str, int] = field(default_factory=dict)  # what torchrun says of its agents
 
-    def hear(self, text: str, rank: int | None, node: str | None, stream: LineOrigin = NO_STREAM) -> None:
+    def add_line(self, text: str, rank: int | None, node: str | None, stream: LineOrigin = NO_STREAM) -> None:
         """A line, and whose it is."""
         if rank is not None and rank < MOST_RANKS:
             self.seen.add(rank)
@@ -152,24 +152,24 @@ class ObservedRanks:
             self.seen.add(said)
         if match := _SLURM_TASK.search(text):
             nodes, each = [int(group) for group in match.groups() if group]
-            self.tell(5, nodes * each)
+            self.add_world_size(5, nodes * each)
         if any(word in text for word in _SHAPES):
             size, own = self._shapes.size(text)
-            self.tell(5 if own else _BY_OPTIONS, size)
+            self.add_world_size(5 if own else _BY_OPTIONS, size)
         if match := _ELASTIC.search(text):
             self.elastic[match[1]] = int(match[2])
             if len(self.elastic) == 2:
-                self.tell(5, self.elastic["max_nodes"] * self.elastic["nproc_per_node"])
+                self.add_world_size(5, self.elastic["max_nodes"] * self.elastic["nproc_per_node"])
         for order, pattern in enumerate(_WORLD):
             if match := pattern.search(text):
                 size = int(next(filter(None, match.groups())))
-                self.tell(order, size)
+                self.add_world_size(order, size)
                 # Who says so at each step is still one process.
-                if size == 1 and len(self._alone) < _MOST_SHAPES and not _AT_WORK.search(text):
+                if size == 1 and len(self._singletons) < _MOST_SHAPES and not _AT_WORK.search(text):
                     key = stream.job, re.sub(r"\d+", "0", text)
-                    self._alone.setdefault(key, SingletonRanks(stream.steps)).hear(stream)
+                    self._singletons.setdefault(key, SingletonRanks(stream.steps)).add(stream)
 
-    def tell(self, order: int, size: int) -> None:
+    def add_world_size(self, order: int, size: int) -> None:
         """A size of the world, and by which of the patterns it was told."""
         if 0 < size <= MOST_RANKS:
             self.worlds.setdefault(order, Counter())[size] += 1
@@ -177,22 +177,22 @@ class ObservedRanks:
     @property
     def ones(self) -> int:
         """How many processes said in the same words that they are alone."""
-        return max((len(alone.ranks) or alone.count for alone in self._alone.values()), default=0)
+        return max((len(alone.ranks) or alone.count for alone in self._singletons.values()), default=0)
 
     @property
-    def told(self) -> int | None:
+    def stated_size(self) -> int | None:
         """The world size that lines tell; the most trusted kind of line that does, and there the largest."""
         for order in sorted(self.worlds):
-            if order in (8,) and any(each in self.worlds for each in range(8)):
+            if order == 8 and any(each in self.worlds for each in range(8)):
                 continue
             return max(self.worlds[order])
         return None
 
     @property
     def world_size(self) -> int | None:
-        """Told, or else all who spoke, if they are 0 to N without a gap."""
-        told = self.told
-        if told is not None and (not self.seen or max(self.seen) < told):
-            return told
+        """The stated one, or else all who spoke, if they are 0 to N without a gap."""
+        stated = self.stated_size
+        if stated is not None and (not self.seen or max(self.seen) < stated):
+            return stated
         highest = max(self.seen, default=-1)
         return highest + 1 if highest >= 1 and len(self.seen) == highest + 1 else None

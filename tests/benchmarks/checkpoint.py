@@ -20,6 +20,7 @@ from torch import nn
 
 from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, Snapshot
 from srunddp.train.checkpoint.directory import CheckpointDirectory
+from tests.benchmarks import quartiles
 
 WINDOWS = 50
 WIDTH, LAYERS, BATCH = 860, 12, 8
@@ -80,11 +81,11 @@ def main() -> None:
         beside, alone = windows(number, Path(folder))
         size = max(file.stat().st_size for file in Path(folder).iterdir()) / 1e6
     first, *others = (1000 * copy for copy in copies())
-    low, middle, high = statistics.quantiles([sum(w) / sum(a) for w, a in zip(beside, alone, strict=True)], n=4)
+    ratios = [sum(w) / sum(a) for w, a in zip(beside, alone, strict=True)]
     step = 1000 * statistics.median(time for window in alone for time in window)
     longest = 1000 * statistics.median(map(max, beside))
     print(f"step {step:.1f} ms; {size:.0f} MB are written in {statistics.median(map(len, beside)):.0f} steps")
-    print(f"beside a write over without: median {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
+    print(f"beside a write over without: {quartiles(ratios)}")
     print(f"longest step beside a write: {longest:.1f} ms (median of windows)")
     print(f"copy: {statistics.median(others) * 100 / size:.1f} ms per 100 MB, the first {first * 100 / size:.1f} ms")
 

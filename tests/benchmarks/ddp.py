@@ -23,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from srunddp.train.config import DDPConfig
 from srunddp.train.model.ddp import DDPModel
-from tests.benchmarks.loop import World
+from tests.benchmarks import numbers, quartiles
+from tests.train.worlds import StandIn
 
 WINDOWS, STEPS = 40, 10
 
@@ -44,7 +45,7 @@ def window(model: nn.Module, inputs: Tensor, steps: int) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(world: World, windows: int, steps: int) -> list[tuple[float, float, float, float]]:
+def measure(world: StandIn, windows: int, steps: int) -> list[tuple[float, float, float, float]]:
     stock = DistributedDataParallel(network())
     ours = DDPModel(network(), world, DDPConfig()).training
     inputs = torch.randn(16, 704)
@@ -58,20 +59,19 @@ def rank(number: int, meeting: str, windows: int, steps: int) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=number, world_size=2, timeout=timedelta(seconds=60)
     )
-    rows = measure(World(rank=number, local_rank=number, world_size=2), windows, steps)
+    rows = measure(StandIn(number, number, 2), windows, steps)
     if number == 0:
         stock = 1000 * statistics.median(row[0] for row in rows) / steps
         print(f"step {stock:.1f} ms with torch's settings; ours over that:")
         for name, column in (("wall", 0), ("CPU", 1)):
-            low, middle, high = statistics.quantiles([row[column + 2] / row[column] for row in rows], n=4)
-            print(f"  {name} median {middle:.4f}, quartiles {low:.4f} to {high:.4f}", flush=True)
+            print(f"  {name} {quartiles((row[column + 2] / row[column] for row in rows), 4)}", flush=True)
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)
 
 
 def main() -> None:
-    windows, steps = (int(word) for word in [*sys.argv[1:], *map(str, (WINDOWS, STEPS)[len(sys.argv) - 1 :])])
+    windows, steps = numbers(WINDOWS, STEPS)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
         ranks = []

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,20 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from srunddp.train import Config, LoadingConfig, Trainer
+from tests.benchmarks import numbers
+from tests.train.worlds import StandIn
 
 ROUNDS = 15
 WIDTH = 224  # makes a step of about 0.7 ms
 BATCH = 64
-
-
-@dataclass(frozen=True)
-class World:
-    """What the loop asks of a world; of one rank unless told otherwise."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
@@ -66,18 +58,23 @@ def hand_written(data: Any, width: int, *, wrapped: bool = False) -> Callable[[]
     if wrapped:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    loss_function = nn.CrossEntropyLoss()
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=0)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
-    epochs = iter(range(10**6))
+    return looping(model, optimizer, loader, Tensor.backward)
+
+
+def looping(model: Any, optimizer: Any, loader: Any, backward: Callable[[Tensor], Any]) -> Callable[[], None]:
+    """An epoch of a hand-written loop."""
+    loss_function, epochs = nn.CrossEntropyLoss(), itertools.count()
 
     def epoch() -> None:
-        sampler.set_epoch(next(epochs))
+        if isinstance(getattr(loader, "sampler", None), DistributedSampler):
+            loader.sampler.set_epoch(next(epochs))
         total = 0.0
         for inputs, targets in loader:
             optimizer.zero_grad(set_to_none=True)
             loss = loss_function(model(inputs), targets)
-            loss.backward()
+            backward(loss)
             optimizer.step()
             total += loss.item() * len(targets)
 
@@ -88,7 +85,7 @@ def ours(data: Any, width: int) -> Callable[[], None]:
     model = network(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     config = Config(batch_size=BATCH, loading=LoadingConfig(num_workers=0))
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=World())
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=StandIn())
 
     def epoch() -> None:
         trainer.config = replace(config, epochs=trainer.state.epoch + 1)
@@ -124,7 +121,7 @@ def compare(name: str, data: Any, width: int, rounds: int) -> None:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    (rounds,) = numbers(ROUNDS)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

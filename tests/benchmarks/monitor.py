@@ -114,12 +114,10 @@ def of_top(_: subprocess.Popen[str], seconds: float, samples: int) -> float:
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
-    samples, rounds = (
-        int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((2, SAMPLES), (3, ROUNDS))
-    )
+    given = [float(word) for word in sys.argv[1:]]
+    seconds, *counts = [*given, *(SECONDS, SAMPLES, ROUNDS, 0)[len(given) :]]
+    samples, rounds, number = map(int, counts)
     both: tuple[Callable[[subprocess.Popen[str], float, int], float], ...] = (of_ours, of_top)
-    number = int(sys.argv[4]) if len(sys.argv) > 4 else 0
     with job() as supervisor, others(number):
         used = [[each(supervisor, seconds, samples) for each in both] for _ in range(rounds)]
         processes = sum(name.isdecimal() for name in os.listdir("/proc"))

@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import io
 import logging
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -23,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from srunddp.train import import_torchvision
-from tests.benchmarks.loop import BATCH, WIDTH, Samples, hand_written, network, ours
+from tests.benchmarks import numbers
+from tests.benchmarks.loop import BATCH, WIDTH, Samples, hand_written, looping, network, ours
 
 ROUNDS = 15
 STEPS = 150
@@ -49,21 +49,6 @@ def accelerate(data: Any, width: int) -> Callable[[], None]:
     loader = DataLoader(data, batch_size=BATCH, sampler=RandomSampler(data))
     model, optimizer, loader = run.prepare(model, optimizer, loader)
     return looping(model, optimizer, loader, run.backward)
-
-
-def looping(model: Any, optimizer: Any, loader: Any, backward: Callable[[Tensor], Any]) -> Callable[[], None]:
-    loss_function = nn.CrossEntropyLoss()
-
-    def epoch() -> None:
-        total = 0.0
-        for inputs, targets in loader:
-            optimizer.zero_grad(set_to_none=True)
-            loss = loss_function(model(inputs), targets)
-            backward(loss)
-            optimizer.step()
-            total += loss.item() * len(targets)
-
-    return epoch
 
 
 def lightning(data: Any, width: int) -> Callable[[], None]:
@@ -92,7 +77,7 @@ def lightning(data: Any, width: int) -> Callable[[], None]:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    (rounds,) = numbers(ROUNDS)
     torch.set_num_threads(1)
     import_torchvision()  # Lightning does, and fails where its build does not match torch's
     warnings.simplefilter("ignore")

@@ -14,7 +14,6 @@ import contextlib
 import io
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,8 +27,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from srunddp.train import DDPConfig, LoadingConfig, import_torchvision
-from tests.benchmarks.loop import World
+from tests.benchmarks import numbers
 from tests.examples import loaded
+from tests.train.worlds import StandIn
 
 ROUNDS = 5
 GPU = torch.cuda.is_available()
@@ -79,15 +79,8 @@ class ByHand:
             self.average = AveragedModel(self.model, multi_avg_fn=merge, use_buffers=True)
 
     def __call__(self) -> None:
-        loader = DataLoader(
-            self.data,
-            BATCH,
-            shuffle=True,
-            num_workers=WORKERS,
-            pin_memory=GPU,
-            persistent_workers=WORKERS > 0,
-            drop_last=True,
-        )
+        options = {"num_workers": WORKERS, "pin_memory": GPU, "persistent_workers": WORKERS > 0}
+        loader = DataLoader(self.data, BATCH, shuffle=True, drop_last=True, **options)
         self.model.train()
         for _ in range(EPOCHS):
             self.epoch(loader)
@@ -118,7 +111,7 @@ class Ours:
     data: Any
 
     def __post_init__(self) -> None:
-        self.trainer = VISION.trainer_of(World(device=DEVICE), self.config, 10)
+        self.trainer = VISION.trainer_of(StandIn(device=DEVICE), self.config, 10)
 
     def __call__(self) -> None:
         self.trainer.config = replace(self.config, epochs=self.trainer.state.epoch + EPOCHS)
@@ -127,15 +120,14 @@ class Ours:
 
 
 def seconds(epochs: Callable[[], None]) -> float:
-    if not GPU:
-        start = time.process_time()
-        epochs()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
+    """Wall-clock time on a GPU, CPU time elsewhere."""
+    clock = time.perf_counter if GPU else time.process_time
+    synchronize = torch.cuda.synchronize if GPU else lambda: None
+    synchronize()
+    start = clock()
     epochs()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    synchronize()
+    return clock() - start
 
 
 def compare(name: str, ema_decay: float | None, rounds: int) -> None:
@@ -158,7 +150,7 @@ def compare(name: str, ema_decay: float | None, rounds: int) -> None:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    (rounds,) = numbers(ROUNDS)
     if not GPU:
         torch.set_num_threads(1)
     compare("without an average", None, rounds)

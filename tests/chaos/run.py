@@ -67,7 +67,7 @@ class Result:
     left: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """For a test's message."""
         return f"rc {self.code}, gone {self.gone}, back {self.back}, left {self.left}, {self.verdicts}\n{self.errors}"
 
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def failed_at(self) -> float | None:
-        failed = [told["time"] for told in self.said("failed").values()]
+        failed = [said["time"] for said in self.said("failed").values()]
         return self._failed_at or (min(failed) if failed else None)
 
     def _result(self) -> Result:
@@ -141,7 +141,7 @@ class Run:
         return (self.folder / "errors").read_text(errors="replace")
 
     def said(self, what: str) -> dict[int, dict[str, Any]]:
-        """What the ranks have told: when they were `ready`, how many `steps` they have made, and that they `failed`."""
+        """Of each rank: when it was `ready`, its `steps` so far, and that it `failed`."""
         return {int(file.suffix[1:]): json.loads(file.read_text()) for file in self.folder.glob(f"{what}.*")}
 
 
@@ -189,15 +189,15 @@ def wrong(plan: Plan, result: Result, limit: float) -> list[str]:
     return [*found, *_verdict_wrong(plan, fault, result.verdicts)]
 
 
-def _verdict_wrong(plan: Plan, fault: Fault, told: Sequence[Verdict]) -> list[str]:
-    if len(told) != 1:
-        return [f"{len(told)} verdicts"]
+def _verdict_wrong(plan: Plan, fault: Fault, given: Sequence[Verdict]) -> list[str]:
+    if len(given) != 1:
+        return [f"{len(given)} verdicts"]
     node = node_of(fault.rank, plan.per_node) if plan.by_srun else os.uname().nodename
     found = []
-    if (told[0].ranks, told[0].node) != ((fault.rank,), node):
-        found.append(f"rank {told[0].ranks} on {told[0].node} named instead of {fault.rank} on {node}")
-    if not cause_fits(fault.kind, told[0].cause) or told[0].code != KINDS[fault.kind].code:
-        found.append(f"cause {told[0].cause!r}, code {told[0].code} named for {fault.kind}")
+    if (given[0].ranks, given[0].node) != ((fault.rank,), node):
+        found.append(f"rank {given[0].ranks} on {given[0].node} named instead of {fault.rank} on {node}")
+    if not cause_fits(fault.kind, given[0].cause) or given[0].code != KINDS[fault.kind].code:
+        found.append(f"cause {given[0].cause!r}, code {given[0].code} named for {fault.kind}")
     return found
 
 

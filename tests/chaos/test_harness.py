@@ -27,7 +27,7 @@ VERDICT = Verdict((3,), "node02", "ValueError: boom", 1)
 FORK = "import os, time; os.fork(); time.sleep(60)"
 
 
-def test_a_process_and_its_fork_are_seen_by_their_mark_and_so_is_their_end() -> None:
+def test_a_process_and_its_fork_are_found_by_their_mark() -> None:
     with Watch("CHAOS_RUN=harness") as watch:
         first = subprocess.Popen([sys.executable, "-c", FORK], env={**os.environ, "CHAOS_RUN": "harness"})
         until(lambda: len(watch.living()) == 2)

@@ -127,7 +127,7 @@ def main() -> int:
                 file.write(json.dumps(record) + "\n")
         print(json.dumps(record) if record["wrong"] else f"seed {record['seed']} {record['kind']} {record['gone']} s")
         if given.seed is not None:
-            print(result.told())
+            print(result.describe())
         sys.stdout.flush()
 
     with tempfile.TemporaryDirectory(prefix="srunddp-chaos-") as folder, Cluster() as cluster:

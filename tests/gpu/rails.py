@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -41,7 +41,8 @@ def two_nodes(rails: int, *, strict: bool = False) -> Iterator[dict[str, str]]:
             _cable(names, rail)
         for name in names.values():
             for interface in ("all", "default", *(f"r{rail}" for rail in range(rails))):
-                _filter(name, interface, strict)
+                file = f"/proc/sys/net/ipv4/conf/{interface}/rp_filter"
+                tool("ip", "netns", "exec", name, "sh", "-c", f"echo {int(strict)} > {file}")
         yield names
 
 
@@ -54,11 +55,6 @@ def _cable(names: Mapping[str, str], rail: int) -> None:
     until(lambda: all(" UP " in tool("ip", "-n", name, "-br", "link", "show", f"r{rail}") for name in names.values()))
 
 
-def _filter(name: str, interface: str, strict: bool) -> None:
-    file = f"/proc/sys/net/ipv4/conf/{interface}/rp_filter"
-    tool("ip", "netns", "exec", name, "sh", "-c", f"echo {int(strict)} > {file}")
-
-
 def switch(name: str, rail: int, way: str) -> None:
     """Set a rail of a node ``up`` or ``down``."""
     tool("ip", "-n", name, "link", "set", f"r{rail}", way)
@@ -66,26 +62,23 @@ def switch(name: str, rail: int, way: str) -> None:
 
 def within(names: Mapping[str, str], per_node: int, port: int, variables: Mapping[str, str]) -> dict[int, list[str]]:
     """For each rank the command below which it is on its node, with explicit variables and no others."""
-    return {
-        rank: ["ip", "netns", "exec", names[NODES[rank // per_node]], "env", "-i", *told]
-        for rank, told in enumerate(_told(per_node, port, variables))
-    }
-
-
-def _told(per_node: int, port: int, variables: Mapping[str, str]) -> Iterator[Sequence[str]]:
-    size = len(NODES) * per_node
+    size, commands = len(NODES) * per_node, {}
     for rank in range(size):
-        known = {
+        node = NODES[rank // per_node]
+        of_rank = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % per_node),
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": "10.202.0.1",
             "MASTER_PORT": str(port),
-            "SLURMD_NODENAME": NODES[rank // per_node],
+            "SLURMD_NODENAME": node,
         }
         if gpus() >= size:  # else all share the first one, as the variables say
-            known["CUDA_VISIBLE_DEVICES"] = str(rank)
-        yield [f"{key}={value}" for key, value in bare(variables_here(known | ONE_HOST | dict(variables))).items()]
+            of_rank["CUDA_VISIBLE_DEVICES"] = str(rank)
+        environ = bare(variables_here(of_rank | ONE_HOST | dict(variables)))
+        values = [f"{key}={value}" for key, value in environ.items()]
+        commands[rank] = ["ip", "netns", "exec", names[node], "env", "-i", *values]
+    return commands
 
 
 def ifaces(folder: Path, interface: str) -> Path:

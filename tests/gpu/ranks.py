@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import ROOT
 from tests.support.starting import bare, write
@@ -16,7 +17,7 @@ from tests.support.worlds import Ended, World, world
 
 BACKEND = "nccl"
 LIMIT = 240.0  # seconds: a start with CUDA and NCCL takes up to 20
-_KEPT = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES")
+_INHERITED = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES")
 
 # Above every script.
 PREAMBLE = """
@@ -41,7 +42,7 @@ def ones(world, count=4):
 
 def variables_here(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a rank here needs of the shell's environment, and these."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     return kept | {"PYTHONPATH": str(ROOT)} | dict(more or {})
 
 
@@ -90,23 +91,15 @@ def said(it: World) -> list[str]:
     return [(it.folder / f"stderr.{rank}").read_text(errors="replace") for rank in range(len(it.ranks))]
 
 
-def run(
-    folder: Path,
-    script: str,
-    *options: str,
-    size: int = 2,
-    backend: str = "",
-    variables: Mapping[str, str] | None = None,
-    limit: float = LIMIT,
-) -> Ended:
+def run(folder: Path, script: str, *options: str, limit: float = LIMIT, **how: Any) -> Ended:
     """Ranks from their start to their end."""
-    with started(folder, script, *options, size=size, backend=backend, variables=variables) as it:
+    with started(folder, script, *options, **how) as it:
         return ended(it, limit)
 
 
-def ran(folder: Path, script: str, *options: str, size: int = 2, **how: object) -> list[str]:
+def ran(folder: Path, script: str, *options: str, size: int = 2, **how: Any) -> list[str]:
     """The same where all ranks are to end with 0: what each has printed."""
-    done = run(folder, script, *options, size=size, **how)  # type: ignore[arg-type]
+    done = run(folder, script, *options, size=size, **how)
     assert done.codes == [0] * size, done.text
     return printed(folder, size)
 
@@ -115,27 +108,21 @@ def printed(folder: Path, size: int) -> list[str]:
     return [(folder / f"stdout.{rank}").read_text() for rank in range(size)]
 
 
-def plain(
-    folder: Path, script: str, *before: str, limit: float = LIMIT, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def plain(folder: Path, script: str, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A script in plain Python, below the command before it; no srunddp."""
-    write(folder / "plain.py", script)
-    return _finished([*before, sys.executable, "plain.py"], folder, variables, limit)
+    return _single(folder, script, [*before, sys.executable], variables)
 
 
-def alone(
-    folder: Path, script: str, *before: str, limit: float = LIMIT, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def alone(folder: Path, script: str, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The same script as the only rank of srunddp, without a launcher."""
-    write(folder / "plain.py", script)
-    command = [*before, sys.executable, str(ROOT / "bin" / "srunddp"), "--quiet", "plain.py"]
-    return _finished(command, folder, variables, limit)
+    return _single(folder, script, [*before, sys.executable, str(ROOT / "bin" / "srunddp"), "--quiet"], variables)
 
 
-def _finished(
-    command: list[str], folder: Path, variables: Mapping[str, str], limit: float
+def _single(
+    folder: Path, script: str, command: list[str], variables: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    told = bare(variables_here(variables))
+    write(folder / "plain.py", script)
+    environ, null = bare(variables_here(variables)), subprocess.DEVNULL
     return subprocess.run(
-        command, cwd=folder, env=told, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit
+        [*command, "plain.py"], cwd=folder, env=environ, stdin=null, capture_output=True, text=True, timeout=LIMIT
     )

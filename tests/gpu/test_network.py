@@ -157,10 +157,10 @@ def test_nccl_goes_the_same_ways_as_fast_as_without_srunddp(tmp_path: Path) -> N
 
 def by_hand(folder: Path) -> None:
     """Two ranks as their users start them without a launcher."""
-    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)} | INFO
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)} | INFO
     processes = []
     for rank in range(2):
-        variables = variables_here(told | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        variables = variables_here(common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
             command = [sys.executable, "train.py"]
             processes.append(subprocess.Popen(command, cwd=folder, env=bare(variables), stdout=out, stderr=errors))

@@ -13,7 +13,10 @@ from tests.gpu.ranks import variables_here
 from tests.support.starting import bare, write
 
 PLACES = ("miniforge3", "mambaforge", "miniconda3", "anaconda3", ".local/share/uv/python/*", "conda")
-ASK = "import os, sys; print(sys.version_info >= (3, 11), hasattr(os, 'memfd_create'), hasattr(os, 'pidfd_open'))"
+ASK = (
+    "import os, sys; print('new' if sys.version_info >= (3, 11) else 'old',"
+    " 'memfd_create', hasattr(os, 'memfd_create'), 'pidfd_open', hasattr(os, 'pidfd_open'))"
+)
 SCRIPT = "import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
 
 
@@ -26,24 +29,17 @@ def pythons() -> list[str]:
     return list({str(Path(path).resolve()): path for path in found}.values())
 
 
-def answer(python: str) -> tuple[bool, bool, bool]:
-    """Whether it is new enough, has memfd_create, and has pidfd_open."""
-    done = subprocess.run([python, "-c", ASK], capture_output=True, text=True, timeout=60)
-    words = done.stdout.split() if done.returncode == 0 else ["False"] * 3
-    return words[0] == "True", words[1] == "True", words[2] == "True"
-
-
 def test_srunddp_starts_under_every_python_that_is_here(tmp_path: Path) -> None:
     """Some were built without os.memfd_create and os.pidfd_open."""
     write(tmp_path / "train.py", SCRIPT)
     packages = variables_here({"PYTHONPATH": f"{ROOT}:{sysconfig.get_path('purelib')}"})
     wrong = {}
     for python in pythons():
-        new, memfd, pidfd = answer(python)
-        if not new:
+        properties = subprocess.run([python, "-c", ASK], capture_output=True, text=True, timeout=60).stdout
+        if not properties.startswith("new"):
             continue
         command = [python, str(ROOT / "bin" / "srunddp"), "--quiet", "train.py"]
         done = subprocess.run(command, cwd=tmp_path, env=bare(packages), capture_output=True, text=True, timeout=60)
         if (done.returncode, done.stdout) != (0, "0 1\n"):
-            wrong[python] = (f"memfd_create {memfd}, pidfd_open {pidfd}", done.returncode, done.stderr)
+            wrong[python] = (properties, done.returncode, done.stderr)
     assert not wrong

@@ -118,9 +118,8 @@ def last_line(text: str) -> str:
 def spinning(folder: Path, *command: str, variables: dict[str, str]) -> Iterator[int]:
     """Python with this command keeps the GPU busy; the process that does. It has ended in the end."""
     write(folder / "plain.py", SPINNING)
-    told = bare(variables_here(variables))
-    null = subprocess.DEVNULL
-    with subprocess.Popen([sys.executable, *command], cwd=folder, env=told, stdin=null) as process:
+    environ = bare(variables_here(variables))
+    with subprocess.Popen([sys.executable, *command], cwd=folder, env=environ, stdin=subprocess.DEVNULL) as process:
         try:
             until((folder / "spins").exists)
             yield int((folder / "spins").read_text())

@@ -21,7 +21,7 @@ import pytest
 
 from tests.conftest import ROOT, missing
 from tests.mpirun.conftest import ALLOW_ROOT, there
-from tests.slurm.conftest import SRUNDDP, Bench, Outcome, bench, cancelled, outcome  # noqa: F401
+from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner, cancelled, outcome, runner  # noqa: F401
 from tests.slurm.test_mpirun_in_allocation import NETWORK
 
 ENVIRONMENT = ROOT / ".venv-interop"
@@ -127,7 +127,7 @@ def mpirun(
 
 
 def srun(
-    bench: Bench,  # noqa: F811
+    runner: SlurmJobRunner,  # noqa: F811
     name: str,
     *arguments: str,
     nodes: int = 1,
@@ -137,24 +137,24 @@ def srun(
 ) -> Run:
     """Under srunddp below srun; options are srun's."""
     layout = (f"--nodes={nodes}", f"--ntasks-per-node={per_node}", "--kill-on-bad-exit=1", *options)
-    return on_login(bench, ("srun", *layout), name, *arguments, env=env)
+    return on_login(runner, ("srun", *layout), name, *arguments, env=env)
 
 
 def on_login(
-    bench: Bench,  # noqa: F811
+    runner: SlurmJobRunner,  # noqa: F811
     launcher: tuple[str, ...],
     name: str,
     *arguments: str,
     env: dict[str, str] | None = None,
 ) -> Run:
     """Under srunddp below any launcher, from the cluster's login node."""
-    out = shared(bench, name)
+    out = shared(runner, name)
     command = (*launcher, SRUNDDP, *words(name), *arguments, "--out", str(out))
-    return _finished(out, lambda: bench.on_login(*command, env=_ours() | (env or {}), timeout=LIMIT))
+    return _finished(out, lambda: runner.on_login(*command, env=_ours() | (env or {}), timeout=LIMIT))
 
 
 def mpirun_in_job(
-    bench: Bench,  # noqa: F811
+    runner: SlurmJobRunner,  # noqa: F811
     name: str,
     *arguments: str,
     nodes: int = 1,
@@ -166,18 +166,18 @@ def mpirun_in_job(
     Returns:
         The folder of what the ranks leave, for `read`, and how the job ended.
     """
-    out = shared(bench, name)
+    out = shared(runner, name)
     exports = there("openmpi5").env() | _ours() | LIBMPI | NETWORK["openmpi5"]
     lines = [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
     command = [there("openmpi5").mpirun, *wrapper.split(), SRUNDDP, *words(name), *arguments, "--out", str(out)]
     body = "\n".join([*lines, shlex.join(command)])
-    return out, bench.batch(body, f"--nodes={nodes}", f"--ntasks-per-node={per_node}", timeout=LIMIT)
+    return out, runner.batch(body, f"--nodes={nodes}", f"--ntasks-per-node={per_node}", timeout=LIMIT)
 
 
-def shared(bench: Bench, name: str) -> Path:  # noqa: F811
+def shared(runner: SlurmJobRunner, name: str) -> Path:  # noqa: F811
     """A new folder that all nodes see: each has a /tmp of its own."""
-    number = len(list(bench.cluster.shared.glob(f"{name}.*")))
-    folder = bench.cluster.shared / f"{name}.{number}"
+    number = len(list(runner.cluster.shared.glob(f"{name}.*")))
+    folder = runner.cluster.shared / f"{name}.{number}"
     folder.mkdir()
     return folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.conftest import Run, mpirun, shared, srun, torchrun
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 
 NAME = "fsdp2_checkpoint"
 
@@ -35,19 +35,19 @@ def loads(run: Run) -> list[str]:
 
 
 @pytest.mark.mpirun
-def test_what_torchrun_saved_goes_on_below_mpirun_to_the_same_bits(
-    loaded: Run, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_torchruns_checkpoint_resumes_below_mpirun_bit_for_bit(loaded: Run, checkpoint: Path, tmp_path: Path) -> None:
     ours = mpirun(NAME, tmp_path, f"--load={checkpoint}", ranks=3)
     assert loads(ours) == loads(loaded)
     assert ours.losses() == loaded.losses()
 
 
 @pytest.mark.slurm
-def test_what_two_nodes_saved_goes_on_on_three_to_the_same_bits(saved: Run, loaded: Run, bench: Bench) -> None:
-    folder = shared(bench, "checkpoint")
-    first = srun(bench, NAME, f"--save={folder}", nodes=2, per_node=1)
+def test_what_two_nodes_saved_goes_on_on_three_to_the_same_bits(
+    saved: Run, loaded: Run, runner: SlurmJobRunner
+) -> None:
+    folder = shared(runner, "checkpoint")
+    first = srun(runner, NAME, f"--save={folder}", nodes=2, per_node=1)
     assert {record["saved"] for record in first.records} == {saved.records[0]["saved"]}
-    second = srun(bench, NAME, f"--load={folder}", nodes=3, per_node=1)
+    second = srun(runner, NAME, f"--load={folder}", nodes=3, per_node=1)
     assert loads(second) == loads(loaded)
     assert second.losses() == loaded.losses()

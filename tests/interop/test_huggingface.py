@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.conftest import Run, accelerate_launch, mpirun, srun
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 
 PROGRAMS = ("hf_trainer", "accelerate_loop")
 
@@ -28,7 +28,7 @@ def own(name: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.mpirun
-def test_losses_below_mpirun_are_those_of_accelerate_launch_to_the_bit(name: str, own: Run, tmp_path: Path) -> None:
+def test_losses_below_mpirun_equal_those_of_accelerate_launch(name: str, own: Run, tmp_path: Path) -> None:
     ours = mpirun(name, tmp_path)
     assert (ours.places(), ours.losses()) == (own.places(), own.losses())
 
@@ -41,19 +41,17 @@ def test_hydras_own_variables_lead_to_the_same_ranks(name: str, own: Run, tmp_pa
 
 
 @pytest.mark.slurm
-def test_losses_below_srun_on_one_node_are_those_of_accelerate_launch_to_the_bit(
-    name: str, own: Run, bench: Bench
-) -> None:
-    ours = srun(bench, name)
+def test_losses_below_srun_equal_those_of_accelerate_launch(name: str, own: Run, runner: SlurmJobRunner) -> None:
+    ours = srun(runner, name)
     assert (ours.places(), ours.losses()) == (own.places(), own.losses())
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("channel", ["slurm", "pmi"])
-def test_on_two_nodes_both_are_local_rank_0_and_the_losses_are_the_same(
-    name: str, own: Run, bench: Bench, channel: str
+def test_on_two_nodes_both_are_local_rank_0_with_the_same_losses(
+    name: str, own: Run, runner: SlurmJobRunner, channel: str
 ) -> None:
     options = ("--mpi=pmi2",) if channel == "pmi" else ()
-    ours = srun(bench, name, nodes=2, per_node=1, options=options)
+    ours = srun(runner, name, nodes=2, per_node=1, options=options)
     assert ours.places() == [(0, 0, 2), (1, 0, 2)]
     assert ours.losses() == own.losses()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.conftest import STARTS_ITS_RANKS, Run, mpirun, srun
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 
 FOR_TORCHRUN = ("torchrun_style", "torchmetrics_ddp", "ignite_engine", "fsdp2_checkpoint")
 pytestmark = pytest.mark.parametrize("name", STARTS_ITS_RANKS + FOR_TORCHRUN)
@@ -24,16 +24,16 @@ def test_below_mpirun(own: Own, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
-def test_below_srun_on_one_node(own: Own, name: str, bench: Bench) -> None:
-    ours = srun(bench, name)
+def test_below_srun_on_one_node(own: Own, name: str, runner: SlurmJobRunner) -> None:
+    ours = srun(runner, name)
     assert ours.results() == own(name).results()
     assert starts_no_ranks(ours)
 
 
 @pytest.mark.slurm
-def test_losses_below_srun_on_two_nodes(own: Own, name: str, bench: Bench) -> None:
+def test_losses_below_srun_on_two_nodes(own: Own, name: str, runner: SlurmJobRunner) -> None:
     layout = ("--devices=1", "--nodes=2") if name in STARTS_ITS_RANKS else ()
-    ours = srun(bench, name, *layout, nodes=2, per_node=1)
+    ours = srun(runner, name, *layout, nodes=2, per_node=1)
     assert ours.places() == [(0, 0, 2), (1, 0, 2)]
     assert ours.losses() == own(name).losses()
     assert starts_no_ranks(ours)

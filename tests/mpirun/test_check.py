@@ -26,7 +26,7 @@ def test_a_healthy_world_passes_under_mpirun(mpi: Mpi, tmp_path: Path) -> None:
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
 
 
-def test_a_script_that_does_not_parse_ends_all_ranks_under_mpirun(tmp_path: Path) -> None:
+def test_a_script_that_does_not_parse_ends_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("for x in:\n")
     words = (SRUNDDP, "check", f"--output-dir={tmp_path}", str(tmp_path / "train.py"))
     done = there("openmpi5").run(2, *words, env=QUICK)

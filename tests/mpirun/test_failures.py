@@ -33,26 +33,26 @@ def test_all_end_and_the_culprit_is_named(launcher: str, rank: int, kind: str, s
     """Hydra leaves no time for a verdict where a supervisor is killed: see Plan.leaves_no_time."""
     plan = Plan((Fault(rank, kind),), launcher=launcher, peers="block")
     result = carry_out(plan, site)
-    assert wrong(plan, result, AT_ONCE) == [], result.told()
+    assert wrong(plan, result, AT_ONCE) == [], result.describe()
 
 
 @pytest.mark.parametrize("kind", ["sigkill", "exception"])
 def test_peers_that_ignore_sigterm_and_their_children_end_too(launcher: str, kind: str, site: Site) -> None:
     plan = Plan((Fault(3, kind),), launcher=launcher, peers="block", stubborn=True, children=True)
     result = carry_out(plan, site)
-    assert wrong(plan, result, AT_ONCE) == [], result.told()
+    assert wrong(plan, result, AT_ONCE) == [], result.describe()
 
 
 def test_gloo_s_own_errors_do_not_hide_the_culprit(site: Site) -> None:
     there("openmpi5")
     plan = Plan((Fault(3, "sigkill"),), launcher="openmpi5", torch=True)
     result = carry_out(plan, site)
-    assert wrong(plan, result, AT_ONCE) == [], result.told()
+    assert wrong(plan, result, AT_ONCE) == [], result.describe()
 
 
 def test_a_good_run_has_no_verdict(launcher: str, site: Site) -> None:
     result = carry_out(Plan(launcher=launcher, steps=50), site)
-    assert (result.code, result.verdicts, result.left) == (0, (), ()), result.told()
+    assert (result.code, result.verdicts, result.left) == (0, (), ()), result.describe()
 
 
 def test_the_end_of_hydra_s_mpirun_leaves_nothing(site: Site) -> None:
@@ -62,11 +62,11 @@ def test_the_end_of_hydra_s_mpirun_leaves_nothing(site: Site) -> None:
         run.failing()
         run.process.kill()
         result = run.finish(15)
-    assert result.left == (), result.told()
+    assert result.left == (), result.describe()
 
 
 def test_a_rank_that_was_stopped_for_ten_seconds_is_named(site: Site) -> None:
     there("mpich")
     plan = Plan((Fault(2, "stop"),), launcher="mpich")
     result = carry_out(plan, site)
-    assert wrong(plan, result, 13.0) == [], result.told()
+    assert wrong(plan, result, 13.0) == [], result.describe()

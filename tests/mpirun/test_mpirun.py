@@ -32,7 +32,7 @@ def test_every_rank_knows_its_place_under_mpirun(mpi: Mpi) -> None:
     assert {os.path.dirname(report["python"]) for report in done.reports} == {str(mpi.environment / "bin")}
 
 
-def test_row_38_groups_come_and_go_under_mpirun(mpi: Mpi) -> None:
+def test_process_groups_are_made_and_destroyed(mpi: Mpi) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -41,19 +41,19 @@ def test_row_38_groups_come_and_go_under_mpirun(mpi: Mpi) -> None:
     assert {rank: set(report["sums"]) for rank, report in done.by_rank().items()} == {0: {3}, 1: {3}}
 
 
-def test_a_script_written_for_torchrun_runs_unchanged_under_mpirun(mpi: Mpi) -> None:
+def test_a_script_written_for_torchrun_runs_unchanged(mpi: Mpi) -> None:
     done = mpi.run(2, SRUNDDP, str(PROGRAMS / "torchrun_style.py"))
     assert done.code == 0, done.errors
     assert {rank: report["sum"] for rank, report in done.by_rank().items()} == {0: 3.0, 1: 3.0}
 
 
-def test_row_36_a_script_may_use_mpi_itself(mpi: Mpi) -> None:
+def test_a_script_may_use_mpi_itself(mpi: Mpi) -> None:
     done = mpi.run(2, SRUNDDP, "--channel", "mpi", str(PROGRAMS / "mpi_user.py"))
     assert done.code == 0, done.errors
     assert {rank: report["mpi"] for rank, report in done.by_rank().items()} == {0: [0, 2, 3], 1: [1, 2, 3]}
 
 
-def test_row_36_init_uses_an_mpi_that_the_script_has_started(mpi: Mpi) -> None:
+def test_init_uses_an_mpi_that_the_script_has_started(mpi: Mpi) -> None:
     done = mpi.run(2, mpi.python, str(PROGRAMS / "mpi_user.py"), "srunddp", env={"PYTHONPATH": str(ROOT)})
     assert done.code == 0, done.errors
     assert {rank: report["mpi"] for rank, report in done.by_rank().items()} == {0: [0, 2, 3], 1: [1, 2, 3]}
@@ -66,7 +66,7 @@ def test_mpi_after_a_meeting_over_pmi_is_refused_with_the_hint() -> None:
     assert "--channel mpi" in done.errors
 
 
-def test_row_35_loader_workers_start_by_each_method_beside_mpi_and_by_a_fork_server_unless_told() -> None:
+def test_loader_workers_start_by_each_method_beside_mpi() -> None:
     done = there("openmpi5").run(2, SRUNDDP, str(PROGRAMS / "loader_workers.py"))
     assert done.code == 0, done.errors
     assert {rank: report["sums"] for rank, report in done.by_rank().items()} == {
@@ -76,7 +76,7 @@ def test_row_35_loader_workers_start_by_each_method_beside_mpi_and_by_a_fork_ser
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
 @pytest.mark.parametrize("name", ["openmpi4", "openmpi5"])
-def test_row_24_one_cpu_by_mpirun_is_said_with_the_hint_and_the_hint_helps(name: str) -> None:
+def test_one_cpu_bound_by_mpirun_is_warned_of_and_the_hint_helps(name: str) -> None:
     openmpi = there(name)
     said = []
     for binding in ("core", "none"):
@@ -130,7 +130,7 @@ def test_explicit_variables_rule_where_no_launcher_is() -> None:
     assert "channel env" in results[0][1]
 
 
-def test_row_2_a_taken_port_is_named_at_once() -> None:
+def test_a_taken_port_is_named_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         rank = start(explicit(port)[0], REPORT)
@@ -140,7 +140,7 @@ def test_row_2_a_taken_port_is_named_at_once() -> None:
     assert "Traceback" not in errors
 
 
-def test_a_signal_to_the_launcher_s_process_reaches_the_script_once() -> None:
+def test_a_signal_to_mpirun_reaches_the_script_once() -> None:
     rank = start(dict(os.environ), "--quiet", str(PROGRAMS / "count_signals.py"))
     assert rank.stdout
     assert rank.stdout.readline() == "ready\n"

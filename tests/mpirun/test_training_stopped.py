@@ -34,7 +34,7 @@ def command(folder: Path, *settings: str) -> Sequence[str]:
     return (SRUNDDP, "--quiet", str(PROGRAM), f"--output-dir={folder}", "--epochs=1", *settings)
 
 
-def test_a_signal_to_one_rank_stops_both_with_75_and_resume_goes_on(open_mpi: Mpi, tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_both_with_75_and_it_resumes(open_mpi: Mpi, tmp_path: Path) -> None:
     trained = Trained(tmp_path / "run")
     words = [open_mpi.mpirun, *open_mpi.options, "-n", "2", *command(trained.folder, "--pace=0.2")]
     with subprocess.Popen(words, env=os.environ | open_mpi.env(), stderr=subprocess.PIPE, text=True) as process:

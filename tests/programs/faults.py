@@ -75,14 +75,14 @@ class Plan:
     """What this rank is to do, and the folder in which it says how far it is."""
 
     def __init__(self):
-        told = json.loads(os.environ["CHAOS"])
-        self.folder = Path(told["folder"])
+        plan = json.loads(os.environ["CHAOS"])
+        self.folder = Path(plan["folder"])
         self.peers, self.steps, self.pace, self.heartbeat = (
-            told[name] for name in ("peers", "steps", "pace", "heartbeat")
+            plan[name] for name in ("peers", "steps", "pace", "heartbeat")
         )
-        self._mine = [fault for fault in told["faults"] if fault["rank"] == RANK]
-        self._ignores_term = told["stubborn"] and not self._mine
-        self._children = told["children"]
+        self._mine = [fault for fault in plan["faults"] if fault["rank"] == RANK]
+        self._ignores_term = plan["stubborn"] and not self._mine
+        self._children = plan["children"]
 
     def begin(self):
         """At the top of the script."""
@@ -107,7 +107,7 @@ class Plan:
     def ready(self):
         """Training begins."""
         self.say("ready")
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
         self._made = 0
 
     def step(self):
@@ -121,8 +121,8 @@ class Plan:
             srunddp.heartbeat()
         time.sleep(self.pace)
         self._made += 1
-        if time.monotonic() > self._told + 1.0:
-            self._told = time.monotonic()
+        if time.monotonic() > self._reported + 1.0:
+            self._reported = time.monotonic()
             self.say("steps", steps=self._made)
         return self._made < self.steps
 

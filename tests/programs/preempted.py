@@ -36,18 +36,18 @@ class Ranks:
 
     def greatest(self, number: int) -> int:
         if RANK == 0:
-            number = max([number, *map(hear, self.peers)])
+            number = max([number, *map(receive, self.peers)])
             for peer in self.peers:
                 peer.sendall(number.to_bytes(4, "big"))
             return number
         self.peers[0].sendall(number.to_bytes(4, "big"))
-        return hear(self.peers[0])
+        return receive(self.peers[0])
 
     def broadcast(self, number: int) -> int:
         return self.greatest(number if RANK == 0 else 0)
 
 
-def hear(peer: socket.socket) -> int:
+def receive(peer: socket.socket) -> int:
     data = peer.recv(4, socket.MSG_WAITALL)
     if len(data) < 4:
         raise RuntimeError("Connection closed by peer")
@@ -83,8 +83,8 @@ def main(folder: Path, steps: int = 0) -> None:
     with Preemption(PreemptionConfig(lead_seconds=float(os.environ.get("LEAD", "120"))), RANK) as preemption:
         for step in range(first + 1, steps + 1):
             time.sleep(PACE)
-            wish, cause = preemption.wish()
-            agreed = ranks.greatest(128 * wish + cause)
+            request, cause = preemption.pending()
+            agreed = ranks.greatest(128 * request + cause)
             write(folder / f"at.{ATTEMPT}.{RANK}", f"{os.getpid()} {first} {step}")
             if agreed:
                 path = save(folder, step)

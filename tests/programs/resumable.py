@@ -132,7 +132,7 @@ def result(trainer: Trainer) -> dict[str, Any]:
         "average": trainer.averaged and digest(trainer.averaged.state_dict().values()),
         "optimizer": digest(moments),
         "records": [(record.epoch, record.train, record.test) for record in state.records],
-        "best": [state.step, state.evaluated, state.best, state.waited, sorted(state.scores.items())],
+        "best": [state.step, state.evaluated, state.best, state.evals_since_best, sorted(state.scores.items())],
     }
 
 

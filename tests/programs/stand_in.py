@@ -23,7 +23,7 @@ def connect(plan):
     return [socket.create_connection((os.environ["MASTER_ADDR"], int(where.read_text())))]
 
 
-def hear(connection, plan):
+def receive(connection, plan):
     try:
         ended = not connection.recv(1)
     except OSError:
@@ -38,12 +38,12 @@ def hear(connection, plan):
 def all_reduce(connections, plan):
     if faults.RANK == 0:
         for connection in connections:
-            hear(connection, plan)
+            receive(connection, plan)
         for connection in connections:
             connection.sendall(b".")
     else:
         connections[0].sendall(b".")
-        hear(connections[0], plan)
+        receive(connections[0], plan)
 
 
 def main():

@@ -19,7 +19,7 @@ def say(text: str) -> None:
         sys.stdout.flush()
 
 
-def hear(connection: socket.socket, *, answers: bool) -> None:
+def answer(connection: socket.socket, *, answers: bool) -> None:
     port = connection.getsockname()[1]
     with connection, contextlib.suppress(ConnectionError), connection.makefile("rb") as caller:
         # The answer comes after the report, so that whoever has heard a stranger is in its report.
@@ -32,7 +32,7 @@ def hear(connection: socket.socket, *, answers: bool) -> None:
 def listen(listener: socket.socket, *, answers: bool) -> None:
     while True:
         connection, _ = listener.accept()
-        threading.Thread(target=hear, args=(connection,), kwargs={"answers": answers}, daemon=True).start()
+        threading.Thread(target=answer, args=(connection,), kwargs={"answers": answers}, daemon=True).start()
 
 
 for index, port in enumerate(ports):

@@ -72,7 +72,15 @@ PLANTED = {
         "ranks 4-7 on node02",
         "node02",
     ),
-    "slow rank by its data": (MadeUp(slow_data={2: 0.1}), "slow rank", "wait for data", "storage as node02"),
+    "slow rank by its own work": (MadeUp(slow={2: 0.1}), "slow rank", "its own work, not the wait for data", "node02"),
+    "slow rank by its data": (MadeUp(slow_data={2: 0.1}), "slow rank", "it is its wait for data", "storage as node02"),
+    "slow rank 0": (MadeUp(slow={0: 0.1}), "slow rank", "rank 0", "see what rank 0 alone does in each step"),
+    "slow rank of one node": (
+        MadeUp(nodes=1, ranks_per_node=4, slow={2: 0.1}),
+        "slow rank",
+        "rank 2",
+        "see what else runs on node01",
+    ),
     "slow rank starves GPUs": (replace(ON_GPUS, slow={5: 0.5}, utilization=12), "slow rank", "rank 5", "node02"),
     "starving loader": (MadeUp(data=0.4), "data wait", "4", "--loading.num_workers"),
     "starving loader, starved GPUs": (replace(ON_GPUS, data=0.7, utilization=9), "data wait", "7", "num_workers"),
@@ -110,7 +118,7 @@ def test_what_is_planted_is_named_and_nothing_else(name: str, tmp_path: Path) ->
     assert note.threshold
 
 
-def test_the_rest_of_a_requeued_run_says_nothing_of_the_time_that_all_of_it_needs(tmp_path: Path) -> None:
+def test_a_requeued_runs_rest_says_nothing_of_its_whole_time(tmp_path: Path) -> None:
     folder = MadeUp(time_limit=36000.0).write(tmp_path, restart=1)
     assert judging.notes(summary_of(read(folder))) == ()
 
@@ -123,26 +131,9 @@ def test_the_time_used_is_the_jobs_where_slurm_says_it(tmp_path: Path) -> None:
     assert judging.notes(replace(summary, job_s=20000.0)) == ()
 
 
-def test_of_rank_0_it_is_asked_first_what_it_alone_does(tmp_path: Path) -> None:
-    (note,) = noted(MadeUp(slow={0: 0.1}), tmp_path)
-    assert note.hint.startswith("see what rank 0 alone does in each step")
-
-
-def test_the_only_node_is_not_to_be_left_out(tmp_path: Path) -> None:
-    (note,) = noted(MadeUp(nodes=1, ranks_per_node=4, slow={2: 0.1}), tmp_path)
-    assert note.hint == "see what else runs on node01"
-
-
-def test_two_troubles_that_have_nothing_to_do_with_each_other_are_two_notes(tmp_path: Path) -> None:
+def test_two_unrelated_problems_are_two_notes(tmp_path: Path) -> None:
     made_up = replace(ON_GPUS, slow={5: 0.05}, time_limit=36000.0, memory_limit=64 * GIB)
     assert [note.rule for note in noted(made_up, tmp_path)] == ["slow rank", "time limit", "memory unused"]
-
-
-def test_a_rank_that_works_slowly_is_told_from_one_that_waits_for_data(tmp_path: Path) -> None:
-    (works,) = noted(MadeUp(slow={2: 0.1}), tmp_path / "works")
-    (waits,) = noted(MadeUp(slow_data={2: 0.1}), tmp_path / "waits")
-    assert "it is its own work, not the wait for data" in works.found
-    assert "it is its wait for data" in waits.found
 
 
 @pytest.mark.parametrize("made_up", [MadeUp(seconds=15, data=0.5), MadeUp(step_s=100.0, seconds=600, data=0.5)])

@@ -36,7 +36,7 @@ frame.onload = () => {{
 
 
 @dataclass(frozen=True)
-class Seen:
+class PageState:
     """What a browser makes of a page.
 
     Attributes:
@@ -50,7 +50,7 @@ class Seen:
     beyond: int
 
 
-def seen(page: Path, folder: Path, width: int = 1200) -> Seen:
+def load(page: Path, folder: Path, width: int = 1200) -> PageState:
     chromium = shutil.which("chromium")
     if chromium is None:
         missing("chromium")
@@ -62,7 +62,7 @@ def seen(page: Path, folder: Path, width: int = 1200) -> Seen:
     )
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr
-    return Seen(**json.loads(unescape(found[1])))
+    return PageState(**json.loads(unescape(found[1])))
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +74,18 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("width", [1200, 480])
-def test_a_browser_shows_all_of_the_page_and_asks_for_nothing_else(width: int, page: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_the_whole_page_and_fetches_nothing(width: int, page: Path, tmp_path: Path) -> None:
     """Also in a narrow window, in which a table too wide for it is moved and not the page."""
-    found = seen(page, tmp_path, width)
+    found = load(page, tmp_path, width)
     assert len(found.images) == 5
     assert min(found.images) > 1000
     assert (found.requests, found.scripts, found.beyond) == ([], 0, 0)
     assert "Launch phases" in found.words
 
 
-def test_what_a_page_would_ask_for_is_seen_here(tmp_path: Path) -> None:
+def test_what_a_page_would_fetch_is_noticed(tmp_path: Path) -> None:
     """The test above would notice."""
     image = '<img src="https://example.org/one.png"><script></script><div style="width: 2000px">x</div>'
-    found = seen(write(tmp_path / "page.html", f"<!DOCTYPE html><body>{image}</body>"), tmp_path)
+    found = load(write(tmp_path / "page.html", f"<!DOCTYPE html><body>{image}</body>"), tmp_path)
     assert (found.images, found.requests, found.scripts) == ([0], ["https://example.org/one.png"], 1)
     assert found.beyond > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import re
@@ -19,7 +20,12 @@ import pytest
 
 from srunddp.report import text
 from srunddp.report.advice import notes
+from srunddp.report.csv_files import NAN, TimeSeries
 from srunddp.report.html import page
+from srunddp.report.plots import style
+from srunddp.report.plots.per_rank import pictures
+from srunddp.report.plots.style import TimeAxis
+from srunddp.report.plots.timeline import timeline
 from srunddp.report.run import read
 from srunddp.report.slurm import SlurmAccounting
 from srunddp.report.summarize import summary_of
@@ -95,16 +101,12 @@ def test_the_phases_of_the_launch_are_those_of_each_rank(tmp_path: Path) -> None
     assert [phase.name for phase in first.phases] == names
     assert [phase.name for phase in second.phases] == ["srun", *(phase.name for phase in first.phases)]
     lasted = {phase.name: phase.end - phase.begin for phase in second.phases}
-    assert lasted["srun"] == pytest.approx(0.02, abs=2e-3)
-    assert lasted["python"] == pytest.approx(0.3, abs=2e-3)
-    assert lasted["init"] == pytest.approx(0.4, abs=2e-3)
-    assert lasted["script"] == pytest.approx(0.1, abs=2e-3)
-    assert lasted["prepare"] == pytest.approx(0.802, abs=2e-3)
-    assert lasted["first step"] == pytest.approx(0.2, abs=2e-3)
+    expected = {"srun": 0.02, "python": 0.3, "init": 0.4, "script": 0.1, "prepare": 0.802, "first step": 0.2}
+    assert {name: lasted[name] for name in expected} == pytest.approx(expected, abs=2e-3)
     assert second.ready == pytest.approx(5.202, abs=2e-3)
 
 
-def test_what_a_script_with_its_own_loop_does_before_its_first_step_has_a_phase(tmp_path: Path) -> None:
+def test_an_own_loop_has_a_phase_before_its_first_step(tmp_path: Path) -> None:
     (launch,) = summed(MadeUp(nodes=1, ranks_per_node=1, trainer=False), tmp_path).launches
     last = launch.phases[-1]
     assert (last.name, last.begin, last.end) == ("script", pytest.approx(3.36, abs=2e-3), launch.ready)
@@ -120,7 +122,7 @@ def test_a_baseline_gives_the_scaling_efficiency(tmp_path: Path) -> None:
 
 def test_counters_that_begin_anew_change_no_figure(tmp_path: Path) -> None:
     whole, renewed = (
-        summed(replace(ON_GPUS, renewed=renewed), tmp_path / str(renewed)).per_node[0] for renewed in (False, True)
+        summed(replace(ON_GPUS, renewed=each), tmp_path / str(each)).per_node[0] for each in (False, True)
     )
     assert renewed.used == pytest.approx(whole.used, rel=0.02)
     assert renewed.cpu_s == pytest.approx(whole.cpu_s, rel=0.02)
@@ -139,14 +141,12 @@ def test_clocks_that_differ_move_no_phase_and_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [20, 22, 24])
-def test_a_short_run_is_not_slower_for_the_interval_in_which_it_ended(seconds: int, tmp_path: Path) -> None:
+def test_a_short_run_is_not_slower_for_its_last_interval(seconds: int, tmp_path: Path) -> None:
     made_up = MadeUp(seconds=seconds, epoch_s=seconds, evaluation_s=0.1, checkpoint_s=0)
     assert summed(made_up, tmp_path).throughput.per_s == pytest.approx(1920, rel=0.02)
 
 
 def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) -> None:
-    from srunddp.report.plots.per_rank import pictures
-
     run = read(MadeUp(trainer=False, epoch_s=0, step_s=0.25).write(tmp_path))
     summary = summary_of(run)
     assert summary.step_s == pytest.approx(0.25, rel=0.01)
@@ -154,7 +154,7 @@ def test_steps_that_are_only_counted_have_a_time_and_no_picture(tmp_path: Path) 
     assert (picture.image, picture.missing.split(",")[0]) == (b"", "Steps were counted")
 
 
-def test_what_only_newer_gpus_measure_has_columns_where_it_is_known(tmp_path: Path) -> None:
+def test_what_only_newer_gpus_measure_has_columns_where_known(tmp_path: Path) -> None:
     folder = ON_GPUS.write(tmp_path)
     assert "tensor cores" not in shown(summary_of(read(folder)))
     for path in folder.glob("*.gpus.csv"):
@@ -167,16 +167,18 @@ def test_what_only_newer_gpus_measure_has_columns_where_it_is_known(tmp_path: Pa
 # How it ended.
 
 
-def test_a_run_that_was_killed_says_so_with_the_last_sample(tmp_path: Path) -> None:
-    assert "no end recorded: killed; last sample at 10:05" in shown(summed(MadeUp(code=None), tmp_path))
-
-
-def test_exit_codes_are_told_by_rank(tmp_path: Path) -> None:
-    summary = summed(MadeUp(code=None, codes={1: 7, 2: 7, 4: 1}), tmp_path)
-    assert (
-        "ended with exit code 1 on rank 4, exit code 7 on ranks 1-2; no end recorded of ranks 0,3,5: killed"
-        in shown(summary)
-    )
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ({}, "no end recorded: killed; last sample at 10:05"),
+        (
+            {1: 7, 2: 7, 4: 1},
+            "ended with exit code 1 on rank 4, exit code 7 on ranks 1-2; no end recorded of ranks 0,3,5: killed",
+        ),
+    ],
+)
+def test_how_each_rank_ended_is_shown(codes: dict[int, int], expected: str, tmp_path: Path) -> None:
+    assert expected in shown(summed(MadeUp(code=None, codes=codes), tmp_path))
 
 
 def test_a_run_that_has_just_written_is_running(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_a_run_that_has_just_written_is_running(tmp_path: Path) -> None:
     assert "killed" in shown(summary_of(read(folder), last + 30))
 
 
-def test_the_cause_that_the_run_told_stands_beside_the_exit_codes(tmp_path: Path) -> None:
+def test_the_reported_cause_stands_beside_the_exit_codes(tmp_path: Path) -> None:
     made_up = MadeUp(code=1)
     write(made_up.write(tmp_path).parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
     summary = summary_of(read(tmp_path / "4711.0" / "monitor.0"))
@@ -234,9 +236,7 @@ def test_the_page_is_one_file_that_needs_nothing_else(reported: tuple[Path, Comp
     assert "<title>Run 4711.0: 8 ranks, train.py --epochs=20</title>" in html
 
 
-def test_every_picture_is_in_the_page_with_words_for_who_does_not_see_it(
-    reported: tuple[Path, CompletedProcess[str]],
-) -> None:
+def test_every_picture_has_an_alternative_text(reported: tuple[Path, CompletedProcess[str]]) -> None:
     folder, done = reported
     names = [f"report-{name}.png" for name in ("timeline", "gpus", "nodes", "steps", "launch")]
     assert [path.name for path in sorted(folder.glob("report*"))] == sorted(["report.html", *names])
@@ -266,13 +266,7 @@ def test_what_was_not_sampled_is_a_sentence_and_no_empty_picture(tmp_path: Path)
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
     """In a page and in a terminal; and pictures are drawn with them."""
     made_up = replace(
-        ON_GPUS,
-        seconds=60,
-        epoch_s=30,
-        script=(HOSTILE, "x"),
-        name="4711.0",
-        node_name=lambda n: f"_{HOSTILE}{n}",
-        model=HOSTILE,
+        ON_GPUS, seconds=60, epoch_s=30, script=(HOSTILE, "x"), node_name=lambda n: f"_{HOSTILE}{n}", model=HOSTILE
     )
     folder = made_up.write(tmp_path)
     summary = summary_of(read(folder))
@@ -280,20 +274,42 @@ def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
     html = page(summary, notes(summary), [], SlurmAccounting(HOSTILE, seff=HOSTILE))
     assert "\x1b" not in html + shown(summary)
     assert "<b" not in html.replace("<body", "").replace("<br", "")
-    assert {tag for tag, _ in Page(html).tags} == {
-        tag
-        for tag, _ in Page(
-            page(
-                summed(replace(made_up, script=("x",), node_name=str, model="x"), tmp_path / "tame"),
-                notes(summary),
-                [],
-                SlurmAccounting("", seff="x"),
-            )
-        ).tags
-    }
+    tame = summed(replace(made_up, script=("x",), node_name=str, model="x"), tmp_path / "tame")
+    same = page(tame, notes(summary), [], SlurmAccounting("", seff="x"))
+    assert {tag for tag, _ in Page(html).tags} == {tag for tag, _ in Page(same).tags}
     done = report(tmp_path, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
+
+
+def test_before_both_counters_are_known_a_cell_is_empty() -> None:
+    """As a recorder writes it: until the first step nothing but that there was none."""
+    columns = {"own_s": [NAN, NAN, 0.9, 1.9, 2.9], "steps": [0.0, 0.0, 9.0, 19.0, 29.0]}
+    found = style.heat(TimeSeries([0.0, 1.0, 2.0, 3.0, 4.0], columns), "own_s", "steps", style.grid(0.0, 4.0, 1.0))
+    assert math.isnan(found[0])
+    assert math.isnan(found[1])
+    assert found[2:] == [pytest.approx(0.1), pytest.approx(0.1)]
+
+
+def test_of_many_epochs_not_all_are_marked(tmp_path: Path) -> None:
+    run = read(MadeUp(epoch_s=2, evaluation_s=0.1, checkpoint_s=0).write(tmp_path))
+    summary = summary_of(run)
+    figure = timeline(run, summary, TimeAxis(summary.seconds, 5.0, summary.epochs)).figure
+    assert figure is not None
+    assert len(summary.epochs) == 300
+    assert len(figure.axes[-1].lines) < 70
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_the_interval_in_which_training_ended_is_no_drop(code: int | None, tmp_path: Path) -> None:
+    """One that was killed trained to its end."""
+    run = read(MadeUp(epoch_s=0, seconds=62, code=code).write(tmp_path))
+    summary = summary_of(run)
+    figure = timeline(run, summary, TimeAxis(summary.seconds, 5.0, ())).figure
+    assert figure is not None
+    shown = list(figure.axes[-1].lines[0].get_ydata())
+    assert len(shown) == 13
+    assert shown[-1] == pytest.approx(1920, rel=0.02)
 
 
 def test_without_matplotlib_all_but_the_pictures_is_there(tmp_path: Path) -> None:
@@ -307,7 +323,7 @@ def test_without_matplotlib_all_but_the_pictures_is_there(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "4711.0").glob("report*")] == ["report.html"]
 
 
-# Where it is looked for, and where it goes.
+# Where it is searched, and where it goes.
 
 
 def test_text_alone_writes_nothing_and_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -320,14 +336,14 @@ def test_text_alone_writes_nothing_and_imports_nothing_heavy(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("what", ["logs", "logs/4711.0", "logs/4711.0/monitor.0", "4711", "4711.0"])
-def test_a_run_is_found_by_its_folder_the_one_above_and_its_number(what: str, tmp_path: Path) -> None:
+def test_a_run_is_found_by_its_folder_the_parent_and_its_number(what: str, tmp_path: Path) -> None:
     SHORT.write(tmp_path / "logs")
     done = report("--text", what, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("run 4711.0: ")
 
 
-def test_of_several_steps_the_newest_is_taken_and_of_several_starts_the_last(tmp_path: Path) -> None:
+def test_of_several_steps_and_starts_the_newest_is_taken(tmp_path: Path) -> None:
     for step in (2, 10):
         replace(SHORT, name=f"4711.{step}").write(tmp_path / "mine")
     replace(SHORT, seconds=90).write(tmp_path / "mine")
@@ -371,15 +387,13 @@ def test_a_baseline_without_a_throughput_is_refused(tmp_path: Path) -> None:
     assert "--baseline 4710: its throughput is not known" in refused(done)
 
 
-def test_a_folder_that_cannot_be_written_is_one_message_after_the_summary(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_one_message_after_the_summary(tmp_path: Path) -> None:
     SHORT.write(tmp_path)
     write(tmp_path / "file", "")
     done = report("--output", "file/there", "4711.0", folder=tmp_path)
     assert done.returncode == 78
     assert done.stdout.startswith("run 4711.0")
-    assert done.stderr.startswith(
-        "srunddp: error: the report cannot be written to file/there: Not a directory; expected "
-    )
+    assert "error: the report cannot be written to file/there: Not a directory; expected " in done.stderr
 
 
 def test_output_may_be_another_folder(tmp_path: Path) -> None:
@@ -395,13 +409,8 @@ def test_a_link_of_the_pages_name_is_replaced_and_not_followed(tmp_path: Path) -
     report(folder, folder=tmp_path)
     assert (tmp_path / "mine").read_text() == "mine"
     assert not (folder / "report.html").is_symlink()
-    assert (folder / "report.html").stat().st_mode & 0o777 == 0o666 & ~umask()
-
-
-def umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    os.umask(mask := os.umask(0))
+    assert (folder / "report.html").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 # Live.

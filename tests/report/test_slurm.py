@@ -56,8 +56,10 @@ def rows(found: slurm.SlurmAccounting) -> Mapping[str, tuple[str, str, str]]:
 
 def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
     stub(commands, "sacct", prints(SACCT))
+    stub(commands, "seff", prints("Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime\n"))
     found = view(RUN, commands)
     assert found.sentence == "Step 4711.0 by sacct: COMPLETED."
+    assert found.seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
     assert rows(found) == {
         "CPU time": ("13 min 8 s", "12 min 40 s", "+3.7 %"),
         "MaxRSS of a task": ("6.00 GiB", "6.00 GiB", "+0.0 %"),
@@ -67,6 +69,7 @@ def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
     }
     assert [each.split()[:7] for each in asked(commands)] == [
         ["sacct", "-P", "-n", "--units=K", "-j", "4711", "-o"],
+        ["seff", "4711"],
     ]
 
 
@@ -90,12 +93,6 @@ def test_where_slurm_gathers_nothing_its_empty_figures_are_none(commands: Path) 
     assert found == slurm.SlurmAccounting("Slurm's accounting does not answer for this run: nothing to compare with.")
 
 
-def test_what_seff_prints_is_shown_as_it_is(commands: Path) -> None:
-    stub(commands, "sacct", prints(SACCT))
-    stub(commands, "seff", prints("Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime\n"))
-    assert view(RUN, commands).seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -113,15 +110,7 @@ def test_without_accounting_there_is_one_sentence(body: str, commands: Path) -> 
     )
 
 
-def test_a_command_that_hangs_is_left_after_its_time(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "_WITHIN", 0.3)
-    stub(commands, "sacct", "exec sleep 60")
-    begun = time.monotonic()
-    assert not view(RUN, commands).rows
-    assert time.monotonic() - begun < 10
-
-
-def test_figures_of_another_start_of_the_job_are_not_taken_for_this_ones(commands: Path) -> None:
+def test_accounting_of_another_start_of_the_job_is_not_used(commands: Path) -> None:
     """After a requeue sacct has the last start alone."""
     stub(commands, "sacct", prints(SACCT.replace("18000000", "18000099")))
     assert view(RUN, commands) == slurm.SlurmAccounting(
@@ -136,26 +125,11 @@ def test_what_is_no_jobs_number_is_never_given_to_a_command(name: str, commands:
     assert asked(commands) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("00:00.532", 0.532),
-        ("12:40.000", 760.0),
-        ("01:02:03", 3723.0),
-        ("2-03:04:05", 183845.0),
-        ("", None),
-        ("x", None),
-    ],
-)
-def test_times_are_read_as_sacct_writes_them(text: str, seconds: float | None) -> None:
-    assert slurm.seconds(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("5272K", 5398528.0), ("1.37M", 1.37 * 2**20), ("5398528", 5398528.0), ("0", 0.0), ("", None)]
-)
-def test_sizes_are_read_as_sacct_and_sstat_write_them(text: str, size: float | None) -> None:
-    assert slurm.size(text) == size
+def test_times_and_sizes_are_read_as_sacct_and_sstat_write_them() -> None:
+    times = {"00:00.532": 0.532, "12:40.000": 760.0, "01:02:03": 3723.0, "2-03:04:05": 183845.0, "": None, "x": None}
+    assert {text: slurm.seconds(text) for text in times} == times
+    sizes = {"5272K": 5398528.0, "1.37M": 1.37 * 2**20, "5398528": 5398528.0, "0": 0.0, "": None}
+    assert {text: slurm.size(text) for text in sizes} == sizes
 
 
 # Whether it still runs: what scontrol of Slurm 22.05 was seen to print.
@@ -171,7 +145,7 @@ def test_sizes_are_read_as_sacct_and_sstat_write_them(text: str, size: float | N
     ],
     ids=["step-gone", "job-gone", "running", "no-answer"],
 )
-def test_a_run_that_was_killed_just_now_is_not_said_to_be_running(body: str, said: str, commands: Path) -> None:
+def test_a_run_that_was_killed_just_now_is_not_called_running(body: str, said: str, commands: Path) -> None:
     """As in a job script, where the report follows the run at once."""
     stub(commands, "scontrol", body)
     replace(RUN, code=None, start=time.time() - 65).write(commands / "logs")
@@ -183,25 +157,26 @@ def test_a_run_that_was_killed_just_now_is_not_said_to_be_running(body: str, sai
 # The job's time limit, which ranks of Slurm 22.05 are not told.
 
 
-def completed(body: str, folder: Path) -> tuple[float | None, float | None]:
-    stub(folder, "scontrol", body)
-    found = slurm.completed(summary_of(read(replace(RUN, time_limit=None).write(folder))))
-    return found.time_limit_s, found.job_s
+ARRAY = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
+OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
 
 
-def test_the_time_limit_is_the_controllers_with_how_long_the_job_has_lasted(commands: Path) -> None:
-    array = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
-    shown = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
-    assert completed(prints(array + shown), commands) == (93600.0, 123.0)
-
-
-def test_a_job_without_a_limit_has_none(commands: Path) -> None:
-    assert completed(prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), commands) == (None, 123.0)
-
-
-def test_when_the_controller_has_forgotten_the_job_the_time_limit_is_accountings(commands: Path) -> None:
-    stub(commands, "sacct", prints("4711|20|70\n"))
-    assert completed("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", commands) == (1200.0, 70.0)
+@pytest.mark.parametrize(
+    ("scontrol", "sacct", "expected"),
+    [
+        (prints(ARRAY + OF_JOB), "", (93600.0, 123.0)),
+        (prints("JobId=4711 RunTime=00:02:03 TimeLimit=UNLIMITED\n"), "", (None, 123.0)),
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "4711|20|70\n", (1200.0, 70.0)),
+    ],
+    ids=["controller", "no limit", "accounting"],
+)
+def test_the_limit_is_the_controllers_or_accountings(
+    scontrol: str, sacct: str, expected: tuple[float | None, float], commands: Path
+) -> None:
+    stub(commands, "scontrol", scontrol)
+    stub(commands, "sacct", prints(sacct))
+    found = slurm.completed(summary_of(read(replace(RUN, time_limit=None).write(commands))))
+    assert (found.time_limit_s, found.job_s) == expected
 
 
 def test_the_limit_that_slurm_says_stands_in_the_report(commands: Path) -> None:
@@ -226,7 +201,7 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
     assert "scontrol --oneliner show job 4711_3" in asked(commands)
 
 
-def test_a_job_that_the_controller_has_forgotten_is_found_by_accounting(commands: Path) -> None:
+def test_a_job_that_the_controller_forgot_is_found_by_accounting(commands: Path) -> None:
     stub(commands, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     stub(commands, "sacct", prints("4714|/home/me/work\n"))
     assert slurm.job("4711_3") == Job("4714", "/home/me/work")

@@ -51,7 +51,7 @@ def outcome(done: subprocess.CompletedProcess[str]) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Bench:
+class SlurmJobRunner:
     """The cluster, with an ifaces.conf for its data network."""
 
     cluster: Cluster
@@ -109,15 +109,15 @@ def data_network(cluster: Cluster) -> Path:
 
 
 @pytest.fixture(scope="session")
-def bench() -> Iterator[Bench]:
+def runner() -> Iterator[SlurmJobRunner]:
     if problem := requirements(accounting=True):
         missing(problem)
     with Cluster(Settings(interactive_step=True, accounting=True)) as cluster:
-        yield Bench(cluster, data_network(cluster))
+        yield SlurmJobRunner(cluster, data_network(cluster))
 
 
 @pytest.fixture(autouse=True)
 def cancelled(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    if "bench" in request.fixturenames:
-        request.getfixturevalue("bench").cluster.cancel_all()
+    if "runner" in request.fixturenames:
+        request.getfixturevalue("runner").cluster.cancel_all()

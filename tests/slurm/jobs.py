@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 
 LONG = 100.0
 SIGNALLED = ("--time=60", "--signal=USR2@280")  # by Slurm, within 30 s of draw_near(): not before the ranks are at work
@@ -22,7 +22,7 @@ STOPPED = r"srunddp: stopped after step (\d+) by {}; checkpoint \S+/step-0*\1\.p
 class Job:
     """A batch job with a folder of its own, and what was last seen of it."""
 
-    bench: Bench
+    runner: SlurmJobRunner
     folder: Path
     number: str
     output: str = ""
@@ -36,7 +36,7 @@ class Job:
 
         Once requeued it waits 15 s for its old credentials to expire: most of that it is spared. It gets enough time.
         """
-        shown = self.bench.cluster.run("scontrol", "show", "job", self.number).stdout
+        shown = self.runner.cluster.run("scontrol", "show", "job", self.number).stdout
         self.state, self.restarts = found(shown, r"JobState=(\w+)"), int(found(shown, r"Restarts=(\d+)"))
         self.code = int(found(shown, r" ExitCode=(\d+)"))
         out = self.folder / "out"
@@ -45,24 +45,24 @@ class Job:
             self.hastened = self.restarts
             # Not at once: within the second of its end its nodes refuse it, as "Job credential revoked".
             words = ("scontrol", "update", f"jobid={self.number}", "StartTime=now+3", "TimeLimit=60")
-            self.bench.cluster.run(*words, check=False)
+            self.runner.cluster.run(*words, check=False)
         return self.state in OVER
 
 
-def submit(bench: Bench, name: str, body: str, *options: str) -> Job:
+def submit(runner: SlurmJobRunner, name: str, body: str, *options: str) -> Job:
     """A job script; its folder is FOLDER in it."""
-    folder = bench.cluster.shared / name.replace(" ", "-")
+    folder = runner.cluster.shared / name.replace(" ", "-")
     folder.mkdir()
-    script = f"#!/bin/bash\nexport SRUNDDP_IFACES={bench.ifaces} OMP_NUM_THREADS=1 FOLDER={folder}\n{body}"
+    script = f"#!/bin/bash\nexport SRUNDDP_IFACES={runner.ifaces} OMP_NUM_THREADS=1 FOLDER={folder}\n{body}"
     (folder / "job.sh").write_text(script)
     layout = ("--parsable", "-N2", f"--chdir={ROOT}", f"--output={folder}/out", "--open-mode=append")
     words = ("sbatch", *layout, *options, str(folder / "job.sh"))
-    return Job(bench, folder, bench.cluster.run(*words).stdout.strip())
+    return Job(runner, folder, runner.cluster.run(*words).stdout.strip())
 
 
 def draw_near(job: Job) -> None:
     """Bring the end of its time so near that Slurm sends the signal it asked for, with minutes to spare."""
-    job.bench.cluster.run("scontrol", "update", f"jobid={job.number}", "TimeLimit=5")
+    job.runner.cluster.run("scontrol", "update", f"jobid={job.number}", "TimeLimit=5")
 
 
 def found(text: str, pattern: str) -> str:

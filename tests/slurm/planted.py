@@ -14,7 +14,7 @@ from tests.cluster.network import etc_file, tool
 from tests.cluster.nodes import Node
 from tests.cluster.slurm import over_tmp
 from tests.conftest import PROGRAMS
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 
 NODES = 6
 TIMEOUT = 30  # seconds, for ranks that come; two cores start them all
@@ -44,7 +44,7 @@ class Checked:
 
 
 def checked(
-    bench: Bench,
+    runner: SlurmJobRunner,
     *words: str,
     faults: Mapping[str, str] = {},
     srun: tuple[str, ...] = (f"-N{NODES}", "--ntasks-per-node=2"),
@@ -58,14 +58,14 @@ def checked(
         faults: for each node, shell commands before it starts there.
         srun: its options; timeout: seconds for all ranks to come.
     """
-    folder = bench.cluster.shared / f"checked-{len(list(bench.cluster.shared.glob('checked-*')))}"
+    folder = runner.cluster.shared / f"checked-{len(list(runner.cluster.shared.glob('checked-*')))}"
     folder.mkdir()
     lines = [f'[ "$SLURMD_NODENAME" = {node} ] && {{ {commands}; }}' for node, commands in faults.items()]
     starter = folder / "start.sh"
     starter.write_text("\n".join(["#!/bin/bash", *lines, 'exec "$@"\n']))
     starter.chmod(0o755)
     command = (*srun, str(starter), SRUNDDP, "check", f"--output-dir={folder}", f"--timeout={timeout}", *words)
-    done = bench.srun(*command, ifaces=ifaces)
+    done = runner.srun(*command, ifaces=ifaces)
     reports = list(folder.glob("preflight.[0-9]*.json"))
     findings = json.loads(reports[0].read_text())["findings"] if reports else []
     return Checked(done.code, done.output, done.errors, findings, folder)
@@ -76,9 +76,9 @@ def hidden(path: Path) -> str:
     return _below_mount(f"mount -t tmpfs tmpfs {shlex.quote(str(path))}")
 
 
-def full_tmp(bench: Bench) -> str:
+def full_tmp(runner: SlurmJobRunner) -> str:
     """Commands after which the node's /tmp has no room."""
-    mounts = [shlex.join(("mount", *mount)) for mount in over_tmp(bench.cluster.folder, "-o", "size=1M")]
+    mounts = [shlex.join(("mount", *mount)) for mount in over_tmp(runner.cluster.folder, "-o", "size=1M")]
     return _below_mount(" && ".join((*mounts, "head -c 2M /dev/zero >/tmp/full 2>/dev/null")))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.cluster.slurm import URGENT
 from tests.conftest import ROOT
 from tests.recorded_signals import LIMIT, RECORDER, Recorded, table, until
-from tests.slurm.conftest import PYTHON, SRUNDDP, TRIES, Bench
+from tests.slurm.conftest import PYTHON, SRUNDDP, TRIES, SlurmJobRunner
 
 COMMANDS = {"plain": PYTHON, "srunddp": f"{SRUNDDP} --quiet --channel slurm"}
 SETTLED = 2.5  # seconds without a new signal
@@ -28,17 +28,17 @@ UNMOVED = "trap : USR1\nsrun {command} &\nwait\nwait"
 NEAR_END = ("--time=60",)
 APART = "node05,node06"  # what is preempted there takes no other job along
 
-Act = Callable[[Bench, Recorded], object]
+SignalAction = Callable[[SlurmJobRunner, Recorded], object]
 
 
-def scancel(*options: str) -> Act:
-    return lambda bench, job: bench.cluster.run("scancel", *options, job.number)
+def scancel(*options: str) -> SignalAction:
+    return lambda runner, job: runner.cluster.run("scancel", *options, job.number)
 
 
-def interrupt(times: int) -> Act:
+def interrupt(times: int) -> SignalAction:
     """Press Ctrl-C so many times at srun's terminal."""
 
-    def act(_: Bench, job: Recorded) -> None:
+    def act(_: SlurmJobRunner, job: Recorded) -> None:
         assert job.srun
         for _ in range(times):
             job.srun.send_signal(signal.SIGINT)
@@ -47,18 +47,18 @@ def interrupt(times: int) -> Act:
     return act
 
 
-def draw_near(bench: Bench, job: Recorded) -> None:
+def draw_near(runner: SlurmJobRunner, job: Recorded) -> None:
     """Bring the job's end near, upon which Slurm sends the signal that was asked for."""
-    bench.cluster.run("scontrol", "update", f"jobid={job.number}", "TimeLimit=5")
+    runner.cluster.run("scontrol", "update", f"jobid={job.number}", "TimeLimit=5")
 
 
-def preempt(bench: Bench, job: Recorded) -> None:
-    node = bench.cluster.run("squeue", "--noheader", f"--jobs={job.number}", "--format=%N").stdout.strip()
+def preempt(runner: SlurmJobRunner, job: Recorded) -> None:
+    node = runner.cluster.run("squeue", "--noheader", f"--jobs={job.number}", "--format=%N").stdout.strip()
     taking = (f"--partition={URGENT}", f"--nodelist={node}", "--gpus-per-node=8", "--output=/dev/null")
-    bench.cluster.run("sbatch", *taking, "--wrap=true")
+    runner.cluster.run("sbatch", *taking, "--wrap=true")
 
 
-def nothing(_: Bench, __: Recorded) -> None:
+def nothing(_: SlurmJobRunner, __: Recorded) -> None:
     return
 
 
@@ -76,7 +76,7 @@ class Row:
             plain Python's as well.
     """
 
-    act: Act
+    act: SignalAction
     least: int
     options: tuple[str, ...] = ()
     body: str = "srun {command}"
@@ -106,46 +106,46 @@ ROWS = {
 }
 
 
-def start(bench: Bench, name: str, row: Row, kind: str) -> Recorded:
-    folder = Path(tempfile.mkdtemp(prefix=re.sub(r"\W+", "-", f"{kind} {name} "), dir=bench.cluster.shared))
+def start(runner: SlurmJobRunner, name: str, row: Row, kind: str) -> Recorded:
+    folder = Path(tempfile.mkdtemp(prefix=re.sub(r"\W+", "-", f"{kind} {name} "), dir=runner.cluster.shared))
     folder.chmod(0o755)
     command = f"{COMMANDS[kind]} {RECORDER} {folder} {row.linger}"
-    environment = {"SRUNDDP_IFACES": str(bench.ifaces), "PYTHONUNBUFFERED": "1"}
+    environment = {"SRUNDDP_IFACES": str(runner.ifaces), "PYTHONUNBUFFERED": "1"}
     if not row.body:
         job = folder.name
         words = ("srun", "-N2", "-n2", f"--exclude={APART}", f"--job-name={job}", *row.options, *command.split())
-        process = bench.cluster.popen(*words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return Recorded(folder, _number(bench, job), process)
+        process = runner.cluster.popen(*words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return Recorded(folder, _number(runner, job), process)
     script = folder / "job.sh"
     script.write_text(f"#!/bin/bash\n{row.body.format(command=command)}\n")
     layout = ("-N2", "-n2", f"--exclude={APART}", "--parsable", f"--chdir={ROOT}", f"--output={folder}/out")
-    submitted = bench.cluster.run("sbatch", *layout, *row.options, str(script), env=environment)
+    submitted = runner.cluster.run("sbatch", *layout, *row.options, str(script), env=environment)
     return Recorded(folder, submitted.stdout.strip())
 
 
-def _number(bench: Bench, job: str) -> str:
+def _number(runner: SlurmJobRunner, job: str) -> str:
     end = time.monotonic() + LIMIT
-    while not (found := bench.cluster.run("squeue", "--noheader", f"--name={job}", "--format=%A").stdout.strip()):
+    while not (found := runner.cluster.run("squeue", "--noheader", f"--name={job}", "--format=%A").stdout.strip()):
         assert time.monotonic() < end, job
         time.sleep(0.1)
     return found
 
 
-def _is_over(bench: Bench, job: Recorded) -> bool:
-    return not bench.cluster.run("squeue", "--noheader", f"--jobs={job.number}", check=False).stdout.strip()
+def _is_over(runner: SlurmJobRunner, job: Recorded) -> bool:
+    return not runner.cluster.run("squeue", "--noheader", f"--jobs={job.number}", check=False).stdout.strip()
 
 
-def record(bench: Bench) -> dict[str, dict[str, Recorded]]:
+def record(runner: SlurmJobRunner) -> dict[str, dict[str, Recorded]]:
     """All rows at once: for each of its name, the job of each kind with its records.
 
     A row whose batch shell ends is repeated where Slurm has killed one of its jobs without a signal.
     """
-    jobs = _record(bench, ROWS)
+    jobs = _record(runner, ROWS)
     for _ in range(TRIES):
         short = {name: row for name, row in ROWS.items() if row.shell_ends and not _all_have(row, jobs[name])}
         if not short:
             break
-        jobs |= _record(bench, short)
+        jobs |= _record(runner, short)
     return jobs
 
 
@@ -153,14 +153,14 @@ def _all_have(row: Row, kinds: Mapping[str, Recorded]) -> bool:
     return all(job.has(row.least) for job in kinds.values())
 
 
-def _record(bench: Bench, rows: Mapping[str, Row]) -> dict[str, dict[str, Recorded]]:
-    jobs = {name: {kind: start(bench, name, row, kind) for kind in COMMANDS} for name, row in rows.items()}
+def _record(runner: SlurmJobRunner, rows: Mapping[str, Row]) -> dict[str, dict[str, Recorded]]:
+    jobs = {name: {kind: start(runner, name, row, kind) for kind in COMMANDS} for name, row in rows.items()}
     each = [(rows[name], job) for name, kinds in jobs.items() for job in kinds.values()]
     until(lambda: all([job.is_ready(row.ranks) for row, job in each]), lambda: table(jobs))
     for row, job in each:
-        row.act(bench, job)
+        row.act(runner, job)
     plain = [(rows[name].least, kinds["plain"]) for name, kinds in jobs.items()]
-    until(lambda: all([job.has(least) or _is_over(bench, job) for least, job in plain]), lambda: table(jobs))
+    until(lambda: all([job.has(least) or _is_over(runner, job) for least, job in plain]), lambda: table(jobs))
     settled = time.monotonic() + SETTLED
     while time.monotonic() < settled:
         if any([job.read() for _, job in each]):

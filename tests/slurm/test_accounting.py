@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.slurm.conftest import PYTHON, Bench
+from tests.slurm.conftest import PYTHON, SlurmJobRunner
 
 pytestmark = pytest.mark.slurm
 
@@ -23,9 +23,9 @@ while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)
 """
 
 
-def rows(bench: Bench, *words: str) -> dict[str, list[str]]:
+def rows(runner: SlurmJobRunner, *words: str) -> dict[str, list[str]]:
     """Of sacct or sstat, by the first column."""
-    done = bench.cluster.run(*words, "--noheader", "--parsable2", check=False)
+    done = runner.cluster.run(*words, "--noheader", "--parsable2", check=False)
     return {first: rest for first, *rest in (line.split("|") for line in done.stdout.splitlines())}
 
 
@@ -42,23 +42,23 @@ def megabytes(shown: str) -> float:
     return float(shown.removesuffix("K")) / 1024
 
 
-def test_slurm_counts_a_steps_tasks_cpu_time_and_memory_while_it_runs_and_after(bench: Bench) -> None:
-    end = bench.cluster.shared / "busy.end"
+def test_slurm_counts_a_steps_tasks_cpu_time_and_memory(runner: SlurmJobRunner) -> None:
+    end = runner.cluster.shared / "busy.end"
     layout = ("--nodes=2", f"--ntasks={TASKS}", "--job-name=busy step", "--time=7")
     code = BUSY.format(seconds=SECONDS)
-    with bench.cluster.popen("srun", *layout, PYTHON, "-c", code, str(end)) as step:
+    with runner.cluster.popen("srun", *layout, PYTHON, "-c", code, str(end)) as step:
         try:
             job = wait_for(
-                lambda: bench.cluster.run("squeue", "--noheader", "--name=busy step", "--format=%A").stdout.strip()
+                lambda: runner.cluster.run("squeue", "--noheader", "--name=busy step", "--format=%A").stdout.strip()
             )
-            running = wait_for(lambda: at_work(bench, job))
+            running = wait_for(lambda: at_work(runner, job))
         finally:
             end.touch()
         step.communicate(timeout=30)
     assert (step.returncode, running[0]) == (0, str(TASKS))
     assert 40 < megabytes(running[2]) < 100  # by control groups Slurm counts anonymous memory
 
-    ended = wait_for(lambda: over(bench, job))
+    ended = wait_for(lambda: over(runner, job))
     state, tasks, cpu, highest, mean, _, _ = ended[f"{job}.0"]
     assert (state, tasks) == ("COMPLETED", str(TASKS))
     assert seconds(cpu) == pytest.approx(TASKS * SECONDS, rel=0.15)
@@ -66,16 +66,16 @@ def test_slurm_counts_a_steps_tasks_cpu_time_and_memory_while_it_runs_and_after(
     assert ended[job][-2:] == ["00:07:00", "busy step"]
 
 
-def at_work(bench: Bench, job: str) -> list[str] | None:
+def at_work(runner: SlurmJobRunner, job: str) -> list[str] | None:
     """The step's row of sstat, as soon as each task has used its CPU."""
-    row = rows(bench, "sstat", f"--jobs={job}", "--format=JobID,NTasks,MinCPU,AveRSS").get(f"{job}.0")
+    row = rows(runner, "sstat", f"--jobs={job}", "--format=JobID,NTasks,MinCPU,AveRSS").get(f"{job}.0")
     return row if row and all(row[1:3]) and seconds(row[1]) >= SECONDS - 1 else None
 
 
-def over(bench: Bench, job: str) -> dict[str, list[str]] | None:
+def over(runner: SlurmJobRunner, job: str) -> dict[str, list[str]] | None:
     """The rows of sacct, as soon as the job's says so, and the step has its figures: those come later."""
     columns = "JobID,State,NTasks,TotalCPU,MaxRSS,AveRSS,Timelimit,JobName"
-    seen = rows(bench, "sacct", f"--jobs={job}", f"--format={columns}")
+    seen = rows(runner, "sacct", f"--jobs={job}", f"--format={columns}")
     # The job's row is there before its time limit and its name.
     return (
         seen if job in seen and seen[job][0] == "COMPLETED" and seen[job][-2] and all(seen[f"{job}.0"][3:5]) else None
@@ -91,5 +91,5 @@ def wait_for(look: Callable[[], T | None], limit: float = 30.0) -> T:
     return seen
 
 
-def test_nobody_needs_an_account(bench: Bench) -> None:
-    assert bench.cluster.run("setpriv", "--reuid=65534", "--clear-groups", "srun", "id", "-u").stdout == "65534\n"
+def test_nobody_needs_an_account(runner: SlurmJobRunner) -> None:
+    assert runner.cluster.run("setpriv", "--reuid=65534", "--clear-groups", "srun", "id", "-u").stdout == "65534\n"

@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.network import link_down, packets_dropped
 from tests.cluster.nodes import node
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.planted import (
     SHORT,
     checked,
@@ -38,26 +38,26 @@ ONE_EACH = ("-N3", "--ntasks-per-node=1")  # where three nodes show it as well a
 
 
 @pytest.mark.parametrize("channel", list(OVER))
-def test_a_healthy_cluster_passes_clean(channel: str, bench: Bench) -> None:
+def test_a_healthy_cluster_passes_clean(channel: str, runner: SlurmJobRunner) -> None:
     forced = ("--channel=mpi",) if channel == "MPI" else ()
-    done = checked(bench, *forced, REPORT, srun=(*TWO_EACH, *OVER[channel]))
+    done = checked(runner, *forced, REPORT, srun=(*TWO_EACH, *OVER[channel]))
     assert (done.code, done.findings) == (0, []), done
     assert done.text.startswith("check of job ")
     assert "12 of 12 ranks on 6 nodes, all is well\n" in done.text
 
 
-def test_the_report_has_a_line_for_each_node_on_what_it_sees_and_has(bench: Bench) -> None:
-    done = checked(bench, f"--path={ROOT / 'etc'}", REPORT, srun=("-N2", "--ntasks-per-node=1"))
+def test_the_report_has_a_line_for_each_node(runner: SlurmJobRunner) -> None:
+    done = checked(runner, f"--path={ROOT / 'etc'}", REPORT, srun=("-N2", "--ntasks-per-node=1"))
     (text,) = [path.read_text().splitlines() for path in done.folder.glob("preflight.*.txt")]
     assert "node02 proj=ok script=ok env=ok etc=ok" in text
     assert any(line.startswith("node02 ok: Python 3.") and ", torch 2." in line for line in text), text
 
 
-def test_faults_that_leave_the_network_alone_are_all_named_at_once_each_on_its_node(bench: Bench) -> None:
+def test_faults_beside_the_network_are_named_each_on_its_node(runner: SlurmJobRunner) -> None:
     """Another torch, a full /tmp, a clock that is off, another MTU, a name on loopback: five nodes have one each."""
-    faults = {"node02": with_other_torch(), "node03": full_tmp(bench), "node04": with_clock_off()}
+    faults = {"node02": with_other_torch(), "node03": full_tmp(runner), "node04": with_clock_off()}
     with mtu(node("node05"), 1400), own_name_on_loopback(node("node06")):
-        done = checked(bench, REPORT, faults=faults)
+        done = checked(runner, REPORT, faults=faults)
     assert done.named() == {
         ("FAIL", "versions", "node02"),
         ("FAIL", "limits", "node03"),
@@ -73,33 +73,33 @@ def test_faults_that_leave_the_network_alone_are_all_named_at_once_each_on_its_n
     assert "the node's own name leads to 127.0.1.1, which is loopback" in done.text
 
 
-def test_a_project_folder_that_a_node_lacks_is_named(bench: Bench) -> None:
-    project = bench.cluster.shared / "lab" / "project"
+def test_a_project_folder_that_a_node_lacks_is_named(runner: SlurmJobRunner) -> None:
+    project = runner.cluster.shared / "lab" / "project"
     project.mkdir(parents=True)
     script = write(project / "train.py", "print('trained')\n")
-    done = checked(bench, f"--path={project}", str(script), faults={"node02": hidden(project.parent)}, srun=ONE_EACH)
+    done = checked(runner, f"--path={project}", str(script), faults={"node02": hidden(project.parent)}, srun=ONE_EACH)
     assert done.named() == {("FAIL", "paths", "node02")}, done.text
     assert done.code == 69
     assert f"the script {script} is not there; expected on every rank -> " in done.text
     assert f"{project} is not there" in done.text
 
 
-def test_one_gpu_that_two_ranks_have_is_named_with_them(bench: Bench) -> None:
+def test_one_gpu_that_two_ranks_have_is_named_with_them(runner: SlurmJobRunner) -> None:
     """By a simulated NVML; every node has two GPUs, and one of them the same twice."""
-    folder = bench.cluster.shared
+    folder = runner.cluster.shared
     faults = {f"node0{number}": with_gpus(folder, f"GPU-{number}a", f"GPU-{number}b") for number in range(1, 4)}
     faults["node02"] = with_gpus(folder, "GPU-2a", "GPU-2a")
-    done = checked(bench, REPORT, faults=faults, srun=("-N3", "--ntasks-per-node=2"))
+    done = checked(runner, REPORT, faults=faults, srun=("-N3", "--ntasks-per-node=2"))
     assert done.named() == {("FAIL", "gpus", "node02")}, done.text
     assert [each["ranks"] for each in done.findings] == [[2, 3]]
     assert done.code == 69
 
 
 @pytest.mark.parametrize("channel", ["SLURM_* alone", "PMI"])
-def test_a_data_interface_that_is_down_is_named(channel: str, bench: Bench) -> None:
+def test_a_data_interface_that_is_down_is_named(channel: str, runner: SlurmJobRunner) -> None:
     """Where no other network leads to rank 0, the node says so itself, and rank 0 that it is missing."""
     with link_down(node("node03")):
-        done = checked(bench, REPORT, srun=("-N3", "--ntasks-per-node=2", *OVER[channel]), timeout=SHORT)
+        done = checked(runner, REPORT, srun=("-N3", "--ntasks-per-node=2", *OVER[channel]), timeout=SHORT)
     assert done.code == 69
     words = "interface ens1f0np0 is down on node node03, which has "
     if channel == "PMI":
@@ -112,17 +112,17 @@ def test_a_data_interface_that_is_down_is_named(channel: str, bench: Bench) -> N
         assert any(words in line for line in own), done.errors
 
 
-def test_a_wrong_name_in_ifaces_conf_is_named_with_its_line(bench: Bench) -> None:
-    text = bench.ifaces.read_text().replace("interface: ens1f0\n", "interface: ens1f9\n")
-    wrong = bench.write_ifaces("wrong-name.conf", text)
-    done = checked(bench, REPORT, ifaces=wrong, srun=("-N2", "-wnode01,node05", "--ntasks-per-node=1", "--mpi=pmi2"))
+def test_a_wrong_name_in_ifaces_conf_is_named_with_its_line(runner: SlurmJobRunner) -> None:
+    text = runner.ifaces.read_text().replace("interface: ens1f0\n", "interface: ens1f9\n")
+    wrong = runner.write_ifaces("wrong-name.conf", text)
+    done = checked(runner, REPORT, ifaces=wrong, srun=("-N2", "-wnode01,node05", "--ntasks-per-node=1", "--mpi=pmi2"))
     assert done.named() == {("FAIL", "interface", "node05")}, done.text
     assert done.about("interface").startswith(f"{wrong}:13:3: interface ens1f9 is not there on node node05")
 
 
-def test_packets_lost_one_way_between_two_nodes_name_the_pair_and_the_direction(bench: Bench) -> None:
+def test_packets_lost_one_way_name_the_pair_and_the_direction(runner: SlurmJobRunner) -> None:
     with one_way_dropped(node("node03"), node("node05")):
-        done = checked(bench, srun=("-N3", "-wnode01,node03,node05", "--ntasks-per-node=1"))
+        done = checked(runner, srun=("-N3", "-wnode01,node03,node05", "--ntasks-per-node=1"))
     assert done.named() == {("FAIL", "reach", "node03 -> node05")}, done.text
     assert "random" in done.findings[0]["expected"]
 
@@ -134,48 +134,50 @@ def test_packets_lost_one_way_between_two_nodes_name_the_pair_and_the_direction(
         ("input", "nothing that others send to 10.88.0.14 reaches it"),
     ],
 )
-def test_a_node_that_is_heard_by_none_or_hears_none_is_named_alone(hook: str, words: str, bench: Bench) -> None:
+def test_a_node_that_is_cut_off_is_named_alone(hook: str, words: str, runner: SlurmJobRunner) -> None:
     with packets_dropped(node("node04"), hook):
-        done = checked(bench, srun=("-N4", "--ntasks-per-node=1", "--mpi=pmi2"))
+        done = checked(runner, srun=("-N4", "--ntasks-per-node=1", "--mpi=pmi2"))
     assert done.named() == {("FAIL", "reach", "node04")}, done.text
     assert done.about("reach").startswith(words)
 
 
-def test_one_slow_link_alone_is_named(bench: Bench) -> None:
+def test_one_slow_link_alone_is_named(runner: SlurmJobRunner) -> None:
     with slowed(node("node02"), "50mbit"):
-        done = checked(bench, "--collective", srun=("-N4", "--ntasks-per-node=1"))
+        done = checked(runner, "--collective", srun=("-N4", "--ntasks-per-node=1"))
     assert done.named() == {("WARN", "rate", "node02")}, done.text
     assert done.about("rate").startswith("it sends at most ")
     assert done.code == 0
     assert "gloo all-reduce, busbw in GB/s: 32 KiB " in done.text
 
 
-def test_a_check_without_srun_in_an_allocation_says_so(bench: Bench) -> None:
-    done = bench.batch(f"{SRUNDDP} check --output-dir=$SLURM_SUBMIT_DIR/..; echo code $?", "-N2", "--ntasks-per-node=2")
+def test_a_check_without_srun_in_an_allocation_says_so(runner: SlurmJobRunner) -> None:
+    done = runner.batch(
+        f"{SRUNDDP} check --output-dir=$SLURM_SUBMIT_DIR/..; echo code $?", "-N2", "--ntasks-per-node=2"
+    )
     assert "code 69" in done.output
     assert "one process, in an allocation of Slurm for 4 tasks: it was started without srun; " in done.output
 
 
-def test_one_rank_that_lost_what_srun_told_it_is_named(bench: Bench) -> None:
+def test_one_rank_that_lost_what_srun_told_it_is_named(runner: SlurmJobRunner) -> None:
     """Such as below a wrapper that cleans its environment: it is a world of one, and rank 0 misses it."""
     cleaned = 'if [ "$SLURM_LOCALID" = 1 ]; then exec env -i PATH="$PATH" VIRTUAL_ENV="$VIRTUAL_ENV" "$@"; fi'
-    done = checked(bench, REPORT, faults={"node02": cleaned}, srun=("-N3", "--ntasks-per-node=2"), timeout=SHORT)
+    done = checked(runner, REPORT, faults={"node02": cleaned}, srun=("-N3", "--ntasks-per-node=2"), timeout=SHORT)
     assert done.code == 69
     assert ("FAIL", "launch", "node02") in done.named(), done.text
     (missing,) = [each for each in done.findings if each["check"] == "launch"]
     assert missing["ranks"] == [3]
 
 
-def test_mpi_without_its_world_is_named_where_the_script_uses_it(bench: Bench) -> None:
-    script = write(bench.cluster.shared / "uses_mpi.py", "from mpi4py import MPI\n")
-    done = checked(bench, str(script), srun=("-N2", "--ntasks-per-node=1", "--mpi=none"))
+def test_mpi_without_its_world_is_named_where_the_script_uses_it(runner: SlurmJobRunner) -> None:
+    script = write(runner.cluster.shared / "uses_mpi.py", "from mpi4py import MPI\n")
+    done = checked(runner, str(script), srun=("-N2", "--ntasks-per-node=1", "--mpi=none"))
     assert done.named() == {("FAIL", "launch", "node01,node02")}, done.text
     assert done.about("launch").startswith("the script imports mpi4py, and mpi4py uses Open MPI, and none of ")
-    assert checked(bench, str(script), srun=("-N2", "--ntasks-per-node=1", "--mpi=pmix")).findings == []
+    assert checked(runner, str(script), srun=("-N2", "--ntasks-per-node=1", "--mpi=pmix")).findings == []
 
 
-def test_the_report_is_there_for_programs(bench: Bench) -> None:
-    done = checked(bench, srun=("-N2", "--ntasks-per-node=1"))
+def test_the_report_is_there_for_programs(runner: SlurmJobRunner) -> None:
+    done = checked(runner, srun=("-N2", "--ntasks-per-node=1"))
     (path,) = done.folder.glob("preflight.*.json")
     report = json.loads(path.read_text())
     assert (report["exit_code"], [rank["node"] for rank in report["ranks"]]) == (0, ["node01", "node02"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.slurm.conftest import PYTHON, SRUNDDP, Bench
+from tests.slurm.conftest import PYTHON, SRUNDDP, SlurmJobRunner
 
 pytestmark = pytest.mark.slurm
 
@@ -29,17 +29,17 @@ print(json.dumps({"cpu": after[0] - before[0], "memory": after[1] - before[1], "
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_step_over_its_memory_is_named_out_of_memory(bench: Bench, nodes: int) -> None:
-    script = bench.cluster.shared / "takes_more.py"
+def test_a_step_over_its_memory_is_named_out_of_memory(runner: SlurmJobRunner, nodes: int) -> None:
+    script = runner.cluster.shared / "takes_more.py"
     script.write_text(TAKES_MORE)
-    done = bench.srun(f"-N{nodes}", "-n2", "--mem=300", SRUNDDP, "--quiet", str(script))
+    done = runner.srun(f"-N{nodes}", "-n2", "--mem=300", SRUNDDP, "--quiet", str(script))
     assert "srunddp: rank 1 on node0" in done.errors
     assert " failed: killed by SIGKILL, out of memory (exit code 137)\n" in done.errors
     assert done.errors.count("failed: ") == 1, done.errors
 
 
-def test_the_job_s_group_tells_its_cpu_time_and_memory(bench: Bench) -> None:
-    done = bench.srun("-N1", "-n1", "--mem=500", PYTHON, "-c", FIGURES)
+def test_the_job_s_group_tells_its_cpu_time_and_memory(runner: SlurmJobRunner) -> None:
+    done = runner.srun("-N1", "-n1", "--mem=500", PYTHON, "-c", FIGURES)
     (figures,) = done.reports
     assert figures["limit"] == 500 * MIB
     # The kernel counts up to 64 pages of each CPU later.

@@ -16,7 +16,7 @@ from tests.chaos.plan import SUDDEN, Fault, Plan
 from tests.chaos.run import Result, Run, Site, carry_out, started, wrong
 from tests.chaos.verdict import victims
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import SRUNDDP, Bench, site_mpi
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, site_mpi
 
 pytestmark = pytest.mark.slurm
 
@@ -28,13 +28,13 @@ REPORT = str(PROGRAMS / "report.py")
 
 
 @pytest.fixture
-def site(bench: Bench) -> Site:
-    return Site(bench.cluster.shared, bench.cluster, bench.ifaces, tuple(site_mpi().items()))
+def site(runner: SlurmJobRunner) -> Site:
+    return Site(runner.cluster.shared, runner.cluster, runner.ifaces, tuple(site_mpi().items()))
 
 
 def check(plan: Plan, site: Site, limit: float = AT_ONCE) -> Result:
     result = carry_out(plan, site)
-    assert wrong(plan, result, limit) == [], result.told()
+    assert wrong(plan, result, limit) == [], result.describe()
     return result
 
 
@@ -44,7 +44,7 @@ def test_all_end_and_the_culprit_is_named_however_it_failed(kind: str, site: Sit
 
 
 @pytest.mark.parametrize("kind", ["exception", "exit3", "sigkill", "supervisor"])
-def test_the_same_holds_for_rank_0_and_where_srun_lets_the_others_run_on(kind: str, site: Site) -> None:
+def test_rank_0s_failure_ends_all_where_srun_lets_others_run_on(kind: str, site: Site) -> None:
     check(Plan((Fault(0, kind),), peers="block"), site)
 
 
@@ -57,7 +57,7 @@ def test_it_does_not_matter_how_far_the_script_was(phase: str, rank: int, kind: 
 @pytest.mark.parametrize(("kind", "code"), [("segv", 139), ("os_exit", 9)])
 def test_a_rank_that_fails_when_all_is_done_keeps_its_exit_code(kind: str, code: int, site: Site) -> None:
     result = carry_out(Plan((Fault(3, kind, "atexit"),)), site)
-    assert (result.code, result.left) == (code, ()), result.told()
+    assert (result.code, result.left) == (code, ()), result.describe()
 
 
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
@@ -98,31 +98,31 @@ def test_failure_json_says_all_that_the_verdict_says(site: Site) -> None:
     with started(plan, site) as run:
         result = run.finish()
         found = list(run.log_dir.glob("*/failure.json"))
-        assert len(found) == 1, result.told()
-        told = json.loads(found[0].read_text())
-    assert wrong(plan, result, AT_ONCE) == [], result.told()
-    assert (told["rank"], told["node"], told["exit_code"]) == (3, "node02", 1)
-    assert "ValueError: boom" in told["cause"]
-    assert "boom" in told["traceback"]
-    assert {(victim["rank"], victim["node"]) for victim in told["victims"]} == {
+        assert len(found) == 1, result.describe()
+        record = json.loads(found[0].read_text())
+    assert wrong(plan, result, AT_ONCE) == [], result.describe()
+    assert (record["rank"], record["node"], record["exit_code"]) == (3, "node02", 1)
+    assert "ValueError: boom" in record["cause"]
+    assert "boom" in record["traceback"]
+    assert {(victim["rank"], victim["node"]) for victim in record["victims"]} == {
         (0, "node01"),
         (1, "node01"),
         (2, "node02"),
         (4, "node03"),
         (5, "node03"),
     }
-    assert told["time"]
+    assert record["time"]
 
 
 @pytest.mark.parametrize(("rank", "kind"), [(3, "sigkill"), (0, "exception")])
 def test_gloo_s_own_errors_do_not_hide_the_culprit(rank: int, kind: str, site: Site) -> None:
     result = check(Plan((Fault(rank, kind),), torch=True), site)
-    assert result.errors.count("Traceback") == (kind == "exception"), result.told()
+    assert result.errors.count("Traceback") == (kind == "exception"), result.describe()
 
 
 def test_a_good_run_has_no_verdict(site: Site) -> None:
     result = carry_out(Plan(steps=50, children=False), site)
-    assert (result.code, result.verdicts, result.left) == (0, (), ()), result.told()
+    assert (result.code, result.verdicts, result.left) == (0, (), ()), result.describe()
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -134,12 +134,12 @@ def test_a_rank_that_was_stopped_for_ten_seconds_is_named(rank: int, site: Site)
 def test_a_rank_that_makes_no_step_is_named_with_where_it_stands(kind: str, site: Site) -> None:
     plan = Plan((Fault(4, kind),), heartbeat=True, options=("--stall-timeout", str(STALL)))
     result = check(plan, site, STALL + 20.0)
-    assert "faults.py" in result.errors, result.told()
+    assert "faults.py" in result.errors, result.describe()
 
 
 def test_without_a_heartbeat_no_script_stalls(site: Site) -> None:
     result = carry_out(Plan(steps=3, pace=2.0, options=("--stall-timeout", "1")), site)
-    assert (result.code, result.verdicts) == (0, ()), result.told()
+    assert (result.code, result.verdicts) == (0, ()), result.describe()
 
 
 def late(rank: int, seconds: int) -> Callable[[list[str]], list[str]]:
@@ -157,13 +157,13 @@ def test_a_rank_that_never_starts_is_named_and_all_end(site: Site) -> None:
     plan = Plan(kill=True, options=("--timeout", "4"))
     with started(plan, site, late(4, 600)) as run:
         result = run.finish(30)
-    assert result.left == (), result.told()
+    assert result.left == (), result.describe()
     assert result.code != 0
     assert "rank 4 on node03" in result.errors
     assert "Traceback" not in result.errors
 
 
-def test_a_supervisor_that_is_killed_while_others_are_still_to_come_ends_all(site: Site) -> None:
+def test_a_supervisor_killed_during_the_rendezvous_ends_all(site: Site) -> None:
     with started(Plan(kill=True), site, late(4, 600)) as run:
         run.until(lambda: len(supervisors(run)) == 5, 30)
         victim = next(pid for pid in supervisors(run) if b"SLURM_PROCID=3\0" in environment(pid))
@@ -171,39 +171,39 @@ def test_a_supervisor_that_is_killed_while_others_are_still_to_come_ends_all(sit
         run.failing()
         os.kill(victim, signal.SIGKILL)
         result = run.finish(30)
-    assert result.left == (), result.told()
+    assert result.left == (), result.describe()
     assert result.code != 0
-    assert "rank 3 on node02" in result.errors, result.told()
+    assert "rank 3 on node02" in result.errors, result.describe()
 
 
-def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(site: Site, bench: Bench) -> None:
+def test_a_job_that_slurm_suspends_and_resumes_has_not_failed(site: Site, runner: SlurmJobRunner) -> None:
     """Longer than a rank may be stopped for, and than a line may be silent for."""
     with started(Plan(heartbeat=True, options=("--stall-timeout", "8")), site) as run:
-        told = run.ready()[0]
-        job = next(word for word in environment(told["pid"]).split(b"\0") if word.startswith(b"SLURM_JOB_ID="))
+        rank = run.ready()[0]
+        job = next(word for word in environment(rank["pid"]).split(b"\0") if word.startswith(b"SLURM_JOB_ID="))
         words = job.decode().removeprefix("SLURM_JOB_ID=")
-        bench.cluster.run("scontrol", "suspend", words)
+        runner.cluster.run("scontrol", "suspend", words)
         # Frozen with its control group a process does not run, and is in no call that can be interrupted.
-        run.until(lambda: state(told["supervisor"]) in "TD", 20)
+        run.until(lambda: state(rank["supervisor"]) in "TD", 20)
         time.sleep(SUSPENDED)
-        assert state(told["pid"]) in "TD"
-        bench.cluster.run("scontrol", "resume", words)
+        assert state(rank["pid"]) in "TD"
+        runner.cluster.run("scontrol", "resume", words)
         resumed = time.monotonic()
         run.until(lambda: all(said["time"] > resumed + 12.0 for said in run.said("steps").values()), 40)
-        assert run.process.poll() is None, run.finish(0).told()
+        assert run.process.poll() is None, run.finish(0).describe()
 
 
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_with_munge_the_ranks_prove_who_they_are(site: Site, bench: Bench) -> None:
+def test_with_munge_the_ranks_prove_who_they_are(site: Site, runner: SlurmJobRunner) -> None:
     """And one that cannot is refused, with a word on what it lacks."""
-    munge = {"SRUNDDP_MUNGE_SOCKET": str(bench.cluster.munge_socket)}
-    good = bench.srun("-N3", "--ntasks-per-node=2", SRUNDDP, "--quiet", REPORT, env=munge)
+    munge = {"SRUNDDP_MUNGE_SOCKET": str(runner.cluster.munge_socket)}
+    good = runner.srun("-N3", "--ntasks-per-node=2", SRUNDDP, "--quiet", REPORT, env=munge)
     assert (good.code, len(good.reports)) == (0, 6), good.errors
     script = f'[ "$SLURM_PROCID" = 3 ] && export SRUNDDP_MUNGE_SOCKET=/nowhere; exec {SRUNDDP} --timeout 20 {REPORT}'
-    refused = bench.srun("-N3", "--ntasks-per-node=2", "sh", "-c", script, env=munge)
+    refused = runner.srun("-N3", "--ntasks-per-node=2", "sh", "-c", script, env=munge)
     assert refused.code != 0
     assert "rank 3 on node02" in refused.errors
     assert "munge" in refused.errors
@@ -235,36 +235,36 @@ def parent(pid: int) -> int | None:
         return None  # it has just ended
 
 
-def by_batch(bench: Bench) -> Callable[[list[str]], list[str]]:
+def by_batch(runner: SlurmJobRunner) -> Callable[[list[str]], list[str]]:
     def words(command: list[str]) -> list[str]:
-        script = bench.cluster.shared / "job.sh"
-        script.write_text(f"#!/bin/bash\nexport SRUNDDP_IFACES={bench.ifaces}\n{' '.join(command)}\n")
-        layout = ("-N3", "--ntasks-per-node=2", f"--chdir={ROOT}", "--output", str(bench.cluster.shared / "job.out"))
+        script = runner.cluster.shared / "job.sh"
+        script.write_text(f"#!/bin/bash\nexport SRUNDDP_IFACES={runner.ifaces}\n{' '.join(command)}\n")
+        layout = ("-N3", "--ntasks-per-node=2", f"--chdir={ROOT}", "--output", str(runner.cluster.shared / "job.out"))
         return ["sbatch", "--wait", *layout, str(script)]
 
     return words
 
 
-def test_scancel_leaves_nothing(site: Site, bench: Bench) -> None:
+def test_scancel_leaves_nothing(site: Site, runner: SlurmJobRunner) -> None:
     with started(Plan(stubborn=True, children=True), site) as run:
         run.ready()
         run.failing()
-        bench.cluster.run("scancel", "--user=root")
+        runner.cluster.run("scancel", "--user=root")
         result = run.finish(20)
     # Slurm itself waits KillWait, 5 s here, before it kills what ignores its SIGTERM.
-    assert result.gone is not None, result.told()
+    assert result.gone is not None, result.describe()
     assert result.gone < 8.0
     assert result.left == ()
 
 
-def test_the_batch_shell_s_end_leaves_nothing(site: Site, bench: Bench) -> None:
-    with started(Plan(stubborn=True, children=True), site, by_batch(bench)) as run:
+def test_the_batch_shell_s_end_leaves_nothing(site: Site, runner: SlurmJobRunner) -> None:
+    with started(Plan(stubborn=True, children=True), site, by_batch(runner)) as run:
         run.ready()
         (shell,) = (process.pid for process in run.watch.living() if process.name == "slurm_script")
         run.failing()
         os.kill(shell, signal.SIGKILL)
         result = run.finish(30)
-    assert result.gone is not None, result.told()
+    assert result.gone is not None, result.describe()
     assert result.gone < 15.0
 
 
@@ -274,7 +274,7 @@ def test_srun_s_end_leaves_nothing(site: Site) -> None:
         run.failing()
         run.process.kill()
         result = run.finish(30)
-    assert result.gone is not None, result.told()
+    assert result.gone is not None, result.describe()
     assert result.gone < 15.0
     assert result.left == ()
 
@@ -283,4 +283,4 @@ def test_the_next_run_on_the_same_nodes_is_not_disturbed(site: Site) -> None:
     plan = Plan((Fault(3, "sigkill"),))
     check(plan, site)
     good = carry_out(replace(plan, faults=(), steps=20), site)
-    assert good.code == 0, good.told()
+    assert good.code == 0, good.describe()

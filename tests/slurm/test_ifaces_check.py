@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.nodes import NODES
 from tests.conftest import ROOT
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 
 pytestmark = pytest.mark.slurm
 
@@ -23,9 +23,9 @@ print(json.dumps([report.cluster, report.notes, found]))
 """
 
 
-def test_the_nodes_of_the_real_cluster_are_known_on_its_login_node(bench: Bench) -> None:
-    short = bench.write_ifaces("short.conf", f"- nodes: {NODES[0].name},nosuch\n  interface: auto\n")
-    answers = [bench.cluster.run(sys.executable, "-c", CHECK, str(path)).stdout for path in (bench.ifaces, short)]
+def test_the_nodes_of_the_cluster_are_known_on_its_login_node(runner: SlurmJobRunner) -> None:
+    short = runner.write_ifaces("short.conf", f"- nodes: {NODES[0].name},nosuch\n  interface: auto\n")
+    answers = [runner.cluster.run(sys.executable, "-c", CHECK, str(path)).stdout for path in (runner.ifaces, short)]
     every = [node.name for node in NODES]
     assert json.loads(answers[0]) == [every, [], []]
     cluster, notes, found = json.loads(answers[1])

@@ -22,7 +22,7 @@ from srunddp.report.summarize import summary_of
 from srunddp.report.summary import Summary
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
-from tests.slurm.conftest import SRUNDDP, Bench, Outcome
+from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner
 
 pytestmark = [pytest.mark.slurm, pytest.mark.alone]
 
@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def folder(bench: Bench, request: pytest.FixtureRequest) -> Path:
-    return bench.cluster.shared / request.node.name.replace("/", "_")
+def folder(runner: SlurmJobRunner, request: pytest.FixtureRequest) -> Path:
+    return runner.cluster.shared / request.node.name.replace("/", "_")
 
 
-def train(bench: Bench, folder: Path, case: str, *layout: str, **variables: str) -> Outcome:
+def train(runner: SlurmJobRunner, folder: Path, case: str, *layout: str, **variables: str) -> Outcome:
     monitor = ("--monitor=0.5", f"--monitor-dir={folder}")
-    done = bench.srun("--time=5", "--mem=450", *layout, SRUNDDP, "run", *monitor, MONITORED, case, "4", env=variables)
+    done = runner.srun("--time=5", "--mem=450", *layout, SRUNDDP, "run", *monitor, MONITORED, case, "4", env=variables)
     assert done.code == 0, done.errors
     return done
 
@@ -102,9 +102,9 @@ def wait_for(look: Callable[[], T], limit: float = 60.0) -> T:
     ],
 )
 def test_what_is_wrong_gets_its_note_and_only_that(
-    case: str, layout: tuple[str, ...], rules: list[str], bench: Bench, folder: Path
+    case: str, layout: tuple[str, ...], rules: list[str], runner: SlurmJobRunner, folder: Path
 ) -> None:
-    train(bench, folder, case, *layout)
+    train(runner, folder, case, *layout)
     summary = summed(folder)
     found = notes(summary)
     assert [note.rule for note in found] == rules, found
@@ -113,45 +113,45 @@ def test_what_is_wrong_gets_its_note_and_only_that(
     if case.startswith("wrong"):
         assert "ens6" in found[0].found
     if case == "healthy":  # of Slurm 22.05 the ranks themselves do not hear of it
-        said = bench.on_login(SRUNDDP, "report", "--text", str(start_of(folder)))
+        said = runner.on_login(SRUNDDP, "report", "--text", str(start_of(folder)))
         assert re.search(r"^started .* of 5 min$", said.output, re.MULTILINE), said.output
     assert not samplers()
 
 
-def test_a_gpu_that_has_nothing_to_do_gets_its_note_and_only_that(bench: Bench, folder: Path) -> None:
+def test_an_idle_gpu_gets_its_note_and_only_that(runner: SlurmJobRunner, folder: Path) -> None:
     folder.mkdir()
     gpu = {"uuid": "GPU-1", "name": "NVIDIA H100", "total": 80 << 30, "trace": [IDLE]}
     (folder / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 13000, "gpus": [gpu]}))
     nvml = {"FAKE_NVML": str(folder / "nvml.json"), "PYTHONPATH": str(PROGRAMS / "nvml")}
-    train(bench, folder, "slow rank 0", "-N1", "-n1", "--gpus-per-node=1", **nvml)  # there is no faster one
+    train(runner, folder, "slow rank 0", "-N1", "-n1", "--gpus-per-node=1", **nvml)  # there is no faster one
     summary = summed(folder)
     assert [(gpu.uuid, gpu.utilization) for gpu in summary.gpus] == [("GPU-1", IDLE["utilization"])]
     assert [note.rule for note in notes(summary)] == ["gpu idle"]
 
 
-def accounted(bench: Bench, *words: str) -> list[str]:
+def accounted(runner: SlurmJobRunner, *words: str) -> list[str]:
     """One row of sacct's or sstat's, once it is there."""
     return wait_for(
         lambda: [
             line.split("|")
-            for line in bench.cluster.run(*words, "--noheader", "--parsable2", check=False).stdout.splitlines()
+            for line in runner.cluster.run(*words, "--noheader", "--parsable2", check=False).stdout.splitlines()
             if "||" not in line
         ]
     )[0]
 
 
-def test_figures_agree_with_those_of_sstat_and_sacct_within_a_tenth(bench: Bench, folder: Path) -> None:
+def test_figures_agree_with_sstat_and_sacct_within_a_tenth(runner: SlurmJobRunner, folder: Path) -> None:
     words = ("-N3", "--ntasks-per-node=2", "--time=5", SRUNDDP, "run", "--monitor=1", f"--monitor-dir={folder}")
-    variables = {"SRUNDDP_IFACES": str(bench.ifaces), "OMP_NUM_THREADS": "1"}
-    with ending(bench.cluster.popen("srun", *words, MONITORED, "starving", "10", env=variables)) as step:
+    variables = {"SRUNDDP_IFACES": str(runner.ifaces), "OMP_NUM_THREADS": "1"}
+    with ending(runner.cluster.popen("srun", *words, MONITORED, "starving", "10", env=variables)) as step:
         # Once it trains its memory stays as it is, and a second between two samples changes little.
         wait_for(lambda: [rank for rank in summed(folder).ranks if rank.steps > 150] if ready(folder) else None)
         job = job_of(folder)
-        running = accounted(bench, "sstat", "--allsteps", "-j", f"{job}.0", "--format=AveCPU,MaxRSS,AveRSS")
+        running = accounted(runner, "sstat", "--allsteps", "-j", f"{job}.0", "--format=AveCPU,MaxRSS,AveRSS")
         live = summed(folder)
         step.communicate(timeout=60)
     assert step.returncode == 0
-    ended = accounted(bench, "sacct", "-j", f"{job}.0", "--format=TotalCPU,MaxRSS,AveRSS,Elapsed")
+    ended = accounted(runner, "sacct", "-j", f"{job}.0", "--format=TotalCPU,MaxRSS,AveRSS,Elapsed")
     whole = summed(folder)
     for (_, highest, *_), ours in ((running, live), (ended, whole)):
         memories = [rank.rss_bytes for rank in ours.ranks if rank.rss_bytes]
@@ -175,12 +175,10 @@ def ready(folder: Path) -> bool:
     return bool(list(folder.glob("*/monitor.0/run.json")))
 
 
-def test_of_a_job_that_is_killed_the_report_is_complete_to_the_last_sample_and_no_sampler_is_left(
-    bench: Bench, folder: Path
-) -> None:
+def test_a_killed_job_has_its_report_and_leaves_no_sampler(runner: SlurmJobRunner, folder: Path) -> None:
     words = ("-N3", "--ntasks-per-node=2", SRUNDDP, "run", "--monitor=0.5", f"--monitor-dir={folder}")
-    variables = {"SRUNDDP_IFACES": str(bench.ifaces), "OMP_NUM_THREADS": "1"}
-    with ending(bench.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables)) as step:
+    variables = {"SRUNDDP_IFACES": str(runner.ifaces), "OMP_NUM_THREADS": "1"}
+    with ending(runner.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables)) as step:
         wait_for(lambda: ready(folder) and summed(folder).steps > 150)
         wait_for(lambda: len(samplers()) == 3)  # those of the test before may be about to end
         job = job_of(folder)
@@ -199,7 +197,7 @@ def test_of_a_job_that_is_killed_the_report_is_complete_to_the_last_sample_and_n
     assert len(steps) == 6
     assert min(steps) > 100
     # Until then it might still run.
-    last_line = wait_for(lambda: told(bench, folder), limit=20).splitlines()[3]
+    last_line = wait_for(lambda: live_report(runner, folder), limit=20).splitlines()[3]
     assert "killed" in last_line, last_line
 
 
@@ -213,7 +211,7 @@ def ending(process: Popen[str]) -> Iterator[Popen[str]]:
             process.kill()
 
 
-def told(bench: Bench, folder: Path) -> str:
+def live_report(runner: SlurmJobRunner, folder: Path) -> str:
     """What the command prints of a run that is over."""
-    shown = bench.cluster.run(SRUNDDP, "report", "--text", str(start_of(folder))).stdout
+    shown = runner.cluster.run(SRUNDDP, "report", "--text", str(start_of(folder))).stdout
     return "" if "still running" in shown else shown

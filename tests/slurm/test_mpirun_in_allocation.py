@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import PROGRAMS
 from tests.mpirun.conftest import there
-from tests.slurm.conftest import SRUNDDP, Bench, Outcome
+from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner
 
 pytestmark = [pytest.mark.slurm, pytest.mark.mpirun]
 
@@ -20,16 +20,16 @@ NETWORK = {
 }
 
 
-def mpirun(bench: Bench, name: str, program: str, *options: str) -> Outcome:
+def mpirun(runner: SlurmJobRunner, name: str, program: str, *options: str) -> Outcome:
     """A batch job whose body is mpirun of srunddp and the program."""
     mpi = there(name)
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in (mpi.env() | NETWORK[name]).items())
-    return bench.batch(f"{exports}{mpi.mpirun} {SRUNDDP} {PROGRAMS / program}", *options)
+    return runner.batch(f"{exports}{mpi.mpirun} {SRUNDDP} {PROGRAMS / program}", *options)
 
 
 @pytest.mark.parametrize("name", sorted(NETWORK))
-def test_row_19_and_40_mpirun_takes_the_allocation_s_tasks_and_its_own_ranks(bench: Bench, name: str) -> None:
-    done = mpirun(bench, name, "report.py", "-N2", "--ntasks-per-node=2")
+def test_mpirun_takes_the_allocations_tasks_and_its_own_ranks(runner: SlurmJobRunner, name: str) -> None:
+    done = mpirun(runner, name, "report.py", "-N2", "--ntasks-per-node=2")
     assert done.code == 0, done.errors
     ranks = done.by_rank()
     assert sorted(ranks) == [0, 1, 2, 3]
@@ -40,8 +40,8 @@ def test_row_19_and_40_mpirun_takes_the_allocation_s_tasks_and_its_own_ranks(ben
 
 
 @pytest.mark.parametrize("name", sorted(NETWORK))
-def test_a_script_written_for_torchrun_reduces_over_two_nodes_under_mpirun(bench: Bench, name: str) -> None:
-    done = mpirun(bench, name, "torchrun_style.py", "-N2", "--ntasks-per-node=1")
+def test_a_torchrun_script_reduces_over_two_nodes_under_mpirun(runner: SlurmJobRunner, name: str) -> None:
+    done = mpirun(runner, name, "torchrun_style.py", "-N2", "--ntasks-per-node=1")
     assert done.code == 0, done.errors
     ranks = done.by_rank()
     assert {rank: report["sum"] for rank, report in ranks.items()} == {0: 3.0, 1: 3.0}

@@ -11,7 +11,7 @@ from tests.chaos.network import link_down, packets_dropped
 from tests.chaos.plan import Plan
 from tests.chaos.run import Result, Site, started
 from tests.cluster.nodes import Node, node
-from tests.slurm.conftest import Bench, site_mpi
+from tests.slurm.conftest import SlurmJobRunner, site_mpi
 
 pytestmark = pytest.mark.slurm
 
@@ -26,8 +26,8 @@ FAULTS: dict[str, Callable[[Node], AbstractContextManager[None]]] = {
 
 
 @pytest.fixture
-def site(bench: Bench) -> Site:
-    return Site(bench.cluster.shared, bench.cluster, bench.ifaces, tuple(site_mpi().items()))
+def site(runner: SlurmJobRunner) -> Site:
+    return Site(runner.cluster.shared, runner.cluster, runner.ifaces, tuple(site_mpi().items()))
 
 
 def cut_off(fault: str, name: str, site: Site) -> Result:
@@ -39,19 +39,19 @@ def cut_off(fault: str, name: str, site: Site) -> Result:
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
-def test_a_node_that_is_cut_off_is_named_and_all_end_on_both_sides(fault: str, site: Site) -> None:
+def test_a_node_that_is_cut_off_is_named_and_both_sides_end(fault: str, site: Site) -> None:
     result = cut_off(fault, "node02", site)
-    assert result.gone is not None, result.told()
+    assert result.gone is not None, result.describe()
     assert result.gone < CUT_OFF
-    assert (result.code, len(result.verdicts)) == (LOST, 1), result.told()
-    told = result.verdicts[0]
-    assert (told.ranks, told.node, told.code, told.lost) == ((2, 3), "node02", LOST, True)
+    assert (result.code, len(result.verdicts)) == (LOST, 1), result.describe()
+    verdict = result.verdicts[0]
+    assert (verdict.ranks, verdict.node, verdict.code, verdict.lost) == ((2, 3), "node02", LOST, True)
 
 
 def test_rank_0_s_node_cut_off_ends_all_on_both_sides(site: Site) -> None:
     """Each side sees the other lost: rank 0 all others, the others rank 0's node."""
     result = cut_off("link down", "node01", site)
-    assert result.gone is not None, result.told()
+    assert result.gone is not None, result.describe()
     assert result.gone < CUT_OFF
     assert result.code == LOST
-    assert any(told.node == "node01" and told.ranks == (0, 1) for told in result.verdicts), result.told()
+    assert any(each.node == "node01" and each.ranks == (0, 1) for each in result.verdicts), result.describe()

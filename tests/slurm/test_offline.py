@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 
 REPORT = str(PROGRAMS / "offline.py")
 CPUS = len(os.sched_getaffinity(0))
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.slurm
         (("-N2", "--ntasks-per-node=2"), max(1, CPUS // 2)),
     ],
 )
-def test_every_rank_has_the_switches_and_no_more_threads_than_cpus(
-    bench: Bench, layout: tuple[str, ...], threads: int
+def test_ranks_have_offline_switches_and_threads_for_their_cpus(
+    runner: SlurmJobRunner, layout: tuple[str, ...], threads: int
 ) -> None:
     """No more than were asked for, though each may run on all of the machine."""
-    done = bench.srun(*layout, "env", "-u", "OMP_NUM_THREADS", SRUNDDP, "--quiet", "--offline", REPORT)
+    done = runner.srun(*layout, "env", "-u", "OMP_NUM_THREADS", SRUNDDP, "--quiet", "--offline", REPORT)
     assert done.code == 0, done.errors
     for report in done.by_rank().values():
         assert report["HF_HUB_OFFLINE"] == report["TRANSFORMERS_OFFLINE"] == report["HF_DATASETS_OFFLINE"] == "1"

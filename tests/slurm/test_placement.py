@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
-from tests.slurm.conftest import SRUNDDP, Bench, outcome
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner, outcome
 
 REPORT = str(PROGRAMS / "report.py")
 pytestmark = pytest.mark.slurm
@@ -28,9 +28,9 @@ def check_places(ranks: dict[int, dict[str, object]], world_size: int) -> None:
 
 
 @pytest.mark.parametrize("channel", ["slurm", "pmi", "mpi"])
-def test_row_4_each_node_has_its_own_interface_in_both_spellings(bench: Bench, channel: str) -> None:
+def test_each_node_has_its_own_interface_in_both_spellings(runner: SlurmJobRunner, channel: str) -> None:
     pmi = {"slurm": "none", "pmi": "pmi2", "mpi": "pmix"}[channel]
-    done = bench.srun(f"--mpi={pmi}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--channel", channel, REPORT)
+    done = runner.srun(f"--mpi={pmi}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--channel", channel, REPORT)
     assert done.code == 0, done.errors
     ranks = done.by_rank()
     check_places(ranks, 12)
@@ -52,55 +52,55 @@ def test_row_4_each_node_has_its_own_interface_in_both_spellings(bench: Bench, c
         pytest.param(["-N2", "-n6", "-m", "plane=2"], 6, id="row-10-plane"),
     ],
 )
-def test_any_layout_gives_the_right_places(bench: Bench, options: list[str], world_size: int) -> None:
-    done = bench.srun(*options, SRUNDDP, "--quiet", REPORT)
+def test_any_layout_gives_the_right_places(runner: SlurmJobRunner, options: list[str], world_size: int) -> None:
+    done = runner.srun(*options, SRUNDDP, "--quiet", REPORT)
     assert done.code == 0, done.errors
     check_places(done.by_rank(), world_size)
 
 
-def test_row_10_an_arbitrary_layout_is_refused_with_the_hint_and_works_over_pmi(bench: Bench) -> None:
-    hosts = bench.cluster.shared / "hosts"
+def test_an_arbitrary_layout_is_refused_and_works_over_pmi(runner: SlurmJobRunner) -> None:
+    hosts = runner.cluster.shared / "hosts"
     hosts.write_text("node03\nnode01\n")
     env = {"SLURM_HOSTFILE": str(hosts)}
-    refused = bench.srun("--kill-on-bad-exit=1", "-N2", "-n2", "-m", "arbitrary", SRUNDDP, REPORT, env=env)
+    refused = runner.srun("--kill-on-bad-exit=1", "-N2", "-n2", "-m", "arbitrary", SRUNDDP, REPORT, env=env)
     assert "-m arbitrary" in refused.errors
     assert "srun --mpi=pmi2" in refused.errors
-    done = bench.srun("--mpi=pmi2", "-N2", "-n2", "-m", "arbitrary", SRUNDDP, REPORT, env=env)
+    done = runner.srun("--mpi=pmi2", "-N2", "-n2", "-m", "arbitrary", SRUNDDP, REPORT, env=env)
     assert [done.by_rank()[rank]["node"] for rank in (0, 1)] == ["node03", "node01"]
     assert done.by_rank()[1]["master"].startswith("10.88.0.13 ")
 
 
-def test_row_18_a_step_on_a_part_of_the_job_meets_within_itself(bench: Bench) -> None:
+def test_a_step_on_a_part_of_the_job_meets_within_itself(runner: SlurmJobRunner) -> None:
     script = f"srun -w node03,node04 -N2 -n2 {SRUNDDP} --quiet {REPORT}; srun -r1 -N1 -n1 {SRUNDDP} --quiet {REPORT}"
-    done = bench.on_login("salloc", "-Q", "-w", "node[02-04]", "bash", "-c", script)
+    done = runner.on_login("salloc", "-Q", "-w", "node[02-04]", "bash", "-c", script)
     assert done.code == 0, done.errors
     assert [report["node"] for report in done.reports[:2]].count("node03") == 1
     assert {report["node"] for report in done.reports[2:]} == {"node03"}
     assert done.reports[0]["master"].startswith("10.88.0.13 ")
 
 
-def test_row_18_a_heterogeneous_step_is_refused_with_the_hint_and_works_over_pmi(bench: Bench) -> None:
+def test_a_heterogeneous_step_is_refused_and_works_over_pmi(runner: SlurmJobRunner) -> None:
     components = ("-N1", "-n2", "-w", "node04", SRUNDDP, REPORT, ":", "-N1", "-n1", "-w", "node02", SRUNDDP, REPORT)
-    refused = bench.srun("--kill-on-bad-exit=1", *components)
+    refused = runner.srun("--kill-on-bad-exit=1", *components)
     assert "heterogeneous" in refused.errors
-    done = bench.srun("--mpi=pmi2", *components)
+    done = runner.srun("--mpi=pmi2", *components)
     assert done.code == 0, done.errors
     check_places(done.by_rank(), 3)
     assert done.by_rank()[2]["master"].startswith("10.88.0.14 ")
 
 
-def test_a_step_on_one_component_of_a_heterogeneous_job(bench: Bench) -> None:
+def test_a_step_on_one_component_of_a_heterogeneous_job(runner: SlurmJobRunner) -> None:
     script = f"srun --het-group=0 {SRUNDDP} --quiet {REPORT}; srun --het-group=1 {SRUNDDP} --quiet {REPORT}"
-    done = bench.on_login(
+    done = runner.on_login(
         "salloc", "-Q", "-N1", "-n2", "-w", "node04", ":", "-N1", "-w", "node02", "bash", "-c", script
     )
     assert done.code == 0, done.errors
     assert [(report["node"], report["world_size"]) for report in done.reports] == [("node04", 2)] * 2 + [("node02", 1)]
 
 
-def test_row_8_an_allocation_s_shell_and_a_batch_body_are_a_world_of_one(bench: Bench) -> None:
-    shell = bench.on_login("salloc", "-Q", "-N2", "-n4", "bash", "-c", f"{SRUNDDP} {REPORT}")
-    body = bench.batch(f"{SRUNDDP} {REPORT}", "-N2", "-n4")
+def test_a_job_shell_and_a_batch_body_are_single_processes(runner: SlurmJobRunner) -> None:
+    shell = runner.on_login("salloc", "-Q", "-N2", "-n4", "bash", "-c", f"{SRUNDDP} {REPORT}")
+    body = runner.batch(f"{SRUNDDP} {REPORT}", "-N2", "-n4")
     for done in (shell, body):
         assert done.code == 0, done.errors
         assert [report["world_size"] for report in done.reports] == [1]
@@ -108,72 +108,72 @@ def test_row_8_an_allocation_s_shell_and_a_batch_body_are_a_world_of_one(bench: 
         assert "srun srunddp" in done.errors
 
 
-def test_row_8_the_interactive_step_of_salloc_is_a_world_of_one(bench: Bench) -> None:
-    variables = {"SRUNDDP_IFACES": str(bench.ifaces)}
-    process = bench.cluster.popen("salloc", "-Q", "-N2", "-n4", env=variables, stdin=subprocess.PIPE)
+def test_the_interactive_step_of_salloc_is_a_single_process(runner: SlurmJobRunner) -> None:
+    variables = {"SRUNDDP_IFACES": str(runner.ifaces)}
+    process = runner.cluster.popen("salloc", "-Q", "-N2", "-n4", env=variables, stdin=subprocess.PIPE)
     output, errors = process.communicate(f"{SRUNDDP} {REPORT}\nexit\n", timeout=60)
     done = outcome(subprocess.CompletedProcess((), process.returncode, output, output + errors))
     assert [(report["world_size"], report["node"]) for report in done.reports] == [(1, "node01")], output + errors
 
 
-def test_row_8_a_shell_of_srun_pty_is_a_world_of_one(bench: Bench) -> None:
+def test_a_shell_of_srun_pty_is_a_single_process(runner: SlurmJobRunner) -> None:
     # `script` gives srun the terminal without which it ignores --pty.
     shell = ("script", "-qec", "srun -N1 -n2 --pty bash --norc -i", "/dev/null")
-    variables = {"SRUNDDP_IFACES": str(bench.ifaces)}
-    process = bench.cluster.popen(*shell, env=variables, stdin=subprocess.PIPE)
+    variables = {"SRUNDDP_IFACES": str(runner.ifaces)}
+    process = runner.cluster.popen(*shell, env=variables, stdin=subprocess.PIPE)
     output, errors = process.communicate(f"{SRUNDDP} {REPORT}\nexit\n", timeout=60)
     done = outcome(subprocess.CompletedProcess((), process.returncode, output, errors))
     assert [report["world_size"] for report in done.reports] == [1], output + errors
     assert "srun --pty" in output
 
 
-def test_a_script_that_srun_pty_starts_is_a_real_step(bench: Bench) -> None:
+def test_a_script_that_srun_pty_starts_is_a_real_step(runner: SlurmJobRunner) -> None:
     """Only its first task has the terminal."""
     line = f"srun -N1 -n2 --pty bash -c '{SRUNDDP} --quiet {REPORT}; true'"
-    done = bench.on_login("script", "-qec", line, "/dev/null")
+    done = runner.on_login("script", "-qec", line, "/dev/null")
     assert [(report["rank"], report["world_size"]) for report in done.reports] == [(0, 2)], done.output
 
 
-def test_row_8_srun_of_a_wrapper_within_a_shell_of_srun_pty_is_a_real_step(bench: Bench) -> None:
+def test_srun_of_a_wrapper_in_a_shell_of_srun_pty_is_a_real_step(runner: SlurmJobRunner) -> None:
     """It inherits the shell's variables, and is not the process that srun started."""
     inner = f"srun --overlap -n2 bash -c '{SRUNDDP} --quiet {REPORT}; true'"
-    done = bench.on_login("script", "-qec", f'srun -N1 -n2 --pty bash -c "{inner}; true"', "/dev/null")
+    done = runner.on_login("script", "-qec", f'srun -N1 -n2 --pty bash -c "{inner}; true"', "/dev/null")
     assert sorted((report["rank"], report["world_size"]) for report in done.reports) == [(0, 2), (1, 2)], done.output
 
 
-def test_a_terminal_does_not_hide_a_real_step(bench: Bench) -> None:
-    done = bench.on_login("script", "-qec", f"srun -N1 -n1 --pty {SRUNDDP} --explain", "/dev/null")
+def test_a_terminal_does_not_hide_a_real_step(runner: SlurmJobRunner) -> None:
+    done = runner.on_login("script", "-qec", f"srun -N1 -n1 --pty {SRUNDDP} --explain", "/dev/null")
     assert "SLURM_PROCID=0" in done.output
 
 
-def test_srun_within_salloc_is_a_real_step_though_the_job_is_called_interactive(bench: Bench) -> None:
-    done = bench.on_login("salloc", "-Q", "-N2", "srun", SRUNDDP, "--quiet", REPORT)
+def test_srun_in_salloc_is_a_real_step_in_an_interactive_job(runner: SlurmJobRunner) -> None:
+    done = runner.on_login("salloc", "-Q", "-N2", "srun", SRUNDDP, "--quiet", REPORT)
     check_places(done.by_rank(), 2)
 
 
-def test_row_1_the_hostname_and_name_service_do_not_matter(bench: Bench) -> None:
+def test_the_hostname_and_name_service_do_not_matter(runner: SlurmJobRunner) -> None:
     rename = f'exec unshare --uts sh -c "hostname other-$SLURM_PROCID; exec {SRUNDDP} --quiet {REPORT}"'
-    done = bench.srun("-N3", "sh", "-c", rename)
+    done = runner.srun("-N3", "sh", "-c", rename)
     assert done.code == 0, done.errors
     check_places(done.by_rank(), 3)
 
 
-def test_row_17_scontrol_is_not_needed(bench: Bench) -> None:
-    done = bench.srun("-N2", "env", "PATH=/nowhere", str(PROGRAMS.parent.parent / ".venv/bin/python"), SRUNDDP, REPORT)
+def test_scontrol_is_not_needed(runner: SlurmJobRunner) -> None:
+    done = runner.srun("-N2", "env", "PATH=/nowhere", str(PROGRAMS.parent.parent / ".venv/bin/python"), SRUNDDP, REPORT)
     assert done.code == 0, done.errors
     check_places(done.by_rank(), 2)
 
 
 @pytest.mark.parametrize("export", ["NONE", "A=1"])
-def test_row_39_an_empty_environment_does_not_lose_the_interpreter(bench: Bench, export: str) -> None:
-    done = bench.srun(f"--export={export}", "-N2", SRUNDDP, "--ifaces", str(bench.ifaces), REPORT)
+def test_an_empty_environment_does_not_lose_the_interpreter(runner: SlurmJobRunner, export: str) -> None:
+    done = runner.srun(f"--export={export}", "-N2", SRUNDDP, "--ifaces", str(runner.ifaces), REPORT)
     assert done.code == 0, done.errors
     assert {report["python"] for report in done.reports} == {str(PROGRAMS.parent.parent / ".venv/bin/python")}
 
 
-def test_row_5_auto_passes_over_what_cannot_reach_other_nodes(bench: Bench) -> None:
-    auto = bench.write_ifaces("auto.conf", '- nodes: "*"\n  interface: auto\n')
-    done = bench.srun("--mpi=pmi2", "-N2", SRUNDDP, "--explain", ifaces=auto)
+def test_auto_passes_over_what_cannot_reach_other_nodes(runner: SlurmJobRunner) -> None:
+    auto = runner.write_ifaces("auto.conf", '- nodes: "*"\n  interface: auto\n')
+    done = runner.srun("--mpi=pmi2", "-N2", SRUNDDP, "--explain", ifaces=auto)
     assert done.code == 0, done.errors
     for rank in (0, 1):
         for name, why in {"lo": "loopback", "docker0": "bridge", "spare0": "down", "bare0": "no address"}.items():
@@ -182,10 +182,10 @@ def test_row_5_auto_passes_over_what_cannot_reach_other_nodes(bench: Bench) -> N
             assert why in line
 
 
-def test_explain_says_of_labelled_environments_what_it_says_on_the_ranks(bench: Bench) -> None:
+def test_explain_says_of_labelled_variables_what_the_ranks_say(runner: SlurmJobRunner) -> None:
     """On the login node, where the ranks' interfaces are not."""
-    file = bench.write_ifaces("environments", bench.srun("-N2", "--label", "env").output)
-    there, later = bench.srun("-N2", SRUNDDP, "explain"), bench.on_login(SRUNDDP, "explain", "--env", str(file))
+    file = runner.write_ifaces("environments", runner.srun("-N2", "--label", "env").output)
+    there, later = runner.srun("-N2", SRUNDDP, "explain"), runner.on_login(SRUNDDP, "explain", "--env", str(file))
     assert (there.code, later.code) == (0, 0), there.errors + later.errors
     for rank, node in enumerate(("node01", "node02")):
         for name in ("rank  ", "world_size  ", "node  ", "channel  ", "GLOO_SOCKET_IFNAME  ", "device  "):
@@ -194,52 +194,52 @@ def test_explain_says_of_labelled_environments_what_it_says_on_the_ranks(bench: 
         assert f"[rank {rank}] node                 {node} " in later.output
 
 
-def test_row_3_a_hostname_that_leads_to_loopback_is_named(bench: Bench) -> None:
-    plain = bench.write_ifaces("plain.conf", "- nodes: node[01-02]\n  interface: ens1f1\n  address: localhost\n")
-    done = bench.srun("-N2", SRUNDDP, "--timeout", "10", REPORT, ifaces=plain)
+def test_a_hostname_that_leads_to_loopback_is_named(runner: SlurmJobRunner) -> None:
+    plain = runner.write_ifaces("plain.conf", "- nodes: node[01-02]\n  interface: ens1f1\n  address: localhost\n")
+    done = runner.srun("-N2", SRUNDDP, "--timeout", "10", REPORT, ifaces=plain)
     assert done.code == 78
     assert "localhost resolves to 127.0.0.1" in done.errors
     assert "node02" in done.errors
 
 
-def test_row_20_a_hostname_on_another_network_than_the_interface_is_named_at_once(bench: Bench) -> None:
-    plain = bench.write_ifaces("plain.conf", "- nodes: node[01-02]\n  interface: ens1f1\n")
-    done = bench.srun("-N2", "--kill-on-bad-exit=1", SRUNDDP, REPORT, ifaces=plain, timeout=60)
+def test_a_hostname_on_another_network_is_named_at_once(runner: SlurmJobRunner) -> None:
+    plain = runner.write_ifaces("plain.conf", "- nodes: node[01-02]\n  interface: ens1f1\n")
+    done = runner.srun("-N2", "--kill-on-bad-exit=1", SRUNDDP, REPORT, ifaces=plain, timeout=60)
     assert done.code != 0
     assert "10.77.0.11 on mgmt0" in done.errors
     assert "address:" in done.errors
 
 
-def test_ranks_that_do_not_come_are_named_with_their_node(bench: Bench) -> None:
+def test_ranks_that_do_not_come_are_named_with_their_node(runner: SlurmJobRunner) -> None:
     late = f"[ $SLURM_PROCID -ge 4 ] && exec sleep 30; exec {SRUNDDP} --timeout 3 {REPORT}"
-    done = bench.srun("-N3", "--ntasks-per-node=2", "--kill-on-bad-exit=1", "sh", "-c", late)
+    done = runner.srun("-N3", "--ntasks-per-node=2", "--kill-on-bad-exit=1", "sh", "-c", late)
     assert "2 of 6 ranks did not come: ranks 4-5 on node03" in done.errors
     assert "Traceback" not in done.errors
 
 
-def test_row_9_mpi_without_a_world_is_refused_with_the_hint_not_killed(bench: Bench) -> None:
-    done = bench.srun("-N2", "--mpi=none", SRUNDDP, "--channel", "mpi", REPORT)
+def test_mpi_without_a_world_is_refused_with_the_hint(runner: SlurmJobRunner) -> None:
+    done = runner.srun("-N2", "--mpi=none", SRUNDDP, "--channel", "mpi", REPORT)
     assert done.code == 78
     assert "--mpi=pmix" in done.errors
 
 
-def test_row_9_every_mpi_type_of_srun_gives_one_world(bench: Bench) -> None:
+def test_every_mpi_type_of_srun_gives_one_world(runner: SlurmJobRunner) -> None:
     for kind, channel in (("none", "slurm"), ("pmi2", "pmi"), ("pmix", "slurm")):
-        done = bench.srun("-N2", f"--mpi={kind}", SRUNDDP, REPORT)
+        done = runner.srun("-N2", f"--mpi={kind}", SRUNDDP, REPORT)
         check_places(done.by_rank(), 2)
         assert f"channel {channel}," in done.errors
 
 
-def test_row_14_a_wrong_ntasks_of_the_user_is_not_believed(bench: Bench) -> None:
-    done = bench.srun("-N2", "env", "SLURM_NTASKS=9", "SLURM_NNODES=7", SRUNDDP, "--quiet", REPORT)
+def test_a_wrong_ntasks_of_the_user_is_not_believed(runner: SlurmJobRunner) -> None:
+    done = runner.srun("-N2", "env", "SLURM_NTASKS=9", "SLURM_NNODES=7", SRUNDDP, "--quiet", REPORT)
     check_places(done.by_rank(), 2)
 
 
-def test_an_old_job_script_s_variables_are_said_or_refused(bench: Bench) -> None:
-    done = bench.srun("-N2", SRUNDDP, REPORT, env={"MASTER_ADDR": "node09", "MASTER_PORT": "29500"})
+def test_an_old_job_script_s_variables_are_said_or_refused(runner: SlurmJobRunner) -> None:
+    done = runner.srun("-N2", SRUNDDP, REPORT, env={"MASTER_ADDR": "node09", "MASTER_PORT": "29500"})
     assert done.code == 0
     assert done.errors.count("MASTER_ADDR=node09 and MASTER_PORT=29500 ignored") == 1
-    refused = bench.srun("-N2", "--kill-on-bad-exit=1", SRUNDDP, REPORT, env={"RANK": "0"})
+    refused = runner.srun("-N2", "--kill-on-bad-exit=1", SRUNDDP, REPORT, env={"RANK": "0"})
     assert "RANK=0, but SLURM_PROCID=1" in refused.errors
 
 
@@ -247,11 +247,9 @@ def test_an_old_job_script_s_variables_are_said_or_refused(bench: Bench) -> None
     ("name", "wrong"),
     [("ib9", "is not there"), ("spare0", "is down"), ("bare0", "has no address"), ("lo", "is loopback")],
 )
-def test_row_4_an_interface_that_cannot_be_used_is_named_with_those_there_are(
-    bench: Bench, name: str, wrong: str
-) -> None:
-    conf = bench.write_ifaces("wrong.conf", f'# a comment\n- nodes: "*"\n  interface: {name}\n')
-    done = bench.srun("-N2", SRUNDDP, REPORT, ifaces=conf)
+def test_an_unusable_interface_is_named_with_those_there_are(runner: SlurmJobRunner, name: str, wrong: str) -> None:
+    conf = runner.write_ifaces("wrong.conf", f'# a comment\n- nodes: "*"\n  interface: {name}\n')
+    done = runner.srun("-N2", SRUNDDP, REPORT, ifaces=conf)
     assert done.code == 78
     for node in ("node01", "node02"):
         line = next(line for line in done.errors.splitlines() if f"on node {node}" in line)

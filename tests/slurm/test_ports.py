@@ -17,7 +17,7 @@ from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.rendezvous import discovery
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
-from tests.slurm.conftest import SRUNDDP, TRIES, Bench
+from tests.slurm.conftest import SRUNDDP, TRIES, SlurmJobRunner
 from tests.support.starting import until
 
 REPORT = str(PROGRAMS / "report.py")
@@ -33,14 +33,14 @@ def preferred(job: str, step: int) -> list[int]:
 
 
 @contextmanager
-def strangers(bench: Bench, ports: list[int]) -> Iterator[list[dict[str, Any]]]:
+def strangers(runner: SlurmJobRunner, ports: list[int]) -> Iterator[list[dict[str, Any]]]:
     """Take ports of node01: every other one mute, every other one answering what none of us says.
 
     Yields a list that has, in the end, the ``port`` of each call and what the stranger ``heard``.
     """
     words = (sys.executable, str(PROGRAMS / "strangers.py"), NODES[0].data, json.dumps(ports))
-    log, calls = bench.cluster.shared / "strangers.log", []
-    with log.open("w") as output, bench.cluster.popen(*words, on="node01", stdout=output) as process:
+    log, calls = runner.cluster.shared / "strangers.log", []
+    with log.open("w") as output, runner.cluster.popen(*words, on="node01", stdout=output) as process:
         try:
             until(lambda: log.read_text() or process.poll() is not None)
             assert log.read_text() == "taken\n"
@@ -63,17 +63,17 @@ def met_strangers(run: str, calls: list[dict[str, Any]]) -> set[int]:
     return {port for port, hello in hellos if (hello["token"], hello["rank"]) == (run, 1)}
 
 
-def test_row_2_twenty_times_two_steps_at_once_with_their_preferred_ports_taken(bench: Bench) -> None:
-    bench.cluster.run("salloc", "-Q", "-N2", "-n8", "--no-shell", "-J", "ports")
-    job_id = bench.cluster.run("squeue", "--noheader", "--name=ports", "--format=%A").stdout.strip()
-    # Steps are counted on where the bench has to repeat them.
+def test_two_steps_at_once_share_their_preferred_ports(runner: SlurmJobRunner) -> None:
+    runner.cluster.run("salloc", "-Q", "-N2", "-n8", "--no-shell", "-J", "ports")
+    job_id = runner.cluster.run("squeue", "--noheader", "--name=ports", "--format=%A").stdout.strip()
+    # Steps are counted on where the runner has to repeat them.
     taken = sorted({port for step in range(40 * TRIES) for port in preferred(job_id, step)[:2]})
     srun = f"srun --overlap -N2 -n2 {SRUNDDP} --quiet --timeout 100"
     # The last pair goes all the way to a collective.
     pairs = [REPORT] * 19 + [TORCHRUN_STYLE]
     script = "".join(f"{srun} {program} & {srun} {program} & wait\n" for program in pairs)
-    with strangers(bench, taken) as calls:
-        done = bench.on_login("env", f"SLURM_JOB_ID={job_id}", "bash", "-c", script, timeout=300)
+    with strangers(runner, taken) as calls:
+        done = runner.on_login("env", f"SLURM_JOB_ID={job_id}", "bash", "-c", script, timeout=300)
     assert "error" not in done.errors
     assert [report["sum"] for report in done.reports if "sum" in report] == [3.0] * 4
     runs = by_run(done.reports)
@@ -86,32 +86,32 @@ def test_row_2_twenty_times_two_steps_at_once_with_their_preferred_ports_taken(b
 
 
 @pytest.fixture
-def reserving(bench: Bench) -> Iterator[None]:
+def reserving(runner: SlurmJobRunner) -> Iterator[None]:
     """Slurm reserves ports for steps."""
-    before = bench.cluster.settings
-    bench.cluster.reconfigure(replace(before, resv_ports="12000-12099"))
+    before = runner.cluster.settings
+    runner.cluster.reconfigure(replace(before, resv_ports="12000-12099"))
     yield
-    bench.cluster.cancel_all()
-    bench.cluster.reconfigure(before)
+    runner.cluster.cancel_all()
+    runner.cluster.reconfigure(before)
 
 
-def listening(bench: Bench) -> set[int]:
+def listening(runner: SlurmJobRunner) -> set[int]:
     """The ports on which somebody listens in node01's data network."""
-    sockets = bench.cluster.sockets("node01")
+    sockets = runner.cluster.sockets("node01")
     return {s.local_port for s in sockets if s.state == "listening" and s.local_address == NODES[0].data}
 
 
 @pytest.mark.usefixtures("reserving")
-def test_a_step_meets_on_the_first_port_that_slurm_reserved_for_it(bench: Bench) -> None:
-    gate = bench.cluster.shared / "gate"
+def test_a_step_meets_on_the_first_port_slurm_reserved_for_it(runner: SlurmJobRunner) -> None:
+    gate = runner.cluster.shared / "gate"
     # Rank 1 starts once rank 0's line and store have been seen.
     late = f'[ $SLURM_PROCID = 0 ] || until [ -e {gate} ]; do sleep 0.1; done; exec "$@"'
     words = ("--resv-ports=3", "-N2", "bash", "-c", late, "late", SRUNDDP, "--channel", "slurm", REPORT)
     with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(bench.srun, *words)
+        started = pool.submit(runner.srun, *words)
         try:
-            until(lambda: len(listening(bench)) == 2 or started.done())
-            ports = listening(bench)
+            until(lambda: len(listening(runner)) == 2 or started.done())
+            ports = listening(runner)
         finally:
             gate.touch()
         done = started.result()
@@ -123,33 +123,33 @@ def test_a_step_meets_on_the_first_port_that_slurm_reserved_for_it(bench: Bench)
     assert ports & set(range(12000, 12100)) == {first}
 
 
-def test_a_firewall_s_range_is_kept_by_the_file_and_by_the_option(bench: Bench) -> None:
+def test_a_firewalls_range_is_kept_by_the_file_and_by_the_option(runner: SlurmJobRunner) -> None:
     text = '- nodes: "*"\n  interface: ens1f1\n  address: "{node}-data"\n  ports: 40000-40007\n'
-    ranged = bench.write_ifaces("ports.conf", text)
-    done = bench.srun("-N2", SRUNDDP, REPORT, ifaces=ranged)
+    ranged = runner.write_ifaces("ports.conf", text)
+    done = runner.srun("-N2", SRUNDDP, REPORT, ifaces=ranged)
     assert done.code == 0, done.errors
     assert {40000 <= int(report["master"].split()[1]) <= 40007 for report in done.reports} == {True}
-    done = bench.srun("-N2", SRUNDDP, "--port", "41000-41001", REPORT)
+    done = runner.srun("-N2", SRUNDDP, "--port", "41000-41001", REPORT)
     assert done.code == 0, done.errors
     assert {41000 <= int(report["master"].split()[1]) <= 41001 for report in done.reports} == {True}
 
 
-def test_a_range_without_a_free_port_is_named(bench: Bench) -> None:
-    with strangers(bench, [42000, 42001]):
-        done = bench.srun("-N2", "--kill-on-bad-exit=1", SRUNDDP, "--port", "42000-42001", REPORT)
+def test_a_range_without_a_free_port_is_named(runner: SlurmJobRunner) -> None:
+    with strangers(runner, [42000, 42001]):
+        done = runner.srun("-N2", "--kill-on-bad-exit=1", SRUNDDP, "--port", "42000-42001", REPORT)
     assert "all 2 ports from 42000 to 42001 on 10.88.0.11 taken by others" in done.errors
 
 
-def test_a_signal_of_slurm_s_reaches_the_script_once(bench: Bench) -> None:
-    process = bench.cluster.popen(
+def test_a_signal_of_slurm_s_reaches_the_script_once(runner: SlurmJobRunner) -> None:
+    process = runner.cluster.popen(
         "srun", "-N1", "-n1", "-J", "signals", SRUNDDP, "--quiet", str(PROGRAMS / "count_signals.py")
     )
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
-    job_id = bench.cluster.run("squeue", "--noheader", "--name=signals", "--format=%A").stdout.strip()
+    job_id = runner.cluster.run("squeue", "--noheader", "--name=signals", "--format=%A").stdout.strip()
     for number in (1, 2, 3):
-        bench.cluster.run("scancel", "-s", "USR1", job_id)
+        runner.cluster.run("scancel", "-s", "USR1", job_id)
         assert process.stdout.readline() == f"signal {number}\n"
-    bench.cluster.run("scancel", job_id)
+    runner.cluster.run("scancel", job_id)
     output, _ = process.communicate(timeout=30)
     assert output == ""

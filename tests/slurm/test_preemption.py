@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.slurm import URGENT
 from tests.conftest import PROGRAMS
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.jobs import NEAR_END, SIGNALLED, STOPPED, Job, draw_near, found, look, submit, until
 
 pytestmark = pytest.mark.slurm
@@ -24,7 +24,7 @@ def processes(job: Job) -> list[int]:
     return [int(file.read_text().split()[0]) for file in sorted(job.folder.glob("at.0.?"))]
 
 
-def preempted(bench: Bench, name: str, *options: str, lead: int = 120) -> Job:
+def preempted(runner: SlurmJobRunner, name: str, *options: str, lead: int = 120) -> Job:
     """A job of four ranks on two nodes that trains."""
     body = (
         f"export LEAD={lead}\n"
@@ -37,18 +37,18 @@ def preempted(bench: Bench, name: str, *options: str, lead: int = 120) -> Job:
         "[ $code = 143 ] && sleep 600\n"
         "exit $code\n"
     )
-    return submit(bench, f"preempted-{name}", body, "--ntasks-per-node=2", *options)
+    return submit(runner, f"preempted-{name}", body, "--ntasks-per-node=2", *options)
 
 
 @pytest.fixture(scope="module")
-def jobs(bench: Bench) -> dict[str, Job]:
+def jobs(runner: SlurmJobRunner) -> dict[str, Job]:
     """All at once, as Slurm looks at time limits every 30 s only; each from its start to its end."""
-    run = bench.cluster.run
+    run = runner.cluster.run
     all_jobs = {
-        "limit": preempted(bench, "limit", *SIGNALLED, lead=0),
-        "end": preempted(bench, "end", NEAR_END),
-        "preempted": preempted(bench, "preempted", *ALL_GPUS),
-        **{name: preempted(bench, name) for name in ("signal", "one rank", "cancelled", "requeued")},
+        "limit": preempted(runner, "limit", *SIGNALLED, lead=0),
+        "end": preempted(runner, "end", NEAR_END),
+        "preempted": preempted(runner, "preempted", *ALL_GPUS),
+        **{name: preempted(runner, name) for name in ("signal", "one rank", "cancelled", "requeued")},
     }
     until(lambda: all(len(processes(job)) == RANKS for job in all_jobs.values()), all_jobs.values())
     draw_near(all_jobs["limit"])
@@ -70,9 +70,7 @@ def jobs(bench: Bench) -> dict[str, Job]:
         ("one rank", "SIGUSR2"),
     ],
 )
-def test_a_job_that_is_warned_is_requeued_once_and_resumes_where_it_stopped(
-    name: str, cause: str, jobs: dict[str, Job]
-) -> None:
+def test_a_warned_job_is_requeued_once_and_resumes(name: str, cause: str, jobs: dict[str, Job]) -> None:
     job = jobs[name]
     step = found(job.output, STOPPED.format(cause, "; the job is requeued"))
     assert f"done from step {step} to {int(step) + 5}\n" in job.output, job
@@ -81,7 +79,7 @@ def test_a_job_that_is_warned_is_requeued_once_and_resumes_where_it_stopped(
     assert "Traceback" not in job.output
 
 
-def test_a_job_that_is_cancelled_has_its_checkpoint_and_is_not_requeued(jobs: dict[str, Job]) -> None:
+def test_a_cancelled_job_has_its_checkpoint_and_is_not_requeued(jobs: dict[str, Job]) -> None:
     job = jobs["cancelled"]
     found(job.output, STOPPED.format("SIGTERM", ""))
     assert (job.state, job.restarts) == ("CANCELLED", 0), job
@@ -89,7 +87,7 @@ def test_a_job_that_is_cancelled_has_its_checkpoint_and_is_not_requeued(jobs: di
 
 
 @pytest.mark.parametrize("name", ["requeued", "preempted"])
-def test_a_job_that_slurm_itself_requeues_has_its_checkpoint_and_resumes(name: str, jobs: dict[str, Job]) -> None:
+def test_a_job_slurm_requeues_has_its_checkpoint_and_resumes(name: str, jobs: dict[str, Job]) -> None:
     """Upon ``scontrol requeue``, or as another partition goes before its own."""
     job = jobs[name]
     step = found(job.output, STOPPED.format("SIGTERM", ""))

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.conftest import ROOT
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 
 pytestmark = pytest.mark.slurm
 
@@ -16,23 +16,23 @@ EPOCHS = 60
 LONG = 180.0
 
 
-def test_the_example_of_a_job_script_goes_on_where_a_signal_stopped_it(bench: Bench) -> None:
-    out, folder = bench.cluster.shared / "resume.out", bench.cluster.shared / "runs"
+def test_the_job_script_example_resumes_where_it_was_stopped(runner: SlurmJobRunner) -> None:
+    out, folder = runner.cluster.shared / "resume.out", runner.cluster.shared / "runs"
     layout = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--time=10")
-    places = (f"--chdir={ROOT}", f"--output={out}", f"--export=ALL,SRUNDDP_IFACES={bench.ifaces},OMP_NUM_THREADS=1")
+    places = (f"--chdir={ROOT}", f"--output={out}", f"--export=ALL,SRUNDDP_IFACES={runner.ifaces},OMP_NUM_THREADS=1")
     script = (str(ROOT / "docs" / "examples" / "resume.sh"), f"--epochs={EPOCHS}", f"--output-dir={folder}")
-    job = bench.cluster.run("sbatch", "--parsable", *layout, *places, *script).stdout.strip()
+    job = runner.cluster.run("sbatch", "--parsable", *layout, *places, *script).stdout.strip()
 
     def wait_for(pattern: str) -> None:
         end = time.monotonic() + LONG
         while not (out.exists() and re.search(pattern, out.read_text())):
             assert time.monotonic() < end, out.exists() and out.read_text()
             # A requeued job would wait 15 s for its old credentials to expire.
-            bench.cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
+            runner.cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
             time.sleep(0.3)
 
     wait_for("Epoch 1 ")
-    bench.cluster.run("scancel", "--signal=USR2", job)
+    runner.cluster.run("scancel", "--signal=USR2", job)
     wait_for("\ntest accuracy")
     text = out.read_text()
     assert re.search(r"stopped after step \d+ by SIGUSR2; checkpoint \S+; the job is requeued \(exit code 143\)", text)

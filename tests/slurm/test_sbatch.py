@@ -14,7 +14,7 @@ import pytest
 from srunddp.sbatch.directives import directive
 from tests.conftest import PROGRAMS, ROOT
 from tests.sbatch.test_hostile import HOSTILE
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.jobs import SIGNALLED, STOPPED, Job, draw_near, found, look, until
 from tests.support.job_specs import commands
 
@@ -58,14 +58,14 @@ LIMIT = 240.0
 class Site:
     """A folder in which a user works: scripts, environments, and the jobs that were submitted from it."""
 
-    bench: Bench
+    runner: SlurmJobRunner
     folder: Path
     jobs: dict[str, Job] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
         (self.folder / "etc").mkdir()
-        shutil.copy(self.bench.ifaces, self.folder / "etc" / "ifaces.conf")
+        shutil.copy(self.runner.ifaces, self.folder / "etc" / "ifaces.conf")
         for environment in ("venv", ".venv", "offline_repo_py311"):
             (self.folder / environment).symlink_to(ROOT / ".venv")
         for script in {word for words in COMMANDS.values() for word in words if re.fullmatch(r"\w+\.py", word)}:
@@ -74,14 +74,14 @@ class Site:
 
     def run(self, *words: str, check: bool = True, **variables: str) -> Any:
         env = {
-            "SRUNDDP_IFACES": str(self.bench.ifaces),
+            "SRUNDDP_IFACES": str(self.runner.ifaces),
             "OMP_NUM_THREADS": "1",
             "BASH_FUNC_module%%": MODULE,
             "FOLDER": str(self.folder),
             **variables,
         }
         command = ("env", "-C", str(self.folder), *words)
-        return self.bench.cluster.run(*command, env=env, check=check, timeout=100)
+        return self.runner.cluster.run(*command, env=env, check=check, timeout=100)
 
     def srunddp(self, *words: str, check: bool = True, **variables: str) -> Any:
         """``srunddp sbatch``, which is on the nodes' file system but in nobody's PATH."""
@@ -97,7 +97,7 @@ class Site:
         folder = self.folder / f"job-{name}"
         folder.mkdir()
         (folder / "out").symlink_to(self.folder / output.replace("%", number))
-        self.jobs[name] = Job(self.bench, folder, number)
+        self.jobs[name] = Job(self.runner, folder, number)
         return self.jobs[name]
 
     def recipe(self, name: str) -> None:
@@ -117,9 +117,9 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(bench: Bench) -> Site:
+def site(runner: SlurmJobRunner) -> Site:
     """All jobs at once, each from its submission to its end."""
-    site = Site(bench, bench.cluster.shared / "user's folder")
+    site = Site(runner, runner.cluster.shared / "user's folder")
     words = (*SIGNALLED, "--nodes=2", "--requeue", "--monitor=1", "--env=LEAD=0", str(PROGRAMS / "preempted.py"))
     (site.folder / "steps").mkdir()
     limit = site.submit("limit", *words, "steps")
@@ -133,7 +133,7 @@ def site(bench: Bench) -> Site:
     until(lambda: look([limit]) or len(list((site.folder / "steps").glob("at.0.?"))) == 2, [limit])
     draw_near(limit)
     until(lambda: look([waiting]) or waiting.output.count("waits") == 2, [waiting])
-    bench.cluster.run("scancel", waiting.number)
+    runner.cluster.run("scancel", waiting.number)
     for name in COMMANDS:
         if name in RANKS or name == "run_nccl":
             site.recipe(name)
@@ -243,7 +243,7 @@ def test_slurm_reads_any_text_of_an_sbatch_line_as_it_is(quoted: bool, site: Sit
         lines = ("#!/bin/bash", directive("job-name", text), directive("comment", text), directive("nodes", 2), "true")
         (site.folder / "line.sh").write_text("\n".join(lines))
         number = site.run("sbatch", "--parsable", "--hold", "line.sh").stdout.strip()
-        shown = site.bench.cluster.run("scontrol", "show", "job", number).stdout
+        shown = site.runner.cluster.run("scontrol", "show", "job", number).stdout
         assert found(shown, r"JobName=(.*)\n") == text
         assert found(shown, r" Comment=(.*) \n") == text
         assert found(shown, r"NumNodes=(\d+)") == "2"
@@ -255,7 +255,7 @@ def test_a_name_of_any_letters_and_any_arguments_come_through(site: Site) -> Non
         "--submit", f"--job-name={HOSTILE_NAME}", "--log-dir=logs/it's 100%j", "train.py", *HOSTILE_ARGUMENTS
     )
     number = job.stdout.strip()
-    shown = site.bench.cluster.run("scontrol", "show", "job", number).stdout
+    shown = site.runner.cluster.run("scontrol", "show", "job", number).stdout
     assert found(shown, r"JobName=(.*)\n") == HOSTILE_NAME
     mine = site._noted("hostile", number, f"logs/it's 100%j/{HOSTILE_NAME}-{number}.out")
     until(lambda: look([mine]), [mine])

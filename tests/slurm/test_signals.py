@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.cluster import Settings, beside, requirements
 from tests.conftest import missing
 from tests.recorded_signals import Recorded, differences, table
-from tests.slurm.conftest import Bench, data_network
+from tests.slurm.conftest import SlurmJobRunner, data_network
 from tests.slurm.signals import ROWS, record
 
 pytestmark = pytest.mark.slurm
@@ -32,7 +32,7 @@ def tables() -> Iterator[dict[str, Future[Jobs]]]:
 
 def recorded(tracking: str) -> Jobs:
     with beside(Settings(tracking=tracking), TRACKINGS[tracking]) as cluster:
-        jobs = record(Bench(cluster, data_network(cluster)))
+        jobs = record(SlurmJobRunner(cluster, data_network(cluster)))
     print(f"proctrack/{tracking}\n{table(jobs)}")
     return jobs
 

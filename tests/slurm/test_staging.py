@@ -22,7 +22,7 @@ from tests.cluster.network import Mount
 from tests.cluster.nodes import NODES, machine
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm import jobs
-from tests.slurm.conftest import PYTHON, SRUNDDP, Bench, Outcome, outcome
+from tests.slurm.conftest import PYTHON, SRUNDDP, Outcome, SlurmJobRunner, outcome
 
 pytestmark = pytest.mark.slurm
 
@@ -43,7 +43,7 @@ print(json.dumps({
 class Site:
     """Folders that all nodes but two see."""
 
-    bench: Bench
+    runner: SlurmJobRunner
     folder: Path
 
     @property
@@ -60,7 +60,7 @@ class Site:
 
     @property
     def variables(self) -> dict[str, str]:
-        return {"SRUNDDP_IFACES": str(self.bench.ifaces), "OMP_NUM_THREADS": "1"}
+        return {"SRUNDDP_IFACES": str(self.runner.ifaces), "OMP_NUM_THREADS": "1"}
 
     @property
     def push(self) -> str:
@@ -70,8 +70,8 @@ class Site:
     def job(self, body: str, *options: str, timeout: float = 100) -> Outcome:
         """A batch job in the project's folder, on all six nodes unless told otherwise, from its start to its end."""
         number, out = self.submit(body, *options), self.folder / "job.out"
-        until(lambda: not self.bench.cluster.run("squeue", "--noheader").stdout.strip(), timeout)
-        shown = self.bench.cluster.run("scontrol", "show", "job", number).stdout
+        until(lambda: not self.runner.cluster.run("squeue", "--noheader").stdout.strip(), timeout)
+        shown = self.runner.cluster.run("scontrol", "show", "job", number).stdout
         code = re.search(r" ExitCode=(\d+)", shown)
         assert code, shown
         return outcome(subprocess.CompletedProcess((), int(code[1]), out.read_text(), ""))
@@ -83,7 +83,7 @@ class Site:
         variables = f"export {shlex.join(f'{name}={value}' for name, value in self.variables.items())}"
         (self.folder / "job.sh").write_text(f"#!/bin/bash\n{start}\n{variables}\n{body}\n")
         words = ("--nodes=6", "--ntasks-per-node=1", "--open-mode=append", f"--output={self.folder}/job.out", *options)
-        return self.bench.cluster.run("sbatch", "--parsable", *words, f"{self.folder}/job.sh").stdout.strip()
+        return self.runner.cluster.run("sbatch", "--parsable", *words, f"{self.folder}/job.sh").stdout.strip()
 
 
 def build(requirements: str, env: Path) -> None:
@@ -97,8 +97,8 @@ def build(requirements: str, env: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(bench: Bench) -> Iterator[Site]:
-    here = Site(bench, bench.cluster.shared / "site")
+def site(runner: SlurmJobRunner) -> Iterator[Site]:
+    here = Site(runner, runner.cluster.shared / "site")
     here.folder.mkdir()
     build("", here.env)
     here.project.mkdir()
@@ -108,29 +108,29 @@ def site(bench: Bench) -> Iterator[Site]:
     (here.data / "sample").write_text("a sample")
     with ExitStack() as stack:
         for node in BLIND:
-            stack.enter_context(mounted(bench, node, ("-t", "tmpfs", "tmpfs", str(here.folder))))
+            stack.enter_context(mounted(runner, node, ("-t", "tmpfs", "tmpfs", str(here.folder))))
         yield here
 
 
 @contextmanager
-def mounted(bench: Bench, node: str, *mounts: Mount) -> Iterator[None]:
+def mounted(runner: SlurmJobRunner, node: str, *mounts: Mount) -> Iterator[None]:
     """Mounts on a node, the later ones below the first; gone at the end, whoever still works there."""
     # By one command: none starts where the first has hidden the folder of the tests.
     mounting = " && ".join(shlex.join(("mount", *mount)) for mount in mounts)
-    bench.cluster.on(node, "sh", "-c", mounting)
+    runner.cluster.on(node, "sh", "-c", mounting)
     try:
         yield
     finally:
-        bench.cluster.on(node, "umount", "--recursive", "--lazy", mounts[0][-1])
+        runner.cluster.on(node, "umount", "--recursive", "--lazy", mounts[0][-1])
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(bench: Bench) -> Iterator[None]:
+def nothing_left(runner: SlurmJobRunner) -> Iterator[None]:
     """A test that fails leaves no copies, by which the next would fail."""
     yield
-    bench.cluster.cancel_all()
-    for node in left(bench):
-        bench.cluster.on(node, "sh", "-c", "rm -rf /tmp/sdd-*")
+    runner.cluster.cancel_all()
+    for node in left(runner):
+        runner.cluster.on(node, "sh", "-c", "rm -rf /tmp/sdd-*")
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +140,9 @@ def with_torch(site: Site) -> Path:
     return site.folder / "torch"
 
 
-def left(bench: Bench) -> dict[str, list[str]]:
+def left(runner: SlurmJobRunner) -> dict[str, list[str]]:
     """What staging has left in the nodes' /tmp."""
-    shown = {node.name: bench.cluster.on(node.name, "ls", "-A", "/tmp").stdout.split() for node in NODES}
+    shown = {node.name: runner.cluster.on(node.name, "ls", "-A", "/tmp").stdout.split() for node in NODES}
     names = {node: [name for name in found if name.startswith("sdd-")] for node, found in shown.items()}
     return {node: found for node, found in names.items() if found}
 
@@ -171,7 +171,7 @@ def test_nodes_work_in_copies_or_in_what_they_see(site: Site) -> None:
         assert report["data"] == "a sample"
         for name in ("python", "folder", "script", "settings", "argument", "home"):
             assert report[name].startswith("/tmp/sdd-" if copied else f"{site.folder}/"), (name, report)
-    assert left(site.bench) == {}
+    assert left(site.runner) == {}
 
 
 @pytest.mark.parametrize("end", ["end", "failure", "scancel", "scancel while staging"])
@@ -182,15 +182,15 @@ def test_end_of_job_leaves_no_copy(site: Site, end: str) -> None:
     if end.startswith("scancel"):
         role = "env" if end.endswith("staging") else "data"
         until(lambda: f" {role}: " in (site.folder / "job.out").read_text())
-        site.bench.cluster.run("scancel", number)
-    until(lambda: not site.bench.cluster.run("squeue", "--noheader").stdout.strip())
-    until(lambda: left(site.bench) == {})
+        site.runner.cluster.run("scancel", number)
+    until(lambda: not site.runner.cluster.run("squeue", "--noheader").stdout.strip())
+    until(lambda: left(site.runner) == {})
     if not end.startswith("scancel"):
         assert "aborted" not in (site.folder / "job.out").read_text()
 
 
 def test_silent_node_ends_a_push_in_time(site: Site) -> None:
-    cluster = site.bench.cluster
+    cluster = site.runner.cluster
     daemon = slurm.pid(cluster.folder, machine("node06"))
     os.kill(daemon, signal.SIGSTOP)
     try:
@@ -201,7 +201,7 @@ def test_silent_node_ends_a_push_in_time(site: Site) -> None:
     said = (site.folder / "job.out").read_text()
     assert "error: no answer from some nodes within 3 s; expected one -> " in said
     until(lambda: not cluster.run("squeue", "--noheader").stdout.strip())
-    until(lambda: left(site.bench) == {})
+    until(lambda: left(site.runner) == {})
 
 
 def test_written_files_stay_and_are_named(site: Site) -> None:
@@ -213,27 +213,27 @@ def test_written_files_stay_and_are_named(site: Site) -> None:
         for node in BLIND:
             kept = re.search(rf"{node} keeps 1 file written in a copy: (\S+)", done.output)
             assert kept, done.output
-            found = site.bench.cluster.on(node, "find", kept[1], "-name", "result-*").stdout.split()
+            found = site.runner.cluster.on(node, "find", kept[1], "-name", "result-*").stdout.split()
             assert [Path(path).name for path in found] == [f"result-{BLIND.index(node) * 3 + 1}"]
     finally:
         for node in BLIND:
-            site.bench.cluster.on(node, "sh", "-c", "rm -rf /tmp/sdd-*")
+            site.runner.cluster.on(node, "sh", "-c", "rm -rf /tmp/sdd-*")
         for path in [*site.project.glob("result-*"), site.project / "write.py"]:
             path.unlink()
 
 
 def test_full_disk_is_named_before_anything_is_sent(site: Site) -> None:
-    with mounted(site.bench, "node05", *slurm.over_tmp(site.bench.cluster.folder, "-o", "size=2M")):
+    with mounted(site.runner, "node05", *slurm.over_tmp(site.runner.cluster.folder, "-o", "size=2M")):
         done = site.job(f"{site.push} || exit $?")
     assert done.code == 69
     assert re.search(
         r"error: node05 has \d MiB free in /tmp; expected \d+ MiB for \S+/env and its archive", done.output
     )
-    until(lambda: left(site.bench) == {})
+    until(lambda: left(site.runner) == {})
 
 
 def test_planted_folder_on_a_node_is_refused(site: Site) -> None:
-    cluster = site.bench.cluster
+    cluster = site.runner.cluster
     job = site.submit(site.push, "--hold")
     planted = f"/tmp/sdd-0-{job}"
     cluster.on("node02", "sh", "-c", f"mkdir -m 700 {planted} && chown nobody {planted}")
@@ -243,7 +243,7 @@ def test_planted_folder_on_a_node_is_refused(site: Site) -> None:
         said = (site.folder / "job.out").read_text()
         assert f"error: node02: {planted} is there, of user 65534 and mode drwx------; expected" in said
         assert cluster.on("node02", "ls", "-A", planted).stdout == ""
-        until(lambda: [*left(site.bench)] == ["node02"])
+        until(lambda: [*left(site.runner)] == ["node02"])
     finally:
         cluster.on("node02", "rm", "-r", planted)
 
@@ -252,15 +252,15 @@ def test_job_script_trains_on_nodes_of_both_kinds(site: Site, with_torch: Path) 
     shutil.copy(PROGRAMS / "torchrun_style.py", site.project / "train.py")
     layout = ("--nodes=6", "--ntasks-per-node=1", f"--venv={with_torch}", "--log-dir=logs", "--backend=gloo")
     words = (SRUNDDP, "sbatch", *layout, "--stage", "--preflight", "--offline", "--submit", "train.py")
-    site.bench.cluster.run("env", f"--chdir={site.project}", *words, env=site.variables)
-    until(lambda: not site.bench.cluster.run("squeue", "--noheader").stdout.strip(), 200)
+    site.runner.cluster.run("env", f"--chdir={site.project}", *words, env=site.variables)
+    until(lambda: not site.runner.cluster.run("squeue", "--noheader").stdout.strip(), 200)
     (log,) = (site.project / "logs").glob("train-*.out")
     said = log.read_text()
     reports = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert sorted(report["rank"] for report in reports) == list(range(6)), said
     assert "6 of 6 ranks on 6 nodes, all is well" in said, said
     print(re.findall(r"^srunddp: (\w+: \d+ files.*)$", said, re.MULTILINE))
-    assert left(site.bench) == {}
+    assert left(site.runner) == {}
 
 
 def test_importing_torch_from_a_copy_spares_shared_env(site: Site, with_torch: Path) -> None:
@@ -274,14 +274,14 @@ def test_importing_torch_from_a_copy_spares_shared_env(site: Site, with_torch: P
 
 
 def test_requeued_job_is_staged_again_and_goes_on(site: Site, with_torch: Path) -> None:
-    cluster, steps, folder = site.bench.cluster, site.bench.cluster.shared / "steps", site.folder / "requeued"
+    cluster, steps, folder = site.runner.cluster, site.runner.cluster.shared / "steps", site.folder / "requeued"
     for each in (steps, folder):
         each.mkdir()
     shutil.copy(PROGRAMS / "preempted.py", site.project)
     layout = ("--nodes=2", "--nodelist=node01,node02", "--ntasks-per-node=1", f"--venv={with_torch}", "--time=60")
     words = (*layout, "--stage", "--requeue", "--signal=none", "--env=LEAD=0", "--submit", "preempted.py", str(steps))
     done = cluster.run("env", f"--chdir={site.project}", SRUNDDP, "sbatch", *words, env=site.variables)
-    job = jobs.Job(site.bench, folder, done.stdout.strip())
+    job = jobs.Job(site.runner, folder, done.stdout.strip())
     (folder / "out").symlink_to(site.project / "logs" / f"preempted-{job.number}.out")
     jobs.until(lambda: len(list(steps.glob("at.0.?"))) == 2, [job])
     cluster.run("scancel", "--signal=USR2", job.number)
@@ -291,4 +291,4 @@ def test_requeued_job_is_staged_again_and_goes_on(site: Site, with_torch: Path) 
     assert "srunddp: error: " not in job.output
     step = jobs.found(job.output, jobs.STOPPED.format("SIGUSR2", "; the job is requeued"))
     assert f"done from step {step} to {int(step) + 5}\n" in job.output
-    until(lambda: left(site.bench) == {})
+    until(lambda: left(site.runner) == {})

@@ -12,7 +12,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.nodes import NODES, Node
 from tests.cluster.sockets import Socket
 from tests.conftest import PROGRAMS, ROOT
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 
 MNIST = str(ROOT / "docs" / "examples" / "mnist.py")
 TORCHRUN_STYLE = str(PROGRAMS / "torchrun_style.py")
@@ -69,18 +69,18 @@ def peers(watch: Watch, node: Node, address: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def digits(bench: Bench) -> Path:
-    return bench.cluster.shared / "digits"
+def digits(runner: SlurmJobRunner) -> Path:
+    return runner.cluster.shared / "digits"
 
 
 @pytest.mark.parametrize("channel", ["slurm", "pmi", "mpi"])
-def test_row_20_mnist_trains_and_every_connection_lies_in_the_data_network(
-    bench: Bench, digits: Path, channel: str
+def test_mnist_trains_with_every_connection_in_the_data_network(
+    runner: SlurmJobRunner, digits: Path, channel: str
 ) -> None:
     pmi = {"slurm": "none", "pmi": "pmi2", "mpi": "pmix"}[channel]
     options = (f"--mpi={pmi}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--channel", channel)
-    with Watch(bench.cluster) as watch:
-        done = bench.srun(*options, MNIST, "--data-dir", str(digits), "--epochs", "2", timeout=240)
+    with Watch(runner.cluster) as watch:
+        done = runner.srun(*options, MNIST, "--data-dir", str(digits), "--epochs", "2", timeout=240)
     assert done.code == 0, done.errors
     assert f"12 ranks on 6 nodes, launcher Slurm, channel {channel}, master 10.88.0.11 " in done.errors
     assert "hostname of the client socket" not in done.errors
@@ -91,53 +91,53 @@ def test_row_20_mnist_trains_and_every_connection_lies_in_the_data_network(
         assert len(peers(watch, node, node.data)) >= 2, (node, watch.rounds)
 
 
-def test_the_watch_sees_ranks_on_the_management_network(bench: Bench) -> None:
+def test_the_watch_sees_ranks_on_the_management_network(runner: SlurmJobRunner) -> None:
     entry = '- nodes: "*"\n  interface: mgmt0\n'
-    management = bench.write_ifaces("management.conf", entry)
-    with Watch(bench.cluster) as watch:
-        done = bench.srun("-N1", "-n2", SRUNDDP, TORCHRUN_STYLE, ifaces=management)
+    management = runner.write_ifaces("management.conf", entry)
+    with Watch(runner.cluster) as watch:
+        done = runner.srun("-N1", "-n2", SRUNDDP, TORCHRUN_STYLE, ifaces=management)
     assert done.code == 0, done.errors
     assert strays(watch.seen, "10.88.0.", listeners=True)
 
 
-def test_the_management_network_carries_no_training(bench: Bench) -> None:
-    management = bench.write_ifaces("management.conf", '- nodes: "*"\n  interface: mgmt0\n')
+def test_the_management_network_carries_no_training(runner: SlurmJobRunner) -> None:
+    management = runner.write_ifaces("management.conf", '- nodes: "*"\n  interface: mgmt0\n')
     options = ("-N2", SRUNDDP, "--timeout", "8")
-    done = bench.srun(*options, TORCHRUN_STYLE, ifaces=management)
+    done = runner.srun(*options, TORCHRUN_STYLE, ifaces=management)
     assert done.code != 0
     assert "did not come: rank 1 on node02" in done.errors
     assert done.reports == []
 
 
 @pytest.mark.parametrize(("pmi", "channel"), [("none", "slurm"), ("pmi2", "pmi"), ("pmix", "mpi")])
-def test_a_script_written_for_torchrun_runs_unchanged(bench: Bench, pmi: str, channel: str) -> None:
-    done = bench.srun(f"--mpi={pmi}", "-N3", "-n3", SRUNDDP, "--channel", channel, TORCHRUN_STYLE)
+def test_a_script_written_for_torchrun_runs_unchanged(runner: SlurmJobRunner, pmi: str, channel: str) -> None:
+    done = runner.srun(f"--mpi={pmi}", "-N3", "-n3", SRUNDDP, "--channel", channel, TORCHRUN_STYLE)
     assert done.code == 0, done.errors
     assert {rank: report["sum"] for rank, report in done.by_rank().items()} == dict.fromkeys(range(3), 6.0)
 
 
-def test_row_38_groups_come_and_go_in_every_way_a_script_may_ask_for(bench: Bench) -> None:
+def test_process_groups_are_made_and_destroyed_in_every_way(runner: SlurmJobRunner) -> None:
     # Inherited from a torchrun around the job, this variable once made every rank wait for a store nobody serves.
     env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    done = bench.srun("-N3", "-n3", SRUNDDP, str(PROGRAMS / "many_groups.py"), "29611", env=env, timeout=180)
+    done = runner.srun("-N3", "-n3", SRUNDDP, str(PROGRAMS / "many_groups.py"), "29611", env=env, timeout=180)
     assert done.code == 0, done.errors
     assert {rank: set(report["sums"]) for rank, report in done.by_rank().items()} == {rank: {6} for rank in range(3)}
     assert len(done.by_rank()[0]["sums"]) == 17
 
 
-def test_init_meets_under_plain_srun_and_says_that_there_is_no_guard(bench: Bench) -> None:
+def test_init_meets_under_plain_srun_and_says_it_is_unsupervised(runner: SlurmJobRunner) -> None:
     env = {"PYTHONPATH": str(ROOT)}
     program = str(PROGRAMS / "plain_init.py")
-    done = bench.srun("-N2", "-n4", str(ROOT / ".venv/bin/python"), program, env=env)
+    done = runner.srun("-N2", "-n4", str(ROOT / ".venv/bin/python"), program, env=env)
     assert done.code == 0, done.errors
     assert {rank: report["sums"] for rank, report in done.by_rank().items()} == {rank: [10, 10] for rank in range(4)}
     assert done.errors.count("4 ranks without a guard") == 1
 
 
-def test_row_21_a_network_that_has_only_ipv6_trains(bench: Bench) -> None:
-    six = bench.write_ifaces("six.conf", '- nodes: "*"\n  interface: ens6\n  address: "{node}-six"\n')
-    with Watch(bench.cluster) as watch:
-        done = bench.srun("-N3", "-n3", SRUNDDP, TORCHRUN_STYLE, ifaces=six)
+def test_a_network_that_has_only_ipv6_trains(runner: SlurmJobRunner) -> None:
+    six = runner.write_ifaces("six.conf", '- nodes: "*"\n  interface: ens6\n  address: "{node}-six"\n')
+    with Watch(runner.cluster) as watch:
+        done = runner.srun("-N3", "-n3", SRUNDDP, TORCHRUN_STYLE, ifaces=six)
     assert done.code == 0, done.errors
     assert "master fd88::11 " in done.errors
     assert {report["sum"] for report in done.reports} == {6.0}
@@ -149,16 +149,16 @@ def test_row_21_a_network_that_has_only_ipv6_trains(bench: Bench) -> None:
         assert first.six in peers(watch, node, node.six), watch.rounds
 
 
-def test_row_21_mixed_families_are_an_error_that_says_so(bench: Bench) -> None:
+def test_mixed_families_are_an_error_that_says_so(runner: SlurmJobRunner) -> None:
     text = (
         '- nodes: node01\n  interface: ens1f1\n  address: "{node}-data"\n'
         '- nodes: "*"\n  interface: ens6\n  address: "{node}-six"\n'
     )
-    mixed = bench.write_ifaces("mixed.conf", text)
+    mixed = runner.write_ifaces("mixed.conf", text)
     for pmi in ("none", "pmi2"):
         where = (f"--mpi={pmi}", "-N2", "--nodelist=node[01-02]", "--kill-on-bad-exit=1")
         words = (*where, SRUNDDP, "--timeout", "10", TORCHRUN_STYLE)
-        done = bench.srun(*words, ifaces=mixed)
+        done = runner.srun(*words, ifaces=mixed)
         assert done.code != 0
         assert "expected IPv4 on all nodes or IPv6 on all" in done.errors
         assert "10.88.0.11" in done.errors

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.slurm import GRACE, URGENT
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 from tests.slurm.jobs import NEAR_END, OVER, SIGNALLED, STOPPED, Job, draw_near, found, look, submit, until
 from tests.trained import PROGRAM, Trained
 
@@ -25,7 +25,9 @@ BY_HAND = (
 REQUEUED = "; the job is requeued"
 
 
-def training(bench: Bench, name: str, *options: str, settings: str = "", srun: str = "srun", pace: float = PACE) -> Job:
+def training(
+    runner: SlurmJobRunner, name: str, *options: str, settings: str = "", srun: str = "srun", pace: float = PACE
+) -> Job:
     """A job of two ranks on two nodes; it takes its time in its first start alone."""
     body = (
         "trap : TERM\n"  # which Slurm sends to the shell as well, and srun would end with it
@@ -35,7 +37,7 @@ def training(bench: Bench, name: str, *options: str, settings: str = "", srun: s
         "[ $code = 143 ] && sleep 600\n"
         "exit $code\n"
     )
-    return submit(bench, f"training {name}", body, "-n2", *options)
+    return submit(runner, f"training {name}", body, "-n2", *options)
 
 
 def trained(job: Job) -> Trained:
@@ -50,10 +52,10 @@ def without_scontrol(folder: Path) -> str:
     return f"PATH={folder} /usr/bin/srun"
 
 
-def preempt(bench: Bench) -> float:
+def preempt(runner: SlurmJobRunner) -> float:
     """By another partition's job; returns when, in seconds since the epoch."""
     began = time.time()
-    bench.cluster.run("sbatch", f"--partition={URGENT}", "-N2", *ALL_GPUS, "--output=/dev/null", "--wrap=true")
+    runner.cluster.run("sbatch", f"--partition={URGENT}", "-N2", *ALL_GPUS, "--output=/dev/null", "--wrap=true")
     return began
 
 
@@ -72,25 +74,25 @@ def wrong(job: Job, cause: str, then: str, whole: Trained) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def jobs(bench: Bench) -> dict[str, Job]:
+def jobs(runner: SlurmJobRunner) -> dict[str, Job]:
     """Each from its start to its end; first those that wait for their time limit."""
-    run, shared = bench.cluster.run, bench.cluster.shared
+    run, shared = runner.cluster.run, runner.cluster.shared
     every = {
-        "limit": training(bench, "limit", *SIGNALLED, settings="--preemption.lead-seconds=0"),
-        "end": training(bench, "end", NEAR_END, pace=0.3),
+        "limit": training(runner, "limit", *SIGNALLED, settings="--preemption.lead-seconds=0"),
+        "end": training(runner, "end", NEAR_END, pace=0.3),
     }
     until(lambda: all(trained(job).trains() for job in every.values()), every.values())
     draw_near(every["limit"])
     every |= {
-        "whole": training(bench, "whole", pace=0.0),
-        "requeued": training(bench, "requeued"),
-        "preempted": training(bench, "preempted", *ALL_GPUS),
-        "by hand": training(bench, "by hand", srun=without_scontrol(shared / "path")),
+        "whole": training(runner, "whole", pace=0.0),
+        "requeued": training(runner, "requeued"),
+        "preempted": training(runner, "preempted", *ALL_GPUS),
+        "by hand": training(runner, "by hand", srun=without_scontrol(shared / "path")),
     }
     asked = [every[name] for name in ("requeued", "preempted", "by hand")]
     until(lambda: look(every.values()) or all(trained(job).trains() for job in asked), every.values())
     run("scontrol", "requeue", every["requeued"].number)
-    (shared / "preempted").write_text(str(preempt(bench)))
+    (shared / "preempted").write_text(str(preempt(runner)))
     run("scancel", "--signal=USR2", every["by hand"].number)
     until(lambda: look(every.values()) or every["by hand"].state in OVER, every.values())
     (shared / "by-hand").write_text(str(every["by hand"].code))
@@ -115,18 +117,18 @@ def test_it_is_requeued_once_and_ends_as_if_it_had_never_stopped(
     assert wrong(jobs[name], cause, then, trained(jobs["whole"])) == [], jobs[name].output
 
 
-def test_a_preempted_training_has_its_checkpoint_within_four_fifths_of_the_grace_time(jobs: dict[str, Job]) -> None:
+def test_a_preempted_job_saves_in_four_fifths_of_its_grace_time(jobs: dict[str, Job]) -> None:
     job = jobs["preempted"]
     step = int(found(job.output, STOPPED.format("SIGTERM", "")))
     # Its change time is that of the renaming which makes it whole.
     there = (job.folder / "run" / "checkpoints" / f"step-{step:08d}.pt").stat().st_ctime
-    assert there - float((job.bench.cluster.shared / "preempted").read_text()) < 0.8 * GRACE
+    assert there - float((job.runner.cluster.shared / "preempted").read_text()) < 0.8 * GRACE
 
 
-def test_without_scontrol_it_leaves_with_75_and_goes_on_once_requeued_by_hand(
+def test_without_scontrol_it_leaves_with_75_and_resumes(
     jobs: dict[str, Job],
 ) -> None:
     job = jobs["by hand"]
-    assert (job.bench.cluster.shared / "by-hand").read_text() == "75", job
+    assert (job.runner.cluster.shared / "by-hand").read_text() == "75", job
     assert trained(job).unequal(int(found(job.output, BY_HAND)), trained(jobs["whole"])) == [], job
     assert (job.state, job.restarts) == ("COMPLETED", 1), job

@@ -1,1 +1,18 @@
-from tests.slurm.conftest import bench, cancelled  # noqa: F401
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.slurm.conftest import cancelled, runner  # noqa: F401
+
+
+def campaign(script: str, folder: Path, *arguments: object, before: tuple[str, ...] = (), limit: float = 1800.0) -> str:
+    """Run a script of tests/train to its end; what it printed."""
+    variables = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [*before, sys.executable, str(ROOT / "tests" / "train" / script), str(folder), *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=limit)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout

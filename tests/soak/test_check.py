@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.cluster.nodes import NODES
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.planted import (
     checked,
     full_tmp,
@@ -27,15 +27,15 @@ pytestmark = [pytest.mark.slurm, pytest.mark.soak]
 ROUNDS = 20
 
 
-def test_faults_on_random_nodes_are_named_and_nobody_else_is_blamed(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
+def test_faults_on_random_nodes_are_named_and_no_other_node(
+    runner: SlurmJobRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw, wrong, planted = random.Random(0), [], 0
-    project = bench.cluster.shared / "soak-lab" / "project"
+    project = runner.cluster.shared / "soak-lab" / "project"
     project.mkdir(parents=True)
     for number in range(ROUNDS):
         at = draw.sample(NODES, len(NODES))
-        shell = {at[0].name: with_other_torch(), at[1].name: full_tmp(bench), at[2].name: with_clock_off()}
+        shell = {at[0].name: with_other_torch(), at[1].name: full_tmp(runner), at[2].name: with_clock_off()}
         lost = tuple(draw.sample(NODES, 2))
         expected = {
             ("FAIL", "versions", at[0].name),
@@ -48,7 +48,7 @@ def test_faults_on_random_nodes_are_named_and_nobody_else_is_blamed(
         }
         with mtu(at[3], 1400), own_name_on_loopback(at[4]), one_way_dropped(*lost):
             faults = {**shell, at[5].name: hidden(project.parent)}
-            done = checked(bench, f"--path={project}", faults=faults, srun=("-N6", "-n6", "--mpi=pmi2"))
+            done = checked(runner, f"--path={project}", faults=faults, srun=("-N6", "-n6", "--mpi=pmi2"))
         planted += len(expected)
         if done.named() != expected or done.code != 69:
             wrong.append((number, done.named() ^ expected, done.text))
@@ -57,20 +57,20 @@ def test_faults_on_random_nodes_are_named_and_nobody_else_is_blamed(
     assert wrong == []
 
 
-def test_a_slow_link_or_a_gpu_that_is_there_twice_at_random_is_named_alone(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
+def test_a_slow_link_or_a_duplicate_gpu_is_named_alone(
+    runner: SlurmJobRunner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw, wrong = random.Random(1), []
     for number in range(ROUNDS):
         slow, shared = draw.sample(NODES, 2)
-        gpus = {each.name: with_gpus(bench.cluster.shared, "GPU-a", "GPU-b") for each in NODES}
-        gpus[shared.name] = with_gpus(bench.cluster.shared, "GPU-a", "GPU-a")
+        gpus = {each.name: with_gpus(runner.cluster.shared, "GPU-a", "GPU-b") for each in NODES}
+        gpus[shared.name] = with_gpus(runner.cluster.shared, "GPU-a", "GPU-a")
         with ExitStack() as stack:
             if number % 2:
                 stack.enter_context(slowed(slow, f"{draw.choice([20, 50, 100, 200])}mbit"))
-                done, expected = checked(bench, "--collective", srun=("-N6", "-n6")), {("WARN", "rate", slow.name)}
+                done, expected = checked(runner, "--collective", srun=("-N6", "-n6")), {("WARN", "rate", slow.name)}
             else:
-                done, expected = checked(bench, faults=gpus), {("FAIL", "gpus", shared.name)}
+                done, expected = checked(runner, faults=gpus), {("FAIL", "gpus", shared.name)}
         if done.named() != expected:
             wrong.append((number, done.named() ^ expected, done.text))
     with capsys.disabled():
@@ -78,7 +78,7 @@ def test_a_slow_link_or_a_gpu_that_is_there_twice_at_random_is_named_alone(
     assert wrong == []
 
 
-def test_a_healthy_cluster_passes_clean_every_time(bench: Bench) -> None:
+def test_a_healthy_cluster_passes_clean_every_time(runner: SlurmJobRunner) -> None:
     for number in range(ROUNDS):
-        done = checked(bench, *(["--collective"] if number % 4 == 0 else []))
+        done = checked(runner, *(["--collective"] if number % 4 == 0 else []))
         assert (done.code, done.findings) == (0, []), done.text

@@ -4,44 +4,49 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.conftest import ROOT
+from tests.soak.conftest import campaign
 
 pytestmark = pytest.mark.soak
 
 KILLS, CUTS, DAMAGES = 1000, 200, 10_000
 HALF = KILLS // 2  # at least so many fall into the writing itself, rather than before or after
+SHARD_KILLS = 40
+CUT = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
 
 
-def campaign(script: str, folder: Path, number: int, capsys: pytest.CaptureFixture[str], *before: str) -> str:
-    done = subprocess.run(
-        [*before, sys.executable, str(ROOT / "tests" / "train" / script), str(folder), str(number)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stderr
-    with capsys.disabled():
-        print("\n" + done.stdout, end="")
-    return done.stdout
-
-
-def test_a_thousand_kills_amid_saves_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert int(campaign("killed_saves.py", tmp_path, KILLS, capsys).split()[2]) >= HALF
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
-def test_power_cuts_amid_saves_lose_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    campaign("power_cuts.py", tmp_path, CUTS, capsys, "unshare", "--mount")
-
-
-def test_every_damage_is_found_and_the_checkpoint_before_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("script", "number", "before"),
+    [
+        ("killed_saves.py", KILLS, ()),
+        pytest.param("power_cuts.py", CUTS, ("unshare", "--mount"), marks=CUT),
+        ("damaged_files.py", DAMAGES, ()),
+    ],
+    ids=["kills", "power cuts", "damages"],
+)
+def test_nothing_that_was_acknowledged_is_lost(
+    script: str, number: int, before: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    campaign("damaged_files.py", tmp_path, DAMAGES, capsys)
+    said = campaign(script, tmp_path, number, before=before)
+    with capsys.disabled():
+        print("\n" + said, end="")
+    if number == KILLS:
+        assert int(said.split()[2]) >= HALF
+
+
+def test_forty_kills_amid_saves_of_shards_change_no_bit(tmp_path: Path) -> None:
+    campaign("sharded.py", tmp_path, SHARD_KILLS)
+    results = torch.load(tmp_path / "results.pt", weights_only=False)
+    amid, again, left = results["killed"]
+    print(f"{amid} of {SHARD_KILLS} kills met a save")
+    assert amid > SHARD_KILLS / 4
+    for rank, plain in zip(again, results["alike"]["fsdp"], strict=True):
+        assert rank["records"] == plain["records"]
+        assert all(torch.equal(rank["weights"][name], tensor) for name, tensor in plain["weights"].items())
+        for own, other in zip(rank["state"], plain["state"], strict=True):
+            assert all(torch.equal(own[name], tensor) for name, tensor in other.items())
+    assert left == sorted(2 * list(set(left)))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import PROGRAMS
 from tests.mpirun.conftest import there
-from tests.slurm.conftest import SRUNDDP, Bench
+from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 
 pytestmark = pytest.mark.soak
 
@@ -29,18 +29,18 @@ def overload() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("overload")
-def test_twelve_ranks_meet_on_an_overloaded_machine(bench: Bench) -> None:
+def test_twelve_ranks_meet_on_an_overloaded_machine(runner: SlurmJobRunner) -> None:
     kinds = ("none", "pmi2", "pmix")
     failures = []
     for start in range(STARTS):
         words = (f"--mpi={kinds[start % 3]}", "-N6", "--ntasks-per-node=2", SRUNDDP, "--quiet", "--timeout", "60")
-        done = bench.srun(*words, str(PROGRAMS / "report.py"), timeout=100)
+        done = runner.srun(*words, str(PROGRAMS / "report.py"), timeout=100)
         if done.code or sorted(done.by_rank()) != list(range(12)):
             failures.append((start, done.code, done.errors))
     assert failures == []
 
 
-def test_a_good_run_s_exit_code_is_zero_though_gloo_s_threads_outlive_the_group() -> None:
+def test_a_good_run_exits_with_zero_while_gloos_threads_run() -> None:
     mpi = there("mpich")
     codes = [mpi.run(2, SRUNDDP, "--quiet", str(PROGRAMS / "torchrun_style.py")).code for _ in range(ENDS)]
     assert codes == [0] * ENDS

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.jobs import STOPPED, Job, found, look, until
 from tests.slurm.test_preemption import RANKS, preempted, processes
 
@@ -18,27 +18,27 @@ TIMES = 10
 LIMIT = 300.0
 
 
-def signalled(bench: Bench, name: str, *options: str) -> list[Job]:
+def signalled(runner: SlurmJobRunner, name: str, *options: str) -> list[Job]:
     """Jobs that get what these options of scancel send, each after a time of its own."""
     draw = random.Random(name)
-    jobs = [preempted(bench, f"{name}-{number}") for number in range(TIMES)]
+    jobs = [preempted(runner, f"{name}-{number}") for number in range(TIMES)]
     until(lambda: all(len(processes(job)) == RANKS for job in jobs), jobs, LIMIT)
     for job in jobs:
         time.sleep(draw.uniform(0.0, 0.3))
-        bench.cluster.run("scancel", *options, job.number)
+        runner.cluster.run("scancel", *options, job.number)
     until(partial(look, jobs), jobs, LIMIT)
     return jobs
 
 
-def test_usr2_writes_a_checkpoint_and_requeues(bench: Bench) -> None:
-    for job in signalled(bench, "usr2", "--signal=USR2"):
+def test_usr2_writes_a_checkpoint_and_requeues(runner: SlurmJobRunner) -> None:
+    for job in signalled(runner, "usr2", "--signal=USR2"):
         step = found(job.output, STOPPED.format("SIGUSR2", "; the job is requeued"))
         assert f"done from step {step} to {int(step) + 5}\n" in job.output, job
         assert (job.state, job.restarts) == ("COMPLETED", 1), job
 
 
-def test_scancel_writes_a_checkpoint(bench: Bench) -> None:
-    for job in signalled(bench, "scancel"):
+def test_scancel_writes_a_checkpoint(runner: SlurmJobRunner) -> None:
+    for job in signalled(runner, "scancel"):
         step = found(job.output, STOPPED.format("SIGTERM", ""))
         assert (job.folder / f"step-{int(step):08d}.pt").exists(), job
         assert (job.state, job.restarts) == ("CANCELLED", 0), job

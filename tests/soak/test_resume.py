@@ -6,14 +6,14 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, ROOT
+from tests.conftest import PROGRAMS
+from tests.soak.conftest import campaign
 from tests.support.starting import SRUNDDP, bare, slurm
 from tests.train.course import Course, until
 
@@ -75,9 +75,9 @@ def kill(course: Course, number: int, draw: random.Random) -> list[str]:
 
 
 def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    undisturbed = Course(tmp_path / "undisturbed", RANKS, SETTINGS)
-    assert end(begin(undisturbed, 0))[0] == [0] * RANKS
-    expected, steps = undisturbed.outcome(), undisturbed.step()
+    reference = Course(tmp_path / "undisturbed", RANKS, SETTINGS)
+    assert end(begin(reference, 0))[0] == [0] * RANKS
+    expected, steps = reference.outcome(), reference.step()
     draw, counts, began = random.Random(0), Counter[str](), time.monotonic()
     while counts["kills"] < KILLS:
         counts["trainings"] += 1
@@ -90,22 +90,15 @@ def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pyt
         assert codes == [0] * RANKS, errors
         assert course.outcome() == expected, course.folder
     with capsys.disabled():
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        print(f"\r{told}; {steps} steps each; {time.monotonic() - began:.0f} s")
+        counted = ", ".join(f"{name} {count}" for name, count in counts.items())
+        print(f"\r{counted}; {steps} steps each; {time.monotonic() - began:.0f} s")
     assert counts["amid a save"] >= KILLS // 10
 
 
-@pytest.mark.parametrize(("campaign", "number"), [("signals", SIGNALS), ("workerless", WORKERLESS)])
-def test_a_thousand_signals_stop_all_ranks_after_one_step_and_change_no_bit(
-    campaign: str, number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("kind", "number"), [("signals", SIGNALS), ("workerless", WORKERLESS)])
+def test_a_thousand_signals_stop_after_a_step_and_change_no_bit(
+    kind: str, number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "train" / "interrupted.py"), str(tmp_path), campaign, str(number)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=7200,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    said = campaign("interrupted.py", tmp_path, kind, number, limit=7200)
     with capsys.disabled():
-        print("\n" + done.stdout.splitlines()[-1])
+        print("\n" + said.splitlines()[-1])

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.jobs import STOPPED, Job, found, look, until
 from tests.slurm.test_training_requeued import REQUEUED, trained, training, wrong
 from tests.trained import Trained
@@ -20,20 +20,20 @@ CAUSES = {"limit": "SIGUSR2", "end": "the end of the job's time"}
 
 
 @pytest.fixture
-def whole(bench: Bench) -> Trained:
-    job = training(bench, "whole", pace=0.0)
+def whole(runner: SlurmJobRunner) -> Trained:
+    job = training(runner, "whole", pace=0.0)
     until(job.is_over, [job])
     assert job.state == "COMPLETED", job
     return trained(job)
 
 
 def test_a_time_limit_costs_nothing_at_any_moment(
-    bench: Bench, whole: Trained, capsys: pytest.CaptureFixture[str]
+    runner: SlurmJobRunner, whole: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By ``--signal=USR2@30``, which Slurm sends up to 60 s before the end, and by the known end of the job."""
     draw, results = random.Random(0), []
     for number in range(ROUNDS):
-        jobs = [(kind, started(bench, kind, f"{number}-{each}", draw)) for kind in CAUSES for each in range(EACH)]
+        jobs = [(kind, started(runner, kind, f"{number}-{each}", draw)) for kind in CAUSES for each in range(EACH)]
         every = [job for _, job in jobs]
         until(partial(look, every), every, ROUND)
         results += [(kind, wrong(job, CAUSES[kind], REQUEUED, whole), job) for kind, job in jobs]
@@ -42,14 +42,14 @@ def test_a_time_limit_costs_nothing_at_any_moment(
     assert [(job.folder.name, broken, job.output) for _, broken, job in results if broken] == []
 
 
-def started(bench: Bench, kind: str, name: str, draw: random.Random) -> Job:
+def started(runner: SlurmJobRunner, kind: str, name: str, draw: random.Random) -> Job:
     """With a pace of its own, so that what stops it does so anywhere in a step."""
     if kind == "limit":
         options, lead, pace = "--time=2 --signal=USR2@30", 0.0, draw.uniform(0.32, 0.4)
     else:
         options, lead, pace = "--time=1", draw.uniform(8.0, 28.0), draw.uniform(0.2, 0.25)
     return training(
-        bench, f"{kind} {name}", *options.split(), settings=f"--preemption.lead-seconds={lead:.2f}", pace=pace
+        runner, f"{kind} {name}", *options.split(), settings=f"--preemption.lead-seconds={lead:.2f}", pace=pace
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,21 +147,15 @@ class MadeUp:
     def _end(self) -> float:
         return self._begin + self.seconds
 
-    def _busy_spans(self) -> Iterator[tuple[float, float]]:
-        """When steps are made: between evaluations."""
-        at, pause = self._begin, self.evaluation_s + self.checkpoint_s
-        while at < self._end:
-            stop = min(self._end, at + (self.epoch_s - pause if self.epoch_s else self.seconds))
-            yield at, stop
-            at = stop + pause if self.epoch_s else self._end
-
-    def _stepping(self, time: float) -> float:
-        """Seconds spent in steps until then."""
-        return sum(max(0.0, min(time, stop) - begin) for begin, stop in self._spans)
-
     @property
     def _spans(self) -> list[tuple[float, float]]:
-        return list(self._busy_spans())
+        """When steps are made: between evaluations."""
+        spans, at, pause = [], self._begin, self.evaluation_s + self.checkpoint_s
+        while at < self._end:
+            stop = min(self._end, at + (self.epoch_s - pause if self.epoch_s else self.seconds))
+            spans.append((at, stop))
+            at = stop + pause if self.epoch_s else self._end
+        return spans
 
     def _step(self) -> float:
         """How long a step lasts: as long as the slowest rank has its own to do."""
@@ -240,7 +235,7 @@ class MadeUp:
     # What is sampled on each node.
 
     def _counter(self, rate: float, time: float) -> float:
-        """At a rate, from the first step on; it begins anew in the middle if that is wished for."""
+        """At a rate, from the first step on; it begins anew in the middle if that is set."""
         spent = max(0.0, time - self._begin)
         half = self.seconds / 2
         return rate * (spent - half if self.renewed and spent > half else spent)
@@ -296,8 +291,6 @@ class MadeUp:
 
 
 def _plain(name: str) -> str:
-    import re
-
     return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
 
 

@@ -125,17 +125,10 @@ def world(
     try:
         for rank in range(size):
             with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
-                told = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
-                command = [
-                    *(below or {}).get(rank, []),
-                    *SRUNDDP,
-                    "--quiet",
-                    "--timeout",
-                    str(LONG),
-                    *options,
-                    "train.py",
-                ]
-                ranks.append(subprocess.Popen(command, cwd=folder, env=bare(told), stdout=out, stderr=errors))
+                environ = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
+                words = ("--quiet", f"--timeout={LONG}", *options, "train.py")
+                command = [*(below or {}).get(rank, []), *SRUNDDP, *words]
+                ranks.append(subprocess.Popen(command, cwd=folder, env=bare(environ), stdout=out, stderr=errors))
         yield World(folder, ranks)
     finally:
         for process in ranks:

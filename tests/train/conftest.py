@@ -45,12 +45,12 @@ class Ranks:
     """What each scenario of ``scenarios.py`` came to on each rank."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, told = folder, folder / "outputs.json"
-        if not told.exists():
+        self.folder, outputs_file = folder, folder / "outputs.json"
+        if not outputs_file.exists():
             folder.mkdir()
             outputs = start(HERE / "scenarios.py", str(folder), ranks=3, folder=folder, timeout=300)
-            told.write_text(json.dumps(outputs))
-        self.outputs = json.loads(told.read_text())
+            outputs_file.write_text(json.dumps(outputs))
+        self.outputs = json.loads(outputs_file.read_text())
         self._results = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(3)]
 
     def __getitem__(self, scenario: str) -> list[Any]:

@@ -35,15 +35,15 @@ def refusal(path: Path) -> str:
 
 def main(folder: Path, number: int) -> None:
     """Each is refused by name, and the one before it is loaded instead."""
-    shelf = CheckpointDirectory(folder, keep_last=2, keep_best=0)
+    directory = CheckpointDirectory(folder, keep_last=2, keep_best=0)
     for step in (1, 2):
-        shelf.add(step, {"step": step, "values": torch.arange(500.0) * step})
-    path, draw = shelf.path(2), random.Random(0)
+        directory.add(step, {"step": step, "values": torch.arange(500.0) * step})
+    path, draw = directory.path(2), random.Random(0)
     data = path.read_bytes()
     for _ in range(number):
         path.write_bytes(damaged(data, draw))
         said: list[str] = []
-        found = shelf.newest(said.append)
+        found = directory.newest(said.append)
         assert found is not None and found[1]["step"] == 1  # noqa: PT018
         assert len(said) == 1 and said[0] == f"passed over {refusal(path).partition(';')[0]}" and str(path) in said[0]  # noqa: PT018
     print(f"{number} damaged files, all refused by name, and the one before loaded")

@@ -19,7 +19,7 @@ SAMPLES = 50 * 64  # 50 steps an epoch
 PART = 47  # samples of the epoch that is interrupted
 
 
-class Named(Dataset[tuple[Tensor, Tensor]]):
+class IndexedSamples(Dataset[tuple[Tensor, Tensor]]):
     """Samples whose first input is their index."""
 
     def __init__(self, samples: int, dtype: torch.dtype = torch.float64) -> None:
@@ -37,7 +37,7 @@ class Named(Dataset[tuple[Tensor, Tensor]]):
 
 class NamedStream(IterableDataset[tuple[Tensor, Tensor]]):
     def __init__(self, samples: int) -> None:
-        self.data = Named(samples)
+        self.data = IndexedSamples(samples)
 
     def __iter__(self) -> Any:
         return (self.data[index] for index in range(len(self.data)))
@@ -92,7 +92,7 @@ def equality(folder: Path) -> dict[Any, Any]:
     for dtype in (torch.float64, torch.float32):
         for ranks, batch_size, accumulation in [(1, 64, 1), (4, 16, 1), (1, 16, 4), (4, 4, 4)]:
             config = settings(batch_size=batch_size, accumulation=accumulation)
-            args = (dtype, config, Named(SAMPLES, dtype))
+            args = (dtype, config, IndexedSamples(SAMPLES, dtype))
             by_rank = world_of(ranks, folder, train, *args) if ranks > 1 else [train(StandIn(), *args)]
             results[dtype, ranks, batch_size, accumulation] = by_rank
     return results
@@ -120,7 +120,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     results = {
         "equality": equality(folder),
-        "resumed": resumed(folder, Named),
+        "resumed": resumed(folder, IndexedSamples),
         "streams": resumed(folder, NamedStream),
     }
     torch.save(results, folder / "results.pt")

@@ -27,7 +27,7 @@ from torch import Tensor
 from srunddp.errors import Stopped
 from srunddp.train import checkpoint_policy
 from srunddp.train.checkpoint.file import verify
-from srunddp.train.preemption.consensus import StopConsensus
+from srunddp.train.checkpoint_policy import StopConsensus
 from tests.programs import resumable
 from tests.train.course import LONG, Course, until
 from tests.train.forked import start, world_of
@@ -166,8 +166,8 @@ def kills(course: Forked, *moments: Moment) -> tuple[list[list[str]], dict[str, 
 def signals(folder: Path, number: int, arguments: tuple[str, ...] = ("--epochs=12",)) -> str:
     """Worlds of three and of two ranks in turn, each signalled until it is at its end."""
     draw, counts, slowest = random.Random(number), Counter[str](), 0.0
-    undisturbed = {ranks: Forked(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
-    steps = {ranks: max(outcome["ids"][0]) for ranks, outcome in undisturbed.items()}
+    reference = {ranks: Forked(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
+    steps = {ranks: max(outcome["ids"][0]) for ranks, outcome in reference.items()}
     for course in courses(folder, arguments):
         code = -1
         while code != 0:
@@ -184,9 +184,9 @@ def signals(folder: Path, number: int, arguments: tuple[str, ...] = ("--epochs=1
             counts[f"runs that ended with {code}"] += 1
             course.check_files()
             assert not course.saving(), "what was begun to be written is left"
-        assert course.outcome() == undisturbed[course.ranks], course.folder
+        assert course.outcome() == reference[course.ranks], course.folder
         if counts["signals"] >= number:
-            return f"{told(counts)}; the slowest end {slowest:.1f} s after the last signal"
+            return f"{described(counts)}; the slowest end {slowest:.1f} s after the last signal"
     raise AssertionError
 
 
@@ -240,7 +240,7 @@ def courses(folder: Path, arguments: tuple[str, ...]) -> Any:
             shutil.rmtree(folder / f"course{number}")
 
 
-def told(counts: Counter[str]) -> str:
+def described(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 

@@ -20,18 +20,18 @@ from srunddp.train.checkpoint.directory import CheckpointDirectory
 VALUES = 500_000
 
 
-def shelf_of(folder: Path) -> CheckpointDirectory:
+def directory_of(folder: Path) -> CheckpointDirectory:
     return CheckpointDirectory(folder, keep_last=2, keep_best=1)
 
 
-def save_for_ever(folder: Path, step: int, told: int) -> NoReturn:
-    """Each step is told through the pipe ``told`` once its checkpoint is said to be written."""
-    shelf = shelf_of(folder)
+def save_for_ever(folder: Path, step: int, pipe: int) -> NoReturn:
+    """Each step is told through the pipe ``pipe`` once its checkpoint is said to be written."""
+    directory = directory_of(folder)
     while True:
         step += 1
-        shelf.scores[step] = random.random()
-        shelf.add(step, {"step": step, "values": torch.full((VALUES,), float(step))})
-        os.write(told, b"%d\n" % step)
+        directory.scores[step] = random.random()
+        directory.add(step, {"step": step, "values": torch.full((VALUES,), float(step))})
+        os.write(pipe, b"%d\n" % step)
 
 
 def fork_saver(folder: Path, step: int) -> tuple[int, int]:
@@ -51,14 +51,14 @@ def kill(child: int, pipe: int, step: int) -> int:
     """The last step that the child told, or ``step``."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with os.fdopen(pipe) as told:
-        return max([step, *map(int, told.read().split())])
+    with os.fdopen(pipe) as lines:
+        return max([step, *map(int, lines.read().split())])
 
 
 def newest(folder: Path) -> tuple[int, dict[str, Any]]:
     """The newest checkpoint; nothing that has a checkpoint's name is broken."""
     broken: list[str] = []
-    found = shelf_of(folder).newest(broken.append)
+    found = directory_of(folder).newest(broken.append)
     assert found is not None, "no checkpoint is left"
     assert not broken, broken
     state = found[1]
@@ -78,7 +78,7 @@ def check(folder: Path, acknowledged: int) -> int:
 def main(folder: Path, kills: int) -> None:
     torch.set_num_threads(1)  # a forked child has none of the pool's threads
     random.seed(0)
-    shelf_of(folder).add(0, {"step": 0, "values": torch.zeros(VALUES)})
+    directory_of(folder).add(0, {"step": 0, "values": torch.zeros(VALUES)})
     step, amid = 0, 0
     for number in range(kills):
         random.seed(number)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from srunddp import telemetry
 from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer
 from tests.train.forked import world_of
-from tests.train.problems import settings
+from tests.train.problems import settings, trainer_of
 from tests.train.worlds import StandIn
 
 STEPS, SLEEP = 12, 0.05
@@ -56,15 +56,7 @@ def of(world: StandIn, *, slow: int, where: str, buffers: bool = False, **change
     norm: list[nn.Module] = [nn.BatchNorm1d(8)] if buffers else []
     model = nn.Sequential(nn.Linear(8, 8), *norm, nn.Linear(8, 2))
     data = Samples(2 * STEPS * 4, seconds / 4 if where == "data" else 0.0)
-    config = settings(epochs=1, tensorboard=False, **changes)
-    trainer = Trainer(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        nn.CrossEntropyLoss(),
-        config,
-        world=world,
-        callbacks=[Sleeps(seconds if where == "callback" else 0.0)],
-    )
+    trainer = trainer_of(Sleeps(seconds if where == "callback" else 0.0), model=model, world=world, **changes)
     began = time.perf_counter()
     trainer.fit(data, Samples(8, 0.0))
     again = dict(zip(telemetry.Steps._fields, page.read_steps(), strict=True))

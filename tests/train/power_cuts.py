@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tests.train.killed_saves import check, fork_saver, kill, shelf_of
+from tests.train.killed_saves import check, directory_of, fork_saver, kill
 
 SHUTDOWN, WITHOUT_JOURNAL = 0x8004587D, 2  # EXT4_IOC_SHUTDOWN, EXT4_GOING_FLAGS_NOLOGFLUSH
 
@@ -38,7 +38,7 @@ def main(folder: Path, cuts: int) -> None:
     run("truncate", "-s", "64M", image)
     run("mkfs.ext4", "-q", image)
     run("mount", "-o", "loop", image, disk)
-    shelf_of(disk).add(0, {"step": 0, "values": torch.zeros(10)})
+    directory_of(disk).add(0, {"step": 0, "values": torch.zeros(10)})
     step, amid = 0, 0
     for number in range(cuts):
         random.seed(number)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from srunddp.train import Config, EpochRecord, LoadingConfig, Trainer
+from srunddp.errors import ConfigError
+from srunddp.train import Callback, Config, LoadingConfig, Trainer
 from srunddp.train.world import World
+from tests.train.worlds import StandIn
 
 BATCH_PER_RANK = 4
 
@@ -59,6 +62,43 @@ def settings(**changes: Any) -> Config:
     return Config(**{"epochs": 1, "batch_size": BATCH_PER_RANK, "loading": LoadingConfig(num_workers=0)} | changes)
 
 
+def trainer_of(
+    *callbacks: Callback,
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    world: World | None = None,
+    **changes: Any,
+) -> Trainer:
+    """A trainer of :func:`classes`; by SGD with momentum, and alone, unless told otherwise."""
+    torch.manual_seed(0)
+    model = model or nn.Linear(8, 4)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    config, world = settings(**({"tensorboard": False} | changes)), world or StandIn()
+    loss = nn.CrossEntropyLoss()
+    return Trainer(model, optimizer, loss, config, world=world, scheduler=scheduler, callbacks=callbacks)
+
+
+class Stop(Callback):
+    """Ends a training after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        if step == self.step:
+            raise KeyboardInterrupt
+
+
+def message(action: Callable[[], object]) -> str:
+    """The ConfigError that an action ends in."""
+    try:
+        action()
+    except ConfigError as error:
+        return str(error)
+    return "no error"
+
+
 def scale_trainer(world: World, **changes: Any) -> Trainer:
     """With a learning rate of 0 the figures of an epoch do not depend on the order of samples."""
     model = Scale()
@@ -71,16 +111,6 @@ def exact_figures(samples: int) -> dict[str, float]:
     values = [12.0 * index for index in range(samples)]
     mean = sum(values) / samples
     return {"loss": mean, "value": mean, "squares": sum(value**2 for value in values) / samples}
-
-
-def fit_network(world: World, batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, list[EpochRecord]]:
-    """A network without BatchNorm: any split of a global batch gives the same step."""
-    torch.manual_seed(world.rank)  # rank 0's parameters must win
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
-    data = classes(48, dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    config = settings(epochs=4, batch_size=batch_size)
-    return model, Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world).fit(data, data)
 
 
 def classes(samples: int, dtype: torch.dtype = torch.float32) -> TensorDataset:

@@ -14,17 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from srunddp.errors import ConfigError
 from srunddp.train import Trainer, accuracy
 from tests.train.figures_scenarios import FIGURES
 from tests.train.problems import (
-    BATCH_PER_RANK,
     Numbered,
     classes,
-    fit_network,
+    message,
     normalised_network,
     scale_trainer,
     settings,
+    trainer_of,
 )
 from tests.train.worlds import StandIn, joined
 
@@ -53,28 +52,15 @@ def orders(world: StandIn, folder: Path) -> Any:
     return read, continued.read, test_data.read
 
 
-def network(world: StandIn, folder: Path) -> Any:
-    results = {}
-    for dtype in (torch.float32, torch.float64):
-        model, history = fit_network(world, BATCH_PER_RANK, dtype)
-        results[dtype] = (model.state_dict(), history)
-    return results
-
-
 def normalised(world: StandIn, folder: Path) -> Any:
     """BatchNorm and a flag among the buffers."""
     torch.manual_seed(world.rank)
     model = normalised_network()
     model.register_buffer("flag", torch.tensor([world.rank == 0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = Trainer(
-        model,
-        optimizer,
-        nn.CrossEntropyLoss(),
-        settings(epochs=2, output_dir=str(folder / "normalised"), tensorboard=False),
-        world=world,
-        metrics={"accuracy": accuracy},
-    )
+    config = settings(epochs=2, output_dir=str(folder / "normalised"), tensorboard=False)
+    metrics = {"accuracy": accuracy}
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world, metrics=metrics)
     history = trainer.fit(classes(58), classes(20))
     return model.state_dict(), history
 
@@ -83,9 +69,7 @@ def averaged(world: StandIn, folder: Path) -> Any:
     """The averaged model on each rank, with BatchNorm's statistics, and its figures."""
     torch.manual_seed(world.rank)
     model = normalised_network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = settings(epochs=2, ema_decay=0.8)
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world)
+    trainer = trainer_of(model=model, world=world, epochs=2, ema_decay=0.8)
     records = trainer.fit(classes(58), classes(20))
     assert trainer.averaged is not None
     return trainer.averaged.state_dict(), model.state_dict(), records[-1].test["loss"]
@@ -149,14 +133,6 @@ def disagreements(world: StandIn, folder: Path) -> Any:
     return [message(lambda case=case: scale_trainer(world, **case[2]).fit(*case[:2])) for case in cases]
 
 
-def message(action: Callable[[], object]) -> str:
-    try:
-        action()
-    except ConfigError as error:
-        return str(error)
-    return "no error"
-
-
 def result(scenario: Callable[..., Any], world: StandIn, folder: Path) -> Any:
     try:
         return scenario(world, folder)
@@ -165,7 +141,7 @@ def result(scenario: Callable[..., Any], world: StandIn, folder: Path) -> Any:
 
 
 def main(folder: Path) -> None:
-    scenarios = (uneven, orders, network, normalised, waits, averaged, modes, disagreements, *FIGURES)
+    scenarios = (uneven, orders, normalised, waits, averaged, modes, disagreements, *FIGURES)
     with joined() as world:
         results = {}
         for scenario in scenarios:

@@ -22,13 +22,12 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
-from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointConfig, Config, DDPConfig, FSDPConfig, Trainer
 from srunddp.train.checkpoint import resharding, sharded
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from tests.train.course import until
 from tests.train.forked import start, world_of
-from tests.train.problems import Scale, classes
+from tests.train.problems import Scale, classes, message
 from tests.train.worlds import StandIn
 
 BF16 = FSDPConfig(modules=("Block",), param_dtype="bf16")
@@ -120,7 +119,7 @@ def failing_disk(world: StandIn, folder: Path) -> Any:
     At first rank 0's does not list its files either.
     """
     if world.rank == 0:
-        CheckpointDirectory.tidy = failing_once(CheckpointDirectory.tidy, errno.EIO)
+        CheckpointDirectory.remove_leftovers = failing_once(CheckpointDirectory.remove_leftovers, errno.EIO)
     if world.rank == 1:
         FileSystemWriter.write_data = failing_once(FileSystemWriter.write_data, errno.ENOSPC)
         sharded._digest = failing_once(sharded._digest, errno.EIO)
@@ -144,14 +143,10 @@ def failing_once(function: Callable[..., Any], number: int) -> Callable[..., Any
 def unshared(world: StandIn, folder: Path) -> str:
     """Each rank sees another folder there, as on nodes of their own; through a link, as the path is the same."""
     folder.mkdir(exist_ok=True)
-    exists, resharding._SEEN_WITHIN = Path.exists, 0.1
+    exists, resharding._VISIBLE_WITHIN = Path.exists, 0.1
     if world.rank == 1:
         Path.exists = lambda path: path.suffix != ".tmp" and exists(path)
-    try:
-        train(world, config("fsdp", folder))
-    except ConfigError as error:
-        return str(error)
-    return ""
+    return message(lambda: train(world, config("fsdp", folder)))
 
 
 def killed(folder: Path, kills: int) -> Any:
@@ -180,12 +175,8 @@ def refused(world: StandIn) -> list[str]:
         {"fsdp": BF16},
         {"parallel": "ddp", "fsdp": BF16},
     ]
-    messages = []
-    for case in cases:
-        try:
-            train(world, config(**({"parallel": "fsdp", "fsdp": FSDPConfig(modules=("Block",))} | case)))
-        except ConfigError as error:
-            messages.append(str(error))
+    usual: dict[str, Any] = {"parallel": "fsdp", "fsdp": FSDPConfig(modules=("Block",))}
+    messages = [message(lambda case=case: train(world, config(**(usual | case)))) for case in cases]
     sgd, fused = torch.optim.SGD, partial(torch.optim.SGD, fused=True)
     parts = [
         (network(), fused),
@@ -194,14 +185,9 @@ def refused(world: StandIn) -> list[str]:
         (Tied(), sgd),
         (nn.Sequential(network(), nn.Embedding(2, 2, sparse=True)), sgd),
         (nn.Sequential(network(), nn.Linear(5, 5).double()), sgd),
-        (in_shards(world), sgd),
+        (in_shards(world, network(), sgd), sgd),
     ]
-    for model, optimizing in parts:
-        try:
-            Trainer(model, optimizing(model.parameters()), nn.CrossEntropyLoss(), config("fsdp"), world=world)
-        except ConfigError as error:
-            messages.append(str(error))
-    return messages
+    return messages + [message(lambda part=part: in_shards(world, *part)) for part in parts]
 
 
 class Tied(nn.Module):
@@ -213,10 +199,8 @@ class Tied(nn.Module):
         self.last.weight = self.block.linear.weight
 
 
-def in_shards(world: StandIn) -> Any:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters())
-    return Trainer(model, optimizer, nn.CrossEntropyLoss(), config("fsdp"), world=world).model
+def in_shards(world: StandIn, model: nn.Module, optimizing: Any = torch.optim.SGD) -> Any:
+    return Trainer(model, optimizing(model.parameters()), nn.CrossEntropyLoss(), config("fsdp"), world=world).model
 
 
 def adopted(world: StandIn) -> Any:
@@ -271,19 +255,14 @@ class Resets(nn.Sequential):
 def reset_in_shards(world: StandIn) -> str:
     with torch.device("meta"):
         model = Resets(Block(nn.LayerNorm), nn.Linear(16, 5))
-    try:
-        Trainer(model, torch.optim.SGD(model.parameters()), nn.CrossEntropyLoss(), config("fsdp"), world=world)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    return message(lambda: in_shards(world, model))
 
 
 def with_gaps(world: StandIn) -> Any:
     """Rank 0's buffer that is a part of a wider one."""
     model = network(0, nn.LayerNorm)
     model.register_buffer("part", torch.full((3, 4), float(world.rank))[:, :2])
-    optimizer = torch.optim.SGD(model.parameters())
-    return Trainer(model, optimizer, nn.CrossEntropyLoss(), config("fsdp"), world=world).model.part
+    return in_shards(world, model).part
 
 
 def elsewhere(world: StandIn, folder: Path) -> Any:

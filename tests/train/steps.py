@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LinearLR, SequentialLR, StepLR
 from torch.utils.data import TensorDataset
 
-from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer
 from tests.train.forked import world_of
-from tests.train.problems import classes, settings
+from tests.train.problems import classes, message, trainer_of
 from tests.train.worlds import StandIn
 
 SCHEDULERS: dict[str, Any] = {
@@ -36,33 +34,15 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.Tanh(), nn.Linear(16, 16)), nn.Linear(16, 4))
 
 
-def trainer_of(
-    world: StandIn, model: nn.Module, *callbacks: Callback, scheduler: Any = None, **changes: Any
-) -> Trainer:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    config = settings(**({"tensorboard": False} | changes))
-    return Trainer(
-        model, optimizer, nn.CrossEntropyLoss(), config, world=world, scheduler=scheduler, callbacks=callbacks
-    )
-
-
 def trained(world: StandIn, model: nn.Module | None = None, samples: int = 48, **changes: Any) -> Any:
     """The weights and the losses of three epochs."""
-    trainer = trainer_of(world, model or network(), **{"epochs": 3} | changes)
+    trainer = trainer_of(world=world, model=model or network(), **{"epochs": 3} | changes)
     records = trainer.fit(classes(samples))
     return trainer.model.state_dict(), [record.train["loss"] for record in records]
 
 
 def hooks(world: StandIn) -> Any:
     return {hook: trained(world, ddp=DDPConfig(hook=hook)) for hook in ("none", "fp16", "powersgd")}
-
-
-def message(action: Callable[[], object]) -> str:
-    try:
-        action()
-    except ConfigError as error:
-        return str(error)
-    return "no error"
 
 
 def refused(world: StandIn) -> Any:
@@ -81,9 +61,9 @@ def shared_gradients(world: StandIn) -> Any:
         calls += 1
         return default_hooks.allreduce_hook(None, bucket)
 
-    trainer = trainer_of(world, network(), accumulation=3)
-    assert trainer._replica._ddp is not None
-    trainer._replica._ddp.register_comm_hook(None, lambda _, bucket: counted(bucket))
+    trainer = trainer_of(world=world, model=network(), accumulation=3)
+    assert trainer._wrapped._ddp is not None
+    trainer._wrapped._ddp.register_comm_hook(None, lambda _, bucket: counted(bucket))
     trainer.fit(classes(48))
     return calls, trainer.state.step
 
@@ -137,7 +117,7 @@ def buffers(world: StandIn) -> Any:
         torch.manual_seed(world.rank)
         model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
         model[0].running_mean.fill_(float(world.rank))
-        trainer = trainer_of(world, model, ddp=DDPConfig(broadcast_buffers=broadcast))
+        trainer = trainer_of(world=world, model=model, ddp=DDPConfig(broadcast_buffers=broadcast))
         first = model[0].running_mean.clone()
         trainer.fit(classes(32), classes(8))
         results[broadcast] = (first, model[0].running_mean.clone())
@@ -151,7 +131,7 @@ def overflow(world: StandIn) -> Any:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     inputs = torch.full((8, 8), 0.01)
     inputs[1::2] = 1e3
-    trainer = trainer_of(world, model, precision="fp16")
+    trainer = trainer_of(world=world, model=model, precision="fp16")
     trainer.fit(TensorDataset(inputs, torch.zeros(8, dtype=torch.int64)), order=InTurn())
     same = all(map(torch.equal, before, model.parameters()))
     return same, trainer.state.scaler.get_scale(), trainer.state.step
@@ -184,7 +164,7 @@ def uncompiled(world: StandIn) -> Any:
     return trained(world, epochs=1, samples=16)
 
 
-class Rates(Callback):
+class LearningRates(Callback):
     """The learning rate of each step."""
 
     def __init__(self) -> None:
@@ -196,11 +176,11 @@ class Rates(Callback):
 
 def scaled(world: StandIn, folder: Path, scale: str, name: str, resume: str) -> Any:
     """The learning rate after each step, of 12 steps of one rank in all; the first run ends after 4 steps of two."""
-    rates = Rates()
+    rates = LearningRates()
     trainer = trainer_of(
-        world,
-        network(),
         rates,
+        world=world,
+        model=network(),
         scheduler=SCHEDULERS[name],
         scale_lr=scale,
         resume=resume,

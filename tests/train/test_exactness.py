@@ -23,7 +23,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("split", SPLITS)
-def test_four_ranks_and_accumulated_batches_train_as_one_rank_with_the_same_global_batch(
+def test_four_ranks_with_accumulation_train_as_one_rank(
     results: Any, dtype: torch.dtype, split: tuple[int, int, int]
 ) -> None:
     """Losses and weights after 50 steps."""

@@ -59,7 +59,7 @@ def test_every_metric_of_three_ranks_is_exactly_the_serial_one(three_ranks: Rank
         assert by_split[split] == alone
 
 
-def test_states_that_are_stacked_by_rank_are_reduced_by_the_metric_itself(three_ranks: Ranks) -> None:
+def test_states_stacked_by_rank_are_reduced_by_the_metric(three_ranks: Ranks) -> None:
     scores, _ = scored(10)
     whole = torch.corrcoef(scores[:, :2].double().T)[0, 1].item()
     results = three_ranks["pearson"]
@@ -85,7 +85,7 @@ def test_what_a_metric_computes_wrongly_is_said_on_every_rank(three_ranks: Ranks
         assert "metric 'wrong' of Stateless has update() and compute(), but no states; expected" in stateless[1]
 
 
-def test_training_and_tests_do_not_mix_and_leave_the_user_s_metric_alone(three_ranks: Ranks) -> None:
+def test_training_and_evaluation_metrics_are_separate_copies(three_ranks: Ranks) -> None:
     def mean_square(samples: int) -> float:
         return sum((12.0 * sample) ** 2 for sample in range(samples)) / samples
 
@@ -94,7 +94,7 @@ def test_training_and_tests_do_not_mix_and_leave_the_user_s_metric_alone(three_r
         assert left == 1.0
 
 
-def test_alone_any_object_with_update_compute_and_reset_is_a_metric() -> None:
+def test_alone_any_object_with_a_metrics_methods_is_a_metric() -> None:
     class Counted(Stateless):
         seen = 7
 
@@ -134,7 +134,7 @@ def test_a_metric_keeps_no_graph() -> None:
     assert sums.means() == {"loss": 2.0, "sum": 1.0}
 
 
-def test_metrics_that_differ_in_nothing_but_their_samples_stay_apart() -> None:
+def test_metrics_that_differ_only_in_samples_stay_apart() -> None:
     shared = MetricCollection([MeanSquaredError()])
     before = copy.deepcopy(shared.MeanSquaredError.metric_state)
     first, second = MetricAccumulator({"m": shared}, StandIn()), MetricAccumulator({"m": shared}, StandIn())
@@ -157,7 +157,7 @@ def test_torchmetrics_is_not_imported_for_plain_metrics() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_accuracy_of_several_targets_per_sample_is_their_share() -> None:
+def test_the_accuracy_of_several_targets_a_sample_is_a_share() -> None:
     outputs = torch.tensor([[[1.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]]])  # two samples of two places
     targets = torch.tensor([[0, 1], [1, 0]])
     sums = MetricAccumulator({"accuracy": accuracy}, StandIn())

@@ -42,11 +42,11 @@ from srunddp.train import (
 )
 from srunddp.train.checkpoint import manager as saving_module
 from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.checkpoint_policy import StopConsensus
 from srunddp.train.fit import FitLoop
 from srunddp.train.metrics.accumulator import MetricAccumulator
-from srunddp.train.preemption.consensus import StopConsensus
 from srunddp.train.preemption.signals import StopRequest
-from tests.train.problems import Numbered, classes, settings
+from tests.train.problems import Numbered, Stop, classes, settings, trainer_of
 from tests.train.test_profiler import traced
 from tests.train.worlds import StandIn
 
@@ -78,17 +78,6 @@ class Diary(Callback):
 
     def of(self, kind: str) -> list[Any]:
         return [event[1] for event in self.events if event[0] == kind]
-
-
-def trainer_of(*callbacks: Callback, model: nn.Module | None = None, **changes: Any) -> Trainer:
-    torch.manual_seed(0)
-    scheduler = changes.pop("scheduler", None)
-    model = model or nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    config = settings(**({"batch_size": 4, "tensorboard": False} | changes))
-    return Trainer(
-        model, optimizer, nn.CrossEntropyLoss(), config, world=StandIn(), scheduler=scheduler, callbacks=callbacks
-    )
 
 
 def names(folder: Path) -> list[str]:
@@ -138,7 +127,7 @@ def test_evaluations_are_after_every_so_many_epochs_and_steps(epochs: int, steps
 
 def test_training_figures_are_no_evaluation_but_tell_the_best(tmp_path: Path) -> None:
     diary = Diary()
-    trainer = trainer_of(diary, epochs=2, output_dir=str(tmp_path))
+    trainer = trainer_of(diary, epochs=2, output_dir=str(tmp_path), log_every=0)
     trainer.fit(classes(20))
     assert diary.of("evaluation") == []
     assert trainer.state.best == min(record.train["loss"] for record in trainer.state.records)
@@ -180,40 +169,37 @@ def test_an_evaluation_changes_nothing_that_training_draws() -> None:
 # Stopping early.
 
 
-def test_early_stop_by_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    score_after({5: 3.0, 10: 2.0, 15: 2.0, 20: 2.5}, monkeypatch)
-    trainer = trainer_of(epochs=9, patience=2)
-    assert [record.epoch for record in trainer.fit(classes(20), classes(8))] == [1, 2, 3, 4]
+@pytest.mark.parametrize(
+    ("scores", "changes", "step", "epochs"),
+    [
+        ({5: 3.0, 10: 2.0, 15: 2.0, 20: 2.5}, {}, 20, 4),
+        ({2: 3.0, 4: 2.0, 6: 2.5, 8: 2.5}, {"evaluate_every_epochs": 0, "evaluate_every_steps": 2}, 8, 2),
+        ({5: 3.0, 10: 3.5, 15: 2.0, 20: 2.5, 25: 1.0}, {"epochs": 5, "evaluate_every_steps": 5}, 25, 5),
+    ],
+    ids=["at an epoch's end", "amid an epoch", "a step at an epoch's end counts once"],
+)
+def test_training_stops_early(
+    scores: dict[int, float], changes: dict[str, Any], step: int, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_after(scores, monkeypatch)
+    trainer = trainer_of(**({"epochs": 9, "patience": 2} | changes))
+    assert len(trainer.fit(classes(20), classes(8))) == epochs
+    assert trainer.state.step == step
 
 
-def test_early_stop_by_steps_in_the_midst_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    score_after({2: 3.0, 4: 2.0, 6: 2.5, 8: 2.5}, monkeypatch)
-    trainer = trainer_of(epochs=9, patience=2, evaluate_every_epochs=0, evaluate_every_steps=2)
-    records = trainer.fit(classes(20), classes(8))
-    assert trainer.state.step == 8
-    assert len(records) == 2
-
-
-def test_a_step_at_an_epoch_s_end_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else patience would count it twice, and the second time it cannot be better."""
-    score_after({5: 3.0, 10: 3.5, 15: 2.0, 20: 2.5, 25: 1.0}, monkeypatch)
-    trainer = trainer_of(epochs=5, patience=2, evaluate_every_steps=5)
-    assert len(trainer.fit(classes(20), classes(8))) == 5
-
-
-@pytest.mark.parametrize(("best_mode", "expected"), [("min", 2), ("max", 1)])
-def test_better_is_less_or_more(best_mode: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    score_after({5: 3.0, 10: 2.0, 15: 2.5}, monkeypatch)
+@pytest.mark.parametrize(
+    ("first", "last", "best_mode", "expected"),
+    [(3.0, 2.5, "min", 10), (3.0, 2.5, "max", 5), (math.nan, math.nan, "min", 10)],
+)
+def test_the_best_is_the_least_or_the_most_that_is_a_number(
+    first: float, last: float, best_mode: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_after({5: first, 10: 2.0, 15: last}, monkeypatch)
     trainer = trainer_of(epochs=3, best_mode=best_mode)
     trainer.fit(classes(20), classes(8))
-    assert min(trainer.state.scores, key=trainer.state.scores.__getitem__) == 5 * expected
-
-
-def test_a_figure_that_is_no_number_is_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    score_after({5: float("nan"), 10: 2.0, 15: float("nan")}, monkeypatch)
-    trainer = trainer_of(epochs=3)
-    trainer.fit(classes(20), classes(8))
-    assert (trainer.state.best, trainer.state.step, trainer.state.scores) == (2.0, 15, {10: 2.0})
+    assert min(trainer.state.scores, key=trainer.state.scores.__getitem__) == expected
+    assert trainer.state.step == 15
+    assert not any(map(math.isnan, trainer.state.scores.values()))
 
 
 def test_a_run_that_was_over_stays_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -231,14 +217,14 @@ def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.Monk
     score_after({5: 3.0, 10: 3.0, 15: 1.0, 20: 1.0}, monkeypatch)
     rates: dict[int, float] = {}
 
-    class Rates(Callback):
+    class LearningRates(Callback):
         def on_epoch(self, trainer: Trainer, record: Any) -> None:
             rates[record.epoch] = trainer.optimizer.param_groups[0]["lr"]
 
     def plateau(optimizer: Any) -> ReduceLROnPlateau:
         return ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
 
-    trainer_of(Rates(), epochs=4, scheduler=plateau).fit(classes(20), classes(8))
+    trainer_of(LearningRates(), epochs=4, scheduler=plateau).fit(classes(20), classes(8))
     assert list(rates.values()) == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
 
@@ -255,7 +241,7 @@ def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.Monk
         ({"every_epochs": 1, "every_steps": 6}, [5, 6, 10, 12, 15, 18, 20]),
     ],
 )
-def test_checkpoints_are_written_after_every_so_many_epochs_and_steps_and_at_the_end(
+def test_checkpoints_are_written_at_each_interval_and_the_end(
     when: dict[str, int], expected: list[int], tmp_path: Path
 ) -> None:
     checkpoint = CheckpointConfig(keep_last=99, keep_best=0, **when)
@@ -278,21 +264,22 @@ def test_checkpoints_are_written_after_so_many_minutes(monkeypatch: pytest.Monke
     assert steps_kept(tmp_path) == [4, 8, 12, 16, 20], "due after three minutes, written after the next step"
 
 
-def test_the_best_evaluated_one_stays_and_has_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    score_after({5: 3.0, 10: 1.0, 15: 2.0, 20: 2.5, 25: 2.6}, monkeypatch)
-    checkpoint = CheckpointConfig(keep_last=1, keep_best=1)
-    trainer_of(epochs=5, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(20), classes(8))
-    assert steps_kept(tmp_path) == [10, 25]
-    assert (tmp_path / "checkpoints" / "best.pt").resolve().name == "step-00000010.pt"
-
-
-def test_the_best_is_saved_also_where_no_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    score_after({3: 3.0, 6: 1.0, 9: 2.0}, monkeypatch)
-    options = {"evaluate_every_epochs": 0, "evaluate_every_steps": 3, "output_dir": str(tmp_path)}
-    checkpoint = CheckpointConfig(every_epochs=0, keep_last=1, keep_best=1)
-    trainer_of(epochs=2, checkpoint=checkpoint, **options).fit(classes(20), classes(8))
-    assert steps_kept(tmp_path) == [6, 10]
-    assert (tmp_path / "checkpoints" / "best.pt").resolve().name == "step-00000006.pt"
+@pytest.mark.parametrize(
+    ("scores", "changes", "when", "best", "last"),
+    [
+        ({5: 3.0, 10: 1.0, 15: 2.0, 20: 2.5, 25: 2.6}, {"epochs": 5}, 1, 10, 25),
+        ({3: 3.0, 6: 1.0, 9: 2.0}, {"epochs": 2, "evaluate_every_epochs": 0, "evaluate_every_steps": 3}, 0, 6, 10),
+    ],
+    ids=["among those that are due", "where none is due"],
+)
+def test_the_best_one_stays_and_has_a_link(
+    scores: Any, changes: Any, when: int, best: int, last: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    score_after(scores, monkeypatch)
+    checkpoint = CheckpointConfig(every_epochs=when, keep_last=1, keep_best=1)
+    trainer_of(output_dir=str(tmp_path), checkpoint=checkpoint, **changes).fit(classes(20), classes(8))
+    assert steps_kept(tmp_path) == [best, last]
+    assert (tmp_path / "checkpoints" / "best.pt").resolve().name == f"step-{best:08}.pt"
 
 
 def test_an_epoch_s_end_is_saved_also_where_its_last_step_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -344,11 +331,6 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
 
 
-def test_no_line_for_steps_where_none_is_asked_for(tmp_path: Path) -> None:
-    trainer_of(output_dir=str(tmp_path), log_every=0).fit(classes(20))
-    assert [line["kind"] for line in lines(tmp_path)] == ["epoch"]
-
-
 def test_the_settings_are_there_to_be_read_again(tmp_path: Path) -> None:
     trainer = trainer_of(output_dir=str(tmp_path), clip_norm=0.5, checkpoint=CheckpointConfig(every_minutes=7.5))
     trainer.fit(classes(20))
@@ -356,12 +338,12 @@ def test_the_settings_are_there_to_be_read_again(tmp_path: Path) -> None:
 
 
 def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path) -> None:
-    class Named(Callback):
+    class NamedCallback(Callback):
         def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
             with torch.profiler.record_function(f"after {step}"):
                 torch.ones(3).add(1)
 
-    trainer_of(Named(), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
+    trainer_of(NamedCallback(), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
     assert traced(tmp_path / "trace-rank0.json") == ["after 3", "after 4"]
 
 
@@ -372,15 +354,6 @@ def test_without_an_output_dir_nothing_is_written(tmp_path: Path, monkeypatch: p
 
 
 # Resuming.
-
-
-class Stop(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-        if step == self.step:
-            raise KeyboardInterrupt
 
 
 def weights(trainer: Trainer) -> list[Tensor]:
@@ -417,11 +390,16 @@ def test_auto_without_a_checkpoint_is_a_new_run(tmp_path: Path) -> None:
     assert trainer.state.step == 5
 
 
-def test_a_job_that_slurm_started_again_resumes_in_any_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("resume", ["no", "an older checkpoint"])
+def test_a_job_that_slurm_started_again_resumes_in_any_case(
+    resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = interrupted(tmp_path)
+    if resume != "no":
+        resume = str(shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", tmp_path / "elsewhere.pt"))
     diary = Diary()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    trainer_of(diary, **options).fit(classes(20), classes(8))
+    trainer_of(diary, **options, resume=resume).fit(classes(20), classes(8))
     assert diary.of("step") == [7, 8, 9, 10]
 
 
@@ -441,20 +419,8 @@ def test_a_path_goes_before_what_is_newer_and_sets_it_aside(tmp_path: Path, caps
     assert "step-00000006.pt.aside is from after the checkpoint that was asked for" in capsys.readouterr().err
 
 
-def test_a_job_that_was_started_again_goes_on_behind_the_path_it_once_began_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = interrupted(tmp_path)
-    elsewhere = tmp_path / "elsewhere.pt"
-    shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", elsewhere)
-    diary = Diary()
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    trainer_of(diary, **options, resume=str(elsewhere)).fit(classes(20), classes(8))
-    assert diary.of("step")[0] == 7
-
-
 @pytest.mark.parametrize("change", ["model", "groups", "other file", "version"])
-def test_a_checkpoint_of_something_else_is_refused_with_one_message(tmp_path: Path, change: str) -> None:
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: str) -> None:
     options = interrupted(tmp_path)
     path = tmp_path / "checkpoints" / "step-00000006.pt"
     model = nn.Linear(8, 4) if change != "model" else nn.Linear(8, 5)
@@ -484,7 +450,7 @@ def test_fit_called_again_goes_on_where_it_was(tmp_path: Path) -> None:
     assert all(map(torch.equal, weights(twice), weights(once)))
 
 
-def test_a_checkpoint_of_another_precision_and_of_other_kernels_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> None:
     options = interrupted(tmp_path, fused=False)
     trainer = trainer_of(**options | {"fused": True, "precision": "fp16"}, resume="auto")
     trainer.fit(classes(20), classes(8))
@@ -612,22 +578,27 @@ def test_a_weighted_order_draws_what_it_is_told() -> None:
         ({"profile": "1:3"}, "profile, and no output_dir"),
         ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\)"),
         ({"resume": "auto"}, "resume is auto, and there is no output_dir"),
+        ({"resume": "run/best.pt"}, "resume is run/best.pt, and there is no output_dir"),
+        ({"epochs": 0}, "epochs is 0; expected at least 1"),
+        ({"batch_size": -4}, "batch_size is -4; expected at least 1"),
+        ({"accumulation": 0}, "accumulation is 0; expected at least 1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_before_anything_begins(changes: dict[str, Any], words: str) -> None:
+def test_settings_that_make_no_sense_are_refused_at_the_start(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=f"^{words}.* -> "):
         trainer_of(**changes)
 
 
-def test_a_warm_up_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="warmup_steps is 11; expected at most the 10 steps of the run -> "):
-        trainer_of(warmup_steps=11, epochs=2).fit(classes(20))
-
-
-def test_a_figure_that_is_not_there_cannot_tell_the_best() -> None:
-    trainer = trainer_of(best="loss/first")
-    with pytest.raises(ConfigError, match="best=loss/first; expected one of loss -> "):
-        trainer.fit(classes(20), classes(8))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
+        ({"best": "loss/first"}, "best=loss/first; expected one of loss -> "),
+    ],
+)
+def test_settings_that_do_not_fit_the_run_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        trainer_of(**changes).fit(classes(20), classes(8))
 
 
 def test_an_error_at_the_start_leaves_no_signal_handler(tmp_path: Path) -> None:
@@ -646,12 +617,12 @@ def test_an_error_at_the_start_leaves_no_signal_handler(tmp_path: Path) -> None:
 def agreed_at(step_seconds: Callable[[int], float], steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The times at which the ranks agree, in seconds."""
     now = [0.0]
-    monkeypatch.setattr("srunddp.train.preemption.consensus.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("srunddp.train.checkpoint_policy.time", SimpleNamespace(perf_counter=lambda: now[0]))
     agreement, times = StopConsensus(StandIn()), []
     for step in range(steps):
         now[0] += step_seconds(step)
         if agreement.due():
-            agreement.reach(StopRequest.NONE, 0, save=False)
+            agreement.all_reduce(StopRequest.NONE, 0, save=False)
             times.append(now[0])
     return times
 
@@ -663,24 +634,17 @@ def test_ranks_agree_about_once_a_second(seconds: float, monkeypatch: pytest.Mon
     assert all(max(seconds, 0.5) - 0.01 <= gap <= max(seconds, 1.0) + 0.01 for gap in late), late
 
 
-def test_ranks_agree_at_the_latest_after_64_steps_which_may_be_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_agree_at_the_latest_after_64_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     times = agreed_at(lambda step: 1e-4 if step < 1000 else 1.0, 1200, monkeypatch)
     assert max(after - before for before, after in itertools.pairwise(times)) <= 64.0
 
 
-def test_what_a_rank_wishes_is_told_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    agreed = StopConsensus(StandIn()).reach(StopRequest.LEAVE, 15, save=True)
-    assert (agreed.wish, agreed.cause, agreed.save) == (StopRequest.LEAVE, 15, True)
-
-
-def test_every_checkpoint_is_told_of_however_slowly_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = CheckpointDirectory.add
 
-    def slow(shelf: CheckpointDirectory, step: int, state: Any) -> None:
+    def slow(directory: CheckpointDirectory, step: int, state: Any) -> None:
         time.sleep(0.02)
-        add(shelf, step, state)
+        add(directory, step, state)
 
     monkeypatch.setattr(CheckpointDirectory, "add", slow)
     diary = Diary()
@@ -690,7 +654,7 @@ def test_every_checkpoint_is_told_of_however_slowly_it_is_written(
     assert list(dict.fromkeys(diary.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]
 
 
-def test_a_run_that_has_gone_on_from_an_epoch_s_very_end_does_not_know_a_metric_with_a_state(tmp_path: Path) -> None:
+def test_resuming_at_an_epochs_end_does_not_know_a_torchmetric(tmp_path: Path) -> None:
     sums = MetricAccumulator({"mse": MeanSquaredError()}, StandIn(), [[6.0, 3.0]])
     means = sums.means()
     assert means["loss"] == 2.0

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from srunddp.train import (
     Callback,
@@ -31,10 +31,10 @@ from srunddp.train.data.order import Sequential
 from srunddp.train.data.sampler import ShardAssignment
 from srunddp.train.metrics.accumulator import LaggedLoss
 from srunddp.train.model.ddp import DDPModel
-from srunddp.train.model.ema import EMA
+from tests.train import problems
 from tests.train.conftest import ROOT
 from tests.train.preemption.test_signals import until
-from tests.train.problems import classes, settings
+from tests.train.problems import classes
 from tests.train.worlds import StandIn
 
 pytestmark = pytest.mark.gpu
@@ -53,8 +53,7 @@ def network() -> nn.Module:
 
 def trainer_of(model: nn.Module, *callbacks: Callback, **changes: Any) -> Trainer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    config = settings(**({"tensorboard": False, "epochs": 4} | changes))
-    return Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world(), callbacks=callbacks)
+    return problems.trainer_of(*callbacks, model=model, optimizer=optimizer, world=world(), **({"epochs": 4} | changes))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -85,21 +84,6 @@ def test_a_step_in_bf16_is_that_of_a_hand_written_loop() -> None:
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
-def test_images_and_weights_have_their_channels_innermost() -> None:
-    seen = []
-
-    class Layout(nn.Conv2d):
-        def forward(self, inputs: Tensor) -> Tensor:
-            seen.append((inputs.is_cuda, inputs.is_contiguous(memory_format=torch.channels_last)))
-            return super().forward(inputs)
-
-    model = nn.Sequential(Layout(3, 4, 3), nn.Flatten(), nn.Linear(144, 4))
-    images = TensorDataset(torch.randn(8, 3, 8, 8), torch.arange(8) % 4)
-    trainer_of(model, epochs=1, ddp=DDPConfig(channels_last=True)).fit(images, images)
-    assert seen == [(True, True)] * 4
-    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-
-
 def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
     losses = []
     for compile in (False, True):
@@ -124,7 +108,7 @@ class Images(Dataset[Any]):
 def feed(workers: int) -> DeviceLoader:
     loading = LoadingConfig(multiprocessing_context="fork")
     return DeviceLoader(
-        Images(), Sequential(64), world(), loading, deal=ShardAssignment(0, 1, 8, 0), num_workers=workers
+        Images(), Sequential(64), world(), loading, assignment=ShardAssignment(0, 1, 8, 0), num_workers=workers
     )
 
 
@@ -206,7 +190,7 @@ def test_a_snapshot_is_of_the_moment_it_was_taken() -> None:
         assert torch.equal(taken["value"], torch.arange(1 << 20, dtype=torch.float32) + round_)
 
 
-def test_random_numbers_of_the_gpu_go_on_where_they_were() -> None:
+def test_random_numbers_of_the_gpu_are_kept() -> None:
     torch.cuda.manual_seed(5)
     torch.rand(7, device=GPU)
     states = rng.gather(world())
@@ -217,12 +201,9 @@ def test_random_numbers_of_the_gpu_go_on_where_they_were() -> None:
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
     assert found[2] == expected[2]
-
-
-def test_an_evaluation_leaves_the_gpu_s_random_numbers_alone() -> None:
-    with rng.preserved_rng(world()):
-        expected = torch.rand(9, device=GPU)
-    assert torch.equal(torch.rand(9, device=GPU), expected)
+    with rng.preserved_rng(world()):  # as around an evaluation
+        drawn = torch.rand(9, device=GPU)
+    assert torch.equal(torch.rand(9, device=GPU), drawn)
 
 
 def test_vision_py_is_within_2_per_cent_of_a_bare_loop() -> None:
@@ -263,18 +244,7 @@ def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_the_average_of_the_weights_waits_for_no_step() -> None:
-    model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64)).to(GPU)
-    average = EMA(model, 0.9)
-    torch.cuda._sleep(1_000_000_000)
-    computed = torch.cuda.Event()
-    computed.record()
-    average.update(first=False)
-    assert not computed.query(), "it waited for the step that has just begun"
-    torch.cuda.synchronize()
-
-
-def test_a_loss_is_read_one_step_late_and_never_waits_for_its_own() -> None:
+def test_a_loss_is_read_one_step_late_without_waiting() -> None:
     late = LaggedLoss(GPU)
     losses = [torch.full((), float(number), device=GPU) for number in range(4)]
     assert late.push(losses[0], 2) is None

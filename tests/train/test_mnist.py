@@ -64,18 +64,11 @@ def test_the_stand_in_never_passes_for_mnist(
     assert mnist.prepare(StandIn(), tmp_path, download=False) == tmp_path, "real MNIST comes first"
 
 
-def test_the_stand_in_is_ten_classes_of_images_in_torchvisions_loader(mnist: ModuleType, tmp_path: Path) -> None:
+def test_the_generated_data_is_ten_classes_for_torchvision(mnist: ModuleType, tmp_path: Path) -> None:
     images, targets = mnist.read(mnist.prepare(StandIn(), tmp_path, download=False), train=True).tensors
     assert images.shape == (1437, 1, 28, 28)
     assert (images.min(), images.max()) == (0, 1)
     assert sorted(set(targets.tolist())) == list(range(10))
-
-
-def test_torchvision_is_imported_whatever_torch_it_was_built_for() -> None:
-    """In a process of its own: an import that failed once leaves traces."""
-    code = "from srunddp.train import import_torchvision as i; print(i().datasets.MNIST.__name__, i() is i())"
-    run = run_python("-c", code)
-    assert run.stdout == "MNIST True\n", run.stderr
 
 
 def test_a_torchvision_that_imports_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from torch.profiler import record_function
 
 from srunddp.errors import ConfigError
 from srunddp.train.profiler import Profile, parse
-from tests.train.without_torch import run_without_torch
 
 
 def train(profile: Profile, steps: range) -> None:
@@ -102,7 +101,3 @@ def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert str(caught.value).startswith(f"profile is {text!r}; expected FIRST:END, END above FIRST -> write ")
-
-
-def test_a_range_is_read_without_torch() -> None:
-    assert run_without_torch("from srunddp.train.profiler import parse; print(parse('1:2'))").stdout == "range(1, 2)\n"

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import pytest
 
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress, describe, print_epoch
-from tests.train.without_torch import run_without_torch
 
 TRAIN = {"loss": 0.23456, "accuracy": 0.92341}
 
@@ -61,7 +60,7 @@ def test_the_throughput_ends_the_line(world_size: int, device: str, end: str) ->
     assert describe(record) == f"Epoch 1 - loss 1.0000{end}"
 
 
-def test_records_of_equal_figures_are_equal_whatever_their_throughput() -> None:
+def test_records_of_equal_figures_ignore_the_throughput() -> None:
     assert EpochRecord(1, TRAIN, samples_per_second=1.0) == EpochRecord(1, TRAIN, samples_per_second=2.0)
 
 
@@ -102,7 +101,7 @@ def test_a_pause_that_fails_ends() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", [SilentProgress, Progress])
-def test_a_step_at_which_nothing_is_due_costs_less_than_a_microsecond(kind: type[SilentProgress]) -> None:
+def test_a_step_without_output_costs_less_than_a_microsecond(kind: type[SilentProgress]) -> None:
     progress = kind()
     progress.start_epoch(1, 1, None, 0)
     assert min(timeit.repeat(lambda: progress.step(64, 0.5), number=20_000, repeat=10)) / 20_000 < 1e-6
@@ -111,7 +110,7 @@ def test_a_step_at_which_nothing_is_due_costs_less_than_a_microsecond(kind: type
 # Lines.
 
 
-def test_without_a_terminal_there_is_a_line_each_thirty_seconds_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_line_comes_each_30_s_at_most(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     progress = Progress(clock)
     progress.start_epoch(2, 3, 1000, 100)
@@ -133,30 +132,9 @@ def test_of_what_is_not_known_nothing_is_said(capsys: pytest.CaptureFixture[str]
     progress.start_epoch(1, 1, None, 0)
     clock.now += 30
     progress.step(60, None)
-    progress.say("hello")
+    progress.log("hello")
     progress.close()
     assert capsys.readouterr() == ("", "srunddp: epoch 1 of 1, step 1, 2 samples/s\nsrunddp: hello\n")
-
-
-def test_the_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = SilentProgress()
-    progress.start_epoch(1, 1, None, 0)
-    progress.step(1, 1.0)
-    progress.say("hello")
-    progress.end_epoch(EpochRecord(1, TRAIN))
-    progress.close()
-    assert capsys.readouterr() == ("", "")
-
-
-def test_lines_need_neither_torch_nor_tqdm() -> None:
-    done = run_without_torch(
-        "from srunddp.train.progress import Progress\n"
-        "progress = Progress()\n"
-        "progress.start_epoch(1, 1, None, 0)\n"
-        "progress.say('hello')\n"
-        "print('tqdm' in sys.modules)\n"
-    )
-    assert (done.stdout, done.stderr) == ("False\n", "srunddp: hello\n")
 
 
 # Streams that are not there.
@@ -166,7 +144,7 @@ def run_through(progress: Progress) -> None:
     progress.start_epoch(1, 1, 10, 0)
     progress._due = 0.0
     progress.step(1, 0.5)
-    progress.say("hello")
+    progress.log("hello")
     progress.end_epoch(EpochRecord(1, TRAIN))
     progress.close()
 
@@ -249,7 +227,7 @@ def test_a_terminal_shows_a_bar(terminal: Terminal, monkeypatch: pytest.MonkeyPa
 
 def test_a_line_does_not_tear_the_bar(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     progress = started(terminal, monkeypatch, Clock())
-    progress.say("hello")
+    progress.log("hello")
     assert terminal.shows(r"\repoch 1/3:[^\r]*\r +\rsrunddp: hello\r\n\repoch 1/3:")
     progress.close()
 

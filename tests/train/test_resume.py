@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads((folder / "results.json").read_text())
 
 
-def test_kills_change_no_sample_no_figure_and_no_bit_of_weights_average_and_optimizer(results: Any) -> None:
+def test_kills_change_no_sample_figure_weight_or_optimizer_bit(results: Any) -> None:
     """Mid-epoch, with loader workers, dropout, BatchNorm, accumulation and several buckets of gradients."""
     hit, outcome = results["three killed"]
     assert set(chain(*hit)) >= {"at random", "amid a save", "amid an evaluation", "at an epoch's end"}
@@ -68,17 +68,17 @@ def test_all_leave_amid_an_evaluation_and_make_up_for_it_later(results: Any) -> 
     assert outcome == results["three left alone"]
 
 
-def test_what_an_evaluation_has_drawn_before_all_left_amid_it_is_as_if_not_drawn(results: Any) -> None:
+def test_random_draws_of_an_aborted_evaluation_are_undone(results: Any) -> None:
     """It reads in the rank itself here, which draws for dropout too."""
     ends, tested, outcome = results["workerless amid evaluation"]
     assert ({code for code, _ in ends}, tested) == ({75}, 3)
     assert outcome == results["workerless left alone"]
 
 
-def test_a_signal_while_the_checkpoint_is_read_is_obeyed_after_the_first_step(
+def test_a_signal_while_resuming_is_obeyed_after_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CheckpointManager, "found", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
+    monkeypatch.setattr(CheckpointManager, "load_latest", lambda _: os.kill(os.getpid(), signal.SIGUSR2))
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         with pytest.raises(Stopped, match="stopped after step 1 by SIGUSR2"):
@@ -89,7 +89,7 @@ def test_a_signal_while_the_checkpoint_is_read_is_obeyed_after_the_first_step(
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_the_last_checkpoint_knows_of_the_last_evaluation_though_one_of_its_step_was_there_before(
+def test_the_last_checkpoint_includes_the_last_evaluation(
     tmp_path: Path,
 ) -> None:
     trainer = scale_trainer(

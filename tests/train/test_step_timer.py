@@ -10,7 +10,7 @@ import torch
 
 from srunddp import telemetry
 from srunddp.telemetry import TelemetryPage
-from srunddp.train.step_timer import StepTimer, ThroughputMeter, pace_of
+from srunddp.train.step_timer import StepTimer, ThroughputMeter, make_step_timer
 from tests.train.conftest import results_of
 from tests.train.paces import SLEEP, STEPS
 
@@ -23,7 +23,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers", "work of 0, shards"])
-def test_the_steps_of_all_ranks_take_as_long_as_those_of_the_slow_one(results: Any, name: str) -> None:
+def test_the_steps_of_all_ranks_take_the_slow_ones_time(results: Any, name: str) -> None:
     ours, theirs = results[name]
     assert (ours["steps"], ours["samples"]) == (theirs["steps"], theirs["samples"]) == (STEPS, 2 * STEPS * 4)
     # Its last wait is in nobody's step.
@@ -32,14 +32,14 @@ def test_the_steps_of_all_ranks_take_as_long_as_those_of_the_slow_one(results: A
     assert min(ours["longest_step_s"], theirs["longest_step_s"]) >= SLEEP
 
 
-def test_a_rank_that_waits_for_data_shows_in_its_own_time_and_in_nobody_elses(results: Any) -> None:
+def test_waiting_for_data_counts_for_that_rank_alone(results: Any) -> None:
     fast, slow = results["data of 1"]
     assert SLEPT <= slow["data_s"] <= slow["own_s"]
     assert slow["data_s"] - fast["data_s"] > SLEPT / 2
     assert slow["own_s"] - fast["own_s"] > SLEPT / 2
 
 
-def test_a_rank_that_is_slow_in_its_own_work_shows_there_and_not_as_a_wait_for_data(results: Any) -> None:
+def test_slow_work_of_a_rank_is_not_counted_as_waiting(results: Any) -> None:
     slow, fast = results["work of 0"]
     assert slow["own_s"] - slow["data_s"] >= SLEPT
     assert slow["own_s"] - fast["own_s"] > SLEPT / 2
@@ -64,7 +64,7 @@ def test_a_second_training_goes_on_to_count(results: Any) -> None:
     assert [rank["steps of two fits"] for rank in results["work of 0"]] == 2 * [2 * STEPS]
 
 
-def test_epochs_evaluations_and_checkpoints_are_noted_with_their_figures(results: Any) -> None:
+def test_epochs_evaluations_and_checkpoints_become_events(results: Any) -> None:
     for rank, found in enumerate(results["checkpoints"]):
         names = [event.name for event in found["events"]]
         written = 3 if rank == 0 else 0  # after the steps 5 and 10, and the last
@@ -115,7 +115,7 @@ class Event:
         return 1000 * (end.at - self.at)
 
 
-def test_with_a_gpu_a_ranks_own_time_is_the_gpus_without_its_waiting_for_others_or_the_ranks_for_results(
+def test_a_gpus_time_excludes_waits_for_ranks_and_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
@@ -124,16 +124,16 @@ def test_with_a_gpu_a_ranks_own_time_is_the_gpus_without_its_waiting_for_others_
     pace = StepTimer(page, torch.device("cuda"))
 
     def step(forward: float) -> None:
-        for _ in pace.arriving(iter(["a step"])):
+        for _ in pace.timed(iter(["a step"])):
             gpu.now += forward
-            pace.waits()
+            pace.start_wait()
             gpu.now += 1.0  # the backward pass
-            pace.waits()  # of a module whose forward is made again in it
+            pace.start_wait()  # of a module whose forward is made again in it
             gpu.now += 1.0
-            pace.goes_on()
+            pace.end_wait()
             gpu.now += 2.0
             clock.now += 1.0
-            pace.goes_on()
+            pace.end_wait()
             clock.now += 9.0  # it reads the loss
             gpu.now += 2.0  # the optimizer, and what the rank was late with
             pace.done(1)
@@ -152,14 +152,14 @@ def test_with_a_gpu_a_ranks_own_time_is_the_gpus_without_its_waiting_for_others_
     assert page.read_steps().own_s == 18.0
 
 
-def test_with_a_gpu_a_wish_for_data_at_the_end_of_an_epoch_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_gpu_an_epochs_last_data_request_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
     clock, page = Clock(), TelemetryPage(recording=True)
     monkeypatch.setattr("time.perf_counter", clock)
     pace = StepTimer(page, torch.device("cuda"))
-    assert list(pace.arriving(iter(()))) == []
+    assert list(pace.timed(iter(()))) == []
     Event.gpu.now += 1000.0  # an evaluation
-    for _ in pace.arriving(iter(["a step"])):
+    for _ in pace.timed(iter(["a step"])):
         clock.now += 2000.0
         Event.gpu.now += 7.0
         pace.done(1)
@@ -168,6 +168,6 @@ def test_with_a_gpu_a_wish_for_data_at_the_end_of_an_epoch_is_no_step(monkeypatc
 
 def test_without_monitoring_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_page", TelemetryPage())
-    assert type(pace_of(torch.device("cpu"))) is ThroughputMeter
+    assert type(make_step_timer(torch.device("cpu"))) is ThroughputMeter
     steps = iter([1, 2])
-    assert ThroughputMeter().arriving(steps) is steps
+    assert ThroughputMeter().timed(steps) is steps

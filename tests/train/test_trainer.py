@@ -12,15 +12,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train import LoadingConfig, Trainer, load_checkpoint
+from srunddp.train import Callback, LoadingConfig, Trainer, load_checkpoint
 from tests.train.problems import (
-    BATCH_PER_RANK,
     Numbered,
     Scale,
     classes,
     distance,
     exact_figures,
-    fit_network,
     normalised_network,
     scale_trainer,
     settings,
@@ -53,41 +51,6 @@ def test_every_epoch_has_another_order(three_ranks: Ranks) -> None:
 def test_evaluation_reads_every_sample_once(three_ranks: Ranks) -> None:
     read = itertools.chain(*(test_read for _, _, test_read in three_ranks["orders"]))
     assert sorted(read) == list(range(10))
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_three_ranks_equal_one_with_the_same_global_batch(
-    three_ranks: Ranks, dtype: torch.dtype, tolerance: float
-) -> None:
-    model, serial = fit_network(StandIn(), 3 * BATCH_PER_RANK, dtype)
-    assert serial[-1].train["loss"] < 0.9 * serial[0].train["loss"], "it must learn, or equality means little"
-    for by_dtype in three_ranks["network"]:
-        state, history = by_dtype[dtype]
-        for name, value in model.state_dict().items():
-            torch.testing.assert_close(state[name], value, rtol=0, atol=tolerance)
-        for ours, alone in zip(history, serial, strict=True):
-            assert ours.train == pytest.approx(alone.train, abs=tolerance)
-            assert ours.test == pytest.approx(alone.test, abs=tolerance)
-
-
-def test_the_loop_equals_a_hand_written_one() -> None:
-    model, history = fit_network(StandIn(), 12, torch.float64)
-    torch.manual_seed(0)
-    twin = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).double()
-    optimizer = torch.optim.AdamW(twin.parameters(), lr=0.01, fused=True)
-    inputs, targets = classes(48, torch.float64).tensors
-    for epoch in range(1, 5):
-        order = torch.randperm(48, generator=torch.Generator().manual_seed(epoch))
-        total = 0.0
-        for rows in order.split(12):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(twin(inputs[rows]), targets[rows])
-            loss.backward()
-            optimizer.step()
-            total += 12 * loss.item()
-        assert history[epoch - 1].train["loss"] == pytest.approx(total / 48, abs=1e-14)
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_parameters_and_buffers_are_the_same_on_all_ranks(three_ranks: Ranks) -> None:
@@ -160,29 +123,6 @@ def test_an_empty_data_set_is_an_error_on_every_rank(three_ranks: Ranks) -> None
         assert messages[-1].startswith("len(train_data) is 0")
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": -3}, {"batch_size": -4}, {"accumulation": 0}])
-def test_numbers_that_leave_nothing_to_do_are_refused(wrong: dict[str, int]) -> None:
-    (name, number) = next(iter(wrong.items()))
-    with pytest.raises(ConfigError, match=f"{name} is {number}; expected at least 1"):
-        scale_trainer(StandIn(), **wrong)
-
-
-def test_a_scheduler_that_waits_for_a_better_loss_is_stepped_once_an_epoch() -> None:
-    """With a learning rate of 0 the loss is the same in each epoch, and none is better than the first."""
-    model = Scale()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=100)
-    config = settings(epochs=3, batch_size=2)
-    Trainer(model, optimizer, distance, config, world=StandIn(), scheduler=plateau).fit(Numbered(10))
-    assert (plateau.last_epoch, plateau.num_bad_epochs) == (3, 2)
-
-
-@pytest.mark.parametrize("resume", ["auto", "run/checkpoints/best.pt"])
-def test_a_resume_without_an_output_dir_is_refused_rather_than_passed_over(resume: str) -> None:
-    with pytest.raises(ConfigError, match=rf"resume is {resume}, and there is no output_dir; expected .* -> "):
-        scale_trainer(StandIn(), resume=resume)
-
-
 def test_a_world_of_one_needs_no_process_group() -> None:
     assert not torch.distributed.is_initialized()
     trainer = scale_trainer(StandIn())
@@ -245,7 +185,25 @@ def test_data_the_loop_cannot_use_is_refused_with_the_hint(data: Any, words: str
         trainer_of().fit(data)
 
 
-def test_a_metric_of_the_wrong_shape_is_refused() -> None:
-    trainer = trainer_of(metrics={"wrong": lambda outputs, targets: torch.ones(7)})
-    with pytest.raises(ConfigError, match=r"metric 'wrong' returned shape \(7,\) for 4 samples.* -> "):
-        trainer.fit(Numbered(8))
+class OnStep(Callback):
+    def on_step(self, trainer, step, loss) -> None:
+        """Overridden."""
+
+
+class Derived(OnStep):
+    pass
+
+
+def test_only_methods_that_are_overridden_are_called() -> None:
+    own, derived, plain = Callback(), Derived(), Callback()
+    own.on_epoch = lambda trainer, record: None
+    trainer = trainer_of(callbacks=(plain, derived, own))
+    assert trainer.methods("on_step") == [derived.on_step]
+    assert trainer.methods("on_epoch") == [own.on_epoch]
+    assert trainer.methods("on_checkpoint") == []
+
+
+@pytest.mark.parametrize("wrong", [OnStep, object(), print])
+def test_what_is_no_callback_is_refused(wrong: object) -> None:
+    with pytest.raises(ConfigError, match=r"among the callbacks; expected instances of srunddp.train.Callback -> "):
+        trainer_of(callbacks=(wrong,)).fit(Numbered(4))

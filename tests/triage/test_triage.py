@@ -69,13 +69,13 @@ def log(folder: Path, text: str | bytes, name: str = "slurm-1.out") -> Path:
     return path
 
 
-def verdict(path: Path) -> Diagnosis:
+def diagnosis(path: Path) -> Diagnosis:
     return diagnose(collect(find([str(path)])))
 
 
 def said(path: Path) -> str:
-    story = collect(find([str(path)]))
-    return "\n".join(lines(diagnose(story), story))
+    evidence = collect(find([str(path)]))
+    return "\n".join(lines(diagnose(evidence), evidence))
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -123,14 +123,14 @@ def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Signature
 def test_a_line_of_10_mb_costs_less_than_2_s(tmp_path: Path, piece: str) -> None:
     path = log(tmp_path, piece * (10_000_000 // len(piece)) + "\n")
     before = time.process_time()
-    verdict(path)
+    diagnosis(path)
     assert time.process_time() - before < 2
 
 
 @pytest.mark.parametrize(
     "piece", ["a", "rank 0 ", "connect to ", "error: ", "Error ", "1", " ", "srun: error: a", "x: "]
 )
-def test_no_sign_takes_long_for_the_longest_line_that_is_looked_at(piece: str) -> None:
+def test_no_signature_takes_long_for_the_longest_line(piece: str) -> None:
     line = piece * (4000 // len(piece))
     before = time.process_time()
     for sign in SIGNS:
@@ -144,26 +144,24 @@ def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) ->
             tmp_path, "".join(f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(lines))
         )
         before = time.process_time()
-        assert verdict(path).first is None
+        assert diagnosis(path).first is None
         return time.process_time() - before
 
     cost(100)  # the table of signs is read once
     assert cost(80_000) < 16 * cost(10_000)
 
 
-def test_of_a_file_over_the_limit_head_and_tail_are_read_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_file_over_the_limit_head_and_tail_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in (("WHOLE", 40_000), ("HEAD", 10_000), ("TAIL", 10_000)):
         monkeypatch.setattr(logs, name, size)
     path = log(tmp_path, "rank 1/2 up\n" + "step\n" * 20_000 + "MemoryError\n")
-    assert verdict(path).cause == "host-out-of-memory"
+    assert diagnosis(path).cause == "host-out-of-memory"
     assert "its middle was not read" in said(path)
     assert "2 ranks expected" in said(path)
     assert re.search(r"\(line \d+ of its end\): MemoryError", said(path))
 
 
-def test_what_is_no_log_is_passed_over_and_nothing_is_opened_that_blocks(tmp_path: Path) -> None:
+def test_files_that_are_no_logs_are_skipped_without_blocking(tmp_path: Path) -> None:
     log(tmp_path, "step 1\n")
     os.mkfifo(tmp_path / "pipe.log")
     outside = log(tmp_path.parent, "MemoryError\n", "outside.txt")
@@ -173,15 +171,15 @@ def test_what_is_no_log_is_passed_over_and_nothing_is_opened_that_blocks(tmp_pat
     log(tmp_path, '{"note": "MemoryError"}\n', "monitor.0/run.json")
     log(tmp_path, "raise MemoryError\nMemoryError\n", "train.py")
     assert [each.name for each in find([str(tmp_path)])] == ["slurm-1.out"]
-    assert verdict(tmp_path).cause is None
+    assert diagnosis(tmp_path).cause is None
 
 
-def test_colours_progress_bars_nul_and_bytes_that_are_no_text_do_not_hide_an_error(tmp_path: Path) -> None:
+def test_colours_progress_bars_and_binary_do_not_hide_an_error(tmp_path: Path) -> None:
     path = log(
         tmp_path,
         b"\x1b[31m 10%|# | 1/10 [00:01]\r 20%|##\xff| 2/10\r\0\0\x1b[1mMemoryError\x1b[0m: \x1b]0;title\x07x\r\n",
     )
-    found = verdict(path)
+    found = diagnosis(path)
     assert found.cause == "host-out-of-memory"
     assert found.first is not None
     assert found.first.text == "MemoryError: x"
@@ -214,14 +212,12 @@ def test_a_label_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
 @pytest.mark.parametrize(
     ("line", "rank", "node"), [(" 3: boom", 3, None), ("[3] boom", 3, None), ("node02:3: boom", 3, "node02")]
 )
-def test_a_label_that_may_be_something_else_counts_where_many_lines_have_it(
-    line: str, rank: int, node: str | None
-) -> None:
+def test_an_ambiguous_label_counts_where_many_lines_have_it(line: str, rank: int, node: str | None) -> None:
     labels = RankLabels.sniff([line] * 5)
     assert labels.strip(line) == ("boom", rank, node)
 
 
-def test_a_numbered_listing_and_warnings_of_source_files_are_no_labels() -> None:
+def test_numbered_listings_and_source_warnings_are_no_labels() -> None:
     assert not RankLabels.sniff([f"{number}: line" for number in range(1, 40)]).kind
     assert not RankLabels.sniff(["train.py:12: UserWarning", "model.py:30: UserWarning"] * 4).kind
 
@@ -255,7 +251,7 @@ def test_lists_of_tasks_are_read() -> None:
     assert spread("0-99999999,x") == []
 
 
-def test_of_chained_exceptions_the_first_is_the_cause_and_what_python_ignores_is_none() -> None:
+def test_of_chained_exceptions_the_first_is_the_cause() -> None:
     stream = Tracebacks()
     text = """Traceback (most recent call last):
   File "/project/a.py", line 3, in read
@@ -289,10 +285,10 @@ def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) ->
 
 def test_a_guess_is_never_called_certain(tmp_path: Path) -> None:
     watchdog = next(sign.sample for sign in SIGNS if sign.id == "collective-timeout")
-    assert verdict(log(tmp_path, f"step 1\n{watchdog}\n")).certainty == "likely"
-    assert verdict(log(tmp_path, "srun: error: node01: task 3: Killed\n")).certainty == "likely"
+    assert diagnosis(log(tmp_path, f"step 1\n{watchdog}\n")).certainty == "likely"
+    assert diagnosis(log(tmp_path, "srun: error: node01: task 3: Killed\n")).certainty == "likely"
     both = "MemoryError\nModuleNotFoundError: No module named 'x'\n"
-    assert verdict(log(tmp_path, both)).certainty == "likely"
+    assert diagnosis(log(tmp_path, both)).certainty == "likely"
 
 
 TOP, CAUGHT = (
@@ -316,7 +312,7 @@ EXITED = "srun: error: node01: task 0: Exited with exit code 1\n"
     ],
 )
 def test_certain_is_only_what_a_second_sign_agrees_with(tmp_path: Path, text: str, certainty: str) -> None:
-    assert verdict(log(tmp_path, text)).certainty == certainty
+    assert diagnosis(log(tmp_path, text)).certainty == certainty
 
 
 @pytest.mark.parametrize(
@@ -326,14 +322,14 @@ def test_certain_is_only_what_a_second_sign_agrees_with(tmp_path: Path, text: st
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.kind in ("primary", "symptom")], ids=name_of)
 def test_whatever_a_run_survived_is_no_failure(tmp_path: Path, sign: Signature, after: str) -> None:
     if not re.match(r"srunddp: |slurmstepd|srun: ", sign.sample):
-        assert verdict(log(tmp_path, f"step 1\nstep 2\n{sign.sample}\n{after}")).first is None
+        assert diagnosis(log(tmp_path, f"step 1\nstep 2\n{sign.sample}\n{after}")).first is None
 
 
 def test_world_and_silent_ranks_are_told(tmp_path: Path) -> None:
     text = "".join(f"{rank}: rank {rank}/4 up\n{rank}: step\n" for rank in (0, 1, 3))
     path = log(tmp_path, text + "srun: error: node02: task 2: Exited with exit code 1\n")
     assert "world: 4 ranks expected, 3 spoke; silent: 2" in said(path)
-    assert verdict(path).rank == 2
+    assert diagnosis(path).rank == 2
     assert "cause unknown" in said(path)
     assert "last line of rank 3: step" in said(path)
 
@@ -349,8 +345,8 @@ def test_the_command_says_it_in_few_lines_and_for_machines(tmp_path: Path) -> No
         "in a.py:1 in <module> (cuda-out-of-memory)"
     )
     assert re.search(r"^cause: .*\nhint: ", done.stdout, re.MULTILINE)
-    told = json.loads(command("--json", str(path)).stdout)
-    assert (told["cause"], told["certainty"], told["rank"], told["node"]) == (
+    record = json.loads(command("--json", str(path)).stdout)
+    assert (record["cause"], record["certainty"], record["rank"], record["node"]) == (
         "cuda-out-of-memory",
         "certain",
         1,
@@ -384,41 +380,42 @@ def test_the_command_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
     assert done.stdout == "nothing failed\n[]\n"
 
 
-def test_one_process_that_says_often_that_it_is_alone_is_no_broken_launch(tmp_path: Path) -> None:
+def test_one_process_that_repeats_it_is_alone_is_no_bad_launch(tmp_path: Path) -> None:
     steps = "".join(f"rank 0/1 step {step}\n" for step in range(9))
-    assert verdict(log(tmp_path, "world_size: 1\nrank 0 of 1\n" + steps + "done\n")).cause is None
-    assert verdict(log(tmp_path, "rank 0 of 1 on node01\nrank 0 of 1 on node02\n" + steps)).cause == "world-of-one"
+    assert diagnosis(log(tmp_path, "world_size: 1\nrank 0 of 1\n" + steps + "done\n")).cause is None
+    assert diagnosis(log(tmp_path, "rank 0 of 1 on node01\nrank 0 of 1 on node02\n" + steps)).cause == "world-of-one"
 
 
-def test_the_last_of_many_errors_counts_where_all_before_it_were_handled(tmp_path: Path) -> None:
+def test_the_last_error_counts_where_earlier_ones_were_handled(tmp_path: Path) -> None:
     handled = "".join(f"step {step}\nCUDA out of memory. Retrying.\n" for step in range(200))
-    assert verdict(log(tmp_path, handled + "step 200\nstep 201\nstep 202\ndone\n")).cause is None
+    assert diagnosis(log(tmp_path, handled + "step 200\nstep 201\nstep 202\ndone\n")).cause is None
     assert (
-        verdict(log(tmp_path, handled + "torch.OutOfMemoryError: CUDA out of memory.\n")).cause == "cuda-out-of-memory"
+        diagnosis(log(tmp_path, handled + "torch.OutOfMemoryError: CUDA out of memory.\n")).cause
+        == "cuda-out-of-memory"
     )
 
 
-def test_of_two_nodes_the_earlier_clock_counts_and_not_the_order_of_files(tmp_path: Path) -> None:
+def test_of_two_nodes_the_earlier_clock_counts(tmp_path: Path) -> None:
     for node, second in (("node01", 9), ("node02", 3)):
         log(tmp_path, f"2026-03-01 10:00:0{second} rank failed\nMemoryError: {node}\n", f"{node}.log")
-    found = verdict(tmp_path)
+    found = diagnosis(tmp_path)
     assert found.first is not None
     assert found.first.text == "MemoryError: node02"
 
 
-def test_a_run_that_stood_still_until_its_time_limit_did_not_surely_need_more_time(tmp_path: Path) -> None:
+def test_a_run_that_stood_still_did_not_surely_need_more_time(tmp_path: Path) -> None:
     limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T{} DUE TO TIME LIMIT ***\n"
     step = "2026-03-01 10:00:00 step 1\n"
-    assert verdict(log(tmp_path, step + limit.format("10:05:00"))).certainty == "certain"
-    assert verdict(log(tmp_path, step + limit.format("14:00:00"))).certainty == "likely"
+    assert diagnosis(log(tmp_path, step + limit.format("10:05:00"))).certainty == "certain"
+    assert diagnosis(log(tmp_path, step + limit.format("14:00:00"))).certainty == "likely"
 
 
-def test_a_time_limit_is_not_blamed_for_what_came_before_it_nor_what_came_after_it_for_the_end(tmp_path: Path) -> None:
+def test_a_time_limit_is_not_blamed_for_other_errors(tmp_path: Path) -> None:
     limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     error = 'Traceback (most recent call last):\n  File "/p/a.py", line 1, in f\nValueError: bad\n'
-    assert verdict(log(tmp_path, error + limit)).cause == "script-error"
-    assert verdict(log(tmp_path, limit + error)).cause == "time-limit"
-    found = verdict(log(tmp_path, "step 1\n" + limit))
+    assert diagnosis(log(tmp_path, error + limit)).cause == "script-error"
+    assert diagnosis(log(tmp_path, limit + error)).cause == "time-limit"
+    found = diagnosis(log(tmp_path, "step 1\n" + limit))
     assert (found.cause, found.certainty) == ("time-limit", "certain")
 
 
@@ -426,28 +423,28 @@ def test_victims_that_a_launcher_kills_are_not_the_first(tmp_path: Path) -> None
     text = "srun: error: node02: task 2: Exited with exit code 1\nsrun: Terminating StepId=1.0\n"
     text += "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
     text += "srun: error: node01: task 0: Killed\nsrun: error: node01: task 1: Exited with exit code 137\n"
-    found = verdict(log(tmp_path, text))
+    found = diagnosis(log(tmp_path, text))
     assert (found.cause, found.rank, found.node) == ("unknown", 2, "node02")
 
 
-def test_who_waited_until_the_time_limit_waited_for_ranks_that_did_not_come(tmp_path: Path) -> None:
+def test_who_waited_until_the_time_limit_waited_for_the_missing(tmp_path: Path) -> None:
     waiting = "srunddp: waiting for ranks 4-5 on node03\n"
     limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     placed = "srunddp: 6 ranks on 3 nodes, launcher Slurm, channel pmi, master 10.0.0.1 port 40000, interface a (b)\n"
-    assert verdict(log(tmp_path, waiting + limit)).cause == "ranks-missing"
-    assert verdict(log(tmp_path, waiting + placed + limit)).cause == "time-limit"
-    assert verdict(log(tmp_path, waiting + placed)).cause is None
+    assert diagnosis(log(tmp_path, waiting + limit)).cause == "ranks-missing"
+    assert diagnosis(log(tmp_path, waiting + placed + limit)).cause == "time-limit"
+    assert diagnosis(log(tmp_path, waiting + placed)).cause is None
 
 
-def test_a_cancelled_step_whose_ranks_are_killed_for_it_was_cancelled(tmp_path: Path) -> None:
+def test_a_cancelled_step_whose_ranks_are_killed_was_cancelled(tmp_path: Path) -> None:
     text = "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
     text += "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
-    assert verdict(log(tmp_path, text + "srun: error: node01: tasks 0-1: Killed\n")).cause == "cancelled"
+    assert diagnosis(log(tmp_path, text + "srun: error: node01: tasks 0-1: Killed\n")).cause == "cancelled"
 
 
 def test_a_log_that_just_ends_is_not_called_well(tmp_path: Path) -> None:
     steps = "".join(f"[rank{step % 2}]: step {step} loss 0.1\n" for step in range(9))
-    assert verdict(log(tmp_path, steps)).cause == "unknown"
+    assert diagnosis(log(tmp_path, steps)).cause == "unknown"
     assert "rank 0's: 'step 8 loss 0.1'" in said(log(tmp_path, steps))
-    assert verdict(log(tmp_path, steps + "model saved\n")).cause is None
-    assert verdict(log(tmp_path, steps + "model saved\n[rank0]: step 9 lo")).cause == "unknown"
+    assert diagnosis(log(tmp_path, steps + "model saved\n")).cause is None
+    assert diagnosis(log(tmp_path, steps + "model saved\n[rank0]: step 9 lo")).cause == "unknown"

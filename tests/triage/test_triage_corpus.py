@@ -1,4 +1,4 @@
-"""The verdict on logs of known causes: open cases, written along with the table, and frozen ones, written unseen.
+"""The diagnosis on logs of known causes: open cases, written along with the table, and frozen ones, written unseen.
 
 The last frozen set is left as it was at first sight: it says what to expect of logs that nobody has seen yet.
 """
@@ -26,11 +26,11 @@ class Judged:
 
     name: str
     expected: dict[str, Any]
-    verdict: Diagnosis
+    diagnosis: Diagnosis
 
     @property
     def right(self) -> bool:
-        return self.verdict.cause in (self.expected["cause"], *(self.expected.get("also") or ()))
+        return self.diagnosis.cause in (self.expected["cause"], *(self.expected.get("also") or ()))
 
 
 @pytest.fixture(scope="module", params=RIGHT)
@@ -52,7 +52,7 @@ def judged(name: str) -> list[Judged]:
 
 
 def wrong(cases: list[Judged]) -> str:
-    rows = [(case.name, case.expected["cause"], case.verdict.cause, case.verdict.certainty) for case in cases]
+    rows = [(case.name, case.expected["cause"], case.diagnosis.cause, case.diagnosis.certainty) for case in cases]
     return "\n".join(f"{name:32} expected {cause!s:22} found {found!s:22} {how}" for name, cause, found, how in rows)
 
 
@@ -67,18 +67,18 @@ def test_the_root_cause_is_right_as_often_as_promised(name: str, judged: list[Ju
 
 
 def test_no_certainty_is_wrong(judged: list[Judged]) -> None:
-    missed = [case for case in judged if not case.right and case.verdict.certainty == "certain"]
+    missed = [case for case in judged if not case.right and case.diagnosis.certainty == "certain"]
     assert not missed, wrong(missed)
 
 
 def test_world_size_and_silent_ranks_are_never_contradicted(judged: list[Judged]) -> None:
-    """Where a case tells them; a verdict may know less."""
+    """Where a case tells them; a diagnosis may know less."""
     rows = []
     for case in judged:
-        expected, found = case.expected, case.verdict
+        expected, found = case.expected, case.diagnosis
         for name, value in (("world_size", found.world_size), ("first_rank", found.rank), ("ranks_seen", found.seen)):
-            told = expected.get(name)
-            if told is not None and value not in (None, [], told):
-                rows.append(f"{case.name}: {name} {value}, expected {told}")
+            known = expected.get(name)
+            if known is not None and value not in (None, [], known):
+                rows.append(f"{case.name}: {name} {value}, expected {known}")
     print("\n".join(rows))
     assert len(rows) <= 0.05 * 3 * len(judged), rows

@@ -15,7 +15,7 @@ from tests.support.made_up_run import MadeUp
 @pytest.mark.parametrize(
     "words", [("triage", "a.log"), ("report", "--text", "4711.0"), ("sbatch", "train.py")], ids=" ".join
 )
-def test_a_full_disk_below_standard_output_is_told_with_its_exit_code(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_full_disk_below_standard_output_is_reported(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "a.log").write_text("step 1\n")
     MadeUp(nodes=1, seconds=60).write(tmp_path)
     with open("/dev/full", "w") as full:

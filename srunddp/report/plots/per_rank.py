@@ -20,6 +20,7 @@ from srunddp.report.summary import StartupPhases, Summary
 _NAMED = 32  # ranks that each have a number at the axis
 _ROW, _LOWEST, _HIGHEST = 0.16, 1.6, 6.0  # inches
 _MOST_BARS = 192
+_Draw = Callable[[RunData, Summary, TimeAxis], timeline.DrawnFigure]
 
 
 def steps(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
@@ -120,9 +121,6 @@ class Plot:
     alt: str = ""
     image: bytes = b""
     missing: str = ""
-
-
-_Draw = Callable[[RunData, Summary, TimeAxis], timeline.DrawnFigure]
 
 
 _ALL: dict[str, tuple[str, _Draw]] = {

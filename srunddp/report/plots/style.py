@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from srunddp.errors import one_line
-from srunddp.report.series import NAN, TimeSeries
+from srunddp.report.csv_files import NAN, TimeSeries
 from srunddp.report.summary import Span
 
 # Okabe and Ito's, without the yellow, which is weak on white.
@@ -38,6 +38,7 @@ _STYLE: Any = {
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
+_COLUMNS = 240
 
 
 @dataclass(frozen=True)
@@ -172,9 +173,6 @@ def from_zero(panel: Axes, label: str, most: float | None = None) -> None:
     """The axis of values: from zero on."""
     panel.set_ylabel(label)
     panel.set_ylim(0, most or 1.08 * panel.dataLim.ymax or 1.0)
-
-
-_COLUMNS = 240
 
 
 @dataclass(frozen=True)

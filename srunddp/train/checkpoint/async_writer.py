@@ -32,17 +32,19 @@ T = TypeVar("T")
 
 
 class AsyncCheckpointer:
-    """Writes the checkpoints of a shelf in a thread of its own, so that training waits for the copy alone.
+    """Writes the checkpoints of a directory in a thread of its own, so that training waits for the copy alone.
 
-    What the disk refuses does not end training: see :meth:`news`. Python's end waits for the thread.
+    What the disk refuses does not end training: see :meth:`poll`. Python's end waits for the thread.
     """
 
-    def __init__(self, shelf: CheckpointDirectory, add: Callable[[int, dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self, directory: CheckpointDirectory, write_state: Callable[[int, dict[str, Any]], None] | None = None
+    ) -> None:
         """Args:
-        add: writes a step's state; ``shelf.add`` by default.
+        write_state: writes a step's state; ``directory.add`` by default.
         """
-        self._shelf = shelf
-        self._add_to_shelf = add or shelf.add
+        self._directory = directory
+        self._write_state = write_state or directory.add
         self._snapshot = Snapshot()
         # Of a run in this process that has failed: two at once would remove each other's temporary files.
         for thread in threading.enumerate():
@@ -76,9 +78,9 @@ class AsyncCheckpointer:
         if self._failed is not None:
             raise self._failed
 
-    def news(self) -> tuple[list[str], list[int]]:
+    def poll(self) -> tuple[list[str], list[int]]:
         """Since the last call: why checkpoints could not be written, and the steps of those that were."""
-        return _taken(self._problems), _taken(self._written)
+        return _drain(self._problems), _drain(self._written)
 
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""
@@ -97,7 +99,7 @@ class AsyncCheckpointer:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         began = time.monotonic()
         try:
-            self._add_to_shelf(step, state)
+            self._write_state(step, state)
         except OSError as error:
             self._failed = self._failure(step, error)
             self._problems.append(str(self._failed))
@@ -109,15 +111,15 @@ class AsyncCheckpointer:
             event("checkpoint_written", time.monotonic() - began)
 
     def _failure(self, step: int, error: OSError) -> CheckpointError:
-        last = self._shelf.last_whole()
+        last = self._directory.last_whole()
         return CheckpointError(
             f"the checkpoint of step {step} could not be written: {error}",
-            expected=f"a file in {self._shelf.folder}; the last whole one is {last.name if last else 'none'}",
+            expected=f"a file in {self._directory.folder}; the last whole one is {last.name if last else 'none'}",
             hint=_HINTS.get(error.errno or 0, _OTHER_HINT),
         )
 
 
-def _taken(list_: list[T]) -> list[T]:
+def _drain(list_: list[T]) -> list[T]:
     """All that is in a list to which another thread may add, and no longer then."""
     return [list_.pop(0) for _ in range(len(list_))]
 

@@ -67,11 +67,11 @@ class CheckpointDirectory:
         """The newest one that this process wrote, loaded or checked."""
         return self.path(max(self._whole)) if self._whole else None
 
-    def newest(self, say: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+    def newest(self, log: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
         """The newest whole checkpoint with its content, or None where there is none.
 
         Args:
-            say: is told of each broken one that is passed over.
+            log: is called with each broken one that is passed over.
         """
         tried: set[int] = set()
         while left := set(self.steps()) - tried:  # listed anew: who writes may have deleted one meanwhile
@@ -81,7 +81,7 @@ class CheckpointDirectory:
                 state = load_whole(self.path(step))
             except CheckpointError as error:
                 if os.path.lexists(self.path(step)):
-                    say(f"passed over {str(error).partition(';')[0]}")
+                    log(f"passed over {str(error).partition(';')[0]}")
                 continue
             self._whole.add(step)
             return self.path(step), state
@@ -91,7 +91,7 @@ class CheckpointDirectory:
         """A name for a folder of shards of this step."""
         return self.folder / f"step-{step:08}.{token_hex(4)}{SUFFIX}"
 
-    def tidy(self, *, but: Path | None = None) -> None:
+    def remove_leftovers(self, *, but: Path | None = None) -> None:
         """Delete what killed saves have left, and shards of no checkpoint but this folder: they may fill the disk."""
         for name in ("step-*.pt", _BEST):
             remove_temporaries(self.folder, name)
@@ -111,13 +111,13 @@ class CheckpointDirectory:
         Raises:
             CheckpointError, OSError: as :func:`save_checkpoint`; nothing was deleted then but temporary files.
         """
-        self.tidy(but=folder)
+        self.remove_leftovers(but=folder)
         save_checkpoint(self.path(step), state)
         self._whole.add(step)
         self._prune(step)
-        self.tidy()
+        self.remove_leftovers()
 
-    def set_aside(self, after: int) -> list[Path]:
+    def archive_newer(self, after: int) -> list[Path]:
         """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts anew from ``after``.
 
         Else they would be the newest, though they are from another course of training. Their scores go too.

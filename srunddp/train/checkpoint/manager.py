@@ -34,23 +34,23 @@ class CheckpointManager:
     Of a model in shards each rank writes and reads its own.
     """
 
-    def __init__(self, config: Config, world: World, state: TrainingState, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, world: World, state: TrainingState, log: Callable[[str], None]) -> None:
         """Args:
-        config: with an ``output_dir``; say: a line to the user, on rank 0.
+        config: with an ``output_dir``; log: a line to the user, on rank 0.
         """
         assert config.output_dir is not None
-        self._config, self._world, self._state, self._say = config, world, state, say
-        self._shelf = CheckpointDirectory(
+        self._config, self._world, self._state, self._log = config, world, state, log
+        self._directory = CheckpointDirectory(
             Path(config.output_dir) / FOLDER, config.checkpoint.keep_last, config.checkpoint.keep_best
         )
-        self._sharding = Resharder(world, self._shelf, state)
-        self._writer = AsyncCheckpointer(self._shelf, self._sharding.add if self._sharding.shards else None)
+        self._resharder = Resharder(world, self._directory, state)
+        self._writer = AsyncCheckpointer(self._directory, self._resharder.add if self._resharder.shards else None)
         if world.rank == 0:
             # Now, so that a folder which cannot be written is known before the first epoch, not after it.
-            _make(self._shelf.folder)
-        self._sharding.check_shared()
+            _make(self._directory.folder)
+        self._resharder.check_shared()
         self._origin: Path | None = None
-        self._saved: tuple[int, ...] = ()
+        self._last_saved: tuple[int, ...] = ()
         self._saved_at = time.monotonic()
 
     def due(self, *, epoch: int = 0) -> bool:
@@ -72,14 +72,14 @@ class CheckpointManager:
             Its path, which exists once it is written.
         """
         state, self._saved_at = self._state, time.monotonic()
-        path = self._shelf.path(state.step)
+        path = self._directory.path(state.step)
         # An epoch's end, and an evaluation, change what is to be saved after a step.
-        if self._saved == (standing := (state.step, state.epoch, state.evaluated)):
+        if self._last_saved == (position := (state.step, state.epoch, state.evaluated)):
             return path
-        self._saved = standing
+        self._last_saved = position
         states = rng.gather(self._world)
-        if self._world.rank == 0 or self._sharding.shards:
-            self._shelf.scores = dict(state.scores)
+        if self._world.rank == 0 or self._resharder.shards:
+            self._directory.scores = dict(state.scores)
             whole = {**state.state_dict(), "random": states, "world_size": self._world.world_size}
             self._writer.write(state.step, whole)
         event("checkpoint", time.monotonic() - self._saved_at)
@@ -91,10 +91,10 @@ class CheckpointManager:
         Returns:
             Those that have been written since the last call.
         """
-        problems, steps = self._writer.news()
+        problems, steps = self._writer.poll()
         for problem in problems:
-            self._say(problem)
-        return [self._shelf.path(step) for step in steps]
+            self._log(problem)
+        return [self._directory.path(step) for step in steps]
 
     def finish(self) -> None:
         """Wait for the last checkpoint.
@@ -104,13 +104,13 @@ class CheckpointManager:
         """
         self._writer.wait()
 
-    def found(self) -> dict[str, Any] | None:
+    def load_latest(self) -> dict[str, Any] | None:
         """The checkpoint to go on from, if ``config.resume`` names one or finds one; all ranks call this.
 
         Raises:
             CheckpointError: it is not whole.
         """
-        path, state = self._chosen() if self._world.rank == 0 else (None, None)
+        path, state = self._choose() if self._world.rank == 0 else (None, None)
         self._origin = path
         if self._world.world_size > 1:
             state = _sent(path, state, self._world)
@@ -124,7 +124,7 @@ class CheckpointManager:
         """
         try:
             _check_version(found)
-            self._state.load_state_dict(self._sharding.fitted(found, self._origin))
+            self._state.load_state_dict(self._resharder.reshard(found, self._origin))
         except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}",
@@ -132,27 +132,27 @@ class CheckpointManager:
                 hint="start with another output_dir",
             ) from error
         rng.restore(found["random"], self._world, self._config.seed + self._state.step)
-        self._saved = (self._state.step, self._state.epoch, self._state.evaluated)
+        self._last_saved = (self._state.step, self._state.epoch, self._state.evaluated)
         event("resumed", self._state.step)
         if self._origin:
-            self._say(f"goes on from {self._origin}: {self._state.epoch} epochs and {self._state.step} steps are done")
+            self._log(f"goes on from {self._origin}: {self._state.epoch} epochs and {self._state.step} steps are done")
 
-    def _chosen(self) -> tuple[Path | None, dict[str, Any] | None]:
+    def _choose(self) -> tuple[Path | None, dict[str, Any] | None]:
         wanted = self._config.resume
         restarted = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         if wanted == "auto" or restarted:
-            path, state = self._shelf.newest(self._say) or (None, None)
+            path, state = self._directory.newest(self._log) or (None, None)
             if state is not None or wanted in ("auto", "no"):
                 return path, state
         if wanted != "no":
             state = load_whole(wanted)
             _check_version(state, wanted)
-            for path in self._shelf.set_aside(after=state["step"]):
-                self._say(f"{path} is from after the checkpoint that was asked for, and was set aside")
+            for path in self._directory.archive_newer(after=state["step"]):
+                self._log(f"{path} is from after the checkpoint that was asked for, and was set aside")
             return Path(wanted), state
-        if steps := self._shelf.steps():
+        if steps := self._directory.steps():
             raise ConfigError(
-                f"{self._shelf.path(steps[-1])} is there, of an earlier run, and resume is no",
+                f"{self._directory.path(steps[-1])} is there, of an earlier run, and resume is no",
                 expected="an output_dir without checkpoints",
                 hint="use resume=auto to go on with that run, or another output_dir",
             )

@@ -27,7 +27,7 @@ from srunddp.util.hostlist import ranges
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-_SEEN_WITHIN = 5.0  # seconds
+_VISIBLE_WITHIN = 5.0  # seconds
 
 
 class Resharder:
@@ -37,8 +37,8 @@ class Resharder:
         shards: the model is in shards, so that each rank writes its own, and all call :meth:`add`.
     """
 
-    def __init__(self, world: World, shelf: CheckpointDirectory, state: TrainingState) -> None:
-        self._world, self._shelf, self._state = world, shelf, state
+    def __init__(self, world: World, directory: CheckpointDirectory, state: TrainingState) -> None:
+        self._world, self._directory, self._state = world, directory, state
         self.shards = any(isinstance(parameter, DTensor) for parameter in state.model.parameters())
         self._group = self._new_group() if self.shards else None
 
@@ -50,15 +50,15 @@ class Resharder:
         """
         if not self.shards:
             return
-        probe = self._agreed(self._shelf.folder / f"{token_hex(4)}.tmp")
+        probe = self._of_rank_zero(self._directory.folder / f"{token_hex(4)}.tmp")
         if self._world.rank == 0:
             probe.touch()
         dist.barrier(group=self._group)
-        seen: list[bool] = [False] * self._world.world_size
-        dist.all_gather_object(seen, _appears(probe), group=self._group)
+        visible: list[bool] = [False] * self._world.world_size
+        dist.all_gather_object(visible, _appears(probe), group=self._group)
         if self._world.rank == 0:
             probe.unlink(missing_ok=True)
-        if blind := [rank for rank, sees in enumerate(seen) if not sees]:
+        if blind := [rank for rank, sees in enumerate(visible) if not sees]:
             raise ConfigError(
                 f"what rank 0 writes to {probe.parent} is not seen by rank {ranges(blind)}",
                 expected="with parallel=fsdp an output_dir that all nodes share, as each rank writes its shards there",
@@ -72,10 +72,10 @@ class Resharder:
             CheckpointError, OSError: as :meth:`CheckpointDirectory.add`; where a rank could not write or read back,
                 on all.
         """
-        folder = self._agreed(self._shelf.new_folder(step))
+        folder = self._of_rank_zero(self._directory.new_folder(step))
         if self._world.rank == 0:
             with suppress(OSError):  # the others wait already; it is done again, and told, by CheckpointDirectory.add
-                self._shelf.tidy(but=folder)
+                self._directory.remove_leftovers(but=folder)
         plain, tensors = sharded.split(state)
         # Of what all ranks have, such as buffers, torch would take any rank's.
         own = {key: each for key, each in tensors.items() if isinstance(each, DTensor) or self._world.rank == 0}
@@ -84,7 +84,7 @@ class Resharder:
         names = dcp.write(folder, own, self._group)
         files = self._read_back(folder, names)
         if self._world.rank == 0:
-            self._shelf.add(step, plain | sharded.manifest(folder, files), folder)
+            self._directory.add(step, plain | sharded.manifest(folder, files), folder)
 
     def _read_back(self, folder: Path, names: list[str]) -> dict[str, str]:
         """The SHA-256 of all files; each rank reads some of them."""
@@ -99,7 +99,7 @@ class Resharder:
                 raise OSError(each.errno, f"rank {rank}: {each.strerror}", each.filename)
         return {name: digest for each in found for name, digest in each.items()}
 
-    def fitted(self, found: Mapping[str, Any], path: Path | None) -> Mapping[str, Any]:
+    def reshard(self, found: Mapping[str, Any], path: Path | None) -> Mapping[str, Any]:
         """A checkpoint's state as this run's model and optimizer take it; all ranks call this.
 
         Args:
@@ -111,21 +111,21 @@ class Resharder:
         """
         if sharded.has_shards(found):
             self._group = self._group or self._new_group()
-            folder = self._agreed(sharded.folder_of(path or "", found))
+            folder = self._of_rank_zero(sharded.folder_of(path or "", found))
             from srunddp.train.checkpoint import dcp
 
-            return dcp.read(found, folder, partial(_place, _Own(self._state)), self._group)
+            return dcp.read(found, folder, partial(_place, _OwnTensors(self._state)), self._group)
         if not self.shards:
             return found
         plain, tensors = sharded.split(found)
-        own = _Own(self._state)
+        own = _OwnTensors(self._state)
         return sharded.join(plain, {key: sharded_as(own[key], tensor) for key, tensor in tensors.items()})
 
     def _new_group(self) -> Any:
         # Of its own, and on the CPU: checkpoints are written beside training, which shares gradients meanwhile.
         return dist.new_group(backend="gloo") if self._world.world_size > 1 else None
 
-    def _agreed(self, folder: Path) -> Path:
+    def _of_rank_zero(self, folder: Path) -> Path:
         """Rank 0's."""
         names = [str(folder.absolute())]  # ranks may have different working directories
         if self._group is not None:
@@ -135,7 +135,7 @@ class Resharder:
 
 def _appears(path: Path) -> bool:
     """A network file system may remember for some seconds that it was not there."""
-    end = time.monotonic() + _SEEN_WITHIN
+    end = time.monotonic() + _VISIBLE_WITHIN
     while not path.exists():
         if time.monotonic() > end:
             return False
@@ -143,7 +143,7 @@ def _appears(path: Path) -> bool:
     return True
 
 
-class _Own:
+class _OwnTensors:
     """This run's tensors of the model, and of the optimizer the parameters that its values belong to."""
 
     def __init__(self, state: TrainingState) -> None:
@@ -156,7 +156,7 @@ class _Own:
         return own.detach()
 
 
-def _place(own: _Own, key: str, stored: TensorStorageMetadata) -> Tensor:
+def _place(own: _OwnTensors, key: str, stored: TensorStorageMetadata) -> Tensor:
     """An empty tensor as this one is to be: in shards where it belongs to a parameter in shards."""
     like, dtype = own[key], stored.properties.dtype
     return torch.empty_like(like, dtype=dtype) if like.shape == stored.size else torch.empty(stored.size, dtype=dtype)

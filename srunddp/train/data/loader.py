@@ -15,9 +15,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, LoadingConfig
-from srunddp.train.data.dataset import Reader, ShardedIterable, TensorRows
 from srunddp.train.data.order import Order, Sequential, Shuffled
-from srunddp.train.data.sampler import DistributedBatchSampler, ShardAssignment, length_of
+from srunddp.train.data.sampler import (
+    DistributedBatchSampler,
+    Reader,
+    ShardAssignment,
+    ShardedIterable,
+    TensorRows,
+    length_of,
+)
 from srunddp.train.data.workers import default_workers, start_method
 from srunddp.train.preemption.signals import ignore_in_worker, signals_blocked
 from srunddp.train.world import World
@@ -60,7 +66,7 @@ class DeviceLoader:
         world: World,
         loading: LoadingConfig,
         *,
-        deal: ShardAssignment,
+        assignment: ShardAssignment,
         num_workers: int,
         accumulation: int = 1,
         signals: Sequence[str] = (),
@@ -69,7 +75,7 @@ class DeviceLoader:
     ) -> None:
         """Args:
         order: of the samples of an epoch; None where the data set is iterable.
-        deal: of the samples to the ranks; num_workers: reading processes; accumulation: micro-batches per step.
+        assignment: of the samples to the ranks; num_workers: reading processes; accumulation: micro-batches per step.
         signals: that are for this rank alone, not for its workers.
         collate: makes a batch of a list of samples; None for torch's.
         """
@@ -77,13 +83,13 @@ class DeviceLoader:
         self._method = start_method(loading, dist.get_backend() if dist.is_initialized() else "gloo")
         self._order = order
         self._length = length_of(data) if order is None else len(order)
-        self._accumulation, self._step = accumulation, accumulation * deal.together
+        self._accumulation, self._step = accumulation, accumulation * assignment.global_batch_size
         self._drop_last = loading.drop_last
-        self._requests = DistributedBatchSampler(deal)
-        self._stream = ShardedIterable(data, deal) if isinstance(data, IterableDataset) else None
+        self._requests = DistributedBatchSampler(assignment)
+        self._stream = ShardedIterable(data, assignment) if isinstance(data, IterableDataset) else None
         self._device = world.device
         self._format = torch.channels_last if channels_last else torch.preserve_format
-        self._stays = world.device.type == "cpu" and not channels_last
+        self._on_host = world.device.type == "cpu" and not channels_last
         self._rows = type(data) is TensorDataset and collate is None  # a class derived from it may read otherwise
         # What is on a GPU already can be neither pinned nor copied beside.
         there = self._rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
@@ -114,16 +120,11 @@ class DeviceLoader:
             generator=torch.Generator(),
         )
 
-    @property
-    def samples(self) -> int | None:
-        """Of an epoch, over all ranks; None where that is not known."""
-        return self._length
-
     def steps_left(self, start: int) -> int | None:
         """Steps from the sample ``start`` to the end of an epoch; None where that is not known."""
-        if self.samples is None:
+        if self._length is None:
             return None
-        left = max(0, self.samples - start)  # the data may have become less since the checkpoint
+        left = max(0, self._length - start)  # the data may have become less since the checkpoint
         return left // self._step if self._drop_last else -(-left // self._step)
 
     def steps(self, epoch: int = 0, start: int = 0) -> Iterator[StepBatches]:
@@ -174,7 +175,7 @@ class DeviceLoader:
         return step
 
     def _moved(self, tree: Any) -> Any:
-        if self._stays:
+        if self._on_host:
             return tree
 
         def move(tensor: Tensor) -> Tensor:
@@ -245,13 +246,13 @@ def make_loaders(
 ) -> tuple[DeviceLoader, DeviceLoader | None]:
     """Of the training and of the test data; ``cpus`` are those of this rank."""
 
-    def feed(data: Dataset[Any], order: Order | None, accumulation: int, loading: LoadingConfig) -> DeviceLoader:
+    def make(data: Dataset[Any], order: Order | None, accumulation: int, loading: LoadingConfig) -> DeviceLoader:
         return DeviceLoader(
             data,
             order,
             world,
             loading,
-            deal=ShardAssignment.of(world, config.batch_size, config.seed),
+            assignment=ShardAssignment.of(world, config.batch_size, config.seed),
             num_workers=default_workers(loading, cpus, isinstance(data, TensorDataset)),
             accumulation=accumulation,
             signals=config.preemption.signals,
@@ -265,7 +266,7 @@ def make_loaders(
     shuffled = order
     if order is None:
         shuffled = default_order(train_data, lambda length: Shuffled(length, config.seed))
-    train = feed(train_data, shuffled, config.accumulation, config.loading)
+    train = make(train_data, shuffled, config.accumulation, config.loading)
     if test_data is None:
         return train, None
-    return train, feed(test_data, default_order(test_data, Sequential), 1, replace(config.loading, drop_last=False))
+    return train, make(test_data, default_order(test_data, Sequential), 1, replace(config.loading, drop_last=False))

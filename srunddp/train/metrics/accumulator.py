@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from srunddp.errors import ConfigError
-from srunddp.train.metrics.torchmetrics import TorchMetric, compute, fresh, is_stateful
+from srunddp.train.metrics.torchmetrics import TorchMetric, compute, is_stateful, reset_copy
 from srunddp.train.world import World
 
 PlainMetric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
@@ -42,13 +42,13 @@ class MetricAccumulator:
     of ranks. A batch's loss comes in as its mean in the loss's own precision.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], world: World, begun: Sequence[Sequence[float]] = ()) -> None:
+    def __init__(self, metrics: Mapping[str, Metric], world: World, resumed: Sequence[Sequence[float]] = ()) -> None:
         """Start from nothing, or from what :meth:`by_rank` gave.
 
         Args:
-            metrics: by name; those with a state are copied, so that other Sums may have the same ones.
+            metrics: by name; those with a state are copied, so that other accumulators may have the same ones.
             world: the ranks to sum over.
-            begun: as of a checkpoint, of any number of ranks; metrics with a state start anew all the same.
+            resumed: as of a checkpoint, of any number of ranks; metrics with a state start anew all the same.
 
         Raises:
             ConfigError: a metric with a state cannot be gathered from several ranks.
@@ -58,14 +58,14 @@ class MetricAccumulator:
         self._stateful: dict[str, TorchMetric] = {}
         for name, metric in metrics.items():
             if is_stateful(metric):
-                self._stateful[name] = fresh(name, metric, world)
+                self._stateful[name] = reset_copy(name, metric, world)
             else:
                 self._plain[name] = cast(PlainMetric, metric)
         self._has_metrics = bool(metrics)
         self._loss = LaggedLoss(world.device)
         self._totals = [self._zero() for _ in self._plain]
         self._updated = False
-        self._begin(begun)
+        self._begin(resumed)
 
     def _begin(self, rows: Sequence[Sequence[float]]) -> None:
         """Take this rank's row, so that it goes on to add in the same order; of another world rank 0 takes all."""
@@ -171,7 +171,7 @@ class LaggedLoss:
         """``device``: where the losses will be."""
         self.total = 0.0
         self.count = 0
-        self._copies: _Copies = _Pinned() if device.type == "cuda" else _Immediate()
+        self._copy = _PinnedCopy() if device.type == "cuda" else _HostCopy()
         self._samples = 0
 
     def push(self, loss: Tensor, samples: int) -> float | None:
@@ -184,44 +184,38 @@ class LaggedLoss:
         Returns:
             The loss that was pushed before; None at first.
         """
-        before = self._copies.swap(loss)
-        if before is not None:
-            self.total += before * self._samples
-            self.count += self._samples
+        before = self._add(self._copy.swap(loss))
         self._samples = samples
         return before
 
     def flush(self) -> float | None:
         """Read the last loss, waiting for its step; None where it has been read already."""
-        last = self._copies.last()
-        if last is not None:
-            self.total += last * self._samples
+        return self._add(self._copy.last())
+
+    def _add(self, loss: float | None) -> float | None:
+        if loss is not None:
+            self.total += loss * self._samples
             self.count += self._samples
-        return last
+        return loss
 
 
-class _Copies(Protocol):
-    def swap(self, loss: Tensor) -> float | None: ...
-
-    def last(self) -> float | None: ...
-
-
-class _Immediate:
+class _HostCopy:
     """On the CPU the loss is there when it is pushed, and reading it waits for nothing."""
 
-    def __init__(self) -> None:
-        self._value: float | None = None
+    _value: float | None = None
 
     def swap(self, loss: Tensor) -> float | None:
+        """Take a loss; the one before, if that was not read by :meth:`last`."""
         before, self._value = self._value, loss.item()
         return before
 
     def last(self) -> float | None:
+        """Read the loss that was taken last; None where there is none, or it was read."""
         last, self._value = self._value, None
         return last
 
 
-class _Pinned:
+class _PinnedCopy(_HostCopy):
     """Two page-locked numbers in turn, each with an event that says when its copy is there."""
 
     def __init__(self) -> None:

@@ -25,23 +25,23 @@ class MetricsLogger:
     """Appends to ``metrics.jsonl`` and to TensorBoard's event files; for rank 0 alone.
 
     Each line is an object with ``kind``, ``step``, ``time`` (ISO 8601, UTC) and the figures. A disk that fails while
-    training ends nothing: ``say`` is told once, and what could not be written is missing.
+    training ends nothing: ``log`` is called once, and what could not be written is missing.
     """
 
-    def __init__(self, folder: Path, tensorboard: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, tensorboard: bool, log: Callable[[str], None]) -> None:
         """Open the file, behind the lines that are there.
 
         Args:
             folder: is made if it is missing.
             tensorboard: write to its subfolder ``tensorboard`` too, where TensorBoard is installed.
-            say: takes a line for the user.
+            log: takes a line for the user.
 
         Raises:
             ConfigError: the folder or the file cannot be written to.
         """
         self._folder = folder
-        self._say = say
-        self._said = False
+        self._log = log
+        self._reported = False
         self._tensorboard = tensorboard
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
@@ -67,14 +67,14 @@ class MetricsLogger:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = {"kind": kind, "step": step, "time": time}
         line |= {name + "_" * (name in _OURS): _number(value) for name, value in figures.items()}
-        with self._surviving():
+        with self._ignoring_disk_errors():
             _append(self._file, json.dumps(line, allow_nan=False).encode() + b"\n")
         if self._tensorboard:
             self._add_scalars(kind, step, figures)
 
     def rewind(self, step: int) -> None:
         """Before a run goes on behind this step: drop what the one before it wrote for later ones."""
-        with self._surviving():
+        with self._ignoring_disk_errors():
             self._keep_steps_to(step)
         self._close_writer()
         self._purge_step = step + 1
@@ -82,7 +82,7 @@ class MetricsLogger:
     def close(self) -> None:
         """Write what is left."""
         self._close_writer()
-        with self._surviving():
+        with self._ignoring_disk_errors():
             os.close(self._file)
 
     def _keep_steps_to(self, step: float) -> None:
@@ -96,7 +96,7 @@ class MetricsLogger:
 
     def _add_scalars(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         try:
-            with self._surviving():
+            with self._ignoring_disk_errors():
                 self._writer = self._writer or self._new_writer()
                 for name, value in figures.items():
                     self._writer.add_scalar(f"{kind}/{name}", value, step)
@@ -115,18 +115,18 @@ class MetricsLogger:
 
     def _close_writer(self) -> None:
         writer, self._writer = self._writer, None
-        with self._surviving():
+        with self._ignoring_disk_errors():
             if writer is not None:
                 writer.close()
 
     @contextlib.contextmanager
-    def _surviving(self) -> Iterator[None]:
+    def _ignoring_disk_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if not self._said:
-                self._said = True
-                self._say(f"figures are missing from {self._folder}: {os.strerror(error.errno or 0)}")
+            if not self._reported:
+                self._reported = True
+                self._log(f"figures are missing from {self._folder}: {os.strerror(error.errno or 0)}")
 
 
 def _open(folder: Path) -> int:

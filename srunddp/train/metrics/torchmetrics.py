@@ -35,7 +35,7 @@ def is_stateful(metric: object) -> TypeGuard[TorchMetric]:
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
-def fresh(name: str, metric: TorchMetric, world: World) -> TorchMetric:
+def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
     """A copy of ``metric`` on this rank's device that has seen nothing, and leaves other ranks alone.
 
     Raises:
@@ -52,7 +52,7 @@ def fresh(name: str, metric: TorchMetric, world: World) -> TorchMetric:
             hint="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
         )
     for part in _parts(own):
-        part.distributed_available_fn = _nobody
+        part.distributed_available_fn = _never
     return own
 
 
@@ -60,7 +60,7 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     """Each metric over the samples of all ranks; a collective. Rank 0 computes, and all get its figures.
 
     Args:
-        metrics: from :func:`fresh`; those of rank 0 are of no use afterwards.
+        metrics: from :func:`reset_copy`; those of rank 0 are of no use afterwards.
         updated: whether this rank has updated them; where no rank has, as after a resume at an epoch's very end, the
             figures are not known.
         world: all of its ranks call this.
@@ -76,22 +76,22 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     by_rank: list[Any] = [None] * world.world_size
     states = {name: _states(metric) for name, metric in metrics.items()} if updated else None
     dist.gather_object(states, by_rank if world.rank == 0 else None)
-    told: list[Any] = [{}, ""]
+    result: list[Any] = [{}, ""]
     failure = None
     if world.rank == 0:
         try:
-            told[0] = _of_all(metrics, [states for states in by_rank if states is not None], world)
-        except Exception as error:  # the others must hear of it: they wait
-            failure, told[1] = error, f"{type(error).__name__}: {error}"
-    dist.broadcast_object_list(told)
+            result[0] = _of_all(metrics, [states for states in by_rank if states is not None], world)
+        except Exception as error:  # the other ranks wait for it
+            failure, result[1] = error, f"{type(error).__name__}: {error}"
+    dist.broadcast_object_list(result)
     if failure is not None:
         raise failure
-    if told[1]:
-        raise ConfigError(f"the metrics failed on rank 0: {told[1]}")
-    return dict(told[0])
+    if result[1]:
+        raise ConfigError(f"the metrics failed on rank 0: {result[1]}")
+    return dict(result[0])
 
 
-def _nobody() -> bool:
+def _never() -> bool:
     return False
 
 

@@ -49,18 +49,18 @@ class DDPModel:
     def accumulating(self) -> contextlib.AbstractContextManager[None]:
         """Around a forward and backward whose gradients only add to this rank's."""
         if self._ddp is None or self._unknown:
-            # A static graph is learnt in the first backward, which torch lets share gradients or else fails. One more
+            # A static graph is recorded in the first backward, which torch lets share gradients or else fails. One more
             # mean over ranks changes nothing: what is added to is the same on all of them.
             self._unknown = False
             return contextlib.nullcontext()
         return self._ddp.no_sync()
 
-    def learnt(self) -> None:
+    def static_graph_recorded(self) -> None:
         """A backward has been made that shared gradients: a static graph is known."""
         self._unknown = False
 
     @contextlib.contextmanager
-    def around_waits(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+    def time_collective_waits(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
         """Have both called around each forward's wait for rank 0's buffers, where there is one."""
         share = getattr(self._ddp, "_sync_buffers", None)
         if share is None or self.training is not self._ddp:  # a compiled one would be compiled anew

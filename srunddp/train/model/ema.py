@@ -44,13 +44,15 @@ class EMA:
     @torch.no_grad()
     def update(self, *, first: bool) -> None:
         """Take an optimizer step into account; the first one as it is, since weights may have been loaded before."""
-        averaged, copied = _Pairs(), _Pairs()
+        pairs: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}  # by whether they are averaged
         for own, new, merges in (*self._parameters, *self._buffers()):
-            (averaged if merges and not first else copied).add(own, new)
-        if averaged.own:
-            self._merge(averaged.own, averaged.new, 0)
-        if copied.own:
-            torch._foreach_copy_(copied.own, copied.new)
+            pairs[merges and not first].append((own, new))
+        if pairs[True]:
+            averaged, weights = map(list, zip(*pairs[True], strict=True))
+            self._merge(averaged, weights, 0)
+        if pairs[False]:
+            copies, sources = map(list, zip(*pairs[False], strict=True))
+            torch._foreach_copy_(copies, sources)
 
     def _buffers(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """Looked up each time, as a module may put another tensor in a buffer's place."""
@@ -60,18 +62,6 @@ class EMA:
                 if own is None or own.shape != new.shape:
                     setattr(module, name, own := new.clone())
                 yield own, new, name in _STATISTICS
-
-
-class _Pairs:
-    """Tensors of the average, and those of the model."""
-
-    def __init__(self) -> None:
-        self.own: list[Tensor] = []
-        self.new: list[Tensor] = []
-
-    def add(self, own: Tensor, new: Tensor) -> None:
-        self.own.append(own)
-        self.new.append(new)
 
 
 def _copied(model: nn.Module) -> nn.Module:

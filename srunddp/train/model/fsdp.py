@@ -21,7 +21,7 @@ from srunddp.train.model.ddp import DDPModel, check_classes, prepared, share_buf
 from srunddp.train.model.meta_init import MetaInitializer, inner_first, is_deferred
 from srunddp.train.world import World
 
-_UNFIT = (Adafactor, Rprop)
+_UNSUPPORTED = (Adafactor, Rprop)
 
 
 def wrap_model(model: nn.Module, optimizer: Optimizer, world: World, config: Config) -> DDPModel | FSDPModel:
@@ -37,7 +37,7 @@ def wrap_model(model: nn.Module, optimizer: Optimizer, world: World, config: Con
         before = dict(model.named_parameters())
         _check_state(optimizer)
         MetaInitializer().make_all(model)
-        _adopt(optimizer, before, dict(model.named_parameters()))
+        _replace_parameters(optimizer, before, dict(model.named_parameters()))
     return DDPModel(model, world, config.ddp)
 
 
@@ -63,7 +63,7 @@ class FSDPModel:
         model = prepared(model, world, config.ddp)
         before = dict(model.named_parameters())
         _shard(model, world, config.fsdp)
-        _adopt(optimizer, before, dict(model.named_parameters()))
+        _replace_parameters(optimizer, before, dict(model.named_parameters()))
         self.model: Any = model
         self.training = self.testing = self.model
         self._accumulating = False
@@ -87,11 +87,11 @@ class FSDPModel:
             self.model.set_requires_gradient_sync(True)
             self._accumulating = False
 
-    def learnt(self) -> None:
-        """Nothing is to be learnt."""
+    def static_graph_recorded(self) -> None:
+        """FSDP records no graph."""
 
     @contextlib.contextmanager
-    def around_waits(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+    def time_collective_waits(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
         """Have both called around each wait for a module's shards, and for buffers, before its forward."""
         waiting: list[Any] = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         hooks = [module.register_forward_pre_hook(lambda *_: before(), prepend=True) for module in waiting]
@@ -110,7 +110,7 @@ class FSDPModel:
 
 def _check_optimizer(optimizer: Optimizer) -> None:
     fused = type(optimizer) is SGD and any(group.get("fused") for group in optimizer.param_groups)
-    if fused or isinstance(optimizer, _UNFIT):
+    if fused or isinstance(optimizer, _UNSUPPORTED):
         raise ConfigError(
             f"the optimizer {type(optimizer).__name__}{' with fused=True' * fused}, and parallel=fsdp",
             expected="one whose step torch makes of shards too",
@@ -204,19 +204,14 @@ def _check_dtypes(module: nn.Module) -> None:
 
 def _chosen(model: nn.Module, names: tuple[str, ...]) -> set[int]:
     """The ids of the modules of these classes; with its wrapper where one's activations are checkpointed."""
-    inner = {id(module._checkpoint_wrapped_module) for module in model.modules() if _is_wrapper(module)}
-    return {
-        id(module)
-        for module in model.modules()
-        if id(module) not in inner and type(getattr(module, "_checkpoint_wrapped_module", module)).__name__ in names
-    }
+    wrapped = {module: getattr(module, "_checkpoint_wrapped_module", module) for module in model.modules()}
+    inner = {id(inside) for module, inside in wrapped.items() if inside is not module}
+    return {id(each) for each, inside in wrapped.items() if id(each) not in inner and type(inside).__name__ in names}
 
 
-def _is_wrapper(module: nn.Module) -> bool:
-    return hasattr(module, "_checkpoint_wrapped_module")
-
-
-def _adopt(optimizer: Optimizer, before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> None:
+def _replace_parameters(
+    optimizer: Optimizer, before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]
+) -> None:
     """Have the optimizer step the shards, which are new objects; it may have a state, as Adagrad has at once.
 
     Raises:

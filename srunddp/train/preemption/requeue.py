@@ -1,4 +1,4 @@
-"""How a job leaves its nodes: started again by Slurm, or with an exit code that asks for it."""
+"""How a stopped job ends: started again by Slurm, or with an exit code that asks for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("srunddp")
 
 
 class _Outcome(IntEnum):
-    """What rank 0 tells the others."""
+    """What rank 0 broadcasts."""
 
     REQUEUED = 0
     NOT_REQUEUED = 1
@@ -52,11 +52,11 @@ def stop_and_requeue(
 ) -> NoReturn:
     """End this rank; all call it after the same step, when the checkpoint is whole.
 
-    Rank 0 requeues the job where that is wished. Where that worked Slurm ends the job, so all wait for its SIGTERM:
+    Rank 0 requeues the job where that is requested. Where that worked Slurm ends the job, so all wait for its SIGTERM:
     were they to end before, a job script that goes on, or that requeues upon 75, would do so.
 
     Args:
-        agreed: what all ranks have agreed upon, as from :meth:`Preemption.wish`.
+        agreed: what all ranks have agreed upon, as from :meth:`Preemption.pending`.
         step: how many steps are done.
         checkpoint: what was written; None for nothing.
         broadcast: a collective that returns rank 0's number on all ranks; it may take 10 s.
@@ -66,7 +66,7 @@ def stop_and_requeue(
     """
     telemetry.heartbeat(last=True)
     outcome, why = _Outcome.ENDED, ""
-    if agreed[0] is not StopRequest.LEAVE:
+    if agreed[0] is not StopRequest.STOP:
         outcome, why = _requeued(preemption)
         outcome = _Outcome(broadcast(outcome))
     stopped = _stopped(agreed[1], step, checkpoint, outcome, why)
@@ -94,17 +94,17 @@ def _requeued(preemption: Preemption) -> tuple[_Outcome, str]:
         return _Outcome.NOT_REQUEUED, "preemption.requeue is off"
     # Slurm's SIGTERM, with which it ends the job, would reach scontrol before its answer does.
     with signals_blocked(preemption.config.signals):
-        if preemption.wish()[0] is StopRequest.LEAVE:
+        if preemption.pending()[0] is StopRequest.STOP:
             return _Outcome.ENDED, ""
         why = requeue(preemption.environ, preemption.config.max_requeues)
-    if why and preemption.wish()[0] is StopRequest.LEAVE:
+    if why and preemption.pending()[0] is StopRequest.STOP:
         return _Outcome.ENDED, ""  # it may have ended scontrol, too, after Slurm had heard of us
     return (_Outcome.NOT_REQUEUED if why else _Outcome.REQUEUED), why
 
 
 def _wait_for_term(preemption: Preemption) -> None:
     deadline = time.monotonic() + _TERM_WITHIN
-    while preemption.wish()[0] is not StopRequest.LEAVE and time.monotonic() < deadline:
+    while preemption.pending()[0] is not StopRequest.STOP and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY)
 
 
@@ -163,7 +163,7 @@ def _read(process: subprocess.Popen[bytes], deadline: float) -> str:
     """What it says on standard error, the beginning of it, until it closes that or the time is over."""
     assert process.stderr
     kept = b""
-    # Not for ever where it never ends to speak, nor all of it.
+    # Bounded in time and length, whatever it writes.
     while (left := deadline - time.monotonic()) > 0 and select.select([process.stderr], [], [], left)[0]:
         if not (piece := os.read(process.stderr.fileno(), 1 << 16)):
             break

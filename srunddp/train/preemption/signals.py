@@ -1,4 +1,4 @@
-"""What makes a job leave its nodes before it is done: a signal, or the known end of its time."""
+"""What makes a job stop before it is done: a signal, or the known end of its time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from srunddp.supervisor.signals import FORWARDED
 from srunddp.train.config import PreemptionConfig
 from srunddp.util import slurm_command
 
-_ASKED_WITHIN = 10.0
-_RANK_LOOKED_FOR_EVERY = 1.0
+_QUERY_TIMEOUT = 10.0
+_PARENT_POLL_SECONDS = 1.0
 _LONGEST_JOB = 10 * 366 * 86400.0  # an end that is farther away is none
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
-_unheard: list[tuple[StopRequest, int]] = []  # what came after a run's last step; the process's next run hears of it
+_pending_requests: list[tuple[StopRequest, int]] = []  # after a run's last step; the next run takes them up
 
 
 class StopRequest(IntEnum):
@@ -37,11 +37,11 @@ class StopRequest(IntEnum):
 
     NONE = 0
     REQUEUE = 1  # write a checkpoint, and have the job started again
-    LEAVE = 2  # write a checkpoint and end: whoever sent SIGTERM has decided about the job
+    STOP = 2  # write a checkpoint and end: whoever sent SIGTERM has decided about the job
 
 
 class Preemption:
-    """Notes signals and the end of the job's time while it is entered; :meth:`wish` tells of them.
+    """Notes signals and the end of the job's time while it is entered; :meth:`pending` tells of them.
 
     Outside the main thread no signal is noted.
     """
@@ -53,15 +53,16 @@ class Preemption:
             ConfigError: no such signal, or one that cannot be noted.
         """
         self.config, self.rank, self.environ = config, rank, environ
-        self._wishes = dict.fromkeys(numbers(config.signals), StopRequest.REQUEUE) | {signal.SIGTERM: StopRequest.LEAVE}
+        self._requests = dict.fromkeys(numbers(config.signals), StopRequest.REQUEUE)
+        self._requests[signal.SIGTERM] = StopRequest.STOP
         self._before: dict[signal.Signals, Any] = {}
         self._noted: list[tuple[StopRequest, int]] = []
-        self._leave_at = math.inf
+        self._stop_at = math.inf
 
     def __enter__(self) -> Self:
-        self._noted, _unheard[:] = list(_unheard), []
+        self._noted, _pending_requests[:] = list(_pending_requests), []
         if threading.current_thread() is threading.main_thread():
-            for number in self._wishes:
+            for number in self._requests:
                 if (before := signal.getsignal(number)) is not signal.SIG_IGN:
                     # First, as the signal may come at once.
                     self._before[number] = signal.SIG_DFL if before is None else before
@@ -79,7 +80,7 @@ class Preemption:
             signal.signal(number, before)
         self._before = {}
         if error is None:
-            _unheard.extend(self._noted)
+            _pending_requests.extend(self._noted)
 
     def ignore_interrupts(self) -> None:
         """Ctrl-C ends nothing from now on: a checkpoint is to be written, and this rank is about to end."""
@@ -88,11 +89,11 @@ class Preemption:
             self._before[signal.SIGINT] = signal.SIG_DFL if before is None else before
             signal.signal(signal.SIGINT, lambda *_: None)
 
-    def wish(self) -> tuple[StopRequest, int]:
-        """What is wished, and the number of the signal that said so; 0 for the end of the job's time."""
+    def pending(self) -> tuple[StopRequest, int]:
+        """What is requested, and the number of the signal that said so; 0 for the end of the job's time."""
         if self._noted:
             return max(self._noted, key=lambda noted: noted[0])
-        return (StopRequest.REQUEUE if time.monotonic() >= self._leave_at else StopRequest.NONE), 0
+        return (StopRequest.REQUEUE if time.monotonic() >= self._stop_at else StopRequest.NONE), 0
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM and telemetry.is_terminating():
@@ -100,20 +101,20 @@ class Preemption:
             signal.signal(number, self._before[signal.SIGTERM])
             os.kill(os.getpid(), number)
         else:
-            self._noted.append((self._wishes[signal.Signals(number)], number))  # one call, which nothing interrupts
+            self._noted.append((self._requests[signal.Signals(number)], number))  # one call, which nothing interrupts
             self.ignore_interrupts()
 
     def _find_end(self) -> None:
-        told = self.environ.get("SLURM_JOB_END_TIME", "")
-        if not self._lead_from(told) and _DIGITS.fullmatch(self.environ.get("SLURM_JOB_ID", "")):
-            threading.Thread(target=lambda: self._lead_from(asked_of_slurm(self.environ)), daemon=True).start()
+        end = self.environ.get("SLURM_JOB_END_TIME", "")
+        if not self._lead_from(end) and _DIGITS.fullmatch(self.environ.get("SLURM_JOB_ID", "")):
+            threading.Thread(target=lambda: self._lead_from(query_end_time(self.environ)), daemon=True).start()
 
     def _lead_from(self, end: str) -> bool:
         """Take the end of the job, in seconds since the epoch; False where it is none."""
         left = float(end) - time.time() if _DIGITS.fullmatch(end) else 0.0
         if not 0.0 < left < _LONGEST_JOB:
             return False
-        self._leave_at = time.monotonic() + left - min(self.config.lead_seconds, left / 2)
+        self._stop_at = time.monotonic() + left - min(self.config.lead_seconds, left / 2)
         return True
 
 
@@ -136,7 +137,7 @@ def numbers(names: Sequence[str]) -> list[signal.Signals]:
     return [known[name] for name in names]
 
 
-def asked_of_slurm(environ: Mapping[str, str], limit: float = _ASKED_WITHIN) -> str:
+def query_end_time(environ: Mapping[str, str], limit: float = _QUERY_TIMEOUT) -> str:
     """When the job ends, in seconds since the epoch; something else, or nothing, where Slurm does not tell."""
     command = ("squeue", "--noheader", f"--jobs={environ['SLURM_JOB_ID']}", "--format=%e")
     return slurm_command.output(*command, environ=environ, timeout=limit).strip()
@@ -184,7 +185,7 @@ def _end_with_rank() -> None:
     """
     rank = multiprocessing.parent_process()
     while rank is None or rank.is_alive():
-        received = signal.sigtimedwait([signal.SIGTERM], _RANK_LOOKED_FOR_EVERY)
+        received = signal.sigtimedwait([signal.SIGTERM], _PARENT_POLL_SECONDS)
         if rank and received and received.si_pid == rank.pid:
             break
     os._exit(0)

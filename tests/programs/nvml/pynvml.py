@@ -1,4 +1,4 @@
-# ruff: noqa: N801, N802, N803, N815, N816, N818 - the package's names
+# ruff: noqa: N801, N802, N803, N816 - the package's names
 """NVML without a GPU: what the JSON file named by ``FAKE_NVML`` says, with the names of the package nvidia-ml-py.
 
     {"driver": "580.95.05", "cuda": 13000, "error": 18,
@@ -22,6 +22,7 @@ import ctypes
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE = 0, 1
@@ -45,40 +46,21 @@ class NVMLError(Exception):
         return self.text
 
 
-class NVMLError_InvalidArgument(NVMLError):
-    value, text = 2, "Invalid Argument"
+def _error(name: str, value: int, text: str) -> type[NVMLError]:
+    return type(name, (NVMLError,), {"value": value, "text": text})
 
 
-class NVMLError_NotSupported(NVMLError):
-    value, text = 3, "Not Supported"
-
-
-class NVMLError_NoPermission(NVMLError):
-    value, text = 4, "Insufficient Permissions"
-
-
-class NVMLError_NotFound(NVMLError):
-    value, text = 6, "Not Found"
-
-
-class NVMLError_DriverNotLoaded(NVMLError):
-    value, text = 9, "Driver Not Loaded"
-
-
-class NVMLError_LibraryNotFound(NVMLError):
-    value, text = 12, "NVML Shared Library Not Found"
-
-
-class NVMLError_FunctionNotFound(NVMLError):
-    value, text = 13, "Function Not Found"
-
-
-class NVMLError_GpuIsLost(NVMLError):
-    value, text = 15, "GPU is lost"
-
-
-class NVMLError_LibRmVersionMismatch(NVMLError):
-    value, text = 18, "RM has detected an NVML/RM version mismatch."
+NVMLError_InvalidArgument = _error("NVMLError_InvalidArgument", 2, "Invalid Argument")
+NVMLError_NotSupported = _error("NVMLError_NotSupported", 3, "Not Supported")
+NVMLError_NoPermission = _error("NVMLError_NoPermission", 4, "Insufficient Permissions")
+NVMLError_NotFound = _error("NVMLError_NotFound", 6, "Not Found")
+NVMLError_DriverNotLoaded = _error("NVMLError_DriverNotLoaded", 9, "Driver Not Loaded")
+NVMLError_LibraryNotFound = _error("NVMLError_LibraryNotFound", 12, "NVML Shared Library Not Found")
+NVMLError_FunctionNotFound = _error("NVMLError_FunctionNotFound", 13, "Function Not Found")
+NVMLError_GpuIsLost = _error("NVMLError_GpuIsLost", 15, "GPU is lost")
+NVMLError_LibRmVersionMismatch = _error(
+    "NVMLError_LibRmVersionMismatch", 18, "RM has detected an NVML/RM version mismatch."
+)
 
 
 class c_nvmlMemory_t:
@@ -94,12 +76,7 @@ class c_nvmlUtilization_t:
 class c_nvmlFieldValue_t:
     def __init__(self, value: int | None) -> None:
         self.nvmlReturn = NVML_SUCCESS if value is not None else NVMLError_NotSupported.value
-        self.value = _Value(value or 0)
-
-
-class _Value:
-    def __init__(self, value: int) -> None:
-        self.ullVal = value
+        self.value = SimpleNamespace(ullVal=value or 0)
 
 
 class c_nvmlGpmSupport_t:
@@ -111,11 +88,7 @@ class c_nvmlGpmMetricsGet_t:
     def __init__(self) -> None:
         self.version = self.numMetrics = 0
         self.sample1 = self.sample2 = None
-        self.metrics = [_Metric() for _ in range(8)]
-
-
-class _Metric:
-    metricId, nvmlReturn, value = 0, 999, 0.0
+        self.metrics = [SimpleNamespace(metricId=0, nvmlReturn=999, value=0.0) for _ in range(8)]
 
 
 class nvmlPciInfo_t:

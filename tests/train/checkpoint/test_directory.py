@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import random
-import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +11,12 @@ import torch
 
 from srunddp.train import load_checkpoint
 from srunddp.train.checkpoint.directory import CheckpointDirectory
-from tests.train.killed_saves import fork_saver, kill, newest, shelf_of
+from tests.train.killed_saves import directory_of, fork_saver, kill, newest
 
 
-def shelf(folder: Path, *steps: int, keep_last: int = 2, keep_best: int = 0, **scores: float) -> CheckpointDirectory:
+def directory(
+    folder: Path, *steps: int, keep_last: int = 2, keep_best: int = 0, **scores: float
+) -> CheckpointDirectory:
     made = CheckpointDirectory(folder, keep_last, keep_best)
     made.scores = {int(step[1:]): score for step, score in scores.items()}
     for step in steps:
@@ -42,7 +40,7 @@ def step_of_newest(made: CheckpointDirectory, said: list[str]) -> int | None:
 
 
 def test_the_newest_and_the_best_stay_and_the_rest_goes(tmp_path: Path) -> None:
-    made = shelf(tmp_path, 1, 2, 3, 4, 5, 6, keep_best=2, s1=9.0, s2=1.0, s3=2.0, s4=3.0, s5=float("nan"))
+    made = directory(tmp_path, 1, 2, 3, 4, 5, 6, keep_best=2, s1=9.0, s2=1.0, s3=2.0, s4=3.0, s5=float("nan"))
     assert made.steps() == [2, 3, 5, 6]
     assert os.readlink(tmp_path / "best.pt") == "step-00000002.pt"
     made.scores[6] = 0.5
@@ -53,15 +51,15 @@ def test_the_newest_and_the_best_stay_and_the_rest_goes(tmp_path: Path) -> None:
 
 
 def test_steps_are_numbers_not_names(tmp_path: Path) -> None:
-    made = shelf(tmp_path, 99_999_999, 100_000_000)
+    made = directory(tmp_path, 99_999_999, 100_000_000)
     for other in ("step-1.pt", "step-000000001.pt", "step-00000001.pt.aside", "notes.pt"):
         (tmp_path / other).touch()
     assert made.steps() == [99_999_999, 100_000_000]
     assert step_of_newest(made, []) == 100_000_000
 
 
-def test_broken_ones_are_named_and_the_newest_whole_one_is_loaded(tmp_path: Path) -> None:
-    made, said = shelf(tmp_path, 1, 2, 3, keep_last=3), []
+def test_broken_checkpoints_are_named_and_the_newest_one_loaded(tmp_path: Path) -> None:
+    made, said = directory(tmp_path, 1, 2, 3, keep_last=3), []
     assert step_of_newest(made, said) == 3
     assert said == []
     damage(made.path(3))
@@ -74,22 +72,22 @@ def test_broken_ones_are_named_and_the_newest_whole_one_is_loaded(tmp_path: Path
 
 
 def test_a_broken_one_never_counts_among_those_kept(tmp_path: Path) -> None:
-    made = shelf(tmp_path, 1, 2, 3, keep_last=3, keep_best=1)
+    made = directory(tmp_path, 1, 2, 3, keep_last=3, keep_best=1)
     for step in (2, 3):
         damage(made.path(step))
-    again = shelf(tmp_path, 4, keep_last=2, keep_best=1, s1=2.0, s3=1.0)  # as a process that resumed from 1
+    again = directory(tmp_path, 4, keep_last=2, keep_best=1, s1=2.0, s3=1.0)  # as a process that resumed from 1
     assert again.steps() == [1, 4]
     assert os.readlink(tmp_path / "best.pt") == "step-00000001.pt"
 
 
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_what_was_added_last_stays_whatever_else_is_there(tmp_path: Path, keep_last: int) -> None:
-    shelf(tmp_path, 10, 20)
-    assert 5 in shelf(tmp_path, 5, keep_last=keep_last).steps()
+    directory(tmp_path, 10, 20)
+    assert 5 in directory(tmp_path, 5, keep_last=keep_last).steps()
 
 
 def test_nothing_is_deleted_when_a_save_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = shelf(tmp_path, 1, 2)
+    made = directory(tmp_path, 1, 2)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -103,17 +101,17 @@ def test_nothing_is_deleted_when_a_save_fails(tmp_path: Path, monkeypatch: pytes
 def test_a_killed_save_leaves_nothing_after_the_next(tmp_path: Path) -> None:
     for name in ("step-00000009.pt.01234567.tmp", "best.pt.01234567.tmp", "others.tmp"):
         (tmp_path / name).write_bytes(b"x")
-    shelf(tmp_path, 10)
+    directory(tmp_path, 10)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["others.tmp", "step-00000010.pt"]
 
 
 def test_the_future_of_another_course_is_set_aside(tmp_path: Path) -> None:
-    made = shelf(tmp_path, 1, 2, 3, keep_last=3, s1=3.0, s2=2.0, s3=1.0)
-    assert made.set_aside(after=1) == [tmp_path / f"step-0000000{step}.pt.aside" for step in (3, 2)]
+    made = directory(tmp_path, 1, 2, 3, keep_last=3, s1=3.0, s2=2.0, s3=1.0)
+    assert made.archive_newer(after=1) == [tmp_path / f"step-0000000{step}.pt.aside" for step in (3, 2)]
     assert made.steps() == [1]
     assert made.scores == {1: 3.0}
     assert step_of_newest(made, []) == 1
-    assert made.set_aside(after=1) == []
+    assert made.archive_newer(after=1) == []
 
 
 def test_no_link_to_the_best_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +121,12 @@ def test_no_link_to_the_best_is_no_failure(tmp_path: Path, monkeypatch: pytest.M
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(Path, "symlink_to", refused)
-    assert shelf(tmp_path, 1, 2, keep_best=1, s1=1.0).steps() == [1, 2]
+    assert directory(tmp_path, 1, 2, keep_best=1, s1=1.0).steps() == [1, 2]
 
 
 def test_who_reads_meanwhile_always_finds_the_newest(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    shelf_of(tmp_path).add(0, {"step": 0, "values": torch.zeros(10)})
+    directory_of(tmp_path).add(0, {"step": 0, "values": torch.zeros(10)})
     child, pipe = fork_saver(tmp_path, 0)
     last = 0
     try:
@@ -141,10 +139,8 @@ def test_who_reads_meanwhile_always_finds_the_newest(tmp_path: Path) -> None:
     assert last > 10, "too few saves fell among the reads to prove anything"
 
 
-def test_one_that_is_deleted_while_it_is_looked_for_is_not_said_to_be_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, said = shelf(tmp_path, 1, keep_last=1), []
+def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, said = directory(tmp_path, 1, keep_last=1), []
 
     def late(path: Path) -> dict[str, Any]:
         monkeypatch.undo()
@@ -154,95 +150,3 @@ def test_one_that_is_deleted_while_it_is_looked_for_is_not_said_to_be_broken(
     monkeypatch.setattr("srunddp.train.checkpoint.directory.load_whole", late)
     assert step_of_newest(CheckpointDirectory(tmp_path, 1, 0), said) == 2
     assert said == []
-
-
-class Disk:
-    """What is on a disk, by the worst that POSIX allows: only what was synchronised is sure to be there.
-
-    Of a file, its content at its last fsync, or nothing; of a folder, its names at its last fsync, and any of the
-    renames, links and deletions since.
-    """
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.cuts: list[tuple[dict[str, bytes], list[tuple[str, str, str]], int]] = []
-        self.acknowledged = 0
-        self._synced: dict[str, bytes] = {}  # by the name that the file was written under
-        self._names: dict[str, str] = {}  # what the folder leads to: such a name
-        self._pending: list[tuple[str, str, str]] = []
-        self._patch(patch)
-
-    def note(self) -> None:
-        durable = {name: self._synced.get(written, b"") for name, written in self._names.items()}
-        self.cuts.append((durable, list(self._pending), self.acknowledged))
-
-    def content(self, written: str) -> bytes:
-        return self._synced.get(written, b"")
-
-    def _fsync(self, descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            for kind, name, written in self._pending:
-                self._apply(self._names, kind, name, written)
-            self._pending = []
-        else:
-            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-            self._synced[path.name] = path.read_bytes()
-        self.note()
-
-    @staticmethod
-    def _apply(names: dict[str, Any], kind: str, name: str, target: Any) -> None:
-        if kind == "delete":
-            names.pop(name, None)
-        else:
-            names[name] = target
-
-    def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        replace, unlink, disk = os.replace, Path.unlink, self
-
-        def noted_replace(source: Any, target: Any) -> None:
-            if not Path(source).is_symlink():
-                disk._pending.append(("name", Path(target).name, Path(source).name))
-            replace(source, target)
-            disk.note()
-
-        def noted_unlink(path: Path, missing_ok: bool = False) -> None:
-            disk._pending.append(("delete", path.name, ""))
-            unlink(path, missing_ok)
-            disk.note()
-
-        patch.setattr(os, "fsync", self._fsync)
-        patch.setattr(os, "replace", noted_replace)
-        patch.setattr(Path, "unlink", noted_unlink)
-
-    def after(self, durable: dict[str, bytes], pending: list[tuple[str, str, str]]) -> Iterator[dict[str, bytes]]:
-        """Every folder that may be there after a power cut."""
-        for chosen in itertools.product((False, True), repeat=len(pending)):
-            names = dict(durable)
-            for kind, name, written in itertools.compress(pending, chosen):
-                self._apply(names, kind, name, self.content(written))
-            yield names
-
-
-def test_a_power_cut_at_any_moment_leaves_what_was_acknowledged(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = random.Random(0)
-    with monkeypatch.context() as patch:
-        disk = Disk(tmp_path, patch)
-        made = CheckpointDirectory(tmp_path, keep_last=1, keep_best=1)
-        for step in (*range(1, 7), 6):
-            made.scores[step] = draw.random()
-            made.add(step, {"step": step})
-            disk.acknowledged = step
-            disk.note()
-    checked = 0
-    for durable, pending, acknowledged in disk.cuts:
-        for names in disk.after(durable, pending):
-            folder = tmp_path_factory.mktemp("cut")
-            for name, content in names.items():
-                (folder / name).write_bytes(content)
-            found = CheckpointDirectory(folder, 1, 1).newest(lambda _: None)
-            step = found[1]["step"] if found else 0
-            assert step >= acknowledged, f"{acknowledged} was acknowledged, and {step} is left"
-            checked += 1
-    assert checked > 50

@@ -95,9 +95,7 @@ def test_plain_torch_reads_a_checkpoint(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["values"].tolist() == [0, 1, 2]
 
 
-def test_a_save_reaches_the_disk_before_its_name_and_the_name_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_is_synced_before_and_after_its_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut keeps only what was synchronised, so the order is the promise."""
     events: list[str] = []
     fsync, replace = os.fsync, os.replace
@@ -139,7 +137,7 @@ def test_what_reads_back_wrong_never_gets_the_name(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("unfit", [lambda: 2, Path("x"), torch.ones(1, device="meta").numpy, torch.float64.__class__])
-def test_a_failed_save_leaves_the_previous_checkpoint_and_nothing_else(tmp_path: Path, unfit: object) -> None:
+def test_a_failed_save_leaves_only_the_previous_checkpoint(tmp_path: Path, unfit: object) -> None:
     """What could not be loaded again is refused when it is saved, not when it is needed."""
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, {"epoch": 1})

@@ -51,12 +51,12 @@ def test_two_ranks_train_in_shards_to_the_bits_of_whole_models(results: Any) -> 
         assert equal(outcome(sharded), outcome(whole))
 
 
-def test_each_rank_has_half_of_the_parameters_and_of_the_optimizers_state(results: Any) -> None:
+def test_each_rank_has_half_of_parameters_and_optimizer_state(results: Any) -> None:
     for result in results["alike"]["fsdp"]:
         assert abs(result["own"] - result["all"] / 2) < 0.05 * result["all"]
 
 
-def test_a_model_built_on_the_meta_device_trains_to_the_same_bits(results: Any) -> None:
+def test_a_meta_device_model_trains_to_the_same_bits(results: Any) -> None:
     for deferred, plain in zip(results["deferred"], results["alike"]["fsdp"], strict=True):
         assert equal(outcome(deferred), outcome(plain))
     assert equal(
@@ -65,11 +65,11 @@ def test_a_model_built_on_the_meta_device_trains_to_the_same_bits(results: Any) 
     )
 
 
-def test_a_model_built_on_the_meta_device_is_never_as_a_whole_in_a_ranks_memory(results: Any) -> None:
+def test_a_meta_device_model_is_never_whole_in_a_ranks_memory(results: Any) -> None:
     assert max(results["peaks"]) < 384 / 2 + 64 + 50
 
 
-def test_values_that_would_be_set_after_they_are_in_shards_are_refused(results: Any) -> None:
+def test_values_set_after_sharding_are_refused(results: Any) -> None:
     for message in results["reset in shards"]:
         assert message.startswith("reset_parameters() of Resets, on the meta device, sets what is in shards by then")
 
@@ -79,8 +79,10 @@ def test_all_of_rank_0s_buffers_go_to_the_others(results: Any) -> None:
         assert not part.any()
 
 
-def test_clipping_takes_the_norm_over_all_shards(results: Any) -> None:
-    whole, sharded = (results["clipped"][parallel][0]["losses"] for parallel in ("ddp", "fsdp"))
+@pytest.mark.parametrize("name", ["clipped", "sgd"])
+def test_clipping_and_sgd_train_in_shards_as_in_whole_models(results: Any, name: str) -> None:
+    """Clipping takes the norm over all shards; torch's fused SGD knows no shards."""
+    whole, sharded = (results[name][parallel][0]["losses"] for parallel in ("ddp", "fsdp"))
     assert sharded == pytest.approx(whole, rel=1e-4)
     assert sharded != pytest.approx(results["alike"]["ddp"][0]["losses"], rel=1e-2)
 
@@ -114,11 +116,6 @@ def test_what_shards_cannot_do_is_refused_with_its_hint(results: Any) -> None:
         assert again.startswith("a model that is in shards already, and parallel=fsdp")
 
 
-def test_sgd_which_torch_fuses_for_whole_models_alone_trains_in_shards(results: Any) -> None:
-    whole, sharded = (results["sgd"][parallel][0]["losses"] for parallel in ("ddp", "fsdp"))
-    assert sharded == pytest.approx(whole, rel=1e-4)
-
-
 def test_a_state_that_the_optimizer_has_becomes_shards(results: Any) -> None:
     numbers = 0
     for before, after, own in results["adopted"]:
@@ -127,14 +124,14 @@ def test_a_state_that_the_optimizer_has_becomes_shards(results: Any) -> None:
     assert numbers == sum(tensor.numel() for tensor in before)
 
 
-def test_a_relative_folder_and_a_checkpoint_asked_for_lead_to_the_same_bits(results: Any) -> None:
+def test_a_relative_folder_and_a_named_checkpoint_are_the_same(results: Any) -> None:
     """With Adagrad, which has a state before its first step."""
     for first, second, _ in results["elsewhere"]:
         assert len(second["losses"]) < len(first["losses"])
         assert all(equal(first[name], second[name]) for name in ("records", "weights", "state"))
 
 
-def test_a_checkpoint_that_was_set_aside_keeps_its_shards_and_no_others_stay(results: Any) -> None:
+def test_an_archived_checkpoint_keeps_its_shards(results: Any) -> None:
     _, _, left = results["elsewhere"][0]
     folders = [name.partition(".")[0] for name in left if name.endswith(".shards")]
     files = [name.partition(".")[0] for name in left if not name.endswith(".shards")]
@@ -143,7 +140,7 @@ def test_a_checkpoint_that_was_set_aside_keeps_its_shards_and_no_others_stay(res
     assert folders == files
 
 
-def test_a_run_in_shards_that_was_stopped_goes_on_to_the_same_bits(results: Any) -> None:
+def test_a_stopped_sharded_run_resumes_to_the_same_bits(results: Any) -> None:
     for again, plain in zip(results["resumed"]["went on"], results["alike"]["fsdp"], strict=True):
         assert 10 <= len(again["losses"]) < len(plain["losses"])
         assert again["losses"] == plain["losses"][-len(again["losses"]) :]
@@ -171,7 +168,7 @@ def test_more_ranks_go_on_amid_an_epoch(results: Any) -> None:
     assert equal(first["weights"], third["weights"])
 
 
-def test_saves_that_are_killed_leave_a_checkpoint_and_nothing_else(results: Any) -> None:
+def test_killed_saves_leave_a_checkpoint_and_nothing_else(results: Any) -> None:
     amid, again, left = results["killed"]
     assert amid > 0, "no save was met"
     for rank, plain in zip(again, results["alike"]["fsdp"], strict=True):
@@ -179,7 +176,7 @@ def test_saves_that_are_killed_leave_a_checkpoint_and_nothing_else(results: Any)
     assert left == sorted(2 * list(set(left))), "each has its file and its folder"
 
 
-def test_a_failing_disk_of_one_rank_is_told_and_the_next_checkpoint_is_whole(results: Any, folder: Path) -> None:
+def test_one_ranks_failing_disk_is_named_and_the_next_save_whole(results: Any, folder: Path) -> None:
     (result, printed), (_, other) = results["failing disk"]
     assert "the checkpoint of step 2 could not be written: [Errno 28] rank 1: No space left on device" in printed
     assert "the checkpoint of step 4 could not be written: [Errno 5] rank 1: Input/output error" in printed
@@ -189,7 +186,7 @@ def test_a_failing_disk_of_one_rank_is_told_and_the_next_checkpoint_is_whole(res
     assert equal(dict(state["model"]), results["alike"]["fsdp"][0]["weights"])
 
 
-def test_a_folder_that_nodes_do_not_share_is_refused_at_the_start(results: Any) -> None:
+def test_a_folder_that_nodes_do_not_share_is_refused(results: Any) -> None:
     for message in results["unshared"]:
         assert message.startswith("what rank 0 writes to /")
         assert "is not seen by rank 1; expected with parallel=fsdp an output_dir that all nodes share" in message
@@ -227,7 +224,7 @@ def test_torchs_own_reader_takes_the_shards(results: Any, checkpoint: Path) -> N
     assert equal(read, {f"model/{name}": tensor for name, tensor in weights.items()})
 
 
-def test_a_damaged_or_missing_shard_is_passed_over_for_the_checkpoint_before(checkpoint: Path) -> None:
+def test_a_damaged_shard_falls_back_to_the_checkpoint_before(checkpoint: Path) -> None:
     said: list[str] = []
     shard = max(shards_of(checkpoint).glob("*.distcp"))
     content = bytearray(shard.read_bytes())
@@ -242,7 +239,7 @@ def test_a_damaged_or_missing_shard_is_passed_over_for_the_checkpoint_before(che
         load_checkpoint(checkpoint)
 
 
-def test_old_checkpoints_and_what_killed_saves_left_go_with_their_shards(checkpoint: Path) -> None:
+def test_old_checkpoints_and_leftovers_go_with_their_shards(checkpoint: Path) -> None:
     folder = checkpoint.parent
     kept = {path.stem.partition(".")[0] for path in folder.glob("step-*.pt")}
     assert {path.name.partition(".")[0] for path in folder.glob("*.shards")} == kept

@@ -73,7 +73,7 @@ def test_balanced_classes_are_drawn_equally_often() -> None:
     assert within(drawn.bincount(), torch.full((3,), 1 / 3).double(), 30_000)
 
 
-def test_without_replacement_no_sample_comes_twice_and_heavy_ones_come_first() -> None:
+def test_without_replacement_heavy_samples_come_first_and_once() -> None:
     """The first of three draws falls on each sample by its weight, the second by the weights of those left."""
     weights = [1.0, 2.0, 5.0, 0.0]
     order = Weighted(weights, 3, replacement=False)

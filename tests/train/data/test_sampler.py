@@ -1,4 +1,4 @@
-"""The deal: every sample once, for any samples, ranks, batch size and start."""
+"""The assignment: every sample once, for any samples, ranks, batch size and start."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DEALS = {
 }
 
 
-def asked(deal: ShardAssignment, order: torch.Tensor, start: int = 0, epoch: int = 1) -> list[BatchRequest]:
-    requests = DistributedBatchSampler(deal)
+def asked(assignment: ShardAssignment, order: torch.Tensor, start: int = 0, epoch: int = 1) -> list[BatchRequest]:
+    requests = DistributedBatchSampler(assignment)
     requests.begin(order, epoch, start)
     made = list(requests)
     assert len(made) == len(requests)
@@ -33,35 +33,17 @@ def shuffled(samples: int, seed: int) -> torch.Tensor:
 
 @settings(deadline=None)
 @given(**DEALS)
-def test_every_sample_is_dealt_once_and_counted_once(samples: int, ranks: int, batch_size: int, seed: int) -> None:
-    order = shuffled(samples, seed)
+def test_every_sample_is_dealt_once_in_order(samples: int, ranks: int, batch_size: int, seed: int) -> None:
+    """No rank has an empty batch or one too large; samples seen after any step begin the order."""
+    order, seen = shuffled(samples, seed), []
     by_rank = [asked(ShardAssignment(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
-    own = [index for requests in by_rank for request in requests for index in request.indices[: request.own]]
-    assert sorted(own) == list(range(samples))
-    for together in zip(*by_rank, strict=True):
-        assert {request.total for request in together} == {sum(request.own for request in together)}
-
-
-@settings(deadline=None)
-@given(**DEALS)
-def test_no_rank_gets_an_empty_or_a_too_large_batch(samples: int, ranks: int, batch_size: int, seed: int) -> None:
-    for rank in range(ranks):
-        for request in asked(ShardAssignment(rank, ranks, batch_size, seed), shuffled(samples, seed)):
-            assert 1 <= len(request.indices) <= batch_size
-            assert request.own in (0, len(request.indices))
-
-
-@settings(deadline=None)
-@given(**DEALS)
-def test_what_was_seen_after_any_step_is_a_beginning_of_the_order(
-    samples: int, ranks: int, batch_size: int, seed: int
-) -> None:
-    order = shuffled(samples, seed)
-    seen: list[int] = []
-    by_rank = [asked(ShardAssignment(rank, ranks, batch_size, seed), order) for rank in range(ranks)]
-    for together in zip(*by_rank, strict=True):
-        seen += [index for request in together for index in request.indices[: request.own]]
+    for step in zip(*by_rank, strict=True):
+        assert all(1 <= len(request.indices) <= batch_size for request in step)
+        assert all(request.own in (0, len(request.indices)) for request in step)
+        assert {request.total for request in step} == {sum(request.own for request in step)}
+        seen += [index for request in step for index in request.indices[: request.own]]
         assert sorted(seen) == sorted(order[: len(seen)].tolist())
+    assert len(seen) == samples
 
 
 @settings(deadline=None)
@@ -90,10 +72,10 @@ def test_the_seed_of_a_request_is_its_place_s_and_its_rank_s() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_stream_s_seed_is_the_same_on_all_ranks_and_for_any_number_of_them() -> None:
+def test_a_streams_seed_is_the_same_on_all_ranks() -> None:
     deals = [ShardAssignment(rank, ranks, 4, seed=3) for ranks in (1, 2, 5) for rank in range(ranks)]
-    assert len({deal.seed_of_all(1) for deal in deals}) == 1
-    assert deals[0].seed_of_all(1) != deals[0].seed_of_all(2)
+    assert len({assignment.epoch_seed(1) for assignment in deals}) == 1
+    assert deals[0].epoch_seed(1) != deals[0].epoch_seed(2)
 
 
 def test_a_start_beyond_the_end_leaves_nothing() -> None:

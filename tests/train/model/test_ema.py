@@ -13,8 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointError, DDPConfig, Trainer, load_checkpoint
 from srunddp.train.model.ema import EMA
-from tests.train.problems import classes, normalised_network, settings
-from tests.train.worlds import StandIn
+from tests.train.problems import classes, normalised_network, trainer_of
 
 if TYPE_CHECKING:
     from tests.train.conftest import Ranks
@@ -24,12 +23,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TESTS = classes(24)
 
 
-def trainer_of(*callbacks: Callback, model: nn.Module | None = None, **changes: Any) -> Trainer:
+def averaging(*callbacks: Callback, model: nn.Module | None = None, **changes: Any) -> Trainer:
     torch.manual_seed(0)
-    model = model or normalised_network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    config = settings(**({"epochs": 3, "tensorboard": False, "ema_decay": 0.8} | changes))
-    return Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=StandIn(), callbacks=callbacks)
+    return trainer_of(*callbacks, model=model or normalised_network(), **({"epochs": 3, "ema_decay": 0.8} | changes))
 
 
 def of(trainer: Trainer) -> nn.Module:
@@ -57,10 +53,10 @@ class Torchs(Callback):
         self.average.update_parameters(trainer.model)
 
 
-def test_the_average_is_torchs_to_the_bit_with_batchnorms_statistics_but_not_its_counter() -> None:
+def test_the_ema_equals_torchs_and_copies_batchnorm_statistics() -> None:
     model = normalised_network()
     torchs = Torchs(model)
-    trainer = trainer_of(torchs, model=model)
+    trainer = averaging(torchs, model=model)
     trainer.fit(classes(40), TESTS)
     counter = "1.num_batches_tracked"
     ours, theirs = of(trainer).state_dict(), torchs.average.module.state_dict()
@@ -70,15 +66,15 @@ def test_the_average_is_torchs_to_the_bit_with_batchnorms_statistics_but_not_its
     assert not torch.equal(ours["1.running_mean"], model[1].running_mean)  # type: ignore[index]
 
 
-def test_weights_that_are_loaded_before_the_first_step_are_where_it_begins() -> None:
-    trainer = trainer_of(epochs=1, ema_decay=0.999)
+def test_the_ema_begins_at_weights_loaded_before_the_first_step() -> None:
+    trainer = averaging(epochs=1, ema_decay=0.999)
     trainer.model.load_state_dict({name: 0 * value for name, value in trainer.model.state_dict().items()})
     trainer.fit(classes(4))
     assert same(of(trainer).state_dict(), trainer.model.state_dict())
 
 
-def test_an_evaluation_is_of_the_average_and_training_is_as_without(tmp_path: Path) -> None:
-    trainer, without = trainer_of(output_dir=str(tmp_path)), trainer_of(ema_decay=None)
+def test_an_evaluation_uses_the_ema_and_training_does_not(tmp_path: Path) -> None:
+    trainer, without = averaging(output_dir=str(tmp_path)), averaging(ema_decay=None)
     records, others = (each.fit(classes(40), TESTS) for each in (trainer, without))
     assert records[-1].test["loss"] == pytest.approx(loss_of(of(trainer)), abs=1e-6)
     assert abs(records[-1].test["loss"] - others[-1].test["loss"]) > 1e-3
@@ -87,8 +83,8 @@ def test_an_evaluation_is_of_the_average_and_training_is_as_without(tmp_path: Pa
     assert without.averaged is None
 
 
-def test_the_best_checkpoint_holds_the_average_that_was_the_best_by_the_models_own_names(tmp_path: Path) -> None:
-    trainer = trainer_of(output_dir=str(tmp_path), epochs=5)
+def test_the_best_checkpoint_holds_the_ema_by_the_models_names(tmp_path: Path) -> None:
+    trainer = averaging(output_dir=str(tmp_path), epochs=5)
     records = trainer.fit(classes(40), TESTS)
     best = torch.load(tmp_path / "checkpoints" / "best.pt")
     model = normalised_network()
@@ -98,46 +94,23 @@ def test_the_best_checkpoint_holds_the_average_that_was_the_best_by_the_models_o
     assert best["ema"].keys() == best["model"].keys()
 
 
-class Stop(Callback):
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-        if step == 15:
-            raise KeyboardInterrupt
-
-
-def interrupted(folder: Path, **changes: Any) -> Trainer:
-    """Stopped by an exception in the middle of the second epoch; a checkpoint is there of the end of the first."""
-    trainer = trainer_of(Stop(), output_dir=str(folder), **changes)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit(classes(40), TESTS)
-    return trainer
-
-
-def test_a_resume_ends_in_the_same_bits(tmp_path: Path) -> None:
-    whole = trainer_of()
-    records = whole.fit(classes(40), TESTS)
-    interrupted(tmp_path)
-    again = trainer_of(output_dir=str(tmp_path), resume="auto")
-    assert [record.test for record in again.fit(classes(40), TESTS)] == [record.test for record in records]
-    assert same(of(again).state_dict(), of(whole).state_dict())
-
-
 @pytest.mark.parametrize("kept", ["null", "not there"])
 def test_a_checkpoint_without_an_average_is_where_one_begins(tmp_path: Path, kept: str) -> None:
-    first = trainer_of(output_dir=str(tmp_path), epochs=1, ema_decay=None)
+    first = averaging(output_dir=str(tmp_path), epochs=1, ema_decay=None)
     first.fit(classes(40))
     (path,) = (tmp_path / "checkpoints").glob("step-*.pt")
     state = load_checkpoint(path)
     assert state["ema"] is None
     if kept == "not there":  # as before there was one
         del state["ema"]
-    trainer = trainer_of(ema_decay=0.999)
+    trainer = averaging(ema_decay=0.999)
     trainer.state.load_state_dict(state)
     assert same(of(trainer).state_dict(), first.model.state_dict())
 
 
-def test_a_checkpoint_with_an_average_is_refused_by_a_run_without(tmp_path: Path) -> None:
-    interrupted(tmp_path)
-    trainer = trainer_of(output_dir=str(tmp_path), resume="auto", ema_decay=None)
+def test_a_checkpoint_with_an_ema_is_refused_by_a_run_without(tmp_path: Path) -> None:
+    averaging(output_dir=str(tmp_path), epochs=1).fit(classes(40))
+    trainer = averaging(output_dir=str(tmp_path), resume="auto", ema_decay=None)
     with pytest.raises(CheckpointError, match=r"has an average of the weights, .* -> set ema_decay, or start with"):
         trainer.fit(classes(40), TESTS)
 
@@ -160,14 +133,14 @@ class Block(nn.Sequential):
     pass
 
 
-def test_the_average_of_a_model_with_activation_checkpointing_has_its_names_and_weights(tmp_path: Path) -> None:
+def test_the_ema_under_activation_checkpointing_has_plain_names(tmp_path: Path) -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(Block(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 4))
 
     plain, ours = (
-        trainer_of(model=model()),
-        trainer_of(model=model(), output_dir=str(tmp_path), ddp=DDPConfig(activation_checkpointing=("Block",))),
+        averaging(model=model()),
+        averaging(model=model(), output_dir=str(tmp_path), ddp=DDPConfig(activation_checkpointing=("Block",))),
     )
     for trainer in (plain, ours):
         trainer.fit(classes(40), TESTS)
@@ -187,7 +160,7 @@ def test_the_average_is_compiled_where_the_model_is(monkeypatch: pytest.MonkeyPa
             return self.model(inputs)
 
     monkeypatch.setattr(torch, "compile", Compiled)
-    trainer = trainer_of(epochs=1, ddp=DDPConfig(compile=True))
+    trainer = averaging(epochs=1, ddp=DDPConfig(compile=True))
     trainer.fit(classes(8), classes(4))
     assert compiled == [trainer.model, trainer.model, of(trainer)]
 
@@ -211,7 +184,7 @@ class Changing(nn.Module):
 
 
 def test_other_buffers_are_the_models_whatever_they_are() -> None:
-    trainer = trainer_of(model=Changing(), epochs=1)
+    trainer = averaging(model=Changing(), epochs=1)
     trainer.fit(classes(20))
     ours, theirs = dict(of(trainer).named_buffers()), dict(trainer.model.named_buffers())
     assert set(ours) == {"mask", "flag", "cache"}
@@ -230,4 +203,4 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model = nn.Linear(8, 4)
     model.half = model.weight / 2  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="ema_decay, and a model that cannot be copied: Only Tensors created"):
-        trainer_of(model=model)
+        averaging(model=model)

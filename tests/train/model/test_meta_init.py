@@ -119,9 +119,7 @@ def loaded() -> nn.Module:
         (loaded, "weight of a Linear, on the meta device, was set by more than reset_parameters()"),
     ],
 )
-def test_values_that_only_a_constructor_knew_are_not_replaced_by_others(
-    build: Callable[[], nn.Module], words: str
-) -> None:
+def test_values_known_only_to_a_constructor_are_not_replaced(build: Callable[[], nn.Module], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         deferred(build)
 
@@ -141,7 +139,7 @@ def test_a_parameter_that_modules_share_stays_one() -> None:
     assert len(list(made.parameters())) == 3
 
 
-def test_a_model_with_values_for_some_of_its_parameters_is_refused() -> None:
+def test_a_model_with_some_real_parameters_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2, device="meta"), nn.Linear(2, 2))
     with pytest.raises(ConfigError, match=r"2 of 4 parameters on the meta device, the first 0\.weight; expected all"):
         is_deferred(model)

@@ -74,7 +74,7 @@ def test_a_scontrol_that_hangs_is_killed_with_what_it_started(tmp_path: Path, ho
     assert len(calls(tmp_path)) == 1
 
 
-def test_what_a_talkative_one_says_does_not_keep_it_from_working_and_is_shortened(tmp_path: Path) -> None:
+def test_a_talkative_scontrols_output_is_shortened(tmp_path: Path) -> None:
     body = "head -c 3000000 /dev/zero | tr '\\0' x >&2"
     assert requeue(scontrol(tmp_path, body), 100) == ""
     (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\n{body}\nexit 1\n")
@@ -97,7 +97,7 @@ def test_without_further_words_all_is_over_within_ten_seconds(tmp_path: Path) ->
         ({"SLURM_RESTART_COUNT": "x"}, "SLURM_RESTART_COUNT is 'x'"),
     ],
 )
-def test_where_there_is_no_job_or_it_was_often_enough_slurm_is_not_asked(
+def test_without_a_job_or_after_many_restarts_slurm_is_not_asked(
     tmp_path: Path, variables: dict[str, str], said: str
 ) -> None:
     assert requeue(scontrol(tmp_path, "") | variables, 3) == said

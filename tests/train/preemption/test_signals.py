@@ -1,8 +1,7 @@
-"""A signal or the known end of the job is a wish; whatever else is there goes on as if nothing had happened."""
+"""A signal, or the known end of the job, requests a stop; all else goes on as if nothing had happened."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import threading
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,18 @@ from srunddp import telemetry
 from srunddp.errors import ConfigError, Stopped
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import signals as module
-from srunddp.train.preemption.signals import Preemption, StopRequest, asked_of_slurm
+from srunddp.train.preemption.signals import Preemption, StopRequest, query_end_time
+from tests.support.starting import until
 from tests.train.conftest import HERE, ROOT
 
-LONG = 30.0
 NOTHING = (StopRequest.NONE, 0)
 
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
+def no_pending_requests() -> Iterator[None]:
     """What a test leaves is not for the next one."""
     yield
-    module._unheard.clear()
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
+    module._pending_requests.clear()
 
 
 def preemption(rank: int = 0, environ: dict[str, str] | None = None, **settings: Any) -> Preemption:
@@ -50,17 +42,17 @@ def preemption(rank: int = 0, environ: dict[str, str] | None = None, **settings:
 
 
 @pytest.mark.parametrize(
-    ("number", "wish"),
-    [(signal.SIGUSR1, StopRequest.REQUEUE), (signal.SIGUSR2, StopRequest.REQUEUE), (signal.SIGTERM, StopRequest.LEAVE)],
+    ("number", "request_"),
+    [(signal.SIGUSR1, StopRequest.REQUEUE), (signal.SIGUSR2, StopRequest.REQUEUE), (signal.SIGTERM, StopRequest.STOP)],
 )
-def test_a_signal_is_a_wish_on_every_rank(number: signal.Signals, wish: StopRequest) -> None:
+def test_a_signal_is_a_request_on_every_rank(number: signal.Signals, request_: StopRequest) -> None:
     for rank in (0, 1):
         with preemption(rank) as it:
-            assert it.wish() == NOTHING
+            assert it.pending() == NOTHING
             os.kill(os.getpid(), number)
-            assert it.wish() == (wish, number)
-            assert it.wish() == (wish, number)
-        module._unheard.clear()
+            assert it.pending() == (request_, number)
+            assert it.pending() == (request_, number)
+        module._pending_requests.clear()
 
 
 def test_sigterm_goes_before_a_requeue_whichever_came_first() -> None:
@@ -68,14 +60,7 @@ def test_sigterm_goes_before_a_requeue_whichever_came_first() -> None:
         with preemption() as it:
             for number in order:
                 os.kill(os.getpid(), number)
-            assert it.wish() == (StopRequest.LEAVE, signal.SIGTERM)
-
-
-def test_thousands_of_signals_are_one_wish() -> None:
-    with preemption() as it:
-        for _ in range(5000):
-            os.kill(os.getpid(), signal.SIGUSR2)
-        assert it.wish() == (StopRequest.REQUEUE, signal.SIGUSR2)
+            assert it.pending() == (StopRequest.STOP, signal.SIGTERM)
 
 
 def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
@@ -84,23 +69,12 @@ def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
     try:
         with preemption() as it:
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert (it.wish()[0], got) == (StopRequest.REQUEUE, [])
+        assert (it.pending()[0], got) == (StopRequest.REQUEUE, [])
         os.kill(os.getpid(), signal.SIGUSR1)
         assert got == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_rank_that_stops_is_not_killed_by_a_signal_that_comes_once_more() -> None:
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(Stopped), preemption():
-            raise Stopped("", 75)
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
-            os.kill(os.getpid(), number)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_interrupt_while_leaving_ends_nothing() -> None:
@@ -120,18 +94,18 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
     try:
         with preemption() as it:
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert it.wish() == NOTHING
+            assert it.pending() == NOTHING
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_outside_the_main_thread_nothing_is_noted_and_nothing_fails() -> None:
+def test_outside_the_main_thread_no_handler_is_set() -> None:
     found = []
 
     def elsewhere() -> None:
         with preemption() as it:
-            found.append((it.wish(), signal.getsignal(signal.SIGUSR2)))
+            found.append((it.pending(), signal.getsignal(signal.SIGUSR2)))
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
@@ -143,12 +117,12 @@ def test_outside_the_main_thread_nothing_is_noted_and_nothing_fails() -> None:
     ("name", "hint"),
     [("SIGUSR2", "write USR2"), ("usr1", "write USR1"), ("URS2", "write USR2"), ("TERM", "leave it out")],
 )
-def test_an_unknown_signal_is_a_configuration_error_that_names_the_nearest(name: str, hint: str) -> None:
+def test_an_unknown_signal_is_an_error_that_names_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"preemption.signals has '{name}'; expected .*USR2.* -> {hint}"):
         preemption(signals=(name,))
 
 
-def test_a_sigterm_upon_a_verdict_is_no_wish_and_ends_the_process_at_once() -> None:
+def test_a_sigterm_after_an_announced_termination_ends_at_once() -> None:
     shared = telemetry.TelemetryPage()
     child = os.fork()
     if child == 0:
@@ -160,7 +134,7 @@ def test_a_sigterm_upon_a_verdict_is_no_wish_and_ends_the_process_at_once() -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 
 
-def test_once_all_have_agreed_to_stop_no_second_signal_ends_a_rank_with_another_code() -> None:
+def test_after_the_agreement_no_signal_changes_the_exit_code() -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -176,31 +150,31 @@ def test_once_all_have_agreed_to_stop_no_second_signal_ends_a_rank_with_another_
 @pytest.mark.alone
 def test_a_look_costs_less_than_a_third_of_a_microsecond() -> None:
     with preemption() as it:
-        assert min(timeit.repeat(it.wish, number=100_000, repeat=5)) / 100_000 < 0.3e-6
+        assert min(timeit.repeat(it.pending, number=100_000, repeat=5)) / 100_000 < 0.3e-6
 
 
 # The known end of the job.
 
 
-def wished_after(**variables: str) -> float:
-    """Seconds until rank 0 wishes to be requeued."""
+def requested_after(**variables: str) -> float:
+    """Seconds until rank 0 requests a requeue."""
     began = time.monotonic()
     with preemption(environ=variables) as it:
-        until(lambda: it.wish() == (StopRequest.REQUEUE, 0))
+        until(lambda: it.pending() == (StopRequest.REQUEUE, 0))
     return time.monotonic() - began
 
 
-def test_at_the_latest_half_way_to_the_end_of_the_job_a_requeue_is_wished_by_rank_0() -> None:
+def test_rank_0_requests_a_requeue_half_way_to_the_jobs_end() -> None:
     end = str(int(time.time()) + 4)
     with preemption(1, {"SLURM_JOB_END_TIME": end}) as other:
-        assert 1.3 < wished_after(SLURM_JOB_END_TIME=end) < 2.5
-        assert other.wish() == NOTHING
+        assert 1.3 < requested_after(SLURM_JOB_END_TIME=end) < 2.5
+        assert other.pending() == NOTHING
 
 
 def test_the_lead_counts_where_it_is_less_than_half() -> None:
     it = preemption(environ={"SLURM_JOB_END_TIME": str(int(time.time()) + 1000)}, lead_seconds=100.0)
     with it:
-        assert it._leave_at - time.monotonic() == pytest.approx(900, abs=2)
+        assert it._stop_at - time.monotonic() == pytest.approx(900, abs=2)
 
 
 def squeue(folder: Path, body: str) -> dict[str, str]:
@@ -211,10 +185,10 @@ def squeue(folder: Path, body: str) -> dict[str, str]:
     return {"SLURM_JOB_ID": "1207", "PATH": f"{path.parent}:/usr/bin:/bin"}
 
 
-@pytest.mark.parametrize("told", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}])
-def test_where_the_environment_does_not_tell_the_end_slurm_is_asked_once(tmp_path: Path, told: dict[str, str]) -> None:
+@pytest.mark.parametrize("end_time", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}])
+def test_without_the_variable_slurm_is_asked_for_the_end_once(tmp_path: Path, end_time: dict[str, str]) -> None:
     end = int(time.time()) + 2
-    assert wished_after(**squeue(tmp_path, f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {end}'), **told) < 2
+    assert requested_after(**squeue(tmp_path, f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {end}'), **end_time) < 2
     assert (tmp_path / "calls").read_text() == "--noheader --jobs=1207 --format=%e\n"
 
 
@@ -223,8 +197,8 @@ def test_an_end_that_is_none_is_none(tmp_path: Path, said: str) -> None:
     asked = threading.active_count()
     with preemption(environ=squeue(tmp_path, f"echo '{said}'")) as it:
         until(lambda: threading.active_count() == asked)
-        assert it.wish() == NOTHING
-        assert it._leave_at == float("inf")
+        assert it.pending() == NOTHING
+        assert it._stop_at == float("inf")
 
 
 def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None:
@@ -233,8 +207,8 @@ def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None
         pass
     assert time.monotonic() - began < 10.0
     hangs = {"SLURM_JOB_ID": "1207", "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
-    assert asked_of_slurm(hangs, 0.3) == ""
-    assert asked_of_slurm(hangs | {"PATH": str(tmp_path)}) == ""
+    assert query_end_time(hangs, 0.3) == ""
+    assert query_end_time(hangs | {"PATH": str(tmp_path)}) == ""
 
 
 def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
@@ -250,7 +224,7 @@ def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_the_signals_of_a_step_do_not_reach_loader_workers_which_end_with_their_rank(method: str) -> None:
+def test_a_steps_signals_do_not_reach_loader_workers(method: str) -> None:
     command = [sys.executable, str(HERE / "shielded_workers.py"), method]
     with subprocess.Popen(
         command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -278,13 +252,6 @@ def running(process: psutil.Process) -> bool:
 def test_a_signal_after_a_run_s_last_step_is_for_the_next_run() -> None:
     with Preemption(PreemptionConfig(lead_seconds=0), rank=0) as first:
         os.kill(os.getpid(), signal.SIGUSR1)
-        until(lambda: first.wish() == (StopRequest.REQUEUE, signal.SIGUSR1))
+        until(lambda: first.pending() == (StopRequest.REQUEUE, signal.SIGUSR1))
     with Preemption(PreemptionConfig(lead_seconds=0), rank=0) as second:
-        assert second.wish() == (StopRequest.REQUEUE, signal.SIGUSR1)
-
-
-def test_a_lesser_wish_never_hides_sigterm() -> None:
-    it = Preemption(PreemptionConfig(lead_seconds=0), rank=0)
-    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):
-        it._note(number, None)
-    assert it.wish() == (StopRequest.LEAVE, signal.SIGTERM)
+        assert second.pending() == (StopRequest.REQUEUE, signal.SIGUSR1)

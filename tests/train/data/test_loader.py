@@ -16,11 +16,18 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from srunddp.train import LoadingConfig
-from srunddp.train.data import dataset
-from srunddp.train.data.dataset import Reader, ShardedIterable, TensorRows
+from srunddp.train.data import sampler
 from srunddp.train.data.loader import Batch, DeviceLoader
 from srunddp.train.data.order import Order, Sequential, Shuffled
-from srunddp.train.data.sampler import BatchRequest, DistributedBatchSampler, MicroBatch, ShardAssignment
+from srunddp.train.data.sampler import (
+    BatchRequest,
+    DistributedBatchSampler,
+    MicroBatch,
+    Reader,
+    ShardAssignment,
+    ShardedIterable,
+    TensorRows,
+)
 from tests.train.worlds import StandIn
 
 
@@ -71,16 +78,16 @@ class Info:
 
 
 def by_workers(
-    data: IterableDataset[Any], deal: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
+    data: IterableDataset[Any], assignment: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
 ) -> list[MicroBatch]:
     """The parts in the order in which the loader takes them from its workers; 0 workers read in the rank."""
     turns: list[Iterator[MicroBatch]] = []
     for number in range(max(workers, 1)):
-        stream = ShardedIterable(data, deal)
+        stream = ShardedIterable(data, assignment)
         stream.begin(epoch, start)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dataset, "get_worker_info", lambda number=number: Info(number, workers) if workers else None)
-            patch.setattr(dataset._worker, "_worker_info", Info(number, workers) if workers else None)
+            patch.setattr(sampler, "get_worker_info", lambda number=number: Info(number, workers) if workers else None)
+            patch.setattr(sampler._worker, "_worker_info", Info(number, workers) if workers else None)
             turns.append(iter(list(stream)))
     parts: list[MicroBatch] = []
     while any(taken := [next(turn, None) for turn in turns]):
@@ -101,11 +108,13 @@ def test_a_stream_is_dealt_as_a_data_set_with_indices_is(
 ) -> None:
     start = min(samples, cut * ranks * batch_size)
     for rank in range(ranks):
-        deal = ShardAssignment(rank, ranks, batch_size, 0)
-        requests = DistributedBatchSampler(deal)
+        assignment = ShardAssignment(rank, ranks, batch_size, 0)
+        requests = DistributedBatchSampler(assignment)
         requests.begin(torch.arange(samples), 1, start)
         expected = [(request.indices, request.own, request.total) for request in requests]
-        found = [(part.samples, part.own, part.total) for part in by_workers(Plain(samples), deal, workers, 1, start)]
+        found = [
+            (part.samples, part.own, part.total) for part in by_workers(Plain(samples), assignment, workers, 1, start)
+        ]
         assert found == expected
 
 
@@ -115,11 +124,11 @@ def drawn(parts: list[MicroBatch]) -> list[list[float]]:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_what_a_stream_draws_depends_on_no_number_of_workers(workers: int) -> None:
-    deal = ShardAssignment(0, 1, 4, seed=5)
-    alone = drawn(by_workers(RandomStream(21), deal, 0))
-    assert drawn(by_workers(RandomStream(21), deal, workers)) == alone
-    assert drawn(by_workers(RandomStream(21), deal, workers, epoch=2)) != alone
-    assert drawn(by_workers(RandomStream(21), deal, workers, start=8)) == alone[2:], "a resume"
+    assignment = ShardAssignment(0, 1, 4, seed=5)
+    alone = drawn(by_workers(RandomStream(21), assignment, 0))
+    assert drawn(by_workers(RandomStream(21), assignment, workers)) == alone
+    assert drawn(by_workers(RandomStream(21), assignment, workers, epoch=2)) != alone
+    assert drawn(by_workers(RandomStream(21), assignment, workers, start=8)) == alone[2:], "a resume"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -152,11 +161,11 @@ def test_a_stream_that_shards_itself_among_workers_loses_nothing(workers: int) -
 
 
 def test_a_stream_is_told_the_epoch() -> None:
-    class Told(Plain):
+    class EpochAware(Plain):
         def set_epoch(self, epoch: int) -> None:
             self.samples = 10 * epoch
 
-    assert sum(part.total for part in by_workers(Told(0), ShardAssignment(0, 1, 4, 0), 2, epoch=3)) == 30
+    assert sum(part.total for part in by_workers(EpochAware(0), ShardAssignment(0, 1, 4, 0), 2, epoch=3)) == 30
 
 
 def test_data_sets_that_read_many_at_once_are_asked_so() -> None:
@@ -175,7 +184,7 @@ def test_tensors_in_memory_are_read_as_their_samples_collated() -> None:
 def feed(data: Dataset[Any], order: Order | None, workers: int, method: Any = "fork", **options: Any) -> DeviceLoader:
     loading = LoadingConfig(multiprocessing_context=method)
     return DeviceLoader(
-        data, order, StandIn(), loading, deal=ShardAssignment(0, 1, 4, 5), num_workers=workers, **options
+        data, order, StandIn(), loading, assignment=ShardAssignment(0, 1, 4, 5), num_workers=workers, **options
     )
 
 
@@ -183,7 +192,7 @@ def rows(steps: Iterator[list[Batch]]) -> list[Any]:
     return [[batch.inputs.tolist(), batch.own, batch.total] for step in steps for batch in step.batches]
 
 
-def test_augmentation_depends_on_no_number_of_workers_and_is_the_same_after_a_resume() -> None:
+def test_augmentation_does_not_depend_on_workers_or_a_resume() -> None:
     one, two = (feed(Augmented(18), Shuffled(18, 1), workers) for workers in (1, 2))
     whole = rows(one.steps(3))
     assert rows(two.steps(3)) == whole
@@ -199,7 +208,7 @@ def test_real_workers_read_a_stream_as_none_do(method: str) -> None:
     assert rows(workers.steps(2, start=8)) == expected[1][2:]
 
 
-def test_data_with_indices_can_be_sent_to_workers_that_are_spawned() -> None:
+def test_data_with_indices_can_be_sent_to_spawned_workers() -> None:
     reader = pickle.loads(pickle.dumps(Reader(Subset(Augmented(10), range(5)))))
     assert [int(sample[0][0]) for sample in reader.__getitems__(BatchRequest([4, 1], 2, 2, 0)).samples] == [4, 1]
 
@@ -213,7 +222,7 @@ def test_a_step_that_is_not_full_is_left_out_where_asked(drop_last: bool) -> Non
         Sequential(18),
         StandIn(),
         loading,
-        deal=ShardAssignment(0, 1, 4, 5),
+        assignment=ShardAssignment(0, 1, 4, 5),
         num_workers=0,
         accumulation=2,
     )

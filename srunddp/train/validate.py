@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -13,12 +14,40 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train.config import Config
+from srunddp.train.config import Config, DDPConfig, FSDPConfig
 from srunddp.train.data.order import Order
 from srunddp.train.data.sampler import length_of
 from srunddp.train.metrics.accumulator import LossFunction, Metric
-from srunddp.train.validate.config import check_settings, leaves
+from srunddp.train.preemption.signals import numbers
+from srunddp.train.profiler import parse
 from srunddp.train.world import World
+
+_LEAST = {
+    "epochs": 1,
+    "batch_size": 1,
+    "accumulation": 1,
+    "base_batch_size": 1,
+    "warmup_steps": 0,
+    "seed": 0,
+    "evaluate_every_epochs": 0,
+    "evaluate_every_steps": 0,
+    "patience": 0,
+    "log_every": 0,
+    "ddp.bucket_cap_mb": 1,
+    "ddp.powersgd_rank": 1,
+    "loading.num_workers": 0,
+    "loading.prefetch_factor": 1,
+    "loading.threads": 1,
+    "checkpoint.every_epochs": 0,
+    "checkpoint.every_steps": 0,
+    "checkpoint.every_minutes": 0,
+    "checkpoint.keep_last": 1,
+    "checkpoint.keep_best": 0,
+    "preemption.lead_seconds": 0,
+    "preemption.max_requeues": 0,
+}
+_LARGEST_SEED = 2**62
+_DDP_ALONE = ("static_graph", "bucket_cap_mb", "find_unused_parameters", "hook", "channels_last", "compile")
 
 
 def check_parts(
@@ -131,7 +160,7 @@ def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
     own = torch.tensor([_number(value) for value in values.values()], device=world.device)
     by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
     dist.all_gather(by_rank, own)
-    for name, *row in zip(values, *(numbers.tolist() for numbers in by_rank), strict=True):
+    for name, *row in zip(values, *(each.tolist() for each in by_rank), strict=True):
         if len(set(row)) > 1:
             shown = f": {row}, by rank (-1: none)" if isinstance(values[name], int) else ""
             raise ConfigError(
@@ -161,3 +190,90 @@ def _length(data: Dataset[Any] | None) -> int:
         expected="__len__ and __getitem__, or an IterableDataset",
         hint="use one of torch.utils.data's kinds",
     )
+
+
+def check_settings(config: Config, world: World) -> None:
+    """Each setting for itself, and those that need another.
+
+    Raises:
+        ConfigError: one would fail later, hang, or be of no effect.
+    """
+    values = dict(leaves(config))
+    for name, least in _LEAST.items():
+        # Not `<`: NaN is no number of anything.
+        if values[name] is not None and not values[name] >= least:
+            raise _wrong(name, values[name], f"at least {least}")
+    if config.seed > _LARGEST_SEED:
+        raise _wrong("seed", config.seed, f"at most {_LARGEST_SEED}")
+    if config.clip_norm is not None and not config.clip_norm > 0:
+        raise _wrong("clip_norm", config.clip_norm, "above 0")
+    if config.ema_decay is not None and not 0 < config.ema_decay < 1:
+        raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
+    _check_words(config)
+    _check_parallel(config)
+    numbers(config.preemption.signals)
+    _check_profile(config, world)
+    if config.resume not in ("no", "auto") and config.resume.lower() in ("no", "auto", ""):
+        raise _wrong("resume", repr(config.resume), "no, auto or the path of a checkpoint")
+    if config.resume != "no" and config.output_dir is None:
+        raise ConfigError(
+            f"resume is {config.resume}, and there is no output_dir",
+            expected="the folder of the run's checkpoints",
+            hint="add --output_dir=FOLDER, or leave resume out",
+        )
+
+
+def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """All settings by dotted name."""
+    found: list[tuple[str, Any]] = []
+    for field in fields(config):
+        value, name = getattr(config, field.name), prefix + field.name
+        found += leaves(value, f"{name}.") if is_dataclass(value) else [(name, value)]
+    return found
+
+
+def _check_words(config: Any, prefix: str = "") -> None:
+    """Else a misspelt word would count as the last of a chain of ifs."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if is_dataclass(value):
+            _check_words(value, f"{prefix}{name}.")
+        options = [hint, *get_args(hint)] if value is not None else []
+        words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
+        if words and value not in words:
+            raise _wrong(prefix + name, repr(value), f"one of {', '.join(words)}")
+
+
+def _check_parallel(config: Config) -> None:
+    """No setting of the one with the other."""
+    sharded = config.parallel == "fsdp"
+    if sharded and config.precision == "fp16":
+        raise _wrong("precision", "fp16, with parallel=fsdp", "fp32 or bf16, a GradScaler knows nothing of shards")
+    if sharded and config.ema_decay is not None:
+        raise _wrong("ema_decay", f"{config.ema_decay}, with parallel=fsdp", "null, shards are not averaged")
+    if sharded:
+        unfit = [f"ddp.{name}" for name in _DDP_ALONE if getattr(config.ddp, name) != getattr(DDPConfig(), name)]
+    else:
+        unfit = [
+            name for name, value in leaves(config.fsdp, "fsdp.") if value != dict(leaves(FSDPConfig(), "fsdp."))[name]
+        ]
+    if unfit:
+        raise ConfigError(
+            f"{', '.join(unfit)} with parallel={config.parallel}",
+            expected=f"parallel={'ddp' if sharded else 'fsdp'}, which alone has {'it' if len(unfit) == 1 else 'them'}",
+            hint="change parallel, or leave it out",
+        )
+
+
+def _check_profile(config: Config, world: World) -> None:
+    if not config.profile:
+        return
+    parse(config.profile)
+    if config.output_dir is None:
+        raise ConfigError("profile, and no output_dir for the trace", expected="both", hint="set output_dir")
+    if not set(config.profile_ranks) & set(range(world.world_size)):
+        raise _wrong("profile_ranks", config.profile_ranks, f"ranks from 0 to {world.world_size - 1}")
+
+
+def _wrong(name: str, value: Any, expected: str) -> ConfigError:
+    return ConfigError(f"{name} is {value}", expected=expected, hint="correct the configuration")
