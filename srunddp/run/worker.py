@@ -138,10 +138,10 @@ def _without_torch(hook: Any) -> Any:
 
 
 def _wait_to_leave(supervisor: WorkerPipe) -> None:
-    """Rank 0 hosts the store: it leaves after the others, or they would miss it."""
+    """Rank 0 hosts the store, and leaves after the others. A rank with MPI waits for all before MPI_Finalize."""
     _end_at(signal.SIGINT)  # the script has ended, and its handlers have nothing left to end
     _end_at(signal.SIGTERM)
-    supervisor.send({"done": True})
+    supervisor.send({"done": True, "waits": mpi.is_running()})
     supervisor.receive()
 
 

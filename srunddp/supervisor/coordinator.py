@@ -52,6 +52,7 @@ class Coordinator(FailureMonitor):
         self._rank_of = {connection: rank for rank, connection in connections.items()}
         self._own = State.WORKING
         self._is_late = False
+        self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over
         self._ended: set[int] = set()  # the ranks whose worker has, after a failure, or whose supervisor has
         self._closing_since: float | None = None
         self._self_reported: set[int] = set()  # the ranks that have told of their own failure
@@ -94,6 +95,7 @@ class Coordinator(FailureMonitor):
     def _on_message(self, rank: int, message: Mapping[str, Any], now: float) -> None:
         if "goodbye" in message:
             self._set_state(rank, State.DONE)
+            self._waiting |= {rank} if message.get("waits") else set()
         elif "left" in message:
             self._set_state(rank, State.LEFT)
         elif "failure" in message:
@@ -207,7 +209,7 @@ class Coordinator(FailureMonitor):
         gone = [rank for rank, peer in self._peers.items() if peer.state is State.LEFT]
         return {rank: node for rank, node in sorted(self._context.nodes.items()) if rank not in gone}
 
-    def done(self) -> None:
+    def done(self, *, waits: bool = False) -> None:
         self._own = State.DONE
         self._stall.remove(self._context.rank)
 
@@ -221,6 +223,8 @@ class Coordinator(FailureMonitor):
     def tick(self, now: float) -> float:
         if self.root_cause:
             return self._close_connections(self.root_cause, now)
+        while self.released and self._waiting:
+            self._peers[self._waiting.pop()].connection.send({"over": True})
         if not self._appointed:
             self._appoint_deputies()
         if now >= self._pinged + self._context.ping_every:

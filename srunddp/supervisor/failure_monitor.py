@@ -54,8 +54,12 @@ class FailureMonitor:
     def fail(self, failure: Failure, now: float) -> None:
         """This rank has failed."""
 
-    def done(self) -> None:
-        """The script is over, without an error."""
+    def done(self, *, waits: bool = False) -> None:
+        """The script is over, without an error.
+
+        Args:
+            waits: the worker is not to leave before the scripts of all ranks are over, as MPI is initialised.
+        """
         self._done = True
 
     def left(self) -> None:

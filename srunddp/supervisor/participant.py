@@ -28,7 +28,12 @@ class Participant(FailureMonitor):
         self._connection = connection
         self._failure: Failure | None = None
         self._deputy: Mapping[str, Any] = {}
+        self._waits = False
         self._heard = self._pinged = 0.0
+
+    @property
+    def released(self) -> bool:
+        return self._done and not self._waits
 
     @property
     def finished(self) -> bool:
@@ -51,16 +56,19 @@ class Participant(FailureMonitor):
             self._connection.send({"stacks": self._context.stacks()})
         elif isinstance(message.get("deputy"), dict):
             self._deputy = message["deputy"]
+        elif "over" in message:
+            self._waits = False
 
     def fail(self, failure: Failure, now: float) -> None:
         self._failure = self._failure or failure
         self._connection.send({"failure": asdict(failure)})
         self._notice_end(now)
 
-    def done(self) -> None:
-        # The worker need not wait, as the store is rank 0's. MPI_Finalize, which comes next, needs all ranks at once.
+    def done(self, *, waits: bool = False) -> None:
+        # The store is rank 0's. But where a rank fails while another is in MPI_Finalize, Open MPI's mpirun may hang.
         super().done()
-        self._connection.send({"goodbye": True})
+        self._waits = waits
+        self._connection.send({"goodbye": True, "waits": waits})
 
     def left(self) -> None:
         super().left()

@@ -263,7 +263,7 @@ class Supervisor:
             self._fail(self.recorder.of_message(message["failure"], self._clock.now))
         elif "done" in message and self._monitor:
             self._script_done = True
-            self._monitor.done()
+            self._monitor.done(waits=bool(message.get("waits")))
 
     def _on_launcher_end(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)

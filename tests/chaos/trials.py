@@ -12,10 +12,9 @@ import argparse
 import json
 import os
 import random
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from tests.slurm.conftest import data_network, site_mpi
 LIMITS = dict.fromkeys(SUDDEN, 2.0) | {"stop": 13.0}
 _BY_SRUN = ("none", "pmi2", "pmix")
 _WITH_TORCH = 0.1
-TRIES = 3
 _MONITORED = ("--monitor=0.2", "--monitor-dir={folder}/monitor")
 
 
@@ -78,22 +76,10 @@ def try_one(seed: int, where: Sites, launchers: Iterable[str] | None = None) -> 
     """Carry out the plan of this seed: a record for figures, and the result."""
     plan = random_plan(seed, launchers)
     kind = plan.faults[0].kind
-    result, repeated = carry_out(plan, where.of(plan)), 0
-    while (broken := wrong(plan, result, LIMITS[kind])) and _mpirun_failed(plan, result, broken) and repeated < TRIES:
-        result, repeated = carry_out(plan, where.of(plan)), repeated + 1
-    figures = {"gone": result.gone, "back": result.back, "code": result.code, "repeated": repeated}
+    result = carry_out(plan, where.of(plan))
+    broken = wrong(plan, result, LIMITS[kind])
+    figures = {"gone": result.gone, "back": result.back, "code": result.code}
     return {"seed": seed, "kind": kind, **figures, "wrong": broken, "plan": asdict(plan)}, result
-
-
-def _mpirun_failed(plan: Plan, result: Result, broken: Sequence[str]) -> bool:
-    """Whether Open MPI's mpirun itself crashed or stood still as it ended, and nothing else was wrong.
-
-    See docs/measurements.md. Such a trial is repeated.
-    """
-    if not plan.launcher.startswith("openmpi") or not all(each.startswith(("left: ", "exit code ")) for each in broken):
-        return False
-    left = {name.split()[-1] for name in result.left}
-    return result.code == -signal.SIGSEGV or (result.code is None and bool(left) and left <= {"mpirun", "prterun"})
 
 
 def campaign(
@@ -133,7 +119,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="srunddp-chaos-") as folder, Cluster() as cluster:
         records = campaign(seeds, sites(cluster, Path(folder)), heard)
     print(table(records))
-    print(f"repeated, since mpirun itself failed: {sum(record['repeated'] for record in records)}")
     return int(any(record["wrong"] for record in records))
 
 

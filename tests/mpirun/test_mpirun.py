@@ -53,6 +53,15 @@ def test_a_script_may_use_mpi_itself(mpi: Mpi) -> None:
     assert {rank: report["mpi"] for rank, report in done.by_rank().items()} == {0: [0, 2, 3], 1: [1, 2, 3]}
 
 
+def test_no_rank_is_in_mpi_finalize_while_another_works(mpi: Mpi) -> None:
+    """Where a rank fails while another is there, Open MPI's mpirun may hang or crash."""
+    done = mpi.run(3, SRUNDDP, "--channel", "mpi", str(PROGRAMS / "early_end.py"))
+    assert done.code == 0, done.errors
+    ranks = done.by_rank()
+    assert ranks[1]["end"] < ranks[0]["end"], "else this test says nothing"
+    assert min(ranks[1]["exit"], ranks[2]["exit"]) > ranks[0]["end"]
+
+
 def test_init_uses_an_mpi_that_the_script_has_started(mpi: Mpi) -> None:
     done = mpi.run(2, mpi.python, str(PROGRAMS / "mpi_user.py"), "srunddp", env={"PYTHONPATH": str(ROOT)})
     assert done.code == 0, done.errors

@@ -141,6 +141,18 @@ def test_rank_zero_s_worker_stays_until_all_scripts_are_over() -> None:
     assert it.monitor.released
 
 
+def test_the_ranks_that_wait_are_told_when_all_scripts_are_over() -> None:
+    it = Scene()
+    it.say(1, goodbye=True, waits=True)
+    it.say(2, goodbye=True)
+    it.monitor.tick(1.0)
+    assert it.told(1, "over") == []
+    it.monitor.done(waits=True)
+    for now in (2.0, 3.0):
+        it.monitor.tick(now)
+    assert (it.told(1, "over"), it.told(2, "over")) == ([True], [])
+
+
 def test_a_silent_rank_whose_kernel_answers_is_named() -> None:
     it = Scene(lost_after=9.0)
     for now in range(0, 52, 5):

@@ -38,8 +38,23 @@ def test_rank_zero_is_told_what_happens_here() -> None:
     assert it.monitor.released
     it.monitor.left()
     assert it.monitor.finished
-    told = [{"ping": 5}, {"stacks": "a stack"}, {"failure": asdict(BOOM)}, {"goodbye": True}, {"left": True}]
+    told = [
+        {"ping": 5},
+        {"stacks": "a stack"},
+        {"failure": asdict(BOOM)},
+        {"goodbye": True, "waits": False},
+        {"left": True},
+    ]
     assert it.connections[0].messages == told
+
+
+def test_a_worker_with_mpi_stays_until_rank_zero_says_over() -> None:
+    it = Scene(1)
+    it.monitor.done(waits=True)
+    assert it.connections[0].messages == [{"goodbye": True, "waits": True}]
+    assert not it.monitor.released
+    it.say(0, over=True)
+    assert it.monitor.released
 
 
 @pytest.mark.parametrize("deputy", [True, False])
