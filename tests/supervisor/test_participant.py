@@ -38,14 +38,8 @@ def test_rank_zero_is_told_what_happens_here() -> None:
     assert it.monitor.released
     it.monitor.left()
     assert it.monitor.finished
-    told = [
-        {"ping": 5},
-        {"stacks": "a stack"},
-        {"failure": asdict(BOOM)},
-        {"goodbye": True, "waits": False},
-        {"left": True},
-    ]
-    assert it.connections[0].messages == told
+    messages = [{"ping": 5}, {"stacks": "a stack"}, {"failure": asdict(BOOM)}, {"goodbye": True, "waits": False}]
+    assert it.connections[0].messages == [*messages, {"left": True}]
 
 
 def test_a_worker_with_mpi_stays_until_rank_zero_says_over() -> None:
