@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -30,6 +31,7 @@ sbatch/test_cli.py sbatch/test_hostile.py stage/test_build.py
 check/checks/test_versions.py check/test_single_process.py check/test_connectivity.py check/test_two_nodes.py
 """
 
+_TEST = re.compile(r"^def test_", re.MULTILINE)
 _LIMIT = 600  # seconds: a test that hangs fails, rather than hold up all others
 
 
@@ -58,6 +60,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wanted != ["soak"]:
         for item in chosen:
             item.add_marker(pytest.mark.timeout(_LIMIT))
+
+
+# As the last line: `bin/test --quick` must not look like the whole.
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and config.getoption("--quick") and not hasattr(config, "workerinput"):
+        reports = [report for reports in reporter.stats.values() for report in reports if hasattr(report, "nodeid")]
+        run = {report.nodeid.partition("[")[0] for report in reports}
+        there = sum(len(_TEST.findall(path.read_text())) for path in (ROOT / "tests").rglob("test_*.py"))
+        reporter.write_line(f"{there - len(run)} of {there} test functions were left out; bin/test runs them all")
 
 
 # Before fixtures are set up, which may use the GPU.

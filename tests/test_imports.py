@@ -47,6 +47,14 @@ def test_every_name_of_the_package_is_there(tmp_path: Path) -> None:
         _ = srunddp.no_such
 
 
+def test_every_module_can_be_imported(tmp_path: Path) -> None:
+    files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "srunddp").rglob("*.py")]
+    names = sorted(".".join(file.parts) for file in files if file.stem not in ("__init__", "__main__"))
+    program = f"import importlib; [importlib.import_module(name) for name in {names}]"
+    done = python("-c", program, folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("arguments", [("--explain",), ("explain",), ("explain", "--env", "env")], ids=" ".join)
 def test_explain_imports_neither_torch_nor_mpi4py(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     write(tmp_path / "env", "".join(f"{name}={value}\n" for name, value in slurm(1).items()))
