@@ -85,24 +85,24 @@ def rounds(names: Sequence[str]) -> list[list[Way]]:
     return plan
 
 
-def survey(hub: Coordinator, ends: Mapping[str, Endpoint]) -> BandwidthMatrix:
+def survey(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> BandwidthMatrix:
     """Measure each pair of the plan in both directions; the slowest again, with nothing else going on."""
     ways: dict[Way, float] = {}
     for pairs in rounds(list(ends)):
-        ways |= _measure(hub, ends, pairs)
-        ways |= _measure(hub, ends, [(b, a) for a, b in pairs])
+        ways |= _measure(coordinator, ends, pairs)
+        ways |= _measure(coordinator, ends, [(b, a) for a, b in pairs])
     for _ in range(_TRIES):
         slow = sorted(BandwidthMatrix(ways).slow().items(), key=lambda item: item[1])[:_AGAIN]
-        ways |= {way: max(rate, _measure(hub, ends, [way])[way]) for way, rate in slow}
+        ways |= {way: max(rate, _measure(coordinator, ends, [way])[way]) for way, rate in slow}
     return BandwidthMatrix(ways)
 
 
-def _measure(hub: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]) -> dict[Way, float]:
+def _measure(coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]) -> dict[Way, float]:
     questions: dict[int, dict[str, Any]] = {}
     for a, b in ways:
         questions[ends[a].rank] = {"do": "send", "from": ends[a].host, "to": [ends[b].host, ends[b].port]}
         questions[ends[b].rank] = {"do": "receive", "at": ends[b].host}
-    answers = hub.ask(questions, _SLACK)
+    answers = coordinator.ask(questions, _SLACK)
     return {(a, b): float(answers.get(ends[b].rank) or 0.0) for a, b in ways}
 
 
@@ -141,17 +141,17 @@ def summary(rates: BandwidthMatrix) -> str:
     return f"{_shown(rates.usual)} over TCP in the median of {len(rates.ways)} ways, {_shown(least)} at least"
 
 
-def survey_clocks(hub: Coordinator) -> dict[str, float]:
+def survey_clocks(coordinator: Coordinator) -> dict[str, float]:
     """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round trip."""
-    offsets = {node: _offset(hub, rank) for node, rank in hub.node_leaders.items() if rank}
-    return {hub.nodes[0]: 0.0} | {node: offset for node, offset in offsets.items() if offset is not None}
+    offsets = {node: _offset(coordinator, rank) for node, rank in coordinator.node_leaders.items() if rank}
+    return {coordinator.nodes[0]: 0.0} | {node: offset for node, offset in offsets.items() if offset is not None}
 
 
-def _offset(hub: Coordinator, rank: int) -> float | None:
+def _offset(coordinator: Coordinator, rank: int) -> float | None:
     tries = []
     for _ in range(_TRIES):
         asked = time.time()
-        theirs = hub.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
+        theirs = coordinator.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
         now = time.time()
         if isinstance(theirs, float):
             tries.append((now - asked, theirs - (asked + now) / 2))

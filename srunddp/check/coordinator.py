@@ -161,33 +161,33 @@ def gather(
         handle: what rank 0 does itself for a question.
         deadline: of :func:`time.monotonic`.
     """
-    hub = Coordinator({0: own}, handle)
+    coordinator = Coordinator({0: own}, handle)
     with AuthenticatedListener(
-        listening=listening, token=own.token, trust=trust, world_size=own.world_size, say=hub.refused.append
-    ) as door:
-        while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
-            for hello, line, message in door.events(left):
-                if message is None and hub.lines.get(hello.rank) is line:
-                    del hub.lines[hello.rank], hub.here[hello.rank]
+        listening=listening, token=own.token, trust=trust, world_size=own.world_size, say=coordinator.refused.append
+    ) as listener:
+        while len(coordinator.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
+            for hello, line, message in listener.events(left):
+                if message is None and coordinator.lines.get(hello.rank) is line:
+                    del coordinator.lines[hello.rank], coordinator.here[hello.rank]
                 elif message and "here" in message:
-                    _take(hub, hello, line)
-    if len(hub.here) < own.world_size:
-        hub.unanswered = half_open(listening)
-    for listener in listening:
-        listener.close()
+                    _take(coordinator, hello, line)
+    if len(coordinator.here) < own.world_size:
+        coordinator.unanswered = half_open(listening)
+    for each in listening:
+        each.close()
     # A client waits for this; a check has no use for what is in it.
     accepted = asdict(RendezvousInfo.of_single_process(Address("", 0), own.token, own.node))
-    for line in hub.lines.values():
+    for line in coordinator.lines.values():
         line.setblocking(True)
         send(line, {"meeting": accepted})
-    return hub
+    return coordinator
 
 
-def _take(hub: Coordinator, hello: Hello, line: socket.socket) -> None:
-    if objection := _objection(hello, hub.here[0], hub.here.get(hello.rank)):
-        hub.objections.append(objection)
+def _take(coordinator: Coordinator, hello: Hello, line: socket.socket) -> None:
+    if objection := _objection(hello, coordinator.here[0], coordinator.here.get(hello.rank)):
+        coordinator.objections.append(objection)
     else:
-        hub.lines[hello.rank], hub.here[hello.rank] = line, hello
+        coordinator.lines[hello.rank], coordinator.here[hello.rank] = line, hello
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
