@@ -145,7 +145,7 @@ def _channel(case: ExplainContext, found: Environment) -> Row:
         return Row("channel", taken.name, "none is needed")
     later = f"--channel {asked} was asked for" if asked else f"comes after {taken.name}"
     others = [] if case.alone else [each for each in DISCOVERIES if each is not taken]
-    over = tuple(f"{each.name}: {each.why_not(found, case.variables) or later}" for each in others)
+    over = tuple(f"{each.name}: {each.why_unavailable(found, case.variables) or later}" for each in others)
     if not found.discoveries:
         return Row("channel", UNKNOWN, SEE_ERROR, over)
     why = [taken.source(found, case.variables), *(f"then {name}" for name in found.channels[1:])]

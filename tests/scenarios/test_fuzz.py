@@ -58,8 +58,8 @@ def meets_all_the_same(said: list[list[bytes]]) -> None:
             throw(server, pieces)
         connection, meeting = join([server.address], hello(1), soon(), SECRET)
         connection.close()
-        assert server.company().meeting == meeting
-        assert sorted(server.company().lines) == [1]
+        assert server.result().meeting == meeting
+        assert sorted(server.result().lines) == [1]
         assert len(server.said) <= 10
         assert all(line.isprintable() and len(line) < 1000 for line in server.said)
 

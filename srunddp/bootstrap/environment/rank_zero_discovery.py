@@ -71,7 +71,7 @@ class Discovery:
     overrides_launcher: ClassVar[bool] = False
     ports_rule: ClassVar[str] = "the kernel's choice, published"
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         """Why this rank cannot use this way; empty where it can."""
         return "a single process needs none"
 
@@ -124,7 +124,7 @@ class PmiDiscovery(Discovery):
     waits_in = "PMI's barrier"
     rules_out_mpi = True
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         if environment.master:
             return "explicit variables rule"
         if missing := [name for name in (PMI if environment.step else PMI[:1]) if name not in variables]:
@@ -145,7 +145,7 @@ class SlurmDiscovery(Discovery):
     variable = slurm.NODE_LIST
     ports_rule = "those of SLURM_STEP_RESV_PORTS, then derived from job, step and restart count"
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         if environment.step:
             return ""
         if slurm.in_step(variables):
@@ -184,7 +184,7 @@ class MpiDiscovery(Discovery):
     waits_in = "MPI_Init"
     starts_mpi = True
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         if environment.master:
             return "explicit variables rule"
         if environment.step and "PMIX_RANK" not in variables:
@@ -204,7 +204,7 @@ class EnvDiscovery(Discovery):
     overrides_launcher = True
     ports_rule = "MASTER_PORT"
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         if environment.master:
             return ""
         missing = [name for name in EXPLICIT if name not in variables]
@@ -230,7 +230,7 @@ def discovery_named(name: str | None) -> Discovery:
 
 def usable_discoveries(environment: Environment, variables: Mapping[str, str]) -> tuple[Discovery, ...]:
     """The ways that this rank can use, the preferred one first."""
-    usable = (each for each in DISCOVERIES if not each.why_not(environment, variables))
+    usable = (each for each in DISCOVERIES if not each.why_unavailable(environment, variables))
     return tuple(sorted(usable, key=lambda each: each.is_last_resort(environment)))
 
 

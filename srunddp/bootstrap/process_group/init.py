@@ -77,18 +77,18 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     for note in environment.notes if environment.rank == 0 else ():
         _log.warning("srunddp: %s", note)
     prepared = _ready(options, environment)
-    company = rendezvous(
+    result = rendezvous(
         prepared,
-        lambda told: mpi.broadcast(told, environment.world_size, prepared.interface.name),
+        lambda message: mpi.broadcast(message, environment.world_size, prepared.interface.name),
         lambda line: _log.warning("srunddp: %s", line),
     )
-    place = process_group_context(prepared, company.meeting)
+    place = process_group_context(prepared, result.meeting)
     store.install(place)
     if environment.rank == 0 and environment.world_size > 1:
         _log.warning(
             "srunddp: %d ranks without a guard; start with `srunddp SCRIPT` to have one", environment.world_size
         )
-    atexit.register(_leave, os.getpid(), environment.rank, tuple(company.lines.values()))
+    atexit.register(_leave, os.getpid(), environment.rank, tuple(result.lines.values()))
     return place
 
 

@@ -58,8 +58,8 @@ def join(
     try:
         return search.run(deadline)
     except _InterruptedError as reason:
-        told = search.tell(reason.failure, time.monotonic() + TELL_FOR)
-        raise reason.failure.of(hello.rank, hello.node, Scope.JOB if told else Scope.RANK) from None
+        reported = search.tell(reason.failure, time.monotonic() + TELL_FOR)
+        raise reason.failure.of(hello.rank, hello.node, Scope.JOB if reported else Scope.RANK) from None
     finally:
         if not interrupt:
             search.interrupt.close()
@@ -225,7 +225,7 @@ class RendezvousClient:
     def _await_others(self, line: socket.socket, proof: str, address: Address, deadline: float) -> RendezvousInfo:
         send(line, {"here": True, "proof": proof})
         try:
-            return self._hear(line, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
+            return self._receive_info(line, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
         except (OSError, TypeError):
             raise RendezvousError(
                 f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met",
@@ -233,12 +233,12 @@ class RendezvousClient:
                 hint="see rank 0's own message",
             ) from None
 
-    def _hear(self, line: socket.socket, deadline: float) -> RendezvousInfo:
+    def _receive_info(self, line: socket.socket, deadline: float) -> RendezvousInfo:
         while True:
             self.interrupt.wait(deadline, line)
             if self.interrupt.failure:
-                told = _confirmed(line, self.interrupt.failure.message())
-                raise self.interrupt.failure.of(self.hello.rank, self.hello.node, Scope.JOB if told else Scope.RANK)
+                reported = _confirmed(line, self.interrupt.failure.message())
+                raise self.interrupt.failure.of(self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK)
             answer = receive(line, deadline)
             if "failed" in answer:
                 raise abort.error_from_message(answer)

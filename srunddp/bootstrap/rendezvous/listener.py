@@ -152,7 +152,7 @@ class AuthenticatedListener:
         for text in lines:
             message = parse(text)
             if caller.line not in self.known:
-                self._hear(caller, message)
+                self._authenticate(caller, message)
             if caller.hello and caller.line in self.known:
                 yield caller.hello, caller.line, message
             elif caller.line not in self._waiting:
@@ -165,7 +165,7 @@ class AuthenticatedListener:
             elif piece:
                 self._note(caller, "it sent no message of srunddp's")
 
-    def _hear(self, caller: PendingPeer, message: Mapping[str, Any]) -> None:
+    def _authenticate(self, caller: PendingPeer, message: Mapping[str, Any]) -> None:
         """Greet a caller at its hello, and let it in at its proof."""
         if caller.claim is None:
             self._greet(caller, message)

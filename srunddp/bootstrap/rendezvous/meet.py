@@ -48,8 +48,8 @@ class RankSetup:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
-        held: rank 0's listening sockets; told: what it tells over PMI or MPI, its token, where its line is and the
-            secret. None on the others.
+        held: rank 0's listening sockets; published: what it publishes over PMI or MPI, its token, its address and
+            the secret. Both are None on the others.
     """
 
     options: RendezvousOptions
@@ -57,7 +57,7 @@ class RankSetup:
     entries: tuple[ifaces_conf.IfacesEntry, ...]
     interface: interface.SelectedInterface
     held: BoundSockets | None = None
-    told: str | None = field(default=None, repr=False)
+    published: str | None = field(default=None, repr=False)
 
 
 def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
@@ -87,7 +87,7 @@ def bind(prepared: RankSetup) -> RankSetup:
     line_ports = [0] if alone else discovery.line_ports(environment, entry, forced)
     held = bind_sockets(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
     return replace(
-        prepared, held=held, told=protocol.encode_advertisement(discovery.token(environment), [held.line_address])
+        prepared, held=held, published=protocol.encode_advertisement(discovery.token(environment), [held.line_address])
     )
 
 
@@ -120,13 +120,13 @@ def rendezvous(
         single = RendezvousInfo.of_single_process(store, discovery.token(environment), node)
         return RendezvousResult(meeting=single, lines={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
-    channel, told = discovery.discover(environment, prepared.told, prepared.options.timeout, over_mpi, say)
-    heard = decode_advertisement(told) if told else None
-    token = heard.token if heard else discovery.token(environment)
+    channel, received = discovery.discover(environment, prepared.published, prepared.options.timeout, over_mpi, say)
+    advertisement = decode_advertisement(received) if received else None
+    token = advertisement.token if advertisement else discovery.token(environment)
     hello = discovery.hello(environment, token, prepared.interface.address)
-    own = auth.choose_authenticator(heard.secret if heard else "")
+    own = auth.choose_authenticator(advertisement.secret if advertisement else "")
     if prepared.held:
-        if not heard:
+        if not advertisement:
             discovery.working_out(environment).rank_zero(environment)
         from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
@@ -139,7 +139,7 @@ def rendezvous(
             say=say,
             interrupt=interrupt,
         ).accept_all(deadline)
-    candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, heard)
+    candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, advertisement)
     from srunddp.bootstrap.rendezvous import client
 
     line, meeting = client.join(candidates, hello, deadline, own, interrupt)
@@ -153,11 +153,11 @@ def _candidates(
     chosen: interface.SelectedInterface | None,
     entries: tuple[ifaces_conf.IfacesEntry, ...],
     options: RendezvousOptions,
-    heard: Advertisement | None,
+    advertisement: Advertisement | None,
 ) -> list[protocol.Address]:
     """Where rank 0 may be: what it published, or else the addresses that this rank works out."""
-    if heard:
-        return list(heard.addresses)
+    if advertisement:
+        return list(advertisement.addresses)
     return discovery.candidate_addresses(environment, chosen, entries, options.ports)
 
 
@@ -170,7 +170,7 @@ def report_early_failure(
     """Tell the other ranks of a failure from before the meeting, within about 5 s.
 
     Rank 0 answers the others where they look for it, or publishes it as it would its address; another rank tells
-    rank 0. Nothing is told over MPI, which blocks.
+    rank 0. Nothing is sent over MPI, which blocks.
 
     Args:
         environment: who this rank is.
@@ -193,7 +193,7 @@ def report_early_failure(
 
 @dataclass(frozen=True)
 class _EarlyFailure:
-    """A failure from before the meeting, and for how many seconds others are told of it."""
+    """A failure from before the meeting, and for how many seconds it is reported to the others."""
 
     environment: Environment
     options: RendezvousOptions
@@ -227,12 +227,12 @@ class _EarlyFailure:
     def tell_rank_zero(self) -> bool:
         """On another rank; returns whether rank 0 knows."""
         environment, deadline = self.environment, time.monotonic() + self.within
-        way, heard = environment.discovery, None
+        way, advertisement = environment.discovery, None
         if way.publishes:
-            heard = decode_advertisement(way.exchange(None, environment, self.within))
-        candidates = _candidates(environment, self.interface, self._entries(), self.options, heard)
-        hello = discovery.hello(environment, heard.token if heard else discovery.token(environment))
-        own = auth.choose_authenticator(heard.secret if heard else "")
+            advertisement = decode_advertisement(way.exchange(None, environment, self.within))
+        candidates = _candidates(environment, self.interface, self._entries(), self.options, advertisement)
+        hello = discovery.hello(environment, advertisement.token if advertisement else discovery.token(environment))
+        own = auth.choose_authenticator(advertisement.secret if advertisement else "")
         from srunddp.bootstrap.rendezvous import client
 
         return client.report_failure(candidates, hello, own, self.failure, deadline)

@@ -113,10 +113,10 @@ class RendezvousServer:
         if message is None:
             if self.lines.get(hello.rank) is line:
                 raise self._lost(hello)
-        elif told := abort.read(message):
+        elif reported := abort.read(message):
             send(line, {"told": True})
             self._settled.add(hello.rank)
-            raise told.of(hello.rank, hello.node)
+            raise reported.of(hello.rank, hello.node)
         elif "here" in message:
             if objection := self._objection(hello):
                 raise RendezvousError(objection, scope=Scope.JOB)

@@ -173,7 +173,7 @@ def test_a_caller_without_proof_leaves_one_line_in_the_log(prover: Authenticator
     """Not though it knows the token, counts another world, or has a rank that is there already."""
     with rank_zero(3, trust=prover) as server, ThreadPoolExecutor(2) as pool:
         first = pool.submit(join, [server.address], hello(1, 3), soon(), prover)
-        until(lambda: 1 in server.roster.lines)
+        until(lambda: 1 in server.rendezvous.lines)
         for one in (hello(2, 3), hello(1, 3, "node09", pid=9), hello(2, 77), hello(0, 3), hello(2, 3, address="::1")):
             with server.connect() as caller:
                 json_lines.send(caller, greeting(one, prover.kind))
@@ -197,7 +197,7 @@ def test_a_rank_zero_without_the_proof_is_passed_over(prover: Authenticator) -> 
         connection.close()
         assert meeting == server.meeting()
         assert meeting.master_port == server.held.store_address.port
-        assert not pretender.roster.lines
+        assert not pretender.rendezvous.lines
         text = "did not prove that it is rank 0: "
         with pytest.raises(RendezvousError, match=text):
             join([pretender.address], hello(1), soon(0.3), prover)
@@ -224,7 +224,7 @@ def test_a_relay_on_another_port_proves_nothing(prover: Authenticator) -> None:
             with pytest.raises(RendezvousError, match="did not prove that it is rank 0"):
                 join([address], hello(1), soon(0.3), prover)
             passed_on.result(30)
-        assert not server.roster.lines
+        assert not server.rendezvous.lines
 
 
 def _pass_on_once(between: socket.socket, to: Address) -> None:
@@ -246,7 +246,7 @@ def test_two_kinds_of_proof_are_named_with_the_hint(zeros: str, theirs: str) -> 
         until(lambda: server.said)
         assert server.said[0].startswith("refused rank 1 on node02 (127.0.0.1:")
         assert f"its proof is {theirs}, rank 0's {zeros}; expected " in server.said[0]
-        assert not server.roster.lines
+        assert not server.rendezvous.lines
 
 
 def test_the_log_does_not_fill_with_refusals() -> None:
