@@ -123,9 +123,9 @@ def members(port: int, first: int, last: int, culprit: int) -> None:
                 if culprit in wires:
                     wires[culprit].send({"failure": asdict(Failure(culprit, node(culprit), "ValueError: boom", 7))})
                 continue
-            told = [message["verdict"]["exit_code"] for message in key.data.read() if "verdict" in message]
-            codes += told
-            if told:
+            received = [message["verdict"]["exit_code"] for message in key.data.read() if "verdict" in message]
+            codes += received
+            if received:
                 selector.unregister(key.fileobj)
                 key.fileobj.close()
         # One after the other, as the ranks of a real job do.
@@ -136,7 +136,7 @@ def members(port: int, first: int, last: int, culprit: int) -> None:
                 continue
             wires[rank].send({"ping": 1})
             next_ping += each
-    tell(told=len(codes), codes=sorted(set(codes)), at=time.monotonic())
+    tell(informed=len(codes), codes=sorted(set(codes)), at=time.monotonic())
 
 
 def tell(**what: object) -> None:
