@@ -34,12 +34,12 @@ def send(source: str, host: str, port: int) -> None:
     """Send as much as goes for a short time."""
     piece, end = bytes(_PIECE), time.monotonic() + _SECONDS
     with contextlib.suppress(OSError):
-        line = socket.create_connection((host, port), _WITHIN, source_address=(source, 0))
-        with line:
+        connection = socket.create_connection((host, port), _WITHIN, source_address=(source, 0))
+        with connection:
             while (left := end - time.monotonic()) > 0:
-                line.settimeout(left)
-                line.send(piece)
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                connection.settimeout(left)
+                connection.send(piece)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
 
 def receive(listener: socket.socket) -> float:
@@ -48,11 +48,11 @@ def receive(listener: socket.socket) -> float:
     listener.settimeout(_WITHIN)
     began = time.monotonic()
     with contextlib.suppress(OSError):
-        line, _ = listener.accept()
-        with line:
-            line.settimeout(_WITHIN)
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(_WITHIN)
             began = time.monotonic()
-            while (size := line.recv_into(buffer)) and time.monotonic() - began < _WITHIN:
+            while (size := connection.recv_into(buffer)) and time.monotonic() - began < _WITHIN:
                 count += size
     return count / max(time.monotonic() - began, 1e-6)
 

@@ -90,7 +90,7 @@ def _join(context: CheckContext, handle: Handler, timeout: float, ports: range |
 
 
 def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Authenticator) -> socket.socket:
-    """The line to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
+    """The connection to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
     hosts = dict.fromkeys(address.host for address in candidates)
     turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
     while True:
@@ -123,7 +123,7 @@ def _listen(
             expected="one by which other nodes reach it",
             hint="see `ip addr` there",
         )
-    candidates, listening = discovery.line_ports(environment, entry, ports), []
+    candidates, listening = discovery.rendezvous_ports(environment, entry, ports), []
     for host in hosts:
         try:
             listening.append(listen(host, candidates))
@@ -152,7 +152,7 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
             expected="an address of rank 0's node",
             hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
         )
-    every = discovery.line_ports(environment, entry, ports)
+    every = discovery.rendezvous_ports(environment, entry, ports)
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 
 

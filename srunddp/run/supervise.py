@@ -90,7 +90,7 @@ class Agent(RankAgent):
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
         environment, options = self.context.setup.environment, self.context.options
         folder = self._recorder.log.parent if self._recorder.log else None
-        if not found.lines:
+        if not found.connections:
             return SingleProcess(folder)
         context = RankContext(
             rank=environment.rank,
@@ -104,7 +104,9 @@ class Agent(RankAgent):
             lost_after=options.lost_after,
             asked=self._recorder.ending_signal,
         )
-        connections = {rank: SupervisorConnection(line, options.lost_after) for rank, line in found.lines.items()}
+        connections = {
+            rank: SupervisorConnection(connection, options.lost_after) for rank, connection in found.connections.items()
+        }
         if environment.rank:
             from srunddp.supervisor.participant import Participant
 

@@ -63,7 +63,7 @@ def run_worker(context: WorkerContext) -> int:
     interrupt = _end_at(signal.SIGINT)  # Ctrl-C ends the wait for the others, and not with a traceback
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
     if setup.held:
-        setup.held.line.close()
+        setup.held.rendezvous.close()
     _prepare_process(context)
     if environment.world_size > 1 and environment.discovery.starts_mpi:
         supervisor.send(_exchange_over_mpi(setup))

@@ -119,8 +119,8 @@ def test_a_rank_that_fails_is_named_and_answers_what_comes_next(rank: int) -> No
 def test_garbage_instead_of_an_answer_is_named() -> None:
     with gathered(1, 2) as (coordinator, _):
         ours, theirs = socket.socketpair()
-        coordinator.lines[1].close()
-        coordinator.lines[1] = ours
+        coordinator.connections[1].close()
+        coordinator.connections[1] = ours
         theirs.sendall(b"garbage\n")
         assert coordinator.ask({1: {"word": "?"}}, 5.0) == {}
         assert coordinator.errors == {1: "it sent what is no answer"}
@@ -139,8 +139,8 @@ def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
         wrong = [hello(1), hello(1, pid=2), hello(2, world_size=7)]
         found = [pool.submit(join, [where], each, soon(2.0)) for each in wrong]
         coordinator = gather(hello(0), [listener], NullAuthenticator(), answering(0), soon(1.0))
-        for line in coordinator.lines.values():
-            line.close()
+        for connection in coordinator.connections.values():
+            connection.close()
         for each in found:
             each.exception(70.0)
     assert sorted(coordinator.objections) == [
@@ -176,7 +176,7 @@ def test_a_rank_says_that_rank_0_was_lost() -> None:
     with ThreadPoolExecutor() as pool:
         client = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
         coordinator = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
-        coordinator.lines[1].close()
+        coordinator.connections[1].close()
         with pytest.raises(CoordinatorLostError, match="rank 0 was lost: its process ended"):
             client.result(5.0)
 
@@ -187,8 +187,8 @@ def test_two_hundred_ranks_come_and_answer() -> None:
     text = "x" * 20_000
 
     def client(rank: int) -> int:
-        line = join([where], hello(rank, 201), soon(20.0))[0]
-        return serve(line, lambda question: [rank, question["word"] + text])
+        connection = join([where], hello(rank, 201), soon(20.0))[0]
+        return serve(connection, lambda question: [rank, question["word"] + text])
 
     with ThreadPoolExecutor(200) as pool:
         began = time.monotonic()

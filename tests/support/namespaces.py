@@ -75,7 +75,7 @@ def coordinator_of(names: Mapping[str, str], handle: Callable[[str], Handler]) -
         children.append(fork.Process(target=_within, args=(name, theirs, lambda node=node: handle(node)), daemon=True))
         children[-1].start()
         theirs.close()
-        coordinator.lines[rank], coordinator.here[rank] = ours, Hello("t", rank, 3, 0, node, "", 1)
+        coordinator.connections[rank], coordinator.here[rank] = ours, Hello("t", rank, 3, 0, node, "", 1)
     try:
         yield coordinator
     finally:
@@ -85,11 +85,11 @@ def coordinator_of(names: Mapping[str, str], handle: Callable[[str], Handler]) -
             child.kill()
 
 
-def _within(namespace: str, line: socket.socket, handle: Callable[[], Handler]) -> None:
+def _within(namespace: str, connection: socket.socket, handle: Callable[[], Handler]) -> None:
     with Path("/run/netns", namespace).open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
             raise OSError(ctypes.get_errno(), "setns")
-    serve(line, handle())
+    serve(connection, handle())
 
 
 @contextmanager

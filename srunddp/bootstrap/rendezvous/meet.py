@@ -72,7 +72,7 @@ def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
 
 
 def bind(prepared: RankSetup) -> RankSetup:
-    """On rank 0, bind the line's and the store's sockets on the interface; nothing on the others.
+    """On rank 0, bind the sockets of the rendezvous and of the store on the interface; nothing on the others.
 
     Raises:
         SrunddpError: no port is free, or the others would not find this address.
@@ -84,10 +84,12 @@ def bind(prepared: RankSetup) -> RankSetup:
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, alone=alone)
     if environment.world_size > 1 and not environment.discovery.publishes and not environment.one_node:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
-    line_ports = [0] if alone else discovery.line_ports(environment, entry, forced)
-    held = bind_sockets(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
+    rendezvous_ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
+    held = bind_sockets(prepared.interface.address, rendezvous_ports, discovery.store_ports(entry, forced))
     return replace(
-        prepared, held=held, published=protocol.encode_advertisement(discovery.token(environment), [held.line_address])
+        prepared,
+        held=held,
+        published=protocol.encode_advertisement(discovery.token(environment), [held.rendezvous_address]),
     )
 
 
@@ -106,7 +108,7 @@ def rendezvous(
         interrupt: ends the meeting when this rank fails.
 
     Returns:
-        What all know then, and the lines that stay open.
+        What all know then, and the connections that stay open.
 
     Raises:
         SrunddpError: they did not meet.
@@ -115,10 +117,10 @@ def rendezvous(
     environment = prepared.environment
     if environment.world_size == 1:
         assert prepared.held
-        prepared.held.line.close()
+        prepared.held.rendezvous.close()
         store, node = prepared.held.store_address, environment.node
         single = RendezvousInfo.of_single_process(store, discovery.token(environment), node)
-        return RendezvousResult(meeting=single, lines={}, nodes={0: node})
+        return RendezvousResult(meeting=single, connections={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
     channel, received = discovery.discover(environment, prepared.published, prepared.options.timeout, over_mpi, say)
     advertisement = decode_advertisement(received) if received else None
@@ -142,9 +144,9 @@ def rendezvous(
     candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, advertisement)
     from srunddp.bootstrap.rendezvous import client
 
-    line, meeting = client.join(candidates, hello, deadline, own, interrupt)
+    connection, meeting = client.join(candidates, hello, deadline, own, interrupt)
     return RendezvousResult(
-        meeting=meeting, lines={0: line}, nodes={0: meeting.master_node, environment.rank: environment.node}
+        meeting=meeting, connections={0: connection}, nodes={0: meeting.master_node, environment.rank: environment.node}
     )
 
 
@@ -240,7 +242,7 @@ class _EarlyFailure:
     def _listen(self) -> list[socket.socket]:
         entries, listening = self._entries(), []
         entry = ifaces_conf.entry_or_default(entries, self.environment.node)
-        ports = discovery.line_ports(self.environment, entry, self.options.ports)
+        ports = discovery.rendezvous_ports(self.environment, entry, self.options.ports)
         for host in discovery.resolve_node(self.environment, self.interface, entries):
             with contextlib.suppress(SrunddpError):
                 listening.append(listen(host, ports))

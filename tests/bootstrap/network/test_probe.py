@@ -23,8 +23,8 @@ def probe(listener: socket.socket, source: str, **known: object) -> Probe:
 
 def test_it_sends_from_its_own_address(there: socket.socket) -> None:
     assert connect(probe(there, "127.0.0.3")) == ""
-    line, (host, _) = there.accept()
-    line.close()
+    connection, (host, _) = there.accept()
+    connection.close()
     assert host == "127.0.0.3"
 
 

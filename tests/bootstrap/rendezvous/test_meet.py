@@ -39,7 +39,7 @@ def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.Mon
 
 def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     held = bind_sockets("127.0.0.1", [0], [0])
-    published = protocol.encode_advertisement("1207.0.0", [held.line_address])
+    published = protocol.encode_advertisement("1207.0.0", [held.rendezvous_address])
     secret = HmacAuthenticator(bytes.fromhex(protocol.decode_advertisement(published).secret))
     with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[1].fileno()))
