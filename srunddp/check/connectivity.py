@@ -176,10 +176,10 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
     """In which direction all ways of an endpoint are broken; empty where one is whole."""
     out, back = [pair for pair in own if pair[0] == name], [pair for pair in own if pair[1] == name]
     sends = bool(out) and all(pair in left for pair in out)
-    hears = bool(back) and all(pair in left for pair in back)
-    if sends and not hears:
+    receives = bool(back) and all(pair in left for pair in back)
+    if sends and not receives:
         return "nothing that it sends from {} reaches another node"
-    if hears and not sends:
+    if receives and not sends:
         return "nothing that others send to {} reaches it"
     return "no TCP between {} and any other node" if all({(a, b), (b, a)} & left.keys() for a, b in own) else ""
 

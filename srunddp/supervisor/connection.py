@@ -112,7 +112,7 @@ class SupervisorConnection:
 
 
 class DownNodes:
-    """The nodes that Slurm itself takes for down: it is asked for those of which nothing has been heard for a while.
+    """The nodes that Slurm itself takes for down: it is asked for those of which nothing has been received for a while.
 
     Attributes:
         names: of the last answer; empty outside a job step, and where there is no ``sinfo``.

@@ -126,7 +126,7 @@ def bind_sockets(host: str, rendezvous_ports: Iterable[int], store_ports: Iterab
 
     Args:
         host: the numeric address of rank 0's interface.
-        line_ports, store_ports: ports to try in turn; 0 lets the kernel choose.
+        rendezvous_ports, store_ports: ports to try in turn; 0 lets the kernel choose.
 
     Raises:
         RendezvousError: none of the ports is free.
