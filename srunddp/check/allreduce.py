@@ -64,13 +64,13 @@ def run(place: ProcessGroupContext, within: float) -> dict[str, Any]:
     child.start()
     theirs.close()
     try:
-        told = ours.recv() if ours.poll(within) else {"wrong": f"no end after {within:.0f} s"}
+        answer = ours.recv() if ours.poll(within) else {"wrong": f"no end after {within:.0f} s"}
     except EOFError:
         child.join(1.0)
-        told = {"wrong": f"its process ended with {child.exitcode}"}
+        answer = {"wrong": f"its process ended with {child.exitcode}"}
     child.kill()
     child.join()
-    return dict(told)
+    return dict(answer)
 
 
 def _child(place: ProcessGroupContext, within: float, answer: Connection) -> None:

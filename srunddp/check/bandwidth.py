@@ -34,12 +34,12 @@ def send(source: str, host: str, port: int) -> None:
     """Send as much as goes for a short time."""
     piece, end = bytes(_PIECE), time.monotonic() + _SECONDS
     with contextlib.suppress(OSError):
-        line = socket.create_connection((host, port), _WITHIN, source_address=(source, 0))
-        with line:
+        connection = socket.create_connection((host, port), _WITHIN, source_address=(source, 0))
+        with connection:
             while (left := end - time.monotonic()) > 0:
-                line.settimeout(left)
-                line.send(piece)
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                connection.settimeout(left)
+                connection.send(piece)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
 
 def receive(listener: socket.socket) -> float:
@@ -48,11 +48,11 @@ def receive(listener: socket.socket) -> float:
     listener.settimeout(_WITHIN)
     began = time.monotonic()
     with contextlib.suppress(OSError):
-        line, _ = listener.accept()
-        with line:
-            line.settimeout(_WITHIN)
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(_WITHIN)
             began = time.monotonic()
-            while (size := line.recv_into(buffer)) and time.monotonic() - began < _WITHIN:
+            while (size := connection.recv_into(buffer)) and time.monotonic() - began < _WITHIN:
                 count += size
     return count / max(time.monotonic() - began, 1e-6)
 
@@ -85,24 +85,24 @@ def rounds(names: Sequence[str]) -> list[list[Way]]:
     return plan
 
 
-def survey(hub: Coordinator, ends: Mapping[str, Endpoint]) -> BandwidthMatrix:
+def survey(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> BandwidthMatrix:
     """Measure each pair of the plan in both directions; the slowest again, with nothing else going on."""
     ways: dict[Way, float] = {}
     for pairs in rounds(list(ends)):
-        ways |= _measure(hub, ends, pairs)
-        ways |= _measure(hub, ends, [(b, a) for a, b in pairs])
+        ways |= _measure(coordinator, ends, pairs)
+        ways |= _measure(coordinator, ends, [(b, a) for a, b in pairs])
     for _ in range(_TRIES):
         slow = sorted(BandwidthMatrix(ways).slow().items(), key=lambda item: item[1])[:_AGAIN]
-        ways |= {way: max(rate, _measure(hub, ends, [way])[way]) for way, rate in slow}
+        ways |= {way: max(rate, _measure(coordinator, ends, [way])[way]) for way, rate in slow}
     return BandwidthMatrix(ways)
 
 
-def _measure(hub: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]) -> dict[Way, float]:
+def _measure(coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]) -> dict[Way, float]:
     questions: dict[int, dict[str, Any]] = {}
     for a, b in ways:
         questions[ends[a].rank] = {"do": "send", "from": ends[a].host, "to": [ends[b].host, ends[b].port]}
         questions[ends[b].rank] = {"do": "receive", "at": ends[b].host}
-    answers = hub.ask(questions, _SLACK)
+    answers = coordinator.ask(questions, _SLACK)
     return {(a, b): float(answers.get(ends[b].rank) or 0.0) for a, b in ways}
 
 
@@ -141,17 +141,17 @@ def summary(rates: BandwidthMatrix) -> str:
     return f"{_shown(rates.usual)} over TCP in the median of {len(rates.ways)} ways, {_shown(least)} at least"
 
 
-def survey_clocks(hub: Coordinator) -> dict[str, float]:
+def survey_clocks(coordinator: Coordinator) -> dict[str, float]:
     """Seconds by which each node's clock is ahead of rank 0's node's, to about half a network round trip."""
-    offsets = {node: _offset(hub, rank) for node, rank in hub.node_leaders.items() if rank}
-    return {hub.nodes[0]: 0.0} | {node: offset for node, offset in offsets.items() if offset is not None}
+    offsets = {node: _offset(coordinator, rank) for node, rank in coordinator.node_leaders.items() if rank}
+    return {coordinator.nodes[0]: 0.0} | {node: offset for node, offset in offsets.items() if offset is not None}
 
 
-def _offset(hub: Coordinator, rank: int) -> float | None:
+def _offset(coordinator: Coordinator, rank: int) -> float | None:
     tries = []
     for _ in range(_TRIES):
         asked = time.time()
-        theirs = hub.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
+        theirs = coordinator.ask({rank: {"do": "clock"}}, _SLACK).get(rank)
         now = time.time()
         if isinstance(theirs, float):
             tries.append((now - asked, theirs - (asked + now) / 2))

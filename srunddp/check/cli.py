@@ -49,7 +49,7 @@ def check(**given: Any) -> None:
     Exit code 0, or 69 when something is wrong that would stop the job.
     """
     try:
-        staged = _in_copies() if given["staged"] else None
+        staged = _use_staged_copies() if given["staged"] else None
         environment = detect(os.environ, channel=given["channel"])
         ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
     except SrunddpError as error:
@@ -63,7 +63,7 @@ def check(**given: Any) -> None:
         sys.exit(FAILED)
 
 
-def _in_copies() -> StagedPaths:
+def _use_staged_copies() -> StagedPaths:
     staged = read(os.environ)
     activate(staged)
     return staged
@@ -81,17 +81,17 @@ def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
     """On rank 0: the check, its report, and the exit code, which all others are told."""
     environment = own.context.environment
     try:
-        hub = coordinate(own.context, own.handle, given["timeout"], ports)
+        coordinator = coordinate(own.context, own.handle, given["timeout"], ports)
     except SrunddpError as error:
         words = {"found": error.found, "expected": error.expected, "hint": error.hint}
         apart = Finding(level=FAIL, **words, nodes=(environment.node,), ranks=(environment.rank,))
         return _ended(environment, _tell(preflight.alone(own.context, apart), given, environment))
     code = FAILED
     try:
-        report = preflight.examine(hub, own, given["timeout"], with_collective=given["collective"])
+        report = preflight.examine(coordinator, own, given["timeout"], with_collective=given["collective"])
         code = _tell(report, given, environment)
     finally:
-        hub.shutdown(code)
+        coordinator.shutdown(code)
     return _ended(environment, code)
 
 

@@ -54,33 +54,35 @@ class ConnectivityMatrix:
     not_listening: tuple[str, ...] = ()
 
 
-def run_listeners(hub: Coordinator, addresses: Mapping[int, Sequence[str]]) -> dict[int, dict[str, int]]:
+def run_listeners(coordinator: Coordinator, addresses: Mapping[int, Sequence[str]]) -> dict[int, dict[str, int]]:
     """Have ranks listen on addresses; the port of each, 0 where it cannot be bound, of the ranks that answer."""
-    return hub.ask({rank: {"do": "listen", "addresses": theirs} for rank, theirs in addresses.items()}, _SLACK)
+    return coordinator.ask({rank: {"do": "listen", "addresses": theirs} for rank, theirs in addresses.items()}, _SLACK)
 
 
-def run_plan(hub: Coordinator, plan: Mapping[int, Mapping[K, Probe]]) -> dict[K, str]:
+def run_plan(coordinator: Coordinator, plan: Mapping[int, Mapping[K, Probe]]) -> dict[K, str]:
     """Have ranks try connections, each by some key; why it fails, or an empty text, for the ranks that answer."""
     rounds = 1 + max(map(len, plan.values()), default=0) // AT_ONCE
     asked = {rank: {"do": "connect", "probes": [asdict(each) for each in plan[rank].values()]} for rank in plan}
-    answers = hub.ask(asked, rounds * WITHIN + _SLACK)
-    return {key: why for rank, told in answers.items() for key, why in zip(plan[rank], told, strict=False)}
+    answers = coordinator.ask(asked, rounds * WITHIN + _SLACK)
+    return {key: why for rank, answer in answers.items() for key, why in zip(plan[rank], answer, strict=False)}
 
 
-def survey(hub: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
+def survey(coordinator: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
     """Try the ways between nodes, and those that fail once more.
 
     Args:
         addresses: the interface's name and address of each rank that has one.
     """
-    nodes = hub.nodes
+    nodes = coordinator.nodes
     known = endpoints_of(nodes, addresses)
-    ends = listening(hub, known)
+    ends = listening(coordinator, known)
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
-    failing = _try(hub, ends, _try(hub, ends, pairs))
-    not_listening = tuple(name for name, end in known.items() if name not in ends and end.rank not in hub.errors)
+    failing = _try(coordinator, ends, _try(coordinator, ends, pairs))
+    not_listening = tuple(
+        name for name, end in known.items() if name not in ends and end.rank not in coordinator.errors
+    )
     return ConnectivityMatrix(
-        endpoints=ends, tried=pairs, broken=_directed(hub, ends, failing), not_listening=not_listening
+        endpoints=ends, tried=pairs, broken=_directed(coordinator, ends, failing), not_listening=not_listening
     )
 
 
@@ -93,10 +95,10 @@ def endpoints_of(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, st
     return {f"{node}:{name}" if count[node] > 1 else node: end for (node, name), end in first.items()}
 
 
-def listening(hub: Coordinator, ends: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
+def listening(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
     """Have the endpoints listen, on ports that their kernels choose; those that cannot are left out."""
-    told = run_listeners(hub, {end.rank: [end.host] for end in ends.values()})
-    ports = {name: told.get(end.rank, {}).get(end.host, 0) for name, end in ends.items()}
+    answers = run_listeners(coordinator, {end.rank: [end.host] for end in ends.values()})
+    ports = {name: answers.get(end.rank, {}).get(end.host, 0) for name, end in ends.items()}
     return {name: replace(end, port=ports[name]) for name, end in ends.items() if ports[name]}
 
 
@@ -115,22 +117,22 @@ def plan(nodes: Mapping[str, str]) -> list[Way]:
     return pairs
 
 
-def _try(hub: Coordinator, ends: Mapping[str, Endpoint], pairs: Iterable[Way]) -> dict[Way, str]:
+def _try(coordinator: Coordinator, ends: Mapping[str, Endpoint], pairs: Iterable[Way]) -> dict[Way, str]:
     """The pairs that do not connect, and why. Ranks that are lost meanwhile say nothing of the network."""
     probes: dict[int, dict[Way, Probe]] = {}
     for a, b in pairs:
         probe = Probe(source=ends[a].host, host=ends[b].host, port=ends[b].port)
         probes.setdefault(ends[a].rank, {})[a, b] = probe
-    found = run_plan(hub, probes)
-    return {(a, b): why for (a, b), why in found.items() if why and ends[b].rank not in hub.errors}
+    found = run_plan(coordinator, probes)
+    return {(a, b): why for (a, b), why in found.items() if why and ends[b].rank not in coordinator.errors}
 
 
-def _directed(hub: Coordinator, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]) -> dict[Way, str]:
+def _directed(coordinator: Coordinator, ends: Mapping[str, Endpoint], failing: Mapping[Way, str]) -> dict[Way, str]:
     """On which way the packets get lost, by what the listeners' kernels hold half open."""
-    told = hub.broadcast({"do": "half open"}, _SLACK, {ends[b].rank for _, b in failing})
+    answers = coordinator.broadcast({"do": "half open"}, _SLACK, {ends[b].rank for _, b in failing})
     broken: dict[Way, str] = {}
     for (a, b), why in failing.items():
-        answer_lost = why == NO_ANSWER and ends[a].host in (told.get(ends[b].rank) or ())
+        answer_lost = why == NO_ANSWER and ends[a].host in (answers.get(ends[b].rank) or ())
         broken.setdefault((b, a) if answer_lost else (a, b), why)
     return broken
 
@@ -174,10 +176,10 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
     """In which direction all ways of an endpoint are broken; empty where one is whole."""
     out, back = [pair for pair in own if pair[0] == name], [pair for pair in own if pair[1] == name]
     sends = bool(out) and all(pair in left for pair in out)
-    hears = bool(back) and all(pair in left for pair in back)
-    if sends and not hears:
+    receives = bool(back) and all(pair in left for pair in back)
+    if sends and not receives:
         return "nothing that it sends from {} reaches another node"
-    if hears and not sends:
+    if receives and not sends:
         return "nothing that others send to {} reaches it"
     return "no TCP between {} and any other node" if all({(a, b), (b, a)} & left.keys() for a, b in own) else ""
 

@@ -1,4 +1,4 @@
-"""Rank 0 asks all other ranks, and each answers: over lines that need not go over the interface of the training.
+"""Rank 0 asks all other ranks, and each answers: over connections that need not go over the interface of the training.
 
 A check has to work just where a meeting would not. So rank 0 listens on every address of its node, and the others try
 each one that the channel tells or that its names lead to. Rank 0 takes whoever has come when the time is over.
@@ -43,7 +43,7 @@ class Coordinator:
     Attributes:
         here: what each rank that came said of itself, rank 0 included.
         handle: what rank 0 itself does for a question.
-        lines: to each other rank that still answers.
+        connections: to each other rank that still answers.
         objections: what is wrong with ranks that came; refused: connections that proved nothing.
         unanswered: addresses from which packets came while ranks were missing, but not the answers to our answers.
         errors: why a rank is not asked any more, or could not answer.
@@ -51,7 +51,7 @@ class Coordinator:
 
     here: dict[int, Hello]
     handle: Handler
-    lines: dict[int, socket.socket] = field(default_factory=dict)
+    connections: dict[int, socket.socket] = field(default_factory=dict)
     objections: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Coordinator:
         """The first rank of each node that still answers."""
         first: dict[str, int] = {}
         for rank, node in self.nodes.items():
-            if rank == 0 or rank in self.lines:
+            if rank == 0 or rank in self.connections:
                 first.setdefault(node, rank)
         return first
 
@@ -83,10 +83,10 @@ class Coordinator:
             The answers by rank. One that does not answer in time, or is lost, is left out, and is asked no more.
         """
         deadline = time.monotonic() + within
-        waiting = {rank for rank in questions if rank in self.lines}
+        waiting = {rank for rank in questions if rank in self.connections}
         for rank in waiting:
-            self.lines[rank].settimeout(_SEND_WITHIN)
-            send(self.lines[rank], dict(questions[rank]))
+            self.connections[rank].settimeout(_SEND_WITHIN)
+            send(self.connections[rank], dict(questions[rank]))
         # In a thread, for it may hang here as it may there.
         own = call_in_daemon_thread(partial(_answered, self.handle, questions[0])) if 0 in questions else None
         answers = self._collect(waiting, deadline)
@@ -113,7 +113,7 @@ class Coordinator:
         answers: dict[int, dict[str, Any]] = {}
         with selectors.DefaultSelector() as selector:
             for rank in waiting:
-                selector.register(self.lines[rank], selectors.EVENT_READ, rank)
+                selector.register(self.connections[rank], selectors.EVENT_READ, rank)
             while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
                 for key, _ in ready:
                     rank, text = key.data, self._read(key.data)
@@ -129,10 +129,10 @@ class Coordinator:
         return answers
 
     def _read(self, rank: int) -> bytearray:
-        """What the rank has sent of its line so far; empty where its process has ended."""
+        """What the rank has sent of its answer so far; empty where its process has ended."""
         text = self._text.setdefault(rank, bytearray())
         try:
-            piece = self.lines[rank].recv(_PIECE)
+            piece = self.connections[rank].recv(_PIECE)
         except OSError:
             piece = b""
         text += piece
@@ -140,13 +140,13 @@ class Coordinator:
 
     def _drop(self, rank: int, why: str) -> None:
         self.errors.setdefault(rank, why)
-        self.lines.pop(rank).close()
+        self.connections.pop(rank).close()
 
     def shutdown(self, code: int) -> None:
         """All others end with this exit code."""
-        for line in self.lines.values():
-            send(line, {_OVER: code})
-            line.close()
+        for connection in self.connections.values():
+            send(connection, {_OVER: code})
+            connection.close()
 
 
 def gather(
@@ -161,33 +161,33 @@ def gather(
         handle: what rank 0 does itself for a question.
         deadline: of :func:`time.monotonic`.
     """
-    hub = Coordinator({0: own}, handle)
+    coordinator = Coordinator({0: own}, handle)
     with AuthenticatedListener(
-        listening=listening, token=own.token, trust=trust, world_size=own.world_size, say=hub.refused.append
-    ) as door:
-        while len(hub.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
-            for hello, line, message in door.events(left):
-                if message is None and hub.lines.get(hello.rank) is line:
-                    del hub.lines[hello.rank], hub.here[hello.rank]
+        listening=listening, token=own.token, trust=trust, world_size=own.world_size, say=coordinator.refused.append
+    ) as listener:
+        while len(coordinator.here) < own.world_size and (left := deadline - time.monotonic()) > 0:
+            for hello, connection, message in listener.events(left):
+                if message is None and coordinator.connections.get(hello.rank) is connection:
+                    del coordinator.connections[hello.rank], coordinator.here[hello.rank]
                 elif message and "here" in message:
-                    _take(hub, hello, line)
-    if len(hub.here) < own.world_size:
-        hub.unanswered = half_open(listening)
-    for listener in listening:
-        listener.close()
+                    _take(coordinator, hello, connection)
+    if len(coordinator.here) < own.world_size:
+        coordinator.unanswered = half_open(listening)
+    for each in listening:
+        each.close()
     # A client waits for this; a check has no use for what is in it.
     accepted = asdict(RendezvousInfo.of_single_process(Address("", 0), own.token, own.node))
-    for line in hub.lines.values():
-        line.setblocking(True)
-        send(line, {"meeting": accepted})
-    return hub
+    for connection in coordinator.connections.values():
+        connection.setblocking(True)
+        send(connection, {"meeting": accepted})
+    return coordinator
 
 
-def _take(hub: Coordinator, hello: Hello, line: socket.socket) -> None:
-    if objection := _objection(hello, hub.here[0], hub.here.get(hello.rank)):
-        hub.objections.append(objection)
+def _take(coordinator: Coordinator, hello: Hello, connection: socket.socket) -> None:
+    if objection := _objection(hello, coordinator.here[0], coordinator.here.get(hello.rank)):
+        coordinator.objections.append(objection)
     else:
-        hub.lines[hello.rank], hub.here[hello.rank] = line, hello
+        coordinator.connections[hello.rank], coordinator.here[hello.rank] = connection, hello
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
@@ -198,7 +198,7 @@ def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
     return ""
 
 
-def serve(line: socket.socket, handle: Handler) -> int:
+def serve(connection: socket.socket, handle: Handler) -> int:
     """On another rank: answer rank 0's questions until it says that it is over.
 
     Returns:
@@ -207,14 +207,14 @@ def serve(line: socket.socket, handle: Handler) -> int:
     Raises:
         CoordinatorLostError: rank 0 is gone.
     """
-    line.settimeout(_LATEST)
+    connection.settimeout(_LATEST)
     try:
-        with line, line.makefile("rb") as reader:
+        with connection, connection.makefile("rb") as reader:
             for text in reader:
                 message = parse(text)
                 if _OVER in message:
                     return int(message[_OVER])
-                line.sendall(json.dumps(_answered(handle, message)).encode() + b"\n")
+                connection.sendall(json.dumps(_answered(handle, message)).encode() + b"\n")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no word from it"
     else:

@@ -1,4 +1,4 @@
-"""How the ranks of a check come together: rank 0 becomes the hub, the others find it by whichever way works."""
+"""How the ranks of a check come together: rank 0 becomes the coordinator, the others find it by whichever way works."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ come_within = limit("--timeout", 30.0, "How long rank 0 waits for the others.")
 
 
 def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: range | None = None) -> Coordinator:
-    """On rank 0: become the hub of all ranks that come in time.
+    """On rank 0: become the coordinator of all ranks that come in time.
 
     Args:
         context: rank 0; handle: what it does for a question.
@@ -49,9 +49,9 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
     raise_open_files_limit()
     entry = entry_or_default(context.loaded.entries, environment.node)
     listening = _listen(environment, _own_addresses(environment, context.interface), entry, ports)
-    told = protocol.encode_advertisement(own.token, [Address(*each.getsockname()[:2]) for each in listening])
-    _, heard = discovery.discover(environment, told, timeout, _over_mpi(context, timeout), lambda _: None)
-    secret = protocol.decode_advertisement(heard).secret if heard else ""
+    published = protocol.encode_advertisement(own.token, [Address(*each.getsockname()[:2]) for each in listening])
+    _, received = discovery.discover(environment, published, timeout, _over_mpi(context, timeout), lambda _: None)
+    secret = protocol.decode_advertisement(received).secret if received else ""
     return gather(own, listening, auth.choose_authenticator(secret), handle, deadline)
 
 
@@ -81,15 +81,16 @@ def join(
 
 def _join(context: CheckContext, handle: Handler, timeout: float, ports: range | None) -> int:
     environment, deadline = context.environment, time.monotonic() + timeout
-    _, heard = discovery.discover(environment, None, timeout, _over_mpi(context, timeout), lambda _: None)
-    told = protocol.decode_advertisement(heard) if heard else None
-    hello = discovery.hello(environment, told.token if told else discovery.token(environment))
-    candidates = list(told.addresses) if told else _candidates(context, ports)
-    return serve(_find(candidates, hello, deadline, auth.choose_authenticator(told.secret if told else "")), handle)
+    _, received = discovery.discover(environment, None, timeout, _over_mpi(context, timeout), lambda _: None)
+    advertisement = protocol.decode_advertisement(received) if received else None
+    hello = discovery.hello(environment, advertisement.token if advertisement else discovery.token(environment))
+    candidates = list(advertisement.addresses) if advertisement else _candidates(context, ports)
+    own = auth.choose_authenticator(advertisement.secret if advertisement else "")
+    return serve(_find(candidates, hello, deadline, own), handle)
 
 
 def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Authenticator) -> socket.socket:
-    """The line to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
+    """The connection to rank 0, each of its hosts in turn: one that swallows packets must not hold up the others."""
     hosts = dict.fromkeys(address.host for address in candidates)
     turns = ((1 + turn, host) for turn in itertools.count() for host in hosts)
     while True:
@@ -122,7 +123,7 @@ def _listen(
             expected="one by which other nodes reach it",
             hint="see `ip addr` there",
         )
-    candidates, listening = discovery.line_ports(environment, entry, ports), []
+    candidates, listening = discovery.rendezvous_ports(environment, entry, ports), []
     for host in hosts:
         try:
             listening.append(listen(host, candidates))
@@ -151,7 +152,7 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
             expected="an address of rank 0's node",
             hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
         )
-    every = discovery.line_ports(environment, entry, ports)
+    every = discovery.rendezvous_ports(environment, entry, ports)
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 
 
@@ -159,9 +160,9 @@ def _over_mpi(context: CheckContext, timeout: float) -> discovery.Broadcast:
     """A broadcast that is given up after some time: MPI waits for ever where a rank is missing."""
     environment, name = context.environment, context.interface.name if context.interface else None
 
-    def broadcast(told: str | None) -> str:
+    def broadcast(message: str | None) -> str:
         try:
-            return call_in_daemon_thread(partial(mpi.broadcast, told, environment.world_size, name)).result(timeout)
+            return call_in_daemon_thread(partial(mpi.broadcast, message, environment.world_size, name)).result(timeout)
         except TimeoutError:
             raise RendezvousError(
                 f"rank {environment.rank} on {environment.node} is still in MPI_Init after {timeout:g} s",

@@ -89,38 +89,38 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
     return {"version": __version__, "checks": found}
 
 
-def examine(hub: Coordinator, own: Responder, timeout: float, *, with_collective: bool) -> Report:
+def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_collective: bool) -> Report:
     """Ask everything, and judge it.
 
     Args:
-        hub: with all ranks that came; own: rank 0.
+        coordinator: with all ranks that came; own: rank 0.
         timeout: seconds that the ranks had to come, for the message.
         with_collective: measure rates and an all-reduce as well.
     """
-    report = look(hub, own.context, timeout, CHECKS)
-    offsets = bandwidth.survey_clocks(hub)
+    report = look(coordinator, own.context, timeout, CHECKS)
+    offsets = bandwidth.survey_clocks(coordinator)
     report.add(bandwidth.CLOCK, bandwidth.evaluate_clocks(offsets), bandwidth.summary_of_clocks(offsets))
-    ways = reached(hub, report)
+    ways = reached(coordinator, report)
     if with_collective:
-        _measure(hub, own, report, ways)
-    report.add(NAME, lost(hub))
+        _measure(coordinator, own, report, ways)
+    report.add(NAME, lost(coordinator))
     return report
 
 
-def look(hub: Coordinator, context: CheckContext, timeout: float, checks: Sequence[Check[Any]]) -> Report:
+def look(coordinator: Coordinator, context: CheckContext, timeout: float, checks: Sequence[Check[Any]]) -> Report:
     """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
-    report = Report(dict(sorted(hub.here.items())))
-    report.add(NAME, missing(hub, context, timeout))
+    report = Report(dict(sorted(coordinator.here.items())))
+    report.add(NAME, missing(coordinator, context, timeout))
     question = {"do": "facts", "checks": [check.name for check in checks]}
-    report.take(hub.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN))
+    report.take(coordinator.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN))
     report.evaluate(checks)
     return report
 
 
-def reached(hub: Coordinator, report: Report) -> ConnectivityMatrix:
+def reached(coordinator: Coordinator, report: Report) -> ConnectivityMatrix:
     """Have the nodes whose interface is fit try to reach each other."""
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
-    ways = connectivity.survey(hub, {one.rank: (one.facts.name, one.facts.address) for one in fit})
+    ways = connectivity.survey(coordinator, {one.rank: (one.facts.name, one.facts.address) for one in fit})
     report.add(connectivity.NAME, connectivity.evaluate(ways), connectivity.summary(ways))
     return ways
 
@@ -135,55 +135,55 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
     return report
 
 
-def missing(hub: Coordinator, context: CheckContext, timeout: float) -> Iterator[Finding]:
+def missing(coordinator: Coordinator, context: CheckContext, timeout: float) -> Iterator[Finding]:
     """The ranks that did not come, with who was refused meanwhile; and what is wrong with those that did."""
     environment, entries = context.environment, context.loaded.entries
     layout = environment.step.layout() if environment.step else {}
-    unseen = sorted(set(range(environment.world_size)) - hub.here.keys())
+    unseen = sorted(set(range(environment.world_size)) - coordinator.here.keys())
     for node, ranks in group_by_key((layout.get(rank, ""), rank) for rank in unseen).items():
         name = discovery.hostname_of(entry_or_default(entries, node), node)
-        known = addresses_of(name) & set(hub.unanswered) if node and hub.unanswered else set()
+        known = addresses_of(name) & set(coordinator.unanswered) if node and coordinator.unanswered else set()
         came = "; its packets come here, our answers do not reach it" if known else ""
         found, hint = f"no word within {timeout:g} s{came}", "see its own lines, and whether srun started srunddp there"
         where = (node,) if node else ()
         yield Finding(level=FAIL, found=found, expected="all ranks", hint=hint, nodes=where, ranks=tuple(ranks))
-    for line in hub.refused if unseen else ():
+    for line in coordinator.refused if unseen else ():
         yield finding_about([], WARN, *split_message(line))
-    for line in hub.objections:
+    for line in coordinator.objections:
         yield finding_about([], FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task")
 
 
-def lost(hub: Coordinator) -> Iterator[Finding]:
+def lost(coordinator: Coordinator) -> Iterator[Finding]:
     """The ranks that came, and then could not answer or were lost."""
     hint = "see what ended it there, or that node's load and file systems"
-    for rank, why in sorted(hub.errors.items()):
-        found, where = f"during the check: {why}", (hub.here[rank].node,)
+    for rank, why in sorted(coordinator.errors.items()):
+        found, where = f"during the check: {why}", (coordinator.here[rank].node,)
         yield Finding(level=FAIL, found=found, expected="answers", hint=hint, nodes=where, ranks=(rank,))
 
 
-def _measure(hub: Coordinator, own: Responder, report: Report, ways: ConnectivityMatrix) -> None:
+def _measure(coordinator: Coordinator, own: Responder, report: Report, ways: ConnectivityMatrix) -> None:
     """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
-    if why := "something is wrong" if report.failed else "there is one rank" if len(hub.here) == 1 else "":
+    if why := "something is wrong" if report.failed else "there is one rank" if len(coordinator.here) == 1 else "":
         report.skipped[allreduce.NAME] = f"not run, as {why}"
         return
-    measured = bandwidth.survey(hub, connectivity.listening(hub, ways.endpoints))
+    measured = bandwidth.survey(coordinator, connectivity.listening(coordinator, ways.endpoints))
     report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
-    told = dict.fromkeys(report.here, AllReduceFacts(wrong="no answer"))
-    told |= {rank: AllReduceFacts(**answer) for rank, answer in _all_reduce(hub, own).items()}
-    link = slowest_link(report, told[0].backend)
+    facts = dict.fromkeys(report.here, AllReduceFacts(wrong="no answer"))
+    facts |= {rank: AllReduceFacts(**answer) for rank, answer in _all_reduce(coordinator, own).items()}
+    link = slowest_link(report, facts[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
-    report.add(allreduce.NAME, allreduce.evaluate(told, nodes, link), allreduce.summary(told, link))
+    report.add(allreduce.NAME, allreduce.evaluate(facts, nodes, link), allreduce.summary(facts, link))
 
 
-def _all_reduce(hub: Coordinator, own: Responder) -> dict[int, Any]:
+def _all_reduce(coordinator: Coordinator, own: Responder) -> dict[int, Any]:
     interface = own.context.interface
     assert interface is not None
     with listen(interface.address, [0]) as store:
         own.store_fd = store.fileno()
-        sizes = Counter(hello.node for hello in hub.here.values())
+        sizes = Counter(hello.node for hello in coordinator.here.values())
         node_ranks = {node: number for number, node in enumerate(sizes)}
         questions = {}
-        for rank, hello in hub.here.items():
+        for rank, hello in coordinator.here.items():
             meeting = RendezvousInfo(
                 master_addr=interface.address,
                 master_port=store.getsockname()[1],
@@ -192,10 +192,10 @@ def _all_reduce(hub: Coordinator, own: Responder) -> dict[int, Any]:
                 local_world_size=sizes[hello.node],
                 run=hello.token,
                 channel="",
-                master_node=hub.here[0].node,
+                master_node=coordinator.here[0].node,
             )
             questions[rank] = {"do": "collective", "meeting": asdict(meeting), "within": _COLLECTIVE_WITHIN}
-        return hub.ask(questions, _COLLECTIVE_WITHIN + 10.0)
+        return coordinator.ask(questions, _COLLECTIVE_WITHIN + 10.0)
 
 
 def slowest_link(report: Report, backend: str) -> float:

@@ -140,9 +140,9 @@ class Report:
         self.findings += [replace(each, check=name) for each in findings]
         self.summaries |= {name: summary} if summary else {}
 
-    def take(self, told: Mapping[int, Mapping[str, Any]]) -> None:
+    def take(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
         """Take in what ranks collected, but for those of another srunddp, whose facts mean something else."""
-        for rank, answer in sorted(told.items()):
+        for rank, answer in sorted(answers.items()):
             if answer["version"] != __version__:
                 found, hint = (
                     f"srunddp {answer['version']}",
@@ -173,8 +173,8 @@ class Report:
                 rank=rank,
                 local_rank=self.here[rank].local_rank,
                 node=self.here[rank].node,
-                facts=check.facts(**told[check.name]["facts"]),
+                facts=check.facts(**answers[check.name]["facts"]),
             )
-            for rank, told in sorted(self.facts.items())
-            if "facts" in told.get(check.name, {})
+            for rank, answers in sorted(self.facts.items())
+            if "facts" in answers.get(check.name, {})
         ]

@@ -145,7 +145,7 @@ def _channel(case: ExplainContext, found: Environment) -> Row:
         return Row("channel", taken.name, "none is needed")
     later = f"--channel {asked} was asked for" if asked else f"comes after {taken.name}"
     others = [] if case.alone else [each for each in DISCOVERIES if each is not taken]
-    over = tuple(f"{each.name}: {each.why_not(found, case.variables) or later}" for each in others)
+    over = tuple(f"{each.name}: {each.why_unavailable(found, case.variables) or later}" for each in others)
     if not found.discoveries:
         return Row("channel", UNKNOWN, SEE_ERROR, over)
     why = [taken.source(found, case.variables), *(f"then {name}" for name in found.channels[1:])]
@@ -205,7 +205,7 @@ def _exports(case: ExplainContext) -> Iterator[Row]:
 
 
 def _rank_zero(case: ExplainContext, found: Environment) -> Iterator[Row]:
-    """Rank 0's addresses, the line's ports and the store's."""
+    """Rank 0's addresses, the ports of the rendezvous and of the store."""
     forced = case.asked.ports
     if case.config is None or not (case.alone or found.discoveries):
         yield from (Row(name, UNKNOWN, SEE_ERROR) for name in ("rank 0", "ports", "store port"))
@@ -217,7 +217,10 @@ def _rank_zero(case: ExplainContext, found: Environment) -> Iterator[Row]:
     unknown = "" if entry or forced else "the entry of rank 0's node is not known"
     if not case.alone:
         yield _address(case, found, case.config.entries)
-        tried, rule = discovery.line_ports(found, entry or DEFAULT, forced), discovery.working_out(found).ports_rule
+        tried, rule = (
+            discovery.rendezvous_ports(found, entry or DEFAULT, forced),
+            discovery.working_out(found).ports_rule,
+        )
         over = [f"{shown}: {limits.split()[0]} rules" for shown in case.there("SLURM_STEP_RESV_PORTS") if limits]
         over += [f"ports: of {entry.where}: --port rules"] if entry and entry.ports and forced else []
         value = UNKNOWN if unknown else "any" if tried == [0] else _few(tried)
@@ -244,7 +247,9 @@ def _address(case: ExplainContext, found: Environment, entries: tuple[IfacesEntr
         return Row("rank 0", f"told over {found.discovery.name}", "its interface's address", over)
     try:
         entry, name = discovery.rank_zero_name(found, entries)
-        where: Sequence[object] = [f"{name}:{port}" for port in discovery.line_ports(found, entry, case.asked.ports)]
+        where: Sequence[object] = [
+            f"{name}:{port}" for port in discovery.rendezvous_ports(found, entry, case.asked.ports)
+        ]
         if case.here:
             chosen = case.interface if case.interface and case.interface.address != UNKNOWN else None
             if found.rank == 0 and chosen and not found.one_node:

@@ -62,20 +62,20 @@ def _scan(given: dict[str, Any]) -> int:
         context = replace(context, loaded=load(None, os.environ))
     if environment.rank:
         return join("scan", context, handle, given["timeout"], ports)[0]
-    hub, code = coordinate(context, handle, given["timeout"], ports), _INCOMPLETE
+    coordinator, code = coordinate(context, handle, given["timeout"], ports), _INCOMPLETE
     try:
-        nodes, absent = set(hub.nodes.values()), environment.world_size - len(hub.here)
+        nodes, absent = set(coordinator.nodes.values()), environment.world_size - len(coordinator.here)
         _refuse(given["output"], nodes, absent)
-        found = draft(survey(hub), datetime.date.today())
+        found = draft(survey(coordinator), datetime.date.today())
         _write(found.text, given["output"])
         wrong = [f"{absent} ranks did not come"] if absent else []
-        wrong += [f"rank {rank} on {hub.nodes[rank]}: {why}" for rank, why in hub.errors.items()]
+        wrong += [f"rank {rank} on {coordinator.nodes[rank]}: {why}" for rank, why in coordinator.errors.items()]
         if found.missing:
             wrong.append(f"{', '.join(found.missing)} without an interface that reaches the others")
         code = _INCOMPLETE if wrong else 0
         write_stderr(f"srunddp: scan of {len(nodes)} nodes: {'; '.join(wrong) or 'an entry for each'}\n")
     finally:
-        hub.shutdown(code)
+        coordinator.shutdown(code)
     return code
 
 
@@ -118,25 +118,25 @@ def check(file: str | None, timeout: float) -> None:
 
 
 def _here(file: str | None) -> int:
-    return _told(Report({}), check_file(file, os.environ))
+    return _print_report(Report({}), check_file(file, os.environ))
 
 
 def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
     own = Responder(context_of(environment, file, os.environ))
     if environment.rank:
         return join("ifaces check", own.context, own.handle, timeout)[0]
-    hub, code = coordinate(own.context, own.handle, timeout), _WRONG
+    coordinator, code = coordinate(own.context, own.handle, timeout), _WRONG
     try:
-        report = preflight.look(hub, own.context, timeout, [interface.CHECK])
-        preflight.reached(hub, report)
-        report.add(launch.NAME, preflight.lost(hub))
-        code = _told(report, check_file(file, os.environ) if own.context.loaded.path else None)
+        report = preflight.look(coordinator, own.context, timeout, [interface.CHECK])
+        preflight.reached(coordinator, report)
+        report.add(launch.NAME, preflight.lost(coordinator))
+        code = _print_report(report, check_file(file, os.environ) if own.context.loaded.path else None)
     finally:
-        hub.shutdown(code)
+        coordinator.shutdown(code)
     return code
 
 
-def _told(report: Report, judged: LintReport | None) -> int:
+def _print_report(report: Report, judged: LintReport | None) -> int:
     """Print the table and the notes; the exit code."""
     if judged:
         report.add(NAME, judged.findings, judged.summary())

@@ -68,15 +68,15 @@ def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
 
 
 @dataclass(frozen=True)
-class _Named:
-    """An entry, and the names and patterns (with ``*`` or ``?``) of nodes in it, unfolded once."""
+class _ExpandedEntry:
+    """An entry, and the names and patterns (with ``*`` or ``?``) of nodes in it, expanded once."""
 
     entry: IfacesEntry
     items: dict[str, None]
     patterns: list[str]
 
     @classmethod
-    def by(cls, entry: IfacesEntry) -> _Named:
+    def of(cls, entry: IfacesEntry) -> _ExpandedEntry:
         items = dict.fromkeys(expand(entry.nodes, where=entry.where))
         return cls(entry, items, [item for item in items if "*" in item or "?" in item])
 
@@ -106,10 +106,10 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
         cluster: Slurm's nodes; empty where they are not known.
         here: this node, which need be none of them.
     """
-    named = [_Named.by(entry) for entry in entries]
+    expanded = [_ExpandedEntry.of(entry) for entry in entries]
     findings, notes = [], []
-    for position, one in enumerate(named):
-        taken = {item: first for item in one.items if (first := _first(named[:position], item))}
+    for position, one in enumerate(expanded):
+        taken = {item: first for item in one.items if (first := _first(expanded[:position], item))}
         by = " and ".join(dict.fromkeys(first.line for first in taken.values()))
         if len(taken) == len(one.items):
             found = f"{one.entry.where}: the entry never counts: all of its nodes are taken by {by}"
@@ -118,23 +118,23 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
             notes.append(f"{one.entry.where}: for {fold(taken)} {by} counts, as it comes first")
         notes += _prefixes(one.entry)
     if cluster:
-        findings += _unknown(named, {*cluster, here})
-        findings += _without(named, cluster)
-    return [*findings, *_unresolved(named, cluster)], notes
+        findings += _unknown(expanded, {*cluster, here})
+        findings += _without(expanded, cluster)
+    return [*findings, *_unresolved(expanded, cluster)], notes
 
 
-def _first(named: Sequence[_Named], item: str) -> _Named | None:
-    return next((one for one in named if one.covers(item)), None)
+def _first(expanded: Sequence[_ExpandedEntry], item: str) -> _ExpandedEntry | None:
+    return next((one for one in expanded if one.covers(item)), None)
 
 
 def _warning(found: str, expected: str, hint: str, *nodes: str) -> Finding:
     return Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=nodes)
 
 
-def _unknown(named: Sequence[_Named], nodes: set[str]) -> Iterator[Finding]:
+def _unknown(expanded: Sequence[_ExpandedEntry], nodes: set[str]) -> Iterator[Finding]:
     known = {*nodes, *(node.split(".")[0] for node in nodes)}
     hint = "correct it, or let it be if it is not a node of Slurm's"
-    for one in named:
+    for one in expanded:
         if missing := [name for name in one.names if name not in known]:
             found = f"{one.entry.where}: names that are not nodes of the cluster"
             yield _warning(found, "nodes that sinfo lists", hint, *missing)
@@ -144,17 +144,17 @@ def _unknown(named: Sequence[_Named], nodes: set[str]) -> Iterator[Finding]:
                 yield _warning(found, "a pattern that fits nodes which sinfo lists", hint)
 
 
-def _without(named: Sequence[_Named], cluster: Sequence[str]) -> Iterator[Finding]:
-    if left := tuple(node for node in cluster if not _first(named, node)):
-        found, hint = f"{named[0].entry.file} has no entry", 'add one for each, or a last entry `- nodes: "*"`'
+def _without(expanded: Sequence[_ExpandedEntry], cluster: Sequence[str]) -> Iterator[Finding]:
+    if left := tuple(node for node in cluster if not _first(expanded, node)):
+        found, hint = f"{expanded[0].entry.file} has no entry", 'add one for each, or a last entry `- nodes: "*"`'
         hint += " with `interface: auto`"
         yield Finding(level=FAIL, found=found, expected="an entry for every node", hint=hint, nodes=left)
 
 
-def _unresolved(named: Sequence[_Named], cluster: Sequence[str]) -> Iterator[Finding]:
+def _unresolved(expanded: Sequence[_ExpandedEntry], cluster: Sequence[str]) -> Iterator[Finding]:
     """Of each entry with an address, whether that of its first node leads somewhere from here."""
-    for one in named:
-        nodes = (node for node in cluster or one.names if _first(named, node) is one)
+    for one in expanded:
+        nodes = (node for node in cluster or one.names if _first(expanded, node) is one)
         node = next(nodes, "") if one.entry.address else ""
         name = hostname_of(one.entry, node)
         found = addresses_of(name) if node else set()

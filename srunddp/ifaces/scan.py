@@ -116,26 +116,28 @@ class ScanResult:
     resolved: Mapping[str, Sequence[Sequence[str]]]
 
 
-def survey(hub: Coordinator) -> ScanResult:
+def survey(coordinator: Coordinator) -> ScanResult:
     """Ask one rank of each node for its interfaces, and have it try those of the others."""
-    node_leaders = hub.node_leaders
+    node_leaders = coordinator.node_leaders
     nodes = {rank: node for node, rank in node_leaders.items()}
-    told = hub.broadcast({"do": "links"}, _SLACK, nodes)
+    answers = coordinator.broadcast({"do": "links"}, _SLACK, nodes)
     ends = {
-        (nodes[rank], link["name"]): ScannedInterface(**link) for rank, found in sorted(told.items()) for link in found
+        (nodes[rank], link["name"]): ScannedInterface(**link)
+        for rank, found in sorted(answers.items())
+        for link in found
     }
     usable = {end: link for end, link in ends.items() if not link.passed_over}
-    reached = _reached(hub, node_leaders, usable)
+    reached = _reached(coordinator, node_leaders, usable)
     names = sorted({name for link in usable.values() for name in link.names})
-    resolved = hub.broadcast({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
+    resolved = coordinator.broadcast({"do": "resolve", "names": names}, 2 * _SLACK, nodes)
     return ScanResult(ends, reached, {name: [one[name] for one in resolved.values()] for name in names})
 
 
-def _reached(hub: Coordinator, node_leaders: Mapping[str, int], usable: Ends) -> dict[tuple[End, End], bool]:
+def _reached(coordinator: Coordinator, node_leaders: Mapping[str, int], usable: Ends) -> dict[tuple[End, End], bool]:
     """Have each node try the ends of the next few in a ring of all: every two of up to 17 nodes."""
     ends = group_by_key((end[0], end) for end in usable)
     ports = run_listeners(
-        hub, {node_leaders[node]: [usable[end].address for end in theirs] for node, theirs in ends.items()}
+        coordinator, {node_leaders[node]: [usable[end].address for end in theirs] for node, theirs in ends.items()}
     )
     plan: dict[int, dict[tuple[End, End], Probe]] = {}
     ring = sorted(node for node in ends if node_leaders[node] in ports)
@@ -146,8 +148,8 @@ def _reached(hub: Coordinator, node_leaders: Mapping[str, int], usable: Ends) ->
             (a, b): _probe(a[1], usable[a].address, usable[b].address, ports[node_leaders[b[0]]]) for a, b in tried
         }
         plan[node_leaders[node]] = {pair: probe for pair, probe in probes.items() if probe.same_family}
-    told = run_plan(hub, plan)
-    return {pair: told.get(pair, NO_ANSWER) == "" for probes in plan.values() for pair in probes}
+    answers = run_plan(coordinator, plan)
+    return {pair: answers.get(pair, NO_ANSWER) == "" for probes in plan.values() for pair in probes}
 
 
 def _probe(interface: str, source: str, host: str, ports: Mapping[str, int]) -> Probe:

@@ -73,7 +73,7 @@ def launch(
         raise_open_files_limit()  # in the supervisor alone: the script keeps its own limit
     from srunddp.run.supervise import Agent  # the worker goes on meanwhile, and needs none of it
 
-    agent = Agent(context=context, worker=worker, pipe=ours, monitor=monitor, announce=on_rendezvous, say=say)
+    agent = Agent(context=context, worker=worker, pipe=ours, monitor=monitor, report_rendezvous=on_rendezvous, say=say)
     code = SrunddpError.exit_code
     try:
         code = agent.supervise(launcher)

@@ -30,14 +30,14 @@ class Agent(RankAgent):
 
     Attributes:
         context: the worker's; worker: its process id; pipe: to it.
-        monitor, announce, say: as for :func:`srunddp.run.launch.launch`, which calls the second ``on_rendezvous``.
+        monitor, say: as for :func:`srunddp.run.launch.launch`; report_rendezvous: its ``on_rendezvous``.
     """
 
     context: WorkerContext
     worker: int
     pipe: WorkerPipe
     monitor: NullMonitor
-    announce: Callable[[RendezvousInfo], None]
+    report_rendezvous: Callable[[RendezvousInfo], None]
     say: Callable[[str], None]
     _cancel: CancelToken = field(default_factory=CancelToken)
 
@@ -65,7 +65,7 @@ class Agent(RankAgent):
     def rendezvous(self) -> RendezvousOutcome:
         setup = self.context.setup
         self.monitor.mark("meeting")
-        found = rendezvous(setup, self._told_over_mpi, self.say, self._cancel)
+        found = rendezvous(setup, self._receive_over_mpi, self.say, self._cancel)
         self.monitor.mark("met")
         if setup.environment.rank == 0:
             self.monitor.describe(run_metadata(setup, found))
@@ -75,7 +75,7 @@ class Agent(RankAgent):
         self._cancel.fail(cause, exit_code)
 
     def on_rendezvous(self, outcome: RendezvousOutcome) -> None:
-        self.announce(RendezvousInfo(**outcome.message))
+        self.report_rendezvous(RendezvousInfo(**outcome.message))
 
     def announce_termination(self) -> None:
         self.monitor.page.announce_termination()
@@ -90,7 +90,7 @@ class Agent(RankAgent):
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
         environment, options = self.context.setup.environment, self.context.options
         folder = self._recorder.log.parent if self._recorder.log else None
-        if not found.lines:
+        if not found.connections:
             return SingleProcess(folder)
         context = RankContext(
             rank=environment.rank,
@@ -104,7 +104,9 @@ class Agent(RankAgent):
             lost_after=options.lost_after,
             asked=self._recorder.ending_signal,
         )
-        connections = {rank: SupervisorConnection(line, options.lost_after) for rank, line in found.lines.items()}
+        connections = {
+            rank: SupervisorConnection(connection, options.lost_after) for rank, connection in found.connections.items()
+        }
         if environment.rank:
             from srunddp.supervisor.participant import Participant
 
@@ -113,8 +115,8 @@ class Agent(RankAgent):
 
         return Coordinator(context, connections)
 
-    def _told_over_mpi(self, _: object) -> str:
-        """MPI is spoken by the worker, which then says what it was told."""
+    def _receive_over_mpi(self, _: object) -> str:
+        """MPI is spoken by the worker, which then sends what it received."""
         timeout = self.context.setup.options.timeout
         if not select.select([self.pipe.end], [], [], timeout)[0]:
             raise RendezvousError(

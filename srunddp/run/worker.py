@@ -63,10 +63,10 @@ def run_worker(context: WorkerContext) -> int:
     interrupt = _end_at(signal.SIGINT)  # Ctrl-C ends the wait for the others, and not with a traceback
     signal.pthread_sigmask(signal.SIG_SETMASK, context.mask)
     if setup.held:
-        setup.held.line.close()
+        setup.held.rendezvous.close()
     _prepare_process(context)
     if environment.world_size > 1 and environment.discovery.starts_mpi:
-        supervisor.send(_told_by_mpi(setup))
+        supervisor.send(_exchange_over_mpi(setup))
     answer = supervisor.receive()
     if answer is None:
         os._exit(RendezvousError.exit_code)
@@ -175,11 +175,11 @@ def _exit_without_teardown(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _told_by_mpi(setup: RankSetup) -> dict[str, str]:
+def _exchange_over_mpi(setup: RankSetup) -> dict[str, str]:
     try:
         environment, name = setup.environment, setup.interface.name
-        told = environment.discovery.exchange(setup.told, environment, setup.options.timeout, name)
-        return {"told": told}
+        received = environment.discovery.exchange(setup.published, environment, setup.options.timeout, name)
+        return {"told": received}
     except mpi.MpiNotLaunchedError as reason:
         return {"no_world": str(reason)}
     except RendezvousError as error:

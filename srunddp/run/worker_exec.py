@@ -27,7 +27,7 @@ def become(context: WorkerContext) -> NoReturn:
         copyreg.pickle(socket.socket, lambda each: (socket.socket, (each.family, each.type, each.proto, each.fileno())))
         pickle.dump(context, file)
     held = context.setup.held
-    sockets = [context.supervisor.end, *((held.line, held.store) if held else ())]
+    sockets = [context.supervisor.end, *((held.rendezvous, held.store) if held else ())]
     files = [context.dump.descriptor, context.page.descriptor, *context.output.descriptors]
     inherited = [*(each.fileno() for each in sockets), *files]
     for descriptor in (state, *inherited):

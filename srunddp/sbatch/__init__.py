@@ -1,1 +1,1 @@
-"""Job scripts: what is wished, as a typed value, and the shell script that does it."""
+"""Job scripts: what is requested, as a typed value, and the shell script that does it."""

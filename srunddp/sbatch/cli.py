@@ -61,11 +61,11 @@ def sbatch(output: str | None, force: bool, submit: bool, salloc: bool, **given:
     """
     with answering():
         command = ["srunddp", *sys.argv[1:]]
-        wished = parse_job(given, command)
-        job = _with_defaults(wished, os.environ)
+        requested = parse_job(given, command)
+        job = _with_defaults(requested, os.environ)
         validate.check(job, interactive=salloc)
         text = render(job, command, interactive=salloc)
-        _note([f"no environment is named: {job.venv}, which is active here"] if job.venv != wished.venv else [])
+        _note([f"no environment is named: {job.venv}, which is active here"] if job.venv != requested.venv else [])
         _note(validate.notes(job, {} if salloc else os.environ))
         if not submit:
             _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))

@@ -31,7 +31,7 @@ def check(job: SlurmJob, *, interactive: bool = False) -> None:
         interactive: for salloc.
 
     Raises:
-        ConfigError: it cannot, or would not do what is wished.
+        ConfigError: it cannot, or would not do what is requested.
     """
     for problems in (_of_texts(job), _of_variables(job), _of_numbers(job), _of_options(job, interactive)):
         for is_there, found, expected, hint in problems:

@@ -87,9 +87,9 @@ class StagedPaths:
         if folder == "/":
             return self.cwd or folder
         if self.here(folder) == folder and folder in (_LEFT_BY_THE_LAUNCHER, environ.get("HOME")):
-            for wish in (environ.get("PWD", ""), self.cwd, environ.get("SLURM_SUBMIT_DIR", "")):
-                if self.here(wish) != wish:
-                    return wish
+            for requested in (environ.get("PWD", ""), self.cwd, environ.get("SLURM_SUBMIT_DIR", "")):
+                if self.here(requested) != requested:
+                    return requested
         return folder
 
     def search_path(self, entries: Sequence[str], environ: Mapping[str, str], before: str, now: str) -> list[str]:

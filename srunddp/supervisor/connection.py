@@ -39,17 +39,17 @@ class SupervisorConnection:
             kernel took it back.
     """
 
-    def __init__(self, line: socket.socket, lost_after: float = LOST_AFTER) -> None:
+    def __init__(self, connection: socket.socket, lost_after: float = LOST_AFTER) -> None:
         """Take a TCP connection.
 
         Args:
             lost_after: seconds without an answer of the other end's kernel, after which it is lost.
         """
         self.open, self.lost, self.reset = True, False, False
-        self._socket = line
+        self._socket = connection
         self._received, self._unsent = bytearray(), bytearray()
-        line.setblocking(False)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         seconds = max(1, round(lost_after / _PROBES))
         for option, value in (
             (socket.TCP_KEEPIDLE, seconds),
@@ -59,7 +59,7 @@ class SupervisorConnection:
             (socket.TCP_NODELAY, 1),
             (_THIN_LINEAR_TIMEOUTS, 1),
         ):
-            line.setsockopt(socket.IPPROTO_TCP, option, value)
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def fileno(self) -> int:
         """The descriptor, to wait for messages."""
@@ -112,7 +112,7 @@ class SupervisorConnection:
 
 
 class DownNodes:
-    """The nodes that Slurm itself takes for down: it is asked for those of which nothing has been heard for a while.
+    """The nodes that Slurm itself takes for down: it is asked for those of which nothing has been received for a while.
 
     Attributes:
         names: of the last answer; empty outside a job step, and where there is no ``sinfo``.

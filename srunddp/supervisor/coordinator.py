@@ -1,4 +1,4 @@
-"""The failure monitor of rank 0: it hears from all ranks, decides which failure came first, and ends the run with it.
+"""The failure monitor of rank 0: it reads from all ranks, decides which failure came first, and ends the run with it.
 
 The order of failures is that of their arrival here, not of clocks on different nodes. Those that another has likely
 caused wait a moment for it.
@@ -39,7 +39,7 @@ class _Peer:
 
     connection: SupervisorConnection
     state: State = State.WORKING
-    heard: float = 0.0
+    last_received: float = 0.0
 
 
 class Coordinator(FailureMonitor):
@@ -84,7 +84,7 @@ class Coordinator(FailureMonitor):
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
         rank = self._rank_of[connection]
-        self._peers[rank].heard = now
+        self._peers[rank].last_received = now
         for message in connection.read():
             self._on_message(rank, message, now)
         if not connection.open:
@@ -157,7 +157,7 @@ class Coordinator(FailureMonitor):
     def _silent(self, now: float, seconds: float) -> set[int]:
         """The ranks whose connection is open, but of which nothing has come for so long."""
         peers = self._peers.items()
-        return {rank for rank, peer in peers if peer.connection.open and now - (peer.heard or now) > seconds}
+        return {rank for rank, peer in peers if peer.connection.open and now - (peer.last_received or now) > seconds}
 
     def fail(self, failure: Failure, now: float) -> None:
         """A rank has failed, this one or another."""
@@ -251,8 +251,8 @@ class Coordinator(FailureMonitor):
                 continue
             if peer.state is State.WORKING:
                 peer.connection.send({"ping": True})
-            peer.heard = peer.heard or now  # nothing is expected before the first ping
-            if now - peer.heard > self._context.silent_after and peer.state is not State.FAILED:
+            peer.last_received = peer.last_received or now  # nothing is expected before the first ping
+            if now - peer.last_received > self._context.silent_after and peer.state is not State.FAILED:
                 self._peer_failed(Failure(rank, self._context.nodes[rank], self._context.starved, LOST), now)
         self._ask_slurm(now)
 

@@ -58,7 +58,7 @@ class RootCause:
 
 
 def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:
-    """The root cause of these failures, in the order in which rank 0 heard of them.
+    """The root cause of these failures, in the order in which rank 0 received them.
 
     Args:
         failures: at least one.

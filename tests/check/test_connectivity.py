@@ -17,7 +17,7 @@ from srunddp.check.connectivity import ConnectivityMatrix, Endpoint, survey
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import Finding, Severity
 from tests.support.many_nodes import ADDRESSES, NODES, ManyNodes, host, quick
-from tests.support.namespaces import address, asked, hub_of, rule, two_nodes
+from tests.support.namespaces import address, asked, coordinator_of, rule, two_nodes
 
 WEST, EAST = (address(node, "data0") for node in ("west", "east"))
 
@@ -29,23 +29,25 @@ def names() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def hub(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
+def coordinator(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(probe, "WITHIN", 0.5)
-    with hub_of(names, lambda _: Prober().handle) as hub:
-        yield hub
+    with coordinator_of(names, lambda _: Prober().handle) as coordinator:
+        yield coordinator
 
 
-def surveyed(hub: Coordinator) -> ConnectivityMatrix:
-    return survey(hub, {1: ("data0", WEST), 2: ("data0", EAST)})
+def surveyed(coordinator: Coordinator) -> ConnectivityMatrix:
+    return survey(coordinator, {1: ("data0", WEST), 2: ("data0", EAST)})
 
 
-def test_a_rank_that_is_lost_says_nothing_of_the_network(hub: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_lost_says_nothing_of_the_network(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is named as lost; that nobody reaches it is no firewall's doing."""
-    closed = lambda hub, ends: {name: replace(end, port=1) for name, end in ends.items()}  # noqa: E731
+    closed = lambda coordinator, ends: {name: replace(end, port=1) for name, end in ends.items()}  # noqa: E731
     monkeypatch.setattr(connectivity, "listening", closed)
-    assert set(surveyed(hub).broken) == {("west", "east"), ("east", "west")}
-    hub.errors[2] = "its process ended"
-    assert set(surveyed(hub).broken) == {("east", "west")}
+    assert set(surveyed(coordinator).broken) == {("west", "east"), ("east", "west")}
+    coordinator.errors[2] = "its process ended"
+    assert set(surveyed(coordinator).broken) == {("east", "west")}
 
 
 def test_an_address_that_cannot_be_listened_on_is_named() -> None:
@@ -53,8 +55,8 @@ def test_an_address_that_cannot_be_listened_on_is_named() -> None:
     assert (finding.nodes, finding.found) == (("node03",), "no port on the interface's address can be listened on")
 
 
-def test_nodes_that_reach_each_other_are_found_to(hub: Coordinator) -> None:
-    ways = surveyed(hub)
+def test_nodes_that_reach_each_other_are_found_to(coordinator: Coordinator) -> None:
+    ways = surveyed(coordinator)
     assert (len(ways.tried), ways.broken) == (2, {})
     assert {name: at.host for name, at in ways.endpoints.items()} == {"west": WEST, "east": EAST}
     assert list(connectivity.evaluate(ways)) == []
@@ -70,17 +72,17 @@ def test_nodes_that_reach_each_other_are_found_to(hub: Coordinator) -> None:
     ],
 )
 def test_of_packets_that_are_lost_one_way_that_way_is_told(
-    at: str, hook: str, words: str, broken: tuple[str, str], hub: Coordinator, names: dict[str, str]
+    at: str, hook: str, words: str, broken: tuple[str, str], coordinator: Coordinator, names: dict[str, str]
 ) -> None:
     """Neither direction connects: that the answer is lost looks to the one who connects as if the packet were."""
     with rule(names[at], hook, words):
-        ways = surveyed(hub)
+        ways = surveyed(coordinator)
     assert ways.broken == {broken: "no answer"}
 
 
-def test_packets_that_are_lost_both_ways_are_told_as_two(hub: Coordinator, names: dict[str, str]) -> None:
+def test_packets_that_are_lost_both_ways_are_told_as_two(coordinator: Coordinator, names: dict[str, str]) -> None:
     with rule(names["east"], "input", f"ip saddr {WEST} drop"), rule(names["west"], "input", f"ip saddr {EAST} drop"):
-        ways = surveyed(hub)
+        ways = surveyed(coordinator)
     assert set(ways.broken) == {("west", "east"), ("east", "west")}
 
 
@@ -92,22 +94,22 @@ def test_packets_that_are_lost_both_ways_are_told_as_two(hub: Coordinator, names
     ],
 )
 def test_a_firewall_that_refuses_is_told_in_its_words(
-    verdict: str, why: str, hub: Coordinator, names: dict[str, str]
+    verdict: str, why: str, coordinator: Coordinator, names: dict[str, str]
 ) -> None:
     with rule(names["east"], "input", f"ip saddr {WEST} {verdict}"):
-        assert surveyed(hub).broken == {("west", "east"): why}
+        assert surveyed(coordinator).broken == {("west", "east"): why}
 
 
-def test_only_a_connection_whose_answer_was_lost_is_half_open(hub: Coordinator, names: dict[str, str]) -> None:
-    port = asked(hub, "east", do="listen", addresses=[EAST])[EAST]
+def test_only_a_connection_whose_answer_was_lost_is_half_open(coordinator: Coordinator, names: dict[str, str]) -> None:
+    port = asked(coordinator, "east", do="listen", addresses=[EAST])[EAST]
     probes = [{"source": WEST, "host": EAST, "port": port}]
-    assert asked(hub, "west", do="connect", probes=probes) == [""]
-    assert asked(hub, "east", do="half open") == []
+    assert asked(coordinator, "west", do="connect", probes=probes) == [""]
+    assert asked(coordinator, "east", do="half open") == []
     with rule(names["west"], "input", f"ip saddr {EAST} drop"):
-        assert asked(hub, "west", do="connect", probes=probes) == ["no answer"]
-        assert asked(hub, "east", do="half open") == [WEST]
-    assert asked(hub, "east", do="listen", addresses=[EAST]) != {EAST: port}
-    assert asked(hub, "west", do="connect", probes=probes) == ["connection refused"]
+        assert asked(coordinator, "west", do="connect", probes=probes) == ["no answer"]
+        assert asked(coordinator, "east", do="half open") == [WEST]
+    assert asked(coordinator, "east", do="listen", addresses=[EAST]) != {EAST: port}
+    assert asked(coordinator, "west", do="connect", probes=probes) == ["connection refused"]
 
 
 # What is judged.

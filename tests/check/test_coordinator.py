@@ -1,4 +1,4 @@
-"""Rank 0 hears every rank that comes, does without those that do not, and tells all how it ended."""
+"""Rank 0 takes in every rank that comes, does without those that do not, and tells all how it ended."""
 
 from __future__ import annotations
 
@@ -42,52 +42,52 @@ def answering(rank: int) -> Any:
 def gathered(
     *ranks: int, acts: Mapping[int, Any] = {}, within: float = 5.0
 ) -> Iterator[tuple[Coordinator, list[Future[int]]]]:
-    """A hub and its spokes, each rank in a thread."""
+    """A coordinator and its clients, each rank in a thread."""
     listener, where = listening()
 
-    def spoke(rank: int) -> int:
+    def client(rank: int) -> int:
         return serve(join([where], hello(rank), soon())[0], acts.get(rank, answering(rank)))
 
     with ThreadPoolExecutor() as pool:
-        spokes = [pool.submit(spoke, rank) for rank in ranks]
-        hub = gather(hello(0), [listener], NullAuthenticator(), answering(0), soon(within))
+        clients = [pool.submit(client, rank) for rank in ranks]
+        coordinator = gather(hello(0), [listener], NullAuthenticator(), answering(0), soon(within))
         try:
-            yield hub, spokes
+            yield coordinator, clients
         finally:
-            hub.shutdown(0)
+            coordinator.shutdown(0)
 
 
 def test_every_rank_answers_and_ends_with_the_code_of_rank_0() -> None:
-    with gathered(1, 2) as (hub, spokes):
-        assert hub.broadcast({"word": "first"}, 5.0) == {rank: [rank, "first"] for rank in range(WORLD)}
-        assert hub.ask({1: {"word": "a"}, 2: {"word": "b"}}, 5.0) == {1: [1, "a"], 2: [2, "b"]}
-        hub.shutdown(69)
-        assert [spoke.result(5.0) for spoke in spokes] == [69, 69]
+    with gathered(1, 2) as (coordinator, clients):
+        assert coordinator.broadcast({"word": "first"}, 5.0) == {rank: [rank, "first"] for rank in range(WORLD)}
+        assert coordinator.ask({1: {"word": "a"}, 2: {"word": "b"}}, 5.0) == {1: [1, "a"], 2: [2, "b"]}
+        coordinator.shutdown(69)
+        assert [client.result(5.0) for client in clients] == [69, 69]
 
 
 def test_a_rank_that_does_not_come_is_done_without() -> None:
-    with gathered(2, within=1.0) as (hub, _):
-        assert hub.nodes == {0: "node01", 2: "node03"}
-        assert hub.broadcast({"word": "?"}, 5.0) == {0: [0, "?"], 2: [2, "?"]}
+    with gathered(2, within=1.0) as (coordinator, _):
+        assert coordinator.nodes == {0: "node01", 2: "node03"}
+        assert coordinator.broadcast({"word": "?"}, 5.0) == {0: [0, "?"], 2: [2, "?"]}
 
 
 def test_a_rank_that_does_not_answer_in_time_is_asked_no_more() -> None:
     go = threading.Event()
-    with gathered(1, 2, acts={1: lambda _: go.wait(5.0)}) as (hub, spokes):
-        assert hub.broadcast({"word": "slow"}, 0.3) == {0: [0, "slow"], 2: [2, "slow"]}
-        assert hub.errors == {1: "no answer within 0.3 s"}
+    with gathered(1, 2, acts={1: lambda _: go.wait(5.0)}) as (coordinator, clients):
+        assert coordinator.broadcast({"word": "slow"}, 0.3) == {0: [0, "slow"], 2: [2, "slow"]}
+        assert coordinator.errors == {1: "no answer within 0.3 s"}
         go.set()
-        assert hub.broadcast({"word": "next"}, 5.0) == {0: [0, "next"], 2: [2, "next"]}
-        assert hub.node_leaders == {"node01": 0, "node03": 2}
-        assert isinstance(spokes[0].exception(5.0), CoordinatorLostError)
+        assert coordinator.broadcast({"word": "next"}, 5.0) == {0: [0, "next"], 2: [2, "next"]}
+        assert coordinator.node_leaders == {"node01": 0, "node03": 2}
+        assert isinstance(clients[0].exception(5.0), CoordinatorLostError)
 
 
 def test_a_rank_0_that_hangs_is_named_and_the_others_answer() -> None:
     go = threading.Event()
-    with gathered(1, 2) as (hub, _):
-        hub.handle = lambda _: go.wait(5.0)
-        assert hub.broadcast({"word": "?"}, 0.3) == {1: [1, "?"], 2: [2, "?"]}
-        assert hub.errors == {0: "no answer within 0.3 s"}
+    with gathered(1, 2) as (coordinator, _):
+        coordinator.handle = lambda _: go.wait(5.0)
+        assert coordinator.broadcast({"word": "?"}, 0.3) == {1: [1, "?"], 2: [2, "?"]}
+        assert coordinator.errors == {0: "no answer within 0.3 s"}
         go.set()
 
 
@@ -95,11 +95,11 @@ def test_a_rank_that_ends_is_named_and_not_waited_for() -> None:
     def ends(_: Mapping[str, Any]) -> None:
         raise SystemExit(1)
 
-    with gathered(1, 2, acts={1: ends}) as (hub, _):
+    with gathered(1, 2, acts={1: ends}) as (coordinator, _):
         began = time.monotonic()
-        assert hub.broadcast({"word": "?"}, 30.0) == {0: [0, "?"], 2: [2, "?"]}
+        assert coordinator.broadcast({"word": "?"}, 30.0) == {0: [0, "?"], 2: [2, "?"]}
         assert time.monotonic() - began < 10.0
-        assert hub.errors == {1: "its process ended"}
+        assert coordinator.errors == {1: "its process ended"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -109,28 +109,28 @@ def test_a_rank_that_fails_is_named_and_answers_what_comes_next(rank: int) -> No
             raise OSError("no more forks")
         return "again"
 
-    with gathered(1, 2, acts={1: fails}) as (hub, _):
-        hub.handle = fails if rank == 0 else hub.handle
-        assert rank not in hub.ask({rank: {"word": "first"}}, 5.0)
-        assert hub.errors == {rank: "OSError: no more forks"}
-        assert hub.ask({rank: {"word": "second"}}, 5.0) == {rank: "again"}
+    with gathered(1, 2, acts={1: fails}) as (coordinator, _):
+        coordinator.handle = fails if rank == 0 else coordinator.handle
+        assert rank not in coordinator.ask({rank: {"word": "first"}}, 5.0)
+        assert coordinator.errors == {rank: "OSError: no more forks"}
+        assert coordinator.ask({rank: {"word": "second"}}, 5.0) == {rank: "again"}
 
 
 def test_garbage_instead_of_an_answer_is_named() -> None:
-    with gathered(1, 2) as (hub, _):
+    with gathered(1, 2) as (coordinator, _):
         ours, theirs = socket.socketpair()
-        hub.lines[1].close()
-        hub.lines[1] = ours
+        coordinator.connections[1].close()
+        coordinator.connections[1] = ours
         theirs.sendall(b"garbage\n")
-        assert hub.ask({1: {"word": "?"}}, 5.0) == {}
-        assert hub.errors == {1: "it sent what is no answer"}
+        assert coordinator.ask({1: {"word": "?"}}, 5.0) == {}
+        assert coordinator.errors == {1: "it sent what is no answer"}
         theirs.close()
 
 
 def test_a_large_answer_arrives_whole() -> None:
     text = "x" * 1_000_000
-    with gathered(1, 2, acts={1: lambda _: text}) as (hub, _):
-        assert hub.ask({1: {}}, 5.0) == {1: text}
+    with gathered(1, 2, acts={1: lambda _: text}) as (coordinator, _):
+        assert coordinator.ask({1: {}}, 5.0) == {1: text}
 
 
 def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
@@ -138,12 +138,12 @@ def test_two_processes_of_a_rank_or_another_world_are_said() -> None:
     with ThreadPoolExecutor() as pool:
         wrong = [hello(1), hello(1, pid=2), hello(2, world_size=7)]
         found = [pool.submit(join, [where], each, soon(2.0)) for each in wrong]
-        hub = gather(hello(0), [listener], NullAuthenticator(), answering(0), soon(1.0))
-        for line in hub.lines.values():
-            line.close()
+        coordinator = gather(hello(0), [listener], NullAuthenticator(), answering(0), soon(1.0))
+        for connection in coordinator.connections.values():
+            connection.close()
         for each in found:
             each.exception(70.0)
-    assert sorted(hub.objections) == [
+    assert sorted(coordinator.objections) == [
         "rank 1 came twice, from node02 and from node02",
         "rank 2 on node03 counts 7 ranks, rank 0 counts 3",
     ]
@@ -154,9 +154,9 @@ def test_a_stranger_is_not_asked() -> None:
     listener, where = listening()
     with ThreadPoolExecutor() as pool:
         stranger = pool.submit(join, [where], hello(1, 2), soon(0.5), HmacAuthenticator(b"another"))
-        hub = gather(hello(0, 2), [listener], HmacAuthenticator(b"ours"), answering(0), soon(1.0))
+        coordinator = gather(hello(0, 2), [listener], HmacAuthenticator(b"ours"), answering(0), soon(1.0))
         assert isinstance(stranger.exception(5.0), RendezvousError)
-    assert hub.nodes == {0: "node01"}
+    assert coordinator.nodes == {0: "node01"}
 
 
 def test_what_knocks_by_chance_is_no_objection() -> None:
@@ -164,21 +164,21 @@ def test_what_knocks_by_chance_is_no_objection() -> None:
     listener, where = listening()
     with ThreadPoolExecutor() as pool, socket.create_connection((where.host, where.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\n\n")
-        spoke = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
-        hub = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
-        hub.shutdown(0)
-        assert spoke.result(5.0) == 0
-    assert hub.objections == []
+        client = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
+        coordinator = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
+        coordinator.shutdown(0)
+        assert client.result(5.0) == 0
+    assert coordinator.objections == []
 
 
 def test_a_rank_says_that_rank_0_was_lost() -> None:
     listener, where = listening()
     with ThreadPoolExecutor() as pool:
-        spoke = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
-        hub = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
-        hub.lines[1].close()
+        client = pool.submit(lambda: serve(join([where], hello(1, 2), soon())[0], answering(1)))
+        coordinator = gather(hello(0, 2), [listener], NullAuthenticator(), answering(0), soon())
+        coordinator.connections[1].close()
         with pytest.raises(CoordinatorLostError, match="rank 0 was lost: its process ended"):
-            spoke.result(5.0)
+            client.result(5.0)
 
 
 def test_two_hundred_ranks_come_and_answer() -> None:
@@ -186,18 +186,18 @@ def test_two_hundred_ranks_come_and_answer() -> None:
     listener, where = listening()
     text = "x" * 20_000
 
-    def spoke(rank: int) -> int:
-        line = join([where], hello(rank, 201), soon(20.0))[0]
-        return serve(line, lambda question: [rank, question["word"] + text])
+    def client(rank: int) -> int:
+        connection = join([where], hello(rank, 201), soon(20.0))[0]
+        return serve(connection, lambda question: [rank, question["word"] + text])
 
     with ThreadPoolExecutor(200) as pool:
         began = time.monotonic()
-        spokes = [pool.submit(spoke, rank) for rank in ranks]
-        hub = gather(hello(0, 201), [listener], NullAuthenticator(), answering(0), soon(20.0))
-        assert len(hub.here) == 201
+        clients = [pool.submit(client, rank) for rank in ranks]
+        coordinator = gather(hello(0, 201), [listener], NullAuthenticator(), answering(0), soon(20.0))
+        assert len(coordinator.here) == 201
         for word in "ab":
-            answers = hub.broadcast({"word": word}, 10.0, ranks)
+            answers = coordinator.broadcast({"word": word}, 10.0, ranks)
             assert answers == {rank: [rank, word + text] for rank in ranks}
-        hub.shutdown(3)
-        assert {spoke.result(10.0) for spoke in spokes} == {3}
+        coordinator.shutdown(3)
+        assert {client.result(10.0) for client in clients} == {3}
     assert time.monotonic() - began < 20.0

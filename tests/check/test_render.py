@@ -115,9 +115,9 @@ def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> No
     paths = render.write(found, ["the table"], str(folder), "1207", 69)
     assert paths == [str(folder / "preflight.1207.txt"), str(folder / "preflight.1207.json")]
     assert Path(paths[0]).read_text().startswith("the table\n\n")
-    told = json.loads(Path(paths[1]).read_text())
-    assert (told["job"], told["exit_code"], told["summaries"]) == ("1207", 69, found.summaries)
-    (one,) = told["findings"]
+    written = json.loads(Path(paths[1]).read_text())
+    assert (written["job"], written["exit_code"], written["summaries"]) == ("1207", 69, found.summaries)
+    (one,) = written["findings"]
     assert one == {
         "level": "FAIL",
         "check": "limits",
@@ -128,18 +128,18 @@ def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> No
         "ranks": [0, 1],
         "between": "",
     }
-    assert [(rank["rank"], rank["node"], rank["local_rank"]) for rank in told["ranks"]] == [
+    assert [(rank["rank"], rank["node"], rank["local_rank"]) for rank in written["ranks"]] == [
         (0, "node01", 0),
         (1, "node01", 1),
     ]
-    assert told["ranks"][1]["checks"]["limits"]["facts"]["files"] == 1024
+    assert written["ranks"][1]["checks"]["limits"]["facts"]["files"] == 1024
 
 
 def test_what_a_rank_that_did_not_answer_saw_is_left_empty(tmp_path: Path) -> None:
     found = report()
     del found.facts[1]
-    told = render.as_json(found, "", 69)
-    assert [bool(rank["checks"]) for rank in told["ranks"]] == [True, False]
+    written = render.as_json(found, "", 69)
+    assert [bool(rank["checks"]) for rank in written["ranks"]] == [True, False]
     assert render.write(found, [], str(tmp_path), "", 0)[0] == str(tmp_path / "preflight.local.txt")
 
 

@@ -49,7 +49,7 @@ def test_explain_names_the_source_of_every_exported_variable(tmp_path: Path) -> 
 
 def test_explain_says_where_rank_zero_is_looked_for(tmp_path: Path) -> None:
     who = detect.detect(slurm(1))
-    first = discovery.line_ports(who, DEFAULT, None)[0]
+    first = discovery.rendezvous_ports(who, DEFAULT, None)[0]
     table = explained(srunddp("--explain", folder=tmp_path, **slurm(1)), 1)
     assert table["rank 0"].startswith(f"127.0.0.1:{first}, ")
 

@@ -231,7 +231,7 @@ def test_rank_zeros_line_follows_from_its_nodes_entry(conf: str) -> None:
     found = elsewhere(step(1), ifaces=conf)
     value, why = said(found, "rank 0")
     who = detect.detect(step(1))
-    first = discovery.line_ports(who, ifaces_conf.IfacesEntry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
+    first = discovery.rendezvous_ports(who, ifaces_conf.IfacesEntry("*", ("ib0",), ports=range(40000, 40010)), None)[0]
     assert value.startswith(f"node02-data:{first}, ")
     assert why.startswith(f"SLURM_STEP_NODELIST=node[02-03], address: of {conf}:2:3")
 

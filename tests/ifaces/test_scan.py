@@ -23,7 +23,7 @@ from srunddp.util.infiniband import Device
 from tests.cluster.network import tool
 from tests.conftest import ROOT
 from tests.support.many_nodes import PER_NODE, ManyNodes, host, quick
-from tests.support.namespaces import address, asked, hub_of, rule, two_nodes
+from tests.support.namespaces import address, asked, coordinator_of, rule, two_nodes
 from tests.support.starting import NODE, python
 
 WEST, EAST = (address(node, "data0") for node in ("west", "east"))
@@ -37,10 +37,10 @@ def names() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def hub(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
+def coordinator(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(probe, "WITHIN", 0.5)
-    with hub_of(names, lambda node: Scanner(node).handle) as hub:
-        yield hub
+    with coordinator_of(names, lambda node: Scanner(node).handle) as coordinator:
+        yield coordinator
 
 
 def worked(found: ScanResult) -> set[Any]:
@@ -50,34 +50,34 @@ def worked(found: ScanResult) -> set[Any]:
 # Two nodes.
 
 
-def test_interfaces_in_one_network_alone_reach_each_other(hub: Coordinator) -> None:
+def test_interfaces_in_one_network_alone_reach_each_other(coordinator: Coordinator) -> None:
     """Linux answers for all of its addresses on all interfaces; that is no way for a training."""
-    found = survey(hub)
+    found = survey(coordinator)
     assert worked(found) == BOTH
     assert len(found.reached) == 8
 
 
-def test_every_interface_is_told_with_its_address(hub: Coordinator) -> None:
-    ends = survey(hub).ends
+def test_every_interface_is_told_with_its_address(coordinator: Coordinator) -> None:
+    ends = survey(coordinator).ends
     assert {name for _, name in ends} == {"lo", "data0", "data1"}
     assert ends["west", "data0"].address == WEST
     assert ends["west", "lo"].passed_over == "loopback, a bridge or a container's"
     assert not ends["west", "data0"].passed_over
 
 
-def test_a_network_in_which_packets_get_lost_reaches_nobody(hub: Coordinator, names: dict[str, str]) -> None:
+def test_a_network_in_which_packets_get_lost_reaches_nobody(coordinator: Coordinator, names: dict[str, str]) -> None:
     with rule(names["east"], "input", f"ip saddr {WEST} drop"):
-        assert worked(survey(hub)) == set()
+        assert worked(survey(coordinator)) == set()
 
 
-def test_a_network_that_is_routed_reaches_the_other(hub: Coordinator, names: dict[str, str]) -> None:
+def test_a_network_that_is_routed_reaches_the_other(coordinator: Coordinator, names: dict[str, str]) -> None:
     """The ends of data1 are in two networks; with routes each leads to the other."""
     routes = {"west": "10.201.3.0/25", "east": "10.201.2.0/25"}
     words = ["route", "{}", "dev", "data1"]
     for node, network in routes.items():
         tool("ip", "-n", names[node], words[0], "add", network, *words[2:])
     try:
-        assert {(a, b) for a, b in worked(survey(hub)) if a[1] == "data1"} == {
+        assert {(a, b) for a, b in worked(survey(coordinator)) if a[1] == "data1"} == {
             (("west", "data1"), ("east", "data1")),
             (("east", "data1"), ("west", "data1")),
         }
@@ -86,11 +86,11 @@ def test_a_network_that_is_routed_reaches_the_other(hub: Coordinator, names: dic
             tool("ip", "-n", names[node], "route", "del", network)
 
 
-def test_a_node_with_ipv6_alone_is_reached_by_it(hub: Coordinator, names: dict[str, str]) -> None:
+def test_a_node_with_ipv6_alone_is_reached_by_it(coordinator: Coordinator, names: dict[str, str]) -> None:
     for node, name in names.items():
         tool("ip", "-n", name, "addr", "del", f"{address(node, 'data0')}/24", "dev", "data0")
     try:
-        found = survey(hub)
+        found = survey(coordinator)
         assert worked(found) == BOTH
         assert found.ends["west", "data0"].address == "fd00:201::1"
     finally:
@@ -98,12 +98,12 @@ def test_a_node_with_ipv6_alone_is_reached_by_it(hub: Coordinator, names: dict[s
             tool("ip", "-n", name, "addr", "add", f"{address(node, 'data0')}/24", "dev", "data0")
 
 
-def test_an_interface_that_went_away_reaches_nobody(hub: Coordinator) -> None:
+def test_an_interface_that_went_away_reaches_nobody(coordinator: Coordinator) -> None:
     """Between what a node said and what it is asked; an error there would look as if rank 0 were lost."""
-    port = asked(hub, "east", do="listen", addresses=[EAST])[EAST]
+    port = asked(coordinator, "east", do="listen", addresses=[EAST])[EAST]
     way = {"source": WEST, "host": EAST, "port": port, "interface": "data0"}
     probes = [way | {"interface": "data7"}, way | {"source": "10.201.9.9"}, way | {"port": 9}, way]
-    assert [bool(why) for why in asked(hub, "west", do="connect", probes=probes)] == [True, True, True, False]
+    assert [bool(why) for why in asked(coordinator, "west", do="connect", probes=probes)] == [True, True, True, False]
 
 
 # This node.
@@ -117,8 +117,8 @@ def test_its_own_interfaces_travel() -> None:
 
 
 def test_names_are_looked_up_here() -> None:
-    told = Scanner(NODE).handle({"do": "resolve", "names": ["127.0.0.1", "nowhere.invalid"]})
-    assert told == {"127.0.0.1": ["127.0.0.1"], "nowhere.invalid": []}
+    answer = Scanner(NODE).handle({"do": "resolve", "names": ["127.0.0.1", "nowhere.invalid"]})
+    assert answer == {"127.0.0.1": ["127.0.0.1"], "nowhere.invalid": []}
 
 
 def test_a_question_that_it_does_not_know_is_answered() -> None:

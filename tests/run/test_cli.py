@@ -263,8 +263,8 @@ def test_a_failure_before_the_rendezvous_ends_all_at_once(script: Path, failing:
             for rank, name in enumerate(names)
         ]
         first, second = (rank.result() for rank in starting)
-    told = f"rank 1 on {NODE} failed: " if failing else ""
-    assert one_message(first).startswith(f"{told}no file no-such.py in {script.parent}; expected a script to run -> ")
+    prefix = f"rank 1 on {NODE} failed: " if failing else ""
+    assert one_message(first).startswith(f"{prefix}no file no-such.py in {script.parent}; expected a script to run -> ")
     assert (second.returncode, second.stdout, second.stderr) == (78, "", "")
 
 

@@ -49,8 +49,12 @@ def test_files_of_a_run_say_how_it_went(tmp_path: Path) -> None:
     assert found == [["process", ""], ["meeting", ""], ["met", ""], ["step", ""], ["end", "7"]]
     (steps,) = folder.glob("*.rank0.steps.csv")
     assert steps.read_text().splitlines()[-1].split(",")[1] == "3"
-    told = json.loads((folder / "run.json").read_text())
-    assert (told["world_size"], told["script"], told["seconds"]) == (1, ["train.py", "--epochs=2"], MONITOR_SECONDS)
+    metadata = json.loads((folder / "run.json").read_text())
+    assert (metadata["world_size"], metadata["script"], metadata["seconds"]) == (
+        1,
+        ["train.py", "--epochs=2"],
+        MONITOR_SECONDS,
+    )
 
 
 def test_tasks_of_an_array_have_a_folder_each(tmp_path: Path) -> None:
@@ -69,11 +73,11 @@ def test_an_earlier_run_s_description_is_not_left(
     write(tmp_path / "train.py", "")
     words = ("run", "--quiet", "--monitor", "--timeout=0.5", "train.py")
     assert srunddp(*words, folder=tmp_path, **slurm(0, 1)).returncode == 0
-    (told,) = tmp_path.glob("logs/*/monitor.0/run.json")
-    assert json.loads(told.read_text())["world_size"] == 1
+    (file,) = tmp_path.glob("logs/*/monitor.0/run.json")
+    assert json.loads(file.read_text())["world_size"] == 1
     done = srunddp(*words, folder=tmp_path, **slurm(0, 2))  # the other one never comes
     assert done.returncode not in (0, 78), done.stderr
-    assert not told.exists()
+    assert not file.exists()
 
 
 def test_a_requeued_job_has_a_folder_for_each_start(tmp_path: Path) -> None:

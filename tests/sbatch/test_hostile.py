@@ -20,7 +20,7 @@ from srunddp.sbatch.directives import directive, salloc_options
 from srunddp.sbatch.render import render
 from srunddp.sbatch.spec import SlurmJob
 from tests.support.job_scripts import Called, carry_out
-from tests.support.job_specs import wished, written
+from tests.support.job_specs import requested, written
 
 HOSTILE = [
     "a b", "it's", 'say "hi"', "$(touch canary)", "`touch canary`", "$HOME ${PATH} $((1+1))",
@@ -162,14 +162,14 @@ def test_a_text_of_command_line_or_file_stays_as_it_was(text: str) -> None:
     words = ["srunddp", "sbatch", f"--env=NAME={text}", "train.py", text]
     if not text.isprintable():
         with pytest.raises(ConfigError, match="expected letters that can be printed -> "):
-            wished(words)
+            requested(words)
         return
-    job = wished(words)
+    job = requested(words)
     assert (job.env, job.arguments) == ((f"NAME={text}",), (text,))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"
         path.write_text(yaml.safe_dump({"script": "train.py", "env": [f"NAME={text}"], "arguments": [text]}))
-        assert wished(["srunddp", "sbatch", f"--config={path}"]) == job
+        assert requested(["srunddp", "sbatch", f"--config={path}"]) == job
 
 
 def test_a_folder_is_no_pattern_of_slurms() -> None:

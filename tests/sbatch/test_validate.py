@@ -78,8 +78,8 @@ def test_notes_say_what_may_be_meant_otherwise(fields: dict[str, Any], said: str
 
 
 def test_nothing_is_noted_of_a_job_that_says_everything() -> None:
-    told = {"partition": "gpu", "time": "1", "mem": "1G", "cpus_per_task": 1, "env": ("NCCL_DEBUG=INFO",)}
-    job = SlurmJob(script=__file__, gpus_per_node="2", **told)
+    given = {"partition": "gpu", "time": "1", "mem": "1G", "cpus_per_task": 1, "env": ("NCCL_DEBUG=INFO",)}
+    job = SlurmJob(script=__file__, gpus_per_node="2", **given)
     assert list(validate.notes(job, {})) == []
 
 

@@ -58,8 +58,8 @@ def meets_all_the_same(said: list[list[bytes]]) -> None:
             throw(server, pieces)
         connection, meeting = join([server.address], hello(1), soon(), SECRET)
         connection.close()
-        assert server.company().meeting == meeting
-        assert sorted(server.company().lines) == [1]
+        assert server.result().meeting == meeting
+        assert sorted(server.result().connections) == [1]
         assert len(server.said) <= 10
         assert all(line.isprintable() and len(line) < 1000 for line in server.said)
 
@@ -81,7 +81,7 @@ def test_no_bytes_keep_a_world_from_meeting_in_a_long_campaign(said: list[list[b
 @given(st.lists(mutated, max_size=6))
 def test_no_bytes_of_a_proven_rank_do_more_than_end_the_meeting(pieces: list[bytes]) -> None:
     """With no proof asked for, they are heard as a rank's own: the meeting succeeds, or ends with one message."""
-    with rank_zero(3, mourn=0.0, within=5) as server, server.connect() as caller:
+    with rank_zero(3, linger=0.0, within=5) as server, server.connect() as caller:
         with contextlib.suppress(ConnectionError):
             caller.sendall(json.dumps(greeting(hello(1, 3))).encode() + b"\n" + b'{"here": true, "proof": ""}\n')
             for piece in pieces:

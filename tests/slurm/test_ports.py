@@ -29,7 +29,7 @@ def preferred(job: str, step: int) -> list[int]:
     """The ports that the ranks of a step look at, the likeliest first."""
     names = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": str(step), "SLURM_STEP_NUM_TASKS": "2"}
     environment = detect({**names, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
-    return discovery.line_ports(environment, ifaces_conf.DEFAULT, None)
+    return discovery.rendezvous_ports(environment, ifaces_conf.DEFAULT, None)
 
 
 @contextmanager

@@ -72,13 +72,13 @@ def contents(top: Path) -> dict[str, object]:
     for path in top.rglob("*"):
         status = path.lstat()
         if stat.S_ISREG(status.st_mode):
-            told: object = (path.read_bytes(), int(status.st_mtime), bool(status.st_mode & 0o100))
+            content: object = (path.read_bytes(), int(status.st_mtime), bool(status.st_mode & 0o100))
         else:
-            told = "folder" if path.is_dir() else ""
+            content = "folder" if path.is_dir() else ""
         if stat.S_ISLNK(status.st_mode):
-            told = os.path.relpath(os.path.realpath(path), os.path.realpath(top))
+            content = os.path.relpath(os.path.realpath(path), os.path.realpath(top))
         if not stat.S_ISFIFO(status.st_mode) and not stat.S_ISSOCK(status.st_mode):
-            found[str(path.relative_to(top))] = told
+            found[str(path.relative_to(top))] = content
     return found
 
 

@@ -124,10 +124,12 @@ def start(
     copies: Copies, *words: str, rank: int = 0, size: int = 1, folder: str = "/tmp", **variables: str
 ) -> subprocess.Popen[str]:
     """One rank, left in a folder as by a launcher that could not enter the project."""
-    told = (slurm(rank, size, SLURM_JOB_ID=str(os.getpid())) if size > 1 else {}) | copies.variables | {"PWD": PROJECT}
+    environ = (
+        (slurm(rank, size, SLURM_JOB_ID=str(os.getpid())) if size > 1 else {}) | copies.variables | {"PWD": PROJECT}
+    )
     pipe = subprocess.PIPE
     command = [*SRUNDDP, "--staged", "--quiet", "--timeout", str(LONG), *words]
-    return subprocess.Popen(command, cwd=folder, env=bare(told | variables), text=True, stdout=pipe, stderr=pipe)
+    return subprocess.Popen(command, cwd=folder, env=bare(environ | variables), text=True, stdout=pipe, stderr=pipe)
 
 
 def run(copies: Copies, *words: str, **how: str) -> tuple[int, str, str]:
@@ -252,9 +254,9 @@ def test_copy_is_locked_until_all_processes_have_ended(copies: Copies) -> None:
 
 def test_explain_says_what_is_a_copy_here(copies: Copies) -> None:
     command = [*SRUNDDP, "explain", "--staged"]
-    told = bare(copies.variables | {"PWD": PROJECT, "SRUNDDP_IFACES": f"{DATA}/ifaces.conf"})
+    environ = bare(copies.variables | {"PWD": PROJECT, "SRUNDDP_IFACES": f"{DATA}/ifaces.conf"})
     write(copies.of(DATA) / "ifaces.conf", "- {nodes: '*', interface: lo}\n")
-    done = subprocess.run(command, cwd="/tmp", env=told, capture_output=True, text=True, timeout=LONG)
+    done = subprocess.run(command, cwd="/tmp", env=environ, capture_output=True, text=True, timeout=LONG)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert f"[rank 0] staged {copies.folder} {VARIABLE}={copies.folder}" in lines, done
     assert f"[rank 0] staged project {copies.of(PROJECT)} {PROJECT}: a copy, as this node does not see it" in lines

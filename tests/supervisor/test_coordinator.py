@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
 from tests.support.connections import Scene
-from tests.support.coordinators import fail_in_a_crowd
+from tests.support.coordinators import fail_one_of_many
 from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
 from tests.support.starting import until, write
 
@@ -30,8 +30,8 @@ def failed(rank: int, cause: str = CLOSED, weight: FailureKind = FailureKind.SEC
 
 @pytest.mark.alone
 def test_four_thousand_ranks_know_of_a_failure_in_two_seconds() -> None:
-    seen = fail_in_a_crowd(lines=4095, culprit=1234)
-    assert (seen.told, seen.codes, seen.code) == (4095, [7], 7)
+    seen = fail_one_of_many(ranks=4095, culprit=1234)
+    assert (seen.informed, seen.codes, seen.code) == (4095, [7], 7)
     assert seen.took < 2.0, seen
     assert "srunddp: rank 1234 on node0154 failed: ValueError: boom (exit code 7)" in seen.errors
 
@@ -40,7 +40,7 @@ def test_the_root_cause_goes_to_all_and_they_close_first() -> None:
     it = Scene()
     it.say(1, failure=asdict(BOOM))
     assert it.monitor.root_cause.ranks == (1,)
-    assert [it.told(rank, "verdict") for rank in (1, 2)] == [[{"ranks": [1], "exit_code": 7}]] * 2
+    assert [it.messages_to(rank, "verdict") for rank in (1, 2)] == [[{"ranks": [1], "exit_code": 7}]] * 2
     assert not it.monitor.finished
     for rank in (1, 2):
         it.close(rank)
@@ -52,10 +52,10 @@ def test_connections_are_closed_when_scripts_have_ended() -> None:
     it = Scene()
     it.say(1, failure=asdict(BOOM))
     it.monitor.tick(1.0)
-    assert not it.told(2, "end"), "rank 1 may have something left to do"
+    assert not it.messages_to(2, "end"), "rank 1 may have something left to do"
     it.say(1, now=2.0, ended=True)
     it.monitor.tick(2.0)
-    assert it.told(2, "end")
+    assert it.messages_to(2, "end")
     assert not it.monitor.finished
     it.monitor.tick(3.5)
     assert it.monitor.finished
@@ -146,11 +146,11 @@ def test_the_ranks_that_wait_are_told_when_all_scripts_are_over() -> None:
     it.say(1, goodbye=True, waits=True)
     it.say(2, goodbye=True)
     it.monitor.tick(1.0)
-    assert it.told(1, "over") == []
+    assert it.messages_to(1, "over") == []
     it.monitor.done(waits=True)
     for now in (2.0, 3.0):
         it.monitor.tick(now)
-    assert (it.told(1, "over"), it.told(2, "over")) == ([True], [])
+    assert (it.messages_to(1, "over"), it.messages_to(2, "over")) == ([True], [])
 
 
 def test_a_silent_rank_whose_kernel_answers_is_named() -> None:
@@ -208,9 +208,9 @@ def working(size: int = 3, **changes: Any) -> Scene:
 def test_the_rank_that_blocks_a_stall_is_named() -> None:
     it = working()
     it.monitor.tick(3.9)
-    assert not it.told(1, "stacks")
+    assert not it.messages_to(1, "stacks")
     it.monitor.tick(4.0)
-    assert [it.told(rank, "stacks") for rank in (1, 2)] == [[True], [True]]
+    assert [it.messages_to(rank, "stacks") for rank in (1, 2)] == [[True], [True]]
     it.say(1, now=4.1, stacks=LOAD_BATCH)
     it.monitor.tick(4.1)
     assert it.monitor.root_cause is None
@@ -273,7 +273,7 @@ def test_the_rank_that_the_failed_ones_waited_for_is_named(name: str) -> None:
         it.say(rank, now=1.0, failure=asdict(failure)) if rank else it.monitor.fail(failure, 1.0)
     it.monitor.tick(2.0)
     for rank in set(stacks) - {0}:
-        if it.told(rank, "stacks"):
+        if it.messages_to(rank, "stacks"):
             it.say(rank, now=2.1, stacks=stacks[rank])
     it.monitor.tick(2.1)
     found = it.monitor.root_cause
@@ -288,11 +288,11 @@ def test_the_rank_that_the_failed_ones_waited_for_is_named(name: str) -> None:
 def test_the_lowest_rank_left_is_appointed_to_speak_for_rank_0() -> None:
     it = Scene(size=4)
     it.monitor.tick(0.0)
-    assert it.told(1, "deputy") == [{"here": True, "elsewhere": True, "witness": ["10.0.0.2", 9]}]
-    assert it.told(2, "deputy") == []
+    assert it.messages_to(1, "deputy") == [{"here": True, "elsewhere": True, "witness": ["10.0.0.2", 9]}]
+    assert it.messages_to(2, "deputy") == []
     it.say(1, goodbye=True)
     it.monitor.tick(0.1)
-    assert it.told(2, "deputy") == [{"here": True, "elsewhere": True, "witness": ["10.0.0.3", 9]}]
+    assert it.messages_to(2, "deputy") == [{"here": True, "elsewhere": True, "witness": ["10.0.0.3", 9]}]
 
 
 def test_a_witness_is_on_a_third_node_whoever_leaves() -> None:
@@ -302,7 +302,7 @@ def test_a_witness_is_on_a_third_node_whoever_leaves() -> None:
         if leaves:
             it.say(leaves, goodbye=True)
         it.monitor.tick(0.1)
-        last = it.told(deputy, "deputy")[-1]
+        last = it.messages_to(deputy, "deputy")[-1]
         assert (last["elsewhere"], last["witness"]) == (True, [f"10.0.0.{third}", 9])
 
 

@@ -68,7 +68,7 @@ def test_a_supervisor_imports_nothing_when_a_rank_fails(tmp_path: Path, rank: in
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
     script = f"if RANK == {rank}:\n    Path('over').touch()\n    {end}\nrest()"
-    told = {"PYTHONPATH": str(tmp_path / "hook")}
-    with world(tmp_path, script, "--log-dir", "logs", variables=told) as it:
+    variables = {"PYTHONPATH": str(tmp_path / "hook")}
+    with world(tmp_path, script, "--log-dir", "logs", variables=variables) as it:
         assert it.wait().codes[2] > 0
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()

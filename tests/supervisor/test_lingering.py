@@ -23,8 +23,8 @@ if RANK == {rank}: libc.__cxa_atexit(libc.pause, None, None)
 @pytest.mark.parametrize(("script", "place"), [(PYTHON, "flush (train.py:"), (C, "no stack")], ids=["atexit", "C"])
 def test_it_is_named_and_then_ended(tmp_path: Path, rank: int, codes: list[int], script: str, place: str) -> None:
     hook = write(tmp_path / "hook" / "sitecustomize.py", SOON).parent
-    told = {"PYTHONPATH": f"{hook}:{ROOT}"}
-    ended = run(tmp_path, script.format(rank=rank), "--grace", "1", variables=told)
+    variables = {"PYTHONPATH": f"{hook}:{ROOT}"}
+    ended = run(tmp_path, script.format(rank=rank), "--grace", "1", variables=variables)
     assert ended.codes == codes, ended.text
     assert f"its script is over, and it has not ended for 1 s, in {place}" in ended.errors[rank]
     (verdict,) = ended.verdicts

@@ -35,9 +35,17 @@ def apart(folder: Path, nodes: dict[str, str], port: int, *options: str) -> Iter
     write(folder / "ifaces.conf", '- nodes: "*"\n  interface: data0\n')
     below = {}
     for rank, (node, namespace) in enumerate(nodes.items()):
-        told = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "SLURMD_NODENAME": node}
-        told |= {"MASTER_ADDR": "10.201.1.1", "MASTER_PORT": port, "PATH": os.environ["PATH"]}
-        below[rank] = ["ip", "netns", "exec", namespace, "env", "-i", *(f"{name}={told[name]}" for name in told)]
+        variables = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "SLURMD_NODENAME": node}
+        variables |= {"MASTER_ADDR": "10.201.1.1", "MASTER_PORT": port, "PATH": os.environ["PATH"]}
+        below[rank] = [
+            "ip",
+            "netns",
+            "exec",
+            namespace,
+            "env",
+            "-i",
+            *(f"{name}={variables[name]}" for name in variables),
+        ]
     with world(folder, "wait_for('go')", "--ifaces", "ifaces.conf", *options, size=2, below=below) as it:
         it.workers()
         yield it

@@ -36,14 +36,14 @@ wait_for(*(f"all.{rank}" for rank in range(SIZE)))
 NAMES = ("forked", "daemon", "started", "session")
 DEATH_SIGNAL = """
 import ctypes, threading
-def told(name):
+def say_death_signal(name):
     number = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
     say(name, number.value)
 def forks(name, more=lambda: None):
     child = os.fork()
     if child == 0:
-        told(name)
+        say_death_signal(name)
         more()
         os._exit(0)
     os.waitpid(child, 0)

@@ -93,9 +93,9 @@ def test_the_launcher_s_signal_blames_no_rank() -> None:
 
 
 def test_failure_json_names_the_victims_with_their_own_causes() -> None:
-    told = record(find_root_cause([ECHO, BOOM], {}), NODES)
-    assert list(told) == ["rank", "ranks", "node", "time", "exit_code", "cause", "traceback", "notes", "victims"]
-    assert told["victims"] == [
+    entry = record(find_root_cause([ECHO, BOOM], {}), NODES)
+    assert list(entry) == ["rank", "ranks", "node", "time", "exit_code", "cause", "traceback", "notes", "victims"]
+    assert entry["victims"] == [
         {"rank": 0, "node": "node01", "cause": ""},
         {"rank": 2, "node": "node03", "cause": "RuntimeError: Broken pipe"},
         {"rank": 3, "node": "node04", "cause": ""},

@@ -185,14 +185,14 @@ rest()
         ended = it.wait()
     named(ended, 1, 1, "ValueError: boom")
     (file,) = (tmp_path / "log").rglob("failure.json")
-    told = json.loads(file.read_text())
-    assert list(told) == ["rank", "ranks", "node", "time", "exit_code", "cause", "traceback", "notes", "victims"]
-    assert (told["rank"], told["ranks"], told["node"], told["exit_code"]) == (1, [1], NODE, 1)
-    assert told["cause"] == "ValueError: boom"
-    assert told["traceback"].rstrip().endswith("ValueError: boom")
-    assert [victim["rank"] for victim in told["victims"]] == [0, 2]
-    assert told["victims"][0] == {"rank": 0, "node": NODE, "cause": ""}
-    assert told["victims"][1]["cause"] == "RuntimeError: Connection closed by peer"
+    entry = json.loads(file.read_text())
+    assert list(entry) == ["rank", "ranks", "node", "time", "exit_code", "cause", "traceback", "notes", "victims"]
+    assert (entry["rank"], entry["ranks"], entry["node"], entry["exit_code"]) == (1, [1], NODE, 1)
+    assert entry["cause"] == "ValueError: boom"
+    assert entry["traceback"].rstrip().endswith("ValueError: boom")
+    assert [victim["rank"] for victim in entry["victims"]] == [0, 2]
+    assert entry["victims"][0] == {"rank": 0, "node": NODE, "cause": ""}
+    assert entry["victims"][1]["cause"] == "RuntimeError: Connection closed by peer"
     logs = [(file.parent / f"{NODE}.rank{rank}.log").read_text() for rank in range(3)]
     assert "RuntimeError: Connection closed by peer" in logs[2]
     assert logs[2].count("Traceback") == 1

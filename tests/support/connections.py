@@ -73,6 +73,6 @@ class Scene:
         connection.open, connection.lost, connection.reset = False, lost, reset
         self.monitor.on_readable(connection, now)
 
-    def told(self, peer: int, key: str) -> list[Any]:
+    def messages_to(self, peer: int, key: str) -> list[Any]:
         """What the peer was sent of one kind."""
         return [message[key] for message in self.connections[peer].messages if key in message]

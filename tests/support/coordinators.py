@@ -1,4 +1,4 @@
-"""Starts a crowd, has one of its ranks fail, and tells what it cost and how long it took."""
+"""Starts many ranks, has one of its ranks fail, and tells what it cost and how long it took."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ PROCESSES = 4
 
 @dataclass(frozen=True)
 class Seen:
-    """What a crowd showed.
+    """What many ranks showed.
 
     Attributes:
-        took: seconds from the failure until the last rank knew the verdict; told: how many knew it.
-        codes: the exit codes that they were told; code: of rank 0's supervisor; errors: what it said.
+        took: seconds from the failure until the last rank knew the verdict; informed: how many knew it.
+        codes: the exit codes that they received; code: of rank 0's supervisor; errors: what it said.
         cost: CPU, as a part of one core, and memory of rank 0's supervisor while idle.
     """
 
     took: float
-    told: int
+    informed: int
     codes: list[int]
     code: int
     errors: str
     cost: dict[str, float]
 
 
-def fail_in_a_crowd(lines: int, culprit: int, idle: float = 0.5) -> Seen:
-    head = _start("head", lines, idle)
+def fail_one_of_many(ranks: int, culprit: int, idle: float = 0.5) -> Seen:
+    head = _start("head", ranks, idle)
     parts = []
     try:
         port = _read(head)["port"]
-        bounds = [1 + lines * part // PROCESSES for part in range(PROCESSES + 1)]
+        bounds = [1 + ranks * part // PROCESSES for part in range(PROCESSES + 1)]
         parts = [_start("members", port, *pair, culprit) for pair in itertools.pairwise(bounds)]
         assert _read(head)["ready"]
         cost = _read(head)
@@ -54,7 +54,7 @@ def fail_in_a_crowd(lines: int, culprit: int, idle: float = 0.5) -> Seen:
             process.wait()
     took = max(answer["at"] for answer in answers) - began
     codes = sorted({code for answer in answers for code in answer["codes"]})
-    return Seen(took, sum(answer["told"] for answer in answers), codes, head.returncode, errors, cost)
+    return Seen(took, sum(answer["informed"] for answer in answers), codes, head.returncode, errors, cost)
 
 
 def _start(*words: object) -> Any:

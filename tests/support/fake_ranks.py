@@ -43,10 +43,10 @@ def head(count: int, idle: float) -> int:
     allow_files()
     listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
     tell(port=listening.getsockname()[1])
-    lines: dict[int, socket.socket] = {}
-    while len(lines) < count:
-        line, _ = listening.accept()
-        lines[int(line.makefile().readline())] = line
+    ends: dict[int, socket.socket] = {}
+    while len(ends) < count:
+        end, _ = listening.accept()
+        ends[int(end.makefile().readline())] = end
     nodes = {rank: node(rank) for rank in range(count + 1)}
     context = RankContext(
         rank=0,
@@ -61,7 +61,7 @@ def head(count: int, idle: float) -> int:
     signals.block()
     ours, _theirs = pipe()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    connections = {rank: SupervisorConnection(line) for rank, line in lines.items()}
+    connections = {rank: SupervisorConnection(end) for rank, end in ends.items()}
     monitor = Coordinator(context, connections)
     threading.Thread(target=report, args=(idle, before), daemon=True).start()
     return Supervisor(
@@ -104,28 +104,30 @@ def report(idle: float, before: int) -> None:
 
 
 def members(port: int, first: int, last: int, culprit: int) -> None:
-    """Play these ranks: ping, and end a line when its verdict comes. The culprit fails upon a line of input."""
+    """Play these ranks: ping, and end a connection when its verdict comes. The culprit fails upon a line of input."""
     allow_files()
-    wires, selector = {}, selectors.DefaultSelector()
+    connections, selector = {}, selectors.DefaultSelector()
     for rank in range(first, last):
-        line = socket.create_connection(("127.0.0.1", port))
-        line.send(f"{rank}\n".encode())
-        wires[rank] = SupervisorConnection(line)
-        selector.register(line, selectors.EVENT_READ, wires[rank])
+        end = socket.create_connection(("127.0.0.1", port))
+        end.send(f"{rank}\n".encode())
+        connections[rank] = SupervisorConnection(end)
+        selector.register(end, selectors.EVENT_READ, connections[rank])
     selector.register(sys.stdin, selectors.EVENT_READ)
     codes: list[int] = []
-    each, due = PING_EVERY / len(wires), iter(())
+    each, due = PING_EVERY / len(connections), iter(())
     next_ping = time.monotonic()
     while len(codes) < last - first:
         for key, _ in selector.select(max(0.0, next_ping - time.monotonic())):
             if key.data is None:
                 selector.unregister(sys.stdin)
-                if culprit in wires:
-                    wires[culprit].send({"failure": asdict(Failure(culprit, node(culprit), "ValueError: boom", 7))})
+                if culprit in connections:
+                    connections[culprit].send(
+                        {"failure": asdict(Failure(culprit, node(culprit), "ValueError: boom", 7))}
+                    )
                 continue
-            told = [message["verdict"]["exit_code"] for message in key.data.read() if "verdict" in message]
-            codes += told
-            if told:
+            received = [message["verdict"]["exit_code"] for message in key.data.read() if "verdict" in message]
+            codes += received
+            if received:
                 selector.unregister(key.fileobj)
                 key.fileobj.close()
         # One after the other, as the ranks of a real job do.
@@ -134,9 +136,9 @@ def members(port: int, first: int, last: int, culprit: int) -> None:
             if rank is None:
                 due = iter(range(first, last))
                 continue
-            wires[rank].send({"ping": 1})
+            connections[rank].send({"ping": 1})
             next_ping += each
-    tell(told=len(codes), codes=sorted(set(codes)), at=time.monotonic())
+    tell(informed=len(codes), codes=sorted(set(codes)), at=time.monotonic())
 
 
 def tell(**what: object) -> None:

@@ -121,7 +121,7 @@ def detected(variables: dict[str, str], channel: str | None) -> None:
 
 def located(found: Environment) -> None:
     discovery.token(found)
-    discovery.line_ports(found, DEFAULT, None)
+    discovery.rendezvous_ports(found, DEFAULT, None)
     discovery.candidate_addresses(found, INTERFACE, (DEFAULT,), None)
     if found.step:
         found.step.layout()

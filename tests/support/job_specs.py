@@ -21,13 +21,13 @@ def commands() -> dict[str, list[str]]:
     return {heading: shlex.split(command.replace("\\\n", "")) for heading, command in found}
 
 
-def wished(words: Sequence[str]) -> SlurmJob:
+def requested(words: Sequence[str]) -> SlurmJob:
     """What ``srunddp sbatch …`` asks for."""
     return cli.parse_job(cli.sbatch.make_context(words[1], list(words[2:])).params, words)
 
 
 def written(words: Sequence[str]) -> str:
     """The script of ``srunddp sbatch …``."""
-    job, interactive = wished(words), "--salloc" in words
+    job, interactive = requested(words), "--salloc" in words
     validate.check(job, interactive=interactive)
     return render(job, words, interactive=interactive)

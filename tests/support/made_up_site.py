@@ -35,7 +35,7 @@ def changed(facts: F, changes: dict[int, dict[str, Any]], ranks: int = 12) -> li
     return seen(replace(facts, **changes.get(rank, {})) for rank in range(ranks))  # type: ignore[type-var]
 
 
-def told(findings: Iterable[Finding]) -> list[tuple[Severity, str, tuple[str, ...], tuple[int, ...]]]:
+def reported(findings: Iterable[Finding]) -> list[tuple[Severity, str, tuple[str, ...], tuple[int, ...]]]:
     """Level, what was found, nodes and ranks of each; and each has all its parts, and no node's name in its words."""
     findings = list(findings)
     for one in findings:

@@ -60,36 +60,36 @@ def _up(namespace: str, interface: str) -> bool:
 
 
 @contextmanager
-def hub_of(names: Mapping[str, str], handle: Callable[[str], Handler]) -> Iterator[Coordinator]:
-    """A hub whose rank 1 is west and whose rank 2 is east.
+def coordinator_of(names: Mapping[str, str], handle: Callable[[str], Handler]) -> Iterator[Coordinator]:
+    """A coordinator whose rank 1 is west and whose rank 2 is east.
 
     Args:
         names: the namespaces.
         handle: makes for a node what its process does for a question, within that node.
     """
     fork = multiprocessing.get_context("fork")
-    hub = Coordinator({}, lambda _: None)
+    coordinator = Coordinator({}, lambda _: None)
     children = []
     for rank, (node, name) in enumerate(names.items(), 1):
         ours, theirs = socket.socketpair()
         children.append(fork.Process(target=_within, args=(name, theirs, lambda node=node: handle(node)), daemon=True))
         children[-1].start()
         theirs.close()
-        hub.lines[rank], hub.here[rank] = ours, Hello("t", rank, 3, 0, node, "", 1)
+        coordinator.connections[rank], coordinator.here[rank] = ours, Hello("t", rank, 3, 0, node, "", 1)
     try:
-        yield hub
+        yield coordinator
     finally:
-        hub.shutdown(0)
+        coordinator.shutdown(0)
         for child in children:
             child.join(10.0)
             child.kill()
 
 
-def _within(namespace: str, line: socket.socket, handle: Callable[[], Handler]) -> None:
+def _within(namespace: str, connection: socket.socket, handle: Callable[[], Handler]) -> None:
     with Path("/run/netns", namespace).open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
             raise OSError(ctypes.get_errno(), "setns")
-    serve(line, handle())
+    serve(connection, handle())
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def rule(namespace: str, hook: str, words: str) -> Iterator[None]:
         tool(*nft, "delete", "table", "inet", "sdt")
 
 
-def asked(hub: Coordinator, node: str, **question: Any) -> Any:
+def asked(coordinator: Coordinator, node: str, **question: Any) -> Any:
     """What a node's process answers."""
-    rank = {name: rank for rank, name in hub.nodes.items()}[node]
-    return hub.ask({rank: question}, 20.0)[rank]
+    rank = {name: rank for rank, name in coordinator.nodes.items()}[node]
+    return coordinator.ask({rank: question}, 20.0)[rank]

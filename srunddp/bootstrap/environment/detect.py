@@ -29,7 +29,7 @@ NO_LAUNCHER = "none"
 # A mark for the processes that a rank starts: they inherit the launcher's variables, and are not that rank.
 RANK_PROCESS = "SRUNDDP_RANK_PROCESS"
 # One of these changes where a launcher starts processes below a rank.
-_TOLD = (
+_LAUNCHER_VARIABLES = (
     *("SLURM_JOB_ID", slurm.STEP_ID, slurm.RANK, "SLURM_TASK_PID"),
     *("PMIX_NAMESPACE", "PMI_PORT", "OMPI_MCA_ess_base_jobid", "PALS_APID", "FLUX_JOB_ID"),
     *EXPLICIT,
@@ -155,7 +155,7 @@ def _from_mpi(
     variables: Mapping[str, str], launchers: list[mpi.LauncherVariables], step: slurm.SlurmStep | None
 ) -> Environment:
     launcher = launchers[0]
-    found = _told(variables, launcher)
+    found = _from_launcher_variables(variables, launcher)
     for other in launchers[1:]:
         _agree(variables, launcher, found, (other.rank, other.world_size))
     if step and step.direct:
@@ -164,7 +164,7 @@ def _from_mpi(
     return _with_discoveries(found, variables)
 
 
-def _told(variables: Mapping[str, str], launcher: mpi.LauncherVariables) -> Environment:
+def _from_launcher_variables(variables: Mapping[str, str], launcher: mpi.LauncherVariables) -> Environment:
     """Who a launcher's variables say that this process is."""
     # os.environ is asked for texts alone.
     local_size = launcher.local_world_size if (launcher.local_world_size or "") in variables else None
@@ -196,7 +196,7 @@ def _agree(
 
 
 def _from_slurm(variables: Mapping[str, str], step: slurm.SlurmStep) -> Environment:
-    found = _told(variables, SRUN)
+    found = _from_launcher_variables(variables, SRUN)
     if all(name in variables for name in PMI):
         _agree(variables, SRUN, found, ("PMI_RANK", "PMI_SIZE"))
     if step.ranks_here:
@@ -242,7 +242,7 @@ def _require_explicit(variables: Mapping[str, str]) -> None:
 
 def _explicit(variables: Mapping[str, str]) -> Environment:
     _require_explicit(variables)
-    found = _told(variables, USER)
+    found = _from_launcher_variables(variables, USER)
     if found.rank >= found.world_size:
         raise ConfigError(
             f"RANK={found.rank} with WORLD_SIZE={found.world_size}",
@@ -313,20 +313,20 @@ def _and(words: Sequence[str]) -> str:
 
 def rank_mark(variables: Mapping[str, str], pid: int) -> str:
     """The mark of a rank, when all that it exports is there."""
-    return f"{pid},{_launcher_sum(variables)},{_pmi_socket(variables)}"
+    return f"{pid},{_launcher_checksum(variables)},{_pmi_socket(variables)}"
 
 
 def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
     """Whether a rank has started this process, and no launcher in between."""
     if not (found := variables.get(RANK_PROCESS, "")):
         return False
-    rank, told, pmi = (*found.split(","), "", "")[:3]
+    rank, checksum, pmi = (*found.split(","), "", "")[:3]
     # Hydra's processes may have the same numbers again, but a socket of their own.
-    return rank != str(pid) and told == _launcher_sum(variables) and _pmi_socket(variables) in ("", pmi)
+    return rank != str(pid) and checksum == _launcher_checksum(variables) and _pmi_socket(variables) in ("", pmi)
 
 
-def _launcher_sum(variables: Mapping[str, str]) -> str:
-    return str(zlib.crc32(repr([variables.get(name) for name in _TOLD]).encode(errors="surrogateescape")))
+def _launcher_checksum(variables: Mapping[str, str]) -> str:
+    return str(zlib.crc32(repr([variables.get(name) for name in _LAUNCHER_VARIABLES]).encode(errors="surrogateescape")))
 
 
 def _pmi_socket(variables: Mapping[str, str]) -> str:

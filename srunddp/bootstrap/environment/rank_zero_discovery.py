@@ -71,7 +71,7 @@ class Discovery:
     overrides_launcher: ClassVar[bool] = False
     ports_rule: ClassVar[str] = "the kernel's choice, published"
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         """Why this rank cannot use this way; empty where it can."""
         return "a single process needs none"
 
@@ -124,7 +124,7 @@ class PmiDiscovery(Discovery):
     waits_in = "PMI's barrier"
     rules_out_mpi = True
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         if environment.master:
             return "explicit variables rule"
         if missing := [name for name in (PMI if environment.step else PMI[:1]) if name not in variables]:
@@ -145,7 +145,7 @@ class SlurmDiscovery(Discovery):
     variable = slurm.NODE_LIST
     ports_rule = "those of SLURM_STEP_RESV_PORTS, then derived from job, step and restart count"
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         if environment.step:
             return ""
         if slurm.in_step(variables):
@@ -184,7 +184,7 @@ class MpiDiscovery(Discovery):
     waits_in = "MPI_Init"
     starts_mpi = True
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         if environment.master:
             return "explicit variables rule"
         if environment.step and "PMIX_RANK" not in variables:
@@ -204,7 +204,7 @@ class EnvDiscovery(Discovery):
     overrides_launcher = True
     ports_rule = "MASTER_PORT"
 
-    def why_not(self, environment: Environment, variables: Mapping[str, str]) -> str:
+    def why_unavailable(self, environment: Environment, variables: Mapping[str, str]) -> str:
         if environment.master:
             return ""
         missing = [name for name in EXPLICIT if name not in variables]
@@ -230,7 +230,7 @@ def discovery_named(name: str | None) -> Discovery:
 
 def usable_discoveries(environment: Environment, variables: Mapping[str, str]) -> tuple[Discovery, ...]:
     """The ways that this rank can use, the preferred one first."""
-    usable = (each for each in DISCOVERIES if not each.why_not(environment, variables))
+    usable = (each for each in DISCOVERIES if not each.why_unavailable(environment, variables))
     return tuple(sorted(usable, key=lambda each: each.is_last_resort(environment)))
 
 
@@ -246,9 +246,9 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
         RendezvousError: a rank did not come in time, or the launcher does not speak PMI-1 here.
     """
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as wire:
-            wire.settimeout(timeout)
-            return _exchange(wire, message)
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.settimeout(timeout)
+            return _exchange(connection, message)
     except TimeoutError:
         raise RendezvousError(
             f"PMI's barrier did not open within {timeout:.0f} s",
@@ -263,23 +263,23 @@ def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) 
         ) from None
 
 
-def _exchange(wire: socket.socket, message: str | None) -> str:
-    _ask(wire, "cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
-    space = _ask(wire, "cmd=get_my_kvsname", "my_kvsname", "kvsname")
+def _exchange(connection: socket.socket, message: str | None) -> str:
+    _ask(connection, "cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
+    space = _ask(connection, "cmd=get_my_kvsname", "my_kvsname", "kvsname")
     if message is not None:
-        _ask(wire, f"cmd=put kvsname={space} key={_PMI_KEY} value={message}", "put_result")
-    _ask(wire, "cmd=barrier_in", "barrier_out")
-    value = _ask(wire, f"cmd=get kvsname={space} key={_PMI_KEY}", "get_result", "value")
-    _ask(wire, "cmd=finalize", "finalize_ack")
+        _ask(connection, f"cmd=put kvsname={space} key={_PMI_KEY} value={message}", "put_result")
+    _ask(connection, "cmd=barrier_in", "barrier_out")
+    value = _ask(connection, f"cmd=get kvsname={space} key={_PMI_KEY}", "get_result", "value")
+    _ask(connection, "cmd=finalize", "finalize_ack")
     return value
 
 
-def _ask(wire: socket.socket, request: str, answer: str, wanted: str = "cmd") -> str:
-    wire.sendall(request.encode() + b"\n")
+def _ask(connection: socket.socket, request: str, answer: str, wanted: str = "cmd") -> str:
+    connection.sendall(request.encode() + b"\n")
     line = bytearray()
     while not line.endswith(b"\n"):
         # One byte at a time: what follows the line belongs to the next reader of this shared socket.
-        if not (piece := wire.recv(1)):
+        if not (piece := connection.recv(1)):
             raise RendezvousError(
                 "PMI closed its socket", expected=f"the answer {answer}", hint="see the launcher's own message"
             )

@@ -301,7 +301,7 @@ def port_range(text: str, *, where: str) -> range:
     """
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text.strip())
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
-    # Two at least: rank 0 listens on one for the line and on one for the store.
+    # Two at least: rank 0 listens on one for the rendezvous and on one for the store.
     if not 1024 <= low < high <= 65535:
         hint = "write a range like 40000-40100"
         raise _wrong(where, f"ports {text!r}", "two ports or more, from 1024 to 65535", hint)

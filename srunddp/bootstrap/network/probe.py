@@ -47,14 +47,14 @@ def connect(probe: Probe) -> str:
     """
     if probe.interface and not (shares_subnet(probe.source, probe.host) or _routed_from(probe.host) == probe.source):
         return "routed over another interface"
-    with socket.socket(_family(probe.host), socket.SOCK_STREAM) as line:
-        line.settimeout(WITHIN)
+    with socket.socket(_family(probe.host), socket.SOCK_STREAM) as connection:
+        connection.settimeout(WITHIN)
         try:
             if probe.interface:
                 with contextlib.suppress(PermissionError):  # kernels before 5.7 let root alone do it
-                    line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, probe.interface.encode())
-            line.bind((probe.source, 0))
-            line.connect((probe.host, probe.port))
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, probe.interface.encode())
+            connection.bind((probe.source, 0))
+            connection.connect((probe.host, probe.port))
         except TimeoutError:
             return NO_ANSWER
         except OSError as error:
@@ -68,12 +68,12 @@ def _family(host: str) -> socket.AddressFamily:
 
 def _routed_from(host: str) -> str:
     """The address that this node would send from. Connecting a UDP socket looks up the route, and sends nothing."""
-    with socket.socket(_family(host), socket.SOCK_DGRAM) as line:
+    with socket.socket(_family(host), socket.SOCK_DGRAM) as connection:
         try:
-            line.connect((host, 9))
+            connection.connect((host, 9))
         except OSError:
             return ""
-        return str(line.getsockname()[0])
+        return str(connection.getsockname()[0])
 
 
 def run_probes(probes: Sequence[Probe]) -> list[str]:

@@ -77,18 +77,18 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     for note in environment.notes if environment.rank == 0 else ():
         _log.warning("srunddp: %s", note)
     prepared = _ready(options, environment)
-    company = rendezvous(
+    result = rendezvous(
         prepared,
-        lambda told: mpi.broadcast(told, environment.world_size, prepared.interface.name),
+        lambda message: mpi.broadcast(message, environment.world_size, prepared.interface.name),
         lambda line: _log.warning("srunddp: %s", line),
     )
-    place = process_group_context(prepared, company.meeting)
+    place = process_group_context(prepared, result.meeting)
     store.install(place)
     if environment.rank == 0 and environment.world_size > 1:
         _log.warning(
             "srunddp: %d ranks without a guard; start with `srunddp SCRIPT` to have one", environment.world_size
         )
-    atexit.register(_leave, os.getpid(), environment.rank, tuple(company.lines.values()))
+    atexit.register(_leave, os.getpid(), environment.rank, tuple(result.connections.values()))
     return place
 
 
@@ -102,7 +102,7 @@ def _ready(options: RendezvousOptions, environment: Environment) -> RankSetup:
         raise
 
 
-def _leave(pid: int, rank: int, lines: tuple[socket.socket, ...]) -> None:
+def _leave(pid: int, rank: int, connections: tuple[socket.socket, ...]) -> None:
     """At the end of a process without a supervisor: rank 0 hosts the store, so it waits for the others' goodbyes.
 
     Not without limit, and only once the group is gone: where rank 0 ends early, the others must notice.
@@ -115,9 +115,9 @@ def _leave(pid: int, rank: int, lines: tuple[socket.socket, ...]) -> None:
         dist.destroy_process_group()
     wait_for_gloo_threads()
     deadline = time.monotonic() + _GOODBYES_WITHIN
-    for line in lines:
+    for connection in connections:
         if rank == 0:
             with contextlib.suppress(OSError):
-                receive(line, deadline)
+                receive(connection, deadline)
         else:
-            send(line, {"goodbye": True})
+            send(connection, {"goodbye": True})

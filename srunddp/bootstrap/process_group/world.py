@@ -99,20 +99,20 @@ class World:
             try:
                 yield
             except BaseException as error:
-                self._say(key, f"{type(error).__name__}: {error}")
+                self._publish(key, f"{type(error).__name__}: {error}")
                 raise
-            self._say(key, "")
+            self._publish(key, "")
         else:
-            if wrong := self._hear(key):
+            if wrong := self._await_message(key):
                 first = f"local rank 0 of node {self.node_rank}" if per_node else "rank 0"
                 raise PeerError(f"{first} failed in rank0_first(): {wrong}", code=1)
             yield
 
-    def _say(self, key: str, text: str) -> None:
+    def _publish(self, key: str, text: str) -> None:
         if self._store:
             self._store.set(key, text)
 
-    def _hear(self, key: str) -> str:
+    def _await_message(self, key: str) -> str:
         """What the first has said; asked for again and again, as waiting for it would have a time limit."""
         assert self._store
         pause = _LOOK_EVERY

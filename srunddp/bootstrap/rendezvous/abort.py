@@ -1,4 +1,4 @@
-"""The failure of one rank before all have met: how its own process hears of it, and how it is put into words."""
+"""The failure of one rank before all have met: how its own process learns of it, and how it is put into words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AbortReason:
     code: int
 
     def message(self) -> dict[str, Any]:
-        """What goes over the line."""
+        """What goes over the connection."""
         return {"failed": self.text[:_LONGEST], "code": self.code}
 
     def of(self, rank: int, node: str, scope: Scope = Scope.JOB) -> PeerError:
@@ -84,8 +84,8 @@ class CancelToken:
         """A descriptor that becomes readable, and stays so, when it has failed."""
         return self._read_end.fileno()
 
-    def wait(self, deadline: float, line: socket.socket | None = None) -> bool:
-        """Wait until there is something to read from the line.
+    def wait(self, deadline: float, connection: socket.socket | None = None) -> bool:
+        """Wait until there is something to read from the connection.
 
         Args:
             deadline: of :func:`time.monotonic`.
@@ -95,10 +95,10 @@ class CancelToken:
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self, selectors.EVENT_READ)
-            if line:
-                selector.register(line, selectors.EVENT_READ)
+            if connection:
+                selector.register(connection, selectors.EVENT_READ)
             ready = selector.select(max(0.0, deadline - time.monotonic()))
-        return any(key.fileobj is line for key, _ in ready) and not self._failure
+        return any(key.fileobj is connection for key, _ in ready) and not self._failure
 
     def close(self) -> None:
         """Give the descriptors back."""

@@ -1,4 +1,4 @@
-"""Proof that both ends of a line belong to one world. The token of a hello only prevents mix-ups.
+"""Proof that both ends of a connection belong to one world. The token of a hello only prevents mix-ups.
 
 What a rank has decides the kind of proof: ``secret`` where PMI or MPI carried one to it, else ``munge`` where Slurm's
 authentication service works on this node, else ``none``. Both ends need the same kind.
@@ -36,13 +36,13 @@ class Challenge:
 
     Attributes:
         token: of the run; rank: that says hello.
-        line: rank 0's end of this very connection, so that nobody in between passes a proof on from another port.
+        server_address: rank 0's end of this connection, so that nobody in between passes a proof on from another port.
         client_nonce, server_nonce: the nonces of the rank and of rank 0.
     """
 
     token: str
     rank: int
-    line: str
+    server_address: str
     client_nonce: str
     server_nonce: str
 

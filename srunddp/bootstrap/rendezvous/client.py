@@ -1,8 +1,8 @@
 """The ranks meet: each says hello to rank 0, and all are told the store's address when the last has come.
 
 A hello carries a token of job and step, so that a stranger's socket, or another step's rank 0, is
-recognised and passed over; and both ends prove that they belong to this world. The line that said it
-stays open. Rank 0's side is in ``server``.
+recognised and passed over; and both ends prove that they belong to this world. The connection that
+said it stays open. Rank 0's side is in ``server``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def join(
     own: Authenticator | None = None,
     interrupt: CancelToken | None = None,
 ) -> tuple[socket.socket, RendezvousInfo]:
-    """The other ranks' side: find rank 0 among the candidates, say hello, wait to be told.
+    """The other ranks' side: find rank 0 among the candidates, say hello, wait for the answer.
 
     Strangers that refuse, stay mute, answer something else or prove nothing are passed over. Rank 0 may come
     later than this rank, so the candidates are tried again until the deadline.
@@ -58,8 +58,8 @@ def join(
     try:
         return search.run(deadline)
     except _InterruptedError as reason:
-        told = search.tell(reason.failure, time.monotonic() + TELL_FOR)
-        raise reason.failure.of(hello.rank, hello.node, Scope.JOB if told else Scope.RANK) from None
+        reported = search.tell(reason.failure, time.monotonic() + TELL_FOR)
+        raise reason.failure.of(hello.rank, hello.node, Scope.JOB if reported else Scope.RANK) from None
     finally:
         if not interrupt:
             search.interrupt.close()
@@ -89,7 +89,7 @@ def _reachable(address: Address, hello: Hello) -> bool:
 
 
 class _PassedOverError(Exception):
-    """This address is not rank 0's line, or not yet."""
+    """This address is not rank 0's, or not yet."""
 
 
 class _StrangerError(_PassedOverError):
@@ -131,8 +131,8 @@ class RendezvousClient:
                         else _not_found(self.candidates, self.hello, self.stranger or self.last)
                     )
                 if greeted := self._try(address, min(patience, remaining)):
-                    line, proof = greeted
-                    return line, self._await_others(line, proof, address, deadline)
+                    connection, proof = greeted
+                    return connection, self._await_others(connection, proof, address, deadline)
             patience = min(2 * patience, _LONGEST_PATIENCE)
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
 
@@ -146,9 +146,9 @@ class RendezvousClient:
                 for address in self.candidates:
                     remaining = max(0.01, deadline - time.monotonic())
                     if greeted := search._try(address, min(ANSWER_WITHIN, remaining)):
-                        line, proof = greeted
-                        with line:
-                            if _confirmed(line, {"here": True, "proof": proof, **what.message()}):
+                        connection, proof = greeted
+                        with connection:
+                            if _confirmed(connection, {"here": True, "proof": proof, **what.message()}):
                                 return True
                 quiet.wait(min(time.monotonic() + 0.1, deadline))
         except SrunddpError:
@@ -162,7 +162,7 @@ class RendezvousClient:
             raise _InterruptedError(self.interrupt.failure)
 
     def _try(self, address: Address, patience: float) -> tuple[socket.socket, str] | None:
-        """The line to rank 0, which has proven itself, and our proof for it; None where this is not rank 0."""
+        """The connection to rank 0, which has proven itself, and our proof for it; None where this is not rank 0."""
         try:
             return self._greet(address, patience)
         except _RefusedError as reason:
@@ -174,40 +174,40 @@ class RendezvousClient:
         return None
 
     def _greet(self, address: Address, patience: float) -> tuple[socket.socket, str]:
-        line = socket.socket(address.family, socket.SOCK_STREAM)
+        connection = socket.socket(address.family, socket.SOCK_STREAM)
         nonce = auth.nonce()
         try:
-            line.settimeout(patience)
+            connection.settimeout(patience)
             # Between two subnets routes decide: a strict reverse-path filter drops what comes by another interface.
             if self.hello.address and shares_subnet(self.hello.address, address.host):
-                line.bind((self.hello.address, 0))
-            line.connect((address.host, address.port))
-            send(line, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
+                connection.bind((self.hello.address, 0))
+            connection.connect((address.host, address.port))
+            send(connection, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
             answer_by = time.monotonic() + patience
-            self.interrupt.wait(answer_by, line)
+            self.interrupt.wait(answer_by, connection)
             self._stop_if_interrupted()
-            greeting = receive(line, answer_by)
-            return line, self._prove(line, nonce, greeting)
+            greeting = receive(connection, answer_by)
+            return connection, self._prove(connection, nonce, greeting)
         except OSError as error:
-            line.close()
+            connection.close()
             raise _PassedOverError(os.strerror(error.errno) if error.errno else "did not answer") from None
         except BaseException:
-            line.close()
+            connection.close()
             raise
 
-    def _prove(self, line: socket.socket, nonce: str, greeting: dict[str, Any]) -> str:
+    def _prove(self, connection: socket.socket, nonce: str, greeting: dict[str, Any]) -> str:
         """Our proof, once rank 0's has been checked."""
         if "refused" in greeting:
             self._refused(_printable(greeting["refused"]))
         if "seen" not in greeting or not auth.is_nonce(greeting.get("nonce")):
             raise _StrangerError("belongs to somebody else")
-        claim = Challenge(
-            self.hello.token, self.hello.rank, str(Address(*line.getpeername()[:2])), nonce, greeting["nonce"]
+        challenge = Challenge(
+            self.hello.token, self.hello.rank, str(Address(*connection.getpeername()[:2])), nonce, greeting["nonce"]
         )
-        if objection := self.own.why_invalid(greeting.get("proof"), claim.text(auth.SERVER)):
+        if objection := self.own.why_invalid(greeting.get("proof"), challenge.text(auth.SERVER)):
             raise _RefusedError(f"did not prove that it is rank 0: {objection}")
         try:
-            return self.own.sign(claim.text(auth.CLIENT))
+            return self.own.sign(challenge.text(auth.CLIENT))
         except auth.ProofError as reason:
             raise _RefusedError(f"cannot be given a proof: {reason}") from None
 
@@ -222,10 +222,10 @@ class RendezvousClient:
             f"rank {self.hello.rank} on {self.hello.node}: {self.refused}", expected=auth.EXPECTED, hint=auth.HINT
         )
 
-    def _await_others(self, line: socket.socket, proof: str, address: Address, deadline: float) -> RendezvousInfo:
-        send(line, {"here": True, "proof": proof})
+    def _await_others(self, connection: socket.socket, proof: str, address: Address, deadline: float) -> RendezvousInfo:
+        send(connection, {"here": True, "proof": proof})
         try:
-            return self._hear(line, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
+            return self._receive_info(connection, max(deadline, time.monotonic()) + _RANK_ZERO_LATER)
         except (OSError, TypeError):
             raise RendezvousError(
                 f"rank {self.hello.rank} on {self.hello.node} lost rank 0 at {address} before all ranks had met",
@@ -233,28 +233,28 @@ class RendezvousClient:
                 hint="see rank 0's own message",
             ) from None
 
-    def _hear(self, line: socket.socket, deadline: float) -> RendezvousInfo:
+    def _receive_info(self, connection: socket.socket, deadline: float) -> RendezvousInfo:
         while True:
-            self.interrupt.wait(deadline, line)
+            self.interrupt.wait(deadline, connection)
             if self.interrupt.failure:
-                told = _confirmed(line, self.interrupt.failure.message())
-                raise self.interrupt.failure.of(self.hello.rank, self.hello.node, Scope.JOB if told else Scope.RANK)
-            answer = receive(line, deadline)
+                reported = _confirmed(connection, self.interrupt.failure.message())
+                raise self.interrupt.failure.of(self.hello.rank, self.hello.node, Scope.JOB if reported else Scope.RANK)
+            answer = receive(connection, deadline)
             if "failed" in answer:
                 raise abort.error_from_message(answer)
             if "refused" in answer:
                 self.refused = f"rank 0 refused it: {_printable(answer['refused'])}"
                 raise self._refusal()
             if "meeting" in answer:
-                line.settimeout(None)
+                connection.settimeout(None)
                 return RendezvousInfo(**answer["meeting"])
 
 
-def _confirmed(line: socket.socket, message: dict[str, Any]) -> bool:
+def _confirmed(connection: socket.socket, message: dict[str, Any]) -> bool:
     """Send that this rank has failed; whether rank 0 has read it, or is failing itself."""
-    send(line, message)
+    send(connection, message)
     try:
-        answer = receive(line, time.monotonic() + ANSWER_WITHIN)
+        answer = receive(connection, time.monotonic() + ANSWER_WITHIN)
     except OSError:
         return False
     return "told" in answer or "failed" in answer

@@ -42,7 +42,7 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
 
     Args:
         token: of the run.
-        address: of its interface, from which the line is to go; empty for any.
+        address: of its interface, from which the connection is to go; empty for any.
     """
     return Hello(
         token=token,
@@ -58,8 +58,8 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
     )
 
 
-def line_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:
-    """The ports that rank 0 tries for its line, and the others look at, in order.
+def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:
+    """The ports that rank 0 tries for the rendezvous, and the others look at, in order.
 
     Args:
         environment: who this rank is.
@@ -130,7 +130,7 @@ def candidate_addresses(
     entries: tuple[IfacesEntry, ...],
     forced: range | None,
 ) -> list[Address]:
-    """Where rank 0's line may be, worked out without being told.
+    """Where rank 0 may listen, worked out from what this rank knows.
 
     Args:
         interface: of this rank, on which rank 0 is if it shares the node; None where it has none, for any of them.
@@ -141,7 +141,7 @@ def candidate_addresses(
     entry, name = rank_zero_name(environment, entries)
     here = working_out(environment).rank_zero(environment).here
     hosts = _own(environment, interface) if here else _resolve(name, environment)
-    return [Address(host, port) for port in line_ports(environment, entry, forced) for host in hosts]
+    return [Address(host, port) for port in rendezvous_ports(environment, entry, forced) for host in hosts]
 
 
 def _own(environment: Environment, interface: SelectedInterface | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rank 0's listening side: lets callers in, has each prove that it belongs to this world, and hands on what it says.
+"""Rank 0's listening side: accepts peers, has each prove that it belongs to this world, and hands on what it says.
 
 Whoever has proven nothing has no effect but at most a line in the log: not by what it sends, not by staying mute, and
 not by coming in large numbers.
@@ -32,12 +32,12 @@ _LINES_SAID = 10
 class PendingPeer:
     """One connection: where it comes from, since when, what it has sent so far, and who it says it is."""
 
-    line: socket.socket
+    connection: socket.socket
     address: Address
     since: float
     text: bytearray = field(default_factory=bytearray)
     hello: Hello | None = None
-    claim: Challenge | None = None
+    challenge: Challenge | None = None
 
     def __str__(self) -> str:
         return f"rank {self.hello.rank} on {self.hello.node} ({self.address})" if self.hello else str(self.address)
@@ -83,13 +83,13 @@ class AuthenticatedListener:
             stranger.close()
 
     def events(self, seconds: float) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
-        """Wait once, and hand on what proven callers say: the first message of each is ``here``.
+        """Wait once, and hand on what proven peers say: the first message of each is ``here``.
 
         Args:
             seconds: at most.
 
         Returns:
-            Who, its line, and the message; None for the message when it is gone.
+            Who, its connection, and the message; None for the message when it is gone.
 
         Raises:
             RendezvousError: there are no more descriptors, and none is a stranger's.
@@ -97,9 +97,9 @@ class AuthenticatedListener:
         self._drop_old(time.monotonic() - self.patience)
         for key, _ in self._selector.select(max(0.0, seconds)):
             if isinstance(key.fileobj, socket.socket):
-                caller = self.known.get(key.fileobj) or self._waiting.get(key.fileobj)
-                if caller:
-                    yield from self._read(caller)
+                peer = self.known.get(key.fileobj) or self._waiting.get(key.fileobj)
+                if peer:
+                    yield from self._read(peer)
                 elif key.fileobj in self.listening:
                     self._accept(key.fileobj)
             else:
@@ -107,14 +107,14 @@ class AuthenticatedListener:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            line, address = listener.accept()
+            connection, address = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._make_room()
             return  # it has gone again
-        line.setblocking(False)
-        self._waiting[line] = PendingPeer(line, Address(*address[:2]), time.monotonic())
-        self._selector.register(line, selectors.EVENT_READ)
+        connection.setblocking(False)
+        self._waiting[connection] = PendingPeer(connection, Address(*address[:2]), time.monotonic())
+        self._selector.register(connection, selectors.EVENT_READ)
         if len(self._waiting) > self.unproven + self.world_size:
             mute = next((one for one in self._waiting.values() if not one.hello), None)
             self._close(mute or next(iter(self._waiting.values())))
@@ -134,80 +134,80 @@ class AuthenticatedListener:
         while self._waiting and (oldest := next(iter(self._waiting.values()))).since < before:
             self._close(oldest)
 
-    def _close(self, caller: PendingPeer) -> None:
-        self._selector.unregister(caller.line)
-        self._waiting.pop(caller.line, None)
-        self.known.pop(caller.line, None)
-        caller.line.close()
+    def _close(self, peer: PendingPeer) -> None:
+        self._selector.unregister(peer.connection)
+        self._waiting.pop(peer.connection, None)
+        self.known.pop(peer.connection, None)
+        peer.connection.close()
 
-    def _read(self, caller: PendingPeer) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
+    def _read(self, peer: PendingPeer) -> Iterator[tuple[Hello, socket.socket, Mapping[str, Any] | None]]:
         try:
-            piece = caller.line.recv(_LONGEST)
+            piece = peer.connection.recv(_LONGEST)
         except BlockingIOError:
             return
         except OSError:
             piece = b""
-        *lines, rest = (bytes(caller.text) + piece).split(b"\n")
-        caller.text = bytearray(rest)
+        *lines, rest = (bytes(peer.text) + piece).split(b"\n")
+        peer.text = bytearray(rest)
         for text in lines:
             message = parse(text)
-            if caller.line not in self.known:
-                self._hear(caller, message)
-            if caller.hello and caller.line in self.known:
-                yield caller.hello, caller.line, message
-            elif caller.line not in self._waiting:
+            if peer.connection not in self.known:
+                self._authenticate(peer, message)
+            if peer.hello and peer.connection in self.known:
+                yield peer.hello, peer.connection, message
+            elif peer.connection not in self._waiting:
                 return
         if not piece or len(rest) >= _LONGEST:
-            known = caller.line in self.known
-            self._close(caller)
-            if known and caller.hello:
-                yield caller.hello, caller.line, None
+            known = peer.connection in self.known
+            self._close(peer)
+            if known and peer.hello:
+                yield peer.hello, peer.connection, None
             elif piece:
-                self._note(caller, "it sent no message of srunddp's")
+                self._note(peer, "it sent no message of srunddp's")
 
-    def _hear(self, caller: PendingPeer, message: Mapping[str, Any]) -> None:
-        """Greet a caller at its hello, and let it in at its proof."""
-        if caller.claim is None:
-            self._greet(caller, message)
+    def _authenticate(self, peer: PendingPeer, message: Mapping[str, Any]) -> None:
+        """Greet a peer at its hello, and let it in at its proof."""
+        if peer.challenge is None:
+            self._greet(peer, message)
             return
-        objection = self.trust.why_invalid(message.get("proof"), caller.claim.text(auth.CLIENT))
+        objection = self.trust.why_invalid(message.get("proof"), peer.challenge.text(auth.CLIENT))
         if "here" not in message or objection:
-            self._refuse(caller, objection or "it did not answer with a proof")
+            self._refuse(peer, objection or "it did not answer with a proof")
             return
-        self.known[caller.line] = self._waiting.pop(caller.line)
+        self.known[peer.connection] = self._waiting.pop(peer.connection)
 
-    def _greet(self, caller: PendingPeer, message: Mapping[str, Any]) -> None:
+    def _greet(self, peer: PendingPeer, message: Mapping[str, Any]) -> None:
         hello, nonce, kind = _hello(message), message.get("nonce"), message.get("kind")
         if not hello or not auth.is_nonce(nonce) or kind not in auth.KINDS or hello.token != self.token:
-            send(caller.line, {"stranger": True})
-            self._close(caller)
+            send(peer.connection, {"stranger": True})
+            self._close(peer)
             if not hello:
-                self._note(caller, "it sent no message of srunddp's")
+                self._note(peer, "it sent no message of srunddp's")
             return
-        caller.hello = hello
+        peer.hello = hello
         if kind != self.trust.kind:
-            self._refuse(caller, f"its proof is {kind}, rank 0's {self.trust.kind}")
+            self._refuse(peer, f"its proof is {kind}, rank 0's {self.trust.kind}")
             return
-        own = Address(*caller.line.getsockname()[:2])
-        claim = Challenge(self.token, hello.rank, str(own), str(nonce), auth.nonce())
+        own = Address(*peer.connection.getsockname()[:2])
+        challenge = Challenge(self.token, hello.rank, str(own), str(nonce), auth.nonce())
         try:
-            proof = self.trust.sign(claim.text(auth.SERVER))
+            proof = self.trust.sign(challenge.text(auth.SERVER))
         except auth.ProofError as reason:
-            self._refuse(caller, f"rank 0 cannot prove itself: {reason}")
+            self._refuse(peer, f"rank 0 cannot prove itself: {reason}")
             return
-        caller.claim = claim
-        send(caller.line, {"seen": True, "nonce": claim.server_nonce, "proof": proof})
+        peer.challenge = challenge
+        send(peer.connection, {"seen": True, "nonce": challenge.server_nonce, "proof": proof})
 
-    def _refuse(self, caller: PendingPeer, why: str) -> None:
-        send(caller.line, {"refused": why})
-        self._close(caller)
-        self._note(caller, f"{why}; expected {auth.EXPECTED} -> {auth.HINT}")
+    def _refuse(self, peer: PendingPeer, why: str) -> None:
+        send(peer.connection, {"refused": why})
+        self._close(peer)
+        self._note(peer, f"{why}; expected {auth.EXPECTED} -> {auth.HINT}")
 
-    def _note(self, caller: PendingPeer, why: str) -> None:
+    def _note(self, peer: PendingPeer, why: str) -> None:
         self._said += 1
         if self._said <= _LINES_SAID:
             more = "; further ones are not named" if self._said == _LINES_SAID else ""
-            self.say(f"refused {caller}: {why}{more}")
+            self.say(f"refused {peer}: {why}{more}")
 
 
 def _hello(message: Mapping[str, Any]) -> Hello | None:

@@ -48,8 +48,8 @@ class RankSetup:
     """All that a rank knows of itself before it meets the others.
 
     Attributes:
-        held: rank 0's listening sockets; told: what it tells over PMI or MPI, its token, where its line is and the
-            secret. None on the others.
+        held: rank 0's listening sockets; published: what it publishes over PMI or MPI, its token, its address and
+            the secret. Both are None on the others.
     """
 
     options: RendezvousOptions
@@ -57,7 +57,7 @@ class RankSetup:
     entries: tuple[ifaces_conf.IfacesEntry, ...]
     interface: interface.SelectedInterface
     held: BoundSockets | None = None
-    told: str | None = field(default=None, repr=False)
+    published: str | None = field(default=None, repr=False)
 
 
 def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
@@ -72,7 +72,7 @@ def prepare(options: RendezvousOptions, environment: Environment) -> RankSetup:
 
 
 def bind(prepared: RankSetup) -> RankSetup:
-    """On rank 0, bind the line's and the store's sockets on the interface; nothing on the others.
+    """On rank 0, bind the sockets of the rendezvous and of the store on the interface; nothing on the others.
 
     Raises:
         SrunddpError: no port is free, or the others would not find this address.
@@ -84,10 +84,12 @@ def bind(prepared: RankSetup) -> RankSetup:
     entry = ifaces_conf.entry_for(prepared.entries, environment.node, alone=alone)
     if environment.world_size > 1 and not environment.discovery.publishes and not environment.one_node:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
-    line_ports = [0] if alone else discovery.line_ports(environment, entry, forced)
-    held = bind_sockets(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
+    rendezvous_ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
+    held = bind_sockets(prepared.interface.address, rendezvous_ports, discovery.store_ports(entry, forced))
     return replace(
-        prepared, held=held, told=protocol.encode_advertisement(discovery.token(environment), [held.line_address])
+        prepared,
+        held=held,
+        published=protocol.encode_advertisement(discovery.token(environment), [held.rendezvous_address]),
     )
 
 
@@ -106,7 +108,7 @@ def rendezvous(
         interrupt: ends the meeting when this rank fails.
 
     Returns:
-        What all know then, and the lines that stay open.
+        What all know then, and the connections that stay open.
 
     Raises:
         SrunddpError: they did not meet.
@@ -115,18 +117,18 @@ def rendezvous(
     environment = prepared.environment
     if environment.world_size == 1:
         assert prepared.held
-        prepared.held.line.close()
+        prepared.held.rendezvous.close()
         store, node = prepared.held.store_address, environment.node
         single = RendezvousInfo.of_single_process(store, discovery.token(environment), node)
-        return RendezvousResult(meeting=single, lines={}, nodes={0: node})
+        return RendezvousResult(meeting=single, connections={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
-    channel, told = discovery.discover(environment, prepared.told, prepared.options.timeout, over_mpi, say)
-    heard = decode_advertisement(told) if told else None
-    token = heard.token if heard else discovery.token(environment)
+    channel, received = discovery.discover(environment, prepared.published, prepared.options.timeout, over_mpi, say)
+    advertisement = decode_advertisement(received) if received else None
+    token = advertisement.token if advertisement else discovery.token(environment)
     hello = discovery.hello(environment, token, prepared.interface.address)
-    own = auth.choose_authenticator(heard.secret if heard else "")
+    own = auth.choose_authenticator(advertisement.secret if advertisement else "")
     if prepared.held:
-        if not heard:
+        if not advertisement:
             discovery.working_out(environment).rank_zero(environment)
         from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
@@ -139,12 +141,12 @@ def rendezvous(
             say=say,
             interrupt=interrupt,
         ).accept_all(deadline)
-    candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, heard)
+    candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, advertisement)
     from srunddp.bootstrap.rendezvous import client
 
-    line, meeting = client.join(candidates, hello, deadline, own, interrupt)
+    connection, meeting = client.join(candidates, hello, deadline, own, interrupt)
     return RendezvousResult(
-        meeting=meeting, lines={0: line}, nodes={0: meeting.master_node, environment.rank: environment.node}
+        meeting=meeting, connections={0: connection}, nodes={0: meeting.master_node, environment.rank: environment.node}
     )
 
 
@@ -153,11 +155,11 @@ def _candidates(
     chosen: interface.SelectedInterface | None,
     entries: tuple[ifaces_conf.IfacesEntry, ...],
     options: RendezvousOptions,
-    heard: Advertisement | None,
+    advertisement: Advertisement | None,
 ) -> list[protocol.Address]:
     """Where rank 0 may be: what it published, or else the addresses that this rank works out."""
-    if heard:
-        return list(heard.addresses)
+    if advertisement:
+        return list(advertisement.addresses)
     return discovery.candidate_addresses(environment, chosen, entries, options.ports)
 
 
@@ -170,7 +172,7 @@ def report_early_failure(
     """Tell the other ranks of a failure from before the meeting, within about 5 s.
 
     Rank 0 answers the others where they look for it, or publishes it as it would its address; another rank tells
-    rank 0. Nothing is told over MPI, which blocks.
+    rank 0. Nothing is sent over MPI, which blocks.
 
     Args:
         environment: who this rank is.
@@ -193,7 +195,7 @@ def report_early_failure(
 
 @dataclass(frozen=True)
 class _EarlyFailure:
-    """A failure from before the meeting, and for how many seconds others are told of it."""
+    """A failure from before the meeting, and for how many seconds it is reported to the others."""
 
     environment: Environment
     options: RendezvousOptions
@@ -227,12 +229,12 @@ class _EarlyFailure:
     def tell_rank_zero(self) -> bool:
         """On another rank; returns whether rank 0 knows."""
         environment, deadline = self.environment, time.monotonic() + self.within
-        way, heard = environment.discovery, None
+        way, advertisement = environment.discovery, None
         if way.publishes:
-            heard = decode_advertisement(way.exchange(None, environment, self.within))
-        candidates = _candidates(environment, self.interface, self._entries(), self.options, heard)
-        hello = discovery.hello(environment, heard.token if heard else discovery.token(environment))
-        own = auth.choose_authenticator(heard.secret if heard else "")
+            advertisement = decode_advertisement(way.exchange(None, environment, self.within))
+        candidates = _candidates(environment, self.interface, self._entries(), self.options, advertisement)
+        hello = discovery.hello(environment, advertisement.token if advertisement else discovery.token(environment))
+        own = auth.choose_authenticator(advertisement.secret if advertisement else "")
         from srunddp.bootstrap.rendezvous import client
 
         return client.report_failure(candidates, hello, own, self.failure, deadline)
@@ -240,7 +242,7 @@ class _EarlyFailure:
     def _listen(self) -> list[socket.socket]:
         entries, listening = self._entries(), []
         entry = ifaces_conf.entry_or_default(entries, self.environment.node)
-        ports = discovery.line_ports(self.environment, entry, self.options.ports)
+        ports = discovery.rendezvous_ports(self.environment, entry, self.options.ports)
         for host in discovery.resolve_node(self.environment, self.interface, entries):
             with contextlib.suppress(SrunddpError):
                 listening.append(listen(host, ports))

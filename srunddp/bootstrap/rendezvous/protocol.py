@@ -1,6 +1,6 @@
-"""What goes over the line: addresses, rank 0's two held sockets, and messages of one line of JSON each.
+"""What goes over a connection: addresses, rank 0's two held sockets, and messages of one line of JSON each.
 
-Rank 0 binds first and tells then: both of its sockets, the line's and the store's, are held from the
+Rank 0 binds first and tells then: both of its sockets, for the rendezvous and for the store, are held from the
 moment their address is known to anyone, so no port is looked for, closed and taken again.
 """
 
@@ -44,9 +44,9 @@ class Address:
 class BoundSockets:
     """Rank 0's two listening sockets and where they listen; the store's is ``MASTER_ADDR`` and ``MASTER_PORT``."""
 
-    line: socket.socket
+    rendezvous: socket.socket
     store: socket.socket
-    line_address: Address
+    rendezvous_address: Address
     store_address: Address
 
 
@@ -112,30 +112,30 @@ class RendezvousResult:
     """What a meeting leaves on one rank.
 
     Attributes:
-        lines: on rank 0 the line to each other rank, on the others that to rank 0.
+        connections: on rank 0 that to each other rank, on the others that to rank 0.
         nodes: on rank 0 the node of each rank, on the others their own and rank 0's.
     """
 
     meeting: RendezvousInfo
-    lines: dict[int, socket.socket]
+    connections: dict[int, socket.socket]
     nodes: dict[int, str]
 
 
-def bind_sockets(host: str, line_ports: Iterable[int], store_ports: Iterable[int]) -> BoundSockets:
+def bind_sockets(host: str, rendezvous_ports: Iterable[int], store_ports: Iterable[int]) -> BoundSockets:
     """Bind rank 0's two sockets, each to the first port that is free, on this address alone.
 
     Args:
         host: the numeric address of rank 0's interface.
-        line_ports, store_ports: ports to try in turn; 0 lets the kernel choose.
+        rendezvous_ports, store_ports: ports to try in turn; 0 lets the kernel choose.
 
     Raises:
         RendezvousError: none of the ports is free.
     """
-    line, store = listen(host, list(line_ports)), listen(host, list(store_ports))
+    rendezvous, store = listen(host, list(rendezvous_ports)), listen(host, list(store_ports))
     return BoundSockets(
-        line=line,
+        rendezvous=rendezvous,
         store=store,
-        line_address=Address(*line.getsockname()[:2]),
+        rendezvous_address=Address(*rendezvous.getsockname()[:2]),
         store_address=Address(*store.getsockname()[:2]),
     )
 
@@ -178,7 +178,7 @@ def raise_open_files_limit(needed: float = math.inf) -> None:
 
 @dataclass(frozen=True)
 class Advertisement:
-    """The token of this run, where rank 0's line is, and the secret that the launcher's channel carries."""
+    """The token of this run, where rank 0 listens, and the secret that the launcher's channel carries."""
 
     token: str
     addresses: tuple[Address, ...]

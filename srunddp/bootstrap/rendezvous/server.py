@@ -36,7 +36,7 @@ class RendezvousServer:
         linger: seconds for which ranks that come after a failure are told of it.
         unproven, patience: how many connections without a proof are kept, and how long; see
             :class:`AuthenticatedListener`.
-        lines: the connection of each rank that is here.
+        connections: the connection of each rank that is here.
     """
 
     own: Hello
@@ -50,7 +50,7 @@ class RendezvousServer:
     linger: float = TELL_FOR
     unproven: int = UNPROVEN
     patience: float = PATIENCE
-    lines: dict[int, socket.socket] = field(default_factory=dict)
+    connections: dict[int, socket.socket] = field(default_factory=dict)
     _here: dict[int, Hello] = field(default_factory=dict)
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
 
@@ -76,16 +76,16 @@ class RendezvousServer:
                 self._settled |= {self.own.rank}
                 tell_all(listener, abort.message_of(error), self._settled, 0.0 if late else self.linger)
                 raise
-            self.held.line.close()
+            self.held.rendezvous.close()
         return RendezvousResult(
             meeting=self._tell(),
-            lines=dict(self.lines),
+            connections=dict(self.connections),
             nodes={rank: hello.node for rank, hello in self._here.items()},
         )
 
     def _listener(self) -> AuthenticatedListener:
         return AuthenticatedListener(
-            listening=(self.held.line,),
+            listening=(self.held.rendezvous,),
             token=self.own.token,
             trust=self.trust,
             world_size=self.own.world_size,
@@ -97,30 +97,30 @@ class RendezvousServer:
 
     def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:
         next_word = time.monotonic() + self.every
-        while len(self.lines) < self.own.world_size - 1:
+        while len(self.connections) < self.own.world_size - 1:
             now = time.monotonic()
             if now >= deadline:
                 raise RendezvousError(self._absent(), scope=Scope.JOB)
             if now >= next_word:
                 self.say(f"waiting for {fold_ranks(self._missing(), self.layout)}")
                 next_word += self.every
-            for hello, line, message in listener.events(min(deadline, next_word) - now):
-                self._take(hello, line, message)
+            for hello, connection, message in listener.events(min(deadline, next_word) - now):
+                self._take(hello, connection, message)
             if self.interrupt and self.interrupt.failure:
                 raise self.interrupt.failure.of(self.own.rank, self.own.node)
 
-    def _take(self, hello: Hello, line: socket.socket, message: Mapping[str, Any] | None) -> None:
+    def _take(self, hello: Hello, connection: socket.socket, message: Mapping[str, Any] | None) -> None:
         if message is None:
-            if self.lines.get(hello.rank) is line:
+            if self.connections.get(hello.rank) is connection:
                 raise self._lost(hello)
-        elif told := abort.read(message):
-            send(line, {"told": True})
+        elif reported := abort.read(message):
+            send(connection, {"told": True})
             self._settled.add(hello.rank)
-            raise told.of(hello.rank, hello.node)
+            raise reported.of(hello.rank, hello.node)
         elif "here" in message:
             if objection := self._objection(hello):
                 raise RendezvousError(objection, scope=Scope.JOB)
-            self.lines[hello.rank] = line
+            self.connections[hello.rank] = connection
             self._here[hello.rank] = hello
 
     def _lost(self, hello: Hello) -> PeerError:
@@ -165,8 +165,8 @@ class RendezvousServer:
         missing = self._missing()
         return (
             f"{len(missing)} of {self.own.world_size} ranks did not come: {fold_ranks(missing, self.layout)}; expected "
-            f"all of them on {self.held.line_address} -> see whether they started, and whether their interface reaches "
-            "it; `srunddp check` names the nodes that do not answer each other"
+            f"all of them on {self.held.rendezvous_address} -> see whether they started, and whether their interface "
+            "reaches it; `srunddp check` names the nodes that do not answer each other"
         )
 
     def _tell(self) -> RendezvousInfo:
@@ -190,9 +190,9 @@ class RendezvousServer:
             )
             for node, hello in zip(nodes, hellos, strict=True)
         ]
-        for rank, line in self.lines.items():
-            line.setblocking(True)
-            send(line, {"meeting": asdict(meetings[rank])})
+        for rank, connection in self.connections.items():
+            connection.setblocking(True)
+            send(connection, {"meeting": asdict(meetings[rank])})
         return meetings[self.own.rank]
 
 
@@ -214,12 +214,12 @@ def tell_all(listener: AuthenticatedListener, message: dict[str, Any], settled: 
         settled: the ranks that need not be waited for; those that are told are added.
         seconds: at most; it ends as soon as every rank is settled.
     """
-    for line, caller in listener.known.items():
-        send(line, message)
-        settled |= {caller.hello.rank} if caller.hello else set()
+    for connection, peer in listener.known.items():
+        send(connection, message)
+        settled |= {peer.hello.rank} if peer.hello else set()
     deadline = time.monotonic() + seconds
     while len(settled) < listener.world_size and (remaining := deadline - time.monotonic()) > 0:
-        for hello, line, said in listener.events(remaining):
+        for hello, connection, said in listener.events(remaining):
             if said is not None:
-                send(line, {"told": True} if "failed" in said else message)
+                send(connection, {"told": True} if "failed" in said else message)
             settled.add(hello.rank)

@@ -72,7 +72,7 @@ def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], al
 
 
 @pytest.mark.parametrize(
-    ("ranks", "cpus", "variables", "told"),
+    ("ranks", "cpus", "variables", "warned"),
     [
         (2, Cpus(1, 64), {}, True),
         (2, Cpus(2, 64, core=2), {}, True),
@@ -85,7 +85,7 @@ def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], al
     ],
 )
 def test_one_core_by_mpirun_is_said_where_others_are_idle(
-    ranks: int, cpus: Cpus, variables: dict[str, str], told: bool
+    ranks: int, cpus: Cpus, variables: dict[str, str], warned: bool
 ) -> None:
     lines = advice({"OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **variables}, cpus)
-    assert [line.endswith(" -> mpirun --bind-to none") for line in lines] == [True] * told
+    assert [line.endswith(" -> mpirun --bind-to none") for line in lines] == [True] * warned

@@ -23,8 +23,8 @@ def probe(listener: socket.socket, source: str, **known: object) -> Probe:
 
 def test_it_sends_from_its_own_address(there: socket.socket) -> None:
     assert connect(probe(there, "127.0.0.3")) == ""
-    line, (host, _) = there.accept()
-    line.close()
+    connection, (host, _) = there.accept()
+    connection.close()
     assert host == "127.0.0.3"
 
 
@@ -45,11 +45,11 @@ def test_hundreds_are_tried_and_each_has_its_own_answer(there: socket.socket) ->
 
 def test_it_listens_where_it_can_and_anew_when_it_is_asked_again(there: socket.socket) -> None:
     prober = Prober()
-    told = prober.handle({"do": "listen", "addresses": ["127.0.0.1", "192.0.2.7"]})
-    assert told["192.0.2.7"] == 0
-    assert connect(Probe(source="127.0.0.1", host="127.0.0.1", port=told["127.0.0.1"])) == ""
-    assert prober.listen("127.0.0.1") != told["127.0.0.1"]
-    again = {"source": "127.0.0.1", "host": "127.0.0.1", "port": told["127.0.0.1"]}
+    ports = prober.handle({"do": "listen", "addresses": ["127.0.0.1", "192.0.2.7"]})
+    assert ports["192.0.2.7"] == 0
+    assert connect(Probe(source="127.0.0.1", host="127.0.0.1", port=ports["127.0.0.1"])) == ""
+    assert prober.listen("127.0.0.1") != ports["127.0.0.1"]
+    again = {"source": "127.0.0.1", "host": "127.0.0.1", "port": ports["127.0.0.1"]}
     assert prober.handle({"do": "connect", "probes": [again]}) == ["connection refused"]
     assert connect(probe(there, "192.0.2.7")) == "cannot assign requested address"
     assert prober.handle({"do": "dance"}) is None

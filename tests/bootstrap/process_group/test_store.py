@@ -46,9 +46,9 @@ def test_each_rank_is_told_what_torchrun_tells_it(tmp_path: Path) -> None:
         assert it.wait().codes == [0, 0]
     for rank in range(2):
         ours = json.loads((tmp_path / f"told.{rank}").read_text())
-        told = {name: value for name, value in theirs[rank].items() if name not in OTHERS | {*bare()}}
-        assert {"ROLE_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"} <= {*told}
-        assert {name: ours.get(name) for name in told} == told
+        expected_values = {name: value for name, value in theirs[rank].items() if name not in OTHERS | {*bare()}}
+        assert {"ROLE_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"} <= {*expected_values}
+        assert {name: ours.get(name) for name in expected_values} == expected_values
 
 
 def test_the_restart_count_is_slurms(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.bootstrap.rendezvous.test_client import NONCE, greeting, hello, rank_
 from tests.conftest import missing
 from tests.support.munged import munged
 
-CLAIM = Challenge("1207.0.0", 3, "10.0.0.1:4000", NONCE, "1" * 32)
+CHALLENGE = Challenge("1207.0.0", 3, "10.0.0.1:4000", NONCE, "1" * 32)
 SECRET = HmacAuthenticator(b"s" * 32)
 
 
@@ -48,37 +48,37 @@ def prover(request: pytest.FixtureRequest) -> Authenticator:
 
 
 def test_a_proof_holds_for_what_it_is_about(prover: Authenticator) -> None:
-    text = CLAIM.text(auth.CLIENT)
+    text = CHALLENGE.text(auth.CLIENT)
     assert prover.why_invalid(prover.sign(text), text) == ""
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        replace(CLAIM, token="1207.1.0"),
-        replace(CLAIM, rank=4),
-        replace(CLAIM, line="10.0.0.1:4001"),
-        replace(CLAIM, client_nonce="2" * 32),
-        replace(CLAIM, server_nonce="2" * 32),
+        replace(CHALLENGE, token="1207.1.0"),
+        replace(CHALLENGE, rank=4),
+        replace(CHALLENGE, server_address="10.0.0.1:4001"),
+        replace(CHALLENGE, client_nonce="2" * 32),
+        replace(CHALLENGE, server_nonce="2" * 32),
     ],
     ids=["token", "rank", "line", "their-nonce", "zeros-nonce"],
 )
 def test_a_proof_of_something_else_is_none(prover: Authenticator, other: Challenge) -> None:
     proof = prover.sign(other.text(auth.CLIENT))
-    assert prover.why_invalid(proof, CLAIM.text(auth.CLIENT))
+    assert prover.why_invalid(proof, CHALLENGE.text(auth.CLIENT))
 
 
 def test_a_proof_cannot_be_sent_back_to_its_maker(prover: Authenticator) -> None:
-    assert prover.why_invalid(prover.sign(CLAIM.text(auth.SERVER)), CLAIM.text(auth.CLIENT))
+    assert prover.why_invalid(prover.sign(CHALLENGE.text(auth.SERVER)), CHALLENGE.text(auth.CLIENT))
 
 
 @pytest.mark.parametrize("said", [None, 7, "", "MUNGE:", "x" * 4000, "\ud800", "MUNGE:\0:", ["a"]])
 def test_what_is_no_proof_at_all_is_objected_to(prover: Authenticator, said: object) -> None:
-    assert prover.why_invalid(said, CLAIM.text(auth.CLIENT))
+    assert prover.why_invalid(said, CHALLENGE.text(auth.CLIENT))
 
 
 def test_a_credential_counts_once(munge: Authenticator) -> None:
-    text = CLAIM.text(auth.CLIENT)
+    text = CHALLENGE.text(auth.CLIENT)
     proof = munge.sign(text)
     assert munge.why_invalid(proof, text) == ""
     assert munge.why_invalid(proof, text) == "munge: Replayed credential"
@@ -89,8 +89,8 @@ def test_another_clusters_credential_is_refused(
 ) -> None:
     with munged(tmp_path / "other") as where:
         monkeypatch.setenv(auth.MUNGE_SOCKET, where)
-        proof = auth.choose_authenticator().sign(CLAIM.text(auth.CLIENT))
-    assert munge.why_invalid(proof, CLAIM.text(auth.CLIENT)).startswith("munge: ")
+        proof = auth.choose_authenticator().sign(CHALLENGE.text(auth.CLIENT))
+    assert munge.why_invalid(proof, CHALLENGE.text(auth.CLIENT)).startswith("munge: ")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_another_users_credential_is_refused(
     """Restricted to that user it cannot be decoded; restricted to us it shows who made it."""
     if os.geteuid():
         missing("root, to become another user")
-    text = CLAIM.text(auth.CLIENT)
+    text = CHALLENGE.text(auth.CLIENT)
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: restricted_to)
         os.seteuid(65534)
@@ -173,7 +173,7 @@ def test_a_caller_without_proof_leaves_one_line_in_the_log(prover: Authenticator
     """Not though it knows the token, counts another world, or has a rank that is there already."""
     with rank_zero(3, trust=prover) as server, ThreadPoolExecutor(2) as pool:
         first = pool.submit(join, [server.address], hello(1, 3), soon(), prover)
-        until(lambda: 1 in server.roster.lines)
+        until(lambda: 1 in server.rendezvous.connections)
         for one in (hello(2, 3), hello(1, 3, "node09", pid=9), hello(2, 77), hello(0, 3), hello(2, 3, address="::1")):
             with server.connect() as caller:
                 json_lines.send(caller, greeting(one, prover.kind))
@@ -197,7 +197,7 @@ def test_a_rank_zero_without_the_proof_is_passed_over(prover: Authenticator) -> 
         connection.close()
         assert meeting == server.meeting()
         assert meeting.master_port == server.held.store_address.port
-        assert not pretender.roster.lines
+        assert not pretender.rendezvous.connections
         text = "did not prove that it is rank 0: "
         with pytest.raises(RendezvousError, match=text):
             join([pretender.address], hello(1), soon(0.3), prover)
@@ -224,7 +224,7 @@ def test_a_relay_on_another_port_proves_nothing(prover: Authenticator) -> None:
             with pytest.raises(RendezvousError, match="did not prove that it is rank 0"):
                 join([address], hello(1), soon(0.3), prover)
             passed_on.result(30)
-        assert not server.roster.lines
+        assert not server.rendezvous.connections
 
 
 def _pass_on_once(between: socket.socket, to: Address) -> None:
@@ -246,7 +246,7 @@ def test_two_kinds_of_proof_are_named_with_the_hint(zeros: str, theirs: str) -> 
         until(lambda: server.said)
         assert server.said[0].startswith("refused rank 1 on node02 (127.0.0.1:")
         assert f"its proof is {theirs}, rank 0's {zeros}; expected " in server.said[0]
-        assert not server.roster.lines
+        assert not server.rendezvous.connections
 
 
 def test_the_log_does_not_fill_with_refusals() -> None:

@@ -81,7 +81,7 @@ class RankZero:
         self.interrupt = CancelToken()
         self.said: list[str] = []
         quick = {"every": LONG, "linger": 0.2}
-        self.roster = RendezvousServer(
+        self.rendezvous = RendezvousServer(
             own=own,
             held=self.held,
             channel="slurm",
@@ -90,22 +90,22 @@ class RankZero:
             interrupt=self.interrupt,
             **(quick | more),
         )
-        self.address = self.held.line_address
+        self.address = self.held.rendezvous_address
         self._result: Future[RendezvousResult] = Future()
         self._thread = threading.Thread(target=self._gather, args=(within,))
         self._thread.start()
 
     def _gather(self, within: float) -> None:
         try:
-            self._result.set_result(self.roster.accept_all(soon(within)))
+            self._result.set_result(self.rendezvous.accept_all(soon(within)))
         except BaseException as error:
             self._result.set_exception(error)
 
-    def company(self) -> RendezvousResult:
+    def result(self) -> RendezvousResult:
         return self._result.result(LONG)
 
     def meeting(self) -> RendezvousInfo:
-        return self.company().meeting
+        return self.result().meeting
 
     def refusal(self) -> str:
         with pytest.raises(RendezvousError) as caught:
@@ -120,13 +120,13 @@ class RankZero:
     def end(self) -> None:
         self.interrupt.fail("the test is over", 1)
         self._thread.join(LONG)
-        for held in (self.held.line, self.held.store, *self.roster.lines.values()):
+        for held in (self.held.rendezvous, self.held.store, *self.rendezvous.connections.values()):
             held.close()
         self.interrupt.close()
 
     @property
     def token(self) -> str:
-        return self.roster.own.token
+        return self.rendezvous.own.token
 
     def connect(self) -> socket.socket:
         return socket.create_connection((self.address.host, self.address.port), timeout=LONG)
@@ -137,7 +137,7 @@ def rank_zero(
     world_size: int = 2, node: str = "node01", *, token: str = TOKEN, held: BoundSockets | None = None, **more: Any
 ) -> Iterator[RankZero]:
     """Keyword arguments are RankZero's, and those that it hands on to the Roster."""
-    host = held.line_address.host if held else "127.0.0.1"
+    host = held.rendezvous_address.host if held else "127.0.0.1"
     own = hello(0, world_size, node, token=token, address=host)
     server = RankZero(own, held, **more)
     try:
@@ -212,7 +212,7 @@ def test_the_ranks_may_come_in_any_order_and_late() -> None:
         others = [pool.submit(join, [address], hello(rank, 3), soon()) for rank in (2, 1)]
         threading.Event().wait(0.1)  # refused meanwhile
         late.listen()
-        held = BoundSockets(line=late, store=socket.socket(), line_address=address, store_address=address)
+        held = BoundSockets(rendezvous=late, store=socket.socket(), rendezvous_address=address, store_address=address)
         with rank_zero(3, held=held) as server:
             assert [other.result(LONG)[1] for other in others] == [server.meeting()] * 2
             for other in others:
@@ -229,17 +229,17 @@ def test_ranks_of_a_cyclic_placement_get_their_nodes_numbers() -> None:
     assert {meeting.nnodes for meeting in meetings} == {3}
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_hosts_with_one_name_are_nodes_of_their_own(told: int) -> None:
-    """Containers; where the launcher told how many ranks a node has, that is kept."""
-    hellos = [replace(hello(rank, 4, "worker"), local_rank=rank // 2, local_world_size=told) for rank in range(4)]
+@pytest.mark.parametrize("local_size", [0, 1])
+def test_hosts_with_one_name_are_nodes_of_their_own(local_size: int) -> None:
+    """Containers; where the launcher says how many ranks a node has, that is kept."""
+    hellos = [replace(hello(rank, 4, "worker"), local_rank=rank // 2, local_world_size=local_size) for rank in range(4)]
     server = RankZero(hellos[0])
     try:
         meetings = meet(server, *hellos[1:])
     finally:
         server.end()
     assert [meeting.node_rank for meeting in meetings] == [0, 1, 0, 1]
-    assert [meeting.local_world_size for meeting in meetings] == [told or 2] * 4
+    assert [meeting.local_world_size for meeting in meetings] == [local_size or 2] * 4
     assert {meeting.nnodes for meeting in meetings} == {2}
 
 
@@ -258,11 +258,11 @@ def test_the_lines_stay_open_after_the_meeting() -> None:
     with rank_zero(2) as server:
         connection, _ = join([server.address], hello(1), soon())
         server.meeting()
-        json_lines.send(server.roster.lines[1], {"later": 1})
+        json_lines.send(server.rendezvous.connections[1], {"later": 1})
         assert json_lines.receive(connection) == {"later": 1}
         json_lines.send(connection, {"goodbye": True})
-        server.roster.lines[1].settimeout(LONG)
-        assert json_lines.receive(server.roster.lines[1]) == {"goodbye": True}
+        server.rendezvous.connections[1].settimeout(LONG)
+        assert json_lines.receive(server.rendezvous.connections[1]) == {"goodbye": True}
         connection.close()
 
 
@@ -278,8 +278,8 @@ def test_rank_zero_listens_no_longer_once_all_have_met() -> None:
 
 def test_both_sockets_listen_on_one_address_alone() -> None:
     held = bind_sockets("127.0.0.1", [0], [0])
-    with held.line, held.store:
-        for address in (held.line_address, held.store_address):
+    with held.rendezvous, held.store:
+        for address in (held.rendezvous_address, held.store_address):
             socket.create_connection(("127.0.0.1", address.port), timeout=LONG).close()
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.2", address.port), timeout=LONG)
@@ -412,9 +412,9 @@ def test_another_steps_rank_zero_is_passed_over_and_loses_nobody() -> None:
 def test_two_steps_on_the_same_ports_meet_each_their_own() -> None:
     """Both prefer the same ports; the second takes the next one, and nobody meets the other's store."""
     first = bind_sockets("127.0.0.1", [0], [0])
-    ports = [first.line_address.port, 0]
+    ports = [first.rendezvous_address.port, 0]
     second = bind_sockets("127.0.0.1", ports, [0])
-    both = [first.line_address, second.line_address]
+    both = [first.rendezvous_address, second.rendezvous_address]
     with rank_zero(3, held=first) as one, rank_zero(3, held=second, token="1207.1.0") as two:
         with ThreadPoolExecutor(4) as pool:
             asked = [
@@ -422,21 +422,21 @@ def test_two_steps_on_the_same_ports_meet_each_their_own() -> None:
                 for rank in (1, 2)
                 for server in (one, two)
             ]
-            told = [answer.result(LONG) for answer in asked]
-        assert [meeting for _, meeting in told] == [one.meeting(), two.meeting()] * 2
-        for connection, _ in told:
+            answers = [answer.result(LONG) for answer in asked]
+        assert [meeting for _, meeting in answers] == [one.meeting(), two.meeting()] * 2
+        for connection, _ in answers:
             connection.close()
 
 
 def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
     """The ports that job and step lead to are taken by strangers of three kinds."""
     who = detect.detect(step(0), pid=PID)
-    ports = discovery.line_ports(who, DEFAULT, None)
+    ports = discovery.rendezvous_ports(who, DEFAULT, None)
     assert len(ports) == len(set(ports)) == 24
     with ExitStack() as stack:
         strangers = [stack.enter_context(stranger(kind, port)) for kind, port in zip(STRANGERS, ports, strict=False)]
         held = bind_sockets("127.0.0.1", ports, [0])
-        assert held.line_address.port in ports[len(strangers) :]
+        assert held.rendezvous_address.port in ports[len(strangers) :]
         server = stack.enter_context(rank_zero(2, held=held))
         candidates = [Address("127.0.0.1", port) for port in ports]
         connection, meeting = join(candidates, hello(1), soon())
@@ -497,7 +497,7 @@ def test_a_calling_stranger_is_told_nothing(said: bytes, stays: bool) -> None:
 def test_two_processes_of_one_rank_are_both_named_to_all() -> None:
     with rank_zero(3) as server, ThreadPoolExecutor(1) as pool:
         first = pool.submit(refusal, server, hello(1, 3, "node01", pid=11))
-        until(lambda: 1 in server.roster.lines)
+        until(lambda: 1 in server.rendezvous.connections)
         second = refusal(server, hello(1, 3, "node02", pid=22))
         assert second.startswith("rank 1 came twice, as process 11 on node01 and 22 on node02; expected ")
         assert first.result(LONG) == second == server.refusal()
@@ -527,10 +527,10 @@ def test_address_families_that_differ_are_told_to_both() -> None:
         assert server.refusal() == text
 
 
-@pytest.mark.parametrize(("own", "told"), [("127.0.0.1", "::1"), ("::1", "127.0.0.1")])
-def test_a_rank_of_the_other_family_says_so(own: str, told: str) -> None:
-    """Told over PMI or MPI, the address may be of a family in which this rank has none."""
-    text = refusal(Address(told, 40000), hello(1, address=own), within=0.3)
+@pytest.mark.parametrize(("own", "published"), [("127.0.0.1", "::1"), ("::1", "127.0.0.1")])
+def test_a_rank_of_the_other_family_says_so(own: str, published: str) -> None:
+    """Published over PMI or MPI, the address may be of a family in which this rank has none."""
+    text = refusal(Address(published, 40000), hello(1, address=own), within=0.3)
     assert "IPv4" in text
     assert "IPv6" in text
 
@@ -604,7 +604,7 @@ def test_a_rank_that_lost_patience_may_say_hello_again() -> None:
     with rank_zero(3) as server:
         with greeted(server, hello(1, 3)) as impatient:
             again = meet_later(server, hello(1, 3))
-            until(lambda: 1 in server.roster.lines)
+            until(lambda: 1 in server.rendezvous.connections)
             impatient.close()
             meetings = meet(server, hello(2, 3))
         connection, meeting = again.result(LONG)
@@ -615,12 +615,12 @@ def test_a_rank_that_lost_patience_may_say_hello_again() -> None:
 def test_a_rank_that_ended_while_waiting_is_named_to_all() -> None:
     with rank_zero(4) as server:
         found = meet_later(server, hello(2, 4))
-        until(lambda: 2 in server.roster.lines)
+        until(lambda: 2 in server.rendezvous.connections)
         with greeted(server, hello(1, 4, "node02")) as caller:
             json_lines.send(caller, {"here": True})
-            until(lambda: 1 in server.roster.lines)
+            until(lambda: 1 in server.rendezvous.connections)
         text = "rank 1 on node02 was lost before all ranks had met: its process ended; expected "
-        for failed in (server.company, lambda: found.result(LONG)):
+        for failed in (server.result, lambda: found.result(LONG)):
             with pytest.raises(PeerError, match=f"^{text}") as caught:
                 failed()
             assert caught.value.exit_code == 137
@@ -695,13 +695,13 @@ def peer_error(failed: Callable[[], object]) -> tuple[str, int]:
 def test_a_rank_that_fails_early_ends_all_with_its_words() -> None:
     with rank_zero(4) as server:
         found = meet_later(server, hello(1, 4))
-        until(lambda: 1 in server.roster.lines)
+        until(lambda: 1 in server.rendezvous.connections)
         failing = hello(2, 4, "node02", address="")
         assert report_failure(
             [server.address], failing, UNPROVEN, AbortReason("no file train.py; expected a script", 78), soon()
         )
         text = "rank 2 on node02 failed: no file train.py; expected a script"
-        assert peer_error(server.company) == peer_error(lambda: found.result(LONG)) == (text, 78)
+        assert peer_error(server.result) == peer_error(lambda: found.result(LONG)) == (text, 78)
 
 
 def test_a_failure_that_reached_nobody_is_not_told() -> None:
@@ -715,10 +715,10 @@ def test_a_rank_whose_worker_dies_while_it_waits_ends_all() -> None:
     with rank_zero(4) as server, ThreadPoolExecutor(2) as pool:
         other = meet_later(server, hello(1, 4))
         failing = pool.submit(join, [server.address], hello(2, 4, "node02"), soon(), None, interrupt)
-        until(lambda: {1, 2} <= server.roster.lines.keys())
+        until(lambda: {1, 2} <= server.rendezvous.connections.keys())
         interrupt.fail("its worker was killed", 137)
         text = "rank 2 on node02 failed: its worker was killed"
-        for one in (server.company, lambda: other.result(LONG), lambda: failing.result(LONG)):
+        for one in (server.result, lambda: other.result(LONG), lambda: failing.result(LONG)):
             assert peer_error(one) == (text, 137)
     interrupt.close()
 
@@ -729,7 +729,7 @@ def test_worker_that_dies_during_the_search_is_told() -> None:
         failing = pool.submit(join, [mute.address, server.address], hello(2, 3), soon(), None, interrupt)
         until(lambda: mute.received)
         interrupt.fail("its worker was killed", 137)
-        for one in (server.company, lambda: failing.result(LONG)):
+        for one in (server.result, lambda: failing.result(LONG)):
             assert peer_error(one) == ("rank 2 on node01 failed: its worker was killed", 137)
     interrupt.close()
 
@@ -750,10 +750,10 @@ def test_a_failure_that_reached_nobody_is_printed_here(monkeypatch: pytest.Monke
 def test_rank_zeros_own_failure_ends_the_meeting_at_once_for_all() -> None:
     with rank_zero(3) as server:
         found = meet_later(server, hello(1, 3))
-        until(lambda: 1 in server.roster.lines)
+        until(lambda: 1 in server.rendezvous.connections)
         began = time.monotonic()
         server.interrupt.fail("its worker ended with 3", 3)
-        for one in (lambda: found.result(LONG), server.company):
+        for one in (lambda: found.result(LONG), server.result):
             assert peer_error(one) == ("rank 0 on node01 failed: its worker ended with 3", 3)
         assert time.monotonic() - began < 10
 
@@ -764,7 +764,7 @@ def test_a_rank_that_comes_after_a_failure_is_told_of_it() -> None:
         for rank in (2, 3):
             late = meet_later(server, hello(rank, 4))
             assert peer_error(lambda: late.result(LONG)) == ("rank 1 on node01 failed: broken", 78)  # noqa: B023
-        assert peer_error(server.company) == ("rank 1 on node01 failed: broken", 78)
+        assert peer_error(server.result) == ("rank 1 on node01 failed: broken", 78)
 
 
 @pytest.mark.parametrize("code", [None, 0, 256, -1, "7", True, 1e9])
@@ -799,16 +799,16 @@ def test_2048_ranks_meet_within_seconds() -> None:
     size = 2048
     with rank_zero(size, "node000", trust=HmacAuthenticator(b"s" * 32)) as server, ExitStack() as stack:
         began = time.monotonic()
-        lines = {rank: stack.enter_context(server.connect()) for rank in range(1, size)}
-        for rank, one in lines.items():
+        connections = {rank: stack.enter_context(server.connect()) for rank in range(1, size)}
+        for rank, one in connections.items():
             json_lines.send(one, greeting(hello(rank, size, f"node{rank // 8:03d}"), "secret"))
-        for rank, one in lines.items():
+        for rank, one in connections.items():
             seen = json_lines.receive(one)
-            claim = Challenge(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
-            json_lines.send(one, {"here": True, "proof": HmacAuthenticator(b"s" * 32).sign(claim.text(CLIENT))})
-        meetings = [json_lines.receive(one)["meeting"] for one in lines.values()]
+            challenge = Challenge(TOKEN, rank, str(server.address), NONCE, seen["nonce"])
+            json_lines.send(one, {"here": True, "proof": HmacAuthenticator(b"s" * 32).sign(challenge.text(CLIENT))})
+        meetings = [json_lines.receive(one)["meeting"] for one in connections.values()]
         assert time.monotonic() - began < 20
         assert [meeting["node_rank"] for meeting in meetings] == [rank // 8 for rank in range(1, size)]
-        company = server.company()
-        assert company.nodes[size - 1] == f"node{(size - 1) // 8:03d}"
-        assert sorted(company.lines) == list(range(1, size))
+        result = server.result()
+        assert result.nodes[size - 1] == f"node{(size - 1) // 8:03d}"
+        assert sorted(result.connections) == list(range(1, size))

@@ -39,15 +39,15 @@ def test_over_pmi_rank_zeros_failure_reaches_all_at_once(monkeypatch: pytest.Mon
 
 def test_over_pmi_another_ranks_failure_reaches_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     held = bind_sockets("127.0.0.1", [0], [0])
-    told = protocol.encode_advertisement("1207.0.0", [held.line_address])
-    secret = HmacAuthenticator(bytes.fromhex(protocol.decode_advertisement(told).secret))
+    published = protocol.encode_advertisement("1207.0.0", [held.rendezvous_address])
+    secret = HmacAuthenticator(bytes.fromhex(protocol.decode_advertisement(published).secret))
     with launcher(2) as server, rank_zero(2, held=held, trust=secret) as zero, ThreadPoolExecutor(1) as pool:
         monkeypatch.setenv("PMI_FD", str(server.ends[1].fileno()))
-        first = pool.submit(broadcast_over_pmi, told, descriptor=server.ends[0].fileno(), timeout=20)
+        first = pool.submit(broadcast_over_pmi, published, descriptor=server.ends[0].fileno(), timeout=20)
         assert report_early_failure(on_hydra(1), SOON, BROKEN)
-        assert first.result() == told
+        assert first.result() == published
         with pytest.raises(PeerError, match=r"rank 1 on .* failed: no file train\.py") as caught:
-            zero.company()
+            zero.result()
     assert caught.value.exit_code == 78
 
 

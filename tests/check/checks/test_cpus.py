@@ -9,7 +9,7 @@ import pytest
 
 from srunddp.check.checks.cpus import CHECK, CpuFacts
 from srunddp.check.finding import Severity
-from tests.support.made_up_site import changed, seen, subject, told, travelled
+from tests.support.made_up_site import changed, reported, seen, subject, travelled
 
 WELL = CpuFacts(mask=[0, 1], quota=0.0, threads=1, variable="OMP_NUM_THREADS", advice=[])
 ADVICE = (
@@ -38,7 +38,7 @@ NODES = tuple(f"node{number:02d}" for number in range(1, 7))
 def test_what_makes_a_rank_slow_is_found_where_it_is(
     changes: dict[int, dict[str, Any]], found: str, nodes: tuple[str, ...], ranks: tuple[int, ...]
 ) -> None:
-    assert told(CHECK.evaluate(changed(WELL, changes))) == [(Severity.WARN, found, nodes, ranks)]
+    assert reported(CHECK.evaluate(changed(WELL, changes))) == [(Severity.WARN, found, nodes, ranks)]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_makes_a_rank_slow_is_found_where_it_is(
 )
 def test_nothing_is_found_where_threads_fit(changes: dict[int, dict[str, Any]]) -> None:
     """On six nodes with two ranks each, also where the nodes are one machine."""
-    assert told(CHECK.evaluate(changed(WELL, changes))) == []
+    assert reported(CHECK.evaluate(changed(WELL, changes))) == []
 
 
 def test_the_hint_is_a_number_of_threads_that_fits() -> None:

@@ -15,7 +15,7 @@ from srunddp.check.checks.gpus import CHECK, GpuFacts
 from srunddp.check.finding import Severity
 from srunddp.check.nvml import Device, look
 from tests.conftest import PROGRAMS, ROOT
-from tests.support.made_up_site import LOCAL_RANK_1, changed, seen, subject, told, travelled
+from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, seen, subject, travelled
 
 FAKE = PROGRAMS / "nvml"
 GIB = 1 << 30
@@ -44,7 +44,7 @@ NONE = GpuFacts(missing="NVML Shared Library Not Found", numa=[0])
 
 @pytest.mark.parametrize("facts", [WELL, NONE])
 def test_nothing_is_found_where_all_is_well(facts: GpuFacts) -> None:
-    assert told(CHECK.evaluate(changed(facts, {}))) == []
+    assert reported(CHECK.evaluate(changed(facts, {}))) == []
 
 
 def both(**changes: Any) -> dict[int, dict[str, Any]]:
@@ -126,19 +126,19 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
 @pytest.mark.parametrize("name", FOUND)
 def test_what_is_wrong_with_a_node_s_gpus_is_found_there(name: str) -> None:
     changes, expected = FOUND[name]
-    assert told(CHECK.evaluate(changed(WELL, changes))) == [
+    assert reported(CHECK.evaluate(changed(WELL, changes))) == [
         (level, found, ("node03",), ranks) for level, found, ranks in expected
     ]
 
 
 def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
     findings = CHECK.evaluate(seen([WELL], per_node=1))
-    assert told(findings) == [(WARN, "one rank on this node and 2 visible GPUs: 1 stay idle", ("node01",), (0,))]
+    assert reported(findings) == [(WARN, "one rank on this node and 2 visible GPUs: 1 stay idle", ("node01",), (0,))]
 
 
 def test_a_variable_that_names_a_gpu_where_there_is_none_is_said() -> None:
     named = {0: {"wanted": "0"}, 2: {"wanted": ""}, 4: {"wanted": "NoDevFiles"}}
-    assert told(CHECK.evaluate(changed(NONE, named))) == [
+    assert reported(CHECK.evaluate(changed(NONE, named))) == [
         (WARN, "CUDA_VISIBLE_DEVICES=0, and there is no GPU", ("node01",), ())
     ]
 
@@ -179,12 +179,12 @@ def test_one_gpu_of_two_ranks_is_found_through_nvml(fake: Callable[..., None]) -
     """As where a node lists one GPU twice, and where a variable shows both ranks the same one."""
     fake({"uuid": "GPU-a"}, {"uuid": "GPU-a"})
     ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
-    assert told(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-a", ("node01",), (0, 1))]
+    assert reported(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-a", ("node01",), (0, 1))]
     fake({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
     ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
-    assert told(CHECK.evaluate(ranks)) == []
+    assert reported(CHECK.evaluate(ranks)) == []
     ranks = seen(travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "GPU-b"})) for _ in range(2))
-    assert told(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
+    assert reported(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
 
 
 def test_instances_of_a_gpu_are_collected(fake: Callable[..., None]) -> None:

@@ -17,7 +17,7 @@ from srunddp.check.checks.interface import CHECK, InterfaceFacts, evaluate, phys
 from srunddp.check.finding import CheckContext, Finding, Severity, context_of
 from srunddp.util import infiniband
 from srunddp.util.infiniband import Device
-from tests.support.made_up_site import changed, seen, subject, told, travelled
+from tests.support.made_up_site import changed, reported, seen, subject, travelled
 from tests.support.starting import NODE, slurm
 
 WELL = InterfaceFacts(
@@ -123,7 +123,7 @@ def test_with_a_launcher_that_tells_addresses_no_name_is_needed(monkeypatch: pyt
 
 
 def test_where_all_is_well_nothing_is_said() -> None:
-    assert told(evaluate(changed(WELL, {}))) == []
+    assert reported(evaluate(changed(WELL, {}))) == []
 
 
 @pytest.mark.parametrize("which", ["wrong", "lookup"])
@@ -136,12 +136,12 @@ def test_a_wrong_interface_or_name_stops_a_job(which: str) -> None:
 def test_a_nodes_name_on_loopback_is_warned_of(own: list[str]) -> None:
     words = f"the node's own name leads to {', '.join(own)}, which is loopback"
     changes = {rank: {"own_name": own} for rank in (2, 3)}
-    assert set(told(evaluate(changed(WELL, changes)))) == {(Severity.WARN, words, ("node02",), ())}
+    assert set(reported(evaluate(changed(WELL, changes)))) == {(Severity.WARN, words, ("node02",), ())}
 
 
 @pytest.mark.parametrize("change", [{"own_name": ["127.0.1.1", "10.88.0.11"]}, {"own_name": []}])
 def test_a_name_that_leads_elsewhere_too_or_nowhere_is_not(change: dict[str, Any]) -> None:
-    assert told(evaluate(changed(WELL, {2: change}))) == []
+    assert reported(evaluate(changed(WELL, {2: change}))) == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_name_that_leads_elsewhere_too_or_nowhere_is_not(change: dict[str, Any
 )
 def test_what_a_node_has_unlike_the_others_is_warned_of(change: dict[str, Any], found: str, expected: str) -> None:
     findings = list(evaluate(changed(WELL, {rank: change for rank in (6, 7)})))
-    assert told(findings) == [(Severity.WARN, found, ("node04",), ())]
+    assert reported(findings) == [(Severity.WARN, found, ("node04",), ())]
     assert findings[0].expected == expected
     assert "mtu" not in change or findings[0].hint.startswith("ip link set ib0 mtu 2044: ")
     assert "devices" not in change or "`env: {NCCL_IB_HCA: …}`" in findings[0].hint
@@ -164,12 +164,14 @@ def test_what_a_node_has_unlike_the_others_is_warned_of(change: dict[str, Any], 
 
 def test_on_one_node_nothing_is_compared() -> None:
     alone = replace(WELL, one_node=True, own_name=["127.0.0.1"])
-    assert told(evaluate(seen([alone, replace(alone, mtu=1)]))) == []
+    assert reported(evaluate(seen([alone, replace(alone, mtu=1)]))) == []
 
 
 def test_ranks_without_an_interface_are_not_compared() -> None:
     without = {"name": "", "mtu": 0, "speed": 0, "wrong": ["no ib0", "one", "correct it"]}
-    assert [found for _, found, *_ in told(evaluate(changed(WELL, dict.fromkeys((0, 1), without))))] == ["no ib0"] * 2
+    assert [found for _, found, *_ in reported(evaluate(changed(WELL, dict.fromkeys((0, 1), without))))] == [
+        "no ib0"
+    ] * 2
     assert len(list(evaluate(changed(WELL, dict.fromkeys(range(12), without))))) == 12
 
 

@@ -12,7 +12,7 @@ import pytest
 from srunddp.check.checks import launch
 from srunddp.check.checks.launch import CHECK, LaunchFacts, evaluate, summary
 from srunddp.check.finding import Severity
-from tests.support.made_up_site import LOCAL_RANK_1, changed, subject, told, travelled
+from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, subject, travelled
 from tests.support.starting import slurm, write
 
 WELL = LaunchFacts(
@@ -131,8 +131,8 @@ def test_what_keeps_a_script_from_mpi_is_said(
 
 
 def test_where_all_is_well_nothing_is_said() -> None:
-    assert told(evaluate(changed(WELL, {}))) == []
-    assert told(evaluate(changed(WELL, {0: {"allocated": 1}, 1: {"uses_mpi": True, "channel": "mpi"}}))) == []
+    assert reported(evaluate(changed(WELL, {}))) == []
+    assert reported(evaluate(changed(WELL, {0: {"allocated": 1}, 1: {"uses_mpi": True, "channel": "mpi"}}))) == []
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_where_all_is_well_nothing_is_said() -> None:
     ],
 )
 def test_what_is_wrong_is_named_on_its_node(change: dict[str, Any], level: Severity, found: str) -> None:
-    ((known, words, nodes, _),) = told(evaluate(changed(WELL, {4: change})))
+    ((known, words, nodes, _),) = reported(evaluate(changed(WELL, {4: change})))
     assert (known, nodes) == (level, ("node03",))
     assert words.startswith(found)
 

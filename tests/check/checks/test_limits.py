@@ -10,7 +10,7 @@ import pytest
 
 from srunddp.check.checks.limits import CHECK, LimitFacts, evaluate, summary
 from srunddp.check.finding import Severity
-from tests.support.made_up_site import changed, subject, told, travelled
+from tests.support.made_up_site import changed, reported, subject, travelled
 
 GIB = 1 << 30
 WELL = LimitFacts(files=1024, memlock=-1, rdma=True, free={"/dev/shm": 8 * GIB, "/tmp": 2 * GIB})
@@ -48,14 +48,14 @@ def test_a_missing_folder_is_told_from_a_full_one(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_short_is_named_on_its_node(change: dict[str, Any], level: Severity, found: str) -> None:
-    assert told(evaluate(changed(WELL, {3: change}))) == [(level, found, ("node02",), ())]
+    assert reported(evaluate(changed(WELL, {3: change}))) == [(level, found, ("node02",), ())]
 
 
 @pytest.mark.parametrize(
     "change", [{}, {"free": {"/tmp": GIB}}, {"files": -1}, {"memlock": 64 << 10, "rdma": False}, {"memlock": -1}]
 )
 def test_what_is_enough_or_does_not_matter_is_not_named(change: dict[str, Any]) -> None:
-    assert told(evaluate(changed(WELL, {3: change}))) == []
+    assert reported(evaluate(changed(WELL, {3: change}))) == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from srunddp.check.checks import paths
 from srunddp.check.checks.paths import CHECK, PathFacts, node_lines
 from srunddp.check.finding import Observation, Severity
 from srunddp.util.filesystem import Place, look
-from tests.support.made_up_site import LOCAL_RANK_1, seen, subject, told, travelled
+from tests.support.made_up_site import LOCAL_RANK_1, reported, seen, subject, travelled
 
 FAIL, WARN = Severity.FAIL, Severity.WARN
 ROLES = {"proj": "/proj", "script": "/proj/train.py", "env": "/env", "data": "/data"}
@@ -97,7 +97,9 @@ FOUND: dict[str, tuple[dict[int, dict[str, dict[str, str]]], list[tuple[Severity
 @pytest.mark.parametrize("name", FOUND)
 def test_what_is_not_the_same_on_a_node_is_found_there(name: str) -> None:
     changes, expected, _ = FOUND[name]
-    assert told(CHECK.evaluate(ranks(changes))) == [(level, found, ("node03",), who) for level, found, who in expected]
+    assert reported(CHECK.evaluate(ranks(changes))) == [
+        (level, found, ("node03",), who) for level, found, who in expected
+    ]
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -112,13 +114,13 @@ def test_there_is_a_line_for_each_node(name: str) -> None:
 
 def test_on_rank_0_s_node_a_folder_for_checkpoints_is_needed() -> None:
     wrong = {"proj": {"error": "cannot be written to: No space left on device"}}
-    found = told(CHECK.evaluate(ranks({0: wrong, 1: wrong, 2: wrong})))
+    found = reported(CHECK.evaluate(ranks({0: wrong, 1: wrong, 2: wrong})))
     assert [level for level, *_ in found] == [FAIL, FAIL, WARN]
 
 
 def test_what_is_missing_everywhere_is_found_on_all_nodes() -> None:
     nowhere = {rank: {"data": {"kind": "missing"}} for rank in range(12)}
-    assert len(told(CHECK.evaluate(ranks(nowhere)))) == 12
+    assert len(reported(CHECK.evaluate(ranks(nowhere)))) == 12
     assert all(line.endswith("data=missing") for line in node_lines(ranks(nowhere)))
 
 

@@ -11,7 +11,7 @@ import pytest
 from srunddp.check.checks.versions import CHECK, NOT_ASKED, Imported, VersionFacts, import_torch, node_lines
 from srunddp.check.finding import Finding, Severity
 from srunddp.check.packages import Package, find
-from tests.support.made_up_site import LOCAL_RANK_1, changed, subject, told, travelled
+from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, subject, travelled
 from tests.support.many_nodes import quick
 from tests.support.starting import python, write
 
@@ -103,7 +103,7 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
 def test_who_has_another_version_is_named(name: str) -> None:
     changes, expected = FOUND[name]
     ranks = changed(WELL, {rank: HEALTHY.get(rank, {}) | changes.get(rank, {}) for rank in range(12)})
-    assert told(CHECK.evaluate(ranks)) == [(level, found, ("node03",), who) for level, found, who in expected]
+    assert reported(CHECK.evaluate(ranks)) == [(level, found, ("node03",), who) for level, found, who in expected]
 
 
 def test_of_two_ranks_the_one_that_differs_from_rank_0_is_named() -> None:
@@ -116,7 +116,7 @@ def test_of_two_ranks_the_one_that_differs_from_rank_0_is_named() -> None:
 def test_a_package_that_no_rank_has_is_named_once() -> None:
     without = {rank: {"packages": {"torch": package(), "nope": NONE}} for rank in range(4)}
     ranks = changed(WELL, without, 4)
-    assert told(CHECK.evaluate(ranks)) == [(FAIL, "no package nope", ("node01", "node02"), (0, 1, 2, 3))]
+    assert reported(CHECK.evaluate(ranks)) == [(FAIL, "no package nope", ("node01", "node02"), (0, 1, 2, 3))]
 
 
 def test_thousands_of_ranks_are_judged_in_seconds() -> None:

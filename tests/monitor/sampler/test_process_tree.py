@@ -29,7 +29,7 @@ class Program(subprocess.Popen[str]):
         pipe = subprocess.PIPE
         super().__init__([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True, start_new_session=True)
 
-    def hear(self) -> str:
+    def read_line(self) -> str:
         assert self.stdout is not None
         return self.stdout.readline()
 
@@ -52,7 +52,7 @@ def running(program: str) -> Iterator[Program]:
 
 def test_cpu_time_is_within_a_twentieth_of_the_kernel_s(tmp_path: Path) -> None:
     with running(BURN.format(seconds=0.5) + "print(time.process_time(), flush=True); input()") as child:
-        used = float(child.hear())
+        used = float(child.read_line())
         tree = ProcessTree(0, child.pid)
         tree.look(thorough=False)
         assert abs(tree.cpu.value / 1e9 - used) < used / 20
@@ -67,7 +67,7 @@ def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.
     child = BURN.format(seconds=0.3) + "print('x', flush=True); input()"
     program = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
     with running(program) as process:
-        process.hear()
+        process.read_line()
         tree, look = ProcessTree(0, process.pid), Process.look
         tree.look(thorough=False)
         before = tree.cpu.value
@@ -100,7 +100,7 @@ def test_nothing_is_lost_when_children_end() -> None:
             process.tell()
             while seconds % 2 and tree.processes < 2:
                 tree.look(thorough=False)
-            used = float(process.hear())
+            used = float(process.read_line())
             tree.look(thorough=False)
             seen.append(tree.cpu.value)
             assert abs(tree.cpu.value / 1e9 - used) < 0.05 * used + 0.02
@@ -118,7 +118,7 @@ def test_what_a_parent_does_not_take_over_is_kept() -> None:
         "time.sleep(60)\n"
     )
     with running(program) as process:
-        process.hear()
+        process.read_line()
         tree = ProcessTree(0, process.pid)
         tree.look(thorough=False)
         before = tree.cpu.value
@@ -146,7 +146,7 @@ def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
         "threading.Thread(target=work).start()\n"
     )
     with running(program) as process:
-        process.hear()
+        process.read_line()
         tree = ProcessTree(0, process.pid)
         tree.look(thorough=False)
         alone = tree.processes
@@ -158,8 +158,8 @@ def test_memory_is_the_resident_set_of_all_processes_together() -> None:
     program = "import os, time\nx = bytearray(b'x' * (100 << 20))\nos.fork()\nx[::4096] = x[1::4096]\n"
     program += "print('x', flush=True); time.sleep(60)"
     with running(program) as process:
-        process.hear()
-        process.hear()
+        process.read_line()
+        process.read_line()
         tree = ProcessTree(0, process.pid)
         tree.look(thorough=False)
         assert 200 * MIB < tree.resident < 240 * MIB
@@ -171,7 +171,7 @@ def test_storage_io_is_counted_once() -> None:
         child = f"import os\nwith open({folder + '/x'!r}, 'wb') as f: f.write(bytes(3 << 20)); f.flush(); os.fsync(f)\n"
         program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
         with running(program + "print('x', flush=True); input()") as process:
-            process.hear()
+            process.read_line()
             tree = ProcessTree(0, process.pid)
             tree.look(thorough=False)
             assert 3 * MIB <= tree.bytes_written.value < 4 * MIB
