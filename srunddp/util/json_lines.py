@@ -27,7 +27,7 @@ def receive(line: socket.socket, deadline: float | None = None) -> dict[str, Any
         deadline: of :func:`time.monotonic`, for the whole message; None for the socket's own time limit.
 
     Raises:
-        OSError: the time is over, or the line broke.
+        OSError: the time is over, or the connection broke.
     """
     text = bytearray()
     while not text.endswith(b"\n"):

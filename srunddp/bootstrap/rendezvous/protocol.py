@@ -214,5 +214,5 @@ def decode_advertisement(text: str) -> Advertisement:
         return Advertisement(first, tuple(Address(host.strip("[]"), int(port)) for host, _, port in parts), last)
     except ValueError:
         raise RendezvousError(
-            f"rank 0 told {text[:80]!r}", expected="where its line is", hint="start all ranks with one srunddp"
+            f"rank 0 published {text[:80]!r}", expected="its address", hint="start all ranks with one srunddp"
         ) from None

@@ -152,7 +152,7 @@ def test_rank_zeros_failure_is_announced_in_one_word() -> None:
     "text", ["", "x", "a@b@c", "t@10.0.0.1:x@00", "t@10.0.0.1:1@zz", "t@10.0.0.1:1@", "failed@x@y"]
 )
 def test_what_is_no_announcement_is_one_message(text: str) -> None:
-    with pytest.raises(RendezvousError, match=r"rank 0 told .*; expected "):
+    with pytest.raises(RendezvousError, match=r"rank 0 published .*; expected "):
         protocol.decode_advertisement(text)
 
 
