@@ -44,12 +44,12 @@ def test_each_node_has_its_own_interface_in_both_spellings(runner: SlurmJobRunne
 @pytest.mark.parametrize(
     ("options", "world_size"),
     [
-        pytest.param(["-N3"], 3, id="row-14-only-N"),
-        pytest.param(["-n3"], 3, id="row-14-only-n"),
-        pytest.param(["-N2", "--ntasks-per-node=2"], 4, id="row-14-per-node"),
-        pytest.param(["-N3", "-n5"], 5, id="row-15-2+2+1"),
-        pytest.param(["-N2", "-n5", "-m", "cyclic"], 5, id="row-10-cyclic"),
-        pytest.param(["-N2", "-n6", "-m", "plane=2"], 6, id="row-10-plane"),
+        pytest.param(["-N3"], 3, id="only-N"),
+        pytest.param(["-n3"], 3, id="only-n"),
+        pytest.param(["-N2", "--ntasks-per-node=2"], 4, id="per-node"),
+        pytest.param(["-N3", "-n5"], 5, id="2+2+1"),
+        pytest.param(["-N2", "-n5", "-m", "cyclic"], 5, id="cyclic"),
+        pytest.param(["-N2", "-n6", "-m", "plane=2"], 6, id="plane"),
     ],
 )
 def test_any_layout_gives_the_right_places(runner: SlurmJobRunner, options: list[str], world_size: int) -> None:

@@ -23,6 +23,7 @@ from tests.cluster.nodes import NODES, machine
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm import jobs
 from tests.slurm.conftest import PYTHON, SRUNDDP, Outcome, SlurmJobRunner, outcome
+from tests.support.wheels import uv_settings
 
 pytestmark = pytest.mark.slurm
 
@@ -91,9 +92,8 @@ def build(requirements: str, env: Path) -> None:
     wanted = env.with_name("requirements.txt")
     wanted.write_text(requirements)
     words = (SRUNDDP, "stage", "build", "-r", str(wanted), "-o", str(env), "--online")
-    # pip's settings of this machine, in uv's words: torch may be in a folder of wheels.
-    found = {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
-    subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT, env=os.environ | found)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=os.environ | uv_settings())
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -12,6 +15,17 @@ from pathlib import Path
 from srunddp.stage.build import own_requirements
 
 _COMMAND = "def main():\n    import sys\n    print('{name} {version} under', sys.prefix)\n"
+
+
+_UV = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX"}
+_UV |= {"cert": "SSL_CERT_FILE"}
+
+
+def uv_settings() -> dict[str, str]:
+    """What pip is told of indexes and certificates on this machine, as variables of uv, which does not read that."""
+    shown = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    found = re.findall(r"^[^=]*\.([\w-]+)='(.*)'$", shown, re.MULTILINE)
+    return {_UV[name]: value for name, value in found if name in _UV}
 
 
 def wheel(folder: Path, name: str, version: str = "1.0", *, requires: tuple[str, ...] = (), text: str = "") -> Path:
