@@ -185,7 +185,9 @@ def test_auto_passes_over_what_cannot_reach_other_nodes(runner: SlurmJobRunner) 
 def test_explain_says_of_labelled_variables_what_the_ranks_say(runner: SlurmJobRunner) -> None:
     """On the login node, where the ranks' interfaces are not."""
     file = runner.write_ifaces("environments", runner.srun("-N2", "--label", "env").output)
-    there, later = runner.srun("-N2", SRUNDDP, "explain"), runner.on_login(SRUNDDP, "explain", "--env", str(file))
+    # With --label srun keeps the lines of two ranks apart.
+    there = runner.srun("-N2", "--label", SRUNDDP, "explain")
+    later = runner.on_login(SRUNDDP, "explain", "--env", str(file))
     assert (there.code, later.code) == (0, 0), there.errors + later.errors
     for rank, node in enumerate(("node01", "node02")):
         for name in ("rank  ", "world_size  ", "node  ", "channel  ", "GLOO_SOCKET_IFNAME  ", "device  "):
