@@ -131,7 +131,7 @@ def test_init_meets_under_plain_srun_and_says_it_is_unsupervised(runner: SlurmJo
     done = runner.srun("-N2", "-n4", str(ROOT / ".venv/bin/python"), program, env=env)
     assert done.code == 0, done.errors
     assert {rank: report["sums"] for rank, report in done.by_rank().items()} == {rank: [10, 10] for rank in range(4)}
-    assert done.errors.count("4 ranks without a guard") == 1
+    assert done.errors.count("4 ranks without a supervisor") == 1
 
 
 def test_a_network_that_has_only_ipv6_trains(runner: SlurmJobRunner) -> None:

@@ -86,7 +86,7 @@ def _meet_in_process(options: RendezvousOptions) -> store.ProcessGroupContext:
     store.install(place)
     if environment.rank == 0 and environment.world_size > 1:
         _log.warning(
-            "srunddp: %d ranks without a guard; start with `srunddp SCRIPT` to have one", environment.world_size
+            "srunddp: %d ranks without a supervisor; start with `srunddp SCRIPT` to have one", environment.world_size
         )
     atexit.register(_leave, os.getpid(), environment.rank, tuple(result.connections.values()))
     return place
