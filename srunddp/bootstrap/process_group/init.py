@@ -41,7 +41,7 @@ def init(backend: str | None = None, *, timeout: timedelta | None = None, device
     """Join the world: choose the device and initialise the default process group on the right interface.
 
     Works in a script that ``srunddp`` started, and in one that srun or mpirun started directly; there the
-    ranks meet in this process, and nothing stands guard over them.
+    ranks meet in this process, and no supervisor watches them.
 
     Args:
         backend: ``nccl``, ``gloo`` or ``auto``; None for what ``--backend`` said, else ``auto``.
