@@ -93,7 +93,7 @@ class ExplainContext:
 
     @property
     def alone(self) -> bool:
-        """Whether this is a world of one."""
+        """Whether this is a single process."""
         return self.environment is not None and self.environment.world_size == 1
 
     def shown(self, name: str) -> str:

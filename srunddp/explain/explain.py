@@ -308,7 +308,7 @@ def _token(case: ExplainContext, found: Environment) -> Row:
 def _proof(case: ExplainContext, found: Environment) -> Row:
     socket = case.there(MUNGE_SOCKET)
     if case.alone or not found.discoveries:
-        return Row("proof", "none", "a world of one") if case.alone else Row("proof", UNKNOWN, SEE_ERROR)
+        return Row("proof", "none", "a single process") if case.alone else Row("proof", UNKNOWN, SEE_ERROR)
     if found.discovery.publishes:
         over = tuple(f"{shown}: not needed" for shown in socket)
         return Row("proof", "secret", f"carried over {found.discovery.name}", over)

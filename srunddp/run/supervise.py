@@ -55,7 +55,7 @@ class Agent(RankAgent):
         return Supervisor(
             agent=self,
             recorder=self._recorder,
-            # In a world of one nobody waits for a rank that is stopped, or that takes long to end.
+            # In a single process nobody waits for a rank that is stopped, or that takes long to end.
             process=WorkerProcess(self.worker, None if alone else STOPPED_FOR),
             pipe=self.pipe,
             grace=None if alone else self.context.options.grace,

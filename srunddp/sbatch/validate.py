@@ -46,7 +46,7 @@ def check_printable(name: str, text: str) -> None:
         ConfigError: it may.
     """
     if not text.isprintable():
-        hint = "leave line ends and the like away"
+        hint = "remove line ends and the like"
         raise ConfigError(f"{name} {text!r}", expected="letters that can be printed", hint=hint)
 
 
@@ -61,7 +61,7 @@ def _of_texts(job: SlurmJob) -> Iterator[_Problem]:
         for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
             check_printable(name, text)
             empty = not text and key not in ("mpi", "arguments")
-            yield empty, f"{name} is empty", "a value", "leave it away, or give it one"
+            yield empty, f"{name} is empty", "a value", "remove it, or give it a value"
             found, is_path = f"{name} {text!r}", key in _PATHS
             # A command would take it for one of its options.
             yield is_path and text.startswith("-"), found, "no dash in front", f"write ./{text} if it is a file"
@@ -77,7 +77,7 @@ def _of_variables(job: SlurmJob) -> Iterator[_Problem]:
         yield script, f"--env {name}", "no variable of bash's or the script's own", "rename it"
         rank, slurm = name in _RANK_VARIABLES, name.startswith("SLURM_")
         setter = "Slurm" if slurm else "srunddp, for each rank"
-        yield rank or slurm, f"--env {name}", f"no variable that is set by {setter}", "leave it away"
+        yield rank or slurm, f"--env {name}", f"no variable that is set by {setter}", "remove it"
 
 
 def _of_numbers(job: SlurmJob) -> Iterator[_Problem]:
@@ -88,7 +88,7 @@ def _of_numbers(job: SlurmJob) -> Iterator[_Problem]:
     if job.backend == "nccl":
         yield not job.gpus, "--backend nccl without GPUs", "a GPU for each rank", "add --gpus-per-node=N"
         found = f"{job.tasks} ranks on each node with backend nccl, and GPUs: {job.gpus}"
-        yield job.tasks > job.gpus, found, "at most one rank for each GPU", "leave --ntasks-per-node away"
+        yield job.tasks > job.gpus, found, "at most one rank for each GPU", "remove --ntasks-per-node"
 
 
 def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
@@ -97,8 +97,8 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     yield "\\" in job.log_dir, f"--log-dir {job.log_dir!r}", "no backslash, which Slurm drops", "choose another"
     yield "/" in job.name, f"--job-name {job.name!r}", "no slash: it is in the output's name", "choose another"
     kinds = [option(kind) for kind in ("venv", "conda", "container", "container_image") if getattr(job, kind)]
-    yield len(kinds) > 1, " and ".join(kinds), "one environment", "leave all but one away"
-    yield job.gres and job.gpus_per_node, "--gres and --gpus-per-node", "one of them", "leave --gres away"
+    yield len(kinds) > 1, " and ".join(kinds), "one environment", "remove all but one"
+    yield job.gres and job.gpus_per_node, "--gres and --gpus-per-node", "one of them", "remove --gres"
     for each in job.modules:
         wrong = not re.fullmatch(r"[\w.+@/][\w.+@/:=~-]*", each)
         yield wrong, f"--modules {each!r}", "one module, such as CUDA/12.4", "repeat --modules for each"
@@ -109,7 +109,7 @@ def _of_options(job: SlurmJob, interactive: bool) -> Iterator[_Problem]:
     found = f"--signal {job.signal!r}"
     yield "B" in receiver, found, "a signal for the ranks, not the batch shell", f"write {rest}"
     for name in ("requeue", "array"):
-        found, hint = f"--salloc with {option(name)}", "leave that away, or submit it by sbatch"
+        found, hint = f"--salloc with {option(name)}", "remove it, or submit the job with sbatch"
         yield interactive and getattr(job, name), found, "what salloc knows", hint
     for each in job.container_mounts:
         yield not job.container_image, "--container-mounts without --container-image", "both", "name the image"

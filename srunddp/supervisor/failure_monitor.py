@@ -75,7 +75,7 @@ class FailureMonitor:
 
 
 class SingleProcess(FailureMonitor):
-    """The failure monitor of a world of one: its failure is the root cause, and nobody else is told."""
+    """The failure monitor of a single process: its failure is the root cause, and nobody else is told."""
 
     def __init__(self, folder: Path | None) -> None:
         super().__init__()

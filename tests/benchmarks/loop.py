@@ -2,7 +2,7 @@
 
 One rank, one thread, a process group of its own; rounds of all in turn, each an epoch. One hand-written loop is what
 users of DistributedDataParallel write, and keeps the sum of losses. The other is the same without the wrap, which the
-shared loop leaves out in a world of one, too: the stricter measure of what the loop itself costs. Figures are ratios
+shared loop leaves out in a single process, too: the stricter measure of what the loop itself costs. Figures are ratios
 of the smallest CPU times, which a busy machine disturbs least; quartiles of neighbouring rounds say how much it was.
 
     python -m tests.benchmarks.loop [ROUNDS]

@@ -85,7 +85,7 @@ WHO = [
     (batch_body(), None, "world_size", "1", "no launcher was found", ("SLURM_NTASKS=6: the job's, not the step's",)),
     (batch_body(), None, "rank", "0", "no launcher was found", (OF_SHELL,)),
     (interactive_step(), None, "rank", "0", "no launcher was found", (OF_SHELL,)),
-    (batch_body(), None, "interface", "lo", "loopback, as a world of one", ()),
+    (batch_body(), None, "interface", "lo", "loopback, as a single process", ()),
     (step(0) | EXPLICIT, "env", "rank", "1", "RANK=1", (BY_CHANNEL,)),
     (step(0) | EXPLICIT, "env", "ports", "29500", "MASTER_PORT", ()),
     (step(1), None, "node", "node02", "SLURMD_NODENAME", ()),

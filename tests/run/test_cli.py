@@ -165,7 +165,7 @@ def test_one_line_says_where_everything_is(script: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "rank 0 ran\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith("srunddp: 1 rank on 1 node, launcher none, channel none, master 127.0.0.1 port ")
-    assert line.endswith(", interface lo (loopback, as a world of one), backend gloo")
+    assert line.endswith(", interface lo (loopback, as a single process), backend gloo")
 
 
 @pytest.mark.parametrize(

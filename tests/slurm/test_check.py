@@ -159,7 +159,7 @@ def test_a_check_without_srun_in_an_allocation_says_so(runner: SlurmJobRunner) -
 
 
 def test_one_rank_that_lost_what_srun_told_it_is_named(runner: SlurmJobRunner) -> None:
-    """Such as below a wrapper that cleans its environment: it is a world of one, and rank 0 misses it."""
+    """Such as below a wrapper that cleans its environment: it is a single process, and rank 0 misses it."""
     cleaned = 'if [ "$SLURM_LOCALID" = 1 ]; then exec env -i PATH="$PATH" VIRTUAL_ENV="$VIRTUAL_ENV" "$@"; fi'
     done = checked(runner, REPORT, faults={"node02": cleaned}, srun=("-N3", "--ntasks-per-node=2"), timeout=SHORT)
     assert done.code == 69

@@ -225,7 +225,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert file.read_text().splitlines() == [f"{who} {number}" for number in range(3) for who in ("C", "Python")]
 
 
-# A world of one behaves as Python does.
+# A single process behaves as Python does.
 
 
 @pytest.mark.parametrize("way", ["raise ValueError('boom')", "sys.exit('no data')", "sys.exit(3)", "os._exit(9)", "1"])

@@ -1,4 +1,4 @@
-"""What goes on around the steps: when to evaluate, to save and to stop, in one world of one rank."""
+"""What goes on around the steps: when to evaluate, to save and to stop, in a single process."""
 
 from __future__ import annotations
 

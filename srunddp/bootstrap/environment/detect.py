@@ -1,6 +1,6 @@
 """Who am I? Ordered detectors read the environment; the innermost launcher wins and is cross-checked.
 
-Order: an MPI launcher, a step of Slurm, explicit variables, a world of one. A real step is told from
+Order: an MPI launcher, a step of Slurm, explicit variables, a single process. A real step is told from
 an allocation, a batch body and an interactive shell, which inherit Slurm's variables and are no ranks.
 """
 

@@ -72,7 +72,7 @@ DEFAULT = IfacesEntry(nodes="*", interfaces=(AUTO,))
 
 
 def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = False) -> IfacesEntry:
-    """The first entry that matches the node; a world of one, on a login node say, needs none.
+    """The first entry that matches the node; a single process, on a login node say, needs none.
 
     Raises:
         ConfigError: none does.

@@ -87,7 +87,7 @@ def select_interface(
         name, source = exported[0][0], f"{exported[0][1]}={variables[exported[0][1]]}"
         passed_over = (f"{says}: exported variables come first",)
     elif alone:
-        return _loopback(entry, variables, "a world of one")
+        return _loopback(entry, variables, "a single process")
     elif entry.interfaces != (AUTO,):
         name, source = entry.interfaces[environment.local_rank % len(entry.interfaces)], entry.where
         if len(entry.interfaces) > 1:

@@ -102,7 +102,7 @@ def summary(seen: Sequence[Observation[LaunchFacts]]) -> str:
     """Launcher and channel."""
     facts = seen[0].facts
     if facts.launcher == NO_LAUNCHER:
-        return "a world of one, as no launcher was found"
+        return "a single process, as no launcher was found"
     return f"{len(seen)} of {facts.world_size} ranks by {facts.launcher}, channel {facts.channel}"
 
 

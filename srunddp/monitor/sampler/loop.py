@@ -29,7 +29,7 @@ class SamplerConfig:
         node: its name, as files may be called.
         seconds: from one sample to the next.
         interface: the chosen network interface.
-        rank_variable: that tells a task its rank; empty for a world of one.
+        rank_variable: that tells a task its rank; empty for a single process.
         rank: of the supervisor's own task.
         supervisor: process id of who forks the sampler.
         launcher: process id of whose children the tasks of this node are; None or 0 where that is not known.
