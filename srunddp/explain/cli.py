@@ -51,9 +51,9 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     Raises:
         SrunddpError: an option is wrong.
     """
+    from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain import environ_dump
-    from srunddp.explain.context import ExplainOptions, this_node
-    from srunddp.explain.explain import explain
+    from srunddp.explain.explain import ExplainOptions, explain
 
     staged = None
     if given["staged"] and env_file is None:
@@ -69,7 +69,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
         staged=staged,
     )
     if env_file is None:
-        found = [explain(os.environ, asked, this_node())]
+        found = [explain(os.environ, asked, list_interfaces())]
     else:
         found = [explain(variables, asked, None) for variables in environ_dump.read(env_file)]
     # One write, so that the ranks' tables do not mix.
