@@ -24,7 +24,7 @@ from srunddp.bootstrap.rendezvous.meet import (
 )
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, one_line
-from srunddp.monitor.monitor import MonitorConfig, NullMonitor, RunMonitor
+from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, open_output, plan_monitor, run_name
 from srunddp.run.script import Script, check
@@ -150,9 +150,7 @@ class _Start:
     notes: tuple[str, ...] = ()  # that rank 0 is to say
 
 
-def _open(
-    start: _Start, options: RunOptions, environment: Environment
-) -> tuple[RankSetup, OutputRedirect, NullMonitor]:
+def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple[RankSetup, OutputRedirect, Monitor]:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
     setup: RankSetup | None = None
     try:
@@ -162,7 +160,7 @@ def _open(
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
         output = open_output(start.target, environment)
-        monitor = RunMonitor(start.plan) if start.plan else NullMonitor()
+        monitor = Monitor(start.plan)
         setup = prepare(start.rendezvous, environment)
         check_open_files(environment)
         return bind(setup), output, monitor

@@ -12,7 +12,7 @@ from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, raise_open_files_limit
 from srunddp.errors import ConfigError, Scope, SrunddpError
-from srunddp.monitor.monitor import NullMonitor
+from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import RunOptions
 from srunddp.run.script import Script
 from srunddp.run.worker import WorkerContext, run_worker
@@ -29,7 +29,7 @@ def launch(
     script: Script,
     options: RunOptions,
     output: OutputRedirect,
-    monitor: NullMonitor,
+    monitor: Monitor,
     *,
     on_rendezvous: Callable[[RendezvousInfo], None],
     say: Callable[[str], None] = lambda _: None,
@@ -85,7 +85,7 @@ def launch(
     return code
 
 
-def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: NullMonitor) -> int:
+def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:
     """Fork the worker, which does not return from here: it ends as a script does, with the script's exit code.
 
     Args:
