@@ -8,9 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Collection
-from pathlib import Path
 
 from srunddp.supervisor import signals
+from srunddp.util.kernel_file import children_of
 
 _WITHIN = 10.0
 
@@ -30,7 +30,7 @@ def kill_descendants(given_up: Collection[int] = ()) -> None:
     """
     end = time.monotonic() + _WITHIN
     while True:
-        children = _children(os.getpid())
+        children = children_of(os.getpid())
         for child in children:
             _kill_with_children(child)
         with contextlib.suppress(ChildProcessError):
@@ -44,18 +44,10 @@ def kill_descendants(given_up: Collection[int] = ()) -> None:
 def _kill_with_children(pid: int) -> None:
     # Its children first become ours when it has ended, and are found in the next round; those that are not killed
     # yet may start more meanwhile, which that round finds as well.
-    for child in _children(pid):
+    for child in children_of(pid):
         _kill_with_children(child)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def kill_forks_on_exit(worker: int) -> None:

@@ -5,6 +5,7 @@ psutil would take 30 to 60 us for each process, and this about 10.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -77,3 +78,21 @@ def number_after(text: bytes, name: bytes) -> int | None:
     start += len(name)
     end = text.find(b"\n", start)
     return int(text[start : end if end >= 0 else None])
+
+
+def stat_fields(pid: int | str) -> list[str]:
+    """A process as /proc/PID/stat has it, after its name, which may hold anything: state, parent, group, session, …
+
+    Raises:
+        OSError: it has ended, or is hidden from us.
+    """
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that any of its threads has forked; none where it has ended, or is hidden from us."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
