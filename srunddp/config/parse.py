@@ -213,11 +213,7 @@ def _nearest(name: str, keys: Iterable[str]) -> str:
     """The key that is like it, be it by its last part alone."""
     by_tail = {key.rpartition(".")[2]: key for key in reversed(list(keys))}
     tail = name.rpartition(".")[2]
-    if tail in by_tail:
-        return by_tail[tail]
-    if near := difflib.get_close_matches(name, keys, n=1):
-        return near[0]
-    near = difflib.get_close_matches(tail, by_tail, n=1)
+    near = [tail] if tail in by_tail else difflib.get_close_matches(tail, by_tail, n=1)
     return by_tail[near[0]] if near else ""
 
 
@@ -225,20 +221,11 @@ def _value(given: _Given, key: ConfigField) -> Any:
     try:
         return value_of(given.node, key.kind)
     except TypeMismatchError as mismatch:
-        kinds = expected(key.kind)
-        words = [word for word in kinds.replace(",", "").split() if _fits(word, key.kind)]
+        words = expected(key.kind).replace(",", "").split()
         near = difflib.get_close_matches(getattr(mismatch.node, "value", ""), words, n=1)
         hint = f"did you mean {near[0]}?" if near else "correct it"
         node = mismatch.node if mismatch.node.start_mark else given.node
-        raise given.error(f"is {_shown(mismatch.node)}", kinds, hint, node) from None
-
-
-def _fits(word: str, kind: Any) -> bool:
-    try:
-        value_of(scalar_node(word), kind)
-    except TypeMismatchError:
-        return False
-    return True
+        raise given.error(f"is {_shown(mismatch.node)}", expected(key.kind), hint, node) from None
 
 
 def _check_complete(keys: Mapping[str, ConfigField], values: Mapping[str, Any]) -> None:
