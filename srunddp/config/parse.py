@@ -97,18 +97,13 @@ def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     return filled
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """The dataclass's fields as YAML has them: nested ones as mappings, tuples as lists, paths as texts."""
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
-
-
 def save_config(path: str | os.PathLike[str], config: Any) -> None:
     """Write the YAML from which :func:`read_config` makes an equal object.
 
     Raises:
         OSError: the folder is missing, not writable, or the disk is full; an old file is untouched.
     """
-    text = yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text = yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     replace_file(Path(path), text.encode())
 
 
@@ -126,8 +121,9 @@ _Dumper.add_representer(str, _Dumper.text)
 
 
 def _plain(value: Any) -> Any:
+    """As YAML has it: dataclasses as mappings, tuples as lists, paths as texts."""
     if dataclasses.is_dataclass(value):
-        return to_dict(value)
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -164,8 +164,7 @@ class _Case:
     def _identity(self, found: Environment) -> Iterator[Row]:
         """The launcher, who it says that the rank is, the way to rank 0 and the proof."""
         self.notes += found.notes
-        decided = found.sources["rank"].partition("=")[0]
-        others = [each for each in _LAUNCHERS if each.rank in self.variables and each.rank != decided]
+        others = [each for each in _LAUNCHERS if each.rank in self.variables and each.rank != found.rank_variable]
         over = [f"{each.name}: {self._set(each.rank)[0]}" for each in others]
         step = f"{self._set(slurm.STEP_ID)[0]}, a step" if found.step else found.sources["rank"]
         yield Row("launcher", found.launcher, step, over)

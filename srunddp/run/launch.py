@@ -62,7 +62,8 @@ def launch(
         dump=StackDump(),
         page=monitor.page,
     )
-    monitor.start_sampler(setup.interface.name, _rank_variable(setup.environment), launcher.pid)
+    variable = setup.environment.rank_variable if setup.environment.world_size > 1 else ""
+    monitor.start_sampler(setup.interface.name, variable, launcher.pid)
     worker = fork_worker(context, ours, monitor)
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
@@ -140,10 +141,6 @@ def check_open_files(environment: Environment) -> None:
         )
 
 
-def _rank_variable(environment: Environment) -> str:
-    return environment.sources["rank"].partition("=")[0] if environment.world_size > 1 else ""
-
-
 def _launcher(environment: Environment) -> signals.Launcher:
-    variable = environment.sources["rank"].partition("=")[0] if environment.has_launcher else ""
+    variable = environment.rank_variable if environment.has_launcher else ""
     return signals.find_launcher(variable, slurm=environment.step is not None)

@@ -15,7 +15,7 @@ from typing import Any
 from srunddp.errors import ConfigError
 from srunddp.stage.archive import ArchiveInfo, fingerprint, pack
 from srunddp.stage.slurm import Job, RemoteStep, StagingError, alive, send
-from srunddp.util.filesystem import FolderIdentity, mark
+from srunddp.util.filesystem import mark
 from srunddp.util.hostlist import fold
 
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ class Item:
 
     role: str
     path: str
-    mark: FolderIdentity
+    mark: dict[str, str]
     leave_out: tuple[str, ...] = ()
     name: str = ""
     nodes: tuple[str, ...] = ()

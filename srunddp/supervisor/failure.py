@@ -258,8 +258,8 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int:
         os._exit(code)
 
 
-def wait_for_writer(pid: int, limit: float = _WRITTEN_WITHIN) -> int | None:
-    """The exit code of one; None where it has not ended in time, -1 where others have collected it."""
+def wait_for_child(pid: int, limit: float = _WRITTEN_WITHIN) -> int | None:
+    """The exit code of a child; None where it has not ended in time, -1 where others have collected it."""
     end = time.monotonic() + limit
     with contextlib.suppress(ChildProcessError):
         while not (found := os.waitpid(pid, os.WNOHANG))[0]:
@@ -273,7 +273,7 @@ def wait_for_writer(pid: int, limit: float = _WRITTEN_WITHIN) -> int | None:
 def finish_writers() -> set[int]:
     """Wait a moment for all that were started; returns those that have not ended, and need not be waited for."""
     end = time.monotonic() + _WRITTEN_WITHIN
-    return {pid for pid in _writers if wait_for_writer(pid, end - time.monotonic()) is None}
+    return {pid for pid in _writers if wait_for_child(pid, end - time.monotonic()) is None}
 
 
 def rotate_previous(folder: Path) -> None:

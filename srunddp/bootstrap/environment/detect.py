@@ -80,6 +80,11 @@ class Environment:
         return self.launcher not in (NO_LAUNCHER, USER.name)
 
     @property
+    def rank_variable(self) -> str:
+        """The variable that tells the rank; a sentence where none does."""
+        return self.sources["rank"].partition("=")[0]
+
+    @property
     def is_single(self) -> bool:
         """Whether nothing says that this process is a rank."""
         return self.launcher == NO_LAUNCHER

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from srunddp.monitor.sampler.loop import SamplerConfig, UnwritableError, sample_until_closed
 from srunddp.supervisor import signals
+from srunddp.supervisor.failure import wait_for_child
 
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
 _GONE_WITHIN = 0.2  # after SIGKILL; in a kernel call that does not return it cannot be killed
-_POLL = 0.002
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,10 @@ class Sampler:
             with contextlib.suppress(OSError):
                 self._end.shutdown(socket.SHUT_WR)
             message = _last_words(self._end, until)
-        if not self._ends(until):
+        if wait_for_child(self.pid, until - time.monotonic()) is None:
             os.kill(self.pid, signal.SIGKILL)  # it has not been collected, so that the number is still its own
-            self._ends(time.monotonic() + _GONE_WITHIN)
+            wait_for_child(self.pid, _GONE_WITHIN)
         return message
-
-    def _ends(self, until: float) -> bool:
-        """Collect it, unless that has been done where all children are collected."""
-        with contextlib.suppress(ChildProcessError):
-            while not os.waitpid(self.pid, os.WNOHANG)[0]:
-                if time.monotonic() >= until:
-                    return False
-                time.sleep(_POLL)
-        return True
 
 
 def start(site: SamplerConfig) -> Sampler:
