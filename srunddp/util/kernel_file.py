@@ -29,22 +29,17 @@ class KernelFile:
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self) -> bytes:
-        """What is in it now, or a page of it.
+    def read(self, *, whole: bool = False) -> bytes:
+        """What is in it now.
 
-        Raises:
-            OSError: what it speaks of is gone.
-        """
-        return os.pread(self._file, _PAGE, 0)
-
-    def read_all(self) -> bytes:
-        """What is in it now, where there may be more of it than the page that the kernel gives at once.
+        Args:
+            whole: where there may be more of it than the page that the kernel gives at once.
 
         Raises:
             OSError: what it speaks of is gone.
         """
         text = more = os.pread(self._file, _PAGE, 0)
-        while more and len(text) > _PAGE - _RECORD:
+        while whole and more and len(text) > _PAGE - _RECORD:
             more = os.pread(self._file, _PAGE, len(text))
             text += more
         return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from srunddp.util.cuda_visible_devices import (
@@ -83,7 +82,7 @@ class Gpu:
             "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
         }
         own: list[Callable[[], dict[str, str]]] = [self._utilization, self._memory, self._throttled, self._nvlink]
-        own += [partial(_figure, field, ask) for field, ask in figures.items()]
+        own += [lambda field=field, ask=ask: {field: str(ask())} for field, ask in figures.items()]  # type: ignore[misc]
         if gpm:
             return [*own, gpm.ask]
         # What a GPU's bus carries is not an instance's own.
@@ -146,10 +145,6 @@ class Gpu:
             return newer()
         except (self._nvml.NVMLError_FunctionNotFound, AttributeError):  # of an older driver, of an older package
             return older()
-
-
-def _figure(field: str, ask: Callable[[], object]) -> dict[str, str]:
-    return {field: str(ask())}
 
 
 _MIB = 1 << 20

@@ -112,7 +112,11 @@ class NetworkCounters:
 
     def rows(self, time: str) -> str:
         """A line for each."""
-        rows = [self._of_interface(line, time) for line in self._net.read_all().splitlines()[2:]] if self._net else []
+        rows = (
+            [self._of_interface(line, time) for line in self._net.read(whole=True).splitlines()[2:]]
+            if self._net
+            else []
+        )
         return "".join(rows) + "".join(port.row(time) for port in self._ports)
 
     def _of_interface(self, line: bytes, time: str) -> str:

@@ -55,7 +55,7 @@ class Tasks:
 
     def _read_started(self) -> bytes:
         try:
-            return self._started.read_all() if self._started else b""
+            return self._started.read(whole=True) if self._started else b""
         except OSError:
             return b""  # it has ended
 
