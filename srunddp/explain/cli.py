@@ -78,9 +78,6 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    source = click.get_current_context().get_parameter_source
-    typed = {name for name in _LIMITS if source(name) is click.core.ParameterSource.COMMANDLINE}
-    return {
-        name: (given[name], f"--{name.replace('_', '-')}") if name in typed else (default, "the default")
-        for name, default in _LIMITS.items()
-    }
+    seconds = {name: given.get(name, default) for name, default in _LIMITS.items()}
+    why = {name: f"--{name.replace('_', '-')}" for name in _LIMITS if seconds[name] != _LIMITS[name]}
+    return {name: (seconds[name], why.get(name, "the default")) for name in _LIMITS}

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from srunddp import errors
 from srunddp.errors import ConfigError, SrunddpError
-from srunddp.stage import archive, node_agent, removal
+from srunddp.stage import archive, node_agent, paths, removal
 from srunddp.util import atomic_file, filesystem, slurm_command
 from srunddp.util.hostlist import fold
 from srunddp.util.memory import memory_file
@@ -30,7 +30,7 @@ _JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM
 _SQUEUE = 20.0
 _LAST = 10.0  # seconds for the nodes to remove what they have
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
-_SENT = (errors, filesystem, atomic_file, removal, archive, node_agent)
+_SENT = (errors, filesystem, atomic_file, paths, removal, archive, node_agent)
 READ = f"""
 import json, sys, types
 for name, source in json.loads(sys.stdin.buffer.readline()):
