@@ -66,18 +66,7 @@ class Monitor:
         if config and config.samples:
             from srunddp.monitor.sampler import SamplerConfig, start  # one rank of a node needs it
 
-            self._sampler = start(
-                SamplerConfig(
-                    folder=config.folder,
-                    node=config.node,
-                    seconds=config.seconds,
-                    interface=interface,
-                    rank_variable=rank_variable,
-                    rank=config.rank,
-                    supervisor=os.getpid(),
-                    launcher=launcher,
-                )
-            )
+            self._sampler = start(SamplerConfig(config, interface, rank_variable, os.getpid(), launcher))
 
     def in_worker(self) -> None:
         """Close there what is the supervisor's."""

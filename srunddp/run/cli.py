@@ -26,9 +26,10 @@ from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, one_line
 from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
-from srunddp.run.options import RunOptions, open_output, plan_monitor, run_name
+from srunddp.run.options import RunOptions, plan_monitor, run_name
 from srunddp.run.script import Script, check
 from srunddp.stage.paths import StagedPaths, contradictions
+from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
 from srunddp.util.console import write_stderr
@@ -159,7 +160,9 @@ def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple
         is_worker_exec(os.environ)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
-        output = open_output(start.target, environment)
+        if start.target.file and environment.rank == 0:
+            rotate_previous(start.target.file.parent)
+        output = OutputRedirect.open(start.target)
         monitor = Monitor(start.plan)
         setup = prepare(start.rendezvous, environment)
         check_open_files(environment)

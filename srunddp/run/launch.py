@@ -39,7 +39,7 @@ def launch(
     Args:
         setup: by :func:`srunddp.bootstrap.rendezvous.meet.bind`.
         script: the user's; options: how it is to run.
-        output: by :func:`srunddp.run.options.open_output`; monitor: of this rank, its files open.
+        output: open; monitor: of this rank, its files open.
         on_rendezvous: called when all have met.
         say: takes rank 0's lines while it waits for the others.
 

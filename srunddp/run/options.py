@@ -16,7 +16,6 @@ from srunddp.errors import ConfigError, Scope
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.run.script import Script
 from srunddp.supervisor.clock import LOST_AFTER, STALL_TIMEOUT
-from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output import redirect
 
 DEFAULT_FOLDER = "logs"  # as in a job script of srunddp sbatch
@@ -47,17 +46,6 @@ class RunOptions:
     staged: bool = False
     monitor: float | None = None
     monitor_dir: str | None = None
-
-
-def open_output(target: redirect.OutputTarget, environment: Environment) -> redirect.OutputRedirect:
-    """Open what this rank's output goes to; before any socket is opened.
-
-    Raises:
-        ConfigError: a file cannot be written.
-    """
-    if target.file and environment.rank == 0:
-        rotate_previous(target.file.parent)
-    return redirect.OutputRedirect.open(target)
 
 
 def plan_monitor(options: RunOptions, environment: Environment, script: Script) -> MonitorConfig | None:

@@ -80,7 +80,7 @@ def _live(site: SamplerConfig, end: socket.socket) -> None:
         sample_until_closed(site, end)
     except Exception as error:
         reason = str(error) if isinstance(error, UnwritableError) else repr(error)
-        end.sendall(f"the monitor of {site.node} ended: {reason}".encode())
+        end.sendall(f"the monitor of {site.run.node} ended: {reason}".encode())
 
 
 def _let_go(kept: int) -> None:
