@@ -13,7 +13,7 @@ from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
-from srunddp.stage.enter import activate, read
+from srunddp.stage.enter import enter
 from srunddp.supervisor.clock import STALL_TIMEOUT
 from srunddp.util.click_types import refusing
 
@@ -55,10 +55,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     from srunddp.explain import environ_dump
     from srunddp.explain.explain import ExplainOptions, explain
 
-    staged = None
-    if given["staged"] and env_file is None:
-        staged = read(os.environ)
-        activate(staged)
+    staged = enter() if given["staged"] and env_file is None else None
     asked = ExplainOptions(
         backend=given["backend"],
         ifaces=staged.here(given["ifaces"]) if staged and given["ifaces"] else given["ifaces"],
