@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
 from srunddp.errors import ConfigError, SrunddpError, UnavailableError
-from srunddp.util import slurm_command
+from srunddp.util.slurm_command import outside, run
 
 _TEST_WITHIN = 10.0
 _SUBMIT_WITHIN = 120.0  # a busy controller is slow
@@ -59,13 +59,7 @@ def submit(text: str, environ: Mapping[str, str], note: Callable[[list[str]], No
 def _sbatch(options: Sequence[str], text: str, environ: Mapping[str, str], limit: float) -> tuple[str, str]:
     """What sbatch prints, and its errors."""
     try:
-        done = slurm_command.run(
-            ["sbatch", *options],
-            slurm_command.outside(environ, "SLURM_TIME_FORMAT"),
-            timeout=limit,
-            input=text,
-            as_is=True,
-        )
+        done = run(["sbatch", *options], outside(environ), timeout=limit, input=text, as_is=True)
     except OSError as error:
         why = "no sbatch in PATH" if isinstance(error, FileNotFoundError) else f"sbatch: {error.strerror}"
         raise UnavailableError(why, expected="Slurm", hint="submit it on a login node") from None
@@ -99,9 +93,7 @@ def allocate(options: Sequence[str], text: str, environ: Mapping[str, str]) -> N
     """
     # As an argument and not as standard input, which is the ranks'.
     try:
-        os.execvpe(
-            "salloc", ["salloc", *options, "bash", "-c", text], slurm_command.outside(environ, "SLURM_TIME_FORMAT")
-        )
+        os.execvpe("salloc", ["salloc", *options, "bash", "-c", text], outside(environ))
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise UnavailableError(f"salloc: {why}", expected="Slurm", hint="start it on a login node") from None
