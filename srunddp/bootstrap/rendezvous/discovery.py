@@ -70,11 +70,6 @@ def line_ports(environment: Environment, entry: IfacesEntry, forced: range | Non
     return working_out(environment).ports(environment, allowed) or list(allowed or [0])
 
 
-def store_ports(entry: IfacesEntry, forced: range | None) -> list[int]:
-    """The ports that rank 0 tries for the store: any, unless a firewall leaves only some."""
-    return list(forced or entry.ports or [0])
-
-
 def discover(
     environment: Environment, message: str | None, timeout: float, over_mpi: Broadcast, say: Callable[[str], None]
 ) -> tuple[str, str]:

@@ -85,7 +85,8 @@ def bind(prepared: RankSetup) -> RankSetup:
     if environment.world_size > 1 and not environment.discovery.publishes and not environment.one_node:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     line_ports = [0] if alone else discovery.line_ports(environment, entry, forced)
-    held = bind_sockets(prepared.interface.address, line_ports, discovery.store_ports(entry, forced))
+    # Any for the store, too, unless a firewall leaves only some.
+    held = bind_sockets(prepared.interface.address, line_ports, forced or entry.ports or [0])
     return replace(
         prepared, held=held, told=protocol.encode_advertisement(discovery.token(environment), [held.line_address])
     )
@@ -116,8 +117,8 @@ def rendezvous(
     if environment.world_size == 1:
         assert prepared.held
         prepared.held.line.close()
-        store, node = prepared.held.store_address, environment.node
-        single = RendezvousInfo.of_single_process(store, discovery.token(environment), node)
+        store, run, node = prepared.held.store_address, discovery.token(environment), environment.node
+        single = RendezvousInfo(master_addr=store.host, master_port=store.port, run=run, master_node=node)
         return RendezvousResult(meeting=single, lines={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
     channel, told = discovery.discover(environment, prepared.told, prepared.options.timeout, over_mpi, say)

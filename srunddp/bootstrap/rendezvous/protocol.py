@@ -72,7 +72,7 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousInfo:
-    """What every rank knows once all have met.
+    """What every rank knows once all have met; the defaults are those of a process that meets no others.
 
     Attributes:
         master_addr, master_port: of the store.
@@ -84,27 +84,13 @@ class RendezvousInfo:
 
     master_addr: str
     master_port: int
-    nnodes: int
-    node_rank: int
-    local_world_size: int
+    nnodes: int = 1
+    node_rank: int = 0
+    local_world_size: int = 1
     run: str
-    channel: str
+    channel: str = "none"
     master_node: str
     sharers: int = 1
-
-    @classmethod
-    def of_single_process(cls, store: Address, run: str, node: str) -> RendezvousInfo:
-        """Of a process that meets no others."""
-        return cls(
-            master_addr=store.host,
-            master_port=store.port,
-            nnodes=1,
-            node_rank=0,
-            local_world_size=1,
-            run=run,
-            channel="none",
-            master_node=node,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

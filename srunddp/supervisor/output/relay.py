@@ -271,16 +271,12 @@ def _without_blocking(inherited: int) -> tuple[int, bool]:
     may have room for a single byte, and a pipe that others write to may be full again: polling alone does not do.
     """
     try:
-        if not os.isatty(inherited) and not _is_pipe(inherited):
+        if not os.isatty(inherited) and not stat.S_ISFIFO(os.fstat(inherited).st_mode):
             return inherited, False
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         return os.open(f"/proc/self/fd/{inherited}", flags), True
     except OSError:  # another user's, as of a launcher that runs as root: then polling has to do
         return inherited, False
-
-
-def _is_pipe(descriptor: int) -> bool:
-    return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
 
 
 def _writable(descriptor: int) -> bool:
