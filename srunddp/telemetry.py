@@ -18,20 +18,9 @@ from typing import Any, NamedTuple
 from srunddp.util.memory import memory_file
 
 EVENTS = (
-    "import",
-    "imported",
-    "init",
-    "initialised",
-    "fit",
-    "step",
-    "epoch",
-    "epoch_end",
-    "evaluation",
-    "evaluation_end",
-    "checkpoint",
-    "checkpoint_written",
-    "resumed",
-)
+    "import", "imported", "init", "initialised", "fit", "step", "epoch", "epoch_end", "evaluation",
+    "evaluation_end", "checkpoint", "checkpoint_written", "resumed",
+)  # fmt: skip
 
 _COUNT = struct.Struct("=Q")
 _STEPS = struct.Struct("@QQddddQ")

@@ -92,7 +92,10 @@ def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
         if name != "config":
             given[_known(name, keys, _Given(f"--{name}", node))] = _Given(f"--{name}", node)
     values = {name: _value(one, keys[name]) for name, one in given.items()}
-    _check_complete(keys, values)
+    for name, key in keys.items():
+        if key.default is MISSING and name not in values:
+            hint = f"add --{name}=VALUE"
+            raise ConfigError(f"{name} is not given", expected=expected(key.kind), hint=hint, scope=Scope.JOB)
     filled: T = build(kind, values)
     return filled
 
@@ -222,14 +225,6 @@ def _value(given: _Given, key: ConfigField) -> Any:
         hint = f"did you mean {near[0]}?" if near else "correct it"
         node = mismatch.node if mismatch.node.start_mark else given.node
         raise given.error(f"is {_shown(mismatch.node)}", expected(key.kind), hint, node) from None
-
-
-def _check_complete(keys: Mapping[str, ConfigField], values: Mapping[str, Any]) -> None:
-    for name, key in keys.items():
-        if key.default is MISSING and name not in values:
-            raise ConfigError(
-                f"{name} is not given", expected=expected(key.kind), hint=f"add --{name}=VALUE", scope=Scope.JOB
-            )
 
 
 def _example(prefix: str, keys: Mapping[str, ConfigField]) -> str:

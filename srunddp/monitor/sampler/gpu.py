@@ -14,25 +14,11 @@ from srunddp.util.cuda_visible_devices import (
 )
 
 FIELDS = (
-    "utilization_percent",
-    "memory_bytes",
-    "memory_limit_bytes",
-    "memory_bandwidth_percent",
-    "power_w",
-    "energy_j",
-    "temperature_c",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "throttled",
-    "pcie_received_bytes_per_s",
-    "pcie_sent_bytes_per_s",
-    "nvlink_received_bytes",
-    "nvlink_sent_bytes",
-    "sm_percent",
-    "occupancy_percent",
-    "tensor_percent",
-    "dram_percent",
-)
+    "utilization_percent", "memory_bytes", "memory_limit_bytes", "memory_bandwidth_percent", "power_w", "energy_j",
+    "temperature_c", "sm_clock_mhz", "memory_clock_mhz", "throttled", "pcie_received_bytes_per_s",
+    "pcie_sent_bytes_per_s", "nvlink_received_bytes", "nvlink_sent_bytes", "sm_percent", "occupancy_percent",
+    "tensor_percent", "dram_percent",
+)  # fmt: skip
 _AT = {field: number for number, field in enumerate(FIELDS)}
 _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
     0x2: "application_clocks",

@@ -11,17 +11,9 @@ from srunddp.util import cgroup
 from srunddp.util.kernel_file import KernelFile, opened
 
 COLUMNS = (
-    "time",
-    "cpu_s",
-    "cpus",
-    "memory_bytes",
-    "memory_limit_bytes",
-    "read_bytes",
-    "written_bytes",
-    "iowait_s",
-    "interface",
-    "source",
-)
+    "time", "cpu_s", "cpus", "memory_bytes", "memory_limit_bytes", "read_bytes", "written_bytes", "iowait_s",
+    "interface", "source",
+)  # fmt: skip
 LINK_COLUMNS = ("time", "link", "kind", "chosen", "received_bytes", "sent_bytes")
 _NET = Path("/proc/self/net/dev")
 _RDMA = Path("/sys/class/infiniband")
