@@ -15,7 +15,7 @@ import time
 from functools import partial
 from typing import Any, NamedTuple
 
-from srunddp.util.memory import memory_file
+from srunddp.util.kernel_file import memory_file
 
 EVENTS = (
     "import", "imported", "init", "initialised", "fit", "step", "epoch", "epoch_end", "evaluation",

@@ -23,7 +23,7 @@ from srunddp.errors import ConfigError, UnavailableError
 from srunddp.stage import archive, node_agent, paths, removal
 from srunddp.util import atomic_file, filesystem, slurm_command
 from srunddp.util.hostlist import fold
-from srunddp.util.memory import memory_file
+from srunddp.util.kernel_file import memory_file
 
 _SQUEUE = 20.0
 _LAST = 10.0  # seconds for the nodes to remove what they have

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from srunddp.util.memory import memory_file
+from srunddp.util.kernel_file import memory_file
 
 # Neither Python, torch, NCCL nor MPI uses it.
 ASK = signal.SIGRTMAX - 3

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from srunddp.util.cuda_visible_devices import (
-    VisibleDevice,
-    instances,
-    query_or,
-    unsupported_errors,
-    visible,
-)
+from srunddp.util.cuda_visible_devices import VisibleDevice, instances, query_or, unsupported_errors, visible
 
 FIELDS = (
     "utilization_percent", "memory_bytes", "memory_limit_bytes", "memory_bandwidth_percent", "power_w", "energy_j",
