@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from torch import nn
 from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, Snapshot
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import CheckpointError
+from tests.support import small_disk as mounted
 from tests.train.conftest import ROOT
 
 LIMIT = 20.0  # seconds
@@ -114,14 +114,8 @@ def goes_on(writer: AsyncCheckpointer, directory: CheckpointDirectory) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Of 3 MiB."""
-    if os.geteuid() != 0 or not shutil.which("mount"):
-        pytest.skip("needs root, to mount a small disk")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with mounted.small_disk(tmp_path / "disk", "3m") as folder:
+        yield folder
 
 
 def test_a_full_disk_loses_nothing_and_training_goes_on(small_disk: Path) -> None:
