@@ -224,6 +224,7 @@ def test_master_addr_below_slurm_is_passed_over() -> None:
         "MASTER_ADDR=n1: ignored below Slurm",
         "MASTER_PORT=29500: ignored below Slurm",
     )
+    assert found.notes[0].startswith("MASTER_ADDR=n1 and MASTER_PORT=29500 ignored: Slurm tells where rank 0 is")
 
 
 # The rest.
@@ -253,6 +254,7 @@ def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatc
     assert said(found, "proof") == ("munge", "munge where it works on this node, else none")
     assert said(found, "threads") == ("4", "OMP_NUM_THREADS=4")
     assert said(found, "backend") == ("auto", "the default")
+    assert said(elsewhere(step(0), backend="gloo"), "backend") == ("gloo", "--backend")
 
 
 # Where something is wrong.
