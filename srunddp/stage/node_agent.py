@@ -124,16 +124,15 @@ class _Node:
         return {"has": has, "free": shutil.disk_usage(self._folder).free}
 
     def unpack(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Unpack what was sent, where this node takes a copy."""
+        """Unpack what was sent, if it was sent to this node."""
         archive, folder = self._path(request["name"] + ".tar"), self._path(request["name"])
         if not os.path.lexists(archive):
             return {"seconds": None}
         began = time.monotonic()
         try:
-            if NODE in request["nodes"]:
-                _set_aside(folder)
-                unpack(archive, folder, sha256=request["sha256"], links=request["links"])
-                os.close(touch(folder + UNPACKED))
+            _set_aside(folder)
+            unpack(archive, folder, sha256=request["sha256"], links=request["links"])
+            os.close(touch(folder + UNPACKED))
         finally:
             os.unlink(archive)
         return {"seconds": time.monotonic() - began}

@@ -186,12 +186,12 @@ def _stage(step: RemoteStep, copy: Item, timeout: float, say: Say) -> None:
             packed = pack(copy.path, archive, leave_out=copy.leave_out)
             times.append(time.monotonic())
             _check_room(step, copy, packed)
-            send(step.job, archive, timeout)
+            send(step.job, archive, copy.missing_on, timeout)
             times.append(time.monotonic())
     except OSError as error:
         found = f"no archive can be written in {tempfile.gettempdir()}: {error.strerror}"
         raise UnavailableError(found, expected="room for it", hint="set TMPDIR to a folder with room") from None
-    done = step.ask(do="unpack", name=copy.name, nodes=copy.missing_on, sha256=packed.sha256, links=packed.links)
+    done = step.ask(do="unpack", name=copy.name, sha256=packed.sha256, links=packed.links)
     if without := [node for node in copy.missing_on if done[node]["seconds"] is None]:
         found = f"{fold(without)}: nothing has come to {step.job.folder}"
         raise UnavailableError(found, expected="the archive", hint="name a disk of each node's own with --dir")
@@ -205,9 +205,9 @@ def _stage(step: RemoteStep, copy: Item, timeout: float, say: Say) -> None:
 
 
 def _check_room(step: RemoteStep, copy: Item, packed: ArchiveInfo) -> None:
-    """Before anything is sent, the archive has to fit on each node, and its content beside it."""
+    """Before anything is sent, the archive and its content have to fit."""
     needed = packed.archive_size + packed.size
-    free = {node: answer["free"] for node, answer in step.ask(do="has", names=[]).items()}
+    free = {node: answer["free"] for node, answer in step.ask(do="has", names=[]).items() if node in copy.missing_on}
     if short := sorted(node for node in free if free[node] < needed):
         verb, least = "has" if len(short) == 1 else "have", min(free[node] for node in short)
         raise UnavailableError(

@@ -12,11 +12,12 @@ import os
 import re
 import select
 import subprocess
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from srunddp import errors
 from srunddp.errors import ConfigError, UnavailableError
@@ -72,6 +73,25 @@ class Job:
         base = os.path.abspath(base)
         return cls(number, int(nnodes), base, os.path.join(base, f"sdd-{os.getuid()}-{number}"))
 
+    def srun(self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any) -> subprocess.Popen[bytes]:
+        """Start one task on each node beside whatever else runs in the job, out of reach of a terminal's Ctrl-C.
+
+        Args:
+            nodes: their names; empty for all of the job's.
+
+        Raises:
+            UnavailableError: there is no srun.
+        """
+        count = len(nodes) or self.nnodes
+        layout = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
+        layout += [f"--nodelist={','.join(nodes)}"] if nodes else []
+        manner = ["--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--export=ALL", "--chdir=/"]
+        words = ["srun", f"--jobid={self.number}", *manner, *layout, *command]
+        try:
+            return subprocess.Popen(words, env=_environment(), start_new_session=True, **streams)
+        except OSError as error:
+            raise _no_command("srun", error) from None
+
 
 def _environment() -> dict[str, str]:
     """What the commands need to find the job; the rest of a batch script's would be the training's layout."""
@@ -115,21 +135,8 @@ class RemoteStep:
         self._unread = b""
         # Not the caller's standard error, which may be a pipe that somebody reads to its end.
         self._errors = memory_file()
-        layout = [f"--jobid={job.number}", f"--nodes={job.nnodes}", f"--ntasks={job.nnodes}", "--ntasks-per-node=1"]
-        # Beside whatever else runs in the job, and out of reach of a terminal's Ctrl-C.
-        manner = ["--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--export=ALL", "--chdir=/"]
-        words = ["srun", *layout, *manner, "/bin/sh", "-c", _START, "sh", python, READ]
-        try:
-            self._process = subprocess.Popen(
-                words,
-                env=_environment(),
-                start_new_session=True,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-            )
-        except OSError as error:
-            raise _no_command("srun", error) from None
+        pipe, command = subprocess.PIPE, ("/bin/sh", "-c", _START, "sh", python, READ)
+        self._process = job.srun(command, stdin=pipe, stdout=pipe, stderr=self._errors)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
@@ -228,8 +235,13 @@ def sources() -> list[tuple[str, str]]:
     return [(module.__name__, inspect.getsource(module)) for module in _SENT]
 
 
-def send(job: Job, archive: str, timeout: float) -> None:
-    """Copy a file into the job's folder on all of its nodes, under its own name.
+_WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
+
+
+def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
+    """Copy a file into the job's folder on these nodes, under its own name.
+
+    sbcast takes all nodes of a job or of a step: so a step on these nodes waits meanwhile.
 
     Args:
         timeout: seconds for all of it.
@@ -237,12 +249,32 @@ def send(job: Job, archive: str, timeout: float) -> None:
     Raises:
         UnavailableError: a node could not take it, with sbcast's words.
     """
-    words = ("--force", f"--jobid={job.number}", archive, os.path.join(job.folder, os.path.basename(archive)))
-    problem = _sbcast(timeout, "--compress", *words)
-    if "ompress" in problem:  # Slurm was built without lz4
-        problem = _sbcast(timeout, *words)
+    pipe = subprocess.PIPE
+    step = job.srun(("/bin/sh", "-c", _WAITING), nodes, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+    limit = threading.Timer(timeout, step.kill)
+    limit.start()
+    try:
+        with step:
+            assert step.stdout is not None
+            target = os.path.join(job.folder, os.path.basename(archive))
+            words = ("--force", f"--jobid={job.number}.{_number(step.stdout)}", archive, target)
+            problem = _sbcast(timeout, "--compress", *words)
+            if "ompress" in problem:  # Slurm was built without lz4
+                problem = _sbcast(timeout, *words)
+    finally:
+        limit.cancel()
     if problem:
         raise UnavailableError(f"sbcast: {problem}", expected="a copy on each node", hint="see to these nodes")
+
+
+def _number(output: IO[bytes]) -> str:
+    """Of the step that waits; a site's own messages before are none."""
+    for line in output:
+        if found := re.fullmatch(rb"sdd-step ([0-9]+)\n", line):
+            return found[1].decode()
+    raise UnavailableError(
+        "srun has ended", expected="a step on the nodes to be staged", hint="see whether they are up"
+    )
 
 
 def _sbcast(timeout: float, *words: str) -> str:
