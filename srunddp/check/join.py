@@ -19,7 +19,7 @@ from srunddp.bootstrap.network.interface import (
     why_unusable,
 )
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, raise_open_files_limit
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, listen_where_possible, raise_open_files_limit
 from srunddp.check.coordinator import Coordinator, CoordinatorLostError, Handler, gather, serve
 from srunddp.check.finding import CheckContext
 from srunddp.errors import RendezvousError, SrunddpError
@@ -122,15 +122,8 @@ def _listen(
             expected="one by which other nodes reach it",
             hint="see `ip addr` there",
         )
-    candidates, listening = discovery.line_ports(environment, entry, ports), []
-    for host in hosts:
-        try:
-            listening.append(listen(host, candidates))
-        except SrunddpError as error:
-            reason = error
-    if not listening:
-        raise reason
-    return listening
+    candidates = discovery.line_ports(environment, entry, ports)
+    return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
 
 
 def _candidates(context: CheckContext, ports: range | None) -> list[Address]:

@@ -8,7 +8,6 @@ A rank is either the server or a client, and a single process neither: their mod
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -26,7 +25,7 @@ from srunddp.bootstrap.rendezvous.protocol import (
     RendezvousResult,
     bind_sockets,
     decode_advertisement,
-    listen,
+    listen_where_possible,
 )
 from srunddp.errors import SrunddpError
 
@@ -239,13 +238,10 @@ class _EarlyFailure:
         return client.report_failure(candidates, hello, own, self.failure, deadline)
 
     def _listen(self) -> list[socket.socket]:
-        entries, listening = self._entries(), []
+        entries = self._entries()
         entry = ifaces_conf.entry_or_default(entries, self.environment.node)
         ports = discovery.line_ports(self.environment, entry, self.options.ports)
-        for host in discovery.resolve_node(self.environment, self.interface, entries):
-            with contextlib.suppress(SrunddpError):
-                listening.append(listen(host, ports))
-        return listening
+        return listen_where_possible(discovery.resolve_node(self.environment, self.interface, entries), ports)
 
     def _entries(self) -> tuple[ifaces_conf.IfacesEntry, ...]:
         """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""

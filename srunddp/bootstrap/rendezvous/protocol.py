@@ -6,6 +6,7 @@ moment their address is known to anyone, so no port is looked for, closed and ta
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -153,6 +154,15 @@ def listen(host: str, ports: list[int]) -> socket.socket:
         expected="a free port",
         hint="name other ports with --port or `ports:` in ifaces.conf; with --channel env, another MASTER_PORT",
     )
+
+
+def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket.socket]:
+    """Listen on each of these addresses where one of the ports is free."""
+    listening = []
+    for host in hosts:
+        with contextlib.suppress(RendezvousError):
+            listening.append(listen(host, ports))
+    return listening
 
 
 def raise_open_files_limit(needed: float = math.inf) -> None:

@@ -97,12 +97,7 @@ def _let_go(kept: int) -> None:
 
 def _last_words(end: socket.socket, until: float) -> str:
     text = b""
-    while select.select([end], [], [], max(0.0, until - time.monotonic()))[0]:
-        try:
-            more = end.recv(4096)
-        except OSError:
-            break
-        if not more:
-            break
-        text += more
+    with contextlib.suppress(OSError):
+        while select.select([end], [], [], max(0.0, until - time.monotonic()))[0] and (more := end.recv(4096)):
+            text += more
     return text.decode(errors="replace")
