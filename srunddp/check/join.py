@@ -43,16 +43,16 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
         SrunddpError: this rank cannot be found by the others.
     """
     environment, deadline = context.environment, time.monotonic() + timeout
-    own = discovery.hello(environment, discovery.token(environment))
+    token = discovery.token(environment)
     if environment.world_size == 1:
-        return Coordinator({0: own}, handle)
+        return Coordinator({0: discovery.hello(environment, token)}, handle)
     raise_open_files_limit()
     entry = entry_or_default(context.loaded.entries, environment.node)
     listening = _listen(environment, _own_addresses(environment, context.interface), entry, ports)
-    told = protocol.encode_advertisement(own.token, [Address(*each.getsockname()[:2]) for each in listening])
+    told = protocol.encode_advertisement(token, [Address(*each.getsockname()[:2]) for each in listening])
     _, heard = discovery.discover(environment, told, timeout, _over_mpi(context, timeout), lambda _: None)
-    secret = protocol.decode_advertisement(heard).secret if heard else ""
-    return gather(own, listening, auth.choose_authenticator(secret), handle, deadline)
+    own, trust, _ = discovery.introduce(environment, heard)
+    return gather(own, listening, trust, handle, deadline)
 
 
 def join(
@@ -82,10 +82,8 @@ def join(
 def _join(context: CheckContext, handle: Handler, timeout: float, ports: range | None) -> int:
     environment, deadline = context.environment, time.monotonic() + timeout
     _, heard = discovery.discover(environment, None, timeout, _over_mpi(context, timeout), lambda _: None)
-    told = protocol.decode_advertisement(heard) if heard else None
-    hello = discovery.hello(environment, told.token if told else discovery.token(environment))
-    candidates = list(told.addresses) if told else _candidates(context, ports)
-    return serve(_find(candidates, hello, deadline, auth.choose_authenticator(told.secret if told else "")), handle)
+    hello, own, addresses = discovery.introduce(environment, heard)
+    return serve(_find(addresses if heard else _candidates(context, ports), hello, deadline, own), handle)
 
 
 def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Authenticator) -> socket.socket:

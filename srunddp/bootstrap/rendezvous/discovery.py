@@ -18,7 +18,8 @@ from srunddp.bootstrap.network.interface import (
     is_loopback,
     list_interfaces,
 )
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello
+from srunddp.bootstrap.rendezvous.auth import Authenticator, choose_authenticator
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, decode_advertisement
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.console import SAY_EVERY, periodically
 
@@ -56,6 +57,19 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
         local_world_size=environment.local_world_size or 0,
         version=__version__,
     )
+
+
+def introduce(environment: Environment, told: str, address: str = "") -> tuple[Hello, Authenticator, list[Address]]:
+    """What this rank says of itself and proves it with, and where rank 0 told that it is.
+
+    Args:
+        told: by rank 0; empty where nothing is.
+        address: as for :func:`hello`.
+    """
+    if not told:
+        return hello(environment, token(environment), address), choose_authenticator(), []
+    found = decode_advertisement(told)
+    return hello(environment, found.token, address), choose_authenticator(found.secret), list(found.addresses)
 
 
 def line_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:

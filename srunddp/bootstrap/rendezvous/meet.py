@@ -19,12 +19,10 @@ from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.rendezvous import auth, discovery, protocol
 from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
 from srunddp.bootstrap.rendezvous.protocol import (
-    Advertisement,
     BoundSockets,
     RendezvousInfo,
     RendezvousResult,
     bind_sockets,
-    decode_advertisement,
     listen_where_possible,
 )
 from srunddp.errors import SrunddpError
@@ -121,12 +119,9 @@ def rendezvous(
         return RendezvousResult(meeting=single, lines={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
     channel, told = discovery.discover(environment, prepared.told, prepared.options.timeout, over_mpi, say)
-    heard = decode_advertisement(told) if told else None
-    token = heard.token if heard else discovery.token(environment)
-    hello = discovery.hello(environment, token, prepared.interface.address)
-    own = auth.choose_authenticator(heard.secret if heard else "")
+    hello, own, addresses = discovery.introduce(environment, told, prepared.interface.address)
     if prepared.held:
-        if not heard:
+        if not told:
             discovery.working_out(environment).rank_zero(environment)
         from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
@@ -139,26 +134,15 @@ def rendezvous(
             say=say,
             interrupt=interrupt,
         ).accept_all(deadline)
-    candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, heard)
     from srunddp.bootstrap.rendezvous import client
 
-    line, meeting = client.join(candidates, hello, deadline, own, interrupt)
+    if not told:
+        forced = prepared.options.ports
+        addresses = discovery.candidate_addresses(environment, prepared.interface, prepared.entries, forced)
+    line, meeting = client.join(addresses, hello, deadline, own, interrupt)
     return RendezvousResult(
         meeting=meeting, lines={0: line}, nodes={0: meeting.master_node, environment.rank: environment.node}
     )
-
-
-def _candidates(
-    environment: Environment,
-    chosen: interface.SelectedInterface | None,
-    entries: tuple[ifaces_conf.IfacesEntry, ...],
-    options: RendezvousOptions,
-    heard: Advertisement | None,
-) -> list[protocol.Address]:
-    """Where rank 0 may be: what it published, or else the addresses that this rank works out."""
-    if heard:
-        return list(heard.addresses)
-    return discovery.candidate_addresses(environment, chosen, entries, options.ports)
 
 
 def report_early_failure(
@@ -227,15 +211,16 @@ class _EarlyFailure:
     def tell_rank_zero(self) -> bool:
         """On another rank; returns whether rank 0 knows."""
         environment, deadline = self.environment, time.monotonic() + self.within
-        way, heard = environment.discovery, None
+        way, told = environment.discovery, ""
         if way.publishes:
-            heard = decode_advertisement(way.exchange(None, environment, self.within))
-        candidates = _candidates(environment, self.interface, self._entries(), self.options, heard)
-        hello = discovery.hello(environment, heard.token if heard else discovery.token(environment))
-        own = auth.choose_authenticator(heard.secret if heard else "")
+            told = way.exchange(None, environment, self.within)
+        hello, own, addresses = discovery.introduce(environment, told)
+        if not told:
+            forced = self.options.ports
+            addresses = discovery.candidate_addresses(environment, self.interface, self._entries(), forced)
         from srunddp.bootstrap.rendezvous import client
 
-        return client.report_failure(candidates, hello, own, self.failure, deadline)
+        return client.report_failure(addresses, hello, own, self.failure, deadline)
 
     def _listen(self) -> list[socket.socket]:
         entries = self._entries()
