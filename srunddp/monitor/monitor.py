@@ -13,7 +13,7 @@ from srunddp.telemetry import TelemetryPage
 
 if TYPE_CHECKING:
     from srunddp.monitor.recorder import Recorder
-    from srunddp.monitor.sampler import Sampler
+    from srunddp.monitor.sampler.process import Sampler
 
 _WITHIN = 0.5
 
@@ -64,7 +64,8 @@ class Monitor:
         """
         config = self._config
         if config and config.samples:
-            from srunddp.monitor.sampler import SamplerConfig, start  # one rank of a node needs it
+            from srunddp.monitor.sampler.loop import SamplerConfig  # one rank of a node needs them
+            from srunddp.monitor.sampler.process import start
 
             self._sampler = start(SamplerConfig(config, interface, rank_variable, os.getpid(), launcher))
 

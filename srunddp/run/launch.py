@@ -16,7 +16,7 @@ from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import RunOptions
 from srunddp.run.script import Script
 from srunddp.run.worker import WorkerContext, run_worker
-from srunddp.supervisor import process_tree, signals
+from srunddp.supervisor import signals
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
@@ -51,7 +51,7 @@ def launch(
     """
     ours, theirs = pipe()
     launcher = _launcher(setup.environment)
-    process_tree.become_subreaper()
+    signals.become_subreaper()
     context = WorkerContext(
         setup=setup,
         script=script,

@@ -15,11 +15,6 @@ from srunddp.util.kernel_file import children_of
 _WITHIN = 10.0
 
 
-def become_subreaper() -> None:
-    """In the supervisor, before the fork: orphans of the worker become our children, not those of process 1."""
-    signals.prctl(signals.SET_CHILD_SUBREAPER, 1)
-
-
 def kill_descendants(given_up: Collection[int] = ()) -> None:
     """In the supervisor, when the worker has ended: kill and collect every process that it left.
 

@@ -21,9 +21,10 @@ SUPERVISOR = """
 import os, sys
 from pathlib import Path
 from srunddp.monitor.monitor import MonitorConfig
-from srunddp.monitor.sampler import SamplerConfig, start
-from srunddp.supervisor import process_tree, signals
-process_tree.become_subreaper()
+from srunddp.monitor.sampler.loop import SamplerConfig
+from srunddp.monitor.sampler.process import start
+from srunddp.supervisor import signals
+signals.become_subreaper()
 signals.block()
 held = os.pipe()
 os.dup2(held[1], 77)

@@ -1,4 +1,8 @@
-"""The sampler of a node as its local rank 0's supervisor has it: forked before the worker, ended before it leaves."""
+"""The sampler of a node as its local rank 0's supervisor has it: forked before the worker, ended before it leaves.
+
+It never imports torch, asks the kernel and NVML alone, and appends to files that are complete to the last sample
+whatever ends it.
+"""
 
 from __future__ import annotations
 
