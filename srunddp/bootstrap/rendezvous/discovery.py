@@ -59,16 +59,18 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
     )
 
 
-def introduce(environment: Environment, told: str, address: str = "") -> tuple[Hello, Authenticator, list[Address]]:
-    """What this rank says of itself and proves it with, and where rank 0 told that it is.
+def introduce(
+    environment: Environment, published: str, address: str = ""
+) -> tuple[Hello, Authenticator, list[Address]]:
+    """What this rank says of itself and proves it with, and where rank 0 has published that it is.
 
     Args:
-        told: by rank 0; empty where nothing is.
+        published: by rank 0; empty where nothing is.
         address: as for :func:`hello`.
     """
-    if not told:
+    if not published:
         return hello(environment, token(environment), address), choose_authenticator(), []
-    found = decode_advertisement(told)
+    found = decode_advertisement(published)
     return hello(environment, found.token, address), choose_authenticator(found.secret), list(found.addresses)
 
 

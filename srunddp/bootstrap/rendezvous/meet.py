@@ -211,11 +211,11 @@ class _EarlyFailure:
     def tell_rank_zero(self) -> bool:
         """On another rank; returns whether rank 0 knows."""
         environment, deadline = self.environment, time.monotonic() + self.within
-        way, told = environment.discovery, ""
+        way, published = environment.discovery, ""
         if way.publishes:
-            told = way.exchange(None, environment, self.within)
-        hello, own, addresses = discovery.introduce(environment, told)
-        if not told:
+            published = way.exchange(None, environment, self.within)
+        hello, own, addresses = discovery.introduce(environment, published)
+        if not published:
             forced = self.options.ports
             addresses = discovery.candidate_addresses(environment, self.interface, self._entries(), forced)
         from srunddp.bootstrap.rendezvous import client
