@@ -15,6 +15,18 @@ from srunddp.util.kernel_file import children_of
 _WITHIN = 10.0
 
 
+def wait_for_child(pid: int, limit: float) -> int | None:
+    """The exit code of a child; None where it has not ended in time, -1 where others have collected it."""
+    end = time.monotonic() + limit
+    with contextlib.suppress(ChildProcessError):
+        while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() >= end:
+                return None
+            time.sleep(0.002)
+        return os.waitstatus_to_exitcode(found[1])
+    return -1
+
+
 def kill_descendants(given_up: Collection[int] = ()) -> None:
     """In the supervisor, when the worker has ended: kill and collect every process that it left.
 

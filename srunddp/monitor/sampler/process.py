@@ -17,7 +17,7 @@ from pathlib import Path
 
 from srunddp.monitor.sampler.loop import SamplerConfig, UnwritableError, sample_until_closed
 from srunddp.supervisor import signals
-from srunddp.supervisor.failure import wait_for_child
+from srunddp.supervisor.process_tree import wait_for_child
 
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
 _GONE_WITHIN = 0.2  # after SIGKILL; in a kernel call that does not return it cannot be killed
