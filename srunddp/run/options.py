@@ -18,8 +18,6 @@ from srunddp.run.script import Script
 from srunddp.supervisor.clock import LOST_AFTER, STALL_TIMEOUT
 from srunddp.supervisor.output import redirect
 
-DEFAULT_FOLDER = "logs"  # as in a job script of srunddp sbatch
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -60,7 +58,7 @@ def plan_monitor(options: RunOptions, environment: Environment, script: Script) 
         if options.monitor_dir is not None:
             raise ConfigError("--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB)
         return None
-    folder = Path(options.monitor_dir or options.log_dir or DEFAULT_FOLDER, redirect.plain(run_name(environment)))
+    folder = Path(options.monitor_dir or options.log_dir or "logs", redirect.plain(run_name(environment)))
     return MonitorConfig(
         folder=folder / f"monitor.{_restarts()}",
         node=redirect.plain(environment.node),
