@@ -9,31 +9,22 @@ import click
 
 from srunddp._version import __version__
 
-_PACKAGES = {
-    "check": "check",
-    "explain": "explain",
-    "ifaces": "ifaces",
-    "report": "report",
-    "run": "run",
-    "sbatch": "sbatch",
-    "stage": "stage",
-    "triage": "triage",
-}
+_COMMANDS = ("check", "explain", "ifaces", "report", "run", "sbatch", "stage", "triage")
 
 
 class _RunByDefault(click.Group):
     """``srunddp train.py`` means ``srunddp run train.py``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_PACKAGES)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _PACKAGES:
+        if cmd_name not in _COMMANDS:
             return None
-        return cast(click.Command, getattr(importlib.import_module(f"srunddp.{_PACKAGES[cmd_name]}.cli"), cmd_name))
+        return cast(click.Command, getattr(importlib.import_module(f"srunddp.{cmd_name}.cli"), cmd_name))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in _PACKAGES and args[0] != "--version"):
+        if not args or (args[0] not in _COMMANDS and args[0] != "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -2,7 +2,8 @@
 
     SrunddpError
     ├── ConfigError       78  the configuration, the environment or a file is wrong
-    ├── RendezvousError   69  the ranks did not find each other
+    ├── UnavailableError  69  Slurm, or a node, does not do its part
+    │   └── RendezvousError   the ranks did not find each other
     └── PeerError             another rank failed before all had met: that rank's code
 
 :class:`Stopped` is none of them: all ranks end so together, where they agreed to. A script's own exit code passes
@@ -54,10 +55,14 @@ class ConfigError(SrunddpError):
     exit_code = 78
 
 
-class RendezvousError(SrunddpError):
-    """The ranks did not meet (sysexits' EX_UNAVAILABLE)."""
+class UnavailableError(SrunddpError):
+    """Slurm, or a node, is not there or does not do its part (sysexits' EX_UNAVAILABLE)."""
 
     exit_code = 69
+
+
+class RendezvousError(UnavailableError):
+    """The ranks did not meet."""
 
 
 class PeerError(SrunddpError):

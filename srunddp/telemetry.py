@@ -15,23 +15,12 @@ import time
 from functools import partial
 from typing import Any, NamedTuple
 
-from srunddp.util.memory import memory_file
+from srunddp.util.kernel_file import memory_file
 
 EVENTS = (
-    "import",
-    "imported",
-    "init",
-    "initialised",
-    "fit",
-    "step",
-    "epoch",
-    "epoch_end",
-    "evaluation",
-    "evaluation_end",
-    "checkpoint",
-    "checkpoint_written",
-    "resumed",
-)
+    "import", "imported", "init", "initialised", "fit", "step", "epoch", "epoch_end", "evaluation",
+    "evaluation_end", "checkpoint", "checkpoint_written", "resumed",
+)  # fmt: skip
 
 _COUNT = struct.Struct("=Q")
 _STEPS = struct.Struct("@QQddddQ")

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,12 @@ def tool(*candidates: str) -> str:
             return found
     missing(f"none of {', '.join(candidates)}")
     raise AssertionError
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[dict[str, str]]:
+    """The namespaces of two nodes, by node."""
+    from tests.support.namespaces import two_nodes
+
+    with two_nodes() as names:
+        yield names

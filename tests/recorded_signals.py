@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,13 +39,6 @@ class Recorded:
         """Whether each script has got so many signals."""
         self.read()
         return all(len(record) > least for name, record in self.records.items() if name.endswith(".script"))
-
-
-def until(condition: Callable[[], bool], why: Callable[[], str]) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end, why()
-        time.sleep(0.2)
 
 
 def table(jobs: Mapping[str, Mapping[str, Recorded]]) -> str:

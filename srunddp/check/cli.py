@@ -19,7 +19,7 @@ from srunddp.check.join import come_within, coordinate, join
 from srunddp.check.preflight import Responder
 from srunddp.check.render import Report
 from srunddp.errors import ConfigError, SrunddpError
-from srunddp.stage.enter import activate, read
+from srunddp.stage.enter import enter
 from srunddp.stage.paths import StagedPaths
 from srunddp.util.console import write_stderr
 
@@ -49,7 +49,7 @@ def check(**given: Any) -> None:
     Exit code 0, or 69 when something is wrong that would stop the job.
     """
     try:
-        staged = _use_staged_copies() if given["staged"] else None
+        staged = enter() if given["staged"] else None
         environment = detect(os.environ, channel=given["channel"])
         ports = ifaces_conf.port_range(given["port"], where="--port") if given["port"] else None
     except SrunddpError as error:
@@ -61,12 +61,6 @@ def check(**given: Any) -> None:
     except CoordinatorLostError as error:
         write_stderr(f"srunddp: check on {environment.node}: error: {error}\n")
         sys.exit(FAILED)
-
-
-def _use_staged_copies() -> StagedPaths:
-    staged = read(os.environ)
-    activate(staged)
-    return staged
 
 
 def _context(given: dict[str, Any], environment: Environment, staged: StagedPaths | None) -> CheckContext:

@@ -19,7 +19,7 @@ from typing import Any
 from srunddp.bootstrap.network.probe import half_open
 from srunddp.bootstrap.rendezvous.auth import Authenticator
 from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import Hello, RendezvousInfo
 from srunddp.errors import RendezvousError
 from srunddp.util.json_lines import parse, send
 from srunddp.util.timeouts import call_in_daemon_thread
@@ -176,7 +176,7 @@ def gather(
     for each in listening:
         each.close()
     # A client waits for this; a check has no use for what is in it.
-    accepted = asdict(RendezvousInfo.of_single_process(Address("", 0), own.token, own.node))
+    accepted = asdict(RendezvousInfo(master_addr="", master_port=0, run=own.token, master_node=own.node))
     for connection in coordinator.connections.values():
         connection.setblocking(True)
         send(connection, {"meeting": accepted})

@@ -19,7 +19,7 @@ from srunddp.bootstrap.network.interface import (
     why_unusable,
 )
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, raise_open_files_limit
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, listen_where_possible, raise_open_files_limit
 from srunddp.check.coordinator import Coordinator, CoordinatorLostError, Handler, gather, serve
 from srunddp.check.finding import CheckContext
 from srunddp.errors import RendezvousError, SrunddpError
@@ -43,16 +43,16 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
         SrunddpError: this rank cannot be found by the others.
     """
     environment, deadline = context.environment, time.monotonic() + timeout
-    own = discovery.hello(environment, discovery.token(environment))
+    token = discovery.token(environment)
     if environment.world_size == 1:
-        return Coordinator({0: own}, handle)
+        return Coordinator({0: discovery.hello(environment, token)}, handle)
     raise_open_files_limit()
     entry = entry_or_default(context.loaded.entries, environment.node)
     listening = _listen(environment, _own_addresses(environment, context.interface), entry, ports)
-    published = protocol.encode_advertisement(own.token, [Address(*each.getsockname()[:2]) for each in listening])
+    published = protocol.encode_advertisement(token, [Address(*each.getsockname()[:2]) for each in listening])
     _, received = discovery.discover(environment, published, timeout, _over_mpi(context, timeout), lambda _: None)
-    secret = protocol.decode_advertisement(received).secret if received else ""
-    return gather(own, listening, auth.choose_authenticator(secret), handle, deadline)
+    own, trust, _ = discovery.introduce(environment, received)
+    return gather(own, listening, trust, handle, deadline)
 
 
 def join(
@@ -82,11 +82,8 @@ def join(
 def _join(context: CheckContext, handle: Handler, timeout: float, ports: range | None) -> int:
     environment, deadline = context.environment, time.monotonic() + timeout
     _, received = discovery.discover(environment, None, timeout, _over_mpi(context, timeout), lambda _: None)
-    advertisement = protocol.decode_advertisement(received) if received else None
-    hello = discovery.hello(environment, advertisement.token if advertisement else discovery.token(environment))
-    candidates = list(advertisement.addresses) if advertisement else _candidates(context, ports)
-    own = auth.choose_authenticator(advertisement.secret if advertisement else "")
-    return serve(_find(candidates, hello, deadline, own), handle)
+    hello, own, addresses = discovery.introduce(environment, received)
+    return serve(_find(addresses if received else _candidates(context, ports), hello, deadline, own), handle)
 
 
 def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Authenticator) -> socket.socket:
@@ -123,15 +120,8 @@ def _listen(
             expected="one by which other nodes reach it",
             hint="see `ip addr` there",
         )
-    candidates, listening = discovery.rendezvous_ports(environment, entry, ports), []
-    for host in hosts:
-        try:
-            listening.append(listen(host, candidates))
-        except SrunddpError as error:
-            reason = error
-    if not listening:
-        raise reason
-    return listening
+    candidates = discovery.rendezvous_ports(environment, entry, ports)
+    return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
 
 
 def _candidates(context: CheckContext, ports: range | None) -> list[Address]:

@@ -15,7 +15,8 @@ from srunddp.bootstrap.network.interface import addresses_of
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, listen
+from srunddp.bootstrap.rendezvous.protocol import Address, RendezvousInfo, listen
+from srunddp.bootstrap.rendezvous.server import infos_of
 from srunddp.check import allreduce, bandwidth, connectivity
 from srunddp.check.allreduce import AllReduceFacts
 from srunddp.check.checks import CHECKS, interface
@@ -180,21 +181,10 @@ def _all_reduce(coordinator: Coordinator, own: Responder) -> dict[int, Any]:
     assert interface is not None
     with listen(interface.address, [0]) as store:
         own.store_fd = store.fileno()
-        sizes = Counter(hello.node for hello in coordinator.here.values())
-        node_ranks = {node: number for number, node in enumerate(sizes)}
-        questions = {}
-        for rank, hello in coordinator.here.items():
-            meeting = RendezvousInfo(
-                master_addr=interface.address,
-                master_port=store.getsockname()[1],
-                nnodes=len(sizes),
-                node_rank=node_ranks[hello.node],
-                local_world_size=sizes[hello.node],
-                run=hello.token,
-                channel="",
-                master_node=coordinator.here[0].node,
-            )
-            questions[rank] = {"do": "collective", "meeting": asdict(meeting), "within": _COLLECTIVE_WITHIN}
+        address = Address(*store.getsockname()[:2])
+        ranks, within = sorted(coordinator.here), {"do": "collective", "within": _COLLECTIVE_WITHIN}
+        infos = infos_of([coordinator.here[rank] for rank in ranks], address, "")
+        questions = {rank: {**within, "meeting": asdict(info)} for rank, info in zip(ranks, infos, strict=True)}
         return coordinator.ask(questions, _COLLECTIVE_WITHIN + 10.0)
 
 

@@ -82,7 +82,8 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
     try:
         os.makedirs(folder, exist_ok=True)
         paths = [Path(folder) / f"preflight.{job or 'local'}.{kind}" for kind in ("txt", "json")]
-        texts = "\n".join([*text, "", *per_node(report)]), json.dumps(as_json(report, job, code), indent=1)
+        nodes = [line for check in CHECKS if (seen := report.seen(check)) for line in check.node_lines(seen)]
+        texts = "\n".join([*text, "", *map(one_line, nodes)]), json.dumps(as_json(report, job, code), indent=1)
         for path, each in zip(paths, texts, strict=True):
             replace_file(path, f"{each}\n".encode(errors="backslashreplace"))  # a path need not be text
     except OSError as error:
@@ -92,11 +93,6 @@ def write(report: Report, text: Sequence[str], folder: str, job: str, code: int)
             hint="name another with --output-dir",
         ) from None
     return list(map(str, paths))
-
-
-def per_node(report: Report) -> list[str]:
-    """One line for each node, by each check that has more to say of it."""
-    return [one_line(line) for check in CHECKS if (seen := report.seen(check)) for line in check.node_lines(seen)]
 
 
 def as_json(report: Report, job: str, code: int) -> dict[str, Any]:

@@ -92,14 +92,12 @@ def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
         if name != "config":
             given[_known(name, keys, _Given(f"--{name}", node))] = _Given(f"--{name}", node)
     values = {name: _value(one, keys[name]) for name, one in given.items()}
-    _check_complete(keys, values)
+    for name, key in keys.items():
+        if key.default is MISSING and name not in values:
+            hint = f"add --{name}=VALUE"
+            raise ConfigError(f"{name} is not given", expected=expected(key.kind), hint=hint, scope=Scope.JOB)
     filled: T = build(kind, values)
     return filled
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """The dataclass's fields as YAML has them: nested ones as mappings, tuples as lists, paths as texts."""
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
 
 
 def save_config(path: str | os.PathLike[str], config: Any) -> None:
@@ -108,7 +106,7 @@ def save_config(path: str | os.PathLike[str], config: Any) -> None:
     Raises:
         OSError: the folder is missing, not writable, or the disk is full; an old file is untouched.
     """
-    text = yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text = yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     replace_file(Path(path), text.encode())
 
 
@@ -126,8 +124,9 @@ _Dumper.add_representer(str, _Dumper.text)
 
 
 def _plain(value: Any) -> Any:
+    """As YAML has it: dataclasses as mappings, tuples as lists, paths as texts."""
     if dataclasses.is_dataclass(value):
-        return to_dict(value)
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
@@ -213,11 +212,7 @@ def _nearest(name: str, keys: Iterable[str]) -> str:
     """The key that is like it, be it by its last part alone."""
     by_tail = {key.rpartition(".")[2]: key for key in reversed(list(keys))}
     tail = name.rpartition(".")[2]
-    if tail in by_tail:
-        return by_tail[tail]
-    if near := difflib.get_close_matches(name, keys, n=1):
-        return near[0]
-    near = difflib.get_close_matches(tail, by_tail, n=1)
+    near = [tail] if tail in by_tail else difflib.get_close_matches(tail, by_tail, n=1)
     return by_tail[near[0]] if near else ""
 
 
@@ -225,28 +220,11 @@ def _value(given: _Given, key: ConfigField) -> Any:
     try:
         return value_of(given.node, key.kind)
     except TypeMismatchError as mismatch:
-        kinds = expected(key.kind)
-        words = [word for word in kinds.replace(",", "").split() if _fits(word, key.kind)]
+        words = expected(key.kind).replace(",", "").split()
         near = difflib.get_close_matches(getattr(mismatch.node, "value", ""), words, n=1)
         hint = f"did you mean {near[0]}?" if near else "correct it"
         node = mismatch.node if mismatch.node.start_mark else given.node
-        raise given.error(f"is {_shown(mismatch.node)}", kinds, hint, node) from None
-
-
-def _fits(word: str, kind: Any) -> bool:
-    try:
-        value_of(scalar_node(word), kind)
-    except TypeMismatchError:
-        return False
-    return True
-
-
-def _check_complete(keys: Mapping[str, ConfigField], values: Mapping[str, Any]) -> None:
-    for name, key in keys.items():
-        if key.default is MISSING and name not in values:
-            raise ConfigError(
-                f"{name} is not given", expected=expected(key.kind), hint=f"add --{name}=VALUE", scope=Scope.JOB
-            )
+        raise given.error(f"is {_shown(mismatch.node)}", expected(key.kind), hint, node) from None
 
 
 def _example(prefix: str, keys: Mapping[str, ConfigField]) -> str:

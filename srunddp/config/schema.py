@@ -250,18 +250,14 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
     if node.style is not None:
         return [node]
     if text.startswith("["):
-        return _items(_composed(node))
-    return [scalar_node(part.strip()) for part in text.split(",")] if text else []
-
-
-def _composed(node: yaml.ScalarNode) -> yaml.Node:
-    try:
-        composed = yaml.compose(node.value, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        raise TypeMismatchError(node) from None
-    if not isinstance(composed, yaml.SequenceNode):
+        try:
+            composed = yaml.compose(node.value, Loader=yaml.SafeLoader)
+        except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
+            raise TypeMismatchError(node) from None
+        if isinstance(composed, yaml.SequenceNode):
+            return _items(composed)
         raise TypeMismatchError(node)
-    return composed
+    return [scalar_node(part.strip()) for part in text.split(",")] if text else []
 
 
 def scalar_node(text: str) -> yaml.ScalarNode:

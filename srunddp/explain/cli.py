@@ -13,7 +13,7 @@ from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
-from srunddp.stage.enter import activate, read
+from srunddp.stage.enter import enter
 from srunddp.supervisor.clock import STALL_TIMEOUT
 from srunddp.util.click_types import refusing
 
@@ -51,14 +51,11 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
     Raises:
         SrunddpError: an option is wrong.
     """
+    from srunddp.bootstrap.network.interface import list_interfaces
     from srunddp.explain import environ_dump
-    from srunddp.explain.context import ExplainOptions, this_node
-    from srunddp.explain.explain import explain
+    from srunddp.explain.explain import ExplainOptions, explain
 
-    staged = None
-    if given["staged"] and env_file is None:
-        staged = read(os.environ)
-        activate(staged)
+    staged = enter() if given["staged"] and env_file is None else None
     asked = ExplainOptions(
         backend=given["backend"],
         ifaces=staged.here(given["ifaces"]) if staged and given["ifaces"] else given["ifaces"],
@@ -69,7 +66,7 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
         staged=staged,
     )
     if env_file is None:
-        found = [explain(os.environ, asked, this_node())]
+        found = [explain(os.environ, asked, list_interfaces())]
     else:
         found = [explain(variables, asked, None) for variables in environ_dump.read(env_file)]
     # One write, so that the ranks' tables do not mix.
@@ -78,9 +75,6 @@ def explained(given: Mapping[str, Any], env_file: str | None = None) -> None:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    source = click.get_current_context().get_parameter_source
-    typed = {name for name in _LIMITS if source(name) is click.core.ParameterSource.COMMANDLINE}
-    return {
-        name: (given[name], f"--{name.replace('_', '-')}") if name in typed else (default, "the default")
-        for name, default in _LIMITS.items()
-    }
+    seconds = {name: given.get(name, default) for name, default in _LIMITS.items()}
+    why = {name: f"--{name.replace('_', '-')}" for name in _LIMITS if seconds[name] != _LIMITS[name]}
+    return {name: (seconds[name], why.get(name, "the default")) for name in _LIMITS}

@@ -12,8 +12,8 @@ from srunddp.errors import ConfigError, Scope
 from srunddp.telemetry import TelemetryPage
 
 if TYPE_CHECKING:
-    from srunddp.monitor.sampler import Sampler
-
+    from srunddp.monitor.recorder import Recorder
+    from srunddp.monitor.sampler.process import Sampler
 
 _WITHIN = 0.5
 
@@ -37,15 +37,23 @@ class MonitorConfig:
     script: tuple[str, ...] = ()
 
 
-class NullMonitor:
-    """Does nothing: a run without ``--monitor``. Its methods are called in this order.
+class Monitor:
+    """What watches one rank and, where the config says so, its node. Its methods are called in this order.
 
     Attributes:
         page: for the worker.
     """
 
-    def __init__(self) -> None:
-        self.page = TelemetryPage()
+    def __init__(self, config: MonitorConfig | None = None) -> None:
+        """Make the files; without ``--monitor`` there are none, and nothing else is done here.
+
+        Raises:
+            ConfigError: they cannot be written.
+        """
+        self.page = TelemetryPage(recording=config is not None)
+        self._config = config
+        self._sampler: Sampler | None = None
+        self._recorder = _open_recorder(config, self.page) if config else None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
         """In the supervisor, before it forks its worker.
@@ -54,18 +62,34 @@ class NullMonitor:
             interface: the network interface; rank_variable: tells a process of this node its rank.
             launcher: the process whose descendants all ranks of this node are; None where that is not known.
         """
+        config = self._config
+        if config and config.samples:
+            from srunddp.monitor.sampler.loop import SamplerConfig  # one rank of a node needs them
+            from srunddp.monitor.sampler.process import start
+
+            self._sampler = start(SamplerConfig(config, interface, rank_variable, os.getpid(), launcher))
 
     def in_worker(self) -> None:
         """Close there what is the supervisor's."""
+        for each in (self._recorder, self._sampler):
+            if each:
+                each.in_worker()
 
     def start(self) -> None:
         """In the supervisor, after the fork."""
+        if self._recorder:
+            self._recorder.start()
 
     def mark(self, name: str) -> None:
         """Something happens in the supervisor."""
+        if self._recorder:
+            self._recorder.mark(name)
 
     def describe(self, run: Mapping[str, Any]) -> None:
         """On rank 0, when all have met."""
+        if self._recorder and self._config:
+            own = {"script": self._config.script, "seconds": self._config.seconds}
+            self._recorder.describe({"version": 1, **run, **own})
 
     def stop_sampler(self) -> str:
         """The worker has ended, and what it left is about to be killed.
@@ -73,75 +97,29 @@ class NullMonitor:
         Returns:
             Why the sampler had ended before; else nothing.
         """
-        return ""
-
-    def finish(self, code: int) -> None:
-        """With the exit code to leave with."""
-
-
-class RunMonitor(NullMonitor):
-    """A recorder of this rank and, where the plan says so, the sampler of its node."""
-
-    def __init__(self, plan: MonitorConfig) -> None:
-        """Make the files.
-
-        Raises:
-            ConfigError: they cannot be written.
-        """
-        from srunddp.monitor.recorder import RUN, Recorder
-
-        self.page = TelemetryPage(recording=True)
-        self._plan = plan
-        self._sampler: Sampler | None = None
-        self._recorder = Recorder(plan.folder, f"{plan.node}.rank{plan.rank}", plan.seconds, self.page)
-        try:
-            self._recorder.open()
-            if plan.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
-                (plan.folder / RUN).unlink(missing_ok=True)
-        except OSError as error:
-            place = error.filename or plan.folder
-            raise ConfigError(
-                f"{place} cannot be written: {os.strerror(error.errno or 0)}",
-                expected="a folder in which every node may make files",
-                hint="name another with --monitor-dir, or correct its permissions",
-                where="--monitor",
-                scope=Scope.RANK if os.path.lexists(place) else Scope.NODE,
-            ) from None
-
-    def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
-        plan = self._plan
-        if plan.samples:
-            from srunddp.monitor.sampler import SamplerConfig, start  # one rank of a node needs it
-
-            self._sampler = start(
-                SamplerConfig(
-                    folder=plan.folder,
-                    node=plan.node,
-                    seconds=plan.seconds,
-                    interface=interface,
-                    rank_variable=rank_variable,
-                    rank=plan.rank,
-                    supervisor=os.getpid(),
-                    launcher=launcher,
-                )
-            )
-
-    def in_worker(self) -> None:
-        self._recorder.in_worker()
-        if self._sampler:
-            self._sampler.in_worker()
-
-    def start(self) -> None:
-        self._recorder.start()
-
-    def mark(self, name: str) -> None:
-        self._recorder.mark(name)
-
-    def describe(self, run: Mapping[str, Any]) -> None:
-        self._recorder.describe({"version": 1, **run, "script": self._plan.script, "seconds": self._plan.seconds})
-
-    def stop_sampler(self) -> str:
         return self._sampler.finish(_WITHIN) if self._sampler else ""
 
     def finish(self, code: int) -> None:
-        self._recorder.finish(code, _WITHIN)
+        """With the exit code to leave with."""
+        if self._recorder:
+            self._recorder.finish(code, _WITHIN)
+
+
+def _open_recorder(config: MonitorConfig, page: TelemetryPage) -> Recorder:
+    from srunddp.monitor.recorder import RUN, Recorder  # most runs need none of it
+
+    recorder = Recorder(config.folder, f"{config.node}.rank{config.rank}", config.seconds, page)
+    try:
+        recorder.open()
+        if config.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
+            (config.folder / RUN).unlink(missing_ok=True)
+    except OSError as error:
+        place = error.filename or config.folder
+        raise ConfigError(
+            f"{place} cannot be written: {os.strerror(error.errno or 0)}",
+            expected="a folder in which every node may make files",
+            hint="name another with --monitor-dir, or correct its permissions",
+            where="--monitor",
+            scope=Scope.RANK if os.path.lexists(place) else Scope.NODE,
+        ) from None
+    return recorder

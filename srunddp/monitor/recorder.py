@@ -21,6 +21,7 @@ from typing import Any
 
 from srunddp.telemetry import TelemetryPage
 from srunddp.util.atomic_file import replace_file
+from srunddp.util.kernel_file import stat_fields
 
 STEPS = "time,steps,samples,step_s,data_s,own_s,longest_step_s,epoch\n"
 MARKS = "time,mark,value\n"
@@ -145,6 +146,5 @@ def _open(path: Path, header: str) -> int:
 
 def _started_at(pid: int) -> float:
     """When a process was started, in Unix time, by the kernel."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_START]) / os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat_fields(pid)[_START]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age

@@ -24,11 +24,12 @@ from srunddp.bootstrap.rendezvous.meet import (
 )
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import Scope, SrunddpError, one_line
-from srunddp.monitor.monitor import MonitorConfig, NullMonitor, RunMonitor
+from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
-from srunddp.run.options import RunOptions, open_output, plan_monitor, run_name
+from srunddp.run.options import RunOptions, plan_monitor, run_name
 from srunddp.run.script import Script, check
 from srunddp.stage.paths import StagedPaths, contradictions
+from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
 from srunddp.util.console import write_stderr
@@ -150,9 +151,7 @@ class _Start:
     notes: tuple[str, ...] = ()  # that rank 0 is to say
 
 
-def _open(
-    start: _Start, options: RunOptions, environment: Environment
-) -> tuple[RankSetup, OutputRedirect, NullMonitor]:
+def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple[RankSetup, OutputRedirect, Monitor]:
     """All that can fail before the ranks meet; whoever fails there lets the others know."""
     setup: RankSetup | None = None
     try:
@@ -161,8 +160,10 @@ def _open(
         is_worker_exec(os.environ)
         check(start.script)
         # Before any socket: where standard output is closed, that would get its number.
-        output = open_output(start.target, environment)
-        monitor = RunMonitor(start.plan) if start.plan else NullMonitor()
+        if start.target.file and environment.rank == 0:
+            rotate_previous(start.target.file.parent)
+        output = OutputRedirect.open(start.target)
+        monitor = Monitor(start.plan)
         setup = prepare(start.rendezvous, environment)
         check_open_files(environment)
         return bind(setup), output, monitor

@@ -12,11 +12,11 @@ from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.rendezvous.meet import RankSetup
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, raise_open_files_limit
 from srunddp.errors import ConfigError, Scope, SrunddpError
-from srunddp.monitor.monitor import NullMonitor
+from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import RunOptions
 from srunddp.run.script import Script
 from srunddp.run.worker import WorkerContext, run_worker
-from srunddp.supervisor import process_tree, signals
+from srunddp.supervisor import signals
 from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.worker_process import WorkerPipe, pipe
@@ -29,7 +29,7 @@ def launch(
     script: Script,
     options: RunOptions,
     output: OutputRedirect,
-    monitor: NullMonitor,
+    monitor: Monitor,
     *,
     on_rendezvous: Callable[[RendezvousInfo], None],
     say: Callable[[str], None] = lambda _: None,
@@ -39,7 +39,7 @@ def launch(
     Args:
         setup: by :func:`srunddp.bootstrap.rendezvous.meet.bind`.
         script: the user's; options: how it is to run.
-        output: by :func:`srunddp.run.options.open_output`; monitor: of this rank, its files open.
+        output: open; monitor: of this rank, its files open.
         on_rendezvous: called when all have met.
         say: takes rank 0's lines while it waits for the others.
 
@@ -51,7 +51,7 @@ def launch(
     """
     ours, theirs = pipe()
     launcher = _launcher(setup.environment)
-    process_tree.become_subreaper()
+    signals.become_subreaper()
     context = WorkerContext(
         setup=setup,
         script=script,
@@ -62,7 +62,8 @@ def launch(
         dump=StackDump(),
         page=monitor.page,
     )
-    monitor.start_sampler(setup.interface.name, _rank_variable(setup.environment), launcher.pid)
+    variable = setup.environment.rank_variable if setup.environment.world_size > 1 else ""
+    monitor.start_sampler(setup.interface.name, variable, launcher.pid)
     worker = fork_worker(context, ours, monitor)
     # What is open here ends with this process, and not before: so the others see its end.
     warnings.simplefilter("ignore", ResourceWarning)
@@ -85,7 +86,7 @@ def launch(
     return code
 
 
-def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: NullMonitor) -> int:
+def fork_worker(context: WorkerContext, ours: WorkerPipe, monitor: Monitor) -> int:
     """Fork the worker, which does not return from here: it ends as a script does, with the script's exit code.
 
     Args:
@@ -140,10 +141,6 @@ def check_open_files(environment: Environment) -> None:
         )
 
 
-def _rank_variable(environment: Environment) -> str:
-    return environment.sources["rank"].partition("=")[0] if environment.world_size > 1 else ""
-
-
 def _launcher(environment: Environment) -> signals.Launcher:
-    variable = environment.sources["rank"].partition("=")[0] if environment.has_launcher else ""
+    variable = environment.rank_variable if environment.has_launcher else ""
     return signals.find_launcher(variable, slurm=environment.step is not None)

@@ -16,10 +16,7 @@ from srunddp.errors import ConfigError, Scope
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.run.script import Script
 from srunddp.supervisor.clock import LOST_AFTER, STALL_TIMEOUT
-from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output import redirect
-
-DEFAULT_FOLDER = "logs"  # as in a job script of srunddp sbatch
 
 
 @dataclass(frozen=True)
@@ -49,17 +46,6 @@ class RunOptions:
     monitor_dir: str | None = None
 
 
-def open_output(target: redirect.OutputTarget, environment: Environment) -> redirect.OutputRedirect:
-    """Open what this rank's output goes to; before any socket is opened.
-
-    Raises:
-        ConfigError: a file cannot be written.
-    """
-    if target.file and environment.rank == 0:
-        rotate_previous(target.file.parent)
-    return redirect.OutputRedirect.open(target)
-
-
 def plan_monitor(options: RunOptions, environment: Environment, script: Script) -> MonitorConfig | None:
     """Where this rank's files of ``--monitor`` go; None without it. Nothing is opened yet.
 
@@ -72,7 +58,7 @@ def plan_monitor(options: RunOptions, environment: Environment, script: Script) 
         if options.monitor_dir is not None:
             raise ConfigError("--monitor-dir without --monitor", hint="add --monitor", scope=Scope.JOB)
         return None
-    folder = Path(options.monitor_dir or options.log_dir or DEFAULT_FOLDER, redirect.plain(run_name(environment)))
+    folder = Path(options.monitor_dir or options.log_dir or "logs", redirect.plain(run_name(environment)))
     return MonitorConfig(
         folder=folder / f"monitor.{_restarts()}",
         node=redirect.plain(environment.node),

@@ -10,7 +10,6 @@ import runpy
 import sys
 import types
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from srunddp.errors import ConfigError, Scope, SrunddpError, Stopped
 
@@ -41,33 +40,29 @@ def check(script: Script) -> None:
         found, hint = "the working folder has been deleted", "start in one that all nodes see"
         raise ConfigError(found, expected="a folder that is there", hint=hint, scope=Scope.NODE) from None
     if problem := _module_problem(script.name, folder) if script.module else _file_problem(script.name, folder):
-        raise ConfigError(problem.found, expected="a script to run", hint=problem.hint, scope=Scope.NODE)
+        raise ConfigError(problem[0], expected="a script to run", hint=problem[1], scope=Scope.NODE)
 
 
-class _Problem(NamedTuple):
-    found: str
-    hint: str
-
-
-def _file_problem(name: str, folder: str) -> _Problem | None:
+def _file_problem(name: str, folder: str) -> tuple[str, str] | None:
+    """What was found, and the hint; None for a file that can be run."""
     if os.path.isdir(name):
         if os.path.exists(os.path.join(name, "__main__.py")):
             return None
-        return _Problem(f"{name} is a folder without __main__.py", "name the script in it")
+        return f"{name} is a folder without __main__.py", "name the script in it"
     if not os.path.exists(name):  # not isfile: a shell's <(...) is a pipe
         if re.fullmatch(r"python[\d.]*", name):
             hint = f"leave {name} out: srunddp runs the script in its own Python"
-            return _Problem(f"no file {name} in {folder}", hint)
+            return f"no file {name} in {folder}", hint
         place = "" if os.path.isabs(name) else f" in {folder}"
-        return _Problem(f"no file {name}{place}", "correct the path; all nodes must see the file")
-    return None if os.access(name, os.R_OK) else _Problem(f"{name} may not be read", "correct its permissions")
+        return f"no file {name}{place}", "correct the path; all nodes must see the file"
+    return None if os.access(name, os.R_OK) else (f"{name} may not be read", "correct its permissions")
 
 
-def _module_problem(name: str, folder: str) -> _Problem | None:
+def _module_problem(name: str, folder: str) -> tuple[str, str] | None:
     package = name.split(".")[0]
     if _is_module(package, folder):
         return None
-    return _Problem(f"no module {package!r}", "correct the name after -m, or install it")
+    return f"no module {package!r}", "correct the name after -m, or install it"
 
 
 def _is_module(package: str, folder: str) -> bool:

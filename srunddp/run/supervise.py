@@ -13,7 +13,7 @@ from srunddp.bootstrap.rendezvous.abort import CancelToken
 from srunddp.bootstrap.rendezvous.meet import rendezvous
 from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo, RendezvousResult
 from srunddp.errors import RendezvousError, Scope
-from srunddp.monitor.monitor import NullMonitor
+from srunddp.monitor.monitor import Monitor
 from srunddp.run.options import run_metadata
 from srunddp.run.worker import WorkerContext
 from srunddp.supervisor.connection import SupervisorConnection
@@ -36,7 +36,7 @@ class Agent(RankAgent):
     context: WorkerContext
     worker: int
     pipe: WorkerPipe
-    monitor: NullMonitor
+    monitor: Monitor
     report_rendezvous: Callable[[RendezvousInfo], None]
     say: Callable[[str], None]
     _cancel: CancelToken = field(default_factory=CancelToken)

@@ -15,7 +15,7 @@ from typing import NoReturn
 from srunddp.errors import SrunddpError
 from srunddp.run.worker import WorkerContext, run_worker
 from srunddp.util.console import write_stderr
-from srunddp.util.memory import memory_file
+from srunddp.util.kernel_file import memory_file
 
 
 def become(context: WorkerContext) -> NoReturn:

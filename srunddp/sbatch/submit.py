@@ -7,12 +7,11 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from srunddp.errors import ConfigError, SrunddpError
-from srunddp.util import slurm_command
+from srunddp.errors import ConfigError, SrunddpError, UnavailableError
+from srunddp.util.slurm_command import outside, run
 
 _TEST_WITHIN = 10.0
 _SUBMIT_WITHIN = 120.0  # a busy controller is slow
-_SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
 _AWAY = re.compile(r"unable to contact|timed out|connection|not responding|configuration source", re.IGNORECASE)
 # By a part of Slurm's words; of several the first.
 _HINTS = {
@@ -21,12 +20,6 @@ _HINTS = {
     "time limit": "sinfo -s lists the limit of each partition",
     "node configuration": "sinfo -o '%P %D %c %m %G' lists CPUs, memory and GPUs of the nodes",
 }
-
-
-class NoSlurmError(SrunddpError):
-    """Slurm is not there, or does not answer (sysexits' EX_UNAVAILABLE)."""
-
-    exit_code = 69
 
 
 def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -39,7 +32,7 @@ def check(text: str, options: Sequence[str], environ: Mapping[str, str]) -> list
         environ = {name.replace("SALLOC_", "SBATCH_"): environ[name] for name in environ if "SBATCH_" not in name}
     try:
         _sbatch(["--test-only", *options], text, environ, _TEST_WITHIN)
-    except NoSlurmError as error:
+    except UnavailableError as error:
         return [f"{error.found}: Slurm has not checked this job"]
     return []
 
@@ -52,7 +45,7 @@ def submit(text: str, environ: Mapping[str, str], note: Callable[[list[str]], No
 
     Raises:
         ConfigError: Slurm refuses it.
-        NoSlurmError: Slurm does not answer.
+        UnavailableError: Slurm does not answer.
     """
     output, said = _sbatch(["--parsable"], text, environ, _SUBMIT_WITHIN)
     # A site may have sbatch print greetings besides; the cluster's name follows where there are several.
@@ -66,21 +59,16 @@ def submit(text: str, environ: Mapping[str, str], note: Callable[[list[str]], No
 def _sbatch(options: Sequence[str], text: str, environ: Mapping[str, str], limit: float) -> tuple[str, str]:
     """What sbatch prints, and its errors."""
     try:
-        done = slurm_command.run(["sbatch", *options], _outside(environ), timeout=limit, input=text, as_is=True)
+        done = run(["sbatch", *options], outside(environ), timeout=limit, input=text, as_is=True)
     except OSError as error:
         why = "no sbatch in PATH" if isinstance(error, FileNotFoundError) else f"sbatch: {error.strerror}"
-        raise NoSlurmError(why, expected="Slurm", hint="submit it on a login node") from None
+        raise UnavailableError(why, expected="Slurm", hint="submit it on a login node") from None
     except subprocess.TimeoutExpired:
         hint = "see squeue whether the job is there, before you try again"
-        raise NoSlurmError(f"sbatch has not answered within {limit:g} s", expected="a job", hint=hint) from None
+        raise UnavailableError(f"sbatch has not answered within {limit:g} s", expected="a job", hint=hint) from None
     if done.returncode:
         raise _refusal(done.stderr)
     return done.stdout, done.stderr
-
-
-def _outside(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what the job that this shell may be in would hand on to another one."""
-    return {name: value for name, value in environ.items() if name in _SITE or not name.startswith("SLURM_")}
 
 
 def _lines(said: str) -> list[str]:
@@ -92,7 +80,7 @@ def _refusal(said: str) -> SrunddpError:
     """Slurm's words as one message."""
     words = "; ".join(_lines(said)) or "it said nothing"
     if _AWAY.search(words):
-        return NoSlurmError(f"sbatch: {words}", expected="Slurm to answer", hint="try again later, see sinfo")
+        return UnavailableError(f"sbatch: {words}", expected="Slurm to answer", hint="try again later, see sinfo")
     hint = next((hint for part, hint in _HINTS.items() if part in words.lower()), "correct the option it names")
     return ConfigError(f"sbatch: {words}", expected="a job that Slurm accepts", hint=hint)
 
@@ -101,11 +89,11 @@ def allocate(options: Sequence[str], text: str, environ: Mapping[str, str]) -> N
     """Become salloc, which runs the script; does not return.
 
     Raises:
-        NoSlurmError: there is no salloc.
+        UnavailableError: there is no salloc.
     """
     # As an argument and not as standard input, which is the ranks'.
     try:
-        os.execvpe("salloc", ["salloc", *options, "bash", "-c", text], _outside(environ))
+        os.execvpe("salloc", ["salloc", *options, "bash", "-c", text], outside(environ))
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        raise NoSlurmError(f"salloc: {why}", expected="Slurm", hint="start it on a login node") from None
+        raise UnavailableError(f"salloc: {why}", expected="Slurm", hint="start it on a login node") from None

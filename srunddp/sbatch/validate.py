@@ -10,12 +10,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from srunddp.bootstrap.network.ifaces_conf import OURS
 from srunddp.errors import ConfigError
 from srunddp.sbatch.spec import SlurmJob
 
-# Set by srunddp for each rank.
-_RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
-_RANK_VARIABLES |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_RANK_VARIABLES = {*OURS} - {*_INTERFACES}
 # The script's own, and those that bash does not let be changed.
 _SCRIPT_VARIABLES = {"code", "ended", "srunddp", "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 _POSITIVE = ("nodes", "ntasks_per_node", "cpus_per_task", "monitor")
@@ -134,7 +134,7 @@ def notes(job: SlurmJob, environ: Mapping[str, str]) -> Iterator[str]:
     files = [job.script if "-m" not in job.run_options else None, job.ifaces, job.venv and f"{job.venv}/bin/python"]
     yield from (f"{path} is not seen here" for path in files if path and not os.path.exists(path))
     for name, _, value in (each.partition("=") for each in job.env):
-        if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if name in _INTERFACES:
             yield f"--env {name}={value} is for every node, and wins over ifaces.conf"
     if 0 < job.gpus < job.tasks:
         yield f"more ranks than GPUs on each node, {job.tasks} and {job.gpus}: several share one"

@@ -190,7 +190,9 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
     new = os.path.join(above, f".{name}")
     try:
         with open(archive, "rb") as file:
-            _require_hash(archive, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
+            if (found := hashlib.file_digest(file, "sha256").hexdigest()) != sha256:
+                wrong = f"archive {archive} has the SHA-256 {found[:16]}…"
+                raise ConfigError(wrong, expected=f"{sha256[:16]}…", hint="stage it again")
             file.seek(0)
             os.mkdir(new, 0o700)
             with tarfile.open(fileobj=file, encoding="utf-8") as tar:
@@ -204,9 +206,3 @@ def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) 
         raise ConfigError(found, expected="room and leave to write", hint="name another folder with --dir") from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-
-def _require_hash(archive: str, found: str, expected: str) -> None:
-    if found != expected:
-        wrong = f"archive {archive} has the SHA-256 {found[:16]}…"
-        raise ConfigError(wrong, expected=f"{expected[:16]}…", hint="stage it again")

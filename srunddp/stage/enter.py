@@ -74,6 +74,13 @@ def lock(folder: str) -> int:
     raise _wrong(folder, "is being removed", "a staged folder that stays during the run")
 
 
+def enter() -> StagedPaths:
+    """Read what was staged, and work with it."""
+    staged = read(os.environ)
+    activate(staged)
+    return staged
+
+
 def activate(staged: StagedPaths) -> str:
     """Let this process, and what it starts, work with what is here: working directory, modules, variables.
 

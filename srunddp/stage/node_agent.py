@@ -20,12 +20,13 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.stage.archive import unpack
+from srunddp.stage.paths import PathMapping, StagedPaths
 from srunddp.stage.removal import KEEPER, LOCK, SPOILT, UNPACKED, lock, remove, remove_others, touch
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.filesystem import mark, same
@@ -36,8 +37,6 @@ _WAIT = 10.0
 _LONGEST = 250
 # Sent to all steps as a warning of the end, or by a terminal: the ranks' own affair.
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-
-Place = Mapping[str, str]
 
 NODE = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
@@ -224,16 +223,10 @@ def _launcher(folder: str, places: list[dict[str, str]], start: Mapping[str, Any
     env = next((place["here"] for place in places if place["role"] == "env"), None)
     lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(folder)}"]
     if env is None:
-        words = [_moved(start[name], places) for name in ("python", "srunddp")]
+        staged = StagedPaths(folder, tuple(PathMapping(**place) for place in places))
+        words = [staged.here(start[name]) for name in ("python", "srunddp")]
     else:
         variable = "VIRTUAL_ENV" if os.path.exists(f"{env}/pyvenv.cfg") else "CONDA_PREFIX"
         lines += [f"export {variable}={shlex.quote(env)}", f'PATH={shlex.quote(env + "/bin")}:"$PATH"']
         words = [f"{env}/bin/python", f"{env}/bin/srunddp"]
     return "\n".join([*lines, f'exec {shlex.join(words)} "$@"', ""])
-
-
-def _moved(path: str, places: Iterable[Place]) -> str:
-    here = (
-        place["here"] + path.removeprefix(place["path"]) for place in places if path.startswith(place["path"] + "/")
-    )
-    return next(here, path)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, UnavailableError
 from srunddp.stage.archive import ArchiveInfo, fingerprint, pack
-from srunddp.stage.slurm import Job, RemoteStep, StagingError, alive, send
-from srunddp.util.filesystem import FolderIdentity, mark
+from srunddp.stage.slurm import Job, RemoteStep, alive, send
+from srunddp.util.filesystem import mark
 from srunddp.util.hostlist import fold
 
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ class Item:
 
     role: str
     path: str
-    mark: FolderIdentity
+    mark: dict[str, str]
     leave_out: tuple[str, ...] = ()
     name: str = ""
     nodes: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say
         The path of the program that starts srunddp on each node, for srun.
 
     Raises:
-        StagingError: a node cannot take the copies, or one of Slurm's commands fails.
+        UnavailableError: a node cannot take the copies, or one of Slurm's commands fails.
         ConfigError: an item cannot be packed.
     """
     env = next((item.path for item in items if item.role == "env"), None)
@@ -171,7 +171,7 @@ def _check_interpreter(items: Sequence[Item], found: Mapping[str, Mapping[str, A
     """An environment of venv's has no Python of its own, and one of conda's has."""
     without = sorted(node for node in found if not found[node]["python"])
     if without and not any(interpreter.startswith(item.path + "/") for item in items):
-        raise StagingError(
+        raise UnavailableError(
             f"{fold(without)}: no {interpreter}",
             expected="the Python that the environment was made with",
             hint="install it there, or make the environment with one that all nodes have",
@@ -190,11 +190,11 @@ def _stage(step: RemoteStep, copy: Item, timeout: float, say: Say) -> None:
             times.append(time.monotonic())
     except OSError as error:
         found = f"no archive can be written in {tempfile.gettempdir()}: {error.strerror}"
-        raise StagingError(found, expected="room for it", hint="set TMPDIR to a folder with room") from None
+        raise UnavailableError(found, expected="room for it", hint="set TMPDIR to a folder with room") from None
     done = step.ask(do="unpack", name=copy.name, sha256=packed.sha256, links=packed.links)
     if without := [node for node in copy.missing_on if done[node]["seconds"] is None]:
         found = f"{fold(without)}: nothing has come to {step.job.folder}"
-        raise StagingError(found, expected="the archive", hint="name a disk of each node's own with --dir")
+        raise UnavailableError(found, expected="the archive", hint="name a disk of each node's own with --dir")
     slowest = max(float(done[node]["seconds"]) for node in copy.missing_on)
     for node in copy.missing_on:
         say(f"{node} staged -> {os.path.join(step.job.folder, copy.name)}")
@@ -210,7 +210,7 @@ def _check_room(step: RemoteStep, copy: Item, packed: ArchiveInfo) -> None:
     free = {node: answer["free"] for node, answer in step.ask(do="has", names=[]).items() if node in copy.missing_on}
     if short := sorted(node for node in free if free[node] < needed):
         verb, least = "has" if len(short) == 1 else "have", min(free[node] for node in short)
-        raise StagingError(
+        raise UnavailableError(
             f"{fold(short)} {verb} {least >> 20} MiB free in {step.job.base}",
             expected=f"{needed >> 20} MiB for {copy.path} and its archive",
             hint="clear it, name another folder with --dir, or leave files out with --exclude",
@@ -224,7 +224,7 @@ def clean(job: Job, timeout: float, say: Say) -> None:
         timeout: seconds that a node may take; say: takes a line for each node where files stay.
 
     Raises:
-        StagingError: ranks still use it, or a node does not answer.
+        UnavailableError: ranks still use it, or a node does not answer.
     """
     with RemoteStep(job, sys.executable, timeout) as step:
         answers = step.ask(do="clean")

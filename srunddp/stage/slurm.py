@@ -20,18 +20,16 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from srunddp import errors
-from srunddp.errors import ConfigError, SrunddpError
-from srunddp.stage import archive, node_agent, removal
+from srunddp.errors import ConfigError, UnavailableError
+from srunddp.stage import archive, node_agent, paths, removal
 from srunddp.util import atomic_file, filesystem, slurm_command
 from srunddp.util.hostlist import fold
-from srunddp.util.memory import memory_file
+from srunddp.util.kernel_file import memory_file
 
-# What the commands take from a batch script's environment to find the job; the rest would be the training's layout.
-_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_JOB_ID", "SLURM_JOBID")
 _SQUEUE = 20.0
 _LAST = 10.0  # seconds for the nodes to remove what they have
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
-_SENT = (errors, filesystem, atomic_file, removal, archive, node_agent)
+_SENT = (errors, filesystem, atomic_file, paths, removal, archive, node_agent)
 READ = f"""
 import json, sys, types
 for name, source in json.loads(sys.stdin.buffer.readline()):
@@ -39,12 +37,6 @@ for name, source in json.loads(sys.stdin.buffer.readline()):
     exec(compile(source, name, "exec"), sys.modules[name].__dict__)
 sys.modules[{node_agent.__name__!r}].main()
 """
-
-
-class StagingError(SrunddpError):
-    """The nodes cannot be brought what they lack (sysexits' EX_UNAVAILABLE)."""
-
-    exit_code = 69
 
 
 @dataclass(frozen=True)
@@ -88,7 +80,7 @@ class Job:
             nodes: their names; empty for all of the job's.
 
         Raises:
-            StagingError: there is no srun.
+            UnavailableError: there is no srun.
         """
         count = len(nodes) or self.nnodes
         layout = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
@@ -102,12 +94,13 @@ class Job:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_", "SBATCH_"))}
-    return kept | {name: os.environ[name] for name in _JOB if name in os.environ}
+    """What the commands need to find the job; the rest of a batch script's would be the training's layout."""
+    found = slurm_command.outside(os.environ, "SLURM_JOB_ID", "SLURM_JOBID")
+    return {name: value for name, value in found.items() if not name.startswith(("SRUN_", "SBATCH_"))}
 
 
-def _no_command(name: str, error: OSError) -> StagingError:
-    return StagingError(f"{name}: {error.strerror}", expected="Slurm's commands", hint="see whether it is in PATH")
+def _no_command(name: str, error: OSError) -> UnavailableError:
+    return UnavailableError(f"{name}: {error.strerror}", expected="Slurm's commands", hint="see whether it is in PATH")
 
 
 def _last_line(output: str) -> str:
@@ -132,7 +125,7 @@ class RemoteStep:
         timeout: seconds that a node may take for an answer.
 
     Raises:
-        StagingError: srun cannot be started.
+        UnavailableError: srun cannot be started.
     """
 
     def __init__(self, job: Job, python: str, timeout: float) -> None:
@@ -157,7 +150,7 @@ class RemoteStep:
     ) -> None:
         """Let the step be, which lives until the job ends or a clean; after an error the nodes remove all they have."""
         if error is not None:
-            with contextlib.suppress(StagingError):
+            with contextlib.suppress(UnavailableError):
                 self._send({"do": "leave"})
         for stream in (self._input, self._output):
             with contextlib.suppress(BrokenPipeError):
@@ -184,7 +177,7 @@ class RemoteStep:
         """What each node answers, by its name.
 
         Raises:
-            StagingError: a node answers with an error, or not in time; srun has ended.
+            UnavailableError: a node answers with an error, or not in time; srun has ended.
         """
         self._send(request)
         answers: dict[str, dict[str, Any]] = {}
@@ -196,7 +189,7 @@ class RemoteStep:
         for name in sorted(answers):
             if "error" in answers[name]:
                 found, expected, hint = answers[name]["error"]
-                raise StagingError(f"{name}: {found}", expected=expected, hint=hint)
+                raise UnavailableError(f"{name}: {found}", expected=expected, hint=hint)
         return answers
 
     def _send(self, request: dict[str, Any]) -> None:
@@ -221,16 +214,16 @@ class RemoteStep:
             if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
                 silent = fold(self._nodes - {*answers}) or "some nodes"
                 hint = "look at these nodes; raise --timeout"
-                raise StagingError(f"no answer from {silent} within {self._timeout:g} s", expected="one", hint=hint)
+                raise UnavailableError(f"no answer from {silent} within {self._timeout:g} s", expected="one", hint=hint)
             read = os.read(self._output.fileno(), 1 << 16)
             if not read:
                 raise self._ended()
             self._unread += read
 
-    def _ended(self) -> StagingError:
+    def _ended(self) -> UnavailableError:
         self._end(_LAST)
         said = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
-        return StagingError(
+        return UnavailableError(
             f"srun has ended with {self._process.returncode}: {_last_line(said)}",
             expected=f"a task on each of {self.job.nnodes} nodes",
             hint="see what it says; each node needs /bin/sh, and Python 3.11",
@@ -254,7 +247,7 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
         timeout: seconds for all of it.
 
     Raises:
-        StagingError: a node could not take it, with sbcast's words.
+        UnavailableError: a node could not take it, with sbcast's words.
     """
     pipe = subprocess.PIPE
     step = job.srun(("/bin/sh", "-c", _WAITING), nodes, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
@@ -271,7 +264,7 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
     finally:
         limit.cancel()
     if problem:
-        raise StagingError(f"sbcast: {problem}", expected="a copy on each node", hint="see to these nodes")
+        raise UnavailableError(f"sbcast: {problem}", expected="a copy on each node", hint="see to these nodes")
 
 
 def _number(output: IO[bytes]) -> str:
@@ -279,7 +272,9 @@ def _number(output: IO[bytes]) -> str:
     for line in output:
         if found := re.fullmatch(rb"sdd-step ([0-9]+)\n", line):
             return found[1].decode()
-    raise StagingError("srun has ended", expected="a step on the nodes to be staged", hint="see whether they are up")
+    raise UnavailableError(
+        "srun has ended", expected="a step on the nodes to be staged", hint="see whether they are up"
+    )
 
 
 def _sbcast(timeout: float, *words: str) -> str:

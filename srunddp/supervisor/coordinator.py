@@ -283,7 +283,8 @@ class Coordinator(FailureMonitor):
 
     def _decide_late(self, now: float) -> None:
         """No failure so far is surely the cause: it may be of a rank that hangs, and has not failed."""
-        if now < (self._decide_at or 0.0) and self._someone_is_left():
+        states = [self._own, *(peer.state for peer in self._peers.values())]
+        if now < (self._decide_at or 0.0) and any(state in (State.WORKING, State.DONE) for state in states):
             return
         if self._left_before or not may_be_of_a_hang(self._failures):
             self._decide()
@@ -293,10 +294,6 @@ class Coordinator(FailureMonitor):
             if found := find_hanging_rank(self._request.stacks, self._failures, self._context.nodes):
                 self._end_run(found)
             self._decide()
-
-    def _someone_is_left(self) -> bool:
-        states = [self._own, *(peer.state for peer in self._peers.values())]
-        return any(state in (State.WORKING, State.DONE) for state in states)
 
     def _appoint_deputies(self) -> None:
         """Tell the lowest ranks that work, and may have to speak for us, when they are others than before."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from srunddp.supervisor.process_tree import wait_for_child
 from srunddp.supervisor.stacks import StackDump
 from srunddp.util.cgroup import oom_kills
 
@@ -233,7 +234,6 @@ class FailureRecorder:
 
 FILE_EXISTS = 3  # the exit code of a writer where a new file was wanted
 _WRITTEN_WITHIN = 2.0
-_POLL = 0.005
 _writers: list[int] = []
 
 
@@ -258,22 +258,10 @@ def start_writer(path: Path, text: str, *, new: bool = False) -> int:
         os._exit(code)
 
 
-def wait_for_writer(pid: int, limit: float = _WRITTEN_WITHIN) -> int | None:
-    """The exit code of one; None where it has not ended in time, -1 where others have collected it."""
-    end = time.monotonic() + limit
-    with contextlib.suppress(ChildProcessError):
-        while not (found := os.waitpid(pid, os.WNOHANG))[0]:
-            if time.monotonic() >= end:
-                return None
-            time.sleep(_POLL)
-        return os.waitstatus_to_exitcode(found[1])
-    return -1
-
-
 def finish_writers() -> set[int]:
     """Wait a moment for all that were started; returns those that have not ended, and need not be waited for."""
     end = time.monotonic() + _WRITTEN_WITHIN
-    return {pid for pid in _writers if wait_for_writer(pid, end - time.monotonic()) is None}
+    return {pid for pid in _writers if wait_for_child(pid, end - time.monotonic()) is None}
 
 
 def rotate_previous(folder: Path) -> None:

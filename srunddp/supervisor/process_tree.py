@@ -8,16 +8,23 @@ import signal
 import threading
 import time
 from collections.abc import Collection
-from pathlib import Path
 
 from srunddp.supervisor import signals
+from srunddp.util.kernel_file import children_of
 
 _WITHIN = 10.0
 
 
-def become_subreaper() -> None:
-    """In the supervisor, before the fork: orphans of the worker become our children, not those of process 1."""
-    signals.prctl(signals.SET_CHILD_SUBREAPER, 1)
+def wait_for_child(pid: int, limit: float) -> int | None:
+    """The exit code of a child; None where it has not ended in time, -1 where others have collected it."""
+    end = time.monotonic() + limit
+    with contextlib.suppress(ChildProcessError):
+        while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() >= end:
+                return None
+            time.sleep(0.002)
+        return os.waitstatus_to_exitcode(found[1])
+    return -1
 
 
 def kill_descendants(given_up: Collection[int] = ()) -> None:
@@ -30,7 +37,7 @@ def kill_descendants(given_up: Collection[int] = ()) -> None:
     """
     end = time.monotonic() + _WITHIN
     while True:
-        children = _children(os.getpid())
+        children = children_of(os.getpid())
         for child in children:
             _kill_with_children(child)
         with contextlib.suppress(ChildProcessError):
@@ -44,18 +51,10 @@ def kill_descendants(given_up: Collection[int] = ()) -> None:
 def _kill_with_children(pid: int) -> None:
     # Its children first become ours when it has ended, and are found in the next round; those that are not killed
     # yet may start more meanwhile, which that round finds as well.
-    for child in _children(pid):
+    for child in children_of(pid):
         _kill_with_children(child)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def kill_forks_on_exit(worker: int) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from srunddp.supervisor.failure import FILE_EXISTS, Failure, FailureKind, start_writer, wait_for_writer
+from srunddp.supervisor.failure import FILE_EXISTS, Failure, FailureKind, start_writer
+from srunddp.supervisor.process_tree import wait_for_child
 from srunddp.util.console import PATIENCE, write_stderr
 from srunddp.util.hostlist import fold_ranks
 
@@ -145,7 +146,7 @@ def write(found: RootCause, others: Mapping[int, str], folder: Path | None) -> i
 def report_as_deputy(found: RootCause, folder: Path | None) -> None:
     """The same for rank 0, who is gone; where the file is there already, another has done so."""
     writer = write(found, {}, folder)
-    if writer is None or wait_for_writer(writer, PATIENCE) != FILE_EXISTS:
+    if writer is None or wait_for_child(writer, PATIENCE) != FILE_EXISTS:
         report(found, {})
 
 

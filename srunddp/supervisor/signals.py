@@ -35,7 +35,7 @@ _DAEMONS = (_SLURMSTEPD, "orted", "prted", "prterun", "mpirun", "mpiexec", "mpie
 _INITIAL_NAMESPACE = "cgroup:[4026531835]"  # the kernel's fixed number of the one that hides no group
 
 _SET_PDEATHSIG = 1
-SET_CHILD_SUBREAPER = 36
+_SET_CHILD_SUBREAPER = 36
 _SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _SIGINFO = struct.Struct("=IiiI112x")  # ssi_signo, ssi_errno, ssi_code, ssi_pid of signalfd_siginfo
 _FROM_KERNEL = 0x80
@@ -184,9 +184,9 @@ def tracking(groups: Path, namespace: Path) -> Tracking:
     return Tracking.UNKNOWN if hidden else Tracking.ALL
 
 
-def prctl(option: int, value: int) -> None:
-    """Linux's call of this name, with one argument."""
-    _libc.prctl(option, value)
+def become_subreaper() -> None:
+    """In the supervisor, before the fork: orphans of the worker become our children, not those of process 1."""
+    _libc.prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
@@ -195,7 +195,7 @@ def die_with_parent(parent: int) -> None:
     Args:
         parent: the process that forked, in case it ended before this call.
     """
-    prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    _libc.prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

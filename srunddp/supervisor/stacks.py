@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from srunddp.util.memory import memory_file
+from srunddp.util.hostlist import group_by_key
+from srunddp.util.kernel_file import memory_file
 
 # Neither Python, torch, NCCL nor MPI uses it.
 ASK = signal.SIGRTMAX - 3
@@ -124,9 +125,7 @@ def is_waiting(stack: tuple[Frame, ...]) -> bool:
 
 def groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
     """The ranks by the place where they are, the largest group first."""
-    found: dict[str, list[int]] = {}
-    for rank, text in sorted(texts.items()):
-        found.setdefault(top_frame(main_stack(text)), []).append(rank)
+    found = group_by_key((top_frame(main_stack(text)), rank) for rank, text in sorted(texts.items()))
     return dict(sorted(found.items(), key=lambda each: -len(each[1])))
 
 

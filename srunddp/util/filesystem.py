@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -142,29 +142,22 @@ def _unescaped(text: str) -> str:
     return text
 
 
-class FolderIdentity(TypedDict):
-    """What two nodes can compare of a folder.
+def mark(path: str) -> dict[str, str]:
+    """What two nodes can compare of a folder; empty where it cannot be read.
 
-    Attributes:
-        identity: equal for nodes that see this one folder, where its file system lets that be told.
-        content: a hash of its entries' names, sizes and times; empty where it cannot be read.
+    Returns:
+        ``identity``: equal for nodes that see this one folder, where its file system lets that be told.
+        ``content``: a hash of its entries' names, sizes and times.
     """
-
-    identity: str
-    content: str
-
-
-def mark(path: str) -> FolderIdentity:
-    """Of a folder here."""
     try:
         entries = sorted(_stamp(entry) for entry in os.scandir(path))
-        found = os.stat(path)
-        return FolderIdentity(
-            identity=identity(mount_of(os.path.realpath(path)), found),
-            content=hashlib.sha256("\0".join(entries).encode(errors="surrogateescape")).hexdigest(),
-        )
+        here = identity(mount_of(os.path.realpath(path)), os.stat(path))
     except OSError:
-        return FolderIdentity(identity="", content="")
+        return {"identity": "", "content": ""}
+    return {
+        "identity": here,
+        "content": hashlib.sha256("\0".join(entries).encode(errors="surrogateescape")).hexdigest(),
+    }
 
 
 def _stamp(entry: os.DirEntry[str]) -> str:
@@ -175,6 +168,6 @@ def _stamp(entry: os.DirEntry[str]) -> str:
     return f"{entry.name} {found.st_size if stat.S_ISREG(found.st_mode) else ''} {int(found.st_mtime)}"
 
 
-def same(here: FolderIdentity, there: FolderIdentity) -> bool:
+def same(here: Mapping[str, str], there: Mapping[str, str]) -> bool:
     """Whether it is one folder, or a copy of it to the last time of its entries."""
     return any(here[key] and here[key] == there[key] for key in ("identity", "content"))

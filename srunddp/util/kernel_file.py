@@ -1,10 +1,11 @@
-"""Files of the kernel that are read again and again: kept open, each reading is one call.
+"""Files of the kernel, read once or again and again: kept open, each reading is one call; and files in memory.
 
 psutil would take 30 to 60 us for each process, and this about 10.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -28,22 +29,17 @@ class KernelFile:
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self) -> bytes:
-        """What is in it now, or a page of it.
+    def read(self, *, whole: bool = False) -> bytes:
+        """What is in it now.
 
-        Raises:
-            OSError: what it speaks of is gone.
-        """
-        return os.pread(self._file, _PAGE, 0)
-
-    def read_all(self) -> bytes:
-        """What is in it now, where there may be more of it than the page that the kernel gives at once.
+        Args:
+            whole: where there may be more of it than the page that the kernel gives at once.
 
         Raises:
             OSError: what it speaks of is gone.
         """
         text = more = os.pread(self._file, _PAGE, 0)
-        while more and len(text) > _PAGE - _RECORD:
+        while whole and more and len(text) > _PAGE - _RECORD:
             more = os.pread(self._file, _PAGE, len(text))
             text += more
         return text
@@ -77,3 +73,31 @@ def number_after(text: bytes, name: bytes) -> int | None:
     start += len(name)
     end = text.find(b"\n", start)
     return int(text[start : end if end >= 0 else None])
+
+
+def stat_fields(pid: int | str) -> list[str]:
+    """A process as /proc/PID/stat has it, after its name, which may hold anything: state, parent, group, session, …
+
+    Raises:
+        OSError: it has ended, or is hidden from us.
+    """
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that any of its threads has forked; none where it has ended, or is hidden from us."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def memory_file() -> int:
+    """The descriptor of a file in memory that has no name and is not inherited."""
+    if hasattr(os, "memfd_create"):  # not where Python was built against an old glibc, as Miniforge's and uv's are
+        return os.memfd_create("srunddp")
+    from tempfile import TemporaryFile
+
+    with TemporaryFile(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as file:
+        return os.dup(file.fileno())

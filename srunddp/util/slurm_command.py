@@ -43,6 +43,12 @@ def run(
     )
 
 
+def outside(environ: Mapping[str, str], *kept: str) -> dict[str, str]:
+    """Without what the job that this process may be in would hand on, but for what finds Slurm and these."""
+    kept = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", *kept)
+    return {name: value for name, value in environ.items() if name in kept or not name.startswith("SLURM_")}
+
+
 def output(
     *command: str, environ: Mapping[str, str] | None = None, timeout: float = WITHIN, any_status: bool = False
 ) -> str:

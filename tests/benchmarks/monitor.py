@@ -32,12 +32,14 @@ WORKER = f"import subprocess, sys\n[subprocess.Popen([sys.executable, '-c', each
 SUPERVISOR = f"""
 import os, subprocess, sys
 from pathlib import Path
-from srunddp.monitor.sampler import SamplerConfig, start
+from srunddp.monitor.monitor import MonitorConfig
+from srunddp.monitor.sampler.loop import SamplerConfig
+from srunddp.monitor.sampler.process import start
 subprocess.Popen([sys.executable, '-c', {WORKER + BUSY!r}])
 for line in sys.stdin:
     if words := line.split():
-        config = SamplerConfig(Path(words[0]), "here", float(words[1]), "eth0", "{RANK}", 0, os.getpid(), os.getppid())
-        sampler = start(config)
+        run = MonitorConfig(Path(words[0]), "here", 0, True, float(words[1]))
+        sampler = start(SamplerConfig(run, "eth0", "{RANK}", os.getpid(), os.getppid()))
         print(sampler.pid, flush=True)
     else:
         print(sampler.finish(5.0), flush=True)

@@ -17,15 +17,9 @@ from srunddp.check.connectivity import ConnectivityMatrix, Endpoint, survey
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import Finding, Severity
 from tests.support.many_nodes import ADDRESSES, NODES, ManyNodes, host, quick
-from tests.support.namespaces import address, asked, coordinator_of, rule, two_nodes
+from tests.support.namespaces import address, asked, coordinator_of, rule
 
 WEST, EAST = (address(node, "data0") for node in ("west", "east"))
-
-
-@pytest.fixture(scope="module")
-def names() -> Iterator[dict[str, str]]:
-    with two_nodes() as names:
-        yield names
 
 
 @pytest.fixture

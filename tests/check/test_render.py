@@ -191,7 +191,8 @@ def test_a_row_of_the_table_stays_one_and_is_printable() -> None:
     assert render.said(one).isprintable()
 
 
-def test_the_lines_for_each_node_are_printable() -> None:
+def test_the_lines_for_each_node_are_printable(tmp_path: Path) -> None:
     place = Place(role=COMMAND, path=COMMAND, kind="file", error="", system="ext4", identity="", content="")
     found = Report({0: Hello("", 0, 1, 0, "node01", "", 1)}, {0: {"paths": {"facts": {"places": [place]}}}})
-    assert render.per_node(found) == [f"node01 {SHOWN}=ok"]
+    text, _ = render.write(found, ["the table"], str(tmp_path), "7", 0)
+    assert Path(text).read_text() == f"the table\n\nnode01 {SHOWN}=ok\n"

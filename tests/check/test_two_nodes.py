@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from srunddp.bootstrap.network.ifaces_conf import parse
 from tests.conftest import PROGRAMS
-from tests.support.namespaces import NODES, address, rule, two_nodes
+from tests.support.namespaces import NODES, address, rule
 from tests.support.starting import LONG, SRUNDDP, bare, write
 
 WEST, EAST = (address(node, "data0") for node in NODES)
 AS_NODE = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
 QUICK = str(PROGRAMS / "other_torch")
-
-
-@pytest.fixture(scope="module")
-def names() -> Iterator[dict[str, str]]:
-    with two_nodes() as names:
-        yield names
 
 
 def together(names: dict[str, str], *words: str, folder: Path) -> list[tuple[int, str, str]]:

@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srunddp.config.parse import read_config, save_config, to_dict
+from srunddp.config.parse import read_config, save_config
 from srunddp.config.schema import NULLS, fields_of, text_of, value_of
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config
@@ -146,8 +146,9 @@ def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory,
 
 
 def test_all_fields_of_config_are_keys() -> None:
-    leaves = {f"{name}.{key}" for name, group in to_dict(Config()).items() if isinstance(group, dict) for key in group}
-    leaves |= {name for name, value in to_dict(Config()).items() if not isinstance(value, dict)}
+    values = dataclasses.asdict(Config())
+    leaves = {f"{name}.{key}" for name, group in values.items() if isinstance(group, dict) for key in group}
+    leaves |= {name for name, value in values.items() if not isinstance(value, dict)}
     assert set(fields_of(Config)) == leaves
 
 
@@ -385,7 +386,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
 def test_settings_are_read_where_torch_cannot_be_imported() -> None:
     done = run_without_torch(
         "from srunddp.train.config import Config\n"
-        "from srunddp.config.parse import read_config, to_dict\n"
-        "print(to_dict(read_config(Config, ['--epochs=4']))['epochs'])\n"
+        "from srunddp.config.parse import read_config\n"
+        "print(read_config(Config, ['--epochs=4']).epochs)\n"
     )
     assert done.stdout == "4\n"

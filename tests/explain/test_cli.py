@@ -34,23 +34,7 @@ def test_explain_says_which_variable_decided_each_value(tmp_path: Path) -> None:
     assert table["interface"] == "lo loopback, as all ranks share one node"
     assert table["address"] == "127.0.0.1 of lo"
     assert table["backend"] == "auto the default"
-
-
-def test_explain_names_the_source_of_every_exported_variable(tmp_path: Path) -> None:
-    conf = write(tmp_path / "ifaces.conf", f"- nodes: {NODE}\n  interface: auto\n  env: {{NCCL_IB_TC: 106, X1: on}}\n")
-    options = ("--explain", "--backend", "gloo", "--channel", "slurm", "--ifaces", conf)
-    table = explained(srunddp(*options, folder=tmp_path, **slurm(0, NCCL_IB_TC="41")), 0)
-    assert table["NCCL_IB_TC"] == "41 exported"
-    assert table["X1"] == f"on {conf}:1:3"
-    assert table["GLOO_SOCKET_IFNAME"] == "lo loopback, as all ranks share one node"
-    assert table["backend"] == "gloo --backend"
-    assert table["channel"] == f"slurm --channel, SLURM_STEP_NODELIST={NODE}"
-
-
-def test_explain_says_where_rank_zero_is_looked_for(tmp_path: Path) -> None:
-    who = detect.detect(slurm(1))
-    first = discovery.rendezvous_ports(who, DEFAULT, None)[0]
-    table = explained(srunddp("--explain", folder=tmp_path, **slurm(1)), 1)
+    first = discovery.rendezvous_ports(detect.detect(slurm(1)), DEFAULT, None)[0]
     assert table["rank 0"].startswith(f"127.0.0.1:{first}, ")
 
 
@@ -63,16 +47,12 @@ def test_explain_says_which_line_of_ifaces_conf_decided(tmp_path: Path) -> None:
 
 
 def test_explain_starts_no_script_and_needs_none(tmp_path: Path) -> None:
+    """The option prints what the command does."""
     script = write(tmp_path / "train.py", "import os; print('rank', os.environ['RANK'], 'ran')")
     with_script = srunddp("--explain", "train.py", folder=script.parent)
-    assert explained(with_script, 0) == explained(srunddp("--explain", folder=script.parent), 0)
+    assert explained(with_script, 0) == explained(srunddp("explain", folder=script.parent), 0)
     assert "rank 0 ran" not in with_script.stdout
     assert explained(with_script, 0)["rank"] == "0 no launcher was found"
-
-
-def test_the_command_explain_prints_the_same(tmp_path: Path) -> None:
-    command, option = (srunddp(word, folder=tmp_path, **slurm(1)) for word in ("explain", "--explain"))
-    assert explained(command, 1) == explained(option, 1)
 
 
 def test_explain_says_who_the_rank_is_beside_a_wrong_interface(tmp_path: Path) -> None:
@@ -103,11 +83,6 @@ def test_a_file_without_an_environment_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "env", "nothing here\n")
     text = one_message(srunddp("explain", "--env", file, folder=tmp_path))
     assert text.startswith(f"--env: {file}: no line with a variable; expected what env or env -0 printed -> ")
-
-
-def test_explain_says_what_was_ignored(tmp_path: Path) -> None:
-    done = srunddp("--explain", folder=tmp_path, **slurm(0, MASTER_ADDR="n1", MASTER_PORT="29500"))
-    assert "[rank 0] note: MASTER_ADDR=n1 and MASTER_PORT=29500 ignored: Slurm tells where rank 0 is" in done.stdout
 
 
 def test_a_placement_that_hides_rank_zero_is_explained(tmp_path: Path) -> None:

@@ -23,17 +23,11 @@ from srunddp.util.infiniband import Device
 from tests.cluster.network import tool
 from tests.conftest import ROOT
 from tests.support.many_nodes import PER_NODE, ManyNodes, host, quick
-from tests.support.namespaces import address, asked, coordinator_of, rule, two_nodes
+from tests.support.namespaces import address, asked, coordinator_of, rule
 from tests.support.starting import NODE, python
 
 WEST, EAST = (address(node, "data0") for node in ("west", "east"))
 BOTH = {(("west", "data0"), ("east", "data0")), (("east", "data0"), ("west", "data0"))}
-
-
-@pytest.fixture(scope="module")
-def names() -> Iterator[dict[str, str]]:
-    with two_nodes() as names:
-        yield names
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.mpirun.conftest import MPIS, Mpi, there
-from tests.recorded_signals import RECORDER, Recorded, differences, table, until
+from tests.recorded_signals import LIMIT, RECORDER, Recorded, differences, table
 from tests.slurm.conftest import SRUNDDP
+from tests.support.starting import until
 
 ROWS = {"SIGUSR1": 1, "SIGUSR2": 1, "SIGINT": 2, "SIGTERM": 2}  # with how many signals plain Python gets, at least
 # MPICH's mpiexec dies of SIGUSR2 itself, and forwards SIGINT as it is.
@@ -41,13 +42,17 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     }
     each = [job for kinds in started.values() for job in kinds.values()]
     try:
-        until(lambda: all([job.is_ready(2) for job in each]), lambda: table(started))
+        until(lambda: all([job.is_ready(2) for job in each]), LIMIT, lambda: table(started))
         for name, kinds in started.items():
             for job in kinds.values():
                 assert job.srun
                 job.srun.send_signal(signal.Signals[name])
         least = ROWS | LEAST.get(request.param, {})
-        until(lambda: all(kinds["plain"].has(least[name]) for name, kinds in started.items()), lambda: table(started))
+        until(
+            lambda: all(kinds["plain"].has(least[name]) for name, kinds in started.items()),
+            LIMIT,
+            lambda: table(started),
+        )
         time.sleep(SETTLED)
         for job in each:
             job.read()

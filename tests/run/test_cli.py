@@ -12,12 +12,9 @@ from subprocess import CompletedProcess
 import pytest
 
 import srunddp as package
+from srunddp.util.kernel_file import children_of
 from tests.support.munged import munged
 from tests.support.starting import NODE, SRUNDDP, bare, ended, one_message, slurm, srunddp, started, until, write
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.fixture
@@ -231,9 +228,9 @@ def test_all_ranks_end_with_the_code_of_the_one_that_failed(tmp_path: Path) -> N
 
 def test_ctrl_c_ends_ranks_that_wait_for_each_other(script: Path) -> None:
     with started("--quiet", "train.py", folder=script.parent, **slurm(0)) as process:
-        until(lambda: children(process.pid))
+        until(lambda: children_of(process.pid))
         # The terminal sends it to both; only the worker acts on it.
-        os.kill(children(process.pid)[0], signal.SIGINT)
+        os.kill(children_of(process.pid)[0], signal.SIGINT)
         assert ended(process) == (130, "", f"srunddp: error: rank 0 on {NODE} failed: killed by SIGINT\n")
 
 

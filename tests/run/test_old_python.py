@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.util.memory import memory_file
+from srunddp.util.kernel_file import memory_file
 from tests.support.launcher import launched
 from tests.support.starting import until, write
 from tests.support.worlds import is_gone, named, run

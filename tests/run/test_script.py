@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from srunddp.util.kernel_file import children_of
 from tests.conftest import ROOT, missing
 from tests.support.starting import (
     LONG,
@@ -306,10 +307,10 @@ def test_a_signal_from_outside_a_container_reaches_the_script(tmp_path: Path) ->
     command = ["unshare", "--pid", "--fork", *SRUNDDP, "--quiet", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, env=bare(), stdout=subprocess.PIPE, text=True) as process:
         assert read_line(process) == "ready"
-        (inside,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(inside), signal.SIGUSR1)
+        (inside,) = children_of(process.pid)
+        os.kill(inside, signal.SIGUSR1)
         assert read_line(process) == "SIGUSR1"
-        os.kill(int(inside), signal.SIGTERM)
+        os.kill(inside, signal.SIGTERM)
         assert process.wait(LONG) == 5
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from tests.cluster.slurm import URGENT
 from tests.conftest import ROOT
-from tests.recorded_signals import LIMIT, RECORDER, Recorded, table, until
+from tests.recorded_signals import LIMIT, RECORDER, Recorded, table
 from tests.slurm.conftest import PYTHON, SRUNDDP, TRIES, SlurmJobRunner
+from tests.support.starting import until
 
 COMMANDS = {"plain": PYTHON, "srunddp": f"{SRUNDDP} --quiet --channel slurm"}
 SETTLED = 2.5  # seconds without a new signal
@@ -156,11 +157,11 @@ def _all_have(row: Row, kinds: Mapping[str, Recorded]) -> bool:
 def _record(runner: SlurmJobRunner, rows: Mapping[str, Row]) -> dict[str, dict[str, Recorded]]:
     jobs = {name: {kind: start(runner, name, row, kind) for kind in COMMANDS} for name, row in rows.items()}
     each = [(rows[name], job) for name, kinds in jobs.items() for job in kinds.values()]
-    until(lambda: all([job.is_ready(row.ranks) for row, job in each]), lambda: table(jobs))
+    until(lambda: all([job.is_ready(row.ranks) for row, job in each]), LIMIT, lambda: table(jobs))
     for row, job in each:
         row.act(runner, job)
     plain = [(rows[name].least, kinds["plain"]) for name, kinds in jobs.items()]
-    until(lambda: all([job.has(least) or _is_over(runner, job) for least, job in plain]), lambda: table(jobs))
+    until(lambda: all([job.has(least) or _is_over(runner, job) for least, job in plain]), LIMIT, lambda: table(jobs))
     settled = time.monotonic() + SETTLED
     while time.monotonic() < settled:
         if any([job.read() for _, job in each]):

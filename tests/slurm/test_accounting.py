@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import TypeVar
-
 import pytest
 
 from tests.slurm.conftest import PYTHON, SlurmJobRunner
+from tests.support.starting import until
 
 pytestmark = pytest.mark.slurm
 
-T = TypeVar("T")
 TASKS, SECONDS = 4, 2.0
 # Holds 64 MiB and its CPU for so many seconds of CPU time; then waits to be told to end.
 BUSY = """
@@ -48,17 +44,17 @@ def test_slurm_counts_a_steps_tasks_cpu_time_and_memory(runner: SlurmJobRunner) 
     code = BUSY.format(seconds=SECONDS)
     with runner.cluster.popen("srun", *layout, PYTHON, "-c", code, str(end)) as step:
         try:
-            job = wait_for(
+            job = until(
                 lambda: runner.cluster.run("squeue", "--noheader", "--name=busy step", "--format=%A").stdout.strip()
             )
-            running = wait_for(lambda: at_work(runner, job))
+            running = until(lambda: at_work(runner, job))
         finally:
             end.touch()
         step.communicate(timeout=30)
     assert (step.returncode, running[0]) == (0, str(TASKS))
     assert 40 < megabytes(running[2]) < 100  # by control groups Slurm counts anonymous memory
 
-    ended = wait_for(lambda: over(runner, job))
+    ended = until(lambda: over(runner, job))
     state, tasks, cpu, highest, mean, _, _ = ended[f"{job}.0"]
     assert (state, tasks) == ("COMPLETED", str(TASKS))
     assert seconds(cpu) == pytest.approx(TASKS * SECONDS, rel=0.15)
@@ -80,15 +76,6 @@ def over(runner: SlurmJobRunner, job: str) -> dict[str, list[str]] | None:
     return (
         seen if job in seen and seen[job][0] == "COMPLETED" and seen[job][-2] and all(seen[f"{job}.0"][3:5]) else None
     )
-
-
-def wait_for(look: Callable[[], T | None], limit: float = 30.0) -> T:
-    """What it returns as soon as that is something."""
-    deadline = time.monotonic() + limit
-    while not (seen := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return seen
 
 
 def test_nobody_needs_an_account(runner: SlurmJobRunner) -> None:

@@ -7,11 +7,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
-from typing import TypeVar
 
 import pytest
 
@@ -23,12 +22,12 @@ from srunddp.report.summary import Summary
 from tests.cluster.nodes import NODES
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, Outcome, SlurmJobRunner
+from tests.support.starting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.alone]
 
 MONITORED = str(PROGRAMS / "monitored.py")
 IDLE = {"utilization": 4, "memory_utilization": 1, "used": 6 << 30, "power": 91000, "temperature": 34, "reasons": 1}
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -82,14 +81,6 @@ def supervisors(job: str) -> list[int]:
     return [pid for pid in found if f"SLURM_JOB_ID={job}\0" in Path(f"/proc/{pid}/environ").read_text()]
 
 
-def wait_for(look: Callable[[], T], limit: float = 60.0) -> T:
-    end = time.monotonic() + limit
-    while not (found := look()):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    return found
-
-
 @pytest.mark.parametrize(
     ("case", "layout", "rules"),
     [
@@ -131,7 +122,7 @@ def test_an_idle_gpu_gets_its_note_and_only_that(runner: SlurmJobRunner, folder:
 
 def accounted(runner: SlurmJobRunner, *words: str) -> list[str]:
     """One row of sacct's or sstat's, once it is there."""
-    return wait_for(
+    return until(
         lambda: [
             line.split("|")
             for line in runner.cluster.run(*words, "--noheader", "--parsable2", check=False).stdout.splitlines()
@@ -145,7 +136,7 @@ def test_figures_agree_with_sstat_and_sacct_within_a_tenth(runner: SlurmJobRunne
     variables = {"SRUNDDP_IFACES": str(runner.ifaces), "OMP_NUM_THREADS": "1"}
     with ending(runner.cluster.popen("srun", *words, MONITORED, "starving", "10", env=variables)) as step:
         # Once it trains its memory stays as it is, and a second between two samples changes little.
-        wait_for(lambda: [rank for rank in summed(folder).ranks if rank.steps > 150] if ready(folder) else None)
+        until(lambda: [rank for rank in summed(folder).ranks if rank.steps > 150] if ready(folder) else None)
         job = job_of(folder)
         running = accounted(runner, "sstat", "--allsteps", "-j", f"{job}.0", "--format=AveCPU,MaxRSS,AveRSS")
         live = summed(folder)
@@ -179,8 +170,8 @@ def test_a_killed_job_has_its_report_and_leaves_no_sampler(runner: SlurmJobRunne
     words = ("-N3", "--ntasks-per-node=2", SRUNDDP, "run", "--monitor=0.5", f"--monitor-dir={folder}")
     variables = {"SRUNDDP_IFACES": str(runner.ifaces), "OMP_NUM_THREADS": "1"}
     with ending(runner.cluster.popen("srun", *words, MONITORED, "healthy", "1000", env=variables)) as step:
-        wait_for(lambda: ready(folder) and summed(folder).steps > 150)
-        wait_for(lambda: len(samplers()) == 3)  # those of the test before may be about to end
+        until(lambda: ready(folder) and summed(folder).steps > 150)
+        until(lambda: len(samplers()) == 3)  # those of the test before may be about to end
         job = job_of(folder)
         there = supervisors(job)
         assert len(there) == 6
@@ -188,7 +179,7 @@ def test_a_killed_job_has_its_report_and_leaves_no_sampler(runner: SlurmJobRunne
         for process in there:
             os.kill(process, signal.SIGKILL)
         step.communicate(timeout=60)
-        wait_for(lambda: not samplers(), limit=5)
+        until(lambda: not samplers(), limit=5)
     assert step.returncode != 0
     for node in NODES[:3]:
         last = (start_of(folder) / f"{node.name}.node.csv").read_text().splitlines()[-1]
@@ -197,7 +188,7 @@ def test_a_killed_job_has_its_report_and_leaves_no_sampler(runner: SlurmJobRunne
     assert len(steps) == 6
     assert min(steps) > 100
     # Until then it might still run.
-    last_line = wait_for(lambda: live_report(runner, folder), limit=20).splitlines()[3]
+    last_line = until(lambda: live_report(runner, folder), limit=20).splitlines()[3]
     assert "killed" in last_line, last_line
 
 

@@ -9,8 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,12 @@ from tests.cluster.nodes import NODES, machine
 from tests.conftest import PROGRAMS, ROOT
 from tests.slurm import jobs
 from tests.slurm.conftest import PYTHON, SRUNDDP, Outcome, SlurmJobRunner, outcome
+from tests.support.starting import until
 from tests.support.wheels import uv_settings
 
 pytestmark = pytest.mark.slurm
 
 BLIND = ("node02", "node05")
-LIMIT = 60.0
 # Each rank says which copy of everything it works with, and whether its own data is there.
 WHERE = """
 import json, os, pathlib, sys, settings
@@ -145,13 +144,6 @@ def left(runner: SlurmJobRunner) -> dict[str, list[str]]:
     shown = {node.name: runner.cluster.on(node.name, "ls", "-A", "/tmp").stdout.split() for node in NODES}
     names = {node: [name for name in found if name.startswith("sdd-")] for node, found in shown.items()}
     return {node: found for node, found in names.items() if found}
-
-
-def until(condition: Callable[[], object], limit: float = LIMIT) -> None:
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_nodes_work_in_copies_or_in_what_they_see(site: Site) -> None:

@@ -20,14 +20,17 @@ RANK = "SLURM_PROCID"
 SUPERVISOR = """
 import os, sys
 from pathlib import Path
-from srunddp.monitor.sampler import SamplerConfig, start
-from srunddp.supervisor import process_tree, signals
-process_tree.become_subreaper()
+from srunddp.monitor.monitor import MonitorConfig
+from srunddp.monitor.sampler.loop import SamplerConfig
+from srunddp.monitor.sampler.process import start
+from srunddp.supervisor import signals
+signals.become_subreaper()
 signals.block()
 held = os.pipe()
 os.dup2(held[1], 77)
 folder, seconds, variable, launcher = sys.argv[1:]
-sampler = start(SamplerConfig(Path(folder), "n1", float(seconds), "eth0", variable, 0, os.getpid(), int(launcher)))
+run = MonitorConfig(Path(folder), "n1", 0, True, float(seconds))
+sampler = start(SamplerConfig(run, "eth0", variable, os.getpid(), int(launcher)))
 print(sampler.pid, flush=True)
 for line in sys.stdin:
     print(repr(eval(line)), flush=True)

@@ -1,4 +1,4 @@
-"""A disk that is soon full."""
+"""A file system that is soon full."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from tests.conftest import missing
 
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of this size, as ``64k``, in a new folder."""
+    """Mounted on a new folder, of a size such as ``3m``."""
     if os.geteuid() != 0 or not shutil.which("mount"):
-        pytest.skip("needs root, to mount a small disk")
+        missing("root, to mount a small disk")
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", folder], check=True)
     try:
         yield folder
     finally:

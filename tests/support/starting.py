@@ -10,19 +10,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from tests.conftest import ROOT
 
 SRUNDDP = (sys.executable, str(ROOT / "bin" / "srunddp"))
 NODE = socket.gethostname()
 LONG = 180.0  # a limit that only what is broken reaches
+T = TypeVar("T")
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
+def until(condition: Callable[[], T], limit: float = LONG, why: Callable[[], object] = lambda: "never") -> T:
+    """What it returns as soon as that is something."""
+    end = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < end, why()
         time.sleep(0.01)
+    return found
 
 
 def bare(variables: Mapping[str, str] | None = None) -> dict[str, str]:

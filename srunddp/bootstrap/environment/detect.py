@@ -80,6 +80,11 @@ class Environment:
         return self.launcher not in (NO_LAUNCHER, USER.name)
 
     @property
+    def rank_variable(self) -> str:
+        """The variable that tells the rank; a sentence where none does."""
+        return self.sources["rank"].partition("=")[0]
+
+    @property
     def is_single(self) -> bool:
         """Whether nothing says that this process is a rank."""
         return self.launcher == NO_LAUNCHER
@@ -101,29 +106,21 @@ def detect(variables: Mapping[str, str], *, channel: str | None = None, pid: int
     Args:
         variables: the process's environment.
         channel: one of ``CHANNELS``, to use that way alone.
-        pid: this process's id, to tell what srun started itself.
+        pid: of the process, to tell what srun started itself; 0 for one of another machine.
 
     Raises:
         ConfigError: launchers that disagree, incomplete or contradicting variables, a channel that is not there.
     """
     if discovery_named(channel).overrides_launcher:
         return _explicit(variables)
-    found = identify(variables, pid=pid)
+    found = _identify(variables, os.getpid() if pid is None else pid)
     # A rank's own exports are no contradiction, in what it starts.
     ours = found.master or RANK_PROCESS in variables
     return _forced(found if ours else _cross_check(found, variables), channel)
 
 
-def identify(variables: Mapping[str, str], *, pid: int | None = None) -> Environment:
-    """Who the innermost launcher says that this process is, unchecked, with all ways that can be used.
-
-    Args:
-        variables, pid: as in :func:`detect`.
-
-    Raises:
-        ConfigError: launchers that disagree, incomplete or contradicting variables.
-    """
-    pid = os.getpid() if pid is None else pid
+def _identify(variables: Mapping[str, str], pid: int) -> Environment:
+    """Who the innermost launcher says that this process is, unchecked, with all ways that can be used."""
     if pid and is_below_rank(variables, pid):  # 0 where it is another process's environment
         return _single(variables, "a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None

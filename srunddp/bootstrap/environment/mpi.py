@@ -56,11 +56,8 @@ _WORLDS = {
 
 def find_launchers(variables: Mapping[str, str]) -> list[LauncherVariables]:
     """The MPI launchers whose variables are here, the innermost first."""
-    return [
-        launcher
-        for launcher in LAUNCHERS
-        if launcher.rank in variables and launcher.local_rank in variables and launcher.world_size in variables
-    ]
+    needed = {each: {each.rank, each.local_rank, each.world_size} for each in LAUNCHERS}
+    return [each for each in LAUNCHERS if needed[each] <= variables.keys()]
 
 
 def is_installed() -> bool:

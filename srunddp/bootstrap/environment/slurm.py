@@ -11,10 +11,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.hostlist import LONGEST_LIST, expand, shortened
+from srunddp.util.kernel_file import stat_fields
 
 STEP_ID = "SLURM_STEP_ID"
 RANK = "SLURM_PROCID"
@@ -161,8 +161,7 @@ def is_interactive_shell(task: str) -> bool:
 
 
 def _has_terminal(pid: str) -> bool:
-    # After the name, which may hold anything: state, parent, group, session, terminal.
-    return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[4] != "0"
+    return stat_fields(pid)[4] != "0"
 
 
 def _check(step: SlurmStep) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,12 +76,6 @@ def _routed_from(host: str) -> str:
         return str(connection.getsockname()[0])
 
 
-def run_probes(probes: Sequence[Probe]) -> list[str]:
-    """Try them, many at a time; for each why it fails, or an empty text."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(connect, probes))
-
-
 @dataclass
 class Prober:
     """A rank that listens on addresses of its node, and connects to those of other nodes, as rank 0 asks it to.
@@ -100,7 +94,8 @@ class Prober:
             case "listen":
                 return {address: self.listen(address) for address in question["addresses"]}
             case "connect":
-                return run_probes([Probe(**each) for each in question["probes"]])
+                with ThreadPoolExecutor(AT_ONCE) as pool:
+                    return list(pool.map(connect, (Probe(**each) for each in question["probes"])))
             case "half open":
                 return half_open(self.listeners.values())
         return None

@@ -58,11 +58,14 @@ class CancelToken:
     """Ends this rank's meeting from another thread, such as the one that sees its worker die.
 
     On rank 0 all present ranks are told; another rank tells rank 0. Then the meeting raises PeerError.
+
+    Attributes:
+        failure: what :meth:`fail` was told.
     """
 
     def __init__(self) -> None:
         self._read_end, self._write_end = socket.socketpair()
-        self._failure: AbortReason | None = None
+        self.failure: AbortReason | None = None
 
     def fail(self, text: str, code: int) -> None:
         """End the meeting, now or as soon as it begins; only the first call counts.
@@ -70,15 +73,10 @@ class CancelToken:
         Args:
             text: why this rank failed; code: its exit code.
         """
-        if not self._failure:
-            self._failure = AbortReason(text, code)
+        if not self.failure:
+            self.failure = AbortReason(text, code)
             with contextlib.suppress(OSError):  # the meeting is over
                 self._write_end.send(b"!")
-
-    @property
-    def failure(self) -> AbortReason | None:
-        """What :meth:`fail` was told."""
-        return self._failure
 
     def fileno(self) -> int:
         """A descriptor that becomes readable, and stays so, when it has failed."""
@@ -98,7 +96,7 @@ class CancelToken:
             if connection:
                 selector.register(connection, selectors.EVENT_READ)
             ready = selector.select(max(0.0, deadline - time.monotonic()))
-        return any(key.fileobj is connection for key, _ in ready) and not self._failure
+        return any(key.fileobj is connection for key, _ in ready) and not self.failure
 
     def close(self) -> None:
         """Give the descriptors back."""

@@ -18,7 +18,8 @@ from srunddp.bootstrap.network.interface import (
     is_loopback,
     list_interfaces,
 )
-from srunddp.bootstrap.rendezvous.protocol import Address, Hello
+from srunddp.bootstrap.rendezvous.auth import Authenticator, choose_authenticator
+from srunddp.bootstrap.rendezvous.protocol import Address, Hello, decode_advertisement
 from srunddp.errors import ConfigError, Scope
 from srunddp.util.console import SAY_EVERY, periodically
 
@@ -58,6 +59,21 @@ def hello(environment: Environment, token: str, address: str = "") -> Hello:
     )
 
 
+def introduce(
+    environment: Environment, published: str, address: str = ""
+) -> tuple[Hello, Authenticator, list[Address]]:
+    """What this rank says of itself and proves it with, and where rank 0 has published that it is.
+
+    Args:
+        published: by rank 0; empty where nothing is.
+        address: as for :func:`hello`.
+    """
+    if not published:
+        return hello(environment, token(environment), address), choose_authenticator(), []
+    found = decode_advertisement(published)
+    return hello(environment, found.token, address), choose_authenticator(found.secret), list(found.addresses)
+
+
 def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range | None) -> list[int]:
     """The ports that rank 0 tries for the rendezvous, and the others look at, in order.
 
@@ -68,11 +84,6 @@ def rendezvous_ports(environment: Environment, entry: IfacesEntry, forced: range
     """
     allowed = forced or entry.ports
     return working_out(environment).ports(environment, allowed) or list(allowed or [0])
-
-
-def store_ports(entry: IfacesEntry, forced: range | None) -> list[int]:
-    """The ports that rank 0 tries for the store: any, unless a firewall leaves only some."""
-    return list(forced or entry.ports or [0])
 
 
 def discover(

@@ -8,7 +8,6 @@ A rank is either the server or a client, and a single process neither: their mod
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -20,13 +19,11 @@ from srunddp.bootstrap.network import ifaces_conf, interface
 from srunddp.bootstrap.rendezvous import auth, discovery, protocol
 from srunddp.bootstrap.rendezvous.abort import TELL_FOR, AbortReason, CancelToken
 from srunddp.bootstrap.rendezvous.protocol import (
-    Advertisement,
     BoundSockets,
     RendezvousInfo,
     RendezvousResult,
     bind_sockets,
-    decode_advertisement,
-    listen,
+    listen_where_possible,
 )
 from srunddp.errors import SrunddpError
 
@@ -85,7 +82,8 @@ def bind(prepared: RankSetup) -> RankSetup:
     if environment.world_size > 1 and not environment.discovery.publishes and not environment.one_node:
         discovery.check_reachable(environment, prepared.interface, entry, interface.list_interfaces())
     rendezvous_ports = [0] if alone else discovery.rendezvous_ports(environment, entry, forced)
-    held = bind_sockets(prepared.interface.address, rendezvous_ports, discovery.store_ports(entry, forced))
+    # Any for the store, too, unless a firewall leaves only some.
+    held = bind_sockets(prepared.interface.address, rendezvous_ports, forced or entry.ports or [0])
     return replace(
         prepared,
         held=held,
@@ -118,17 +116,14 @@ def rendezvous(
     if environment.world_size == 1:
         assert prepared.held
         prepared.held.rendezvous.close()
-        store, node = prepared.held.store_address, environment.node
-        single = RendezvousInfo.of_single_process(store, discovery.token(environment), node)
+        store, run, node = prepared.held.store_address, discovery.token(environment), environment.node
+        single = RendezvousInfo(master_addr=store.host, master_port=store.port, run=run, master_node=node)
         return RendezvousResult(meeting=single, connections={}, nodes={0: node})
     deadline = time.monotonic() + prepared.options.timeout
-    channel, received = discovery.discover(environment, prepared.published, prepared.options.timeout, over_mpi, say)
-    advertisement = decode_advertisement(received) if received else None
-    token = advertisement.token if advertisement else discovery.token(environment)
-    hello = discovery.hello(environment, token, prepared.interface.address)
-    own = auth.choose_authenticator(advertisement.secret if advertisement else "")
+    channel, published = discovery.discover(environment, prepared.published, prepared.options.timeout, over_mpi, say)
+    hello, own, addresses = discovery.introduce(environment, published, prepared.interface.address)
     if prepared.held:
-        if not advertisement:
+        if not published:
             discovery.working_out(environment).rank_zero(environment)
         from srunddp.bootstrap.rendezvous.server import RendezvousServer
 
@@ -141,26 +136,15 @@ def rendezvous(
             say=say,
             interrupt=interrupt,
         ).accept_all(deadline)
-    candidates = _candidates(environment, prepared.interface, prepared.entries, prepared.options, advertisement)
     from srunddp.bootstrap.rendezvous import client
 
-    connection, meeting = client.join(candidates, hello, deadline, own, interrupt)
+    if not published:
+        forced = prepared.options.ports
+        addresses = discovery.candidate_addresses(environment, prepared.interface, prepared.entries, forced)
+    connection, meeting = client.join(addresses, hello, deadline, own, interrupt)
     return RendezvousResult(
         meeting=meeting, connections={0: connection}, nodes={0: meeting.master_node, environment.rank: environment.node}
     )
-
-
-def _candidates(
-    environment: Environment,
-    chosen: interface.SelectedInterface | None,
-    entries: tuple[ifaces_conf.IfacesEntry, ...],
-    options: RendezvousOptions,
-    advertisement: Advertisement | None,
-) -> list[protocol.Address]:
-    """Where rank 0 may be: what it published, or else the addresses that this rank works out."""
-    if advertisement:
-        return list(advertisement.addresses)
-    return discovery.candidate_addresses(environment, chosen, entries, options.ports)
 
 
 def report_early_failure(
@@ -229,24 +213,22 @@ class _EarlyFailure:
     def tell_rank_zero(self) -> bool:
         """On another rank; returns whether rank 0 knows."""
         environment, deadline = self.environment, time.monotonic() + self.within
-        way, advertisement = environment.discovery, None
+        way, published = environment.discovery, ""
         if way.publishes:
-            advertisement = decode_advertisement(way.exchange(None, environment, self.within))
-        candidates = _candidates(environment, self.interface, self._entries(), self.options, advertisement)
-        hello = discovery.hello(environment, advertisement.token if advertisement else discovery.token(environment))
-        own = auth.choose_authenticator(advertisement.secret if advertisement else "")
+            published = way.exchange(None, environment, self.within)
+        hello, own, addresses = discovery.introduce(environment, published)
+        if not published:
+            forced = self.options.ports
+            addresses = discovery.candidate_addresses(environment, self.interface, self._entries(), forced)
         from srunddp.bootstrap.rendezvous import client
 
-        return client.report_failure(candidates, hello, own, self.failure, deadline)
+        return client.report_failure(addresses, hello, own, self.failure, deadline)
 
     def _listen(self) -> list[socket.socket]:
-        entries, listening = self._entries(), []
+        entries = self._entries()
         entry = ifaces_conf.entry_or_default(entries, self.environment.node)
         ports = discovery.rendezvous_ports(self.environment, entry, self.options.ports)
-        for host in discovery.resolve_node(self.environment, self.interface, entries):
-            with contextlib.suppress(SrunddpError):
-                listening.append(listen(host, ports))
-        return listening
+        return listen_where_possible(discovery.resolve_node(self.environment, self.interface, entries), ports)
 
     def _entries(self) -> tuple[ifaces_conf.IfacesEntry, ...]:
         """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""

@@ -6,6 +6,7 @@ moment their address is known to anyone, so no port is looked for, closed and ta
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -72,7 +73,7 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousInfo:
-    """What every rank knows once all have met.
+    """What every rank knows once all have met; the defaults are those of a process that meets no others.
 
     Attributes:
         master_addr, master_port: of the store.
@@ -84,27 +85,13 @@ class RendezvousInfo:
 
     master_addr: str
     master_port: int
-    nnodes: int
-    node_rank: int
-    local_world_size: int
+    nnodes: int = 1
+    node_rank: int = 0
+    local_world_size: int = 1
     run: str
-    channel: str
+    channel: str = "none"
     master_node: str
     sharers: int = 1
-
-    @classmethod
-    def of_single_process(cls, store: Address, run: str, node: str) -> RendezvousInfo:
-        """Of a process that meets no others."""
-        return cls(
-            master_addr=store.host,
-            master_port=store.port,
-            nnodes=1,
-            node_rank=0,
-            local_world_size=1,
-            run=run,
-            channel="none",
-            master_node=node,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +154,15 @@ def listen(host: str, ports: list[int]) -> socket.socket:
         expected="a free port",
         hint="name other ports with --port or `ports:` in ifaces.conf; with --channel env, another MASTER_PORT",
     )
+
+
+def listen_where_possible(hosts: Iterable[str], ports: list[int]) -> list[socket.socket]:
+    """Listen on each of these addresses where one of the ports is free."""
+    listening = []
+    for host in hosts:
+        with contextlib.suppress(RendezvousError):
+            listening.append(listen(host, ports))
+    return listening
 
 
 def raise_open_files_limit(needed: float = math.inf) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from srunddp.bootstrap.rendezvous import abort
 from srunddp.bootstrap.rendezvous.abort import TELL_FOR, CancelToken
 from srunddp.bootstrap.rendezvous.auth import Authenticator, NullAuthenticator
 from srunddp.bootstrap.rendezvous.listener import PATIENCE, UNPROVEN, AuthenticatedListener
-from srunddp.bootstrap.rendezvous.protocol import BoundSockets, Hello, RendezvousInfo, RendezvousResult
+from srunddp.bootstrap.rendezvous.protocol import Address, BoundSockets, Hello, RendezvousInfo, RendezvousResult
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.console import SAY_EVERY
 from srunddp.util.hostlist import fold_ranks
@@ -171,32 +171,40 @@ class RendezvousServer:
 
     def _tell(self) -> RendezvousInfo:
         hellos = [self._here[rank] for rank in range(self.own.world_size)]
-        nodes = _nodes(hellos)
-        sizes = Counter(nodes)
-        masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))
-        node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
-        store = self.held.store_address
-        meetings = [
-            RendezvousInfo(
-                master_addr=store.host,
-                master_port=store.port,
-                nnodes=len(sizes),
-                node_rank=node_ranks[node],
-                local_world_size=hello.local_world_size or sizes[node],
-                run=self.own.token,
-                channel=self.channel,
-                master_node=self.own.node,
-                sharers=masks[node, hello.cpus],
-            )
-            for node, hello in zip(nodes, hellos, strict=True)
-        ]
+        meetings = infos_of(hellos, self.held.store_address, self.channel)
         for rank, connection in self.connections.items():
             connection.setblocking(True)
             send(connection, {"meeting": asdict(meetings[rank])})
         return meetings[self.own.rank]
 
 
-def _nodes(hellos: list[Hello]) -> list[tuple[str, int]]:
+def infos_of(hellos: Sequence[Hello], store: Address, channel: str) -> list[RendezvousInfo]:
+    """What each of these ranks is told, that of rank 0 first.
+
+    Args:
+        store: where rank 0 has it; channel: over which the ranks met.
+    """
+    nodes = _nodes(hellos)
+    sizes = Counter(nodes)
+    masks = Counter((node, hello.cpus) for node, hello in zip(nodes, hellos, strict=True))
+    node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
+    return [
+        RendezvousInfo(
+            master_addr=store.host,
+            master_port=store.port,
+            nnodes=len(sizes),
+            node_rank=node_ranks[node],
+            local_world_size=hello.local_world_size or sizes[node],
+            run=hello.token,
+            channel=channel,
+            master_node=hellos[0].node,
+            sharers=masks[node, hello.cpus],
+        )
+        for node, hello in zip(nodes, hellos, strict=True)
+    ]
+
+
+def _nodes(hellos: Sequence[Hello]) -> list[tuple[str, int]]:
     """The node of each rank: containers on several hosts may have one name, but a node has each local rank once."""
     before: Counter[tuple[str, int]] = Counter()
     nodes = []

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
-from srunddp.util.cuda_visible_devices import (
-    VisibleDevice,
-    instances,
-    query_or,
-    unsupported_errors,
-    visible,
-)
+from srunddp.util.cuda_visible_devices import VisibleDevice, instances, query_or, unsupported_errors, visible
 
 FIELDS = (
-    "utilization_percent",
-    "memory_bytes",
-    "memory_limit_bytes",
-    "memory_bandwidth_percent",
-    "power_w",
-    "energy_j",
-    "temperature_c",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "throttled",
-    "pcie_received_bytes_per_s",
-    "pcie_sent_bytes_per_s",
-    "nvlink_received_bytes",
-    "nvlink_sent_bytes",
-    "sm_percent",
-    "occupancy_percent",
-    "tensor_percent",
-    "dram_percent",
-)
+    "utilization_percent", "memory_bytes", "memory_limit_bytes", "memory_bandwidth_percent", "power_w", "energy_j",
+    "temperature_c", "sm_clock_mhz", "memory_clock_mhz", "throttled", "pcie_received_bytes_per_s",
+    "pcie_sent_bytes_per_s", "nvlink_received_bytes", "nvlink_sent_bytes", "sm_percent", "occupancy_percent",
+    "tensor_percent", "dram_percent",
+)  # fmt: skip
 _AT = {field: number for number, field in enumerate(FIELDS)}
 _REASONS = {  # nvmlClocksEventReason...; 1 is for an idle GPU
     0x2: "application_clocks",
@@ -83,7 +62,7 @@ class Gpu:
             "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
         }
         own: list[Callable[[], dict[str, str]]] = [self._utilization, self._memory, self._throttled, self._nvlink]
-        own += [partial(_figure, field, ask) for field, ask in figures.items()]
+        own += [lambda field=field, ask=ask: {field: str(ask())} for field, ask in figures.items()]  # type: ignore[misc]
         if gpm:
             return [*own, gpm.ask]
         # What a GPU's bus carries is not an instance's own.
@@ -146,10 +125,6 @@ class Gpu:
             return newer()
         except (self._nvml.NVMLError_FunctionNotFound, AttributeError):  # of an older driver, of an older package
             return older()
-
-
-def _figure(field: str, ask: Callable[[], object]) -> dict[str, str]:
-    return {field: str(ask())}
 
 
 _MIB = 1 << 20

@@ -13,8 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from srunddp.monitor.sampler import gpu, node, tasks
+
+if TYPE_CHECKING:
+    from srunddp.monitor.monitor import MonitorConfig
 
 _THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
 _THOROUGH_EVERY = 60.0  # seconds
@@ -25,28 +29,22 @@ class SamplerConfig:
     """What is to be watched on this node.
 
     Attributes:
-        folder: of this start; it exists.
-        node: its name, as files may be called.
-        seconds: from one sample to the next.
+        run: of the supervisor's own task; its folder exists.
         interface: the chosen network interface.
         rank_variable: that tells a task its rank; empty for a single process.
-        rank: of the supervisor's own task.
         supervisor: process id of who forks the sampler.
         launcher: process id of whose children the tasks of this node are; None or 0 where that is not known.
     """
 
-    folder: Path
-    node: str
-    seconds: float
+    run: MonitorConfig
     interface: str
     rank_variable: str
-    rank: int
     supervisor: int
     launcher: int | None
 
 
 def sample_until_closed(site: SamplerConfig, end: socket.socket) -> None:
-    """Write samples at once and every ``site.seconds``, and a last one when the other side of ``end`` is closed.
+    """Write samples at once and every ``site.run.seconds``, and a last one when the other side of ``end`` is closed.
 
     Raises:
         UnwritableError: a file cannot be written.
@@ -60,7 +58,7 @@ def sample_until_closed(site: SamplerConfig, end: socket.socket) -> None:
     while True:
         samples.take()
         now = time.monotonic()
-        due += site.seconds * max(1, math.ceil((now - due) / site.seconds))
+        due += site.run.seconds * max(1, math.ceil((now - due) / site.run.seconds))
         if closed.poll(1000 * (due - now)):
             break
     samples.take(last=True)
@@ -83,9 +81,9 @@ class Samples:
     def __init__(self, site: SamplerConfig) -> None:
         self._site = site
         self._taken, self._thorough_at = 0, 0.0
-        self._tasks = tasks.Tasks(site.rank, site.supervisor, site.launcher, site.rank_variable)
+        self._tasks = tasks.Tasks(site.run.rank, site.supervisor, site.launcher, site.rank_variable)
         self._node = node.Node(self._tasks, site.interface)
-        self._gpus = gpu.Gpus(site.seconds)
+        self._gpus = gpu.Gpus(site.run.seconds)
         links = node.NetworkCounters(site.interface)
         self._tables = [
             (self._open("node", node.COLUMNS), self._node.rows),
@@ -94,7 +92,7 @@ class Samples:
         ]
 
     def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
-        return CsvWriter(self._site.folder / f"{self._site.node}.{name}.csv", columns)
+        return CsvWriter(self._site.run.folder / f"{self._site.run.node}.{name}.csv", columns)
 
     def take(self, *, last: bool = False) -> None:
         """Write a sample of each source."""

@@ -11,17 +11,9 @@ from srunddp.util import cgroup
 from srunddp.util.kernel_file import KernelFile, opened
 
 COLUMNS = (
-    "time",
-    "cpu_s",
-    "cpus",
-    "memory_bytes",
-    "memory_limit_bytes",
-    "read_bytes",
-    "written_bytes",
-    "iowait_s",
-    "interface",
-    "source",
-)
+    "time", "cpu_s", "cpus", "memory_bytes", "memory_limit_bytes", "read_bytes", "written_bytes", "iowait_s",
+    "interface", "source",
+)  # fmt: skip
 LINK_COLUMNS = ("time", "link", "kind", "chosen", "received_bytes", "sent_bytes")
 _NET = Path("/proc/self/net/dev")
 _RDMA = Path("/sys/class/infiniband")
@@ -112,7 +104,11 @@ class NetworkCounters:
 
     def rows(self, time: str) -> str:
         """A line for each."""
-        rows = [self._of_interface(line, time) for line in self._net.read_all().splitlines()[2:]] if self._net else []
+        rows = (
+            [self._of_interface(line, time) for line in self._net.read(whole=True).splitlines()[2:]]
+            if self._net
+            else []
+        )
         return "".join(rows) + "".join(port.row(time) for port in self._ports)
 
     def _of_interface(self, line: bytes, time: str) -> str:

@@ -1,4 +1,8 @@
-"""The sampler of a node as its local rank 0's supervisor has it: forked before the worker, ended before it leaves."""
+"""The sampler of a node as its local rank 0's supervisor has it: forked before the worker, ended before it leaves.
+
+It never imports torch, asks the kernel and NVML alone, and appends to files that are complete to the last sample
+whatever ends it.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from pathlib import Path
 
 from srunddp.monitor.sampler.loop import SamplerConfig, UnwritableError, sample_until_closed
 from srunddp.supervisor import signals
+from srunddp.supervisor.process_tree import wait_for_child
 
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
 _GONE_WITHIN = 0.2  # after SIGKILL; in a kernel call that does not return it cannot be killed
-_POLL = 0.002
 
 
 @dataclass(frozen=True)
@@ -48,19 +52,10 @@ class Sampler:
             with contextlib.suppress(OSError):
                 self._end.shutdown(socket.SHUT_WR)
             message = _last_words(self._end, until)
-        if not self._ends(until):
+        if wait_for_child(self.pid, until - time.monotonic()) is None:
             os.kill(self.pid, signal.SIGKILL)  # it has not been collected, so that the number is still its own
-            self._ends(time.monotonic() + _GONE_WITHIN)
+            wait_for_child(self.pid, _GONE_WITHIN)
         return message
-
-    def _ends(self, until: float) -> bool:
-        """Collect it, unless that has been done where all children are collected."""
-        with contextlib.suppress(ChildProcessError):
-            while not os.waitpid(self.pid, os.WNOHANG)[0]:
-                if time.monotonic() >= until:
-                    return False
-                time.sleep(_POLL)
-        return True
 
 
 def start(site: SamplerConfig) -> Sampler:
@@ -89,7 +84,7 @@ def _live(site: SamplerConfig, end: socket.socket) -> None:
         sample_until_closed(site, end)
     except Exception as error:
         reason = str(error) if isinstance(error, UnwritableError) else repr(error)
-        end.sendall(f"the monitor of {site.node} ended: {reason}".encode())
+        end.sendall(f"the monitor of {site.run.node} ended: {reason}".encode())
 
 
 def _let_go(kept: int) -> None:
@@ -106,12 +101,7 @@ def _let_go(kept: int) -> None:
 
 def _last_words(end: socket.socket, until: float) -> str:
     text = b""
-    while select.select([end], [], [], max(0.0, until - time.monotonic()))[0]:
-        try:
-            more = end.recv(4096)
-        except OSError:
-            break
-        if not more:
-            break
-        text += more
+    with contextlib.suppress(OSError):
+        while select.select([end], [], [], max(0.0, until - time.monotonic()))[0] and (more := end.recv(4096)):
+            text += more
     return text.decode(errors="replace")

@@ -196,7 +196,7 @@ class Process:
             if of_all_threads and self._threads > 1:
                 text = self._of_threads()
             else:
-                text = self._children.read_all() if self._children else b""
+                text = self._children.read(whole=True) if self._children else b""
         except OSError:
             return []
         if text == self._known:
@@ -207,4 +207,4 @@ class Process:
     def _of_threads(self) -> bytes:
         folder = f"/proc/{self.pid}/task"
         files = [opened(f"{folder}/{thread}/children") for thread in os.listdir(folder)]
-        return b" ".join(file.read_all() for file in files if file)
+        return b" ".join(file.read(whole=True) for file in files if file)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from srunddp.monitor.sampler.process_tree import ProcessTree
-from srunddp.util.kernel_file import opened
+from srunddp.util.kernel_file import children_of, opened, stat_fields
 
 COLUMNS = ("time", "rank", "cpu_s", "rss_bytes", "processes", "delay_s")
 _NANO = 1e-9
@@ -42,7 +42,7 @@ class Tasks:
         before = len(self.trees)
         if self._started and (thorough or self._has_started_others()):
             # A task that is not exec'ed yet has not been told its rank: those without one are looked at again.
-            for pid in set(_children(self._launcher)) - self._known:
+            for pid in set(children_of(self._launcher)) - self._known:
                 self._meet(pid)
         for tree in self.trees:
             tree.look(thorough=thorough)
@@ -55,7 +55,7 @@ class Tasks:
 
     def _read_started(self) -> bytes:
         try:
-            return self._started.read_all() if self._started else b""
+            return self._started.read(whole=True) if self._started else b""
         except OSError:
             return b""  # it has ended
 
@@ -100,19 +100,9 @@ def _below(launcher: int, pid: int) -> int:
 
 def _parent(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        return int(stat_fields(pid)[1])
     except OSError:
         return 0
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    except OSError:
-        pass  # it has ended, or is hidden from us
-    return found
 
 
 def _environment(pid: int) -> dict[str, str]:

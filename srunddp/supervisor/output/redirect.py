@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from srunddp.errors import ConfigError, Scope
 
 if TYPE_CHECKING:
-    from srunddp.supervisor.output.relay import DroppedBytes, OutputRelay
+    from srunddp.supervisor.output.relay import OutputRelay
 
 STDOUT, STDERR = 1, 2
 _PIPE_SIZE = 1 << 18  # four times Linux's default: the worker waits for the supervisor less often
@@ -148,18 +148,16 @@ class OutputRedirect:
         elif self._file is not None:
             self._close([self._file])
 
-    def finish(self, limit: float) -> DroppedBytes | None:
+    def finish(self, limit: float) -> None:
         """When the worker has ended, pass on the rest, and close.
 
         A process that the worker left behind may hold its output open: then until nothing comes for a moment.
 
         Args:
             limit: in seconds; this returns within it, even if nobody reads the terminal.
-
-        Returns:
-            How many bytes did not get where they should; None where none came through the supervisor.
         """
-        return self._relay.finish(limit) if self._relay else None
+        if self._relay:
+            self._relay.finish(limit)
 
     @staticmethod
     def _close(descriptors: list[int]) -> None:

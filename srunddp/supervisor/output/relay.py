@@ -6,6 +6,7 @@ be slow, full or gone.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -28,14 +29,6 @@ _LONGEST_LINE = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-@dataclass(frozen=True)
-class DroppedBytes:
-    """Bytes of output that did not reach the file, and that did not reach the terminal."""
-
-    file: int = 0
-    terminal: int = 0
-
-
 @dataclass
 class OutputRelay:
     """A thread that reads the worker's pipes until all who hold them have closed them, or :meth:`finish`.
@@ -50,7 +43,6 @@ class OutputRelay:
     _open: set[int] = field(default_factory=set)
     _bell: int = -1
     _deadline: float = math.inf
-    _lost: int = 0
     _came: float = 0.0
     _ended: float = 0.0
 
@@ -61,16 +53,14 @@ class OutputRelay:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def finish(self, limit: float) -> DroppedBytes:
-        """Pass on what is still in the pipes, within ``limit`` seconds, and say what was lost on the whole."""
+    def finish(self, limit: float) -> None:
+        """Pass on what is still in the pipes, within ``limit`` seconds."""
         self._ended = time.monotonic()
         self._deadline = self._ended + limit
         os.eventfd_write(self._bell, 1)
         self._thread.join(limit)
         if not self._thread.is_alive():
             os.close(self._bell)
-        unread = sum(len(terminal.waiting) for terminal in self.streams.values())
-        return DroppedBytes(self._lost, sum(terminal.lost for terminal in self.streams.values()) + unread)
 
     def _run(self) -> None:
         while self._open and not self._is_over():
@@ -131,18 +121,12 @@ class OutputRelay:
         if not data:
             self._open.discard(source)
             return 0
-        if self.file is not None:
-            self._append(self.file, data)
+        rest = memoryview(b"" if self.file is None else data)
+        with contextlib.suppress(OSError):  # the disk is full: the terminal still has it, and there may be room again
+            while self.file is not None and rest:
+                rest = rest[os.write(self.file, rest) :]
         self.streams[source].put(data)
         return len(data)
-
-    def _append(self, file: int, data: bytes) -> None:
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[os.write(file, rest) :]
-        except OSError:  # the disk is full: the terminal still has it, and there may be room again
-            self._lost += len(rest)
 
 
 @dataclass
@@ -190,19 +174,18 @@ class NonBlockingStream:
 
     Attributes:
         descriptor: to poll for when something is waiting.
-        waiting: what it has not taken yet; lost: how many bytes it never will.
+        waiting: what it has not taken yet.
     """
 
     def __init__(self, inherited: int, prefix: bytes, file: Path | None) -> None:
         self.descriptor, self._never_blocks = _without_blocking(inherited)
         self.waiting = bytearray()
-        self.lost = 0
         self._inherited = inherited
         self._file = file
         self._lines = LinePrefixer(prefix) if prefix else None
         self._gone = self._full = False
         self._filled: float | None = None  # since when there is no room
-        self._left_out = 0  # of the lost, those that no note has told of
+        self._left_out = 0  # bytes that it never will take, and that no note has told of
         self._last = b"\n"
 
     def hold(self, now: float) -> float:
@@ -218,7 +201,7 @@ class NonBlockingStream:
         """Take what the worker wrote, and write what can be written without waiting; what has no room is left out."""
         text = self._lines.feed(data) if self._lines else data
         if self._gone or (self._file and self._filled is not None):
-            self._leave_out(len(data))
+            self._left_out += len(data)
         else:
             self._note()
             self._append(text)
@@ -249,7 +232,7 @@ class NonBlockingStream:
                 # A full disk may have room again; all else, as a reader that has left, is for good.
                 self._full, self._gone = True, error.errno not in _FULL
                 written = len(self.waiting) if self._gone else len(piece)
-                self._leave_out(written)
+                self._left_out += written
             del self.waiting[:written]
             # Rather one long gap than many short ones.
             if len(self.waiting) < _WAITING // 2:
@@ -271,10 +254,6 @@ class NonBlockingStream:
         if len(self.waiting) >= _WAITING and self._filled is None:
             self._filled = time.monotonic()
 
-    def _leave_out(self, size: int) -> None:
-        self.lost += size
-        self._left_out += size
-
     def _note(self) -> None:
         if not self._left_out or self._full:
             return
@@ -292,16 +271,12 @@ def _without_blocking(inherited: int) -> tuple[int, bool]:
     may have room for a single byte, and a pipe that others write to may be full again: polling alone does not do.
     """
     try:
-        if not os.isatty(inherited) and not _is_pipe(inherited):
+        if not os.isatty(inherited) and not stat.S_ISFIFO(os.fstat(inherited).st_mode):
             return inherited, False
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         return os.open(f"/proc/self/fd/{inherited}", flags), True
     except OSError:  # another user's, as of a launcher that runs as root: then polling has to do
         return inherited, False
-
-
-def _is_pipe(descriptor: int) -> bool:
-    return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
 
 
 def _writable(descriptor: int) -> bool:

@@ -17,7 +17,7 @@ from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT, OURS, IfacesConfig, IfacesEntry, entry_for, load, parse
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
-from srunddp.bootstrap.rendezvous.protocol import Address, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import ConfigError
 
 KEYS = ("nodes", "interface", "address", "env", "ports")
@@ -284,7 +284,7 @@ def test_env_may_not_set_what_every_rank_is_given() -> None:
     place = ProcessGroupContext(
         detect({}),
         SelectedInterface("lo", "127.0.0.1", {}, ""),
-        RendezvousInfo.of_single_process(Address("127.0.0.1", 1), "run", "node01"),
+        RendezvousInfo(master_addr="127.0.0.1", master_port=1, run="run", master_node="node01"),
         None,
         1.0,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
 
 from srunddp.bootstrap.network import probe as network_probe
-from srunddp.bootstrap.network.probe import Probe, Prober, connect, run_probes
+from srunddp.bootstrap.network.probe import Probe, Prober, connect
 
 
 @pytest.fixture
@@ -39,7 +40,8 @@ def test_bound_to_an_interface_only_its_own_ways_count(there: socket.socket, mon
 def test_hundreds_are_tried_and_each_has_its_own_answer(there: socket.socket) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        found = run_probes([probe(there if number % 2 else closed, "127.0.0.1") for number in range(300)])
+        probes = [asdict(probe(there if number % 2 else closed, "127.0.0.1")) for number in range(300)]
+        found = Prober().handle({"do": "connect", "probes": probes})
     assert found == ["" if number % 2 else "connection refused" for number in range(300)]
 
 

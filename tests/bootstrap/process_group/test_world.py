@@ -17,7 +17,7 @@ from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.process_group import device
 from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.process_group.world import World, open_world
-from srunddp.bootstrap.rendezvous.protocol import Address, RendezvousInfo
+from srunddp.bootstrap.rendezvous.protocol import RendezvousInfo
 from srunddp.errors import PeerError, Stopped
 from tests.support.starting import until
 from tests.support.worlds import world
@@ -251,7 +251,7 @@ def test_a_device_is_handed_to_nccl_alone_where_asked_for(
     place = ProcessGroupContext(
         detect({}),
         SelectedInterface("lo", "127.0.0.1", {}, ""),
-        RendezvousInfo.of_single_process(Address("", 1), "", "node01"),
+        RendezvousInfo(master_addr="", master_port=1, run="", master_node="node01"),
         None,
         1.0,
     )

@@ -31,6 +31,7 @@ from srunddp.bootstrap.rendezvous.server import RendezvousServer
 from srunddp.errors import PeerError, RendezvousError, Scope
 from srunddp.util import json_lines
 from tests.support.launchers import PID, step
+from tests.support.starting import until
 
 LONG = 30.0  # a limit that only a broken rendezvous reaches
 TOKEN = "1207.0.0"
@@ -40,13 +41,6 @@ UNPROVEN = NullAuthenticator()
 
 def soon(seconds: float = LONG) -> float:
     return time.monotonic() + seconds
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = soon()
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
 
 
 def hello(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from srunddp.monitor.monitor import MonitorConfig
 from srunddp.monitor.sampler.loop import SamplerConfig, Samples
 from tests.support.sampled import NODE, is_there, rows, supervised
 from tests.support.starting import until
@@ -118,7 +119,7 @@ def test_a_source_that_fails_does_not_end_the_others(
         raise AttributeError(broken)
 
     monkeypatch.setattr(f"srunddp.monitor.sampler.{broken}", fail)
-    Samples(SamplerConfig(tmp_path, NODE, 1.0, "eth0", "", 0, os.getpid(), None)).take()
+    Samples(SamplerConfig(MonitorConfig(tmp_path, NODE, 0, True, 1.0), "eth0", "", os.getpid(), None)).take()
     written = {name for name in ("node", "tasks", "links") if rows(tmp_path / f"{NODE}.{name}.csv")}
     assert written == {"node", "tasks", "links"} - missing
 

@@ -15,6 +15,7 @@ import pytest
 
 from srunddp.monitor.sampler.process_tree import MonotonicCounter, Process, ProcessTree
 from srunddp.monitor.sampler.tasks import Tasks
+from srunddp.util.kernel_file import children_of
 from tests.support.sampled import RANK, supervised
 from tests.support.starting import bare, until
 
@@ -56,10 +57,6 @@ def test_cpu_time_is_within_a_twentieth_of_the_kernel_s(tmp_path: Path) -> None:
         tree = ProcessTree(0, child.pid)
         tree.look(thorough=False)
         assert abs(tree.cpu.value / 1e9 - used) < used / 20
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
