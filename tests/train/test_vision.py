@@ -182,7 +182,8 @@ def test_training_images_are_augmented_and_test_images_are_not(
     trained: tuple[Path, list[str]], vision: ModuleType
 ) -> None:
     train, test = read(vision, data_dir=trained[0] / "data")
-    assert not torch.equal(train[0][0], train[0][0])
+    # Two random crops of so few pixels may be the same one.
+    assert any(not torch.equal(train[0][0], train[0][0]) for _ in range(20))
     assert torch.equal(test[0][0], test[0][0])
 
 
