@@ -180,11 +180,15 @@ class Cluster:
         return sockets.parse(self.run(*sockets.LIST_COMMAND, on=name).stdout)
 
     def cancel_all(self, timeout: float = 30.0) -> None:
-        """Cancels every job and waits until the queue is empty, so that the next test finds free nodes."""
+        """Cancels every job and waits until the queue is empty, so that the next test finds free nodes.
+
+        Raises:
+            ClusterError: a job does not end.
+        """
         deadline = time.monotonic() + timeout
         while jobs := self.run("squeue", "--all", "--noheader", "--format=%A %T").stdout.splitlines():
             if time.monotonic() > deadline:
-                raise ClusterError(f"jobs that do not end: {jobs}")
+                raise ClusterError(f"jobs that do not end: {jobs}\n{slurm.log_tails(self.folder, 30)}")
             if live := [job.split()[0] for job in jobs if not job.endswith("COMPLETING")]:
                 # A job may end between the listing and this.
                 self.run("scancel", *live, check=False)

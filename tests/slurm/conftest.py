@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import Cluster, Settings, requirements
+from tests.cluster.cluster import Cluster, ClusterError, Settings, requirements
 from tests.cluster.nodes import NODES
 from tests.conftest import ROOT, missing
 
@@ -55,7 +55,10 @@ class SlurmJobRunner:
     """The cluster, with an ifaces.conf for its data network."""
 
     cluster: Cluster
-    ifaces: Path
+
+    @property
+    def ifaces(self) -> Path:
+        return self.cluster.shared / "ifaces.conf"
 
     def srun(
         self, *words: str, env: dict[str, str] | None = None, timeout: float = 120, ifaces: Path | None = None
@@ -113,11 +116,20 @@ def runner() -> Iterator[SlurmJobRunner]:
     if problem := requirements(accounting=True):
         missing(problem)
     with Cluster(Settings(interactive_step=True, accounting=True)) as cluster:
-        yield SlurmJobRunner(cluster, data_network(cluster))
+        data_network(cluster)
+        yield SlurmJobRunner(cluster)
 
 
 @pytest.fixture(autouse=True)
 def cancelled(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "runner" in request.fixturenames:
-        request.getfixturevalue("runner").cluster.cancel_all()
+        cluster = request.getfixturevalue("runner").cluster
+        try:
+            cluster.cancel_all()
+        except ClusterError:
+            # It fails this test, and not the next.
+            cluster.down()
+            cluster.up()
+            data_network(cluster)
+            raise

@@ -32,7 +32,8 @@ def tables() -> Iterator[dict[str, Future[Jobs]]]:
 
 def recorded(tracking: str) -> Jobs:
     with beside(Settings(tracking=tracking), TRACKINGS[tracking]) as cluster:
-        jobs = record(SlurmJobRunner(cluster, data_network(cluster)))
+        data_network(cluster)
+        jobs = record(SlurmJobRunner(cluster))
     print(f"proctrack/{tracking}\n{table(jobs)}")
     return jobs
 
