@@ -137,15 +137,14 @@ def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link
     for rank, one in facts.items():
         if wrong := one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong"):
             hint = "mend what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
-            where, expected = (nodes[rank],), "one sum on all ranks"
-            yield Finding(level=FAIL, found=wrong, expected=expected, hint=hint, nodes=where, ranks=(rank,))
+            yield Finding(FAIL, wrong, "one sum on all ranks", hint, nodes=(nodes[rank],), ranks=(rank,))
     best = max((rate for _, rate in facts[0].sweep), default=0.0)
     share = THRESHOLDS.get(facts[0].backend, 0.0)
     if 0 < best < share * link:
         found = f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {facts[0].backend}"
         expected = f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}"
-        hint, every = "see the lines on rate, interface and GPUs", tuple(sorted(set(nodes.values())))
-        yield Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=every)
+        hint = "see the lines on rate, interface and GPUs"
+        yield Finding(WARN, found, expected, hint, nodes=tuple(sorted(set(nodes.values()))))
 
 
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:

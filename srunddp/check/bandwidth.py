@@ -23,7 +23,6 @@ _SLACK = 15.0
 _MOST_ROUNDS = 8
 _TRIES = 3
 _AGAIN = 64
-_ROWS = 20
 _SLOW = 0.5
 _PIECE = 1 << 20
 _OFF, _REFUSED = 2.0, 300.0  # seconds; munge's credentials expire then, and with them all that Slurm says between nodes
@@ -108,7 +107,8 @@ def _measure(coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Seque
 
 def evaluate(rates: BandwidthMatrix) -> Iterator[Finding]:
     """A node of which most ways out or in are slow is named alone; else each slow way."""
-    left = rates.slow()
+    left, expected = rates.slow(), f"half of the usual {_shown(rates.usual)} or more"
+    hint = "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
     met: dict[str, tuple[list[Way], list[Way]]] = {}
     for way in rates.ways:
         for side, name in enumerate(way):
@@ -119,14 +119,9 @@ def evaluate(rates: BandwidthMatrix) -> Iterator[Finding]:
             if len(own) > 1 and 2 * len(slow) > len(own):
                 fastest = max(left.pop(way) for way in slow)
                 found = f"it {verb} at most {_shown(fastest)} {other} {len(slow)} of {len(own)} nodes"
-                yield _finding(found, rates, nodes=(name,))
-    yield from shortened([_finding(_shown(rate), rates, between=f"{a} -> {b}") for (a, b), rate in left.items()], _ROWS)
-
-
-def _finding(found: str, rates: BandwidthMatrix, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
-    expected = f"half of the usual {_shown(rates.usual)} or more"
-    hint = "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
-    return Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=nodes, between=between)
+                yield Finding(WARN, found, expected, hint, nodes=(name,))
+    ways = [Finding(WARN, _shown(rate), expected, hint, between=f"{a} -> {b}") for (a, b), rate in left.items()]
+    yield from shortened(ways)
 
 
 def _shown(rate: float) -> str:
@@ -167,7 +162,7 @@ def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
             found = f"the clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the other nodes'"
             level = FAIL if abs(off) >= _REFUSED else WARN
             hint = "start chronyd or ntpd there; until then times in logs are wrong, and from 300 s on munge refuses"
-            yield Finding(level=level, found=found, expected=f"less than {_OFF:.0f} s", hint=hint, nodes=(node,))
+            yield Finding(level, found, f"less than {_OFF:.0f} s", hint, nodes=(node,))
 
 
 def summary_of_clocks(offsets: Mapping[str, float]) -> str:

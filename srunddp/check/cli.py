@@ -57,10 +57,14 @@ def check(**given: Any) -> None:
         sys.exit(FAILED)
     own = Responder(_context(given, environment, staged), given["backend"])
     try:
-        sys.exit(_follow(given, own, ports) if environment.rank else _lead(given, own, ports))
+        code = _follow(given, own, ports) if environment.rank else _lead(given, own, ports)
     except CoordinatorLostError as error:
         write_stderr(f"srunddp: check on {environment.node}: error: {error}\n")
-        sys.exit(FAILED)
+        code = FAILED
+    if code and not environment.rank and any(each.starts_mpi for each in environment.discoveries):
+        sys.stdout.flush()
+        os._exit(code)  # where ranks may be missing, MPI's own end would wait for them
+    sys.exit(code)
 
 
 def _context(given: dict[str, Any], environment: Environment, staged: StagedPaths | None) -> CheckContext:
@@ -77,23 +81,15 @@ def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
     try:
         coordinator = coordinate(own.context, own.handle, given["timeout"], ports)
     except SrunddpError as error:
-        words = {"found": error.found, "expected": error.expected, "hint": error.hint}
-        apart = Finding(level=FAIL, **words, nodes=(environment.node,), ranks=(environment.rank,))
-        return _ended(environment, _tell(preflight.alone(own.context, apart), given, environment))
+        where = {"nodes": (environment.node,), "ranks": (environment.rank,)}
+        alone = preflight.alone(own.context, Finding(FAIL, error.found, error.expected, error.hint, **where))
+        return _tell(alone, given, environment)
     code = FAILED
     try:
         report = preflight.examine(coordinator, own, given["timeout"], with_collective=given["collective"])
         code = _tell(report, given, environment)
     finally:
         coordinator.shutdown(code)
-    return _ended(environment, code)
-
-
-def _ended(environment: Environment, code: int) -> int:
-    """The exit code; where ranks may be missing, MPI's own end would wait for them."""
-    if code and any(each.starts_mpi for each in environment.discoveries):
-        sys.stdout.flush()
-        os._exit(code)
     return code
 
 

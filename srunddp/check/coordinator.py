@@ -6,6 +6,7 @@ each one that the channel tells or that its names lead to. Rank 0 takes whoever 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -56,7 +57,6 @@ class Coordinator:
     refused: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
-    _text: dict[int, bytearray] = field(default_factory=dict)
 
     @property
     def nodes(self) -> dict[int, str]:
@@ -111,32 +111,25 @@ class Coordinator:
     def _collect(self, waiting: set[int], deadline: float) -> dict[int, dict[str, Any]]:
         """What ranks answer. In ``waiting`` are left those that neither answer nor are lost."""
         answers: dict[int, dict[str, Any]] = {}
+        texts = {rank: bytearray() for rank in waiting}
         with selectors.DefaultSelector() as selector:
-            for rank in waiting:
+            for rank in texts:
                 selector.register(self.connections[rank], selectors.EVENT_READ, rank)
             while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
                 for key, _ in ready:
-                    rank, text = key.data, self._read(key.data)
-                    if text and not text.endswith(b"\n"):
+                    rank, text, piece = key.data, texts[key.data], b""
+                    with contextlib.suppress(OSError):
+                        piece = self.connections[rank].recv(_PIECE)
+                    text += piece
+                    if piece and len(text) <= _LONGEST and not text.endswith(b"\n"):
                         continue
                     selector.unregister(key.fileobj)
                     waiting.discard(rank)
                     if message := parse(bytes(text)):
                         answers[rank] = message
                     else:
-                        self._drop(rank, "it sent what is no answer" if text else "its process ended")
-                    text.clear()
+                        self._drop(rank, "it sent what is no answer" if piece else "its process ended")
         return answers
-
-    def _read(self, rank: int) -> bytearray:
-        """What the rank has sent of its answer so far; empty where its process has ended."""
-        text = self._text.setdefault(rank, bytearray())
-        try:
-            piece = self.connections[rank].recv(_PIECE)
-        except OSError:
-            piece = b""
-        text += piece
-        return text if piece and len(text) <= _LONGEST else bytearray()
 
     def _drop(self, rank: int, why: str) -> None:
         self.errors.setdefault(rank, why)
@@ -170,7 +163,10 @@ def gather(
                 if message is None and coordinator.connections.get(hello.rank) is connection:
                     del coordinator.connections[hello.rank], coordinator.here[hello.rank]
                 elif message and "here" in message:
-                    _take(coordinator, hello, connection)
+                    if objection := _objection(hello, own, coordinator.here.get(hello.rank)):
+                        coordinator.objections.append(objection)
+                    else:
+                        coordinator.connections[hello.rank], coordinator.here[hello.rank] = connection, hello
     if len(coordinator.here) < own.world_size:
         coordinator.unanswered = half_open(listening)
     for each in listening:
@@ -181,13 +177,6 @@ def gather(
         connection.setblocking(True)
         send(connection, {"meeting": accepted})
     return coordinator
-
-
-def _take(coordinator: Coordinator, hello: Hello, connection: socket.socket) -> None:
-    if objection := _objection(hello, coordinator.here[0], coordinator.here.get(hello.rank)):
-        coordinator.objections.append(objection)
-    else:
-        coordinator.connections[hello.rank], coordinator.here[hello.rank] = connection, hello
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:

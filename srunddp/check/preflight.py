@@ -23,7 +23,7 @@ from srunddp.check.checks import CHECKS, interface
 from srunddp.check.checks.launch import NAME
 from srunddp.check.connectivity import ConnectivityMatrix
 from srunddp.check.coordinator import Coordinator
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, finding_about, split_message
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, split_message
 from srunddp.check.render import Report
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.timeouts import call_in_daemon_thread
@@ -58,16 +58,11 @@ class Responder:
             case "receive":
                 return bandwidth.receive(self.prober.listeners[question["at"]])
             case "collective":
-                return self._collective(RendezvousInfo(**question["meeting"]), question["within"])
+                here, within, info = self.context, question["within"], RendezvousInfo(**question["meeting"])
+                assert here.interface is not None
+                own = ProcessGroupContext(here.environment, here.interface, info, self.store_fd, within, self.backend)
+                return allreduce.run(own, within)
         return self.prober.handle(question)
-
-    def _collective(self, meeting: RendezvousInfo, within: float) -> dict[str, Any]:
-        context = self.context
-        assert context.interface is not None
-        place = ProcessGroupContext(
-            context.environment, context.interface, meeting, self.store_fd, within, self.backend
-        )
-        return allreduce.run(place, within)
 
 
 def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]:
@@ -76,12 +71,12 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
     Each in a thread of its own: a file system or a driver that hangs must not hide what the others see.
     """
     checks = [check for check in CHECKS if check.name in names]
-    asked = [(check, call_in_daemon_thread(partial(check.collected, context))) for check in checks]
+    asked = [(check, call_in_daemon_thread(partial(check.collect, context))) for check in checks]
     began = time.monotonic()
     found: dict[str, dict[str, Any]] = {}
     for check, answer in asked:
         try:
-            found[check.name] = {"facts": answer.result(max(0.0, began + check.within - time.monotonic()))}
+            found[check.name] = {"facts": asdict(answer.result(max(0.0, began + check.within - time.monotonic())))}
         except TimeoutError:
             why = f"no answer within {check.within:g} s: a file system, a look-up or a driver hangs"
             found[check.name] = {"failed": why}
@@ -146,20 +141,19 @@ def missing(coordinator: Coordinator, context: CheckContext, timeout: float) -> 
         known = addresses_of(name) & set(coordinator.unanswered) if node and coordinator.unanswered else set()
         came = "; its packets come here, our answers do not reach it" if known else ""
         found, hint = f"no word within {timeout:g} s{came}", "see its own lines, and whether srun started srunddp there"
-        where = (node,) if node else ()
-        yield Finding(level=FAIL, found=found, expected="all ranks", hint=hint, nodes=where, ranks=tuple(ranks))
+        yield Finding(FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks))
     for line in coordinator.refused if unseen else ():
-        yield finding_about([], WARN, *split_message(line))
+        yield Finding(WARN, *split_message(line))
     for line in coordinator.objections:
-        yield finding_about([], FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task")
+        yield Finding(FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task")
 
 
 def lost(coordinator: Coordinator) -> Iterator[Finding]:
     """The ranks that came, and then could not answer or were lost."""
     hint = "see what ended it there, or that node's load and file systems"
     for rank, why in sorted(coordinator.errors.items()):
-        found, where = f"during the check: {why}", (coordinator.here[rank].node,)
-        yield Finding(level=FAIL, found=found, expected="answers", hint=hint, nodes=where, ranks=(rank,))
+        where = (coordinator.here[rank].node,)
+        yield Finding(FAIL, f"during the check: {why}", "answers", hint, nodes=where, ranks=(rank,))
 
 
 def _measure(coordinator: Coordinator, own: Responder, report: Report, ways: ConnectivityMatrix) -> None:

@@ -114,11 +114,9 @@ def check(file: str | None, timeout: float) -> None:
     """
     with refusing():
         environment = detect(os.environ)
-        sys.exit(_on_every_node(file, environment, timeout) if environment.world_size > 1 else _here(file))
-
-
-def _here(file: str | None) -> int:
-    return _print_report(Report({}), check_file(file, os.environ))
+        if environment.world_size == 1:
+            sys.exit(_print_report(Report({}), check_file(file, os.environ)))
+        sys.exit(_on_every_node(file, environment, timeout))
 
 
 def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
