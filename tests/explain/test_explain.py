@@ -67,10 +67,7 @@ def conf(tmp_path: Path) -> str:
     return str(write(tmp_path / "ifaces.conf", CONF))
 
 
-# Who a rank is.
-
-
-# Variables, --channel, a row, and of it the value, why, and what was passed over.
+# Who a rank is: variables, --channel, a row, and of it the value, why, and what was passed over.
 WHO = [
     (step(1, **PMI2, RANK="1"), None, "rank", "1", "SLURM_PROCID=1", ("PMI_RANK=1", "RANK=1")),
     (step(1), None, "world_size", "4", "SLURM_STEP_NUM_TASKS=4", ("SLURM_NTASKS=6",)),
@@ -98,8 +95,7 @@ def test_each_value_has_its_source_and_what_was_passed_over(
 
 
 @pytest.mark.parametrize(
-    ("variables", "channel"),
-    [(step(1, RANK="3"), None), ({"RANK": "3"}, None), (step(1, RANK="1"), "env"), (step(1), "pmi")],
+    ("variables", "channel"), [({"RANK": "3"}, None), (step(1, RANK="1"), "env"), (step(1), "pmi")]
 )
 def test_what_a_run_would_refuse_ends_with_78(variables: dict[str, str], channel: str | None) -> None:
     assert elsewhere(variables, channel=channel).exit_code == 78
@@ -147,8 +143,10 @@ def test_an_entry_of_another_node_is_chosen_and_not_checked(conf: str) -> None:
     assert said(found, "ifaces.conf") == (conf, "--ifaces")
     assert said(found, "interface") == ("ib1", f"{conf}:2:3; not checked, as this is not that node")
     assert said(found, "address") == ("?", "not checked, as this is not that node")
-    later = [f"{conf}:{line}:3: matches too, but the first entry counts" for line in (8,)]
-    assert row(found, "interface").passed_over == [f"{conf}:2:3, interface ib0 ib1: by local rank, in turn", *later]
+    assert row(found, "interface").passed_over == [
+        f"{conf}:2:3, interface ib0 ib1: by local rank, in turn",
+        f"{conf}:8:3: matches too, but the first entry counts",
+    ]
     assert found.exit_code == 0
 
 
@@ -271,6 +269,7 @@ def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatc
 )
 def test_what_follows_from_a_wrong_launcher_is_left_out(variables: dict[str, str], error: str) -> None:
     found = elsewhere(variables)
+    assert found.exit_code == 78
     assert found.text.splitlines()[-1].startswith(f"[rank 1] error: {error}")
     assert {"ifaces.conf", "backend", "threads"} <= {row.name for row in found.rows}
     assert "rank" not in {row.name for row in found.rows}
@@ -305,9 +304,18 @@ def test_every_error_of_a_run_is_explained() -> None:
     """Each variable of a step in turn holds what no launcher writes, and is not there."""
     for name in step(1):
         for wrong in ("x[", "-3", "9999999999", ""):
-            variables = step(1) | PMI2 | EXPLICIT
-            variables = {key: value for key, value in variables.items() if key != name} | (
-                {name: wrong} if wrong else {}
-            )
+            variables = step(1) | PMI2 | EXPLICIT | {name: wrong}
+            if not wrong:
+                del variables[name]
             for channel in (None, "slurm", "env", "mpi"):
                 assert elsewhere(variables, channel=channel).rows
+
+
+def test_a_line_of_an_explanation_stays_one_and_is_printable() -> None:
+    """What variables hold is explained, and no terminal obeys it."""
+    command, shown = "a\x1b]0;owned\x07b\rc\nd", r"a\x1b]0;owned\x07b\rc\nd"
+    rows = (Row("master", command, f"MASTER_ADDR={command}", (f"OTHER={command}: {command}",)),)
+    text = Explanation(0, rows, (command,), ()).text
+    lines = text.splitlines()
+    assert (len(lines), text.count(shown)) == (3, 5)
+    assert all(line.isprintable() and line.startswith("[rank 0] ") for line in lines)
