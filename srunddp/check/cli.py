@@ -16,8 +16,6 @@ from srunddp.check import preflight, render
 from srunddp.check.coordinator import CoordinatorLostError
 from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
 from srunddp.check.join import come_within, coordinate, join
-from srunddp.check.preflight import Responder
-from srunddp.check.render import Report
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.stage.enter import enter
 from srunddp.stage.paths import StagedPaths
@@ -55,7 +53,7 @@ def check(**given: Any) -> None:
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(FAILED)
-    own = Responder(_context(given, environment, staged), given["backend"])
+    own = preflight.Responder(_context(given, environment, staged), given["backend"])
     try:
         code = _follow(given, own, ports) if environment.rank else _lead(given, own, ports)
     except CoordinatorLostError as error:
@@ -75,15 +73,14 @@ def _context(given: dict[str, Any], environment: Environment, staged: StagedPath
     return replace(context, script=script, paths=paths, packages=given["packages"], staged=staged)
 
 
-def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
+def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
     """On rank 0: the check, its report, and the exit code, which all others are told."""
     environment = own.context.environment
     try:
         coordinator = coordinate(own.context, own.handle, given["timeout"], ports)
     except SrunddpError as error:
-        where = {"nodes": (environment.node,), "ranks": (environment.rank,)}
-        alone = preflight.alone(own.context, Finding(FAIL, error.found, error.expected, error.hint, **where))
-        return _tell(alone, given, environment)
+        apart = Finding(FAIL, error.found, error.expected, error.hint, nodes=(environment.node,), ranks=(0,))
+        return _tell(preflight.alone(own.context, apart), given, environment)
     code = FAILED
     try:
         report = preflight.examine(coordinator, own, given["timeout"], with_collective=given["collective"])
@@ -93,7 +90,7 @@ def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
     return code
 
 
-def _tell(report: Report, given: dict[str, Any], environment: Environment) -> int:
+def _tell(report: render.Report, given: dict[str, Any], environment: Environment) -> int:
     """Print the report, and write it; its exit code."""
     code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
     text = [render.verdict(report, environment.world_size, job), *render.lines(report)]
@@ -106,7 +103,7 @@ def _tell(report: Report, given: dict[str, Any], environment: Environment) -> in
     return code
 
 
-def _follow(given: dict[str, Any], own: Responder, ports: range | None) -> int:
+def _follow(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
     """On another rank: answer rank 0. Where it is not found, one rank of the node says what it sees."""
     environment = own.context.environment
     code, found = join("check", own.context, own.handle, given["timeout"], ports)

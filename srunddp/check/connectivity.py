@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -68,17 +68,13 @@ def run_listeners(coordinator: Coordinator, addresses: Mapping[int, Sequence[str
 def run_plan(coordinator: Coordinator, plan: Mapping[int, Mapping[K, Probe]]) -> dict[K, str]:
     """Have ranks try connections, each by some key; why it fails, or an empty text, for the ranks that answer."""
     rounds = 1 + max(map(len, plan.values()), default=0) // AT_ONCE
-    asked = {rank: {"do": "connect", "probes": [asdict(each) for each in plan[rank].values()]} for rank in plan}
+    asked = {rank: {"do": "connect", "probes": [vars(each) for each in plan[rank].values()]} for rank in plan}
     answers = coordinator.ask(asked, rounds * WITHIN + _SLACK)
     return {key: why for rank, answer in answers.items() for key, why in zip(plan[rank], answer, strict=False)}
 
 
 def survey(coordinator: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
-    """Try the ways between nodes, and those that fail once more.
-
-    Args:
-        addresses: the interface's name and address of each rank that has one.
-    """
+    """Try the ways between nodes, and those that fail once more; ``addresses``: interface and address of each rank."""
     nodes = coordinator.nodes
     known = endpoints_of(nodes, addresses)
     ends = listening(coordinator, known)
@@ -106,11 +102,7 @@ def listening(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> dict[st
 
 
 def plan(nodes: Mapping[str, str]) -> list[Way]:
-    """All ways between two nodes; of more than 64 endpoints, from each to the next 32 of other nodes in a ring.
-
-    Args:
-        nodes: of each endpoint.
-    """
+    """All ways between two nodes of these endpoints; of more than 64, from each to the next 32 of others in a ring."""
     names = list(nodes)
     most = len(names) if len(names) <= _ALL_PAIRS else _NEIGHBOURS
     pairs = []

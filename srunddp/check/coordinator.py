@@ -76,8 +76,7 @@ class Coordinator:
         """Ask ranks something at once, rank 0 perhaps among them.
 
         Args:
-            questions: for each rank its question.
-            within: seconds for all of them.
+            questions: for each rank its question; within: seconds for all of them.
 
         Returns:
             The answers by rank. One that does not answer in time, or is lost, is left out, and is asked no more.
@@ -89,18 +88,16 @@ class Coordinator:
             send(self.connections[rank], dict(questions[rank]))
         # In a thread, for it may hang here as it may there.
         own = call_in_daemon_thread(partial(_answered, self.handle, questions[0])) if 0 in questions else None
-        answers = self._collect(waiting, deadline)
-        late = f"no answer within {within:g} s"
+        answers, late = self._collect(waiting, deadline), f"no answer within {within:g} s"
         for rank in waiting:
             self._drop(rank, late)
         try:
             answers |= {0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}
         except TimeoutError:
             answers[0] = {_FAILED: late}
-        for rank, message in answers.items():
-            if _FAILED in message:
-                self.errors.setdefault(rank, str(message[_FAILED]))
-        return {rank: answers[rank].get(_ANSWER) for rank in sorted(answers) if _FAILED not in answers[rank]}
+        failed = {rank: str(message[_FAILED]) for rank, message in answers.items() if _FAILED in message}
+        self.errors = failed | self.errors
+        return {rank: answers[rank].get(_ANSWER) for rank in sorted(answers.keys() - failed)}
 
     def broadcast(
         self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None
@@ -148,11 +145,8 @@ def gather(
     """On rank 0: wait for all other ranks, and take those that have come by the deadline.
 
     Args:
-        own: rank 0's hello.
-        listening: its sockets.
-        trust: its kind of proof.
-        handle: what rank 0 does itself for a question.
-        deadline: of :func:`time.monotonic`.
+        own: rank 0's hello; listening: its sockets; trust: its kind of proof.
+        handle: what rank 0 does itself for a question; deadline: of :func:`time.monotonic`.
     """
     coordinator = Coordinator({0: own}, handle)
     with AuthenticatedListener(
@@ -197,6 +191,7 @@ def serve(connection: socket.socket, handle: Handler) -> int:
         CoordinatorLostError: rank 0 is gone.
     """
     connection.settimeout(_LATEST)
+    why = "its process ended"
     try:
         with connection, connection.makefile("rb") as reader:
             for text in reader:
@@ -206,8 +201,6 @@ def serve(connection: socket.socket, handle: Handler) -> int:
                 connection.sendall(json.dumps(_answered(handle, message)).encode() + b"\n")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no word from it"
-    else:
-        why = "its process ended"
     raise CoordinatorLostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message")
 
 

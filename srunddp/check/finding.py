@@ -74,11 +74,7 @@ class CheckContext:
 
 
 def context_of(environment: Environment, named: str | None, variables: Mapping[str, str]) -> CheckContext:
-    """This rank, with the interface that it would use in a run.
-
-    Args:
-        named: the file given with ``--ifaces``.
-    """
+    """This rank, with the interface that it would use in a run; ``named`` is the file given with ``--ifaces``."""
     context = CheckContext(environment=environment, variables=dict(variables))
     try:
         context = replace(context, loaded=load(named, variables))
@@ -127,18 +123,9 @@ class Ranks(list[Observation[F]]):
         return usual, ranks
 
     def differing(
-        self,
-        value: Callable[[Observation[F]], str],
-        level: Severity,
-        title: str,
-        hint: str,
-        *,
-        ranks: bool = True,
+        self, value: Callable[[Observation[F]], str], level: Severity, title: str, hint: str, *, ranks: bool = True
     ) -> Generator[Finding, None, Ranks[F]]:
-        """Find those that have another value than most.
-
-        Args:
-            title: of the value, in what was found.
+        """Find those that have another value than most; ``title`` is that of the value, in what was found.
 
         Returns:
             Those that have the usual value. Further differences of the others follow from this one.

@@ -29,8 +29,7 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
 
     Args:
         context: rank 0; handle: what it does for a question.
-        timeout: seconds.
-        ports: that a firewall leaves open.
+        timeout: seconds; ports: that a firewall leaves open.
 
     Raises:
         SrunddpError: this rank cannot be found by the others.
@@ -42,8 +41,7 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
     raise_open_files_limit()
     listening = _listen(context, ports)
     published = protocol.encode_advertisement(token, [Address(*each.getsockname()[:2]) for each in listening])
-    _, received = discovery.discover(environment, published, timeout, _over_mpi(context, timeout), lambda _: None)
-    own, trust, _ = discovery.introduce(environment, received)
+    own, trust, _ = discovery.introduce(environment, _published(context, published, timeout))
     return gather(own, listening, trust, handle, deadline)
 
 
@@ -64,9 +62,8 @@ def join(
     """
     environment, deadline = context.environment, time.monotonic() + timeout
     try:
-        _, received = discovery.discover(environment, None, timeout, _over_mpi(context, timeout), lambda _: None)
-        hello, own, addresses = discovery.introduce(environment, received)
-        connection = _find(addresses if received else _candidates(context, ports), hello, deadline, own)
+        hello, own, addresses = discovery.introduce(environment, _published(context, None, timeout))
+        connection = _find(addresses or _candidates(context, ports), hello, deadline, own)
     except SrunddpError as error:
         write_stderr(f"srunddp: {command} on {environment.node}: error: {error}\n")
         return 0, False
@@ -115,17 +112,16 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     """Where rank 0 may listen: at each address that its names lead to."""
     environment, names, entry = context.environment, [], DEFAULT
     zero = discovery.working_out(environment).rank_zero(environment)
-    if not zero.is_node:
-        names = [zero.name]
-    else:
+    if zero.is_node:
         entry = entry_or_default(context.loaded.entries, zero.name)
-        names = [discovery.hostname_of(entry, zero.name), zero.name] if not zero.here else []
+    if not zero.is_node or not zero.here:
+        names = list(dict.fromkeys((discovery.hostname_of(entry, zero.name), zero.name)))
     hosts = [host for name in names for host in sorted(addresses_of(name))]
     hosts += [] if names else _own_addresses(context)
     allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
     if not allowed:
         raise RendezvousError(
-            f"{' and '.join(dict.fromkeys(names))} lead to {', '.join(hosts) or 'no address'} on {environment.node}",
+            f"{' and '.join(names)} lead to {', '.join(hosts) or 'no address'} on {environment.node}",
             expected="an address of rank 0's node",
             hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
         )
@@ -133,8 +129,8 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 
 
-def _over_mpi(context: CheckContext, timeout: float) -> discovery.Broadcast:
-    """A broadcast that is given up after some time: MPI waits for ever where a rank is missing."""
+def _published(context: CheckContext, message: str | None, timeout: float) -> str:
+    """What rank 0 publishes, by ``message``; MPI, which waits for ever where a rank is missing, is given up in time."""
     environment, name = context.environment, context.interface.name if context.interface else None
 
     def broadcast(message: str | None) -> str:
@@ -147,4 +143,4 @@ def _over_mpi(context: CheckContext, timeout: float) -> discovery.Broadcast:
                 hint="look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI",
             ) from None
 
-    return broadcast
+    return discovery.discover(environment, message, timeout, broadcast, lambda _: None)[1]

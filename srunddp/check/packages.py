@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, distribution, distributions, packages_distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 from typing import TypedDict
 
@@ -38,11 +38,9 @@ def find(name: str, first: str = "") -> Package:
     module = name.partition(".")[0]
     origin = _origin(module, first)
     if not origin:
-        try:
-            there = distribution(name)
-        except (PackageNotFoundError, ValueError):
-            return Package(version="", cuda="", git="", place="")
-        return Package(version=there.version, cuda="", git="", place=str(there.locate_file("")))
+        there = next(iter(distributions(name=name) if name else ()), None)
+        place = str(there.locate_file("")) if there else ""
+        return Package(version=there.version if there else "", cuda="", git="", place=place)
     said = _constants(Path(origin).parent / "version.py") if module in ("torch", "torchvision") else {}
     package = os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
     place = os.path.dirname(package)

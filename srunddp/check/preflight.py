@@ -18,10 +18,7 @@ from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.protocol import Address, RendezvousInfo, listen
 from srunddp.bootstrap.rendezvous.server import infos_of
 from srunddp.check import allreduce, bandwidth, connectivity
-from srunddp.check.allreduce import AllReduceFacts
-from srunddp.check.checks import CHECKS, interface
-from srunddp.check.checks.launch import NAME
-from srunddp.check.connectivity import ConnectivityMatrix
+from srunddp.check.checks import CHECKS, interface, launch
 from srunddp.check.coordinator import Coordinator
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, split_message
 from srunddp.check.render import Report
@@ -90,8 +87,7 @@ def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_co
 
     Args:
         coordinator: with all ranks that came; own: rank 0.
-        timeout: seconds that the ranks had to come, for the message.
-        with_collective: measure rates and an all-reduce as well.
+        timeout: seconds that the ranks had to come, for the message; with_collective: measure rates and an all-reduce.
     """
     report = look(coordinator, own.context, timeout, CHECKS)
     offsets = bandwidth.survey_clocks(coordinator)
@@ -99,21 +95,21 @@ def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_co
     ways = reached(coordinator, report)
     if with_collective:
         _measure(coordinator, own, report, ways)
-    report.add(NAME, lost(coordinator))
+    report.add(launch.NAME, lost(coordinator))
     return report
 
 
 def look(coordinator: Coordinator, context: CheckContext, timeout: float, checks: Sequence[Check[Any]]) -> Report:
     """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
     report = Report(dict(sorted(coordinator.here.items())))
-    report.add(NAME, missing(coordinator, context, timeout))
+    report.add(launch.NAME, missing(coordinator, context, timeout))
     question = {"do": "facts", "checks": [check.name for check in checks]}
     report.take(coordinator.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN))
     report.evaluate(checks)
     return report
 
 
-def reached(coordinator: Coordinator, report: Report) -> ConnectivityMatrix:
+def reached(coordinator: Coordinator, report: Report) -> connectivity.ConnectivityMatrix:
     """Have the nodes whose interface is fit try to reach each other."""
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(coordinator, {one.rank: (one.facts.name, one.facts.address) for one in fit})
@@ -125,7 +121,7 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
     """What this rank sees by itself, where it did not come together with the others, and findings on why."""
     own = discovery.hello(context.environment, "")
     report = Report({own.rank: own})
-    report.add(NAME, findings)
+    report.add(launch.NAME, findings)
     report.take({own.rank: collect_facts(context, [check.name for check in CHECKS])})
     report.evaluate(CHECKS)
     return report
@@ -156,15 +152,15 @@ def lost(coordinator: Coordinator) -> Iterator[Finding]:
         yield Finding(FAIL, f"during the check: {why}", "answers", hint, nodes=where, ranks=(rank,))
 
 
-def _measure(coordinator: Coordinator, own: Responder, report: Report, ways: ConnectivityMatrix) -> None:
+def _measure(coordinator: Coordinator, own: Responder, report: Report, ways: connectivity.ConnectivityMatrix) -> None:
     """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
     if why := "something is wrong" if report.failed else "there is one rank" if len(coordinator.here) == 1 else "":
         report.skipped[allreduce.NAME] = f"not run, as {why}"
         return
     measured = bandwidth.survey(coordinator, connectivity.listening(coordinator, ways.endpoints))
     report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
-    facts = dict.fromkeys(report.here, AllReduceFacts(wrong="no answer"))
-    facts |= {rank: AllReduceFacts(**answer) for rank, answer in _all_reduce(coordinator, own).items()}
+    facts = dict.fromkeys(report.here, allreduce.AllReduceFacts(wrong="no answer"))
+    facts |= {rank: allreduce.AllReduceFacts(**answer) for rank, answer in _all_reduce(coordinator, own).items()}
     link = slowest_link(report, facts[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
     report.add(allreduce.NAME, allreduce.evaluate(facts, nodes, link), allreduce.summary(facts, link))

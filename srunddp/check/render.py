@@ -72,10 +72,7 @@ def verdict(report: Report, world_size: int, job: str) -> str:
 
 
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:
-    """Write ``preflight.JOB.txt`` and ``.json``.
-
-    Returns:
-        Their paths.
+    """Write ``preflight.JOB.txt`` and ``.json``, and return their paths.
 
     Raises:
         ConfigError: they cannot be written there.
@@ -105,8 +102,8 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
         "summaries": report.summaries,
         "skipped": report.skipped,
         "ranks": [
-            {"rank": rank, "node": hello.node, "local_rank": hello.local_rank, "checks": report.facts.get(rank, {})}
-            for rank, hello in report.here.items()
+            {"rank": rank, "node": here.node, "local_rank": here.local_rank, "checks": report.facts.get(rank, {})}
+            for rank, here in report.here.items()
         ],
     }
 
@@ -159,13 +156,9 @@ class Report:
 
     def seen(self, check: Check[F]) -> Ranks[F]:
         """What a check collected on each rank, where it did."""
-        return Ranks(
-            Observation(
-                rank=rank,
-                local_rank=self.here[rank].local_rank,
-                node=self.here[rank].node,
-                facts=check.facts(**answers[check.name]["facts"]),
-            )
-            for rank, answers in sorted(self.facts.items())
-            if "facts" in answers.get(check.name, {})
-        )
+        seen: Ranks[F] = Ranks()
+        for rank, answers in sorted(self.facts.items()):
+            if "facts" in (answer := answers.get(check.name, {})):
+                here, facts = self.here[rank], check.facts(**answer["facts"])
+                seen.append(Observation(rank=rank, local_rank=here.local_rank, node=here.node, facts=facts))
+        return seen

@@ -44,11 +44,7 @@ class LintReport:
 
 
 def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
-    """Check the file that would count.
-
-    Args:
-        named: as with ``--ifaces``.
-        variables: the process's environment.
+    """Check the file that would count; ``named`` is one given as with ``--ifaces``.
 
     Raises:
         ConfigError: the file is not there, is wrong in itself, or is not to be trusted.
@@ -103,8 +99,7 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
 
     Args:
         entries: of one file.
-        cluster: Slurm's nodes; empty where they are not known.
-        here: this node, which need be none of them.
+        cluster: Slurm's nodes, empty where they are not known; here: this node, which need be none of them.
     """
     expanded = [_ExpandedEntry.of(entry) for entry in entries]
     findings, notes = [], []

@@ -12,7 +12,7 @@ import pytest
 
 from srunddp.bootstrap.network.probe import Prober
 from srunddp.check import bandwidth
-from srunddp.check.bandwidth import BandwidthMatrix, rounds
+from srunddp.check.bandwidth import rounds
 from srunddp.check.connectivity import Endpoint
 from srunddp.check.finding import Severity
 from tests.support.many_nodes import INTERFACES, NODES, PER_NODE, ManyNodes, quick
@@ -20,13 +20,13 @@ from tests.support.many_nodes import INTERFACES, NODES, PER_NODE, ManyNodes, qui
 PAIRS = list(itertools.permutations([f"node{number:02d}" for number in range(1, 7)], 2))
 
 
-def measured(**slow: float) -> BandwidthMatrix:
+def measured(**slow: float) -> dict[tuple[str, str], float]:
     """Each way at about 1 GB/s, those of a node or a pair (``node04_node05``) at another rate."""
     every = {}
     for number, (a, b) in enumerate(PAIRS):
         rate = slow.get(f"{a}_{b}", slow.get(f"from_{a}", slow.get(f"to_{b}", 1e9 + 1e7 * (number % 7))))
         every[a, b] = rate
-    return BandwidthMatrix(every)
+    return every
 
 
 @pytest.mark.parametrize(
@@ -61,19 +61,19 @@ def test_rates_of_a_thousand_nodes() -> None:
     ways = {way: 1e9 for pairs in rounds(names) for a, b in pairs for way in ((a, b), (b, a))}
     slow = {way: 1e6 if way[0] == "node0500:ib2" else rate for way, rate in ways.items()}
     with quick():
-        (finding,) = bandwidth.evaluate(BandwidthMatrix(slow))
-        assert bandwidth.summary(BandwidthMatrix(slow))
+        (finding,) = bandwidth.evaluate(slow)
+        assert bandwidth.summary(slow)
     assert finding.nodes == ("node0500:ib2",)
     assert all(sum(name in way for way in ways) == 16 for name in names[:9])  # each meets 8 others
     uneven = {way: zlib.crc32(str(way).encode()) + (1e10 if number % 3 else 1) for number, way in enumerate(ways)}
     with quick():
-        assert list(bandwidth.evaluate(BandwidthMatrix(uneven)))
+        assert list(bandwidth.evaluate(uneven))
 
 
 def test_slow_ways_without_a_slow_node_are_a_screenful() -> None:
     names = [f"node{number:02d}" for number in range(60)]
     ways = {(a, b): 1e6 if (i + j) % 3 == 0 else 1e9 for (i, a), (j, b) in itertools.permutations(enumerate(names), 2)}
-    assert len(list(bandwidth.evaluate(BandwidthMatrix(ways)))) == 21
+    assert len(list(bandwidth.evaluate(ways))) == 21
 
 
 def test_of_many_slow_ways_the_slowest_are_measured_again() -> None:

@@ -11,9 +11,8 @@ from itertools import chain
 from typing import Literal
 
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
-from srunddp.check import nvml
 from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
-from srunddp.check.nvml import Device, View, look
+from srunddp.check.nvml import Device, View, look, of_cpus
 from srunddp.errors import ConfigError
 from srunddp.util.cuda_visible_devices import NO_GPU
 from srunddp.util.hostlist import group_by_key
@@ -58,7 +57,7 @@ def collect(context: CheckContext) -> GpuFacts:
         present=os.path.exists("/dev/nvidia0"),
         own=has_own(variables, context.environment.local_world_size or 1, len(view.devices)),
         shared=variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
-        numa=nvml.of_cpus(os.sched_getaffinity(0)),
+        numa=of_cpus(os.sched_getaffinity(0)),
     )
 
 
@@ -177,8 +176,7 @@ def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 def _unlike(used: Used) -> Iterator[Finding]:
     seen, models = Ranks(one for one, _ in used), {one.rank: device["name"] for one, device in used}
-    hint = "have the nodes brought to one version"
-    driver = "NVIDIA driver"
+    driver, hint = "NVIDIA driver", "have the nodes brought to one version"
     yield from seen.differing(
         lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, driver, hint, ranks=False
     )

@@ -97,8 +97,7 @@ def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
     """A wrong interface or an address that leads elsewhere stops a job; differences between nodes are warned of."""
     for one in seen:
         for wrong in filter(None, (one.facts.wrong, one.facts.lookup)):
-            found, expected, hint = wrong
-            yield one.finding(FAIL, found, expected, hint)
+            yield one.finding(FAIL, *wrong)
         own = one.facts.own_name
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"

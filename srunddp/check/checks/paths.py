@@ -124,12 +124,9 @@ def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
     places = {one.rank: one.facts.places[index] for one in seen}
     role = places[seen[0].rank]["role"]
     if role == PROJECT:
-        main, others = seen.minority(lambda one: places[one.rank]["path"])
-        for path, who in others.items():
-            hint = "put the folder where all nodes see it: Slurm starts in /tmp where it is missing"
-            found, expected = f"the working directory is {path}", f"{main}, as on most ranks"
-            yield who.finding(WARN, found, expected, hint, ranks=False)
-        seen = seen.where(lambda one: places[one.rank]["path"] == main)
+        title = "the working directory is"
+        hint = "put the folder where all nodes see it: Slurm starts in /tmp where it is missing"
+        seen = yield from seen.differing(lambda one: places[one.rank]["path"], WARN, title, hint, ranks=False)
     usual, others = seen.minority(lambda one: places[one.rank]["kind"])
     for kind, who in others.items():
         found, expected = f"{_named(places[who[0].rank])} is a {kind}", f"a {usual}, as on most ranks"

@@ -78,9 +78,8 @@ def collect(context: CheckContext) -> VersionFacts:
     folder = os.path.dirname(os.path.realpath(context.script)) if context.script else ""
     shared: Callable[[str], str] = context.staged.shared if context.staged else str
     packages = {name: find(name, folder) for name in ("torch", *context.packages)}
-    asked = context.environment.local_rank == 0 and bool(packages["torch"]["place"])
     imported, needs_vision = NOT_ASKED, False
-    if asked:
+    if context.environment.local_rank == 0 and packages["torch"]["place"]:
         vision, needs_vision = _vision(context)
         imported = import_torch(folder, vision=vision and bool(find("torchvision", folder)["place"]))
     return VersionFacts(
@@ -158,12 +157,11 @@ def _package(seen: Ranks[VersionFacts], name: str) -> Iterator[Finding]:
 
 def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
     error, seconds, vision = one.facts.imported["error"], one.facts.imported["seconds"], one.facts.imported["vision"]
-    if error and seconds:
-        hint = "see how fast its file system is; copy the environment to the nodes"
-        yield one.finding(WARN, f"import torch: {error}", "seconds", hint)
-    elif error:
-        hint = f"see {one.facts.executable} -c 'import torch' on that node"
-        yield one.finding(FAIL, f"import torch: {error}", "an import", hint)
+    if error:
+        slow = "see how fast its file system is; copy the environment to the nodes"
+        hint = slow if seconds else f"see {one.facts.executable} -c 'import torch' on that node"
+        level, expected = (WARN, "seconds") if seconds else (FAIL, "an import")
+        yield one.finding(level, f"import torch: {error}", expected, hint)
     if vision:
         hint = "install torchvision from the same index as torch (for the CPU or one CUDA)"
         if "torchvision::" in vision:
@@ -196,14 +194,13 @@ def node_lines(seen: Ranks[VersionFacts]) -> list[str]:
         levels |= {node: min(finding.level, levels.get(node, finding.level)) for node in finding.nodes}
     first = {node: min(ranks, key=lambda one: one.local_rank).facts for node, ranks in seen.by_node().items()}
     states = {node: levels[node].name if node in levels else "ok" for node in first}
-    return [f"{node} {states[node]}: {', '.join(_known(facts))}" for node, facts in first.items()]
+    return [f"{node} {states[node]}: {_known(facts)}" for node, facts in first.items()]
 
 
-def _known(facts: VersionFacts) -> Iterator[str]:
-    yield _packages(facts)
-    yield f"CUDA {facts.packages['torch']['cuda'] or '-'}, NCCL {facts.imported['nccl'] or '-'}"
-    if facts.imported["version"]:
-        yield f"import {facts.imported['seconds']:.1f} s"
+def _known(facts: VersionFacts) -> str:
+    took = f", import {facts.imported['seconds']:.1f} s" if facts.imported["version"] else ""
+    cuda, nccl = facts.packages["torch"]["cuda"] or "-", facts.imported["nccl"] or "-"
+    return f"{_packages(facts)}, CUDA {cuda}, NCCL {nccl}{took}"
 
 
 def _packages(facts: VersionFacts) -> str:
