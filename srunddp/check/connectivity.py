@@ -148,8 +148,8 @@ def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
         at = ways.endpoints[name].host if len(alone) <= ROWS else "its address"
         yield _finding(f"{words.format(at)}: {why}", nodes=(name,))
     hosts = {name: end.host for name, end in ways.endpoints.items()}
-    words = {way: f"no TCP from {hosts[way[0]]} to {hosts[way[1]]}: {why}" for way, why in left.items()}
-    yield from shortened([_finding(words[a, b], between=f"{a} -> {b}") for a, b in left])
+    texts = {way: f"no TCP from {hosts[way[0]]} to {hosts[way[1]]}: {why}" for way, why in left.items()}
+    yield from shortened([_finding(texts[a, b], between=f"{a} -> {b}") for a, b in left])
 
 
 def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:

@@ -87,10 +87,10 @@ def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
 def _write(text: str, output: str | None) -> None:
     try:
         with click.open_file(output or "-", "w") as file:
-            file.write(text)
+            click.echo(text, nl=False, file=file)
     except OSError as error:
-        found, hint = f"{output} cannot be written: {os.strerror(error.errno or 0)}", "name another with -o"
-        raise ConfigError(found, expected="a file that rank 0 may write", hint=hint) from None
+        found = f"{output or 'standard output'} cannot be written: {os.strerror(error.errno or 0)}"
+        raise ConfigError(found, expected="a file that rank 0 may write", hint="name another with -o") from None
 
 
 @ifaces.command()

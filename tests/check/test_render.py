@@ -33,6 +33,9 @@ def report(*findings: Finding, ranks: int = 2, **seen: str) -> Report:
 
 
 def test_equal_findings_are_one_row() -> None:
+    """The worst comes first, else the order stays."""
+    words = [("a", Severity.WARN), ("b", Severity.FAIL), ("c", Severity.WARN), ("d", Severity.FAIL)]
+    assert [row.found for row in render.merged(finding(found, level=level) for found, level in words)] == [*"bdac"]
     first, last = finding("full", "node03", ranks=(64,)), finding("full", "node01", ranks=(4, 1))
     assert render.merged([first, finding("other", "node01"), last]) == [
         finding("full", "node03", "node01", ranks=(1, 4, 64)),
@@ -45,12 +48,6 @@ def test_equal_findings_are_one_row() -> None:
 )
 def test_findings_that_differ_in_a_word_are_not_one(change: dict[str, Any]) -> None:
     assert len(render.merged([finding(), finding(**change)])) == 2
-
-
-def test_the_worst_comes_first_else_the_order_stays() -> None:
-    words = [("a", Severity.WARN), ("b", Severity.FAIL), ("c", Severity.WARN), ("d", Severity.FAIL)]
-    rows = render.merged(finding(found, level=level) for found, level in words)
-    assert [row.found for row in rows] == ["b", "d", "a", "c"]
 
 
 @pytest.mark.parametrize(

@@ -161,30 +161,21 @@ def test_a_scan_of_one_node_says_that_it_takes_two(ranks: int, tmp_path: Path) -
     assert not (tmp_path / "new.conf").exists()
 
 
-def checked(tmp_path: Path, text: str, worlds: Sequence[Mapping[str, str]]) -> list[Ended]:
-    return together(worlds, "ifaces", "check", write(tmp_path / "ifaces.conf", text), folder=tmp_path)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("text", "code", "said"),
+    ("ranks", "line", "code", "said"),
     [
-        ('- nodes: "*"\n  interface: auto\n', 0, ""),
-        ('- nodes: "*"\n  interfaces: auto\n', 78, "ifaces.conf:2:3: unknown key 'interfaces'"),
+        (1, "interface: auto", 0, "1 entry in "),
+        (2, "interface: auto", 0, "1 entry in "),
+        (1, "interfaces: auto", 78, "ifaces.conf:2:3: unknown key 'interfaces'"),
+        (2, "interfaces: auto", 78, "ifaces.conf:2:3: unknown key 'interfaces'"),
+        (1, "interface: nope0", 0, "1 entry in "),  # it is found by ranks alone
+        (2, "interface: nope0", 78, "ifaces.conf:1:3: interface nope0 is not there on node"),
     ],
 )
-def test_a_file_is_judged_alone_and_by_ranks(ranks: int, text: str, code: int, said: str, tmp_path: Path) -> None:
+def test_a_file_is_judged_alone_and_by_ranks(ranks: int, line: str, code: int, said: str, tmp_path: Path) -> None:
+    conf = write(tmp_path / "ifaces.conf", f'- nodes: "*"\n  {line}\n')
     worlds: list[dict[str, str]] = [slurm(rank) for rank in range(2)] if ranks == 2 else [{}]
-    every = checked(tmp_path, text, worlds)
+    every = together(worlds, "ifaces", "check", conf, folder=tmp_path)
     assert codes(every) == [code] * ranks
-    assert said in every[0][1] + every[0][2]
-    assert (every[0][1] + every[0][2]).count("unknown key") == bool(said)
+    assert (every[0][1] + every[0][2]).count(said) == 1
     assert all(out + errors == "" for _, out, errors in every[1:])
-
-
-def test_an_interface_that_is_not_there_is_found_by_ranks_alone(tmp_path: Path) -> None:
-    text = '- nodes: "*"\n  interface: nope0\n'
-    assert codes(checked(tmp_path, text, [{}])) == [0]
-    every = checked(tmp_path, text, [slurm(rank) for rank in range(2)])
-    assert codes(every) == [78, 78]
-    assert f"FAIL  interface  {NODE}  {tmp_path}/ifaces.conf:1:3: interface nope0 is not there on node" in every[0][1]

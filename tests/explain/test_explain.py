@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from srunddp.bootstrap.environment import detect, mpi
+from srunddp.bootstrap.environment import detect, mpi, slurm
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.interface import NetworkInterface
 from srunddp.bootstrap.rendezvous import auth, discovery
@@ -67,6 +67,12 @@ def conf(tmp_path: Path) -> str:
     return str(write(tmp_path / "ifaces.conf", CONF))
 
 
+NOT_TAKEN = (
+    "slurm: comes after pmi",
+    "mpi: PMIX_RANK is not set, as without srun --mpi=pmix",
+    "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
+)
+OF_NODE = "the default, as no ifaces.conf has entries; not checked, as this is not that node"
 # Who a rank is: variables, --channel, a row, and of it the value, why, and what was passed over.
 WHO = [
     (step(1, **PMI2, RANK="1"), None, "rank", "1", "SLURM_PROCID=1", ("PMI_RANK=1", "RANK=1")),
@@ -80,6 +86,8 @@ WHO = [
     (step(1), None, "node", "node02", "SLURMD_NODENAME", ()),
     (open_mpi(1), None, "node", "?", "hostname", ()),
     (hydra(0), None, "ports", "any", "the kernel's choice, published", ()),
+    (step(1), None, "interface", "auto", OF_NODE, ()),
+    (step(1, **PMI2), None, "channel", "pmi", "PMI_FD=9, then slurm", NOT_TAKEN),
     (step(1, **PMI2), None, "proof", "secret", "carried over pmi", ()),
     (step(1, **PMI2), "slurm", "channel", "slurm", "--channel, SLURM_STEP_NODELIST=node[02-03]", (ASKED,)),
 ]
@@ -103,9 +111,7 @@ def test_what_a_run_would_refuse_ends_with_78(variables: dict[str, str], channel
 
 
 def test_every_launcher_decides_by_its_own_variables() -> None:
-    from srunddp.bootstrap.environment.mpi import LAUNCHERS
-
-    for launcher in LAUNCHERS:
+    for launcher in mpi.LAUNCHERS:
         variables = {launcher.rank: "1", launcher.local_rank: "0", launcher.world_size: "2"}
         found = elsewhere(variables)
         assert said(found, "launcher")[0] == launcher.name
@@ -114,25 +120,10 @@ def test_every_launcher_decides_by_its_own_variables() -> None:
 
 
 def test_elsewhere_a_pty_shell_is_taken_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from srunddp.bootstrap.environment import slurm
-
     monkeypatch.setattr(slurm, "is_interactive_shell", lambda task: pytest.fail("looked at a process of this machine"))
     found = elsewhere(pty_shell(1))
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
     assert found.notes == ["SLURM_PTY_PORT=40001: taken for a step, not for a shell of srun --pty"]
-
-
-# Channels.
-
-
-def test_each_channel_that_is_not_taken_has_its_reason() -> None:
-    found = elsewhere(step(1, **PMI2))
-    assert said(found, "channel") == ("pmi", "PMI_FD=9, then slurm")
-    assert tuple(row(found, "channel").passed_over) == (
-        "slurm: comes after pmi",
-        "mpi: PMIX_RANK is not set, as without srun --mpi=pmix",
-        "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
-    )
 
 
 # Interface and what is exported.
@@ -165,12 +156,6 @@ def test_where_the_node_is_not_known_no_entry_is_taken_for_it(conf: str) -> None
     found = elsewhere(hydra(0), ifaces=conf)
     assert said(found, "interface") == ("?", f"the node's name decides which entry of {conf} counts")
     assert not [row for row in found.rows if row.name == "NCCL_IB_TC"]
-
-
-def test_auto_is_left_to_the_node_itself() -> None:
-    value, why = said(elsewhere(step(1)), "interface")
-    assert value == "auto"
-    assert why.endswith("; not checked, as this is not that node")
 
 
 def test_each_file_is_taken_or_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

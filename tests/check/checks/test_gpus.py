@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from srunddp.check.finding import Severity
 from srunddp.check.nvml import Device, look
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, seen, subject, travelled
+from tests.support.starting import python
 
-FAKE = PROGRAMS / "nvml"
 GIB = 1 << 30
 FAIL, WARN = Severity.FAIL, Severity.WARN
 
@@ -120,7 +121,7 @@ def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Puts a machine in the place of this one."""
-    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.syspath_prepend(str(PROGRAMS / "nvml"))
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
     def put(*gpus: dict[str, Any], **machine: Any) -> None:
@@ -172,9 +173,7 @@ def test_an_error_of_nvml_is_not_taken_for_a_node_without_gpus(
 
 
 def test_a_driver_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from threading import Event
-
-    over = Event()
+    over = threading.Event()
     monkeypatch.setattr("srunddp.check.checks.gpus._PATIENCE", 0.01)
     monkeypatch.setattr("srunddp.check.checks.gpus.look", lambda _: over.wait())
     try:
@@ -196,8 +195,6 @@ def test_numa_nodes_are_read_where_linux_tells_them(tmp_path: Path) -> None:
 
 
 def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
-    from tests.support.starting import python
-
     code = (
         "import sys\n"
         "from srunddp.bootstrap.environment.detect import detect\n"

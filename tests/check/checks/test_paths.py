@@ -41,12 +41,6 @@ def both(role: str, **changes: str) -> dict[int, dict[str, dict[str, str]]]:
 OWN = {"identity": "ext4 own 1", "content": "def"}
 FOUND: dict[str, tuple[dict[int, dict[str, dict[str, str]]], str, Severity, str]] = {
     "a path is missing": ({5: {"data": {"kind": "missing"}}}, "data=missing", FAIL, "/data is not there"),
-    "the script is missing": (
-        {5: {"script": {"kind": "missing"}}},
-        "script=missing",
-        FAIL,
-        "the script /proj/train.py is not there",
-    ),
     "dead": ({5: {"data": {"kind": "silent"}}}, "data=silent", FAIL, "/data does not answer within 5 s"),
     "stale": ({5: {"data": {"kind": "broken", "error": "Stale"}}}, "data=broken", FAIL, "/data: Stale"),
     "closed": ({5: {"data": {"error": "cannot be read"}}}, "data=unreadable", FAIL, "/data cannot be read"),
