@@ -121,10 +121,10 @@ def test_whatever_a_path_is_called_it_can_be_written(tmp_path: Path) -> None:
     assert Path(text).read_bytes().startswith("… /data/\\udcff\n".encode())
 
 
-@pytest.mark.parametrize("kind", ["a file", "below a file", "no room for a folder"])
-def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("path", ["{}/file", "{}/file/x", "/proc/nowhere"])
+def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").write_text("")
-    folder = {"a file": f"{tmp_path}/file", "below a file": f"{tmp_path}/file/x"}.get(kind, "/proc/nowhere")
+    folder = path.format(tmp_path)
     with pytest.raises(ConfigError) as error:
         render.write(report(), [], folder, "", 0)
     assert error.value.found.startswith(f"the report cannot be written to {folder}: ")

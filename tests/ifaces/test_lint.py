@@ -159,14 +159,9 @@ def test_without_slurm_the_file_is_checked_against_itself(
 # Names and devices.
 
 
-@pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    known: dict[str, set[str]] = {}
-    monkeypatch.setattr(lint, "addresses_of", lambda name: known.get(name, set()))
-    return known
-
-
-def test_an_address_that_leads_nowhere_or_to_loopback_is_found(conf: Path, names: dict[str, set[str]]) -> None:
+def test_an_address_that_leads_nowhere_or_to_loopback_is_found(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, set[str]] = {}
+    monkeypatch.setattr(lint, "addresses_of", lambda name: names.get(name, set()))
     text = entry("n[1-2]") + entry("n[2-4]", '  address: "{node}-ib0"\n') + entry("*")
     finding = only(checked(conf, text, "n1 n2 n3 n4"))
     assert (finding.level, finding.nodes) == (Severity.WARN, ("n3",))
