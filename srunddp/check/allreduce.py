@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from srunddp.bootstrap.process_group import store
-from srunddp.bootstrap.process_group.store import ProcessGroupContext
 from srunddp.bootstrap.process_group.world import World, open_world
 from srunddp.check.finding import FAIL, WARN, Finding
 from srunddp.supervisor import signals
@@ -48,15 +47,12 @@ class AllReduceFacts:
     sweep: tuple[tuple[int, float], ...] = ()
 
 
-def run(place: ProcessGroupContext, within: float) -> dict[str, Any]:
-    """Have a forked process do it.
+def run(place: store.ProcessGroupContext, within: float) -> dict[str, Any]:
+    """The facts, as they travel, of a forked process that does it.
 
     Args:
         place: this rank's in the world, with the store's socket on rank 0.
         within: seconds, after which the process is ended.
-
-    Returns:
-        The facts, as they travel.
     """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
@@ -73,7 +69,7 @@ def run(place: ProcessGroupContext, within: float) -> dict[str, Any]:
     return dict(answer)
 
 
-def _child(place: ProcessGroupContext, within: float, answer: Connection) -> None:
+def _child(place: store.ProcessGroupContext, within: float, answer: Connection) -> None:
     signals.die_with_parent(os.getppid())  # it may be in NCCL, and hold a GPU
     try:
         facts = _measured(place, within)
@@ -82,7 +78,7 @@ def _child(place: ProcessGroupContext, within: float, answer: Connection) -> Non
     answer.send(asdict(facts))
 
 
-def _measured(place: ProcessGroupContext, within: float) -> AllReduceFacts:
+def _measured(place: store.ProcessGroupContext, within: float) -> AllReduceFacts:
     began = time.monotonic()
     store.install(place)
     import torch
@@ -137,24 +133,20 @@ def evaluate(facts: Mapping[int, AllReduceFacts], nodes: Mapping[int, str], link
     for rank, one in facts.items():
         if wrong := one.wrong or ("" if one.right else "the sum of a small all-reduce is wrong"):
             hint = "mend what the other lines name; else try --backend gloo, or NCCL_DEBUG=INFO"
-            where, expected = (nodes[rank],), "one sum on all ranks"
-            yield Finding(level=FAIL, found=wrong, expected=expected, hint=hint, nodes=where, ranks=(rank,))
+            yield Finding(FAIL, wrong, "one sum on all ranks", hint, nodes=(nodes[rank],), ranks=(rank,))
     best = max((rate for _, rate in facts[0].sweep), default=0.0)
     share = THRESHOLDS.get(facts[0].backend, 0.0)
     if 0 < best < share * link:
         found = f"all-reduce has a busbw of {best / 1e9:.2f} GB/s over {facts[0].backend}"
         expected = f"{share * link / 1e9:.2f} GB/s, {share} of the link's {link / 1e9:.2f}"
-        hint, every = "see the lines on rate, interface and GPUs", tuple(sorted(set(nodes.values())))
-        yield Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=every)
+        hint = "see the lines on rate, interface and GPUs"
+        yield Finding(WARN, found, expected, hint, nodes=tuple(sorted(set(nodes.values()))))
 
 
 def summary(facts: Mapping[int, AllReduceFacts], link: float) -> str:
     """The sweep, and the threshold."""
-    shown = ", ".join(f"{_size(size)} {rate / 1e9:.3f}" for size, rate in facts[0].sweep)
+    sizes = {size: f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" for size, _ in facts[0].sweep}
+    shown = ", ".join(f"{sizes[size]} {rate / 1e9:.3f}" for size, rate in facts[0].sweep)
     share = THRESHOLDS.get(facts[0].backend, 0.0)
     threshold = f"threshold {share * link / 1e9:.2f}, {share} of the link's rate" if link else "no link's rate is known"
     return f"{facts[0].backend} all-reduce, busbw in GB/s: {shown}; {threshold}"
-
-
-def _size(count: int) -> str:
-    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"

@@ -8,8 +8,6 @@ import statistics
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from srunddp.check.connectivity import Endpoint, Way
@@ -23,7 +21,6 @@ _SLACK = 15.0
 _MOST_ROUNDS = 8
 _TRIES = 3
 _AGAIN = 64
-_ROWS = 20
 _SLOW = 0.5
 _PIECE = 1 << 20
 _OFF, _REFUSED = 2.0, 300.0  # seconds; munge's credentials expire then, and with them all that Slurm says between nodes
@@ -57,21 +54,13 @@ def receive(listener: socket.socket) -> float:
     return count / max(time.monotonic() - began, 1e-6)
 
 
-@dataclass(frozen=True)
-class BandwidthMatrix:
-    """Bytes per second of each way that was measured."""
+def _usual(rates: Mapping[Way, float]) -> float:
+    return statistics.median(rates.values()) if rates else 0.0
 
-    ways: Mapping[Way, float]
 
-    @cached_property
-    def usual(self) -> float:
-        """The median."""
-        return statistics.median(self.ways.values()) if self.ways else 0.0
-
-    def slow(self) -> dict[Way, float]:
-        """The ways below half of the median."""
-        limit = _SLOW * self.usual
-        return {way: rate for way, rate in self.ways.items() if rate < limit}
+def _slow(rates: Mapping[Way, float]) -> dict[Way, float]:
+    limit = _SLOW * _usual(rates)
+    return {way: rate for way, rate in rates.items() if rate < limit}
 
 
 def rounds(names: Sequence[str]) -> list[list[Way]]:
@@ -85,16 +74,16 @@ def rounds(names: Sequence[str]) -> list[list[Way]]:
     return plan
 
 
-def survey(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> BandwidthMatrix:
-    """Measure each pair of the plan in both directions; the slowest again, with nothing else going on."""
+def survey(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> dict[Way, float]:
+    """Bytes per second of each pair of the plan in both directions; the slowest again, with nothing else going on."""
     ways: dict[Way, float] = {}
     for pairs in rounds(list(ends)):
         ways |= _measure(coordinator, ends, pairs)
         ways |= _measure(coordinator, ends, [(b, a) for a, b in pairs])
     for _ in range(_TRIES):
-        slow = sorted(BandwidthMatrix(ways).slow().items(), key=lambda item: item[1])[:_AGAIN]
+        slow = sorted(_slow(ways).items(), key=lambda item: item[1])[:_AGAIN]
         ways |= {way: max(rate, _measure(coordinator, ends, [way])[way]) for way, rate in slow}
-    return BandwidthMatrix(ways)
+    return ways
 
 
 def _measure(coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Sequence[Way]) -> dict[Way, float]:
@@ -106,11 +95,12 @@ def _measure(coordinator: Coordinator, ends: Mapping[str, Endpoint], ways: Seque
     return {(a, b): float(answers.get(ends[b].rank) or 0.0) for a, b in ways}
 
 
-def evaluate(rates: BandwidthMatrix) -> Iterator[Finding]:
+def evaluate(rates: Mapping[Way, float]) -> Iterator[Finding]:
     """A node of which most ways out or in are slow is named alone; else each slow way."""
-    left = rates.slow()
+    left, expected = _slow(rates), f"half of the usual {_shown(_usual(rates))} or more"
+    hint = "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
     met: dict[str, tuple[list[Way], list[Way]]] = {}
-    for way in rates.ways:
+    for way in rates:
         for side, name in enumerate(way):
             met.setdefault(name, ([], []))[side].append(way)
     for name in sorted(met):
@@ -119,26 +109,21 @@ def evaluate(rates: BandwidthMatrix) -> Iterator[Finding]:
             if len(own) > 1 and 2 * len(slow) > len(own):
                 fastest = max(left.pop(way) for way in slow)
                 found = f"it {verb} at most {_shown(fastest)} {other} {len(slow)} of {len(own)} nodes"
-                yield _finding(found, rates, nodes=(name,))
-    yield from shortened([_finding(_shown(rate), rates, between=f"{a} -> {b}") for (a, b), rate in left.items()], _ROWS)
-
-
-def _finding(found: str, rates: BandwidthMatrix, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
-    expected = f"half of the usual {_shown(rates.usual)} or more"
-    hint = "see this node's cable, its switch port and other traffic; `srun --exclude` leaves it out"
-    return Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=nodes, between=between)
+                yield Finding(WARN, found, expected, hint, nodes=(name,))
+    ways = [Finding(WARN, _shown(rate), expected, hint, between=f"{a} -> {b}") for (a, b), rate in left.items()]
+    yield from shortened(ways)
 
 
 def _shown(rate: float) -> str:
     return f"{rate / 1e6:.1f} MB/s"
 
 
-def summary(rates: BandwidthMatrix) -> str:
+def summary(rates: Mapping[Way, float]) -> str:
     """The median and the slowest."""
-    if not rates.ways:
+    if not rates:
         return "all ranks share one node"
-    least = min(rates.ways.values())
-    return f"{_shown(rates.usual)} over TCP in the median of {len(rates.ways)} ways, {_shown(least)} at least"
+    least = min(rates.values())
+    return f"{_shown(_usual(rates))} over TCP in the median of {len(rates)} ways, {_shown(least)} at least"
 
 
 def survey_clocks(coordinator: Coordinator) -> dict[str, float]:
@@ -167,7 +152,7 @@ def evaluate_clocks(offsets: Mapping[str, float]) -> Iterator[Finding]:
             found = f"the clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the other nodes'"
             level = FAIL if abs(off) >= _REFUSED else WARN
             hint = "start chronyd or ntpd there; until then times in logs are wrong, and from 300 s on munge refuses"
-            yield Finding(level=level, found=found, expected=f"less than {_OFF:.0f} s", hint=hint, nodes=(node,))
+            yield Finding(level, found, f"less than {_OFF:.0f} s", hint, nodes=(node,))
 
 
 def summary_of_clocks(offsets: Mapping[str, float]) -> str:

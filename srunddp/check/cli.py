@@ -16,8 +16,6 @@ from srunddp.check import preflight, render
 from srunddp.check.coordinator import CoordinatorLostError
 from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
 from srunddp.check.join import come_within, coordinate, join
-from srunddp.check.preflight import Responder
-from srunddp.check.render import Report
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.stage.enter import enter
 from srunddp.stage.paths import StagedPaths
@@ -55,12 +53,16 @@ def check(**given: Any) -> None:
     except SrunddpError as error:
         write_stderr(f"srunddp: error: {error}\n")
         sys.exit(FAILED)
-    own = Responder(_context(given, environment, staged), given["backend"])
+    own = preflight.Responder(_context(given, environment, staged), given["backend"])
     try:
-        sys.exit(_follow(given, own, ports) if environment.rank else _lead(given, own, ports))
+        code = _follow(given, own, ports) if environment.rank else _lead(given, own, ports)
     except CoordinatorLostError as error:
         write_stderr(f"srunddp: check on {environment.node}: error: {error}\n")
-        sys.exit(FAILED)
+        code = FAILED
+    if code and not environment.rank and any(each.starts_mpi for each in environment.discoveries):
+        sys.stdout.flush()
+        os._exit(code)  # where ranks may be missing, MPI's own end would wait for them
+    sys.exit(code)
 
 
 def _context(given: dict[str, Any], environment: Environment, staged: StagedPaths | None) -> CheckContext:
@@ -71,33 +73,24 @@ def _context(given: dict[str, Any], environment: Environment, staged: StagedPath
     return replace(context, script=script, paths=paths, packages=given["packages"], staged=staged)
 
 
-def _lead(given: dict[str, Any], own: Responder, ports: range | None) -> int:
+def _lead(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
     """On rank 0: the check, its report, and the exit code, which all others are told."""
     environment = own.context.environment
     try:
         coordinator = coordinate(own.context, own.handle, given["timeout"], ports)
     except SrunddpError as error:
-        words = {"found": error.found, "expected": error.expected, "hint": error.hint}
-        apart = Finding(level=FAIL, **words, nodes=(environment.node,), ranks=(environment.rank,))
-        return _ended(environment, _tell(preflight.alone(own.context, apart), given, environment))
+        apart = Finding(FAIL, error.found, error.expected, error.hint, nodes=(environment.node,), ranks=(0,))
+        return _tell(preflight.alone(own.context, apart), given, environment)
     code = FAILED
     try:
         report = preflight.examine(coordinator, own, given["timeout"], with_collective=given["collective"])
         code = _tell(report, given, environment)
     finally:
         coordinator.shutdown(code)
-    return _ended(environment, code)
-
-
-def _ended(environment: Environment, code: int) -> int:
-    """The exit code; where ranks may be missing, MPI's own end would wait for them."""
-    if code and any(each.starts_mpi for each in environment.discoveries):
-        sys.stdout.flush()
-        os._exit(code)
     return code
 
 
-def _tell(report: Report, given: dict[str, Any], environment: Environment) -> int:
+def _tell(report: render.Report, given: dict[str, Any], environment: Environment) -> int:
     """Print the report, and write it; its exit code."""
     code, job = FAILED if report.failed else 0, os.environ.get("SLURM_JOB_ID", "")
     text = [render.verdict(report, environment.world_size, job), *render.lines(report)]
@@ -110,7 +103,7 @@ def _tell(report: Report, given: dict[str, Any], environment: Environment) -> in
     return code
 
 
-def _follow(given: dict[str, Any], own: Responder, ports: range | None) -> int:
+def _follow(given: dict[str, Any], own: preflight.Responder, ports: range | None) -> int:
     """On another rank: answer rank 0. Where it is not found, one rank of the node says what it sees."""
     environment = own.context.environment
     code, found = join("check", own.context, own.handle, given["timeout"], ports)

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import TypeVar
 
 from srunddp.bootstrap.network.probe import AT_ONCE, NO_ANSWER, WITHIN, Probe
 from srunddp.check.coordinator import Coordinator
-from srunddp.check.finding import FAIL, Finding, shortened
+from srunddp.check.finding import FAIL, ROWS, Finding, shortened
 from srunddp.util.hostlist import group_by_key
 
 NAME = "reach"
 _SLACK = 15.0  # seconds for a node that is busy; a rank that answers later is taken for lost
 _ALL_PAIRS = 64
 _NEIGHBOURS = 32
-_ROWS = 20
 
 Way = tuple[str, str]
+_finding = partial(
+    Finding,
+    FAIL,
+    expected="TCP on any port between all nodes, as NCCL and Gloo use random ones",
+    hint="open the firewall for this network on both nodes, or name another interface in ifaces.conf",
+)
 K = TypeVar("K", bound=Hashable)
 
 
@@ -62,28 +68,21 @@ def run_listeners(coordinator: Coordinator, addresses: Mapping[int, Sequence[str
 def run_plan(coordinator: Coordinator, plan: Mapping[int, Mapping[K, Probe]]) -> dict[K, str]:
     """Have ranks try connections, each by some key; why it fails, or an empty text, for the ranks that answer."""
     rounds = 1 + max(map(len, plan.values()), default=0) // AT_ONCE
-    asked = {rank: {"do": "connect", "probes": [asdict(each) for each in plan[rank].values()]} for rank in plan}
+    asked = {rank: {"do": "connect", "probes": [vars(each) for each in plan[rank].values()]} for rank in plan}
     answers = coordinator.ask(asked, rounds * WITHIN + _SLACK)
     return {key: why for rank, answer in answers.items() for key, why in zip(plan[rank], answer, strict=False)}
 
 
 def survey(coordinator: Coordinator, addresses: Mapping[int, tuple[str, str]]) -> ConnectivityMatrix:
-    """Try the ways between nodes, and those that fail once more.
-
-    Args:
-        addresses: the interface's name and address of each rank that has one.
-    """
+    """Try the ways between nodes, and those that fail once more; ``addresses``: interface and address of each rank."""
     nodes = coordinator.nodes
     known = endpoints_of(nodes, addresses)
     ends = listening(coordinator, known)
     pairs = plan({name: nodes[end.rank] for name, end in ends.items()})
     failing = _try(coordinator, ends, _try(coordinator, ends, pairs))
-    not_listening = tuple(
-        name for name, end in known.items() if name not in ends and end.rank not in coordinator.errors
-    )
-    return ConnectivityMatrix(
-        endpoints=ends, tried=pairs, broken=_directed(coordinator, ends, failing), not_listening=not_listening
-    )
+    mute = (name for name, end in known.items() if name not in ends and end.rank not in coordinator.errors)
+    broken = _directed(coordinator, ends, failing)
+    return ConnectivityMatrix(endpoints=ends, tried=pairs, broken=broken, not_listening=tuple(mute))
 
 
 def endpoints_of(nodes: Mapping[int, str], addresses: Mapping[int, tuple[str, str]]) -> dict[str, Endpoint]:
@@ -103,11 +102,7 @@ def listening(coordinator: Coordinator, ends: Mapping[str, Endpoint]) -> dict[st
 
 
 def plan(nodes: Mapping[str, str]) -> list[Way]:
-    """All ways between two nodes; of more than 64 endpoints, from each to the next 32 of other nodes in a ring.
-
-    Args:
-        nodes: of each endpoint.
-    """
+    """All ways between two nodes of these endpoints; of more than 64, from each to the next 32 of others in a ring."""
     names = list(nodes)
     most = len(names) if len(names) <= _ALL_PAIRS else _NEIGHBOURS
     pairs = []
@@ -150,13 +145,11 @@ def evaluate(ways: ConnectivityMatrix) -> Iterator[Finding]:
     alone = list(_isolated(ways, left))
     for name, words, why in alone:
         # In a multitude of addresses the nodes would be rows of their own.
-        at = ways.endpoints[name].host if len(alone) <= _ROWS else "its address"
+        at = ways.endpoints[name].host if len(alone) <= ROWS else "its address"
         yield _finding(f"{words.format(at)}: {why}", nodes=(name,))
     hosts = {name: end.host for name, end in ways.endpoints.items()}
-    rows = [
-        _finding(f"no TCP from {hosts[a]} to {hosts[b]}: {why}", between=f"{a} -> {b}") for (a, b), why in left.items()
-    ]
-    yield from shortened(rows, _ROWS)
+    texts = {way: f"no TCP from {hosts[way[0]]} to {hosts[way[1]]}: {why}" for way, why in left.items()}
+    yield from shortened([_finding(texts[a, b], between=f"{a} -> {b}") for a, b in left])
 
 
 def _isolated(ways: ConnectivityMatrix, left: dict[Way, str]) -> Iterator[tuple[str, str, str]]:
@@ -182,12 +175,6 @@ def _how(name: str, own: Sequence[Way], left: Mapping[Way, str]) -> str:
     if receives and not sends:
         return "nothing that others send to {} reaches it"
     return "no TCP between {} and any other node" if all({(a, b), (b, a)} & left.keys() for a, b in own) else ""
-
-
-def _finding(found: str, nodes: tuple[str, ...] = (), between: str = "") -> Finding:
-    expected = "TCP on any port between all nodes, as NCCL and Gloo use random ones"
-    hint = "open the firewall for this network on both nodes, or name another interface in ifaces.conf"
-    return Finding(level=FAIL, found=found, expected=expected, hint=hint, nodes=nodes, between=between)
 
 
 def summary(ways: ConnectivityMatrix) -> str:

@@ -6,6 +6,7 @@ each one that the channel tells or that its names lead to. Rank 0 takes whoever 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -56,7 +57,6 @@ class Coordinator:
     refused: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
-    _text: dict[int, bytearray] = field(default_factory=dict)
 
     @property
     def nodes(self) -> dict[int, str]:
@@ -76,8 +76,7 @@ class Coordinator:
         """Ask ranks something at once, rank 0 perhaps among them.
 
         Args:
-            questions: for each rank its question.
-            within: seconds for all of them.
+            questions: for each rank its question; within: seconds for all of them.
 
         Returns:
             The answers by rank. One that does not answer in time, or is lost, is left out, and is asked no more.
@@ -89,18 +88,16 @@ class Coordinator:
             send(self.connections[rank], dict(questions[rank]))
         # In a thread, for it may hang here as it may there.
         own = call_in_daemon_thread(partial(_answered, self.handle, questions[0])) if 0 in questions else None
-        answers = self._collect(waiting, deadline)
-        late = f"no answer within {within:g} s"
+        answers, late = self._collect(waiting, deadline), f"no answer within {within:g} s"
         for rank in waiting:
             self._drop(rank, late)
         try:
             answers |= {0: own.result(max(0.0, deadline - time.monotonic()))} if own else {}
         except TimeoutError:
             answers[0] = {_FAILED: late}
-        for rank, message in answers.items():
-            if _FAILED in message:
-                self.errors.setdefault(rank, str(message[_FAILED]))
-        return {rank: answers[rank].get(_ANSWER) for rank in sorted(answers) if _FAILED not in answers[rank]}
+        failed = {rank: str(message[_FAILED]) for rank, message in answers.items() if _FAILED in message}
+        self.errors = failed | self.errors
+        return {rank: answers[rank].get(_ANSWER) for rank in sorted(answers.keys() - failed)}
 
     def broadcast(
         self, question: Mapping[str, Any], within: float, ranks: Iterable[int] | None = None
@@ -111,32 +108,25 @@ class Coordinator:
     def _collect(self, waiting: set[int], deadline: float) -> dict[int, dict[str, Any]]:
         """What ranks answer. In ``waiting`` are left those that neither answer nor are lost."""
         answers: dict[int, dict[str, Any]] = {}
+        texts = {rank: bytearray() for rank in waiting}
         with selectors.DefaultSelector() as selector:
-            for rank in waiting:
+            for rank in texts:
                 selector.register(self.connections[rank], selectors.EVENT_READ, rank)
             while waiting and (ready := selector.select(max(0.0, deadline - time.monotonic()))):
                 for key, _ in ready:
-                    rank, text = key.data, self._read(key.data)
-                    if text and not text.endswith(b"\n"):
+                    rank, text, piece = key.data, texts[key.data], b""
+                    with contextlib.suppress(OSError):
+                        piece = self.connections[rank].recv(_PIECE)
+                    text += piece
+                    if piece and len(text) <= _LONGEST and not text.endswith(b"\n"):
                         continue
                     selector.unregister(key.fileobj)
                     waiting.discard(rank)
                     if message := parse(bytes(text)):
                         answers[rank] = message
                     else:
-                        self._drop(rank, "it sent what is no answer" if text else "its process ended")
-                    text.clear()
+                        self._drop(rank, "it sent what is no answer" if piece else "its process ended")
         return answers
-
-    def _read(self, rank: int) -> bytearray:
-        """What the rank has sent of its answer so far; empty where its process has ended."""
-        text = self._text.setdefault(rank, bytearray())
-        try:
-            piece = self.connections[rank].recv(_PIECE)
-        except OSError:
-            piece = b""
-        text += piece
-        return text if piece and len(text) <= _LONGEST else bytearray()
 
     def _drop(self, rank: int, why: str) -> None:
         self.errors.setdefault(rank, why)
@@ -155,11 +145,8 @@ def gather(
     """On rank 0: wait for all other ranks, and take those that have come by the deadline.
 
     Args:
-        own: rank 0's hello.
-        listening: its sockets.
-        trust: its kind of proof.
-        handle: what rank 0 does itself for a question.
-        deadline: of :func:`time.monotonic`.
+        own: rank 0's hello; listening: its sockets; trust: its kind of proof.
+        handle: what rank 0 does itself for a question; deadline: of :func:`time.monotonic`.
     """
     coordinator = Coordinator({0: own}, handle)
     with AuthenticatedListener(
@@ -170,7 +157,10 @@ def gather(
                 if message is None and coordinator.connections.get(hello.rank) is connection:
                     del coordinator.connections[hello.rank], coordinator.here[hello.rank]
                 elif message and "here" in message:
-                    _take(coordinator, hello, connection)
+                    if objection := _objection(hello, own, coordinator.here.get(hello.rank)):
+                        coordinator.objections.append(objection)
+                    else:
+                        coordinator.connections[hello.rank], coordinator.here[hello.rank] = connection, hello
     if len(coordinator.here) < own.world_size:
         coordinator.unanswered = half_open(listening)
     for each in listening:
@@ -181,13 +171,6 @@ def gather(
         connection.setblocking(True)
         send(connection, {"meeting": accepted})
     return coordinator
-
-
-def _take(coordinator: Coordinator, hello: Hello, connection: socket.socket) -> None:
-    if objection := _objection(hello, coordinator.here[0], coordinator.here.get(hello.rank)):
-        coordinator.objections.append(objection)
-    else:
-        coordinator.connections[hello.rank], coordinator.here[hello.rank] = connection, hello
 
 
 def _objection(hello: Hello, own: Hello, before: Hello | None) -> str:
@@ -208,6 +191,7 @@ def serve(connection: socket.socket, handle: Handler) -> int:
         CoordinatorLostError: rank 0 is gone.
     """
     connection.settimeout(_LATEST)
+    why = "its process ended"
     try:
         with connection, connection.makefile("rb") as reader:
             for text in reader:
@@ -217,8 +201,6 @@ def serve(connection: socket.socket, handle: Handler) -> int:
                 connection.sendall(json.dumps(_answered(handle, message)).encode() + b"\n")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else "no word from it"
-    else:
-        why = "its process ended"
     raise CoordinatorLostError(f"rank 0 was lost: {why}", expected="rank 0 to stay", hint="see rank 0's own message")
 
 

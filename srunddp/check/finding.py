@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from srunddp.bootstrap.environment.detect import Environment
 from srunddp.bootstrap.network.ifaces_conf import IfacesConfig, load
@@ -15,8 +14,8 @@ from srunddp.errors import SrunddpError
 from srunddp.stage.paths import StagedPaths
 from srunddp.util.hostlist import group_by_key
 
+ROWS = 20  # a screenful
 F = TypeVar("F")
-V = TypeVar("V", bound=Hashable)
 
 
 class Severity(IntEnum):
@@ -29,22 +28,23 @@ class Severity(IntEnum):
 FAIL, WARN = Severity.FAIL, Severity.WARN
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Something that is wrong, with its hint. Equal ones of several ranks or nodes are shown as one.
 
     Attributes:
-        check: that found it; the report fills it in.
         found, expected, hint: without the node's name, in the words of an error.
+        check: that found it; the report fills it in.
         nodes: where; ranks: which, where it is not all of these nodes.
         between: ``node01 -> node02``, where it is about a way between two nodes.
     """
 
     level: Severity
-    check: str = ""
     found: str
     expected: str
     hint: str
+    _: KW_ONLY
+    check: str = ""
     nodes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     between: str = ""
@@ -74,11 +74,7 @@ class CheckContext:
 
 
 def context_of(environment: Environment, named: str | None, variables: Mapping[str, str]) -> CheckContext:
-    """This rank, with the interface that it would use in a run.
-
-    Args:
-        named: the file given with ``--ifaces``.
-    """
+    """This rank, with the interface that it would use in a run; ``named`` is the file given with ``--ifaces``."""
     context = CheckContext(environment=environment, variables=dict(variables))
     try:
         context = replace(context, loaded=load(named, variables))
@@ -99,7 +95,46 @@ class Observation(Generic[F]):
 
     def finding(self, level: Severity, found: str, expected: str, hint: str, *, rank: bool = False) -> Finding:
         """A finding about its node; or about this rank alone."""
-        return finding_about([self], level, found, expected, hint, ranks=rank)
+        return Ranks([self]).finding(level, found, expected, hint, ranks=rank)
+
+
+class Ranks(list[Observation[F]]):
+    """What one check collected on several ranks, in their order."""
+
+    def finding(self, level: Severity, found: str, expected: str, hint: str, *, ranks: bool = True) -> Finding:
+        """A finding about them; or about their nodes alone."""
+        nodes = tuple(dict.fromkeys(one.node for one in self))
+        who = tuple(sorted(one.rank for one in self)) if ranks else ()
+        return Finding(level, found, expected, hint, nodes=nodes, ranks=who)
+
+    def where(self, fits: Callable[[Observation[F]], object]) -> Ranks[F]:
+        """Those that fit."""
+        return Ranks(filter(fits, self))
+
+    def by_node(self) -> dict[str, Ranks[F]]:
+        """Those of each node."""
+        return {node: Ranks(ranks) for node, ranks in group_by_key((one.node, one) for one in self).items()}
+
+    def minority(self, value: Callable[[Observation[F]], str]) -> tuple[str, dict[str, Ranks[F]]]:
+        """What most ranks have, or of equally many the one of the lowest rank; and the others, by what they have."""
+        ranks = {known: Ranks(who) for known, who in group_by_key((value(one), one) for one in self).items()}
+        usual = max(ranks, key=lambda known: len(ranks[known]), default="")
+        ranks.pop(usual, None)
+        return usual, ranks
+
+    def differing(
+        self, value: Callable[[Observation[F]], str], level: Severity, title: str, hint: str, *, ranks: bool = True
+    ) -> Generator[Finding, None, Ranks[F]]:
+        """Find those that have another value than most; ``title`` is that of the value, in what was found.
+
+        Returns:
+            Those that have the usual value. Further differences of the others follow from this one.
+        """
+        usual, others = self.minority(value)
+        for known, who in others.items():
+            expected = f"{usual or 'unknown'}, as on most ranks"
+            yield who.finding(level, f"{title} {known or 'unknown'}", expected, hint, ranks=ranks)
+        return self.where(lambda one: value(one) == usual)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,87 +154,20 @@ class Check(Generic[F]):
     name: str
     facts: Callable[..., F]
     collect: Callable[[CheckContext], F]
-    evaluate: Callable[[Sequence[Observation[F]]], Iterable[Finding]]
-    summary: Callable[[Sequence[Observation[F]]], str]
-    node_lines: Callable[[Sequence[Observation[F]]], Sequence[str]] = lambda _: ()
+    evaluate: Callable[[Ranks[F]], Iterable[Finding]]
+    summary: Callable[[Ranks[F]], str]
+    node_lines: Callable[[Ranks[F]], Sequence[str]] = lambda _: ()
     within: float = 15.0
 
-    def collected(self, context: CheckContext) -> dict[str, Any]:
-        """The facts as they travel."""
-        return asdict(self.collect(context))  # type: ignore[call-overload, no-any-return]
 
-
-def finding_about(
-    who: Sequence[Observation[F]], level: Severity, found: str, expected: str, hint: str, *, ranks: bool = True
-) -> Finding:
-    """A finding about these ranks.
-
-    Args:
-        ranks: whether to name them; else their nodes alone.
-    """
-    return Finding(
-        level=level,
-        found=found,
-        expected=expected,
-        hint=hint,
-        nodes=tuple(dict.fromkeys(one.node for one in who)),
-        ranks=tuple(sorted(one.rank for one in who)) if ranks else (),
-    )
-
-
-def by_node(seen: Iterable[Observation[F]]) -> dict[str, list[Observation[F]]]:
-    """The ranks of each node."""
-    return group_by_key((one.node, one) for one in seen)
-
-
-def minority(
-    seen: Sequence[Observation[F]], value: Callable[[Observation[F]], V]
-) -> tuple[V, dict[V, list[Observation[F]]]]:
-    """What most ranks have, or of equally many the one of the lowest rank; and the others, by what they have.
-
-    Args:
-        seen: of one rank at least.
-    """
-    ranks = group_by_key((value(one), one) for one in sorted(seen, key=lambda one: one.rank))
-    usual = Counter({known: len(who) for known, who in ranks.items()}).most_common(1)[0][0]
-    del ranks[usual]
-    return usual, ranks
-
-
-def differing(
-    seen: Sequence[Observation[F]],
-    value: Callable[[Observation[F]], str],
-    level: Severity,
-    title: str,
-    hint: str,
-    *,
-    ranks: bool = True,
-) -> Generator[Finding, None, Sequence[Observation[F]]]:
-    """Find the ranks that have another value than most.
-
-    Args:
-        title: of the value, in what was found.
-
-    Returns:
-        The ranks that have the usual value. Further differences of the others follow from this one.
-    """
-    if not seen:
-        return seen
-    usual, others = minority(seen, value)
-    for known, who in others.items():
-        expected = f"{usual or 'unknown'}, as on most ranks"
-        yield finding_about(who, level, f"{title} {known or 'unknown'}", expected, hint, ranks=ranks)
-    return [one for one in seen if value(one) == usual]
-
-
-def shortened(ways: Sequence[Finding], most: int) -> list[Finding]:
-    """Findings about ways between nodes, those beyond so many as one."""
-    rest = ways[most:]
+def shortened(ways: Sequence[Finding]) -> list[Finding]:
+    """Findings about ways between nodes, those beyond :data:`ROWS` as one."""
+    rest = ways[ROWS:]
     if len(rest) < 2:
         return list(ways)
     ends = (end.partition(":")[0] for each in rest for end in each.between.split(" -> "))
     found = f"… and {len(rest)} more ways"
-    return [*ways[:most], replace(rest[0], found=found, between="", nodes=tuple(sorted(set(ends))))]
+    return [*ways[:ROWS], replace(rest[0], found=found, between="", nodes=tuple(sorted(set(ends))))]
 
 
 def split_message(message: str) -> tuple[str, str, str]:

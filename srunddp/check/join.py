@@ -9,18 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from srunddp.bootstrap.environment import mpi
-from srunddp.bootstrap.environment.detect import Environment
-from srunddp.bootstrap.network.ifaces_conf import DEFAULT, IfacesEntry, entry_or_default
-from srunddp.bootstrap.network.interface import (
-    SelectedInterface,
-    addresses_of,
-    is_loopback,
-    list_interfaces,
-    why_unusable,
-)
+from srunddp.bootstrap.network.ifaces_conf import DEFAULT, entry_or_default
+from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, why_unusable
 from srunddp.bootstrap.rendezvous import auth, client, discovery, protocol
 from srunddp.bootstrap.rendezvous.protocol import Address, Hello, listen, listen_where_possible, raise_open_files_limit
-from srunddp.check.coordinator import Coordinator, CoordinatorLostError, Handler, gather, serve
+from srunddp.check.coordinator import Coordinator, Handler, gather, serve
 from srunddp.check.finding import CheckContext
 from srunddp.errors import RendezvousError, SrunddpError
 from srunddp.util.click_types import limit
@@ -36,8 +29,7 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
 
     Args:
         context: rank 0; handle: what it does for a question.
-        timeout: seconds.
-        ports: that a firewall leaves open.
+        timeout: seconds; ports: that a firewall leaves open.
 
     Raises:
         SrunddpError: this rank cannot be found by the others.
@@ -47,11 +39,9 @@ def coordinate(context: CheckContext, handle: Handler, timeout: float, ports: ra
     if environment.world_size == 1:
         return Coordinator({0: discovery.hello(environment, token)}, handle)
     raise_open_files_limit()
-    entry = entry_or_default(context.loaded.entries, environment.node)
-    listening = _listen(environment, _own_addresses(environment, context.interface), entry, ports)
+    listening = _listen(context, ports)
     published = protocol.encode_advertisement(token, [Address(*each.getsockname()[:2]) for each in listening])
-    _, received = discovery.discover(environment, published, timeout, _over_mpi(context, timeout), lambda _: None)
-    own, trust, _ = discovery.introduce(environment, received)
+    own, trust, _ = discovery.introduce(environment, _published(context, published, timeout))
     return gather(own, listening, trust, handle, deadline)
 
 
@@ -70,20 +60,14 @@ def join(
     Raises:
         CoordinatorLostError: rank 0 was found, and is gone.
     """
-    try:
-        return _join(context, handle, timeout, ports), True
-    except CoordinatorLostError:
-        raise
-    except SrunddpError as error:
-        write_stderr(f"srunddp: {command} on {context.environment.node}: error: {error}\n")
-        return 0, False
-
-
-def _join(context: CheckContext, handle: Handler, timeout: float, ports: range | None) -> int:
     environment, deadline = context.environment, time.monotonic() + timeout
-    _, received = discovery.discover(environment, None, timeout, _over_mpi(context, timeout), lambda _: None)
-    hello, own, addresses = discovery.introduce(environment, received)
-    return serve(_find(addresses if received else _candidates(context, ports), hello, deadline, own), handle)
+    try:
+        hello, own, addresses = discovery.introduce(environment, _published(context, None, timeout))
+        connection = _find(addresses or _candidates(context, ports), hello, deadline, own)
+    except SrunddpError as error:
+        write_stderr(f"srunddp: {command} on {environment.node}: error: {error}\n")
+        return 0, False
+    return serve(connection, handle), True
 
 
 def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: auth.Authenticator) -> socket.socket:
@@ -103,23 +87,23 @@ def _find(candidates: Sequence[Address], hello: Hello, deadline: float, own: aut
                 raise RendezvousError(error.found, expected=error.expected, hint=hint) from None
 
 
-def _own_addresses(environment: Environment, interface: SelectedInterface | None) -> list[str]:
+def _own_addresses(context: CheckContext) -> list[str]:
     """All by which others may reach this node, that of the training's interface first."""
-    if environment.one_node:
+    if context.environment.one_node:
         return ["127.0.0.1"]
     others = [address for link in list_interfaces() if not why_unusable(link) for address in link.addresses]
-    return list(dict.fromkeys([*([interface.address] if interface else []), *others]))
+    return list(dict.fromkeys([*([context.interface.address] if context.interface else []), *others]))
 
 
-def _listen(
-    environment: Environment, hosts: Sequence[str], entry: IfacesEntry, ports: range | None
-) -> list[socket.socket]:
+def _listen(context: CheckContext, ports: range | None) -> list[socket.socket]:
+    environment, hosts = context.environment, _own_addresses(context)
     if not hosts:
         raise RendezvousError(
             f"node {environment.node} has no interface that is up and has an address",
             expected="one by which other nodes reach it",
             hint="see `ip addr` there",
         )
+    entry = entry_or_default(context.loaded.entries, environment.node)
     candidates = discovery.rendezvous_ports(environment, entry, ports)
     return listen_where_possible(hosts, candidates) or [listen(hosts[0], candidates)]
 
@@ -128,17 +112,16 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     """Where rank 0 may listen: at each address that its names lead to."""
     environment, names, entry = context.environment, [], DEFAULT
     zero = discovery.working_out(environment).rank_zero(environment)
-    if not zero.is_node:
-        names = [zero.name]
-    else:
+    if zero.is_node:
         entry = entry_or_default(context.loaded.entries, zero.name)
-        names = [discovery.hostname_of(entry, zero.name), zero.name] if not zero.here else []
+    if not zero.is_node or not zero.here:
+        names = list(dict.fromkeys((discovery.hostname_of(entry, zero.name), zero.name)))
     hosts = [host for name in names for host in sorted(addresses_of(name))]
-    hosts += [] if names else _own_addresses(environment, context.interface)
+    hosts += [] if names else _own_addresses(context)
     allowed = [host for host in hosts if environment.one_node or not is_loopback(host)]
     if not allowed:
         raise RendezvousError(
-            f"{' and '.join(dict.fromkeys(names))} lead to {', '.join(hosts) or 'no address'} on {environment.node}",
+            f"{' and '.join(names)} lead to {', '.join(hosts) or 'no address'} on {environment.node}",
             expected="an address of rank 0's node",
             hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`',
         )
@@ -146,8 +129,8 @@ def _candidates(context: CheckContext, ports: range | None) -> list[Address]:
     return [Address(host, port) for port in every for host in dict.fromkeys(allowed)]
 
 
-def _over_mpi(context: CheckContext, timeout: float) -> discovery.Broadcast:
-    """A broadcast that is given up after some time: MPI waits for ever where a rank is missing."""
+def _published(context: CheckContext, message: str | None, timeout: float) -> str:
+    """What rank 0 publishes, by ``message``; MPI, which waits for ever where a rank is missing, is given up in time."""
     environment, name = context.environment, context.interface.name if context.interface else None
 
     def broadcast(message: str | None) -> str:
@@ -160,4 +143,4 @@ def _over_mpi(context: CheckContext, timeout: float) -> discovery.Broadcast:
                 hint="look for ranks that did not start; start with `srun --mpi=pmi2`, which needs no MPI",
             ) from None
 
-    return broadcast
+    return discovery.discover(environment, message, timeout, broadcast, lambda _: None)[1]

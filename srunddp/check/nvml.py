@@ -58,12 +58,7 @@ class View:
 
 
 def look(wanted: str | None, sysfs: Path = SYSFS) -> View:
-    """What NVML says.
-
-    Args:
-        wanted: ``CUDA_VISIBLE_DEVICES``, None where it is not set.
-        sysfs: where to read NUMA nodes.
-    """
+    """What NVML says; ``wanted`` is ``CUDA_VISIBLE_DEVICES``, None where it is not set."""
     try:
         import pynvml
     except ImportError as error:

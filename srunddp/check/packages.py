@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 from importlib.machinery import PathFinder
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 from typing import TypedDict
 
@@ -38,11 +38,9 @@ def find(name: str, first: str = "") -> Package:
     module = name.partition(".")[0]
     origin = _origin(module, first)
     if not origin:
-        try:
-            there = distribution(name)
-        except (PackageNotFoundError, ValueError):
-            return Package(version="", cuda="", git="", place="")
-        return Package(version=there.version, cuda="", git="", place=str(there.locate_file("")))
+        there = next(iter(distributions(name=name) if name else ()), None)
+        place = str(there.locate_file("")) if there else ""
+        return Package(version=there.version if there else "", cuda="", git="", place=place)
     said = _constants(Path(origin).parent / "version.py") if module in ("torch", "torchvision") else {}
     package = os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin
     place = os.path.dirname(package)
@@ -69,19 +67,10 @@ def _origin(module: str, first: str) -> str:
 
 def _version(module: str, place: str) -> str:
     """Of what was installed in the folder ``place`` as this module, rather than further along ``sys.path``."""
-    found = list(distributions(path=[place]))
-    same = [one for one in found if _plain(one.metadata["Name"] or "") == _plain(module)]
-    return next((one.version for one in same or found if same or module in _modules(one)), "")
-
-
-def _plain(name: str) -> str:
-    """A name as all indexes spell it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _modules(found: Distribution) -> set[str]:
-    named = found.read_text("top_level.txt")
-    return set(named.split()) if named else {file.parts[0].partition(".")[0] for file in found.files or ()}
+    for name in (module, *packages_distributions().get(module, ())):
+        for found in distributions(name=name, path=[place]):
+            return found.version
+    return ""
 
 
 def _constants(path: Path) -> dict[str, str]:

@@ -18,12 +18,9 @@ from srunddp.bootstrap.rendezvous import discovery
 from srunddp.bootstrap.rendezvous.protocol import Address, RendezvousInfo, listen
 from srunddp.bootstrap.rendezvous.server import infos_of
 from srunddp.check import allreduce, bandwidth, connectivity
-from srunddp.check.allreduce import AllReduceFacts
-from srunddp.check.checks import CHECKS, interface
-from srunddp.check.checks.launch import NAME
-from srunddp.check.connectivity import ConnectivityMatrix
+from srunddp.check.checks import CHECKS, interface, launch
 from srunddp.check.coordinator import Coordinator
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, finding_about, split_message
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, split_message
 from srunddp.check.render import Report
 from srunddp.util.hostlist import group_by_key
 from srunddp.util.timeouts import call_in_daemon_thread
@@ -58,16 +55,11 @@ class Responder:
             case "receive":
                 return bandwidth.receive(self.prober.listeners[question["at"]])
             case "collective":
-                return self._collective(RendezvousInfo(**question["meeting"]), question["within"])
+                here, within, info = self.context, question["within"], RendezvousInfo(**question["meeting"])
+                assert here.interface is not None
+                own = ProcessGroupContext(here.environment, here.interface, info, self.store_fd, within, self.backend)
+                return allreduce.run(own, within)
         return self.prober.handle(question)
-
-    def _collective(self, meeting: RendezvousInfo, within: float) -> dict[str, Any]:
-        context = self.context
-        assert context.interface is not None
-        place = ProcessGroupContext(
-            context.environment, context.interface, meeting, self.store_fd, within, self.backend
-        )
-        return allreduce.run(place, within)
 
 
 def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]:
@@ -76,12 +68,12 @@ def collect_facts(context: CheckContext, names: Sequence[str]) -> dict[str, Any]
     Each in a thread of its own: a file system or a driver that hangs must not hide what the others see.
     """
     checks = [check for check in CHECKS if check.name in names]
-    asked = [(check, call_in_daemon_thread(partial(check.collected, context))) for check in checks]
+    asked = [(check, call_in_daemon_thread(partial(check.collect, context))) for check in checks]
     began = time.monotonic()
     found: dict[str, dict[str, Any]] = {}
     for check, answer in asked:
         try:
-            found[check.name] = {"facts": answer.result(max(0.0, began + check.within - time.monotonic()))}
+            found[check.name] = {"facts": asdict(answer.result(max(0.0, began + check.within - time.monotonic())))}
         except TimeoutError:
             why = f"no answer within {check.within:g} s: a file system, a look-up or a driver hangs"
             found[check.name] = {"failed": why}
@@ -95,8 +87,7 @@ def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_co
 
     Args:
         coordinator: with all ranks that came; own: rank 0.
-        timeout: seconds that the ranks had to come, for the message.
-        with_collective: measure rates and an all-reduce as well.
+        timeout: seconds that the ranks had to come, for the message; with_collective: measure rates and an all-reduce.
     """
     report = look(coordinator, own.context, timeout, CHECKS)
     offsets = bandwidth.survey_clocks(coordinator)
@@ -104,21 +95,21 @@ def examine(coordinator: Coordinator, own: Responder, timeout: float, *, with_co
     ways = reached(coordinator, report)
     if with_collective:
         _measure(coordinator, own, report, ways)
-    report.add(NAME, lost(coordinator))
+    report.add(launch.NAME, lost(coordinator))
     return report
 
 
 def look(coordinator: Coordinator, context: CheckContext, timeout: float, checks: Sequence[Check[Any]]) -> Report:
     """Have all ranks look at themselves, for these checks; for the other arguments see :func:`examine`."""
     report = Report(dict(sorted(coordinator.here.items())))
-    report.add(NAME, missing(coordinator, context, timeout))
+    report.add(launch.NAME, missing(coordinator, context, timeout))
     question = {"do": "facts", "checks": [check.name for check in checks]}
     report.take(coordinator.broadcast(question, max(check.within for check in checks) + _FACTS_WITHIN))
     report.evaluate(checks)
     return report
 
 
-def reached(coordinator: Coordinator, report: Report) -> ConnectivityMatrix:
+def reached(coordinator: Coordinator, report: Report) -> connectivity.ConnectivityMatrix:
     """Have the nodes whose interface is fit try to reach each other."""
     fit = [one for one in report.seen(interface.CHECK) if one.facts.name]
     ways = connectivity.survey(coordinator, {one.rank: (one.facts.name, one.facts.address) for one in fit})
@@ -130,7 +121,7 @@ def alone(context: CheckContext, *findings: Finding) -> Report:
     """What this rank sees by itself, where it did not come together with the others, and findings on why."""
     own = discovery.hello(context.environment, "")
     report = Report({own.rank: own})
-    report.add(NAME, findings)
+    report.add(launch.NAME, findings)
     report.take({own.rank: collect_facts(context, [check.name for check in CHECKS])})
     report.evaluate(CHECKS)
     return report
@@ -146,31 +137,30 @@ def missing(coordinator: Coordinator, context: CheckContext, timeout: float) -> 
         known = addresses_of(name) & set(coordinator.unanswered) if node and coordinator.unanswered else set()
         came = "; its packets come here, our answers do not reach it" if known else ""
         found, hint = f"no word within {timeout:g} s{came}", "see its own lines, and whether srun started srunddp there"
-        where = (node,) if node else ()
-        yield Finding(level=FAIL, found=found, expected="all ranks", hint=hint, nodes=where, ranks=tuple(ranks))
+        yield Finding(FAIL, found, "all ranks", hint, nodes=(node,) if node else (), ranks=tuple(ranks))
     for line in coordinator.refused if unseen else ():
-        yield finding_about([], WARN, *split_message(line))
+        yield Finding(WARN, *split_message(line))
     for line in coordinator.objections:
-        yield finding_about([], FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task")
+        yield Finding(FAIL, line, "each rank once", "start all ranks with one srun, and one srunddp per task")
 
 
 def lost(coordinator: Coordinator) -> Iterator[Finding]:
     """The ranks that came, and then could not answer or were lost."""
     hint = "see what ended it there, or that node's load and file systems"
     for rank, why in sorted(coordinator.errors.items()):
-        found, where = f"during the check: {why}", (coordinator.here[rank].node,)
-        yield Finding(level=FAIL, found=found, expected="answers", hint=hint, nodes=where, ranks=(rank,))
+        where = (coordinator.here[rank].node,)
+        yield Finding(FAIL, f"during the check: {why}", "answers", hint, nodes=where, ranks=(rank,))
 
 
-def _measure(coordinator: Coordinator, own: Responder, report: Report, ways: ConnectivityMatrix) -> None:
+def _measure(coordinator: Coordinator, own: Responder, report: Report, ways: connectivity.ConnectivityMatrix) -> None:
     """Rates between the nodes, and an all-reduce; not where something would stop the job anyway."""
     if why := "something is wrong" if report.failed else "there is one rank" if len(coordinator.here) == 1 else "":
         report.skipped[allreduce.NAME] = f"not run, as {why}"
         return
     measured = bandwidth.survey(coordinator, connectivity.listening(coordinator, ways.endpoints))
     report.add(bandwidth.NAME, bandwidth.evaluate(measured), bandwidth.summary(measured))
-    facts = dict.fromkeys(report.here, AllReduceFacts(wrong="no answer"))
-    facts |= {rank: AllReduceFacts(**answer) for rank, answer in _all_reduce(coordinator, own).items()}
+    facts = dict.fromkeys(report.here, allreduce.AllReduceFacts(wrong="no answer"))
+    facts |= {rank: allreduce.AllReduceFacts(**answer) for rank, answer in _all_reduce(coordinator, own).items()}
     link = slowest_link(report, facts[0].backend)
     nodes = {rank: hello.node for rank, hello in report.here.items()}
     report.add(allreduce.NAME, allreduce.evaluate(facts, nodes, link), allreduce.summary(facts, link))

@@ -6,13 +6,14 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from srunddp._version import __version__
 from srunddp.bootstrap.rendezvous.protocol import Hello
 from srunddp.check.checks import CHECKS
-from srunddp.check.finding import FAIL, Check, F, Finding, Observation, Severity
+from srunddp.check.finding import FAIL, Check, F, Finding, Observation, Ranks, Severity
 from srunddp.errors import ConfigError, one_line
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.hostlist import fold, group_by_key, ranges
@@ -71,10 +72,7 @@ def verdict(report: Report, world_size: int, job: str) -> str:
 
 
 def write(report: Report, text: Sequence[str], folder: str, job: str, code: int) -> list[str]:
-    """Write ``preflight.JOB.txt`` and ``.json``.
-
-    Returns:
-        Their paths.
+    """Write ``preflight.JOB.txt`` and ``.json``, and return their paths.
 
     Raises:
         ConfigError: they cannot be written there.
@@ -104,8 +102,8 @@ def as_json(report: Report, job: str, code: int) -> dict[str, Any]:
         "summaries": report.summaries,
         "skipped": report.skipped,
         "ranks": [
-            {"rank": rank, "node": hello.node, "local_rank": hello.local_rank, "checks": report.facts.get(rank, {})}
-            for rank, hello in report.here.items()
+            {"rank": rank, "node": here.node, "local_rank": here.local_rank, "checks": report.facts.get(rank, {})}
+            for rank, here in report.here.items()
         ],
     }
 
@@ -139,22 +137,16 @@ class Report:
     def take(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
         """Take in what ranks collected, but for those of another srunddp, whose facts mean something else."""
         for rank, answer in sorted(answers.items()):
+            failed = partial(Finding, FAIL, nodes=(self.here[rank].node,), ranks=(rank,))
             if answer["version"] != __version__:
-                found, hint = (
-                    f"srunddp {answer['version']}",
-                    "install one version for all nodes, and start it by its path",
-                )
-                self._failed("launch", rank, found, f"{__version__}, as on rank 0", hint)
+                found, expected = f"srunddp {answer['version']}", f"{__version__}, as on rank 0"
+                hint = "install one version for all nodes, and start it by its path"
+                self.add("launch", [failed(found, expected, hint)])
                 continue
             self.facts[rank] = answer["checks"]
-            for name, of_check in answer["checks"].items():
-                if "failed" in of_check:
-                    hint = "see that node's load, its file systems and its driver"
-                    self._failed(name, rank, of_check["failed"], "an answer", hint)
-
-    def _failed(self, name: str, rank: int, found: str, expected: str, hint: str) -> None:
-        where = (self.here[rank].node,)
-        self.add(name, [Finding(level=FAIL, found=found, expected=expected, hint=hint, nodes=where, ranks=(rank,))])
+            hint = "see that node's load, its file systems and its driver"
+            for name, facts in answer["checks"].items():
+                self.add(name, [failed(facts["failed"], "an answer", hint)] if "failed" in facts else ())
 
     def evaluate(self, checks: Iterable[Check[Any]]) -> None:
         """Have these checks judge what was collected for them."""
@@ -162,15 +154,11 @@ class Report:
             if seen := self.seen(check):
                 self.add(check.name, check.evaluate(seen), check.summary(seen))
 
-    def seen(self, check: Check[F]) -> Sequence[Observation[F]]:
+    def seen(self, check: Check[F]) -> Ranks[F]:
         """What a check collected on each rank, where it did."""
-        return [
-            Observation(
-                rank=rank,
-                local_rank=self.here[rank].local_rank,
-                node=self.here[rank].node,
-                facts=check.facts(**answers[check.name]["facts"]),
-            )
-            for rank, answers in sorted(self.facts.items())
-            if "facts" in answers.get(check.name, {})
-        ]
+        seen: Ranks[F] = Ranks()
+        for rank, answers in sorted(self.facts.items()):
+            if "facts" in (answer := answers.get(check.name, {})):
+                here, facts = self.here[rank], check.facts(**answer["facts"])
+                seen.append(Observation(rank=rank, local_rank=here.local_rank, node=here.node, facts=facts))
+        return seen

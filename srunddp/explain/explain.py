@@ -13,9 +13,8 @@ from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.cpus import THREADS
 from srunddp.bootstrap.environment.detect import SRUN, USER, Environment, detect, likely_ranks
 from srunddp.bootstrap.environment.rank_zero_discovery import DISCOVERIES
-from srunddp.bootstrap.network import ifaces_conf, interface
-from srunddp.bootstrap.network.ifaces_conf import AUTO, DEFAULT, IfacesConfig, IfacesEntry
-from srunddp.bootstrap.network.interface import GLOO, NCCL, NetworkInterface, SelectedInterface
+from srunddp.bootstrap.network.ifaces_conf import AUTO, DEFAULT, IfacesConfig, IfacesEntry, entry_for, load
+from srunddp.bootstrap.network.interface import GLOO, NCCL, NetworkInterface, SelectedInterface, select_interface
 from srunddp.bootstrap.process_group.device import device_index, has_own
 from srunddp.bootstrap.rendezvous import auth, discovery
 from srunddp.errors import ConfigError, one_line
@@ -106,8 +105,7 @@ def explain(
     """Explain one rank.
 
     Args:
-        variables: its environment.
-        asked: what the command line says.
+        variables: its environment; asked: what the command line says.
         links: the interfaces of its node; None for the environment of a process of another machine.
     """
     case = _Case(variables, asked, links)
@@ -194,7 +192,7 @@ class _Case:
     def _network(self, found: Environment | None) -> Iterator[Row]:
         """The file of interface entries, this node's interface, and what is exported for it; then rank 0's address."""
         try:
-            config = ifaces_conf.load(self.asked.ifaces, self.variables)
+            config = load(self.asked.ifaces, self.variables)
         except ConfigError as error:
             self.errors.append(error)
             return
@@ -229,16 +227,18 @@ class _Case:
         entry = config.entries[0] if config.entries[0].nodes == "*" and not found.node else None
         try:
             if found.node or alone:
-                entry = ifaces_conf.entry_for(config.entries, found.node, alone=alone)
+                entry = entry_for(config.entries, found.node, alone=alone)
             if self.links is not None:
-                return entry, interface.select_interface(config.entries, found, self.variables, self.links)
+                return entry, select_interface(config.entries, found, self.variables, self.links)
         except ConfigError as error:
             self.errors.append(error)
         if not entry:
             return None, None
-        links = tuple(NetworkInterface(name, True, 0, (_UNKNOWN,), ()) for name in _names(self.variables, entry))
+        exported = (name for each in (GLOO, NCCL) for name in self.variables.get(each, "").split(","))
+        names = dict.fromkeys(name.lstrip("=^") for name in (*entry.interfaces, *exported))
+        links = tuple(NetworkInterface(name, True, 0, (_UNKNOWN,), ()) for name in names if name not in ("", AUTO))
         try:
-            return entry, interface.select_interface((entry,), found, self.variables, links)
+            return entry, select_interface((entry,), found, self.variables, links)
         except ConfigError:
             return entry, None  # auto, which only the node itself can decide
 
@@ -303,12 +303,6 @@ class _Case:
             for place in staged.places:
                 why = "seen here" if place.here == place.path else "a copy, as this node does not see it"
                 yield Row(f"staged {place.role}", place.here, f"{place.path}: {why}")
-
-
-def _names(variables: Mapping[str, str], entry: IfacesEntry) -> Iterator[str]:
-    """The names of interfaces that an entry or the user gives."""
-    given = [*entry.interfaces, *(name for each in (GLOO, NCCL) for name in variables.get(each, "").split(","))]
-    return (name for name in dict.fromkeys(each.lstrip("=^") for each in given) if name and name != AUTO)
 
 
 def _few(found: Sequence[object]) -> str:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from srunddp.bootstrap.environment.detect import CHANNELS, Environment, detect
-from srunddp.bootstrap.network.ifaces_conf import load, port_range
+from srunddp.bootstrap.network.ifaces_conf import port_range
 from srunddp.check import preflight, render
 from srunddp.check.checks import interface, launch
-from srunddp.check.finding import CheckContext, context_of
+from srunddp.check.finding import context_of
 from srunddp.check.join import come_within, coordinate, join
-from srunddp.check.preflight import Responder
-from srunddp.check.render import Report
-from srunddp.errors import ConfigError, SrunddpError
+from srunddp.errors import ConfigError
 from srunddp.ifaces.draft import draft
 from srunddp.ifaces.lint import NAME, LintReport, check_file
 from srunddp.ifaces.scan import Scanner, survey
@@ -57,9 +53,8 @@ def _scan(given: dict[str, Any]) -> int:
     environment = detect(os.environ, channel=given["channel"])
     ports = port_range(given["port"], where="--port") if given["port"] else None
     # The interface is still to be chosen; an ifaces.conf that is there may lead to rank 0.
-    context, handle = CheckContext(environment=environment), Scanner(environment.node).handle
-    with contextlib.suppress(SrunddpError):
-        context = replace(context, loaded=load(None, os.environ))
+    context = replace(context_of(environment, None, os.environ), interface=None)
+    handle = Scanner(environment.node).handle
     if environment.rank:
         return join("scan", context, handle, given["timeout"], ports)[0]
     coordinator, code = coordinate(context, handle, given["timeout"], ports), _INCOMPLETE
@@ -90,14 +85,12 @@ def _refuse(output: str | None, nodes: set[str], absent: int) -> None:
 
 
 def _write(text: str, output: str | None) -> None:
-    if not output:
-        click.echo(text, nl=False)
-        return
     try:
-        Path(output).write_text(text)
+        with click.open_file(output or "-", "w") as file:
+            click.echo(text, nl=False, file=file)
     except OSError as error:
-        found, hint = f"{output} cannot be written: {os.strerror(error.errno or 0)}", "name another with -o"
-        raise ConfigError(found, expected="a file that rank 0 may write", hint=hint) from None
+        found = f"{output or 'standard output'} cannot be written: {os.strerror(error.errno or 0)}"
+        raise ConfigError(found, expected="a file that rank 0 may write", hint="name another with -o") from None
 
 
 @ifaces.command()
@@ -114,15 +107,13 @@ def check(file: str | None, timeout: float) -> None:
     """
     with refusing():
         environment = detect(os.environ)
-        sys.exit(_on_every_node(file, environment, timeout) if environment.world_size > 1 else _here(file))
-
-
-def _here(file: str | None) -> int:
-    return _print_report(Report({}), check_file(file, os.environ))
+        if environment.world_size == 1:
+            sys.exit(_print_report(render.Report({}), check_file(file, os.environ)))
+        sys.exit(_on_every_node(file, environment, timeout))
 
 
 def _on_every_node(file: str | None, environment: Environment, timeout: float) -> int:
-    own = Responder(context_of(environment, file, os.environ))
+    own = preflight.Responder(context_of(environment, file, os.environ))
     if environment.rank:
         return join("ifaces check", own.context, own.handle, timeout)[0]
     coordinator, code = coordinate(own.context, own.handle, timeout), _WRONG
@@ -136,7 +127,7 @@ def _on_every_node(file: str | None, environment: Environment, timeout: float) -
     return code
 
 
-def _print_report(report: Report, judged: LintReport | None) -> int:
+def _print_report(report: render.Report, judged: LintReport | None) -> int:
     """Print the table and the notes; the exit code."""
     if judged:
         report.add(NAME, judged.findings, judged.summary())

@@ -89,12 +89,7 @@ class Draft:
 
 
 def draft(scan: ScanResult, today: datetime.date) -> Draft:
-    """Write the entries of the best network.
-
-    Args:
-        scan: of all nodes.
-        today: for the first line.
-    """
+    """Write the entries of the best network; ``today`` is for the first line."""
     nodes = sorted({node for node, _ in scan.ends})
     best, *others = networks(scan) or [ReachableGroup({})]
     missing = tuple(node for node in nodes if node not in best.links)

@@ -44,11 +44,7 @@ class LintReport:
 
 
 def check_file(named: str | None, variables: Mapping[str, str]) -> LintReport:
-    """Check the file that would count.
-
-    Args:
-        named: as with ``--ifaces``.
-        variables: the process's environment.
+    """Check the file that would count; ``named`` is one given as with ``--ifaces``.
 
     Raises:
         ConfigError: the file is not there, is wrong in itself, or is not to be trusted.
@@ -103,8 +99,7 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
 
     Args:
         entries: of one file.
-        cluster: Slurm's nodes; empty where they are not known.
-        here: this node, which need be none of them.
+        cluster: Slurm's nodes, empty where they are not known; here: this node, which need be none of them.
     """
     expanded = [_ExpandedEntry.of(entry) for entry in entries]
     findings, notes = [], []
@@ -113,7 +108,8 @@ def evaluate(entries: Sequence[IfacesEntry], cluster: Sequence[str], here: str) 
         by = " and ".join(dict.fromkeys(first.line for first in taken.values()))
         if len(taken) == len(one.items):
             found = f"{one.entry.where}: the entry never counts: all of its nodes are taken by {by}"
-            findings.append(_warning(found, "an entry that counts for a node", f"remove it, or move it before {by}"))
+            hint = f"remove it, or move it before {by}"
+            findings.append(Finding(WARN, found, "an entry that counts for a node", hint))
         elif taken:
             notes.append(f"{one.entry.where}: for {fold(taken)} {by} counts, as it comes first")
         notes += _prefixes(one.entry)
@@ -127,28 +123,24 @@ def _first(expanded: Sequence[_ExpandedEntry], item: str) -> _ExpandedEntry | No
     return next((one for one in expanded if one.covers(item)), None)
 
 
-def _warning(found: str, expected: str, hint: str, *nodes: str) -> Finding:
-    return Finding(level=WARN, found=found, expected=expected, hint=hint, nodes=nodes)
-
-
 def _unknown(expanded: Sequence[_ExpandedEntry], nodes: set[str]) -> Iterator[Finding]:
     known = {*nodes, *(node.split(".")[0] for node in nodes)}
     hint = "correct it, or let it be if it is not a node of Slurm's"
     for one in expanded:
         if missing := [name for name in one.names if name not in known]:
             found = f"{one.entry.where}: names that are not nodes of the cluster"
-            yield _warning(found, "nodes that sinfo lists", hint, *missing)
+            yield Finding(WARN, found, "nodes that sinfo lists", hint, nodes=tuple(missing))
         for pattern in one.patterns:
             if not fnmatch.filter(known, pattern):
                 found = f"{one.entry.where}: no node of the cluster fits {pattern!r}"
-                yield _warning(found, "a pattern that fits nodes which sinfo lists", hint)
+                yield Finding(WARN, found, "a pattern that fits nodes which sinfo lists", hint)
 
 
 def _without(expanded: Sequence[_ExpandedEntry], cluster: Sequence[str]) -> Iterator[Finding]:
     if left := tuple(node for node in cluster if not _first(expanded, node)):
-        found, hint = f"{expanded[0].entry.file} has no entry", 'add one for each, or a last entry `- nodes: "*"`'
-        hint += " with `interface: auto`"
-        yield Finding(level=FAIL, found=found, expected="an entry for every node", hint=hint, nodes=left)
+        found = f"{expanded[0].entry.file} has no entry"
+        hint = 'add one for each, or a last entry `- nodes: "*"` with `interface: auto`'
+        yield Finding(FAIL, found, "an entry for every node", hint, nodes=left)
 
 
 def _unresolved(expanded: Sequence[_ExpandedEntry], cluster: Sequence[str]) -> Iterator[Finding]:
@@ -160,12 +152,9 @@ def _unresolved(expanded: Sequence[_ExpandedEntry], cluster: Sequence[str]) -> I
         found = addresses_of(name) if node else set()
         if node and all(map(is_loopback, found)):
             leads = f"to {', '.join(sorted(found))}, which is loopback" if found else "nowhere"
-            yield _warning(
-                f"{one.entry.where}: the address {name} leads {leads} on this login node",
-                "a name of that node on the data network",
-                "correct the address, or see on a compute node whether it knows the name",
-                node,
-            )
+            words = f"{one.entry.where}: the address {name} leads {leads} on this login node"
+            hint = "correct the address, or see on a compute node whether it knows the name"
+            yield Finding(WARN, words, "a name of that node on the data network", hint, nodes=(node,))
 
 
 def _prefixes(entry: IfacesEntry) -> Iterator[str]:

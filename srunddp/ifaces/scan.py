@@ -144,11 +144,11 @@ def _reached(coordinator: Coordinator, node_leaders: Mapping[str, int], usable: 
     for index, node in enumerate(ring):
         peers = [ring[(index + step) % len(ring)] for step in range(1, min(_NEIGHBOURS, len(ring) - 1) + 1)]
         tried = ((a, b) for a in ends[node] for peer in peers for b in ends[peer])
-        probes = {(a, b): _probe(a[1], usable[a], usable[b], ports[node_leaders[b[0]]]) for a, b in tried}
+        hosts = {(a, b): (usable[a].address, usable[b].address) for a, b in tried}
+        probes = {
+            (a, b): Probe(source=here, host=there, port=ports[node_leaders[b[0]]][there], interface=a[1])
+            for (a, b), (here, there) in hosts.items()
+        }
         plan[node_leaders[node]] = {pair: probe for pair, probe in probes.items() if probe.same_family}
     answers = run_plan(coordinator, plan)
     return {pair: answers.get(pair, NO_ANSWER) == "" for probes in plan.values() for pair in probes}
-
-
-def _probe(interface: str, here: ScannedInterface, there: ScannedInterface, ports: Mapping[str, int]) -> Probe:
-    return Probe(source=here.address, host=there.address, port=ports[there.address], interface=interface)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -49,32 +48,27 @@ FIT = {"wrong": [], "name": "eth0", "address": "10.0.0.1", "source": "", "speed"
 LINK = FIT | {"own_name": [], "lookup": [], "devices": [], "rdma_rate": 0, "one_node": False}
 
 
-def carried(links: Sequence[dict[str, Any]], backend: str, per_node: int = 1) -> float:
-    """GB/s that the slowest of these nodes' networks is expected to carry."""
-    ranks = list(enumerate(facts for facts in links for _ in range(per_node)))
-    here = {rank: Hello("", rank, len(ranks), 0, f"node0{rank // per_node}", "", 1) for rank, _ in ranks}
-    return slowest_link(Report(here, {rank: {"interface": {"facts": facts}} for rank, facts in ranks}), backend) / 1e9
-
-
 def hcas(count: int, rate: int = 400_000) -> dict[str, Any]:
     return LINK | {"devices": [f"mlx5_{number}" for number in range(count)], "rdma_rate": count * rate}
 
 
 @pytest.mark.parametrize(
-    ("links", "backend", "gigabytes"),
+    ("links", "backend", "per_node", "gigabytes"),
     [
-        ([LINK, LINK | {"speed": 100_000}], "nccl", 1.25),
-        ([hcas(1), hcas(1, 200_000)], "nccl", 25.0),
-        ([hcas(1), hcas(1, 200_000)], "gloo", 1.25),
-        ([LINK, LINK | {"physical": False}, LINK | {"speed": 100_000}], "gloo", 0.0),
-        ([hcas(1), LINK | {"physical": False}], "nccl", 0.0),
-        ([LINK], "gloo", 0.0),  # on one node no link is in use
+        ([LINK, LINK | {"speed": 100_000}], "nccl", 2, 1.25),
+        ([hcas(1), hcas(1, 200_000)], "nccl", 2, 25.0),
+        ([hcas(1), hcas(1, 200_000)], "gloo", 2, 1.25),
+        ([LINK, LINK | {"physical": False}, LINK | {"speed": 100_000}], "gloo", 2, 0.0),
+        ([hcas(1), LINK | {"physical": False}], "nccl", 2, 0.0),
+        ([LINK], "gloo", 2, 0.0),  # on one node no link is in use
+        # No more devices carry than there are ranks.
+        *(([hcas(8)] * 2, "nccl", count, rate) for count, rate in ((1, 50.0), (4, 200.0), (8, 400.0), (16, 400.0))),
     ],
 )
-def test_the_slowest_link_is_expected_to_carry_all(links: list[dict[str, Any]], backend: str, gigabytes: float) -> None:
-    assert carried(links, backend, per_node=2) == gigabytes
-
-
-def test_no_more_devices_are_expected_to_carry_than_ranks() -> None:
-    links = [hcas(8), hcas(8)]
-    assert [carried(links, "nccl", per_node) for per_node in (1, 4, 8, 16)] == [50.0, 200.0, 400.0, 400.0]
+def test_the_slowest_link_is_expected_to_carry_all(
+    links: list[dict[str, Any]], backend: str, per_node: int, gigabytes: float
+) -> None:
+    ranks = list(enumerate(facts for facts in links for _ in range(per_node)))
+    here = {rank: Hello("", rank, len(ranks), 0, f"node0{rank // per_node}", "", 1) for rank, _ in ranks}
+    report = Report(here, {rank: {"interface": {"facts": facts}} for rank, facts in ranks})
+    assert slowest_link(report, backend) == gigabytes * 1e9

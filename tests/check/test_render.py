@@ -33,12 +33,14 @@ def report(*findings: Finding, ranks: int = 2, **seen: str) -> Report:
 
 
 def test_equal_findings_are_one_row() -> None:
-    every = [
-        finding("full", "node03", ranks=(64,)),
+    """The worst comes first, else the order stays."""
+    words = [("a", Severity.WARN), ("b", Severity.FAIL), ("c", Severity.WARN), ("d", Severity.FAIL)]
+    assert [row.found for row in render.merged(finding(found, level=level) for found, level in words)] == [*"bdac"]
+    first, last = finding("full", "node03", ranks=(64,)), finding("full", "node01", ranks=(4, 1))
+    assert render.merged([first, finding("other", "node01"), last]) == [
+        finding("full", "node03", "node01", ranks=(1, 4, 64)),
         finding("other", "node01"),
-        finding("full", "node01", ranks=(4, 1)),
     ]
-    assert render.merged(every) == [finding("full", "node03", "node01", ranks=(1, 4, 64)), finding("other", "node01")]
 
 
 @pytest.mark.parametrize(
@@ -46,12 +48,6 @@ def test_equal_findings_are_one_row() -> None:
 )
 def test_findings_that_differ_in_a_word_are_not_one(change: dict[str, Any]) -> None:
     assert len(render.merged([finding(), finding(**change)])) == 2
-
-
-def test_the_worst_comes_first_else_the_order_stays() -> None:
-    words = [("a", Severity.WARN), ("b", Severity.FAIL), ("c", Severity.WARN), ("d", Severity.FAIL)]
-    rows = render.merged(finding(found, level=level) for found, level in words)
-    assert [row.found for row in rows] == ["b", "d", "a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -85,24 +81,18 @@ def test_the_table_is_aligned_and_what_is_wrong_comes_first() -> None:
 @pytest.mark.parametrize(
     ("findings", "ranks", "job", "said"),
     [
-        ((), 4, "1207", "check of job 1207: 4 of 4 ranks on 2 nodes, all is well"),
-        ((), 1, "", "check: 1 of 4 ranks on 1 node, all is well"),
-        ((finding("x", "a"), finding("x", "b")), 2, "", "check: 2 of 4 ranks on 1 node, 1 failure"),
-        (
-            (finding("x"), finding("y"), finding("z", level=Severity.WARN)),
-            3,
-            "",
-            "check: 3 of 4 ranks on 2 nodes, 2 failures and 1 warning",
-        ),
+        ("", 4, "1207", "check of job 1207: 4 of 4 ranks on 2 nodes, all is well"),
+        ("w", 1, "", "check: 1 of 4 ranks on 1 node, 1 warning"),
+        ("FF", 2, "", "check: 2 of 4 ranks on 1 node, 1 failure"),
+        ("FGw", 3, "", "check: 3 of 4 ranks on 2 nodes, 2 failures and 1 warning"),
     ],
 )
-def test_the_first_line_counts(findings: tuple[Finding, ...], ranks: int, job: str, said: str) -> None:
-    assert render.verdict(report(*findings, ranks=ranks), 4, job) == said
-
-
-def test_a_warning_alone_stops_no_job() -> None:
-    assert not report(finding(level=Severity.WARN)).failed
-    assert report(finding(level=Severity.WARN), finding()).failed
+def test_the_first_line_counts(findings: str, ranks: int, job: str, said: str) -> None:
+    """A warning alone stops no job."""
+    levels = {each: Severity.FAIL if each.isupper() else Severity.WARN for each in findings}
+    every = (finding(each, f"node{index}", level=levels[each]) for index, each in enumerate(findings))
+    found = report(*every, ranks=ranks)
+    assert (render.verdict(found, 4, job), found.failed) == (said, "F" in findings)
 
 
 # What is written.
@@ -117,41 +107,24 @@ def test_both_files_are_written_into_a_folder_that_is_made(tmp_path: Path) -> No
     assert Path(paths[0]).read_text().startswith("the table\n\n")
     written = json.loads(Path(paths[1]).read_text())
     assert (written["job"], written["exit_code"], written["summaries"]) == ("1207", 69, found.summaries)
-    (one,) = written["findings"]
-    assert one == {
-        "level": "FAIL",
-        "check": "limits",
-        "found": "full – ü",
-        "expected": "room",
-        "hint": "clear it",
-        "nodes": ["node01"],
-        "ranks": [0, 1],
-        "between": "",
-    }
+    words = {"level": "FAIL", "check": "limits", "found": "full – ü", "expected": "room", "hint": "clear it"}
+    assert written["findings"] == [words | {"nodes": ["node01"], "ranks": [0, 1], "between": ""}]
     assert [(rank["rank"], rank["node"], rank["local_rank"]) for rank in written["ranks"]] == [
-        (0, "node01", 0),
-        (1, "node01", 1),
+        (n, "node01", n) for n in (0, 1)
     ]
     assert written["ranks"][1]["checks"]["limits"]["facts"]["files"] == 1024
 
 
-def test_what_a_rank_that_did_not_answer_saw_is_left_empty(tmp_path: Path) -> None:
-    found = report()
-    del found.facts[1]
-    written = render.as_json(found, "", 69)
-    assert [bool(rank["checks"]) for rank in written["ranks"]] == [True, False]
-    assert render.write(found, [], str(tmp_path), "", 0)[0] == str(tmp_path / "preflight.local.txt")
-
-
 def test_whatever_a_path_is_called_it_can_be_written(tmp_path: Path) -> None:
     text, _ = render.write(report(finding("/data/\udcff")), ["… /data/\udcff"], str(tmp_path), "", 0)
+    assert text == str(tmp_path / "preflight.local.txt")
     assert Path(text).read_bytes().startswith("… /data/\\udcff\n".encode())
 
 
-@pytest.mark.parametrize("kind", ["a file", "below a file", "no room for a folder"])
-def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("path", ["{}/file", "{}/file/x", "/proc/nowhere"])
+def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").write_text("")
-    folder = {"a file": f"{tmp_path}/file", "below a file": f"{tmp_path}/file/x"}.get(kind, "/proc/nowhere")
+    folder = path.format(tmp_path)
     with pytest.raises(ConfigError) as error:
         render.write(report(), [], folder, "", 0)
     assert error.value.found.startswith(f"the report cannot be written to {folder}: ")
@@ -163,12 +136,12 @@ def test_facts_come_back_as_the_check_knows_them() -> None:
     del found.facts[1]
     found.facts[2] = {"limits": {"failed": "OSError: stale"}}
     assert [(one.rank, one.node, one.facts.files) for one in found.seen(limits.CHECK)] == [(0, "node01", 1024)]
+    assert [bool(rank["checks"]) for rank in render.as_json(found, "", 69)["ranks"]] == [True, False, True]
 
 
 def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
     """Slurm starts in /tmp where the folder is missing, and there anyone may have left one."""
-    target = tmp_path / "target"
-    target.write_text("mine")
+    (target := tmp_path / "target").write_text("mine")
     for name in ("preflight.7.txt", "preflight.7.txt.tmp"):
         (tmp_path / name).symlink_to(target)
     render.write(report(), ["the table"], str(tmp_path), "7", 0)

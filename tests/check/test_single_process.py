@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.support.starting import JOB, NODE, ended, slurm, srunddp, started, write
+from tests.support.starting import JOB, NODE, ended, one_message, slurm, srunddp, started, write
 
 QUICK = {"PYTHONPATH": str(PROGRAMS / "other_torch")}  # the real one takes seconds to import
 Ended = tuple[int, str, str]
@@ -36,15 +34,6 @@ def findings(folder: Path, job: str = JOB) -> list[tuple[str, str, list[int], st
     return [(each["level"], each["check"], each["ranks"], each["found"]) for each in found]
 
 
-def explicit(size: int = 2) -> list[dict[str, str]]:
-    """Ranks that were told by variables of their own where to meet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-
-
 # srunddp check.
 
 
@@ -58,14 +47,12 @@ def test_alone_it_passes_and_writes_its_report(tmp_path: Path) -> None:
     assert findings(tmp_path / "out", "local") == []
 
 
-@pytest.mark.parametrize("kind", ["slurm", "explicit"])
-def test_ranks_of_one_world_pass_and_rank_0_alone_speaks(kind: str, tmp_path: Path) -> None:
-    worlds = [slurm(rank, 3) for rank in range(3)] if kind == "slurm" else explicit(3)
-    every = together(worlds, "check", folder=tmp_path)
+def test_ranks_of_one_world_pass_and_rank_0_alone_speaks(tmp_path: Path) -> None:
+    every = together([slurm(rank, 3) for rank in range(3)], "check", folder=tmp_path)
     assert codes(every) == [0, 0, 0]
     assert [(out, errors) for _, out, errors in every[1:]] == [("", ""), ("", "")]
     assert "3 of 3 ranks on 1 node, all is well\n" in every[0][1]
-    report = json.loads((tmp_path / f"preflight.{JOB if kind == 'slurm' else 'local'}.json").read_text())
+    report = json.loads((tmp_path / f"preflight.{JOB}.json").read_text())
     assert [(rank["rank"], rank["local_rank"], rank["node"]) for rank in report["ranks"]] == [
         (rank, rank, NODE) for rank in range(3)
     ]
@@ -73,10 +60,15 @@ def test_ranks_of_one_world_pass_and_rank_0_alone_speaks(kind: str, tmp_path: Pa
 
 
 def test_what_would_stop_the_job_ends_all_ranks_with_69(tmp_path: Path) -> None:
+    """A wrong interface of rank 0 keeps nobody from it."""
     write(tmp_path / "train.py", "for x in:\n")
-    every = together([slurm(rank) for rank in range(2)], "check", "train.py", folder=tmp_path)
+    worlds = [slurm(0) | {"GLOO_SOCKET_IFNAME": "nope0"}, slurm(1)]
+    every = together(worlds, "check", "train.py", folder=tmp_path)
     assert codes(every) == [69, 69]
-    assert findings(tmp_path) == [("FAIL", "launch", [], "train.py:1: invalid syntax")]
+    script, wrong = findings(tmp_path)
+    assert script == ("FAIL", "launch", [], "train.py:1: invalid syntax")
+    assert wrong[:2] == ("FAIL", "interface")
+    assert wrong[3].startswith(f"GLOO_SOCKET_IFNAME=nope0: interface nope0 is not there on node {NODE}, which has lo ")
     assert every[0][1].count("invalid syntax") == 1
     assert [errors for _, _, errors in every] == ["", ""]
 
@@ -99,15 +91,6 @@ def test_without_rank_0_a_rank_says_what_it_sees_by_itself(tmp_path: Path) -> No
     assert any("train.py:1: invalid syntax; expected a Python script" in line for line in others)
 
 
-def test_a_wrong_interface_of_rank_0_keeps_nobody_from_it(tmp_path: Path) -> None:
-    worlds = [slurm(0) | {"GLOO_SOCKET_IFNAME": "nope0"}, slurm(1)]
-    every = together(worlds, "check", folder=tmp_path)
-    assert codes(every) == [69, 69]
-    ((level, check, _, found),) = findings(tmp_path)
-    assert (level, check) == ("FAIL", "interface")
-    assert found.startswith(f"GLOO_SOCKET_IFNAME=nope0: interface nope0 is not there on node {NODE}, which has lo ")
-
-
 def test_a_report_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     write(tmp_path / "file", "")
     worlds = [slurm(rank) for rank in range(2)]
@@ -123,14 +106,11 @@ def test_a_report_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     "words",
     [
         ("check", "--bogus"),
-        ("check", "--timeout=nan"),
         ("check", "--timeout=0"),
         ("check", "--backend=mpi"),
         ("check", "--channel=radio"),
-        ("ifaces", "scan", "--bogus"),
         ("ifaces", "scan", "--timeout=nan"),
         ("ifaces", "scan", "file"),
-        ("ifaces", "check", "--timeout=nan"),
         ("ifaces", "check", "one", "two"),
         ("ifaces", "draft"),
     ],
@@ -164,12 +144,7 @@ def test_what_is_wrong_before_the_ranks_meet_is_one_message(
     words: tuple[str, ...], variables: dict[str, str], code: int, said: str, tmp_path: Path
 ) -> None:
     world = slurm(0) | variables if variables else {}
-    ((ended_with, out, errors),) = together([world], *words, folder=tmp_path)
-    assert (ended_with, out) == (code, "")
-    assert errors.startswith("srunddp: error: ")
-    assert said in errors
-    assert errors.count("\n") == 1
-    assert " -> " in errors
+    assert said in one_message(srunddp(*words, folder=tmp_path, **world), code)
 
 
 # srunddp ifaces.
@@ -186,30 +161,21 @@ def test_a_scan_of_one_node_says_that_it_takes_two(ranks: int, tmp_path: Path) -
     assert not (tmp_path / "new.conf").exists()
 
 
-def checked(tmp_path: Path, text: str, worlds: Sequence[Mapping[str, str]]) -> list[Ended]:
-    return together(worlds, "ifaces", "check", write(tmp_path / "ifaces.conf", text), folder=tmp_path)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("text", "code", "said"),
+    ("ranks", "line", "code", "said"),
     [
-        ('- nodes: "*"\n  interface: auto\n', 0, ""),
-        ('- nodes: "*"\n  interfaces: auto\n', 78, "ifaces.conf:2:3: unknown key 'interfaces'"),
+        (1, "interface: auto", 0, "1 entry in "),
+        (2, "interface: auto", 0, "1 entry in "),
+        (1, "interfaces: auto", 78, "ifaces.conf:2:3: unknown key 'interfaces'"),
+        (2, "interfaces: auto", 78, "ifaces.conf:2:3: unknown key 'interfaces'"),
+        (1, "interface: nope0", 0, "1 entry in "),  # it is found by ranks alone
+        (2, "interface: nope0", 78, "ifaces.conf:1:3: interface nope0 is not there on node"),
     ],
 )
-def test_a_file_is_judged_alone_and_by_ranks(ranks: int, text: str, code: int, said: str, tmp_path: Path) -> None:
+def test_a_file_is_judged_alone_and_by_ranks(ranks: int, line: str, code: int, said: str, tmp_path: Path) -> None:
+    conf = write(tmp_path / "ifaces.conf", f'- nodes: "*"\n  {line}\n')
     worlds: list[dict[str, str]] = [slurm(rank) for rank in range(2)] if ranks == 2 else [{}]
-    every: list[Any] = checked(tmp_path, text, worlds)
+    every = together(worlds, "ifaces", "check", conf, folder=tmp_path)
     assert codes(every) == [code] * ranks
-    assert said in every[0][1] + every[0][2]
-    assert (every[0][1] + every[0][2]).count("unknown key") == bool(said)
+    assert (every[0][1] + every[0][2]).count(said) == 1
     assert all(out + errors == "" for _, out, errors in every[1:])
-
-
-def test_an_interface_that_is_not_there_is_found_by_ranks_alone(tmp_path: Path) -> None:
-    text = '- nodes: "*"\n  interface: nope0\n'
-    assert codes(checked(tmp_path, text, [{}])) == [0]
-    every = checked(tmp_path, text, [slurm(rank) for rank in range(2)])
-    assert codes(every) == [78, 78]
-    assert f"FAIL  interface  {NODE}  {tmp_path}/ifaces.conf:1:3: interface nope0 is not there on node" in every[0][1]

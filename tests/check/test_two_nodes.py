@@ -9,7 +9,7 @@ from pathlib import Path
 from srunddp.bootstrap.network.ifaces_conf import parse
 from tests.conftest import PROGRAMS
 from tests.support.namespaces import NODES, address, rule
-from tests.support.starting import LONG, SRUNDDP, bare, write
+from tests.support.starting import SRUNDDP, bare, ended, write
 
 WEST, EAST = (address(node, "data0") for node in NODES)
 AS_NODE = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
@@ -19,23 +19,13 @@ QUICK = str(PROGRAMS / "other_torch")
 def together(names: dict[str, str], *words: str, folder: Path) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of a rank on each node."""
     world = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": WEST, "MASTER_PORT": "29400", "PYTHONPATH": QUICK}
-    pipe = subprocess.PIPE
-    ranks = [
-        subprocess.Popen(
-            ("ip", "netns", "exec", name, *AS_NODE, node, *SRUNDDP, *words),
-            cwd=folder,
-            env=bare(world | {"RANK": str(rank)}),
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-        )
-        for rank, (node, name) in enumerate(names.items())
-    ]
-    every = []
-    for rank in ranks:
-        out, errors = rank.communicate(timeout=LONG)
-        every.append((rank.returncode, out, errors))
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    ranks = []
+    for rank, (node, name) in enumerate(names.items()):
+        command = ("ip", "netns", "exec", name, *AS_NODE, node, *SRUNDDP, *words)
+        own = bare(world | {"RANK": str(rank)})
+        ranks.append(subprocess.Popen(command, cwd=folder, env=own, text=True, stdin=null, stdout=pipe, stderr=pipe))
+    every = [ended(rank) for rank in ranks]
     assert not any("Traceback" in errors for _, _, errors in every), every
     return every
 
@@ -59,19 +49,15 @@ def test_a_scan_drafts_what_both_nodes_then_pass_with(names: dict[str, str], tmp
     assert "ok  reach        TCP between 2 endpoints, 2 ways, on random ports\n" in judged[1]
 
 
-def test_a_draft_goes_to_standard_output_where_no_file_is_named(names: dict[str, str], tmp_path: Path) -> None:
+def test_a_draft_goes_to_standard_output_or_to_the_named_file(names: dict[str, str], tmp_path: Path) -> None:
     (code, out, errors), _ = together(names, "ifaces", "scan", folder=tmp_path)
     assert (code, errors) == (0, "srunddp: scan of 2 nodes: an entry for each\n")
     assert len(parse(out.encode(), "x")) == 2
     assert "# Passed over: data1 on " in out
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_draft_that_cannot_be_written_is_one_error(names: dict[str, str], tmp_path: Path) -> None:
     ranks = together(names, "ifaces", "scan", "-o", "no/folder.conf", folder=tmp_path)
     words = "no/folder.conf cannot be written: No such file or directory; expected a file that rank 0 may write"
-    assert ranks[0] == (78, "", f"srunddp: error: {words} -> name another with -o\n")
-    assert ranks[1] == (69, "", "")
+    assert ranks == [(78, "", f"srunddp: error: {words} -> name another with -o\n"), (69, "", "")]
 
 
 def test_a_check_names_the_way_on_which_packets_get_lost(names: dict[str, str], tmp_path: Path) -> None:

@@ -38,14 +38,6 @@ def test_explain_says_which_variable_decided_each_value(tmp_path: Path) -> None:
     assert table["rank 0"].startswith(f"127.0.0.1:{first}, ")
 
 
-def test_explain_says_which_line_of_ifaces_conf_decided(tmp_path: Path) -> None:
-    conf = write(tmp_path / "ifaces.conf", f"- {{nodes: other, interface: x}}\n- {{nodes: {NODE}, interface: lo}}\n")
-    table = explained(srunddp("--explain", "--ifaces", conf, folder=tmp_path, **slurm(0)), 0)
-    assert table["interface"] == f"lo {conf}:2:3"
-    assert table["GLOO_SOCKET_IFNAME"] == f"lo {conf}:2:3"
-    assert table["NCCL_SOCKET_IFNAME"] == f"=lo {conf}:2:3"
-
-
 def test_explain_starts_no_script_and_needs_none(tmp_path: Path) -> None:
     """The option prints what the command does."""
     script = write(tmp_path / "train.py", "import os; print('rank', os.environ['RANK'], 'ran')")
@@ -77,11 +69,7 @@ def test_explain_reads_the_environments_of_other_ranks(tmp_path: Path) -> None:
     assert said == [
         f"[rank {rank}] rank                 {rank}                  SLURM_PROCID={rank}" for rank in (0, 1)
     ]
-
-
-def test_a_file_without_an_environment_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "env", "nothing here\n")
-    text = one_message(srunddp("explain", "--env", file, folder=tmp_path))
+    text = one_message(srunddp("explain", "--env", write(tmp_path / "env", "nothing here\n"), folder=tmp_path))
     assert text.startswith(f"--env: {file}: no line with a variable; expected what env or env -0 printed -> ")
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from srunddp.bootstrap.environment import detect, mpi
+from srunddp.bootstrap.environment import detect, mpi, slurm
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.interface import NetworkInterface
 from srunddp.bootstrap.rendezvous import auth, discovery
@@ -67,10 +67,13 @@ def conf(tmp_path: Path) -> str:
     return str(write(tmp_path / "ifaces.conf", CONF))
 
 
-# Who a rank is.
-
-
-# Variables, --channel, a row, and of it the value, why, and what was passed over.
+NOT_TAKEN = (
+    "slurm: comes after pmi",
+    "mpi: PMIX_RANK is not set, as without srun --mpi=pmix",
+    "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
+)
+OF_NODE = "the default, as no ifaces.conf has entries; not checked, as this is not that node"
+# Who a rank is: variables, --channel, a row, and of it the value, why, and what was passed over.
 WHO = [
     (step(1, **PMI2, RANK="1"), None, "rank", "1", "SLURM_PROCID=1", ("PMI_RANK=1", "RANK=1")),
     (step(1), None, "world_size", "4", "SLURM_STEP_NUM_TASKS=4", ("SLURM_NTASKS=6",)),
@@ -83,6 +86,8 @@ WHO = [
     (step(1), None, "node", "node02", "SLURMD_NODENAME", ()),
     (open_mpi(1), None, "node", "?", "hostname", ()),
     (hydra(0), None, "ports", "any", "the kernel's choice, published", ()),
+    (step(1), None, "interface", "auto", OF_NODE, ()),
+    (step(1, **PMI2), None, "channel", "pmi", "PMI_FD=9, then slurm", NOT_TAKEN),
     (step(1, **PMI2), None, "proof", "secret", "carried over pmi", ()),
     (step(1, **PMI2), "slurm", "channel", "slurm", "--channel, SLURM_STEP_NODELIST=node[02-03]", (ASKED,)),
 ]
@@ -98,8 +103,7 @@ def test_each_value_has_its_source_and_what_was_passed_over(
 
 
 @pytest.mark.parametrize(
-    ("variables", "channel"),
-    [(step(1, RANK="3"), None), ({"RANK": "3"}, None), (step(1, RANK="1"), "env"), (step(1), "pmi")],
+    ("variables", "channel"), [({"RANK": "3"}, None), (step(1, RANK="1"), "env"), (step(1), "pmi")]
 )
 def test_what_a_run_would_refuse_ends_with_78(variables: dict[str, str], channel: str | None) -> None:
     assert elsewhere(variables, channel=channel).exit_code == 78
@@ -107,9 +111,7 @@ def test_what_a_run_would_refuse_ends_with_78(variables: dict[str, str], channel
 
 
 def test_every_launcher_decides_by_its_own_variables() -> None:
-    from srunddp.bootstrap.environment.mpi import LAUNCHERS
-
-    for launcher in LAUNCHERS:
+    for launcher in mpi.LAUNCHERS:
         variables = {launcher.rank: "1", launcher.local_rank: "0", launcher.world_size: "2"}
         found = elsewhere(variables)
         assert said(found, "launcher")[0] == launcher.name
@@ -118,25 +120,10 @@ def test_every_launcher_decides_by_its_own_variables() -> None:
 
 
 def test_elsewhere_a_pty_shell_is_taken_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from srunddp.bootstrap.environment import slurm
-
     monkeypatch.setattr(slurm, "is_interactive_shell", lambda task: pytest.fail("looked at a process of this machine"))
     found = elsewhere(pty_shell(1))
     assert said(found, "rank") == ("1", "SLURM_PROCID=1")
     assert found.notes == ["SLURM_PTY_PORT=40001: taken for a step, not for a shell of srun --pty"]
-
-
-# Channels.
-
-
-def test_each_channel_that_is_not_taken_has_its_reason() -> None:
-    found = elsewhere(step(1, **PMI2))
-    assert said(found, "channel") == ("pmi", "PMI_FD=9, then slurm")
-    assert tuple(row(found, "channel").passed_over) == (
-        "slurm: comes after pmi",
-        "mpi: PMIX_RANK is not set, as without srun --mpi=pmix",
-        "env: only by --channel env; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set",
-    )
 
 
 # Interface and what is exported.
@@ -147,8 +134,10 @@ def test_an_entry_of_another_node_is_chosen_and_not_checked(conf: str) -> None:
     assert said(found, "ifaces.conf") == (conf, "--ifaces")
     assert said(found, "interface") == ("ib1", f"{conf}:2:3; not checked, as this is not that node")
     assert said(found, "address") == ("?", "not checked, as this is not that node")
-    later = [f"{conf}:{line}:3: matches too, but the first entry counts" for line in (8,)]
-    assert row(found, "interface").passed_over == [f"{conf}:2:3, interface ib0 ib1: by local rank, in turn", *later]
+    assert row(found, "interface").passed_over == [
+        f"{conf}:2:3, interface ib0 ib1: by local rank, in turn",
+        f"{conf}:8:3: matches too, but the first entry counts",
+    ]
     assert found.exit_code == 0
 
 
@@ -167,12 +156,6 @@ def test_where_the_node_is_not_known_no_entry_is_taken_for_it(conf: str) -> None
     found = elsewhere(hydra(0), ifaces=conf)
     assert said(found, "interface") == ("?", f"the node's name decides which entry of {conf} counts")
     assert not [row for row in found.rows if row.name == "NCCL_IB_TC"]
-
-
-def test_auto_is_left_to_the_node_itself() -> None:
-    value, why = said(elsewhere(step(1)), "interface")
-    assert value == "auto"
-    assert why.endswith("; not checked, as this is not that node")
 
 
 def test_each_file_is_taken_or_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +254,7 @@ def test_limits_token_proof_and_threads_are_named(monkeypatch: pytest.MonkeyPatc
 )
 def test_what_follows_from_a_wrong_launcher_is_left_out(variables: dict[str, str], error: str) -> None:
     found = elsewhere(variables)
+    assert found.exit_code == 78
     assert found.text.splitlines()[-1].startswith(f"[rank 1] error: {error}")
     assert {"ifaces.conf", "backend", "threads"} <= {row.name for row in found.rows}
     assert "rank" not in {row.name for row in found.rows}
@@ -305,9 +289,18 @@ def test_every_error_of_a_run_is_explained() -> None:
     """Each variable of a step in turn holds what no launcher writes, and is not there."""
     for name in step(1):
         for wrong in ("x[", "-3", "9999999999", ""):
-            variables = step(1) | PMI2 | EXPLICIT
-            variables = {key: value for key, value in variables.items() if key != name} | (
-                {name: wrong} if wrong else {}
-            )
+            variables = step(1) | PMI2 | EXPLICIT | {name: wrong}
+            if not wrong:
+                del variables[name]
             for channel in (None, "slurm", "env", "mpi"):
                 assert elsewhere(variables, channel=channel).rows
+
+
+def test_a_line_of_an_explanation_stays_one_and_is_printable() -> None:
+    """What variables hold is explained, and no terminal obeys it."""
+    command, shown = "a\x1b]0;owned\x07b\rc\nd", r"a\x1b]0;owned\x07b\rc\nd"
+    rows = (Row("master", command, f"MASTER_ADDR={command}", (f"OTHER={command}: {command}",)),)
+    text = Explanation(0, rows, (command,), ()).text
+    lines = text.splitlines()
+    assert (len(lines), text.count(shown)) == (3, 5)
+    assert all(line.isprintable() and line.startswith("[rank 0] ") for line in lines)

@@ -109,10 +109,6 @@ def test_the_best_of_two_networks_is_taken(rails: Any, taken: str, said: str) ->
     assert said in line
 
 
-def test_an_address_of_ipv6_is_read_back_whole() -> None:
-    assert drafted(scan(rail("eno1", "fd00:1:")))[1]["n03"].address == "fd00:1::3"
-
-
 @pytest.mark.parametrize(("speed", "taken"), [(10_000, ("ib0", "ib1")), (1000, ("ib0",))])
 def test_of_several_rails_in_one_network_the_fastest_are_listed(speed: int, taken: tuple[str, ...]) -> None:
     second = {(node, "ib1"): link("ib1", "10.1", 100 + number, speed=speed) for number, node in enumerate(NODES)}
@@ -169,10 +165,6 @@ def named(template: str) -> tuple[dict[tuple[str, str], ScannedInterface], dict[
     return ends, found
 
 
-def test_where_the_plain_name_leads_there_no_address_is_written() -> None:
-    assert "address" not in drafted(scan(rail("eno1", "10.1", named=True)))[0].text
-
-
 def test_a_name_of_every_node_that_all_know_is_one_template() -> None:
     ends, resolved = named("{node}-ib0.cluster")
     made, entries = drafted(scan(ends, resolved=resolved))
@@ -188,28 +180,7 @@ def test_a_name_that_one_node_does_not_know_is_no_template(elsewhere: list[str])
     assert [entries[node].address for node in NODES] == [f"10.1.0.{number}" for number in range(1, 5)]
 
 
-def test_a_node_whose_name_is_part_of_anothers_has_its_own() -> None:
-    nodes = ("n1", "n11", "n111")
-    ends = {
-        (node, name): link(name, "10.1", number, names=(f"{node}-ib",))
-        for number, (node, name) in enumerate(zip(nodes, ("a0", "b0", "c0"), strict=True), 1)
-    }
-    resolved = {f"{node}-ib": [[f"10.1.0.{number}"]] * 3 for number, node in enumerate(nodes, 1)}
-    _, entries = drafted(scan(ends, resolved=resolved))
-    assert [entries[node].interfaces for node in nodes] == [("a0",), ("b0",), ("c0",)]
-    assert {entry.address for entry in entries.values()} == {"{node}-ib"}
-
-
 # NCCL's devices.
-
-
-def test_nodes_with_other_devices_have_an_entry_of_their_own() -> None:
-    other = rail("ib0", "10.1", NODES[:1], **IB | {"devices": ("mlx5_3",)})
-    entries = drafted(scan(rail("ib0", "10.1", NODES[1:], **IB), other))[1]
-    assert {node: entry.env["NCCL_IB_HCA"] for node, entry in entries.items()} == {
-        "n01": "=mlx5_3",
-        **dict.fromkeys(NODES[1:], "=mlx5_0"),
-    }
 
 
 def drafted_of(links: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> str:

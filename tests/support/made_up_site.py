@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from srunddp.bootstrap.environment.detect import detect
-from srunddp.check.finding import Check, CheckContext, Finding, Observation, Severity
+from srunddp.check.finding import Check, CheckContext, Finding, Observation, Ranks, Severity
 
 F = TypeVar("F")
 
@@ -22,15 +22,15 @@ LOCAL_RANK_1 = {
 }
 
 
-def seen(facts: Iterable[F], per_node: int = 2) -> list[Observation[F]]:
+def seen(facts: Iterable[F], per_node: int = 2) -> Ranks[F]:
     """Of ranks in their order, on node01 and so on."""
-    return [
+    return Ranks(
         Observation(rank=rank, local_rank=rank % per_node, node=f"node{rank // per_node + 1:02d}", facts=known)
         for rank, known in enumerate(facts)
-    ]
+    )
 
 
-def changed(facts: F, changes: dict[int, dict[str, Any]], ranks: int = 12) -> list[Observation[F]]:
+def changed(facts: F, changes: dict[int, dict[str, Any]], ranks: int = 12) -> Ranks[F]:
     """Two ranks on each node, that all have seen the same but for ``changes``, by rank."""
     return seen(replace(facts, **changes.get(rank, {})) for rank in range(ranks))  # type: ignore[type-var]
 

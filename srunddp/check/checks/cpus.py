@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from srunddp.bootstrap.environment.cpus import THREADS, Cpus, advice
-from srunddp.check.finding import (
-    WARN,
-    Check,
-    CheckContext,
-    Finding,
-    Observation,
-    by_node,
-    differing,
-    finding_about,
-    split_message,
-)
+from srunddp.check.finding import WARN, Check, CheckContext, Finding, Ranks, split_message
 from srunddp.util.cgroup import cpu_quota
 
 
@@ -44,9 +34,6 @@ class CpuFacts:
         return max(1, min(len(self.mask), int(self.quota or len(self.mask))))
 
 
-Ranks = Sequence[Observation[CpuFacts]]
-
-
 def collect(context: CheckContext) -> CpuFacts:
     """This rank's."""
     variable, threads = _threads(context.variables)
@@ -67,7 +54,7 @@ def _threads(variables: Mapping[str, str]) -> tuple[str, int]:
     return "", 0
 
 
-def evaluate(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks[CpuFacts]) -> Iterator[Finding]:
     """All of it makes a training slow, and nothing stops it."""
     for one in seen:
         facts = one.facts
@@ -76,17 +63,17 @@ def evaluate(seen: Ranks) -> Iterator[Finding]:
         if facts.threads > facts.cpus:
             found, hint = f"{facts.variable}={facts.threads}", f"unset {facts.variable}, or set it to {facts.cpus}"
             yield one.finding(WARN, f"{found} on {_cpus(facts.cpus)}", f"no more than {facts.cpus}", hint, rank=True)
-    for ranks in by_node(seen).values():
+    for ranks in seen.by_node().values():
         yield from _together(ranks)
     hint = "give each task as many (--cpus-per-task, --exclusive), as all wait for the slowest"
-    yield from differing(seen, lambda one: _cpus(len(one.facts.mask)), WARN, "a rank has", hint)
+    yield from seen.differing(lambda one: _cpus(len(one.facts.mask)), WARN, "a rank has", hint)
 
 
 def _cpus(count: int) -> str:
     return f"{count} CPU" if count == 1 else f"{count} CPUs"
 
 
-def _together(ranks: Ranks) -> Iterator[Finding]:
+def _together(ranks: Ranks[CpuFacts]) -> Iterator[Finding]:
     """Ranks of one node that have too many threads only together."""
     threads, cpus = sum(one.facts.threads for one in ranks), len(_all_cpus(ranks))
     if threads > cpus and all(one.facts.threads <= one.facts.cpus for one in ranks):
@@ -95,16 +82,16 @@ def _together(ranks: Ranks) -> Iterator[Finding]:
         if cpus < len(ranks):
             hint = f"ask for more CPUs (--cpus-per-task={threads // len(ranks)})"
         found = f"{len(ranks)} ranks with {threads} threads share {_cpus(cpus)}"
-        yield finding_about(ranks, WARN, found, f"no more than {cpus}", hint)
+        yield ranks.finding(WARN, found, f"no more than {cpus}", hint)
 
 
-def _all_cpus(ranks: Ranks) -> set[int]:
+def _all_cpus(ranks: Ranks[CpuFacts]) -> set[int]:
     return {cpu for one in ranks for cpu in one.facts.mask}
 
 
-def summary(seen: Ranks) -> str:
+def summary(seen: Ranks[CpuFacts]) -> str:
     """How many each rank has for itself, and so for loader workers beside it."""
-    nodes = by_node(seen).values()
+    nodes = seen.by_node().values()
     shares = [min(len(_all_cpus(ranks)) // len(ranks), *(one.facts.cpus for one in ranks)) for ranks in nodes]
     least = max(1, min(shares))
     room = f"{least - 1} loader worker{'' if least == 2 else 's'}"

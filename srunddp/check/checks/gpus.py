@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from concurrent.futures import TimeoutError as NoAnswer
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Literal
 
 from srunddp.bootstrap.process_group.device import device_index, has_own, unused_devices
-from srunddp.check import nvml
-from srunddp.check.finding import (
-    FAIL,
-    WARN,
-    Check,
-    CheckContext,
-    Finding,
-    Observation,
-    by_node,
-    differing,
-    finding_about,
-)
-from srunddp.check.nvml import Device, View, look
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
+from srunddp.check.nvml import Device, View, look, of_cpus
 from srunddp.errors import ConfigError
 from srunddp.util.cuda_visible_devices import NO_GPU
 from srunddp.util.hostlist import group_by_key
@@ -68,24 +57,23 @@ def collect(context: CheckContext) -> GpuFacts:
         present=os.path.exists("/dev/nvidia0"),
         own=has_own(variables, context.environment.local_world_size or 1, len(view.devices)),
         shared=variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
-        numa=nvml.of_cpus(os.sched_getaffinity(0)),
+        numa=of_cpus(os.sched_getaffinity(0)),
     )
 
 
-Ranks = Sequence[Observation[GpuFacts]]
 Used = list[tuple[Observation[GpuFacts], Device]]
 
 
-def evaluate(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks[GpuFacts]) -> Iterator[Finding]:
     """A GPU that is missing, broken, full or used twice stops the job; the rest makes it slow."""
     for one in seen:
         yield from _driver(one)
-    whole = [ranks for ranks in by_node(seen).values() if not any(one.facts.error for one in ranks)]
+    whole = [ranks for ranks in seen.by_node().values() if not any(one.facts.error for one in ranks)]
     nodes = [ranks for ranks in whole if any(one.facts.devices for one in ranks)]
-    bare = [one for ranks in whole if ranks not in nodes for one in ranks]
+    bare = Ranks(one for ranks in whole if ranks not in nodes for one in ranks)
     if nodes and bare:
         found, hint = "no GPU is visible, and on other nodes there are", "ask for GPUs on each node (--gpus-per-node)"
-        yield finding_about(bare, FAIL, found, "GPUs on all nodes or on none", hint, ranks=False)
+        yield bare.finding(FAIL, found, "GPUs on all nodes or on none", hint, ranks=False)
     used: Used = []
     for ranks in nodes:
         here = yield from _chosen(ranks)
@@ -118,7 +106,7 @@ def _driver(one: Observation[GpuFacts]) -> Iterator[Finding]:
         yield one.finding(WARN, found, "the order of Slurm and nvidia-smi", "export CUDA_DEVICE_ORDER=PCI_BUS_ID")
 
 
-def _chosen(ranks: Ranks) -> Generator[Finding, None, Used]:
+def _chosen(ranks: Ranks[GpuFacts]) -> Generator[Finding, None, Used]:
     """Which device each rank of a node will use; ranks without one, and GPUs without a rank, are found."""
     used = []
     for one in ranks:
@@ -139,34 +127,35 @@ def _shared_gpus(used: Used) -> Iterator[Finding]:
     for uuid, who in _users(used, "uuid").items():
         if len(who) > 1:
             found = f"{'two' if len(who) == 2 else len(who)} ranks with one GPU, {uuid}"
-            yield finding_about(who, FAIL, found, "a GPU for each rank", hint)
+            yield who.finding(FAIL, found, "a GPU for each rank", hint)
     for parent, who in _users(used, "parent").items():
         if parent and not all(one.facts.shared for one in who) and len(who) > 1:
             found = f"ranks with MIG instances of one GPU, {parent}, which NCCL takes for one GPU used twice"
             hint = "use whole GPUs, or with NCCL 2.31 or newer export NCCL_MULTI_RANK_GPU_ENABLE=1"
-            yield finding_about(who, FAIL, found, "a GPU for each rank", hint)
+            yield who.finding(FAIL, found, "a GPU for each rank", hint)
 
 
-def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, list[Observation[GpuFacts]]]:
-    return group_by_key((device[key], one) for one, device in used)
+def _users(used: Used, key: Literal["uuid", "parent"]) -> dict[str, Ranks[GpuFacts]]:
+    users = group_by_key((device[key], one) for one, device in used)
+    return {known: Ranks(who) for known, who in users.items()}
 
 
 def _without_p2p(used: Used) -> Iterator[Finding]:
     """Ranks of a node whose GPUs do not reach each other, so that NCCL goes through the memory of the host."""
-    if mig := [one for one, device in used if device["parent"]]:
+    if mig := Ranks(one for one, device in used if device["parent"]):
         found = "a MIG instance: no P2P, no NVLink, and one for each process"
-        yield finding_about(mig, WARN, found, "whole GPUs", "ask for whole GPUs, or have MIG mode switched off")
-    alone = [one for one, device in used if one.facts.count == 1 and not device["parent"]]
+        yield mig.finding(WARN, found, "whole GPUs", "ask for whole GPUs, or have MIG mode switched off")
+    alone = Ranks(one for one, device in used if one.facts.count == 1 and not device["parent"])
     users = _users(used, "uuid")
     if len(alone) > 1 and len(users) == len(used):
         found = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
         hint = f"start with --gpus-per-node={len(used)} --gpu-bind=none rather than with --gpus-per-task"
-        yield finding_about(alone, WARN, found, "all of the node's GPUs visible to each rank", hint)
+        yield alone.finding(WARN, found, "all of the node's GPUs visible to each rank", hint)
     pairs = {(a, b): why for one, _ in used for a, b, why in one.facts.separate if {a, b} <= users.keys()}
     hint = "see nvidia-smi topo -p2p r; have IOMMU and PCIe's ACS switched off where the GPUs can do it"
     for why, theirs in group_by_key((why, pair) for pair, why in pairs.items()).items():
-        who = [one for uuid in dict.fromkeys(chain(*theirs)) for one in users[uuid]]
-        yield finding_about(who, WARN, f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", hint)
+        who = Ranks(one for uuid in dict.fromkeys(chain(*theirs)) for one in users[uuid])
+        yield who.finding(WARN, f"no P2P among GPUs of a node: {why}", "P2P by NVLink or PCIe", hint)
 
 
 def _memory(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
@@ -186,16 +175,16 @@ def _numa(one: Observation[GpuFacts], device: Device) -> Iterator[Finding]:
 
 
 def _unlike(used: Used) -> Iterator[Finding]:
-    seen, models = [one for one, _ in used], {one.rank: device["name"] for one, device in used}
-    hint = "have the nodes brought to one version"
-    yield from differing(
-        seen, lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, "NVIDIA driver", hint, ranks=False
+    seen, models = Ranks(one for one, _ in used), {one.rank: device["name"] for one, device in used}
+    driver, hint = "NVIDIA driver", "have the nodes brought to one version"
+    yield from seen.differing(
+        lambda one: f"{one.facts.driver} (CUDA {one.facts.cuda})", WARN, driver, hint, ranks=False
     )
     hint = "ask for one model (--constraint, --gres=gpu:TYPE:N)"
-    yield from differing(seen, lambda one: models[one.rank], WARN, "GPU", hint)
+    yield from seen.differing(lambda one: models[one.rank], WARN, "GPU", hint)
 
 
-def summary(seen: Ranks) -> str:
+def summary(seen: Ranks[GpuFacts]) -> str:
     """Models and drivers."""
     gpus = {(one.node, device["uuid"]): device["name"] for one in seen for device in one.facts.devices}
     if not gpus:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.network.interface import addresses_of, is_loopback, list_interfaces, shown_speed
 from srunddp.bootstrap.rendezvous import discovery
-from srunddp.check.finding import (
-    FAIL,
-    WARN,
-    Check,
-    CheckContext,
-    Finding,
-    Observation,
-    finding_about,
-    minority,
-)
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks
 from srunddp.errors import SrunddpError
 from srunddp.util import infiniband
 
@@ -52,9 +43,6 @@ class InterfaceFacts:
     devices: list[str]
     rdma_rate: int
     one_node: bool
-
-
-Ranks = Sequence[Observation[InterfaceFacts]]
 
 
 def collect(context: CheckContext) -> InterfaceFacts:
@@ -105,18 +93,17 @@ def _lookup(context: CheckContext) -> list[str]:
     return []
 
 
-def evaluate(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks[InterfaceFacts]) -> Iterator[Finding]:
     """A wrong interface or an address that leads elsewhere stops a job; differences between nodes are warned of."""
     for one in seen:
         for wrong in filter(None, (one.facts.wrong, one.facts.lookup)):
-            found, expected, hint = wrong
-            yield one.finding(FAIL, found, expected, hint)
+            yield one.finding(FAIL, *wrong)
         own = one.facts.own_name
         if own and not one.facts.one_node and all(map(is_loopback, own)):
             found = f"the node's own name leads to {', '.join(own)}, which is loopback"
             hint = "take its name from that line of its /etc/hosts: what ignores the interface, as MPI may, hangs there"
             yield one.finding(WARN, found, "an address that other nodes reach", hint)
-    fit = [one for one in seen if one.facts.name and not one.facts.one_node]
+    fit = seen.where(lambda one: one.facts.name and not one.facts.one_node)
     hint = "ip link set {} mtu {}: large packets get lost where the MTUs differ"
     yield from _unlike(fit, "{} has MTU {}", lambda facts: str(facts.mtu), hint)
     hint = "see its cable and the switch's port: all ranks wait for the slowest"
@@ -126,15 +113,17 @@ def evaluate(seen: Ranks) -> Iterator[Finding]:
     yield from _unlike(fit, devices, lambda facts: ", ".join(facts.devices) or "none", hint)
 
 
-def _unlike(fit: Ranks, text: str, value: Callable[[InterfaceFacts], str], hint: str) -> Iterator[Finding]:
-    usual, others = minority(fit, lambda one: value(one.facts)) if fit else ("", {})
+def _unlike(
+    fit: Ranks[InterfaceFacts], text: str, value: Callable[[InterfaceFacts], str], hint: str
+) -> Iterator[Finding]:
+    usual, others = fit.minority(lambda one: value(one.facts))
     for known, who in others.items():
         name = who[0].facts.name
         found, expected = text.format(name, known), f"{usual}, as on the other nodes"
-        yield finding_about(who, WARN, found, expected, hint.format(name, usual), ranks=False)
+        yield who.finding(WARN, found, expected, hint.format(name, usual), ranks=False)
 
 
-def summary(seen: Ranks) -> str:
+def summary(seen: Ranks[InterfaceFacts]) -> str:
     """The interfaces, with speed and MTU."""
     facts = [one.facts for one in seen if one.facts.name]
     names, speeds, mtus = (sorted({getattr(each, key) for each in facts}) for key in ("name", "speed", "mtu"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.detect import NO_LAUNCHER
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks
 from srunddp.check.packages import imports, parsed
 
 NAME = "launch"
@@ -81,7 +81,7 @@ def why_no_mpi(variables: Mapping[str, str]) -> str:
     return ""
 
 
-def evaluate(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
+def evaluate(seen: Ranks[LaunchFacts]) -> Iterator[Finding]:
     """One process where many were asked for, a script that does not parse, MPI without a world."""
     for one in seen:
         facts = one.facts
@@ -98,7 +98,7 @@ def evaluate(seen: Sequence[Observation[LaunchFacts]]) -> Iterator[Finding]:
             yield one.finding(WARN, found, "MPI, or PMI", "srunddp --channel mpi")
 
 
-def summary(seen: Sequence[Observation[LaunchFacts]]) -> str:
+def summary(seen: Ranks[LaunchFacts]) -> str:
     """Launcher and channel."""
     facts = seen[0].facts
     if facts.launcher == NO_LAUNCHER:

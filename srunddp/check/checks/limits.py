@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks
 
 _FULL, _SCARCE = 8 << 20, 1 << 30
 _FEW_FILES = 1024
@@ -46,7 +46,7 @@ def collect(context: CheckContext) -> LimitFacts:
     )
 
 
-def evaluate(seen: Sequence[Observation[LimitFacts]]) -> Iterator[Finding]:
+def evaluate(seen: Ranks[LimitFacts]) -> Iterator[Finding]:
     """Full folders stop a job, scarce ones and low limits are warned of."""
     for one in seen:
         for folder in one.facts.free:
@@ -77,7 +77,7 @@ def _larger(folder: str) -> str:
     return f"name a folder with more room in TMPDIR, or have {folder} made larger"
 
 
-def summary(seen: Sequence[Observation[LimitFacts]]) -> str:
+def summary(seen: Ranks[LimitFacts]) -> str:
     """The least room of each folder."""
     least: dict[str, int] = {}
     for one in seen:

@@ -6,25 +6,14 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from srunddp.check.finding import (
-    FAIL,
-    WARN,
-    Check,
-    CheckContext,
-    Finding,
-    Observation,
-    Severity,
-    by_node,
-    finding_about,
-    minority,
-)
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Ranks, Severity
 from srunddp.util.filesystem import Place, content, look, why_not_writable
 from srunddp.util.timeouts import call_in_daemon_thread
 
@@ -41,9 +30,6 @@ class PathFacts:
     """Of one rank: what is at each path, the same ones in the same order on all ranks."""
 
     places: list[Place]
-
-
-Ranks = Sequence[Observation[PathFacts]]
 
 
 def collect(context: CheckContext) -> PathFacts:
@@ -91,13 +77,12 @@ def _answer(asked: Future[T], end: float, default: T) -> T:
         return default
 
 
-def evaluate(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks[PathFacts]) -> Iterator[Finding]:
     """What is not there or cannot be read stops the job, and so does a script that is another one."""
-    main = min(seen, key=lambda one: one.rank).node
     for index in range(min(len(one.facts.places) for one in seen)):
         for one in seen:
             place = one.facts.places[index]
-            level, found, hint = _wrong(place, one.node == main)
+            level, found, hint = _wrong(place, one.node == seen[0].node)
             if found:
                 yield one.finding(level, f"{_named(place)}{found}", _expected(place), hint, rank=True)
         yield from _differing(seen, index)
@@ -131,34 +116,31 @@ def _wrong(place: Place, main: bool) -> tuple[Severity, str, str]:
     return FAIL, f" {place['error']}" if place["error"] else "", "correct its permissions"
 
 
-def _differing(seen: Ranks, index: int) -> Iterator[Finding]:
+def _differing(seen: Ranks[PathFacts], index: int) -> Iterator[Finding]:
     """The ranks that have something else at a path than most."""
-    seen = [one for one in seen if _is_there(one.facts.places[index])]
+    seen = seen.where(lambda one: _is_there(one.facts.places[index]))
     if not seen:
         return
-    found = partial(finding_about, ranks=False)
     places = {one.rank: one.facts.places[index] for one in seen}
     role = places[seen[0].rank]["role"]
     if role == PROJECT:
-        main, others = minority(seen, lambda one: places[one.rank]["path"])
-        for path, who in others.items():
-            hint = "put the folder where all nodes see it: Slurm starts in /tmp where it is missing"
-            yield found(who, WARN, f"the working directory is {path}", f"{main}, as on most ranks", hint)
-        seen = [one for one in seen if places[one.rank]["path"] == main]
-    usual, others = minority(seen, lambda one: places[one.rank]["kind"])
+        title = "the working directory is"
+        hint = "put the folder where all nodes see it: Slurm starts in /tmp where it is missing"
+        seen = yield from seen.differing(lambda one: places[one.rank]["path"], WARN, title, hint, ranks=False)
+    usual, others = seen.minority(lambda one: places[one.rank]["kind"])
     for kind, who in others.items():
-        yield found(who, FAIL, f"{_named(places[who[0].rank])} is a {kind}", f"a {usual}, as on most ranks", _SHARE)
+        found, expected = f"{_named(places[who[0].rank])} is a {kind}", f"a {usual}, as on most ranks"
+        yield who.finding(FAIL, found, expected, _SHARE, ranks=False)
     # A log that grows between two ranks' looks is no difference: they are known to see one folder.
-    read = [one for one in seen if places[one.rank]["content"] and places[one.rank]["kind"] == usual]
+    read = seen.where(lambda one: places[one.rank]["content"] and places[one.rank]["kind"] == usual)
     first = {places[one.rank]["identity"]: places[one.rank]["content"] for one in reversed(read)}
-    _, others = minority(read, lambda one: first[places[one.rank]["identity"]]) if read else ("", {})
-    for who in others.values():
+    for who in read.minority(lambda one: first[places[one.rank]["identity"]])[1].values():
         expected = "the same names and sizes" if usual == "folder" else "the same content"
-        words = f"{_named(places[who[0].rank])} differs from that of most nodes"
-        yield found(who, FAIL if role == SCRIPT else WARN, words, expected, _SHARE)
+        found = f"{_named(places[who[0].rank])} differs from that of most nodes"
+        yield who.finding(FAIL if role == SCRIPT else WARN, found, expected, _SHARE, ranks=False)
 
 
-def node_lines(seen: Ranks) -> list[str]:
+def node_lines(seen: Ranks[PathFacts]) -> list[str]:
     """A line for each node: ``node01 proj=ok script=ok env=ok data=missing``."""
     roles = [place["role"] for place in seen[0].facts.places]
     states: dict[tuple[str, int], str] = {}
@@ -167,7 +149,7 @@ def node_lines(seen: Ranks) -> list[str]:
         states |= {(one.node, index): word for one in seen if (word := _word(one.facts.places[index]))}
     return [
         " ".join((node, *(f"{role}={states.get((node, index), 'ok')}" for index, role in enumerate(roles))))
-        for node in by_node(seen)
+        for node in seen.by_node()
     ]
 
 
@@ -177,10 +159,9 @@ def _word(place: Place) -> str:
     return place["error"] and ("unwritable" if place["error"].startswith("cannot be written") else "unreadable")
 
 
-def summary(seen: Ranks) -> str:
+def summary(seen: Ranks[PathFacts]) -> str:
     """The file systems, as rank 0 has them."""
-    first = min(seen, key=lambda one: one.rank).facts.places
-    return ", ".join(f"{place['role']} on {place['system'] or 'nothing'}" for place in first)
+    return ", ".join(f"{place['role']} on {place['system'] or 'nothing'}" for place in seen[0].facts.places)
 
 
 CHECK = Check(name="paths", facts=PathFacts, collect=collect, evaluate=evaluate, summary=summary, node_lines=node_lines)

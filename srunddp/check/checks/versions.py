@@ -8,24 +8,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import TypedDict
 
-from srunddp.check.finding import (
-    FAIL,
-    WARN,
-    Check,
-    CheckContext,
-    Finding,
-    Observation,
-    Severity,
-    by_node,
-    differing,
-    finding_about,
-    minority,
-)
+from srunddp.check.finding import FAIL, WARN, Check, CheckContext, Finding, Observation, Ranks, Severity
 from srunddp.check.packages import Package, find, imports, parsed
 
 _PATIENCE = 120.0  # seconds for an import of torch, from a file server that many nodes ask at once
@@ -82,7 +70,6 @@ class VersionFacts:
     needs_vision: bool = False
 
 
-Ranks = Sequence[Observation[VersionFacts]]
 NOT_ASKED = Imported(version="", cuda="", nccl="", seconds=0.0, error="", vision="")
 
 
@@ -91,9 +78,8 @@ def collect(context: CheckContext) -> VersionFacts:
     folder = os.path.dirname(os.path.realpath(context.script)) if context.script else ""
     shared: Callable[[str], str] = context.staged.shared if context.staged else str
     packages = {name: find(name, folder) for name in ("torch", *context.packages)}
-    asked = context.environment.local_rank == 0 and bool(packages["torch"]["place"])
     imported, needs_vision = NOT_ASKED, False
-    if asked:
+    if context.environment.local_rank == 0 and packages["torch"]["place"]:
         vision, needs_vision = _vision(context)
         imported = import_torch(folder, vision=vision and bool(find("torchvision", folder)["place"]))
     return VersionFacts(
@@ -133,50 +119,49 @@ def import_torch(folder: str, patience: float = _PATIENCE, *, vision: bool = Fal
     return Imported(**{**NOT_ASKED, **json.loads(said[-1]), "vision": why if done.returncode else ""})
 
 
-def evaluate(seen: Ranks) -> Iterator[Finding]:
+def evaluate(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
     """Ranks of different versions fail, or compute different things."""
     yield from _pythons(seen)
     for name in dict.fromkeys(name for one in seen for name in one.facts.packages):
         yield from _package(seen, name)
     for one in seen:
         yield from _import(one)
-    yield from _imports([one for one in seen if one.facts.imported["version"]])
+    yield from _imports(seen.where(lambda one: one.facts.imported["version"]))
 
 
-def _pythons(seen: Ranks) -> Iterator[Finding]:
+def _pythons(seen: Ranks[VersionFacts]) -> Iterator[Finding]:
     hint = "start all ranks in one environment (srun --export=ALL, mpirun -x PATH)"
-    seen = yield from differing(seen, lambda one: one.facts.python.rpartition(".")[0], FAIL, "Python", hint)
-    yield from differing(seen, lambda one: one.facts.python, WARN, "Python", hint)
-    yield from differing(seen, lambda one: f"{one.facts.executable} of {one.facts.prefix}", WARN, "Python is", hint)
+    seen = yield from seen.differing(lambda one: one.facts.python.rpartition(".")[0], FAIL, "Python", hint)
+    yield from seen.differing(lambda one: one.facts.python, WARN, "Python", hint)
+    yield from seen.differing(lambda one: f"{one.facts.executable} of {one.facts.prefix}", WARN, "Python is", hint)
 
 
-def _package(seen: Ranks, name: str) -> Iterator[Finding]:
+def _package(seen: Ranks[VersionFacts], name: str) -> Iterator[Finding]:
     def known(one: Observation[VersionFacts]) -> Package:
         return one.facts.packages[name]
 
     def place(one: Observation[VersionFacts]) -> str:
         return known(one)["place"].replace(one.facts.prefix, "sys.prefix", 1)
 
-    if lacking := [one for one in seen if not known(one)["place"]]:
+    if lacking := seen.where(lambda one: not known(one)["place"]):
         hint = "install it there, or use an environment that all nodes see"
-        yield finding_about(lacking, FAIL, f"no package {name}", "one on every rank", hint)
-    seen = [one for one in seen if known(one)["place"]]
+        yield lacking.finding(FAIL, f"no package {name}", "one on every rank", hint)
+    seen = seen.where(lambda one: known(one)["place"])
     hint = f"use one environment; see PYTHONPATH and the script's folder for another {name}"
     level = FAIL if name == "torch" else WARN
-    seen = yield from differing(seen, lambda one: known(one)["version"], level, name, hint)
-    seen = yield from differing(seen, lambda one: known(one)["cuda"], level, f"{name} for CUDA", hint)
-    seen = yield from differing(seen, lambda one: known(one)["git"], WARN, f"{name} of commit", hint)
-    yield from differing(seen, place, WARN, f"{name} of", hint)
+    seen = yield from seen.differing(lambda one: known(one)["version"], level, name, hint)
+    seen = yield from seen.differing(lambda one: known(one)["cuda"], level, f"{name} for CUDA", hint)
+    seen = yield from seen.differing(lambda one: known(one)["git"], WARN, f"{name} of commit", hint)
+    yield from seen.differing(place, WARN, f"{name} of", hint)
 
 
 def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
     error, seconds, vision = one.facts.imported["error"], one.facts.imported["seconds"], one.facts.imported["vision"]
-    if error and seconds:
-        hint = "see how fast its file system is; copy the environment to the nodes"
-        yield one.finding(WARN, f"import torch: {error}", "seconds", hint)
-    elif error:
-        hint = f"see {one.facts.executable} -c 'import torch' on that node"
-        yield one.finding(FAIL, f"import torch: {error}", "an import", hint)
+    if error:
+        slow = "see how fast its file system is; copy the environment to the nodes"
+        hint = slow if seconds else f"see {one.facts.executable} -c 'import torch' on that node"
+        level, expected = (WARN, "seconds") if seconds else (FAIL, "an import")
+        yield one.finding(level, f"import torch: {error}", expected, hint)
     if vision:
         hint = "install torchvision from the same index as torch (for the CPU or one CUDA)"
         if "torchvision::" in vision:
@@ -186,14 +171,14 @@ def _import(one: Observation[VersionFacts]) -> Iterator[Finding]:
         yield one.finding(level, f"import torchvision: {vision}", expected, hint)
 
 
-def _imports(done: Ranks) -> Iterator[Finding]:
+def _imports(done: Ranks[VersionFacts]) -> Iterator[Finding]:
     """Of the ranks that have imported torch, with the same version."""
     if not done:
         return
-    version, _ = minority(done, lambda one: one.facts.imported["version"])
-    done = [one for one in done if one.facts.imported["version"] == version]
+    version, _ = done.minority(lambda one: one.facts.imported["version"])
+    done = done.where(lambda one: one.facts.imported["version"] == version)
     hint = "install the same nvidia-nccl; see LD_LIBRARY_PATH and LD_PRELOAD for another libnccl.so"
-    yield from differing(done, lambda one: one.facts.imported["nccl"], FAIL, "NCCL", hint, ranks=False)
+    yield from done.differing(lambda one: one.facts.imported["nccl"], FAIL, "NCCL", hint, ranks=False)
     usual = median(one.facts.imported["seconds"] for one in done)
     for one in done:
         seconds = one.facts.imported["seconds"]
@@ -202,21 +187,20 @@ def _imports(done: Ranks) -> Iterator[Finding]:
             yield one.finding(WARN, f"import torch took {seconds:.0f} s", f"{usual:.0f} s, as elsewhere", hint)
 
 
-def node_lines(seen: Ranks) -> list[str]:
+def node_lines(seen: Ranks[VersionFacts]) -> list[str]:
     """A line for each node, as its lowest rank sees it: ``node01 ok: Python 3.11.2, torch 2.13.0, NCCL 2.29.3, …``."""
     levels: dict[str, Severity] = {}
     for finding in evaluate(seen):
         levels |= {node: min(finding.level, levels.get(node, finding.level)) for node in finding.nodes}
-    first = {node: min(ranks, key=lambda one: one.local_rank).facts for node, ranks in by_node(seen).items()}
+    first = {node: min(ranks, key=lambda one: one.local_rank).facts for node, ranks in seen.by_node().items()}
     states = {node: levels[node].name if node in levels else "ok" for node in first}
-    return [f"{node} {states[node]}: {', '.join(_known(facts))}" for node, facts in first.items()]
+    return [f"{node} {states[node]}: {_known(facts)}" for node, facts in first.items()]
 
 
-def _known(facts: VersionFacts) -> Iterator[str]:
-    yield _packages(facts)
-    yield f"CUDA {facts.packages['torch']['cuda'] or '-'}, NCCL {facts.imported['nccl'] or '-'}"
-    if facts.imported["version"]:
-        yield f"import {facts.imported['seconds']:.1f} s"
+def _known(facts: VersionFacts) -> str:
+    took = f", import {facts.imported['seconds']:.1f} s" if facts.imported["version"] else ""
+    cuda, nccl = facts.packages["torch"]["cuda"] or "-", facts.imported["nccl"] or "-"
+    return f"{_packages(facts)}, CUDA {cuda}, NCCL {nccl}{took}"
 
 
 def _packages(facts: VersionFacts) -> str:
@@ -226,11 +210,10 @@ def _packages(facts: VersionFacts) -> str:
     )
 
 
-def summary(seen: Ranks) -> str:
+def summary(seen: Ranks[VersionFacts]) -> str:
     """What rank 0 has, and how long the slowest import took."""
-    facts = min(seen, key=lambda one: one.rank).facts
     slowest = max(one.facts.imported["seconds"] for one in seen)
-    return f"{_packages(facts)}, torch imported in {slowest:.1f} s at most"
+    return f"{_packages(seen[0].facts)}, torch imported in {slowest:.1f} s at most"
 
 
 CHECK = Check(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,15 @@ from srunddp.check.finding import Severity
 from srunddp.check.nvml import Device, look
 from tests.conftest import PROGRAMS, ROOT
 from tests.support.made_up_site import LOCAL_RANK_1, changed, reported, seen, subject, travelled
+from tests.support.starting import python
 
-FAKE = PROGRAMS / "nvml"
 GIB = 1 << 30
 FAIL, WARN = Severity.FAIL, Severity.WARN
 
 
 def gpu(uuid: str, **changes: Any) -> Device:
-    known: dict[str, Any] = dict(
-        uuid=uuid,
-        parent="",
-        name="NVIDIA H100",
-        total=80 * GIB,
-        free=79 * GIB,
-        address="0000:17:00.0",
-        numa=0,
-    )
-    return Device(**(known | changes))  # type: ignore[typeddict-item]
+    known: dict[str, Any] = {"parent": "", "name": "NVIDIA H100", "total": 80 * GIB, "free": 79 * GIB, "numa": 0}
+    return Device(**{"uuid": uuid, "address": "0000:17:00.0", **known, **changes})  # type: ignore[typeddict-item]
 
 
 A, B, C = gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-c")
@@ -40,11 +33,6 @@ WELL = GpuFacts(
     driver="580.95.05", cuda="13.0", count=2, models=["NVIDIA H100"], devices=[A, B], present=True, numa=[0]
 )
 NONE = GpuFacts(missing="NVML Shared Library Not Found", numa=[0])
-
-
-@pytest.mark.parametrize("facts", [WELL, NONE])
-def test_nothing_is_found_where_all_is_well(facts: GpuFacts) -> None:
-    assert reported(CHECK.evaluate(changed(facts, {}))) == []
 
 
 def both(**changes: Any) -> dict[int, dict[str, Any]]:
@@ -56,28 +44,19 @@ OTHER = "GPUs of different models on a node (NVIDIA A100, NVIDIA H100): CUDA num
 ALONE = "each rank sees its own GPU alone: no P2P and no NVLink among those of the node"
 SLICES = {rank: {"devices": [gpu(f"MIG-{rank}", parent="GPU-a")], "count": 1} for rank in (4, 5)}
 MIG = "a MIG instance: no P2P, no NVLink, and one for each process"
+ONE_GPU = "two ranks with one GPU, GPU-a"
+TOO_FEW = "0 GPUs are visible to local rank 1, and 2 ranks share this node"
+NO_GPU = "no GPU is visible, and on other nodes there are"
 FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tuple[int, ...]]]]] = {
-    "one GPU twice": (both(devices=[A, A]), [(FAIL, "two ranks with one GPU, GPU-a", (4, 5))]),
-    "one for both": (
-        both(devices=[A]),
-        [(FAIL, "two ranks with one GPU, GPU-a", (4, 5))],
-    ),
-    "too few for one": (
-        {5: {"devices": []}},
-        [(FAIL, "0 GPUs are visible to local rank 1, and 2 ranks share this node", (5,))],
-    ),
-    "none on a node": (
-        both(devices=[], count=0),
-        [(FAIL, "no GPU is visible, and on other nodes there are", ())],
-    ),
+    "nothing": ({}, []),
+    "one GPU twice": (both(devices=[A, A]), [(FAIL, ONE_GPU, (4, 5))]),
+    "one for both": (both(devices=[A]), [(FAIL, ONE_GPU, (4, 5))]),
+    "too few for one": ({5: {"devices": []}}, [(FAIL, TOO_FEW, (5,))]),
+    "none on a node": (both(devices=[], count=0), [(FAIL, NO_GPU, ())]),
     "an error": ({4: {"error": "GPU is lost", "devices": []}}, [(FAIL, "NVML: GPU is lost", ())]),
     "no library": (
         both(missing="no NVML", devices=[], count=0),
-        [
-            (FAIL, "/dev/nvidia0 is there, and NVML is not: no NVML", ()),
-            (FAIL, "/dev/nvidia0 is there, and NVML is not: no NVML", ()),
-            (FAIL, "no GPU is visible, and on other nodes there are", ()),
-        ],
+        [*[(FAIL, "/dev/nvidia0 is there, and NVML is not: no NVML", ())] * 2, (FAIL, NO_GPU, ())],
     ),
     "named wrongly": (
         {4: {"wanted": "0,1,7", "unknown": "7"}},
@@ -106,10 +85,7 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
             (WARN, MIG, (4, 5)),
         ],
     ),
-    "slices that may share": (
-        {rank: facts | {"shared": True} for rank, facts in SLICES.items()},
-        [(WARN, MIG, (4, 5))],
-    ),
+    "slices that may share": ({rank: each | {"shared": True} for rank, each in SLICES.items()}, [(WARN, MIG, (4, 5))]),
     "driver": (both(driver="570.1", cuda="12.8"), [(WARN, "NVIDIA driver 570.1 (CUDA 12.8)", ())]),
     "model": (
         both(devices=[gpu("GPU-a", name="NVIDIA A100"), gpu("GPU-b", name="NVIDIA A100")]),
@@ -126,33 +102,26 @@ FOUND: dict[str, tuple[dict[int, dict[str, Any]], list[tuple[Severity, str, tupl
 @pytest.mark.parametrize("name", FOUND)
 def test_what_is_wrong_with_a_node_s_gpus_is_found_there(name: str) -> None:
     changes, expected = FOUND[name]
-    assert reported(CHECK.evaluate(changed(WELL, changes))) == [
-        (level, found, ("node03",), ranks) for level, found, ranks in expected
-    ]
+    findings = list(CHECK.evaluate(changed(WELL, changes)))
+    assert reported(findings) == [(level, found, ("node03",), ranks) for level, found, ranks in expected]
+    if name in ("one GPU twice", "alone"):
+        assert findings[0].hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
 
 
 def test_gpus_that_one_rank_leaves_idle_are_said() -> None:
+    """And a variable that names a GPU where there is none."""
     findings = CHECK.evaluate(seen([WELL], per_node=1))
     assert reported(findings) == [(WARN, "one rank on this node and 2 visible GPUs: 1 stay idle", ("node01",), (0,))]
-
-
-def test_a_variable_that_names_a_gpu_where_there_is_none_is_said() -> None:
     named = {0: {"wanted": "0"}, 2: {"wanted": ""}, 4: {"wanted": "NoDevFiles"}}
     assert reported(CHECK.evaluate(changed(NONE, named))) == [
         (WARN, "CUDA_VISIBLE_DEVICES=0, and there is no GPU", ("node01",), ())
     ]
 
 
-@pytest.mark.parametrize("changes", [both(devices=[A, A]), FOUND["alone"][0]])
-def test_the_hint_names_the_options_of_slurm(changes: dict[int, dict[str, Any]]) -> None:
-    (finding,) = CHECK.evaluate(changed(WELL, changes))
-    assert finding.hint.startswith("start with --gpus-per-node=2 --gpu-bind=none")
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Puts a machine in the place of this one."""
-    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.syspath_prepend(str(PROGRAMS / "nvml"))
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
     def put(*gpus: dict[str, Any], **machine: Any) -> None:
@@ -173,24 +142,18 @@ def test_what_nvml_says_of_a_node_is_collected(fake: Callable[..., None]) -> Non
     assert first_again["free"] == 79 * GIB
     assert facts.separate == []
     assert look(None).separate == [["GPU-a", "GPU-b", "chipset not supported"]]
+    fake({"uuid": "GPU-m", "instances": [{"uuid": "MIG-0"}, {"uuid": "MIG-1"}]})
+    assert [(device["uuid"], device["parent"]) for device in look("MIG-1").devices] == [("MIG-1", "GPU-m")]
 
 
 def test_one_gpu_of_two_ranks_is_found_through_nvml(fake: Callable[..., None]) -> None:
     """As where a node lists one GPU twice, and where a variable shows both ranks the same one."""
     fake({"uuid": "GPU-a"}, {"uuid": "GPU-a"})
     ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
-    assert reported(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-a", ("node01",), (0, 1))]
+    assert reported(CHECK.evaluate(ranks)) == [(FAIL, ONE_GPU, ("node01",), (0, 1))]
     fake({"uuid": "GPU-a"}, {"uuid": "GPU-b"})
-    ranks = seen(travelled(CHECK, subject(variables)) for variables in ({}, LOCAL_RANK_1))
-    assert reported(CHECK.evaluate(ranks)) == []
     ranks = seen(travelled(CHECK, subject({"CUDA_VISIBLE_DEVICES": "GPU-b"})) for _ in range(2))
     assert reported(CHECK.evaluate(ranks)) == [(FAIL, "two ranks with one GPU, GPU-b", ("node01",), (0, 1))]
-
-
-def test_instances_of_a_gpu_are_collected(fake: Callable[..., None]) -> None:
-    fake({"uuid": "GPU-m", "instances": [{"uuid": "MIG-0"}, {"uuid": "MIG-1"}]})
-    (device,) = look("MIG-1").devices
-    assert (device["uuid"], device["parent"]) == ("MIG-1", "GPU-m")
 
 
 @pytest.mark.parametrize(
@@ -210,9 +173,7 @@ def test_an_error_of_nvml_is_not_taken_for_a_node_without_gpus(
 
 
 def test_a_driver_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from threading import Event
-
-    over = Event()
+    over = threading.Event()
     monkeypatch.setattr("srunddp.check.checks.gpus._PATIENCE", 0.01)
     monkeypatch.setattr("srunddp.check.checks.gpus.look", lambda _: over.wait())
     try:
@@ -234,8 +195,6 @@ def test_numa_nodes_are_read_where_linux_tells_them(tmp_path: Path) -> None:
 
 
 def test_neither_torch_nor_cuda_is_touched(tmp_path: Path) -> None:
-    from tests.support.starting import python
-
     code = (
         "import sys\n"
         "from srunddp.bootstrap.environment.detect import detect\n"

@@ -22,9 +22,6 @@ def test_the_facts_of_this_process_travel(tmp_path: Path) -> None:
     assert set(facts.free) == {"/dev/shm", str(tmp_path)}
     assert all(facts.total[folder] >= facts.free[folder] >= 0 for folder in facts.free)
     assert set(travelled(CHECK, subject()).free) == {"/dev/shm", "/tmp"}
-
-
-def test_a_missing_folder_is_told_from_a_full_one(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     facts = travelled(CHECK, subject({"TMPDIR": gone}))
     assert (facts.free[gone], facts.total.keys()) == (-1, {"/dev/shm"})
@@ -40,11 +37,7 @@ def test_a_missing_folder_is_told_from_a_full_one(tmp_path: Path) -> None:
         ({"free": {"/dev/shm": GIB - 1}}, Severity.WARN, "1023 MiB free in /dev/shm"),
         ({"free": {"/scratch/x": -1}}, Severity.FAIL, "/scratch/x is not there"),
         ({"files": 1023}, Severity.WARN, "1023 open files at most"),
-        (
-            {"memlock": 64 << 10},
-            Severity.WARN,
-            "64 KiB of locked memory at most, on a node with InfiniBand or RoCE",
-        ),
+        ({"memlock": 64 << 10}, Severity.WARN, "64 KiB of locked memory at most, on a node with InfiniBand or RoCE"),
     ],
 )
 def test_what_is_short_is_named_on_its_node(change: dict[str, Any], level: Severity, found: str) -> None:
