@@ -229,7 +229,9 @@ def discovery_named(name: str | None) -> Discovery:
 
 
 def usable_discoveries(environment: Environment, variables: Mapping[str, str]) -> tuple[Discovery, ...]:
-    """The ways that this rank can use, the preferred one first."""
+    """The ways that this rank can use, the preferred one first; a single process needs none."""
+    if environment.is_single:
+        return ()
     usable = (each for each in DISCOVERIES if not each.why_unavailable(environment, variables))
     return tuple(sorted(usable, key=lambda each: each.is_last_resort(environment)))
 

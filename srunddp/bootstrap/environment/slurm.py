@@ -61,11 +61,6 @@ class SlurmStep:
     typed: bool
 
     @property
-    def local_world_size(self) -> int | None:
-        """How many ranks this node runs; None where Slurm does not say it reliably."""
-        return len(self.ranks_here) or None
-
-    @property
     def id(self) -> str:
         """Job, step and restart count, which no other step has."""
         return f"{self.job}.{self.step}.{self.restarts}"

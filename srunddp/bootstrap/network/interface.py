@@ -222,14 +222,15 @@ def _checked(
     hint: str = "correct this entry",
 ) -> NetworkInterface:
     link = next((link for link in links if link.name == name), None)
-    wrong = "" if link and link.up and link.addresses else "is not there"
-    if link and not link.up:
+    if not link:
+        wrong = "is not there"
+    elif not link.up:
         wrong = "is down"
-    elif link and not link.addresses:
+    elif not link.addresses:
         wrong = "has no address"
-    elif link and is_loopback(link.addresses[0]) and not environment.one_node:
+    elif is_loopback(link.addresses[0]) and not environment.one_node:
         wrong = "is loopback, which other nodes cannot reach"
-    if link and not wrong:
+    else:
         return link
     raise ConfigError(
         f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}",
@@ -253,18 +254,11 @@ def list_interfaces() -> tuple[NetworkInterface, ...]:
     """This node's interfaces, by psutil."""
     import psutil
 
-    states = psutil.net_if_stats()
-    return tuple(
-        NetworkInterface(
-            name=name,
-            up=name in states and states[name].isup,
-            speed=states[name].speed if name in states else 0,
-            ipv4=tuple(found.address for found in addresses if found.family == socket.AF_INET),
-            ipv6=tuple(
-                found.address
-                for found in addresses
-                if found.family == socket.AF_INET6 and not found.address.startswith("fe80")
-            ),
-        )
-        for name, addresses in psutil.net_if_addrs().items()
-    )
+    states, found = psutil.net_if_stats(), []
+    for name, addresses in psutil.net_if_addrs().items():
+        state = states.get(name)
+        ipv4 = tuple(each.address for each in addresses if each.family == socket.AF_INET)
+        every6 = [each.address for each in addresses if each.family == socket.AF_INET6]
+        ipv6 = tuple(address for address in every6 if not address.startswith("fe80"))
+        found.append(NetworkInterface(name, bool(state and state.isup), state.speed if state else 0, ipv4, ipv6))
+    return tuple(found)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.environment.detect import RANK_PROCESS, detect, is_below_rank, rank_mark
+from srunddp.bootstrap.environment.detect import detect
+from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, is_below_rank, rank_mark
 from tests.mpirun.conftest import MPIS
 from tests.support.launchers import hydra, open_mpi, step
 from tests.support.starting import SRUNDDP, slurm, write

@@ -95,7 +95,7 @@ def test_only_the_steps_own_variables_are_read() -> None:
     found = slurm.read_step(step(3), PID)
     assert found.nodes == ("node02", "node03")
     assert found.tasks_per_node == (2, 2)
-    assert (found.rank, found.local_rank, found.world_size, found.local_world_size) == (3, 1, 4, 2)
+    assert (found.rank, found.local_rank, found.world_size) == (3, 1, 4)
     assert found.ranks_here == (2, 3)
 
 
@@ -103,7 +103,7 @@ def test_a_cyclic_step_counts_its_local_ranks_by_gtids() -> None:
     found = slurm.read_step(
         step(SLURM_STEP_TASKS_PER_NODE="4,1,1", SLURM_GTIDS="0,3,4,5", SLURM_STEP_NUM_TASKS="6"), PID
     )
-    assert found.local_world_size == 4
+    assert found.ranks_here == (0, 3, 4, 5)
 
 
 def test_reserved_ports_and_the_restart_count_are_read() -> None:

@@ -30,7 +30,7 @@ LINKS = (LO, ETH, IB1, IB0, IB10)
 def rank(local_rank: int = 0, world_size: int = 8, local_world_size: int | None = 4) -> Environment:
     """A rank on node07, of two nodes unless the numbers say one."""
     ways = (discovery_named("slurm"),)
-    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", ways, {})
+    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", {}, ways)
 
 
 def entry(*interfaces: str, env: dict[str, str] | None = None) -> IfacesEntry:

@@ -15,7 +15,7 @@ import pytest
 
 from srunddp.bootstrap.environment import detect
 from srunddp.bootstrap.network.ifaces_conf import DEFAULT
-from srunddp.bootstrap.rendezvous import client, discovery
+from srunddp.bootstrap.rendezvous import client, discovery, listener
 from srunddp.bootstrap.rendezvous.abort import AbortReason, CancelToken, read
 from srunddp.bootstrap.rendezvous.auth import CLIENT, Challenge, HmacAuthenticator, NullAuthenticator
 from srunddp.bootstrap.rendezvous.client import join, report_failure
@@ -771,8 +771,9 @@ def test_a_failure_of_any_code_ends_with_a_valid_one(code: object) -> None:
 # Crowds.
 
 
-def test_too_many_mute_connections_close_oldest_first() -> None:
-    with rank_zero(2, unproven=20) as server, ExitStack() as stack:
+def test_too_many_mute_connections_close_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "UNPROVEN", 20)
+    with rank_zero(2) as server, ExitStack() as stack:
         callers = [stack.enter_context(server.connect()) for _ in range(100)]
         assert callers[0].recv(1) == b""
         assert len(set(os.listdir("/proc/self/fd"))) < 100 + 100 + 60
@@ -780,8 +781,9 @@ def test_too_many_mute_connections_close_oldest_first() -> None:
         assert found[0] == found[1]
 
 
-def test_a_mute_connection_is_closed_when_its_time_is_over() -> None:
-    with rank_zero(2, patience=0.2, every=0.1) as server, server.connect() as caller:
+def test_a_mute_connection_is_closed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "PATIENCE", 0.2)
+    with rank_zero(2, every=0.1) as server, server.connect() as caller:
         caller.sendall(b'{"hello": ')
         assert caller.recv(1) == b""
         found = meet(server, hello(1))
