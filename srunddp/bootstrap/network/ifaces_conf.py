@@ -206,7 +206,7 @@ def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
     if root is None or root.value == "":
         return ()
     reader = _Reader(path)
-    if root.id != "sequence":
+    if type(root).__name__ != "SequenceNode":
         raise reader.wrong(root, "not a list", "a list of entries", "begin each entry with `- nodes:`")
     return tuple(reader.entry(node) for node in root.value)
 
@@ -246,7 +246,7 @@ class _Reader:
         )
 
     def _interfaces(self, node: yaml.Node) -> tuple[str, ...]:
-        children = node.value if node.id == "sequence" else [node]
+        children = node.value if type(node).__name__ == "SequenceNode" else [node]
         names = tuple(self._scalar(child) for child in children)
         for name in names:
             if not re.fullmatch(r"[^\s/:,]{1,15}", name) or not name.isprintable():
@@ -277,7 +277,7 @@ class _Reader:
         return variables
 
     def _mapping(self, node: yaml.Node) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        if node.id != "mapping":
+        if type(node).__name__ != "MappingNode":
             raise self.wrong(node, _shown(node), "keys with values", "write `- nodes: …` and `interface: …`")
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
@@ -288,7 +288,7 @@ class _Reader:
         return pairs
 
     def _scalar(self, node: yaml.Node) -> str:
-        if node.id != "scalar" or not node.value.strip():
+        if type(node).__name__ != "ScalarNode" or not node.value.strip():
             raise self.wrong(node, _shown(node), "a single value", "write one value, quoted if it has [ or *")
         return str(node.value)
 
@@ -309,7 +309,7 @@ def port_range(text: str, *, where: str) -> range:
 
 
 def _shown(node: yaml.Node) -> str:
-    return {"scalar": repr(node.value), "mapping": "keys with values"}.get(node.id, "a list")
+    return {"ScalarNode": repr(node.value), "MappingNode": "keys with values"}.get(type(node).__name__, "a list")
 
 
 def _wrong(where: str, found: str, expected: str, hint: str) -> ConfigError:
