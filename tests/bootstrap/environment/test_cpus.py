@@ -58,26 +58,22 @@ def test_cpus_that_srun_did_not_pass_on_are_said() -> None:
 @pytest.mark.parametrize(
     ("variables", "allowed", "asked"),
     [
-        ({}, 1, None),
-        ({"SLURM_CPUS_PER_TASK": "4"}, 4, None),
-        ({"SLURM_CPUS_PER_TASK": "4"}, 64, None),
-        ({"SLURM_CPUS_PER_TASK": "4"}, 2, 4),
-        ({"SRUN_CPUS_PER_TASK": "8", "SLURM_CPUS_PER_TASK": "4"}, 4, 8),
-        ({"SLURM_CPUS_PER_TASK": "many"}, 1, None),
+        ({}, 1, []),
+        ({"SLURM_CPUS_PER_TASK": "4"}, 4, []),
+        ({"SLURM_CPUS_PER_TASK": "4"}, 2, ["4"]),
+        ({"SRUN_CPUS_PER_TASK": "8", "SLURM_CPUS_PER_TASK": "4"}, 4, ["8"]),
+        ({"SLURM_CPUS_PER_TASK": "many"}, 1, []),
     ],
 )
-def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], allowed: int, asked: int | None) -> None:
-    lines = advice(variables, Cpus(allowed, 64))
-    assert [line.split()[0] for line in lines] == ([] if asked is None else [str(asked)])
+def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], allowed: int, asked: list[str]) -> None:
+    assert [line.split()[0] for line in advice(variables, Cpus(allowed, 64))] == asked
 
 
 @pytest.mark.parametrize(
     ("ranks", "cpus", "variables", "warned"),
     [
-        (2, Cpus(1, 64), {}, True),
         (2, Cpus(2, 64, core=2), {}, True),
         (2, Cpus(64, 64), {}, False),
-        (4, Cpus(16, 64), {}, False),
         (2, Cpus(1, 2), {}, False),
         (2, Cpus(1, 64), {"SLURM_CPUS_ON_NODE": "2"}, False),
         (2, Cpus(1, 64), {"SLURM_CPUS_ON_NODE": "8"}, True),

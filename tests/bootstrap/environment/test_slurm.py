@@ -99,18 +99,13 @@ def test_only_the_steps_own_variables_are_read() -> None:
     assert found.ranks_here == (2, 3)
 
 
-def test_a_cyclic_step_counts_its_local_ranks_by_gtids() -> None:
-    found = slurm.read_step(
-        step(SLURM_STEP_TASKS_PER_NODE="4,1,1", SLURM_GTIDS="0,3,4,5", SLURM_STEP_NUM_TASKS="6"), PID
-    )
-    assert found.ranks_here == (0, 3, 4, 5)
-
-
-def test_reserved_ports_and_the_restart_count_are_read() -> None:
-    found = slurm.read_step(step(SLURM_STEP_RESV_PORTS="12021-12022,12040", SLURM_RESTART_COUNT="2"), PID)
+def test_reserved_ports_restarts_and_a_host_file_are_read() -> None:
+    """In a federation the job's number has ten digits."""
+    changes = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_ID": "4294967295", "SLURM_HOSTFILE": "/home/me/hosts"}
+    found = slurm.read_step(step(SLURM_STEP_RESV_PORTS="12021-12022,12040", **changes), PID)
     assert found.reserved_ports == (12021, 12022, 12040)
-    assert found.restarts == "2"
-    assert slurm.read_step(step(), PID).restarts == "0"
+    assert (found.id, found.distribution, found.layout()) == ("4294967295.0.2", "arbitrary", {})
+    assert slurm.read_step(step(), PID).id == "1207.0.0"
 
 
 @pytest.mark.parametrize(
@@ -152,38 +147,18 @@ LAYOUTS = [
     ("plane=2", "2(x2)", "a[1-2]", []),
     ("block", "2", "a[1-2]", []),
     ("block", "", "a[1-2]", []),
+    ("block", "999999999(x2)", "a[1-2]", []),  # and no list of a thousand million ranks
 ]
-
-
-def test_counts_that_are_not_the_steps_give_no_layout() -> None:
-    """And no list of a thousand million ranks."""
-    assert slurm.read_step(step(SLURM_STEP_TASKS_PER_NODE="999999999(x2)"), PID).layout() == {}
-
-
-def test_a_job_of_a_federation_is_a_number_too() -> None:
-    assert slurm.read_step(step(SLURM_JOB_ID="4294967295"), PID).job == "4294967295"
 
 
 @pytest.mark.parametrize(("distribution", "counts", "nodes", "by_rank"), LAYOUTS)
 def test_the_layout_says_which_node_each_rank_runs_on(
     distribution: str, counts: str, nodes: str, by_rank: list[str]
 ) -> None:
-    ranks = str(sum(slurm.task_counts(counts)) or 2)
+    ranks = str(len(by_rank) or 4)
     changes = {"SLURM_DISTRIBUTION": distribution, "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_STEP_NUM_TASKS": ranks}
     found = slurm.read_step(step(SLURM_STEP_NODELIST=nodes, SLURM_GTIDS="", **changes), PID)
     assert found.layout() == dict(enumerate(by_rank))
-
-
-def test_a_host_file_makes_a_step_arbitrary() -> None:
-    found = slurm.read_step(step(SLURM_HOSTFILE="/home/me/hosts"), PID)
-    assert found.distribution == "arbitrary"
-    assert found.layout() == {}
-
-
-def test_a_heterogeneous_step_has_no_layout() -> None:
-    found = slurm.read_step(step(SLURM_HET_SIZE="2"), PID)
-    assert found.heterogeneous
-    assert found.layout() == {}
 
 
 @pytest.mark.parametrize(
