@@ -272,6 +272,9 @@ def test_partial_explicit_variables_name_the_missing_one(missing: str) -> None:
     assert rest.startswith(f"{missing} missing; ")
     assert set(there.replace(" and ", ", ").split(", ")) == set(EXPLICIT) - {missing}
     assert text == refused(step(3) | EXPLICIT | {missing: ""}, "env")
+    found = detect(step(3) | EXPLICIT, "env")
+    assert who(found) == ("explicit variables", 1, 1, 2)
+    assert (found.channels, found.notes, found.master) == (("env",), (), ("10.0.0.1", 29500))
 
 
 @pytest.mark.parametrize("only", EXPLICIT)
@@ -280,11 +283,6 @@ def test_a_single_explicit_variable_names_the_four_missing(only: str) -> None:
     assert found.startswith(f"{only} set, ")
     assert all(name in found for name in EXPLICIT)
     assert "start the script with srun" in refused(batch_body() | {only: EXPLICIT[only]})
-
-
-@pytest.mark.parametrize("channel", ["mpi", "pmi", "slurm"])
-def test_a_channel_without_a_launcher_is_refused(channel: str) -> None:
-    assert refused({}, channel).startswith(f"--channel {channel}, and no launcher was found; expected a launcher -> ")
 
 
 WRONG = {
@@ -334,12 +332,6 @@ def test_master_variables_below_a_launcher_are_ignored(master: dict[str, str]) -
 # Forced channels.
 
 
-def test_channel_env_lets_explicit_variables_rule() -> None:
-    found = detect(step(3) | EXPLICIT, "env")
-    assert who(found) == ("explicit variables", 1, 1, 2)
-    assert (found.channels, found.notes, found.master) == (("env",), (), ("10.0.0.1", 29500))
-
-
 @pytest.mark.parametrize(
     ("variables", "channel"),
     [
@@ -366,12 +358,13 @@ def test_a_forced_channel_is_the_only_one(variables: dict[str, str], channel: st
         (open_mpi(1), "slurm", "mpi, env"),
         (daemon_step(0) | open_mpi(1), "slurm", "mpi, env"),
         (EXPLICIT, "slurm", "env"),
+        *(({}, channel, "") for channel in ("mpi", "pmi", "slurm")),
     ],
 )
 def test_a_forced_channel_that_is_not_there_is_refused(variables: dict[str, str], channel: str, there: str) -> None:
     text = refused(variables, channel)
-    assert text.startswith(f"--channel {channel} is not there under ")
-    assert f"expected one of {there} ->" in text
+    assert text.startswith(f"--channel {channel} is not there under " if there else f"--channel {channel}, and no ")
+    assert f"expected {f'one of {there}' if there else 'a launcher'} ->" in text
 
 
 def test_a_world_of_one_takes_any_forced_channel() -> None:
@@ -380,14 +373,3 @@ def test_a_world_of_one_takes_any_forced_channel() -> None:
     for channel in ("mpi", "pmi", "slurm"):
         assert detect(step(**alone, SLURM_GTIDS="0"), channel).world_size == 1
         assert detect(open_mpi(0, 1), channel).world_size == 1
-
-
-# What is never looked at.
-
-
-@pytest.mark.parametrize(
-    "devices", ["GPU-2ef1a2f3-7c9d-4f6c-8a93-0b0b6a4c9a2e", "MIG-GPU-2ef1a2f3/7/0", "MIG-aa11", "", "3,1", "NoDevFiles"]
-)
-def test_visible_devices_are_never_parsed(devices: str) -> None:
-    names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-    assert detect(step(3) | dict.fromkeys(names, devices)) == detect(step(3))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -178,10 +179,17 @@ def test_all_ranks_are_told_the_stores_address() -> None:
         assert server.said == []
 
 
-def test_each_rank_is_told_how_many_of_its_node_share_its_cpus() -> None:
-    others = [hello(1, 4), replace(hello(2, 4), cpus="its own"), hello(3, 4, "node02")]
-    with rank_zero(4) as server:
-        assert [meeting.sharers for meeting in meet(server, *others)] == [2, 2, 1, 1]
+def test_ranks_of_a_cyclic_placement_get_their_nodes_numbers() -> None:
+    """``-m cyclic`` with 4, 1 and 1 tasks: arithmetic on ranks would be wrong. One rank has CPUs of its own."""
+    hellos = [hello(rank, 6, node) for rank, node in enumerate("cabccc")]
+    hellos[3] = replace(hellos[3], cpus="its own")
+    with rank_zero(6, "c") as server:
+        meetings = meet(server, *hellos[1:])
+    assert [(each.node_rank, each.local_world_size, each.sharers) for each in meetings] == [
+        *((0, 4, 3), (1, 1, 1), (2, 1, 1)),
+        *((0, 4, 1), (0, 4, 3), (0, 4, 3)),
+    ]
+    assert {each.nnodes for each in meetings} == {3}
 
 
 def test_the_ranks_may_come_in_any_order_and_late() -> None:
@@ -198,17 +206,6 @@ def test_the_ranks_may_come_in_any_order_and_late() -> None:
             assert [other.result(LONG)[1] for other in others] == [server.meeting()] * 2
             for other in others:
                 other.result()[0].close()
-
-
-def test_ranks_of_a_cyclic_placement_get_their_nodes_numbers() -> None:
-    """``-m cyclic`` with 4, 1 and 1 tasks: arithmetic on ranks would be wrong."""
-    nodes = ("c", "a", "b", "c", "c", "c")
-    with rank_zero(6, "c") as server:
-        meetings = meet(server, *(hello(rank, 6, nodes[rank]) for rank in range(1, 6)))
-    assert [(each.node_rank, each.local_world_size, each.nnodes) for each in meetings] == [
-        *((0, 4, 3), (1, 1, 3), (2, 1, 3)),
-        *[(0, 4, 3)] * 3,
-    ]
 
 
 @pytest.mark.parametrize("local_size", [0, 1])
@@ -277,69 +274,50 @@ def test_an_address_that_is_not_this_nodes_is_named() -> None:
 # Strangers where rank 0 could be.
 
 
-class Stranger:
+ANSWERS = {
+    "http": b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
+    "store": bytes(range(256)) * 8,
+    "endless": b"x" * 100_000,
+    "empty-lines": b"\n\n\n",
+    "json": b'{"jsonrpc": "2.0", "error": {}}\n',
+    "json-list": b'[{"meeting": 1}]\n',
+    "other-job": b'{"stranger": true}\n',
+}
+STRANGERS = ("mute", "closing", "banner", *ANSWERS)
+
+
+class Stranger(socketserver.ThreadingTCPServer):
     """Somebody else's server; notes every byte that each connection brings."""
 
     def __init__(self, kind: str, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), socketserver.BaseRequestHandler)
+        self.address = Address(*self.socket.getsockname()[:2])
         self.kind = kind
         self.received: list[bytearray] = []
-        self._listening = socket.create_server(("127.0.0.1", port))
-        self.address = Address(*self._listening.getsockname()[:2])
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
-            self.received.append(bytearray())
-            thread = threading.Thread(target=self._serve, args=(connection, self.received[-1]))
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, connection: socket.socket, received: bytearray) -> None:
-        answers = {
-            "http": b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
-            "store": bytes(range(256)) * 8,
-            "endless": b"x" * 100_000,
-            "empty-lines": b"\n\n\n",
-            "json": b'{"jsonrpc": "2.0", "error": {}}\n',
-            "json-list": b'[{"meeting": 1}]\n',
-            "other-job": b'{"stranger": true}\n',
-        }
-        connection.settimeout(LONG)
-        with connection:
+    def finish_request(self, request: Any, client_address: object) -> None:
+        received = bytearray()
+        self.received.append(received)
+        request.settimeout(LONG)
+        with suppress(OSError):
             if self.kind == "banner":
-                connection.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n")
-            try:
-                while piece := connection.recv(4096):
-                    received += piece
-                    if self.kind == "closing":
-                        return
-                    if answer := answers.pop(self.kind, b""):
-                        connection.sendall(answer)
-            except OSError:
-                return
-
-    def end(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        for thread in self._threads:
-            thread.join(LONG)
+                request.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n")
+            while piece := request.recv(4096):
+                received += piece
+                if self.kind == "closing":
+                    return
+                if len(received) == len(piece):
+                    request.sendall(ANSWERS.get(self.kind, b""))
 
 
 @contextmanager
 def stranger(kind: str, port: int = 0) -> Iterator[Stranger]:
-    server = Stranger(kind, port)
-    try:
-        yield server
-    finally:
-        server.end()
-
-
-STRANGERS = ("mute", "closing", "banner", "http", "store", "endless", "empty-lines", "json", "json-list", "other-job")
+    with Stranger(kind, port) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever, 0.01)
+        try:
+            yield server
+        finally:
+            server.shutdown()
 
 
 def heard_the_hello_alone(server: Stranger, one: Hello) -> bool:
@@ -404,7 +382,10 @@ def test_rank_zero_walks_on_from_taken_ports_and_is_found_there() -> None:
     [
         *(b"", b"GET / HTTP/1.1\r\nHost: node01\r\n\r\n", b"\x3c\x85\xf7\xce" + bytes(60), b"\n", b"{}\n", b"[]\n"),
         *(b'{"here": true}\n', b'{"hello": 7}\n', b'{"hello": {"token": "1207.0.0"}}\n'),
-        json.dumps(greeting(hello(1, token="1207.0.1"))).encode() + b"\n",
+        *(
+            json.dumps(greeting(replace(hello(1), **wrong))).encode() + b"\n"
+            for wrong in ({"token": "1207.0.1"}, {"rank": "1"}, {"rank": True}, {"world_size": 2.0}, {"node": None})
+        ),
         *(b'{"hello": {"token": "12', b"x" * 100_000, b"\xff\xfe\x00\n"),
     ],
     ids=lambda said: repr(said[:30]),
@@ -472,7 +453,7 @@ def test_a_rank_of_the_other_family_says_so(own: str, published: str) -> None:
 
 
 def test_missing_ranks_are_named_with_their_nodes() -> None:
-    """Strangers do not delay that, and a rank that was seen, but went before it could answer, is missing."""
+    """Strangers do not delay that, and hear nothing of it. A rank that went before it could answer is missing."""
     layout = {rank: f"node{rank // 2:02d}" for rank in range(8)}
     with rank_zero(8, layout=layout, within=2) as server, ThreadPoolExecutor(3) as pool, server.connect() as mute:
         mute.sendall(b"half a line")
@@ -487,6 +468,7 @@ def test_missing_ranks_are_named_with_their_nodes() -> None:
         )
         assert [one.result(LONG) for one in came] == [text] * 3
         assert time.monotonic() - began < 20
+        assert mute.recv(4096) == b""  # it may be another job's rank, which would end by what the others are told
 
 
 def test_rank_zero_not_found_says_where_it_looked() -> None:
@@ -567,36 +549,20 @@ def test_a_rank_that_loses_rank_zero_says_so() -> None:
         assert f"rank 1 on node02 lost rank 0 at {address} before all ranks had met" in text.result(LONG)
 
 
-def test_a_caller_that_has_not_said_hello_is_told_of_no_failure() -> None:
-    """It may be another job's rank, which would end by it."""
-    with rank_zero(3, within=0.5) as server:
-        caller = server.connect()
-        server.refusal()
-        assert caller.recv(4096) == b""
-        caller.close()
-
-
-@pytest.mark.parametrize("wrong", [{"rank": "1"}, {"rank": True}, {"world_size": 2.0}, {"node": None}])
-def test_a_hello_of_wrong_types_is_a_strangers(wrong: dict[str, object]) -> None:
-    with rank_zero(2) as server:
-        with server.connect() as caller:
-            json_lines.send(caller, {**greeting(hello(1)), "hello": asdict(hello(1)) | wrong})
-            assert caller.recv(4096) == b'{"stranger": true}\n'
-        found = meet(server, hello(1), within=10)
-        assert found[1] == found[0]
-
-
 # Ranks that are waited for.
 
 
 def test_rank_zero_says_again_and_again_who_is_missing_and_where() -> None:
+    """Until its own failure ends the meeting at once for all."""
     layout = {0: "node01", 1: "node01", 2: "node02", 3: "node03", 4: "node03"}
     with rank_zero(5, layout=layout, every=0.1) as server:
         found = meet_later(server, hello(1, 5))
         until(lambda: server.said.count("waiting for rank 2 on node02, ranks 3-4 on node03") > 1)
-        server.interrupt.fail("enough", 1)
-        with pytest.raises(PeerError):
-            found.result(LONG)
+        began = time.monotonic()
+        server.interrupt.fail("its worker ended with 3", 3)
+        for one in (lambda: found.result(LONG), server.result):
+            assert peer_error(one) == ("rank 0 on node01 failed: its worker ended with 3", 3)
+        assert time.monotonic() - began < 10
 
 
 # Failures before all have met.
@@ -609,15 +575,16 @@ def peer_error(failed: Callable[[], object]) -> tuple[str, int]:
 
 
 def test_a_rank_that_fails_early_ends_all_with_its_words() -> None:
-    with rank_zero(4) as server:
+    """Those that are there, and those that come afterwards."""
+    with rank_zero(4, linger=LONG) as server:
         found = meet_later(server, hello(1, 4))
         until(lambda: 1 in server.rendezvous.connections)
-        failing = hello(2, 4, "node02", address="")
-        assert report_failure(
-            [server.address], failing, UNPROVEN, AbortReason("no file train.py; expected a script", 78), soon()
-        )
+        failure = AbortReason("no file train.py; expected a script", 78)
+        assert report_failure([server.address], hello(2, 4, "node02", address=""), UNPROVEN, failure, soon())
+        late = meet_later(server, hello(3, 4))
         text = "rank 2 on node02 failed: no file train.py; expected a script"
-        assert peer_error(server.result) == peer_error(lambda: found.result(LONG)) == (text, 78)
+        for one in (server.result, lambda: found.result(LONG), lambda: late.result(LONG)):
+            assert peer_error(one) == (text, 78)
 
 
 def test_a_failure_that_reached_nobody_is_not_told() -> None:
@@ -661,26 +628,6 @@ def test_a_failure_that_reached_nobody_is_printed_here(monkeypatch: pytest.Monke
         with pytest.raises(PeerError) as caught:
             join([Address(*silent.getsockname()[:2])], hello(1), soon(), None, interrupt)
     assert caught.value.scope is Scope.RANK
-
-
-def test_rank_zeros_own_failure_ends_the_meeting_at_once_for_all() -> None:
-    with rank_zero(3) as server:
-        found = meet_later(server, hello(1, 3))
-        until(lambda: 1 in server.rendezvous.connections)
-        began = time.monotonic()
-        server.interrupt.fail("its worker ended with 3", 3)
-        for one in (lambda: found.result(LONG), server.result):
-            assert peer_error(one) == ("rank 0 on node01 failed: its worker ended with 3", 3)
-        assert time.monotonic() - began < 10
-
-
-def test_a_rank_that_comes_after_a_failure_is_told_of_it() -> None:
-    with rank_zero(4, linger=LONG) as server:
-        assert report_failure([server.address], hello(1, 4), UNPROVEN, AbortReason("broken", 78), soon())
-        for rank in (2, 3):
-            late = meet_later(server, hello(rank, 4))
-            assert peer_error(lambda: late.result(LONG)) == ("rank 1 on node01 failed: broken", 78)  # noqa: B023
-        assert peer_error(server.result) == ("rank 1 on node01 failed: broken", 78)
 
 
 @pytest.mark.parametrize("code", [None, 0, 256, -1, "7", True, 1e9])
