@@ -60,26 +60,10 @@ PMIX = {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.1207.0", "PMIX_HOSTNAME"
 PMI2 = {"PMI_FD": "9", "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_JOBID": "1207.0"}
 OPEN_MPI_4 = {"OMPI_MCA_orte_hnp_uri": "1234.0;tcp://10.0.0.1:5000", "OMPI_MCA_ess_base_vpid": "1"}
 INTEL = {"I_MPI_HYDRA_UUID": "ab12", "I_MPI_HYDRA_BOOTSTRAP": "ssh"}
-PALS = {
-    "PALS_APID": "77",
-    "PALS_RANKID": "3",
-    "PALS_LOCAL_RANKID": "1",
-    "PALS_LOCAL_SIZE": "2",
-    "PALS_NODEID": "1",
-    "PMI_RANK": "3",
-    "PMI_SIZE": "4",
-    "PMI_LOCAL_RANK": "1",
-    "PMI_LOCAL_SIZE": "2",
-    "PMI_CONTROL_PORT": "4000",
-}
-MVAPICH2 = {
-    "MV2_COMM_WORLD_RANK": "1",
-    "MV2_COMM_WORLD_SIZE": "2",
-    "MV2_COMM_WORLD_LOCAL_RANK": "1",
-    "PMI_FD": "9",
-    "PMI_RANK": "1",
-    "PMI_SIZE": "2",
-}
+PALS = {"PALS_APID": "77", "PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2", "PALS_NODEID": "1"}
+PALS |= {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", "PMI_CONTROL_PORT": "4000"}
+MVAPICH2 = {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1"}
+MVAPICH2 |= {"PMI_FD": "9", "PMI_RANK": "1", "PMI_SIZE": "2"}
 JSRUN = {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "6", "JSM_NAMESPACE_LOCAL_RANK": "2", "LSB_JOBID": "9"}
 FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "1", "PMI_FD": "9"}
 
@@ -90,12 +74,7 @@ LAUNCHERS = {
         f"srun-pmi2-without-{name}": (step(3, **{**PMI2, name: ""}), ("Slurm", 3, 1, 4), 2, ("slurm",))
         for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE")
     },
-    "srun-that-agrees": (
-        step(3) | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
-        ("Slurm", 3, 1, 4),
-        2,
-        ("slurm",),
-    ),
+    "srun-that-agrees": (step(3) | {"RANK": "3", "LOCAL_RANK": "1"}, ("Slurm", 3, 1, 4), 2, ("slurm",)),
     "srun-pmix": (step(3) | PMIX, ("Slurm", 3, 1, 4), 2, ("slurm", "mpi")),
     "srun-pmix-arbitrary": (step(3, SLURM_DISTRIBUTION="arbitrary") | PMIX, ("Slurm", 3, 1, 4), 2, ("mpi", "slurm")),
     "srun-pty": (step(3, SLURM_PTY_PORT="40001"), ("Slurm", 3, 1, 4), 2, ("slurm",)),
@@ -112,6 +91,12 @@ LAUNCHERS = {
     "flux": (FLUX, ("Flux", 1, 1, 2), None, ("pmi", "mpi")),
     "explicit": (EXPLICIT, ("explicit variables", 1, 1, 2), None, ("env",)),
     "explicit-with-ranks-here": (EXPLICIT | {"LOCAL_WORLD_SIZE": "2"}, ("explicit variables", 1, 1, 2), 2, ("env",)),
+    "torchrun": (EXPLICIT | {"TORCHELASTIC_RUN_ID": "none"}, ("explicit variables", 1, 1, 2), None, ("env",)),
+    "mpirun-in-a-batch-job": (batch_body() | open_mpi(1), ("Open MPI", 1, 1, 2), 2, ("mpi",)),
+    # Its ranks inherit PMI_FD, whose socket knows the daemon alone.
+    "mpirun-in-srun-pmi2": (daemon_step(0) | PMI2 | open_mpi(1), ("Open MPI", 1, 1, 2), 2, ("mpi",)),
+    "srun-that-agrees-with-open-mpi": (step(3) | open_mpi(3, 4, 1, 2), ("Open MPI", 3, 1, 4), 2, ("mpi",)),
+    "half-of-open-mpi": ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, ("none", 0, 0, 1), 1, ()),
     "nothing": ({}, ("none", 0, 0, 1), 1, ()),
 }
 
@@ -127,7 +112,7 @@ def test_every_launcher_is_recognised_by_what_it_tells(launcher: str, monkeypatc
     for found in (detect(variables), detect(os.environ)):
         assert who(found) == expected
         assert (found.local_world_size, found.channels, found.notes) == (local_world_size, channels, ())
-        for field in ("rank", "local_rank", "world_size") if variables else ():
+        for field in ("rank", "local_rank", "world_size") if channels else ():
             name, _, value = found.sources[field].partition("=")
             assert variables[name] == value == str(getattr(found, field))
 
@@ -158,26 +143,6 @@ def test_mpirun_in_an_allocation_beats_slurms_variables(
     assert who(found)[1:] == (rank, rank % 2, 6)
     assert found.launcher in ("Open MPI", "Hydra")
     assert "slurm" not in found.channels
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        (batch_body() | open_mpi(1), ("Open MPI", 1, 1, 2)),
-        (step(3) | open_mpi(3, 4, 1, 2), ("Open MPI", 3, 1, 4)),
-        (step(3, SLURM_JOB_NAME="interactive"), ("Slurm", 3, 1, 4)),  # salloc, then srun
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, ("none", 0, 0, 1)),  # half a launcher
-        (EXPLICIT | {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}, ("explicit variables", 1, 1, 2)),  # torchrun
-    ],
-)
-def test_the_launcher_that_counts(variables: dict[str, str], expected: tuple[str, int, int, int]) -> None:
-    assert who(detect(variables)) == expected
-
-
-def test_the_pmi_socket_of_srun_is_not_open_mpis() -> None:
-    """mpirun in ``srun --mpi=pmi2``: its ranks inherit PMI_FD, whose socket knows the daemon alone."""
-    daemon = daemon_step(0) | {"PMI_FD": "9", "PMI_RANK": "0", "PMI_SIZE": "3"}
-    assert detect(daemon | open_mpi(1)).channels == ("mpi",)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@ def test_wrong_task_counts_are_shown_with_their_variable(counts: str) -> None:
         slurm.task_counts(counts)
 
 
+RESERVED = {"batch": 0xFFFFFFFB, "interactive": 0xFFFFFFFA, "extern": 0xFFFFFFFC, "pending": 0xFFFFFFFD}
+RESERVED_IDS = [str(number - wrap) for number in RESERVED.values() for wrap in (0, 1 << 32)]  # some print them negative
+
+
 @pytest.mark.parametrize(
     ("variables", "in_step", "in_allocation"),
     [
@@ -43,6 +47,8 @@ def test_wrong_task_counts_are_shown_with_their_variable(counts: str) -> None:
         (step(SLURM_JOB_NAME="interactive"), True, True),  # salloc's name for the job, which later steps inherit
         (batch_body(), False, True),
         (JOB, False, True),  # salloc's shell
+        *((step(SLURM_STEP_ID=number), False, True) for number in RESERVED_IDS),
+        (interactive_step(), False, True),
         ({}, False, False),
         *(
             (step(**{name: ""}), False, True)
@@ -52,15 +58,6 @@ def test_wrong_task_counts_are_shown_with_their_variable(counts: str) -> None:
 )
 def test_a_step_is_told_from_an_allocation(variables: dict[str, str], in_step: bool, in_allocation: bool) -> None:
     assert (slurm.in_step(variables), slurm.in_allocation(variables)) == (in_step, in_allocation)
-
-
-@pytest.mark.parametrize("name", ["batch", "interactive", "extern", "pending"])
-@pytest.mark.parametrize("sign", ["unsigned", "negative"])
-def test_slurms_reserved_steps_are_no_steps(name: str, sign: str) -> None:
-    number = {"batch": 0xFFFFFFFB, "interactive": 0xFFFFFFFA, "extern": 0xFFFFFFFC, "pending": 0xFFFFFFFD}[name]
-    step_id = str(number if sign == "unsigned" else number - (1 << 32))
-    assert not slurm.in_step(step(SLURM_STEP_ID=step_id))
-    assert not slurm.in_step(interactive_step(step_id))
 
 
 def test_typed_into_a_pty_shell_is_told_from_srun_pty() -> None:
