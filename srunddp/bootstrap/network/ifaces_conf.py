@@ -93,10 +93,7 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
 
 def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:
     """Like :func:`entry_for`, but ``DEFAULT`` where no entry matches."""
-    try:
-        return entry_for(entries, node)
-    except ConfigError:
-        return DEFAULT
+    return entry_for(entries, node, alone=True)
 
 
 @dataclass(frozen=True)

@@ -87,13 +87,14 @@ def select_interface(
         name, source = exported[0][0], f"{exported[0][1]}={variables[exported[0][1]]}"
         passed_over = (f"{says}: exported variables come first",)
     elif alone:
-        return _loopback(entry, variables, "a single process")
+        over = () if entry.interfaces == (AUTO,) else (f"{says}: not needed",)
+        return _interface("lo", "127.0.0.1", entry, variables, "loopback, as a single process", over)
     elif entry.interfaces != (AUTO,):
         name, source = entry.interfaces[environment.local_rank % len(entry.interfaces)], entry.where
         if len(entry.interfaces) > 1:
             passed_over = (f"{says}: by local rank, in turn",)
     elif environment.one_node:
-        return _loopback(entry, variables, "all ranks share one node")
+        return _interface("lo", "127.0.0.1", entry, variables, "loopback, as all ranks share one node")
     else:
         name, source, passed_over = _automatic(links, environment, entry.where)
     # With several names to an entry, one rank of a node may be wrong and another right.
@@ -102,14 +103,13 @@ def select_interface(
     return _interface(name, _address(link, entry, environment), entry, variables, source, passed_over)
 
 
-def _loopback(entry: IfacesEntry, variables: Mapping[str, str], why: str) -> SelectedInterface:
-    says = f"{entry.where}, interface {' '.join(entry.interfaces)}: not needed"
-    over = () if entry.interfaces == (AUTO,) else (says,)
-    return _interface("lo", "127.0.0.1", entry, variables, f"loopback, as {why}", over)
-
-
 def _interface(
-    name: str, address: str, entry: IfacesEntry, variables: Mapping[str, str], source: str, passed_over: tuple[str, ...]
+    name: str,
+    address: str,
+    entry: IfacesEntry,
+    variables: Mapping[str, str],
+    source: str,
+    passed_over: tuple[str, ...] = (),
 ) -> SelectedInterface:
     """The choice in both spellings and the entry's variables; what the user exported stays."""
     family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}

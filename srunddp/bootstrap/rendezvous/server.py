@@ -61,7 +61,14 @@ class RendezvousServer:
             PeerError: a rank failed or was lost before all had come.
         """
         self._here[self.own.rank] = self.own
-        with self._listener() as listener:
+        with AuthenticatedListener(
+            listening=(self.held.rendezvous,),
+            token=self.own.token,
+            trust=self.trust,
+            world_size=self.own.world_size,
+            say=self.say,
+            interrupt=self.interrupt,
+        ) as listener:
             try:
                 self._await_all(listener, deadline)
             except SrunddpError as error:
@@ -77,16 +84,6 @@ class RendezvousServer:
             meeting=self._tell(),
             connections=dict(self.connections),
             nodes={rank: hello.node for rank, hello in self._here.items()},
-        )
-
-    def _listener(self) -> AuthenticatedListener:
-        return AuthenticatedListener(
-            listening=(self.held.rendezvous,),
-            token=self.own.token,
-            trust=self.trust,
-            world_size=self.own.world_size,
-            say=self.say,
-            interrupt=self.interrupt,
         )
 
     def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:

@@ -278,12 +278,7 @@ def test_a_rank_that_contradicts_the_launcher_is_refused(variables: dict[str, st
 
 @pytest.mark.parametrize(
     "master",
-    [
-        {"MASTER_ADDR": "node01"},
-        {"MASTER_PORT": "29500"},
-        {"MASTER_ADDR": "node01", "MASTER_PORT": "29500"},
-        {"MASTER_ADDR": "", "MASTER_PORT": "nonsense"},
-    ],
+    [{"MASTER_ADDR": "node01"}, {"MASTER_PORT": "29500"}, {"MASTER_ADDR": "", "MASTER_PORT": "nonsense"}],
 )
 def test_master_variables_below_a_launcher_are_ignored(master: dict[str, str]) -> None:
     found = detect(step(3) | master)

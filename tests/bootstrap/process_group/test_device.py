@@ -37,29 +37,30 @@ def test_idle_gpus_are_warned_of_with_the_flags(local_world_size: int, visible: 
 OWN = {"SLURM_STEP_GPUS": "0,1,2,3"}  # two tasks of the step are on this node
 
 
-@pytest.mark.parametrize("variables", [OWN, {"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_GPUS_PER_TASK": "a100:2"}])
-def test_each_rank_takes_the_first_of_its_own(variables: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("variables", "local_world_size", "visible", "own"),
+    [
+        *((variables, 2, 2, True) for variables in (OWN, {"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_GPUS_PER_TASK": "a:2"})),
+        ({}, 2, 2, False),
+        ({"SLURM_STEP_GPUS": "0,1"}, 2, 2, False),  # all of the node's to all
+        ({"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}, 4, 4, False),  # --gpu-bind=closest: two ranks see the same four
+        ({"SLURM_STEP_GPUS": "0,1"}, 2, 1, False),
+        ({"SLURM_GPUS_PER_TASK": "2"}, 2, 4, False),  # --gpu-bind=none
+        (OWN, 1, 4, False),
+    ],
+)
+def test_a_ranks_own_gpus_are_told_from_the_nodes(
+    variables: dict[str, str], local_world_size: int, visible: int, own: bool
+) -> None:
+    assert device.has_own(variables, local_world_size, visible) is own
+
+
+def test_each_rank_takes_the_first_of_its_own() -> None:
     """--gpus-per-task=2 --ntasks-per-node=2."""
-    assert device.has_own(variables, 2, 2)
     assert [device.device_index(local_rank, 2, 2, own=True) for local_rank in range(2)] == [0, 0]
     assert device.unused_devices(2, 2, own=True) == (
         "each rank sees 2 GPUs of its own, cuda:1 unused; start one rank per GPU: --gpus-per-task=1"
     )
-
-
-@pytest.mark.parametrize(
-    ("variables", "local_world_size", "visible"),
-    [
-        ({}, 2, 2),
-        ({"SLURM_STEP_GPUS": "0,1"}, 2, 2),  # all of the node's to all
-        ({"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}, 4, 4),  # --gpu-bind=closest: two ranks see the same four
-        ({"SLURM_STEP_GPUS": "0,1"}, 2, 1),
-        ({"SLURM_GPUS_PER_TASK": "2"}, 2, 4),  # --gpu-bind=none
-        (OWN, 1, 4),
-    ],
-)
-def test_gpus_of_the_node_are_not_a_ranks_own(variables: dict[str, str], local_world_size: int, visible: int) -> None:
-    assert not device.has_own(variables, local_world_size, visible)
 
 
 @pytest.mark.parametrize(
