@@ -237,16 +237,7 @@ def usable_discoveries(environment: Environment, variables: Mapping[str, str]) -
 
 
 def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) -> str:
-    """Send rank 0's message to all ranks through the launcher's key-value space.
-
-    Args:
-        message: what rank 0 says, without blanks; None on the others.
-        descriptor: the number in ``PMI_FD``.
-        timeout: seconds to wait for the slowest rank.
-
-    Raises:
-        RendezvousError: a rank did not come in time, or the launcher does not speak PMI-1 here.
-    """
+    """Send rank 0's message to all ranks through the launcher's key-value space; see :meth:`Discovery.exchange`."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.settimeout(timeout)

@@ -66,12 +66,9 @@ def select_interface(
     variables: Mapping[str, str],
     links: tuple[NetworkInterface, ...],
 ) -> SelectedInterface:
-    """Choose and check this rank's interface.
+    """Choose and check this rank's interface, by ifaces.conf's entries and what the user exported.
 
     Args:
-        entries: of ifaces.conf.
-        environment: who this rank is.
-        variables: the process's environment, for what the user exported.
         links: this node's interfaces, from :func:`list_interfaces`.
 
     Raises:

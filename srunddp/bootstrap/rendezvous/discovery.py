@@ -203,12 +203,8 @@ def check_reachable(
 ) -> None:
     """On rank 0: refuse at once when the name that the others will look up is another interface of this node.
 
-    Args:
-        environment, interface, entry: of rank 0.
-        links: this node's interfaces.
-
     Raises:
-        ConfigError: the others would knock where nobody listens.
+        ConfigError: the others would connect where nobody listens.
     """
     name = _own_name(environment, entry)
     found, addresses = addresses_of(name), {address: link.name for link in links for address in link.addresses}

@@ -158,10 +158,7 @@ def report_early_failure(
     rank 0. Nothing is sent over MPI, which blocks.
 
     Args:
-        environment: who this rank is.
-        options: of the command line.
-        error: why it fails.
-        chosen: its interface, where that was chosen before.
+        chosen: this rank's interface, where that was chosen before.
 
     Returns:
         Whether rank 0 knows of the failure, and so is the one to print it.
