@@ -149,7 +149,7 @@ def test_pmi_waits_for_a_missing_rank_until_the_timeout() -> None:
         assert 0.15 < time.monotonic() - began < 10
 
 
-def test_a_descriptor_that_does_not_answer_is_named_with_the_hint() -> None:
+def test_a_descriptor_that_does_not_answer_is_named() -> None:
     """A closed one, one that is no socket, and one whose other end closes."""
     with tempfile.TemporaryFile() as file, answering(b"cmd=response_to_init rc=0\n") as closing:
         closed = os.dup(0)

@@ -170,7 +170,7 @@ with srunddp.init("gloo", timeout=eval(os.environ["LIMIT"])) as it:
 
 
 @pytest.mark.parametrize(("given", "limit"), [("timedelta(minutes=45)", "0:45:00"), ("None", "0:30:00")])
-def test_the_store_waits_as_long_and_takes_more_than_the_soft_limit(tmp_path: Path, given: str, limit: str) -> None:
+def test_the_store_waits_long_and_takes_more_than_the_limit(tmp_path: Path, given: str, limit: str) -> None:
     """It waits as with init_process_group alone; a rank 0 that prepares data first would end the others else.
 
     A torch process has some 20 files open before.
