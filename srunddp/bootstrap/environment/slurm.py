@@ -50,7 +50,6 @@ class SlurmStep:
     step: str
     restarts: str
     rank: int
-    local_rank: int
     world_size: int
     nodes: tuple[str, ...]
     tasks_per_node: tuple[int, ...]
@@ -121,7 +120,6 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         step=_digits(variables, STEP_ID, 20),
         restarts=_digits(variables, "SLURM_RESTART_COUNT", 20),
         rank=parse_uint(variables, RANK),
-        local_rank=parse_uint(variables, LOCAL_RANK),
         world_size=parse_uint(variables, WORLD_SIZE),
         nodes=nodes,
         tasks_per_node=tuple(task_counts(variables.get(TASKS_PER_NODE, ""))),

@@ -178,6 +178,7 @@ def test_prterun_is_refused_with_the_hint(around: dict[str, str]) -> None:
 @pytest.mark.parametrize("value", ["", "one", "-1", "1.0", " 1"])
 def test_a_rank_that_is_no_number_is_named(value: str) -> None:
     assert f"OMPI_COMM_WORLD_RANK={value!r}" in refused(open_mpi(1) | {"OMPI_COMM_WORLD_RANK": value})
+    assert f"SLURM_LOCALID={value!r}" in refused(step(1) | {"SLURM_LOCALID": value})
 
 
 # A real step is told from what merely inherits its variables.
