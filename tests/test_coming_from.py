@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -125,7 +124,7 @@ def test_every_command_with_mpirun_starts_its_ranks(command: str, tmp_path: Path
     real = [str(ROOT / "bin" / "srunddp") if word == "srunddp" else word for word in words[1:]]
     done = subprocess.run(
         [mpi.mpirun, *mpi.options, *real],
-        env={**os.environ, **mpi.env()},
+        env=mpi.here(),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -212,7 +212,7 @@ def launcher(plan: Plan, folder: Path) -> tuple[list[str], dict[str, str]]:
         layout = [f"-N{nodes}", f"--nodelist=node[01-{nodes:02}]", f"--ntasks-per-node={plan.per_node}"]
         return ["srun", *options, *layout, *ours], {"VIRTUAL_ENV": str(ROOT / ".venv"), "OMP_NUM_THREADS": "1"}
     mpi = MPIS[plan.launcher]
-    return [mpi.mpirun, *mpi.options, "-n", str(WORLD_SIZE), *ours], mpi.env()
+    return [mpi.mpirun, *mpi.options, "-n", str(WORLD_SIZE), *ours], mpi.here()
 
 
 def _last(ends: Sequence[float | None], since: float | None) -> float | None:

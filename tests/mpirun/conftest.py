@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +42,26 @@ class Mpi:
     def env(self) -> dict[str, str]:
         return {"VIRTUAL_ENV": str(self.environment), "OMP_NUM_THREADS": "1", **ALLOW_ROOT, **dict(self.variables)}
 
+    def here(self) -> dict[str, str]:
+        """All variables for a start on this machine, with a new folder for temporary files.
+
+        An mpirun that is killed leaves its session folder ``ompi.PID``. A later mpirun of Open MPI 5 that gets the same
+        process id fails there: "The PMIx server's listener thread failed to start", exit code 213.
+        """
+        return {**os.environ, **self.env(), "TMPDIR": tempfile.mkdtemp(dir=_temporary().name)}
+
     def run(self, ranks: int, *words: str, env: dict[str, str] | None = None, timeout: float = 120) -> Outcome:
         command = [self.mpirun, *self.options, "-n", str(ranks), *words]
-        variables = {**os.environ, **self.env(), **(env or {})}
+        variables = self.here() | (env or {})
         return outcome(
             subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
         )
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """For this process's starts, removed at its end; the path is short, as those of sockets must be."""
+    return tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True)
 
 
 def _debian() -> tuple[tuple[str, str], ...]:

@@ -43,13 +43,6 @@ def test_peers_that_ignore_sigterm_and_their_children_end_too(launcher: str, kin
     assert wrong(plan, result, AT_ONCE) == [], result.describe()
 
 
-def test_gloo_s_own_errors_do_not_hide_the_culprit(site: Site) -> None:
-    there("openmpi5")
-    plan = Plan((Fault(3, "sigkill"),), launcher="openmpi5", torch=True)
-    result = carry_out(plan, site)
-    assert wrong(plan, result, AT_ONCE) == [], result.describe()
-
-
 def test_a_good_run_has_no_verdict(launcher: str, site: Site) -> None:
     result = carry_out(Plan(launcher=launcher, steps=50), site)
     assert (result.code, result.verdicts, result.left) == (0, (), ()), result.describe()
@@ -65,8 +58,15 @@ def test_the_end_of_hydra_s_mpirun_leaves_nothing(site: Site) -> None:
     assert result.left == (), result.describe()
 
 
-def test_a_rank_that_was_stopped_for_ten_seconds_is_named(site: Site) -> None:
-    there("mpich")
-    plan = Plan((Fault(2, "stop"),), launcher="mpich")
+@pytest.mark.parametrize(
+    ("plan", "within"),
+    [
+        (Plan((Fault(3, "sigkill"),), launcher="openmpi5", torch=True), AT_ONCE),
+        (Plan((Fault(2, "stop"),), launcher="mpich"), 13.0),  # it was stopped for ten seconds
+    ],
+    ids=["gloo", "stopped"],
+)
+def test_gloo_s_own_errors_and_a_pause_do_not_hide_the_culprit(plan: Plan, within: float, site: Site) -> None:
+    there(plan.launcher)
     result = carry_out(plan, site)
-    assert wrong(plan, result, 13.0) == [], result.describe()
+    assert wrong(plan, result, within) == [], result.describe()

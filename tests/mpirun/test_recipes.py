@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -41,7 +40,7 @@ def test_recipe_starts_the_ranks_with_their_variables(mpi: Mpi, where: str, tmp_
         "runpy.run_path('report.py')\n"
     )
     text = before + line.replace("srunddp run", f"'{ROOT}/bin/srunddp' run")
-    variables = {**os.environ, **mpi.env()}
+    variables = mpi.here()
     del variables["VIRTUAL_ENV"]
     done = subprocess.run(
         ["bash", "-euc", text], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -28,9 +27,8 @@ def start(mpi: Mpi, name: str, kind: str, folder: Path) -> Recorded:
     command = [mpi.python] if kind == "plain" else [SRUNDDP, "--quiet"]
     words = [mpi.mpirun, *mpi.options, "-n", "2", *command, str(RECORDER), str(folder)]
     folder.mkdir()
-    env = {**os.environ, **mpi.env()}
     null = subprocess.DEVNULL
-    return Recorded(folder, name, subprocess.Popen(words, env=env, stdin=null, stdout=null, stderr=null))
+    return Recorded(folder, name, subprocess.Popen(words, env=mpi.here(), stdin=null, stdout=null, stderr=null))
 
 
 @pytest.fixture(scope="module", params=sorted(MPIS))

@@ -37,7 +37,7 @@ def command(folder: Path, *settings: str) -> Sequence[str]:
 def test_a_signal_to_one_rank_stops_both_with_75_and_it_resumes(open_mpi: Mpi, tmp_path: Path) -> None:
     trained = Trained(tmp_path / "run")
     words = [open_mpi.mpirun, *open_mpi.options, "-n", "2", *command(trained.folder, "--pace=0.2")]
-    with subprocess.Popen(words, env=os.environ | open_mpi.env(), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, env=open_mpi.here(), stderr=subprocess.PIPE, text=True) as process:
         end = time.monotonic() + LONG
         while not trained.trains():
             assert process.poll() is None, process.stderr and process.stderr.read()

@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import sys
 import time
 
 RANK = int(os.environ["RANK"])
@@ -10,7 +11,8 @@ TIMES = {}
 
 
 def tell():
-    print(json.dumps({"rank": RANK, **TIMES, "exit": time.monotonic()}), flush=True)
+    # In one write: two ranks' lines must not mix.
+    sys.stdout.write(json.dumps({"rank": RANK, **TIMES, "exit": time.monotonic()}) + "\n")
 
 
 atexit.register(tell)

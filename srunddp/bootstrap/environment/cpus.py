@@ -64,11 +64,7 @@ def share(cpus: int, sharers: int, environ: Mapping[str, str]) -> int:
 
 
 def threads(environ: Mapping[str, str], sharers: int) -> dict[str, str]:
-    """``OMP_NUM_THREADS`` as this rank's share of its CPUs, to be exported before torch is imported; not over a user's.
-
-    Args:
-        environ, sharers: as for :func:`share`.
-    """
+    """``OMP_NUM_THREADS`` as :func:`share` says, to be exported before torch is imported; not over a user's."""
     if any(name in environ for name in THREADS):
         return {}
     return {THREADS[0]: str(share(usable(), sharers, environ))}

@@ -6,14 +6,13 @@ an allocation, a batch body and an interactive shell, which inherit Slurm's vari
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from srunddp.bootstrap.environment import mpi, slurm
+from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, is_below_rank
 from srunddp.bootstrap.environment.rank_zero_discovery import (
     DISCOVERIES,
     EXPLICIT,
@@ -26,15 +25,6 @@ from srunddp.errors import ConfigError, Scope
 
 CHANNELS = tuple(each.name for each in DISCOVERIES)
 NO_LAUNCHER = "none"
-# A mark for the processes that a rank starts: they inherit the launcher's variables, and are not that rank.
-RANK_PROCESS = "SRUNDDP_RANK_PROCESS"
-# One of these changes where a launcher starts processes below a rank.
-_LAUNCHER_VARIABLES = (
-    *("SLURM_JOB_ID", slurm.STEP_ID, slurm.RANK, "SLURM_TASK_PID"),
-    *("PMIX_NAMESPACE", "PMI_PORT", "OMPI_MCA_ess_base_jobid", "PALS_APID", "FLUX_JOB_ID"),
-    *EXPLICIT,
-    *(name for each in mpi.LAUNCHERS for name in (each.rank, each.world_size, each.local_rank)),
-)
 SRUN = mpi.LauncherVariables("Slurm", slurm.RANK, slurm.WORLD_SIZE, slurm.LOCAL_RANK)
 USER = mpi.LauncherVariables("explicit variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -62,8 +52,8 @@ class Environment:
     world_size: int
     local_world_size: int | None
     node: str
-    discoveries: tuple[Discovery, ...]
     sources: Mapping[str, str]
+    discoveries: tuple[Discovery, ...] = ()
     notes: tuple[str, ...] = ()
     step: slurm.SlurmStep | None = None
     master: tuple[str, int] | None = None
@@ -111,16 +101,17 @@ def detect(variables: Mapping[str, str], *, channel: str | None = None, pid: int
     Raises:
         ConfigError: launchers that disagree, incomplete or contradicting variables, a channel that is not there.
     """
-    if discovery_named(channel).overrides_launcher:
-        return _explicit(variables)
-    found = _identify(variables, os.getpid() if pid is None else pid)
+    overridden = discovery_named(channel).overrides_launcher
+    found = _explicit(variables) if overridden else _identify(variables, os.getpid() if pid is None else pid)
+    found = replace(found, discoveries=usable_discoveries(found, variables))
     # A rank's own exports are no contradiction, in what it starts.
-    ours = found.master or RANK_PROCESS in variables
-    return _forced(found if ours else _cross_check(found, variables), channel)
+    if not found.master and RANK_PROCESS not in variables:
+        found = _cross_check(found, variables)
+    return _forced(found, channel)
 
 
 def _identify(variables: Mapping[str, str], pid: int) -> Environment:
-    """Who the innermost launcher says that this process is, unchecked, with all ways that can be used."""
+    """Who the innermost launcher says that this process is, unchecked."""
     if pid and is_below_rank(variables, pid):  # 0 where it is another process's environment
         return _single(variables, "a process that a rank started")
     step = slurm.read_step(variables, pid) if slurm.in_step(variables) else None
@@ -129,11 +120,10 @@ def _identify(variables: Mapping[str, str], pid: int) -> Environment:
     if step and not step.typed:
         return _from_slurm(variables, step)
     mpi.reject_prterun(variables)
-    return (
-        _explicit(variables)
-        if any(name in variables for name in EXPLICIT)
-        else _single(variables, _shell(variables, step))
-    )
+    if any(name in variables for name in EXPLICIT):
+        return _explicit(variables)
+    allocation = "an allocation of Slurm, but not a step" if slurm.in_allocation(variables) else ""
+    return _single(variables, "a shell of srun --pty" if step else allocation)
 
 
 def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
@@ -142,68 +132,54 @@ def likely_ranks(variables: Mapping[str, str]) -> tuple[int, int]:
     def first(*names: str) -> int:
         return next((int(variables[name]) for name in names if variables.get(name, "").isdecimal()), 0)
 
-    return (
-        first(*(launcher.rank for launcher in mpi.LAUNCHERS), slurm.RANK, "RANK"),
-        first(*(launcher.local_rank for launcher in mpi.LAUNCHERS), slurm.LOCAL_RANK, "LOCAL_RANK"),
-    )
+    names = (*mpi.LAUNCHERS, SRUN, USER)
+    return first(*(each.rank for each in names)), first(*(each.local_rank for each in names))
 
 
 def _from_mpi(
     variables: Mapping[str, str], launchers: list[mpi.LauncherVariables], step: slurm.SlurmStep | None
 ) -> Environment:
-    launcher = launchers[0]
-    found = _from_launcher_variables(variables, launcher)
-    for other in launchers[1:]:
-        _agree(variables, launcher, found, (other.rank, other.world_size))
-    if step and step.direct:
-        _agree(variables, launcher, found, (slurm.RANK, slurm.WORLD_SIZE))
-    found = replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
-    return _with_discoveries(found, variables)
+    found = _from_launcher_variables(variables, launchers[0])
+    for other in [*launchers[1:], *([SRUN] if step and step.direct else [])]:
+        _require_agreement(variables, found, other.rank, other.world_size)
+    return replace(found, launcher="Intel MPI") if "I_MPI_HYDRA_UUID" in variables else found
+
+
+def _from_slurm(variables: Mapping[str, str], step: slurm.SlurmStep) -> Environment:
+    found = replace(_from_launcher_variables(variables, SRUN), step=step)
+    if all(name in variables for name in PMI):
+        _require_agreement(variables, found, "PMI_RANK", "PMI_SIZE")
+    if not step.ranks_here:
+        return found
+    sources = {**found.sources, "local_world_size": f"{slurm.RANKS_HERE}={variables[slurm.RANKS_HERE]}"}
+    return replace(found, local_world_size=len(step.ranks_here), sources=sources)
 
 
 def _from_launcher_variables(variables: Mapping[str, str], launcher: mpi.LauncherVariables) -> Environment:
     """Who a launcher's variables say that this process is."""
-    # os.environ is asked for texts alone.
-    local_size = launcher.local_world_size if (launcher.local_world_size or "") in variables else None
     names = {"rank": launcher.rank, "local_rank": launcher.local_rank, "world_size": launcher.world_size}
-    rank, local_rank, world_size = (slurm.parse_uint(variables, name) for name in names.values())
-    names |= {"local_world_size": local_size} if local_size else {}
+    if launcher.local_world_size and launcher.local_world_size in variables:  # os.environ takes texts alone
+        names["local_world_size"] = launcher.local_world_size
+    numbers = {field: slurm.parse_uint(variables, name) for field, name in names.items()}
     return Environment(
         launcher=launcher.name,
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world_size,
-        local_world_size=slurm.parse_uint(variables, local_size) if local_size else None,
+        rank=numbers["rank"],
+        local_rank=numbers["local_rank"],
+        world_size=numbers["world_size"],
+        local_world_size=numbers.get("local_world_size"),
         node=_node_name(variables),
-        discoveries=(),
         sources={field: f"{name}={variables[name]}" for field, name in names.items()},
     )
 
 
-def _agree(
-    variables: Mapping[str, str], launcher: mpi.LauncherVariables, found: Environment, names: tuple[str, str]
-) -> None:
-    if (str(found.rank), str(found.world_size)) != (variables[names[0]], variables[names[1]]):
+def _require_agreement(variables: Mapping[str, str], found: Environment, rank: str, world_size: str) -> None:
+    if (str(found.rank), str(found.world_size)) != (variables[rank], variables[world_size]):
         raise ConfigError(
-            f"two launchers disagree: {launcher.rank}={found.rank} of {launcher.world_size}={found.world_size}, "
-            f"and {names[0]}={variables[names[0]]} of {names[1]}={variables[names[1]]}",
+            f"two launchers disagree: {found.sources['rank']} of {found.sources['world_size']}, "
+            f"and {rank}={variables[rank]} of {world_size}={variables[world_size]}",
             expected="one launcher",
-            hint=f"start from a shell that was not itself started by {launcher.name}",
+            hint=f"start from a shell that was not itself started by {found.launcher}",
         )
-
-
-def _from_slurm(variables: Mapping[str, str], step: slurm.SlurmStep) -> Environment:
-    found = _from_launcher_variables(variables, SRUN)
-    if all(name in variables for name in PMI):
-        _agree(variables, SRUN, found, ("PMI_RANK", "PMI_SIZE"))
-    if step.ranks_here:
-        sources = {**found.sources, "local_world_size": f"{slurm.RANKS_HERE}={variables[slurm.RANKS_HERE]}"}
-        found = replace(found, local_world_size=step.local_world_size, sources=sources)
-    return _with_discoveries(replace(found, step=step), variables)
-
-
-def _with_discoveries(found: Environment, variables: Mapping[str, str]) -> Environment:
-    return replace(found, discoveries=usable_discoveries(found, variables))
 
 
 def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environment:
@@ -225,9 +201,8 @@ def _cross_check(found: Environment, variables: Mapping[str, str]) -> Environmen
 
 
 def _require_explicit(variables: Mapping[str, str]) -> None:
-    missing = [name for name in EXPLICIT if not variables.get(name)]
-    if missing:
-        there = [name for name in EXPLICIT if variables.get(name)]
+    there = [name for name in EXPLICIT if variables.get(name)]
+    if missing := [name for name in EXPLICIT if name not in there]:
         shell = slurm.in_allocation(variables) and not slurm.in_step(variables)
         raise ConfigError(
             f"{_and(there)} set, {_and(missing)} missing" if there else f"{_and(missing)} missing",
@@ -249,18 +224,12 @@ def _explicit(variables: Mapping[str, str]) -> Environment:
     port = slurm.parse_uint(variables, "MASTER_PORT")
     if not 0 < port < 65536:
         raise ConfigError(f"MASTER_PORT={port}", expected="a port from 1 to 65535", hint="correct it", scope=Scope.JOB)
-    return _with_discoveries(replace(found, master=(variables["MASTER_ADDR"], port)), variables)
-
-
-def _shell(variables: Mapping[str, str], step: slurm.SlurmStep | None) -> str:
-    if step:
-        return "a shell of srun --pty"
-    return "an allocation of Slurm, but not a step" if slurm.in_allocation(variables) else ""
+    return replace(found, master=(variables["MASTER_ADDR"], port))
 
 
 def _single(variables: Mapping[str, str], where: str) -> Environment:
-    start = f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task"
-    alone = "no launcher was found"
+    note = f"this is {where}: one process, world size 1; start with `srun srunddp …` for one per task"
+    names = ("rank", "local_rank", "world_size", "local_world_size")
     return Environment(
         launcher=NO_LAUNCHER,
         rank=0,
@@ -268,9 +237,8 @@ def _single(variables: Mapping[str, str], where: str) -> Environment:
         world_size=1,
         local_world_size=1,
         node=_node_name(variables),
-        discoveries=(),
-        sources=dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size"), alone),
-        notes=(start,) if where else (),
+        sources=dict.fromkeys(names, "no launcher was found"),
+        notes=(note,) if where else (),
     )
 
 
@@ -306,28 +274,3 @@ def _node_name(variables: Mapping[str, str]) -> str:
 
 def _and(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
-
-
-def rank_mark(variables: Mapping[str, str], pid: int) -> str:
-    """The mark of a rank, when all that it exports is there."""
-    return f"{pid},{_launcher_checksum(variables)},{_pmi_socket(variables)}"
-
-
-def is_below_rank(variables: Mapping[str, str], pid: int) -> bool:
-    """Whether a rank has started this process, and no launcher in between."""
-    if not (found := variables.get(RANK_PROCESS, "")):
-        return False
-    rank, checksum, pmi = (*found.split(","), "", "")[:3]
-    # Hydra's processes may have the same numbers again, but a socket of their own.
-    return rank != str(pid) and checksum == _launcher_checksum(variables) and _pmi_socket(variables) in ("", pmi)
-
-
-def _launcher_checksum(variables: Mapping[str, str]) -> str:
-    return str(zlib.crc32(repr([variables.get(name) for name in _LAUNCHER_VARIABLES]).encode(errors="surrogateescape")))
-
-
-def _pmi_socket(variables: Mapping[str, str]) -> str:
-    """PMI's socket, where it is open."""
-    with contextlib.suppress(OSError, ValueError):
-        return os.readlink(f"/proc/self/fd/{int(variables.get('PMI_FD', ''))}")
-    return ""

@@ -56,8 +56,7 @@ _WORLDS = {
 
 def find_launchers(variables: Mapping[str, str]) -> list[LauncherVariables]:
     """The MPI launchers whose variables are here, the innermost first."""
-    needed = {each: {each.rank, each.local_rank, each.world_size} for each in LAUNCHERS}
-    return [each for each in LAUNCHERS if needed[each] <= variables.keys()]
+    return [each for each in LAUNCHERS if {each.rank, each.local_rank, each.world_size} <= variables.keys()]
 
 
 def is_installed() -> bool:

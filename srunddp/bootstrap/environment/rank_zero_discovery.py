@@ -229,22 +229,15 @@ def discovery_named(name: str | None) -> Discovery:
 
 
 def usable_discoveries(environment: Environment, variables: Mapping[str, str]) -> tuple[Discovery, ...]:
-    """The ways that this rank can use, the preferred one first."""
+    """The ways that this rank can use, the preferred one first; a single process needs none."""
+    if environment.is_single:
+        return ()
     usable = (each for each in DISCOVERIES if not each.why_unavailable(environment, variables))
     return tuple(sorted(usable, key=lambda each: each.is_last_resort(environment)))
 
 
 def broadcast_over_pmi(message: str | None, *, descriptor: int, timeout: float) -> str:
-    """Send rank 0's message to all ranks through the launcher's key-value space.
-
-    Args:
-        message: what rank 0 says, without blanks; None on the others.
-        descriptor: the number in ``PMI_FD``.
-        timeout: seconds to wait for the slowest rank.
-
-    Raises:
-        RendezvousError: a rank did not come in time, or the launcher does not speak PMI-1 here.
-    """
+    """Send rank 0's message to all ranks through the launcher's key-value space; see :meth:`Discovery.exchange`."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.settimeout(timeout)

@@ -28,6 +28,7 @@ NODE_NAME = "SLURMD_NODENAME"
 # Slurm counts the batch script, the interactive shell and the extern step down from here; some
 # versions print them as negative numbers.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
+_REWRITTEN = "something rewrote Slurm's variables; start srunddp directly with srun"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,6 @@ class SlurmStep:
     step: str
     restarts: str
     rank: int
-    local_rank: int
     world_size: int
     nodes: tuple[str, ...]
     tasks_per_node: tuple[int, ...]
@@ -59,11 +59,6 @@ class SlurmStep:
     heterogeneous: bool
     direct: bool
     typed: bool
-
-    @property
-    def local_world_size(self) -> int | None:
-        """How many ranks this node runs; None where Slurm does not say it reliably."""
-        return len(self.ranks_here) or None
 
     @property
     def id(self) -> str:
@@ -125,7 +120,6 @@ def read_step(variables: Mapping[str, str], pid: int) -> SlurmStep:
         step=_digits(variables, STEP_ID, 20),
         restarts=_digits(variables, "SLURM_RESTART_COUNT", 20),
         rank=parse_uint(variables, RANK),
-        local_rank=parse_uint(variables, LOCAL_RANK),
         world_size=parse_uint(variables, WORLD_SIZE),
         nodes=nodes,
         tasks_per_node=tuple(task_counts(variables.get(TASKS_PER_NODE, ""))),
@@ -166,17 +160,13 @@ def _has_terminal(pid: str) -> bool:
 
 def _check(step: SlurmStep) -> None:
     if step.rank >= step.world_size:
-        raise ConfigError(
-            f"{RANK}={step.rank} with {WORLD_SIZE}={step.world_size}",
-            expected=f"a rank from 0 to {step.world_size - 1}",
-            hint="something rewrote Slurm's variables; start srunddp directly with srun",
-        )
-    if step.ranks_here and step.rank not in step.ranks_here:
-        raise ConfigError(
-            f"{RANK}={step.rank} is not in {RANKS_HERE}={','.join(map(str, step.ranks_here))}",
-            expected="the rank among the ranks of its node",
-            hint="something rewrote Slurm's variables; start srunddp directly with srun",
-        )
+        found, expected = f"with {WORLD_SIZE}={step.world_size}", f"a rank from 0 to {step.world_size - 1}"
+    elif step.ranks_here and step.rank not in step.ranks_here:
+        found = f"is not in {RANKS_HERE}={','.join(map(str, step.ranks_here))}"
+        expected = "the rank among the ranks of its node"
+    else:
+        return
+    raise ConfigError(f"{RANK}={step.rank} {found}", expected=expected, hint=_REWRITTEN)
 
 
 def parse_uint(variables: Mapping[str, str], name: str) -> int:
@@ -213,7 +203,7 @@ def task_counts(counts: str) -> list[int]:
             raise ConfigError(
                 f"{TASKS_PER_NODE}={shortened(counts)!r}",
                 expected="counts like 4(x2),3",
-                hint="something rewrote Slurm's variables; start srunddp directly with srun",
+                hint=_REWRITTEN,
                 scope=Scope.JOB,
             )
         expanded.extend([int(match[1])] * repeated)

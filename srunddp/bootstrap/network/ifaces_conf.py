@@ -93,10 +93,7 @@ def entry_for(entries: tuple[IfacesEntry, ...], node: str, *, alone: bool = Fals
 
 def entry_or_default(entries: tuple[IfacesEntry, ...], node: str) -> IfacesEntry:
     """Like :func:`entry_for`, but ``DEFAULT`` where no entry matches."""
-    try:
-        return entry_for(entries, node)
-    except ConfigError:
-        return DEFAULT
+    return entry_for(entries, node, alone=True)
 
 
 @dataclass(frozen=True)
@@ -206,7 +203,7 @@ def parse(text: bytes, path: str) -> tuple[IfacesEntry, ...]:
     if root is None or root.value == "":
         return ()
     reader = _Reader(path)
-    if not isinstance(root, yaml.SequenceNode):
+    if type(root).__name__ != "SequenceNode":
         raise reader.wrong(root, "not a list", "a list of entries", "begin each entry with `- nodes:`")
     return tuple(reader.entry(node) for node in root.value)
 
@@ -246,7 +243,7 @@ class _Reader:
         )
 
     def _interfaces(self, node: yaml.Node) -> tuple[str, ...]:
-        children = node.value if isinstance(node.value, list) and not _is_mapping(node) else [node]
+        children = node.value if type(node).__name__ == "SequenceNode" else [node]
         names = tuple(self._scalar(child) for child in children)
         for name in names:
             if not re.fullmatch(r"[^\s/:,]{1,15}", name) or not name.isprintable():
@@ -277,7 +274,7 @@ class _Reader:
         return variables
 
     def _mapping(self, node: yaml.Node) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        if not _is_mapping(node):
+        if type(node).__name__ != "MappingNode":
             raise self.wrong(node, _shown(node), "keys with values", "write `- nodes: …` and `interface: …`")
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
@@ -288,9 +285,9 @@ class _Reader:
         return pairs
 
     def _scalar(self, node: yaml.Node) -> str:
-        if not isinstance(node.value, str) or not node.value.strip():
+        if type(node).__name__ != "ScalarNode" or not node.value.strip():
             raise self.wrong(node, _shown(node), "a single value", "write one value, quoted if it has [ or *")
-        return node.value
+        return str(node.value)
 
 
 def port_range(text: str, *, where: str) -> range:
@@ -309,15 +306,7 @@ def port_range(text: str, *, where: str) -> range:
 
 
 def _shown(node: yaml.Node) -> str:
-    if isinstance(node.value, str):
-        return f"{node.value!r}"
-    return "keys with values" if _is_mapping(node) else "a list"
-
-
-def _is_mapping(node: yaml.Node) -> bool:
-    import yaml
-
-    return isinstance(node, yaml.MappingNode)
+    return {"ScalarNode": repr(node.value), "MappingNode": "keys with values"}.get(type(node).__name__, "a list")
 
 
 def _wrong(where: str, found: str, expected: str, hint: str) -> ConfigError:

@@ -66,12 +66,9 @@ def select_interface(
     variables: Mapping[str, str],
     links: tuple[NetworkInterface, ...],
 ) -> SelectedInterface:
-    """Choose and check this rank's interface.
+    """Choose and check this rank's interface, by ifaces.conf's entries and what the user exported.
 
     Args:
-        entries: of ifaces.conf.
-        environment: who this rank is.
-        variables: the process's environment, for what the user exported.
         links: this node's interfaces, from :func:`list_interfaces`.
 
     Raises:
@@ -87,13 +84,14 @@ def select_interface(
         name, source = exported[0][0], f"{exported[0][1]}={variables[exported[0][1]]}"
         passed_over = (f"{says}: exported variables come first",)
     elif alone:
-        return _loopback(entry, variables, "a single process")
+        over = () if entry.interfaces == (AUTO,) else (f"{says}: not needed",)
+        return _interface("lo", "127.0.0.1", entry, variables, "loopback, as a single process", over)
     elif entry.interfaces != (AUTO,):
         name, source = entry.interfaces[environment.local_rank % len(entry.interfaces)], entry.where
         if len(entry.interfaces) > 1:
             passed_over = (f"{says}: by local rank, in turn",)
     elif environment.one_node:
-        return _loopback(entry, variables, "all ranks share one node")
+        return _interface("lo", "127.0.0.1", entry, variables, "loopback, as all ranks share one node")
     else:
         name, source, passed_over = _automatic(links, environment, entry.where)
     # With several names to an entry, one rank of a node may be wrong and another right.
@@ -102,14 +100,13 @@ def select_interface(
     return _interface(name, _address(link, entry, environment), entry, variables, source, passed_over)
 
 
-def _loopback(entry: IfacesEntry, variables: Mapping[str, str], why: str) -> SelectedInterface:
-    says = f"{entry.where}, interface {' '.join(entry.interfaces)}: not needed"
-    over = () if entry.interfaces == (AUTO,) else (says,)
-    return _interface("lo", "127.0.0.1", entry, variables, f"loopback, as {why}", over)
-
-
 def _interface(
-    name: str, address: str, entry: IfacesEntry, variables: Mapping[str, str], source: str, passed_over: tuple[str, ...]
+    name: str,
+    address: str,
+    entry: IfacesEntry,
+    variables: Mapping[str, str],
+    source: str,
+    passed_over: tuple[str, ...] = (),
 ) -> SelectedInterface:
     """The choice in both spellings and the entry's variables; what the user exported stays."""
     family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
@@ -222,14 +219,15 @@ def _checked(
     hint: str = "correct this entry",
 ) -> NetworkInterface:
     link = next((link for link in links if link.name == name), None)
-    wrong = "" if link and link.up and link.addresses else "is not there"
-    if link and not link.up:
+    if not link:
+        wrong = "is not there"
+    elif not link.up:
         wrong = "is down"
-    elif link and not link.addresses:
+    elif not link.addresses:
         wrong = "has no address"
-    elif link and is_loopback(link.addresses[0]) and not environment.one_node:
+    elif is_loopback(link.addresses[0]) and not environment.one_node:
         wrong = "is loopback, which other nodes cannot reach"
-    if link and not wrong:
+    else:
         return link
     raise ConfigError(
         f"interface {name} {wrong} on node {environment.node}, which has {_listed(links)}",
@@ -253,18 +251,11 @@ def list_interfaces() -> tuple[NetworkInterface, ...]:
     """This node's interfaces, by psutil."""
     import psutil
 
-    states = psutil.net_if_stats()
-    return tuple(
-        NetworkInterface(
-            name=name,
-            up=name in states and states[name].isup,
-            speed=states[name].speed if name in states else 0,
-            ipv4=tuple(found.address for found in addresses if found.family == socket.AF_INET),
-            ipv6=tuple(
-                found.address
-                for found in addresses
-                if found.family == socket.AF_INET6 and not found.address.startswith("fe80")
-            ),
-        )
-        for name, addresses in psutil.net_if_addrs().items()
-    )
+    states, found = psutil.net_if_stats(), []
+    for name, addresses in psutil.net_if_addrs().items():
+        state = states.get(name)
+        ipv4 = tuple(each.address for each in addresses if each.family == socket.AF_INET)
+        every6 = [each.address for each in addresses if each.family == socket.AF_INET6]
+        ipv6 = tuple(address for address in every6 if not address.startswith("fe80"))
+        found.append(NetworkInterface(name, bool(state and state.isup), state.speed if state else 0, ipv4, ipv6))
+    return tuple(found)

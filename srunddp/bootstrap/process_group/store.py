@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from srunddp.bootstrap.environment import cpus, mpi
-from srunddp.bootstrap.environment.detect import RANK_PROCESS, Environment, rank_mark
+from srunddp.bootstrap.environment.detect import Environment
+from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, rank_mark
 from srunddp.bootstrap.environment.rank_zero_discovery import discovery_named
 from srunddp.bootstrap.network.interface import SelectedInterface
 from srunddp.bootstrap.rendezvous.meet import RankSetup
@@ -206,23 +208,18 @@ def _replacing_handlers(rendezvous: ModuleType) -> Iterator[None]:
     yield
     handlers = rendezvous._rendezvous_handlers  # private to torch; a test pins it
     for scheme in ("env", "tcp"):
-        if getattr(handlers[scheme], "stock", None) is None:
-            handlers[scheme] = _Handler(handlers[scheme])
+        if not isinstance(handlers[scheme], partial):
+            handlers[scheme] = partial(_handle, handlers[scheme])
 
 
-class _Handler:
-    """One entry of torch's table of rendezvous handlers."""
-
-    def __init__(self, stock: Any) -> None:
-        self.stock = stock
-
-    def __call__(self, url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
-        place = current_context()
-        if place is None or not _is_ours(url, place, os.environ):
-            yield from self.stock(url, **options)
-            return
-        yield place.next_store(), place.environment.rank, place.environment.world_size
-        raise RuntimeError("a second rendezvous on one url is not supported")
+def _handle(stock: Callable[..., Iterator[Any]], url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+    """A rendezvous handler of torch's, which does as torch's own does where the url is not ours."""
+    place = current_context()
+    if place is None or not _is_ours(url, place, os.environ):
+        yield from stock(url, **options)
+        return
+    yield place.next_store(), place.environment.rank, place.environment.world_size
+    raise RuntimeError("a second rendezvous on one url is not supported")
 
 
 def _is_ours(url: str, place: ProcessGroupContext, variables: Mapping[str, str]) -> bool:

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
-from typing import Protocol
 
 KINDS = ("secret", "munge", "none")
 SERVER, CLIENT = "rank 0", "rank"  # the roles, so that no proof can be sent back to its maker
@@ -51,12 +50,10 @@ class Challenge:
         return json.dumps(["srunddp", role, *astuple(self)]).encode()
 
 
-class Authenticator(Protocol):
-    """One kind of proof."""
+class Authenticator:
+    """One kind of proof, which is one of ``KINDS``."""
 
-    @property
-    def kind(self) -> str:
-        """One of ``KINDS``."""
+    kind: str
 
     def sign(self, text: bytes) -> str:
         """A proof of the text.
@@ -64,13 +61,22 @@ class Authenticator(Protocol):
         Raises:
             ProofError: it cannot be made now.
         """
+        return ""
 
     def why_invalid(self, proof: object, text: bytes) -> str:
         """Why this is no proof of the text; empty where it is one."""
+        return ""
 
 
 @dataclass(frozen=True)
-class HmacAuthenticator:
+class NullAuthenticator(Authenticator):
+    """Where there is nothing to prove with: whoever has the token is believed."""
+
+    kind: str = "none"
+
+
+@dataclass(frozen=True)
+class HmacAuthenticator(Authenticator):
     """HMAC-SHA256 with a key that the launcher's own channel carried to the ranks."""
 
     key: bytes
@@ -89,20 +95,7 @@ class HmacAuthenticator:
 
 
 @dataclass(frozen=True)
-class NullAuthenticator:
-    """Where there is nothing to prove with: whoever has the token is believed."""
-
-    kind: str = "none"
-
-    def sign(self, text: bytes) -> str:
-        return ""
-
-    def why_invalid(self, proof: object, text: bytes) -> str:
-        return ""
-
-
-@dataclass(frozen=True)
-class MungeAuthenticator:
+class MungeAuthenticator(Authenticator):
     """Credentials that munged makes for this user, and that only this user can decode.
 
     Attributes:

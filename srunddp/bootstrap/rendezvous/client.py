@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from srunddp.bootstrap.network.interface import shares_subnet
@@ -51,18 +51,16 @@ def join(
         RendezvousError: rank 0 was not found in time, refused, or has addresses of another family only.
         PeerError: a rank failed before all had met, this one perhaps.
     """
-    reachable = [address for address in candidates if _reachable(address, hello)]
-    if not reachable:
-        raise _other_family(candidates, hello)
-    search = RendezvousClient(reachable, hello, own or NullAuthenticator(), interrupt or CancelToken())
+    own, token = own or NullAuthenticator(), interrupt or CancelToken()
     try:
-        return search.run(deadline)
-    except _InterruptedError as reason:
-        reported = search.tell(reason.failure, time.monotonic() + TELL_FOR)
-        raise reason.failure.of(hello.rank, hello.node, Scope.JOB if reported else Scope.RANK) from None
+        return RendezvousClient(_reachable(candidates, hello), hello, own, token).run(deadline)
+    except _InterruptedError:
+        assert token.failure
+        reported = report_failure(candidates, hello, own, token.failure, time.monotonic() + TELL_FOR)
+        raise token.failure.of(hello.rank, hello.node, Scope.JOB if reported else Scope.RANK) from None
     finally:
         if not interrupt:
-            search.interrupt.close()
+            token.close()
 
 
 def report_failure(
@@ -76,16 +74,30 @@ def report_failure(
     Returns:
         Whether rank 0 knows of it.
     """
-    interrupt = CancelToken()
+    token = CancelToken()  # not the one that may just have ended the search
     try:
-        reachable = [address for address in candidates if _reachable(address, hello)]
-        return RendezvousClient(reachable, hello, own, interrupt).tell(what, deadline)
+        return RendezvousClient(_reachable(candidates, hello), hello, own, token).tell(what, deadline)
+    except SrunddpError:
+        return False  # rank 0 refuses us, or there is none that we can reach
     finally:
-        interrupt.close()
+        token.close()
 
 
-def _reachable(address: Address, hello: Hello) -> bool:
-    return not hello.address or address.family == Address(hello.address, 0).family
+def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
+    """The candidates of this rank's address family.
+
+    Raises:
+        RendezvousError: all are of another.
+    """
+    found = [one for one in candidates if not hello.address or one.family == Address(hello.address, 0).family]
+    if found or not candidates:
+        return found
+    raise RendezvousError(
+        f"rank 0 has {', '.join(dict.fromkeys(address.host for address in candidates))}, "
+        f"rank {hello.rank} on {hello.node} has {hello.address}",
+        expected="IPv4 on all nodes or IPv6 on all",
+        hint="correct ifaces.conf so that all interfaces have addresses of one family",
+    )
 
 
 class _PassedOverError(Exception):
@@ -101,35 +113,34 @@ class _RefusedError(_PassedOverError):
 
 
 class _InterruptedError(Exception):
-    """This rank has failed meanwhile."""
-
-    def __init__(self, what: AbortReason) -> None:
-        super().__init__(what.text)
-        self.failure = what
+    """This rank has failed meanwhile, as its token says."""
 
 
 @dataclass
 class RendezvousClient:
+    """A rank that looks for rank 0 among the candidates.
+
+    Attributes:
+        own: this rank's kind of proof; interrupt: ends the search by this rank's own failure.
+        passed_over: the last address of each kind that is not rank 0's, and why.
+    """
+
     candidates: list[Address]
     hello: Hello
     own: Authenticator
     interrupt: CancelToken
-    last: str = "nothing tried"
-    stranger: str = ""
-    refused: str = ""
+    passed_over: dict[type[_PassedOverError], str] = field(default_factory=dict)
 
     def run(self, deadline: float) -> tuple[socket.socket, RendezvousInfo]:
+        """The connection to rank 0, and what it tells once all have met."""
         patience = ANSWER_WITHIN
         while True:
             for address in self.candidates:
                 self._stop_if_interrupted()
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    raise (
-                        self._refusal()
-                        if self.refused
-                        else _not_found(self.candidates, self.hello, self.stranger or self.last)
-                    )
+                    refused = self.passed_over.get(_RefusedError)
+                    raise self._refusal(refused) if refused else self._not_found()
                 if greeted := self._try(address, min(patience, remaining)):
                     connection, proof = greeted
                     return connection, self._await_others(connection, proof, address, deadline)
@@ -137,68 +148,59 @@ class RendezvousClient:
             self.interrupt.wait(min(time.monotonic() + 0.05 * patience, deadline))
 
     def tell(self, what: AbortReason, deadline: float) -> bool:
-        """Say hello as often as it takes, and then that this rank has failed."""
-        # What has just interrupted the search must not interrupt this.
-        quiet = CancelToken()
-        search = RendezvousClient(self.candidates, self.hello, self.own, quiet)
-        try:
-            while time.monotonic() < deadline and self.candidates:
-                for address in self.candidates:
-                    remaining = max(0.01, deadline - time.monotonic())
-                    if greeted := search._try(address, min(ANSWER_WITHIN, remaining)):
-                        connection, proof = greeted
-                        with connection:
-                            if _confirmed(connection, {"here": True, "proof": proof, **what.message()}):
-                                return True
-                quiet.wait(min(time.monotonic() + 0.1, deadline))
-        except SrunddpError:
-            return False  # rank 0 refuses us
-        finally:
-            quiet.close()
+        """Say hello as often as it takes, and then that this rank has failed; whether rank 0 knows of it."""
+        while self.candidates and time.monotonic() < deadline:
+            for address in self.candidates:
+                remaining = max(0.01, deadline - time.monotonic())
+                if greeted := self._try(address, min(ANSWER_WITHIN, remaining)):
+                    connection, proof = greeted
+                    with connection:
+                        if _confirmed(connection, {"here": True, "proof": proof, **what.message()}):
+                            return True
+            self.interrupt.wait(min(time.monotonic() + 0.1, deadline))
         return False
 
     def _stop_if_interrupted(self) -> None:
         if self.interrupt.failure:
-            raise _InterruptedError(self.interrupt.failure)
+            raise _InterruptedError
 
     def _try(self, address: Address, patience: float) -> tuple[socket.socket, str] | None:
         """The connection to rank 0, which has proven itself, and our proof for it; None where this is not rank 0."""
-        try:
-            return self._greet(address, patience)
-        except _RefusedError as reason:
-            self.refused = f"{address} {reason}"
-        except _StrangerError as reason:
-            self.stranger = f"{address} {reason}"
-        except _PassedOverError as reason:
-            self.last = f"{address} {reason}"
-        return None
-
-    def _greet(self, address: Address, patience: float) -> tuple[socket.socket, str]:
         connection = socket.socket(address.family, socket.SOCK_STREAM)
-        nonce = auth.nonce()
         try:
-            connection.settimeout(patience)
-            # Between two subnets routes decide: a strict reverse-path filter drops what comes by another interface.
-            if self.hello.address and shares_subnet(self.hello.address, address.host):
-                connection.bind((self.hello.address, 0))
-            connection.connect((address.host, address.port))
-            send(connection, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
-            answer_by = time.monotonic() + patience
-            self.interrupt.wait(answer_by, connection)
-            self._stop_if_interrupted()
-            greeting = receive(connection, answer_by)
-            return connection, self._prove(connection, nonce, greeting)
+            return connection, self._greet(connection, address, patience)
         except OSError as error:
-            connection.close()
-            raise _PassedOverError(os.strerror(error.errno) if error.errno else "did not answer") from None
+            why = os.strerror(error.errno) if error.errno else "did not answer"
+            self.passed_over[_PassedOverError] = f"{address} {why}"
+        except _PassedOverError as reason:
+            self.passed_over[type(reason)] = f"{address} {reason}"
         except BaseException:
             connection.close()
             raise
+        connection.close()
+        return None
+
+    def _greet(self, connection: socket.socket, address: Address, patience: float) -> str:
+        nonce = auth.nonce()
+        connection.settimeout(patience)
+        # Between two subnets routes decide: a strict reverse-path filter drops what comes by another interface.
+        if self.hello.address and shares_subnet(self.hello.address, address.host):
+            connection.bind((self.hello.address, 0))
+        connection.connect((address.host, address.port))
+        send(connection, {"hello": asdict(self.hello), "nonce": nonce, "kind": self.own.kind})
+        answer_by = time.monotonic() + patience
+        self.interrupt.wait(answer_by, connection)
+        self._stop_if_interrupted()
+        return self._prove(connection, nonce, receive(connection, answer_by))
 
     def _prove(self, connection: socket.socket, nonce: str, greeting: dict[str, Any]) -> str:
         """Our proof, once rank 0's has been checked."""
         if "refused" in greeting:
-            self._refused(_printable(greeting["refused"]))
+            why = _printable(greeting["refused"])
+            if isinstance(self.own, NullAuthenticator):
+                # It can verify no answer, and believes this one as it would all others.
+                raise self._refusal(f"rank 0 refused it: {why}")
+            raise _RefusedError(f"refused it: {why}")  # somebody else may hold the port
         if "seen" not in greeting or not auth.is_nonce(greeting.get("nonce")):
             raise _StrangerError("belongs to somebody else")
         challenge = Challenge(
@@ -211,15 +213,19 @@ class RendezvousClient:
         except auth.ProofError as reason:
             raise _RefusedError(f"cannot be given a proof: {reason}") from None
 
-    def _refused(self, why: str) -> None:
-        self.refused = f"rank 0 refused it: {why}"
-        if isinstance(self.own, NullAuthenticator):
-            raise self._refusal()  # it can verify no answer, and believes this one as it would all others
-        raise _RefusedError(f"refused it: {why}")  # somebody else may hold the port
+    def _refusal(self, why: str) -> RendezvousError:
+        found = f"rank {self.hello.rank} on {self.hello.node}: {why}"
+        return RendezvousError(found, expected=auth.EXPECTED, hint=auth.HINT)
 
-    def _refusal(self) -> RendezvousError:
+    def _not_found(self) -> RendezvousError:
+        first, *more = self.candidates
+        own = f" ({self.hello.address})" if self.hello.address else ""
+        why = self.passed_over.get(_StrangerError) or self.passed_over.get(_PassedOverError, "nothing tried")
         return RendezvousError(
-            f"rank {self.hello.rank} on {self.hello.node}: {self.refused}", expected=auth.EXPECTED, hint=auth.HINT
+            f"rank {self.hello.rank} on {self.hello.node}{own} did not reach rank 0 at "
+            f"{first}{f' and {len(more)} more' if more else ''}: {why}",
+            expected="rank 0 to answer there",
+            hint="see whether rank 0 started, and whether both nodes' interfaces are on one network",
         )
 
     def _await_others(self, connection: socket.socket, proof: str, address: Address, deadline: float) -> RendezvousInfo:
@@ -243,8 +249,7 @@ class RendezvousClient:
             if "failed" in answer:
                 raise abort.error_from_message(answer)
             if "refused" in answer:
-                self.refused = f"rank 0 refused it: {_printable(answer['refused'])}"
-                raise self._refusal()
+                raise self._refusal(f"rank 0 refused it: {_printable(answer['refused'])}")
             if "meeting" in answer:
                 connection.settimeout(None)
                 return RendezvousInfo(**answer["meeting"])
@@ -262,22 +267,3 @@ def _confirmed(connection: socket.socket, message: dict[str, Any]) -> bool:
 
 def _printable(text: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:_LONGEST_REASON])
-
-
-def _other_family(candidates: list[Address], hello: Hello) -> RendezvousError:
-    hosts = ", ".join(dict.fromkeys(address.host for address in candidates))
-    return RendezvousError(
-        f"rank 0 has {hosts}, rank {hello.rank} on {hello.node} has {hello.address}",
-        expected="IPv4 on all nodes or IPv6 on all",
-        hint="correct ifaces.conf so that all interfaces have addresses of one family",
-    )
-
-
-def _not_found(candidates: list[Address], hello: Hello, last: str) -> RendezvousError:
-    tried = str(candidates[0]) if len(candidates) == 1 else f"{candidates[0]} and {len(candidates) - 1} more"
-    own = f" ({hello.address})" if hello.address else ""
-    return RendezvousError(
-        f"rank {hello.rank} on {hello.node}{own} did not reach rank 0 at {tried}: {last}",
-        expected="rank 0 to answer there",
-        hint="see whether rank 0 started, and whether both nodes' interfaces are on one network",
-    )

@@ -185,20 +185,12 @@ def _own_name(environment: Environment, entry: IfacesEntry) -> str:
 
 
 def _resolve(name: str, environment: Environment) -> list[str]:
-    found = addresses_of(name)
-    if not found:
-        raise _unresolved(f"{name} does not resolve on node {environment.node}")
-    reachable = sorted(host for host in found if environment.one_node or not is_loopback(host))
-    if not reachable:
-        raise _unresolved(
-            f"{name} resolves to {', '.join(sorted(found))} on node {environment.node}, which is loopback"
-        )
-    return reachable
-
-
-def _unresolved(found: str) -> ConfigError:
-    return ConfigError(
-        found,
+    found, node = addresses_of(name), environment.node
+    if reachable := sorted(host for host in found if environment.one_node or not is_loopback(host)):
+        return reachable
+    loopback = f"{name} resolves to {', '.join(sorted(found))} on node {node}, which is loopback"
+    raise ConfigError(
+        loopback if found else f"{name} does not resolve on node {node}",
         expected="a name for rank 0's address on the data network",
         hint='set `address: "{node}-data"` or the like in ifaces.conf, or start with `srun --mpi=pmi2`; '
         "with --channel env correct MASTER_ADDR",
@@ -211,12 +203,8 @@ def check_reachable(
 ) -> None:
     """On rank 0: refuse at once when the name that the others will look up is another interface of this node.
 
-    Args:
-        environment, interface, entry: of rank 0.
-        links: this node's interfaces.
-
     Raises:
-        ConfigError: the others would knock where nobody listens.
+        ConfigError: the others would connect where nobody listens.
     """
     name = _own_name(environment, entry)
     found, addresses = addresses_of(name), {address: link.name for link in links for address in link.addresses}

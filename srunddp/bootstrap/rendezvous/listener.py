@@ -21,8 +21,8 @@ from srunddp.bootstrap.rendezvous.protocol import Address, Hello
 from srunddp.errors import RendezvousError, Scope
 from srunddp.util.json_lines import parse, send
 
-UNPROVEN = 1024
-PATIENCE = 30.0
+UNPROVEN = 1024  # so many connections without a proof are kept, besides one for each rank
+PATIENCE = 30.0  # seconds after which one of those is closed
 _LONGEST = 4096
 _LONGEST_WORD = 256
 _LINES_SAID = 10
@@ -51,8 +51,6 @@ class AuthenticatedListener:
         listening: the sockets; token: of this run; trust: rank 0's kind of proof.
         world_size: the number of ranks.
         say: takes a line for the log; interrupt: whose failure ends a wait.
-        unproven: how many connections without a proof are kept besides one for each rank.
-        patience: seconds after which one of those is closed.
         known: the connections that have proven themselves.
     """
 
@@ -62,8 +60,6 @@ class AuthenticatedListener:
     world_size: int
     say: Callable[[str], None]
     interrupt: CancelToken | None = None
-    unproven: int = UNPROVEN
-    patience: float = PATIENCE
     known: dict[socket.socket, PendingPeer] = field(default_factory=dict)
     _waiting: dict[socket.socket, PendingPeer] = field(default_factory=dict)  # the oldest first
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -94,7 +90,7 @@ class AuthenticatedListener:
         Raises:
             RendezvousError: there are no more descriptors, and none is a stranger's.
         """
-        self._drop_old(time.monotonic() - self.patience)
+        self._drop_old(time.monotonic() - PATIENCE)
         for key, _ in self._selector.select(max(0.0, seconds)):
             if isinstance(key.fileobj, socket.socket):
                 peer = self.known.get(key.fileobj) or self._waiting.get(key.fileobj)
@@ -115,7 +111,7 @@ class AuthenticatedListener:
         connection.setblocking(False)
         self._waiting[connection] = PendingPeer(connection, Address(*address[:2]), time.monotonic())
         self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._waiting) > self.unproven + self.world_size:
+        if len(self._waiting) > UNPROVEN + self.world_size:
             mute = next((one for one in self._waiting.values() if not one.hello), None)
             self._close(mute or next(iter(self._waiting.values())))
 

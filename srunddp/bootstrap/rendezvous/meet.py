@@ -9,7 +9,6 @@ A rank is either the server or a client, and a single process neither: their mod
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -159,80 +158,65 @@ def report_early_failure(
     rank 0. Nothing is sent over MPI, which blocks.
 
     Args:
-        environment: who this rank is.
-        options: of the command line.
-        error: why it fails.
-        chosen: its interface, where that was chosen before.
+        chosen: this rank's interface, where that was chosen before.
 
     Returns:
         Whether rank 0 knows of the failure, and so is the one to print it.
     """
     if environment.world_size == 1 or not environment.discoveries or environment.discovery.starts_mpi:
         return False
-    within = min(TELL_FOR, options.timeout)
-    early = _EarlyFailure(environment, options, chosen, AbortReason(str(error), error.exit_code), within)
+    way, within = environment.discovery, min(TELL_FOR, options.timeout)
+    deadline = time.monotonic() + within
+    failure = AbortReason(str(error), error.exit_code)
     try:
-        return early.answer_others() if environment.rank == 0 else early.tell_rank_zero()
+        if environment.rank == 0:
+            said = AbortReason(str(failure.of(0, environment.node)), failure.code)
+            if way.publishes:
+                way.exchange(protocol.encode_abort(said), environment, within)
+            else:
+                _answer_others(environment, options, chosen, said, within)
+            return True
+        published = way.exchange(None, environment, within) if way.publishes else ""
+        hello, own, addresses = discovery.introduce(environment, published)
+        if not published:
+            addresses = discovery.candidate_addresses(environment, chosen, _entries(options), options.ports)
+        from srunddp.bootstrap.rendezvous import client
+
+        return client.report_failure(addresses, hello, own, failure, deadline)
     except (SrunddpError, OSError):
         return False
 
 
-@dataclass(frozen=True)
-class _EarlyFailure:
-    """A failure from before the meeting, and for how many seconds it is reported to the others."""
+def _answer_others(
+    environment: Environment,
+    options: RendezvousOptions,
+    chosen: interface.SelectedInterface | None,
+    failure: AbortReason,
+    within: float,
+) -> None:
+    """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
+    from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
+    from srunddp.bootstrap.rendezvous.server import tell_all
 
-    environment: Environment
-    options: RendezvousOptions
-    interface: interface.SelectedInterface | None
-    failure: AbortReason
-    within: float
+    entries = _entries(options)
+    entry = ifaces_conf.entry_or_default(entries, environment.node)
+    ports = discovery.rendezvous_ports(environment, entry, options.ports)
+    listening = listen_where_possible(discovery.resolve_node(environment, chosen, entries), ports)
+    with AuthenticatedListener(
+        listening=listening,
+        token=discovery.token(environment),
+        trust=auth.choose_authenticator(),
+        world_size=environment.world_size,
+        say=lambda _: None,
+    ) as listener:
+        tell_all(listener, failure.message(), {0}, within if listening else 0.0)
+        for each in (*listening, *listener.known):
+            each.close()
 
-    def answer_others(self) -> bool:
-        """On rank 0: answer whoever looks for it with the failure, until all others know or the time is over."""
-        environment, way = self.environment, self.environment.discovery
-        failure = AbortReason(str(self.failure.of(0, environment.node)), self.failure.code)
-        if way.publishes:
-            way.exchange(protocol.encode_abort(failure), environment, self.within)
-            return True
-        from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
-        from srunddp.bootstrap.rendezvous.server import tell_all
 
-        listening = self._listen()
-        with AuthenticatedListener(
-            listening=listening,
-            token=discovery.token(environment),
-            trust=auth.choose_authenticator(),
-            world_size=environment.world_size,
-            say=lambda _: None,
-        ) as listener:
-            tell_all(listener, failure.message(), {0}, self.within if listening else 0.0)
-            for each in (*listening, *listener.known):
-                each.close()
-        return True
-
-    def tell_rank_zero(self) -> bool:
-        """On another rank; returns whether rank 0 knows."""
-        environment, deadline = self.environment, time.monotonic() + self.within
-        way, published = environment.discovery, ""
-        if way.publishes:
-            published = way.exchange(None, environment, self.within)
-        hello, own, addresses = discovery.introduce(environment, published)
-        if not published:
-            forced = self.options.ports
-            addresses = discovery.candidate_addresses(environment, self.interface, self._entries(), forced)
-        from srunddp.bootstrap.rendezvous import client
-
-        return client.report_failure(addresses, hello, own, self.failure, deadline)
-
-    def _listen(self) -> list[socket.socket]:
-        entries = self._entries()
-        entry = ifaces_conf.entry_or_default(entries, self.environment.node)
-        ports = discovery.rendezvous_ports(self.environment, entry, self.options.ports)
-        return listen_where_possible(discovery.resolve_node(self.environment, self.interface, entries), ports)
-
-    def _entries(self) -> tuple[ifaces_conf.IfacesEntry, ...]:
-        """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
-        try:
-            return ifaces_conf.load(self.options.ifaces, os.environ).entries
-        except SrunddpError:
-            return (ifaces_conf.DEFAULT,)
+def _entries(options: RendezvousOptions) -> tuple[ifaces_conf.IfacesEntry, ...]:
+    """Those of ifaces.conf; where it is what is wrong, all ranks look at the default's ports."""
+    try:
+        return ifaces_conf.load(options.ifaces, os.environ).entries
+    except SrunddpError:
+        return (ifaces_conf.DEFAULT,)

@@ -134,14 +134,9 @@ def listen(host: str, ports: list[int]) -> socket.socket:
         RendezvousError: none of them is.
     """
     for port in ports:
-        held = socket.socket(Address(host, port).family, socket.SOCK_STREAM)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            held.bind((host, port))
-            held.listen(socket.SOMAXCONN)
-            return held
+            return socket.create_server((host, port), family=Address(host, port).family, backlog=socket.SOMAXCONN)
         except OSError as error:
-            held.close()
             if error.errno != errno.EADDRINUSE:
                 raise RendezvousError(
                     f"{Address(host, port)} cannot be bound: {os.strerror(error.errno or 0)}",

@@ -12,7 +12,7 @@ from typing import Any
 from srunddp.bootstrap.rendezvous import abort
 from srunddp.bootstrap.rendezvous.abort import TELL_FOR, CancelToken
 from srunddp.bootstrap.rendezvous.auth import Authenticator, NullAuthenticator
-from srunddp.bootstrap.rendezvous.listener import PATIENCE, UNPROVEN, AuthenticatedListener
+from srunddp.bootstrap.rendezvous.listener import AuthenticatedListener
 from srunddp.bootstrap.rendezvous.protocol import Address, BoundSockets, Hello, RendezvousInfo, RendezvousResult
 from srunddp.errors import PeerError, RendezvousError, Scope, SrunddpError
 from srunddp.util.console import SAY_EVERY
@@ -34,8 +34,6 @@ class RendezvousServer:
         interrupt: ends the gathering by this rank's own failure.
         every: seconds between two lines that say who is missing.
         linger: seconds for which ranks that come after a failure are told of it.
-        unproven, patience: how many connections without a proof are kept, and how long; see
-            :class:`AuthenticatedListener`.
         connections: the connection of each rank that is here.
     """
 
@@ -48,8 +46,6 @@ class RendezvousServer:
     interrupt: CancelToken | None = None
     every: float = SAY_EVERY
     linger: float = TELL_FOR
-    unproven: int = UNPROVEN
-    patience: float = PATIENCE
     connections: dict[int, socket.socket] = field(default_factory=dict)
     _here: dict[int, Hello] = field(default_factory=dict)
     _settled: set[int] = field(default_factory=set)  # ranks that know of a failure, or have ended
@@ -65,7 +61,14 @@ class RendezvousServer:
             PeerError: a rank failed or was lost before all had come.
         """
         self._here[self.own.rank] = self.own
-        with self._listener() as listener:
+        with AuthenticatedListener(
+            listening=(self.held.rendezvous,),
+            token=self.own.token,
+            trust=self.trust,
+            world_size=self.own.world_size,
+            say=self.say,
+            interrupt=self.interrupt,
+        ) as listener:
             try:
                 self._await_all(listener, deadline)
             except SrunddpError as error:
@@ -81,18 +84,6 @@ class RendezvousServer:
             meeting=self._tell(),
             connections=dict(self.connections),
             nodes={rank: hello.node for rank, hello in self._here.items()},
-        )
-
-    def _listener(self) -> AuthenticatedListener:
-        return AuthenticatedListener(
-            listening=(self.held.rendezvous,),
-            token=self.own.token,
-            trust=self.trust,
-            world_size=self.own.world_size,
-            say=self.say,
-            interrupt=self.interrupt,
-            unproven=self.unproven,
-            patience=self.patience,
         )
 
     def _await_all(self, listener: AuthenticatedListener, deadline: float) -> None:

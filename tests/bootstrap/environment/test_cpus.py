@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from srunddp.bootstrap.environment.cpus import Cpus, advice, share
@@ -31,53 +27,31 @@ def test_share_is_its_own_and_no_more_than_asked_for(
     assert share(cpus, sharers, asked) == expected
 
 
-ADVICE = """
-import os
-from srunddp.bootstrap.environment.cpus import Cpus, advice
-print("\\n".join(advice(os.environ, Cpus.here())))
-"""
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_cpus_that_srun_did_not_pass_on_are_said() -> None:
-    """In a process that has one CPU, though the job asked for two."""
-    done = subprocess.run(
-        ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c", ADVICE],
-        env={**os.environ, "SLURM_CPUS_PER_TASK": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (line,) = done.stdout.splitlines()
-    assert line.startswith("2 CPUs per task were asked for, and this rank may use 1; expected 2")
-    assert line.endswith(
-        "-> export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun --cpus-per-task=2"
-    )
-
-
 @pytest.mark.parametrize(
     ("variables", "allowed", "asked"),
     [
-        ({}, 1, None),
-        ({"SLURM_CPUS_PER_TASK": "4"}, 4, None),
-        ({"SLURM_CPUS_PER_TASK": "4"}, 64, None),
+        ({}, 1, 0),
+        ({"SLURM_CPUS_PER_TASK": "4"}, 4, 0),
         ({"SLURM_CPUS_PER_TASK": "4"}, 2, 4),
         ({"SRUN_CPUS_PER_TASK": "8", "SLURM_CPUS_PER_TASK": "4"}, 4, 8),
-        ({"SLURM_CPUS_PER_TASK": "many"}, 1, None),
+        ({"SLURM_CPUS_PER_TASK": "many"}, 1, 0),
     ],
 )
-def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], allowed: int, asked: int | None) -> None:
+def test_only_fewer_cpus_than_asked_for_are_a_sign(variables: dict[str, str], allowed: int, asked: int) -> None:
     lines = advice(variables, Cpus(allowed, 64))
-    assert [line.split()[0] for line in lines] == ([] if asked is None else [str(asked)])
+    assert len(lines) == bool(asked)
+    for line in lines:
+        found = f"{asked} CPUs per task were asked for, and this rank may use {allowed}; expected {asked}"
+        hint = "-> export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the job script, or srun"
+        assert line.startswith(found)
+        assert line.endswith(f"{hint} --cpus-per-task={asked}")
 
 
 @pytest.mark.parametrize(
     ("ranks", "cpus", "variables", "warned"),
     [
-        (2, Cpus(1, 64), {}, True),
         (2, Cpus(2, 64, core=2), {}, True),
         (2, Cpus(64, 64), {}, False),
-        (4, Cpus(16, 64), {}, False),
         (2, Cpus(1, 2), {}, False),
         (2, Cpus(1, 64), {"SLURM_CPUS_ON_NODE": "2"}, False),
         (2, Cpus(1, 64), {"SLURM_CPUS_ON_NODE": "8"}, True),

@@ -56,20 +56,23 @@ def keep(start):
 no_process.watch(keep)
 """
 FREE = ("SLURM_JOB_NAME", "SLURM_DISTRIBUTION", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_SUBMIT_DIR")
-HOSTILE = [
+HOSTILE = (
     FREE,
-    ("SLURMD_NODENAME",),
-    ("SLURM_STEP_NODELIST",),
-    ("SLURM_JOB_ID",),
+    *((name,) for name in ("SLURMD_NODENAME", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")),
     ("SLURM_STEP_TASKS_PER_NODE", "SLURM_GTIDS"),
-]
+)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> dict[str, str]:
+    """Variables of a command in which a hook notes each process that it would start."""
+    write(tmp_path / "site" / "sitecustomize.py", HOOK)
+    return {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "STARTS": str(tmp_path / "starts")}
 
 
 @pytest.mark.parametrize("value", SHELL)
-def test_the_command_starts_nothing_for_hostile_variables(tmp_path: Path, value: str) -> None:
-    """--explain looks at all of them; a hook within it notes each process that it would start."""
-    write(tmp_path / "site" / "sitecustomize.py", HOOK)
-    watched = {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "STARTS": str(tmp_path / "starts")}
+def test_the_command_starts_nothing_for_hostile_variables(tmp_path: Path, value: str, watched: dict[str, str]) -> None:
+    """--explain looks at all of them."""
     for names in HOSTILE:
         done = srunddp("--explain", folder=tmp_path, **slurm(0) | dict.fromkeys(names, value) | watched)
         assert done.returncode in (0, 78)
@@ -79,9 +82,7 @@ def test_the_command_starts_nothing_for_hostile_variables(tmp_path: Path, value:
         assert not (tmp_path / "starts").exists(), (tmp_path / "starts").read_text()
 
 
-def test_the_hook_notes_a_process_of_the_command(tmp_path: Path) -> None:
+def test_the_hook_notes_a_process_of_the_command(tmp_path: Path, watched: dict[str, str]) -> None:
     """The script's worker is one."""
-    write(tmp_path / "site" / "sitecustomize.py", HOOK)
-    watched = {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "STARTS": str(tmp_path / "starts")}
     assert srunddp(write(tmp_path / "train.py", ""), folder=tmp_path, **watched).returncode == 0
     assert "os.fork" in (tmp_path / "starts").read_text()

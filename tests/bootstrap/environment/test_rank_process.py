@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.bootstrap.environment.detect import RANK_PROCESS, detect, is_below_rank, rank_mark
-from tests.mpirun.conftest import MPIS
+from srunddp.bootstrap.environment.detect import detect
+from srunddp.bootstrap.environment.rank_process import RANK_PROCESS, is_below_rank, rank_mark
+from tests.conftest import ROOT
+from tests.mpirun.conftest import there
 from tests.support.launchers import hydra, open_mpi, step
 from tests.support.starting import SRUNDDP, slurm, write
 from tests.support.worlds import world
@@ -26,47 +28,44 @@ if RANK == 0:
 """
 
 
-def started(folder: Path, command: str, **variables: str) -> str:
-    """What a process that rank 0 of two starts says, and its exit code."""
+def started(folder: Path, command: str, **variables: str) -> list[str]:
+    """The lines of a process that rank 0 of two starts; the last one is its exit code."""
     write(folder / "place.py", PLACE)
     write(folder / "own.py", "import srunddp\nwith srunddp.init() as it: print(it.rank, it.world_size)\n")
     with world(folder, f"{STARTS}    start({command})\n", size=2, variables=variables) as it:
         ended = it.wait()
     assert ended.codes == [0, 0], ended.text
-    return (folder / "started.0").read_text()
-
-
-NOTE = (
-    "srunddp: this is a process that a rank started: one process, world size 1; "
-    "start with `srun srunddp …` for one per task\n"
-)
+    return (folder / "started.0").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command",
     [
-        ("*SRUNDDP, '--quiet', 'place.py'", f"0 1\n{NOTE}0"),
-        ("'sh', '-c', ' '.join(SRUNDDP) + ' --quiet place.py; true'", f"0 1\n{NOTE}0"),
-        ("sys.executable, 'own.py'", f"0 1\n{NOTE}0"),
+        "*SRUNDDP, '--quiet', 'place.py'",
+        "'sh', '-c', ' '.join(SRUNDDP) + ' --quiet place.py; true'",
+        "sys.executable, 'own.py'",
     ],
 )
-def test_what_a_rank_starts_is_a_single_process(tmp_path: Path, command: str, said: str) -> None:
-    assert started(tmp_path, command, PYTHONPATH=str(Path(__file__).parents[3])) == said
+def test_what_a_rank_starts_is_a_single_process(tmp_path: Path, command: str) -> None:
+    place, note, code = started(tmp_path, command, PYTHONPATH=str(ROOT))
+    assert (place, code) == ("0 1", "0")
+    assert note == (
+        "srunddp: this is a process that a rank started: one process, world size 1; "
+        "start with `srun srunddp …` for one per task"
+    )
 
 
 def test_a_step_that_a_rank_starts_has_its_own_rank(tmp_path: Path) -> None:
     """As srun within a step of srun: another step's variables."""
     inner = slurm(0, 1, SLURM_STEP_ID="4")
-    assert started(tmp_path, f"*SRUNDDP, '--quiet', 'place.py', **{inner!r}") == "0 1\n0"
+    assert started(tmp_path, f"*SRUNDDP, '--quiet', 'place.py', **{inner!r}") == ["0 1", "0"]
 
 
 @pytest.mark.parametrize("name", ["openmpi5", "mpich"])
 def test_mpirun_below_a_rank_starts_its_own_world(tmp_path: Path, name: str) -> None:
-    mpi = MPIS[name]
-    if not Path(mpi.mpirun).exists():
-        pytest.skip(f"no {name}")
+    mpi = there(name)
     words = (mpi.mpirun, *mpi.options, "-n", "2", mpi.python, SRUNDDP[1], "--quiet", "place.py")
-    said = started(tmp_path, f"*{words!r}, **{mpi.env()!r}").splitlines()
+    said = started(tmp_path, f"*{words!r}, **{mpi.here()!r}")
     assert (sorted(said[:2]), said[-1]) == (["0 2", "1 2"], "0")
 
 
@@ -98,7 +97,7 @@ def inner(rank, port=0):
 )
 def test_torchs_own_launchers_below_a_rank_have_their_world(tmp_path: Path, command: str, last: str) -> None:
     write(tmp_path / "inner.py", f"{INNER}{last}\n")
-    said = started(tmp_path, command).splitlines()
+    said = started(tmp_path, command)
     assert ({"0 of 2", "1 of 2"} <= {*said}, said[-1]) == (True, "0"), said
 
 

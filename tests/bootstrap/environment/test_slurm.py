@@ -36,6 +36,10 @@ def test_wrong_task_counts_are_shown_with_their_variable(counts: str) -> None:
         slurm.task_counts(counts)
 
 
+RESERVED = {"batch": 0xFFFFFFFB, "interactive": 0xFFFFFFFA, "extern": 0xFFFFFFFC, "pending": 0xFFFFFFFD}
+RESERVED_IDS = [str(number - wrap) for number in RESERVED.values() for wrap in (0, 1 << 32)]  # some print them negative
+
+
 @pytest.mark.parametrize(
     ("variables", "in_step", "in_allocation"),
     [
@@ -43,6 +47,8 @@ def test_wrong_task_counts_are_shown_with_their_variable(counts: str) -> None:
         (step(SLURM_JOB_NAME="interactive"), True, True),  # salloc's name for the job, which later steps inherit
         (batch_body(), False, True),
         (JOB, False, True),  # salloc's shell
+        *((step(SLURM_STEP_ID=number), False, True) for number in RESERVED_IDS),
+        (interactive_step(), False, True),
         ({}, False, False),
         *(
             (step(**{name: ""}), False, True)
@@ -52,15 +58,6 @@ def test_wrong_task_counts_are_shown_with_their_variable(counts: str) -> None:
 )
 def test_a_step_is_told_from_an_allocation(variables: dict[str, str], in_step: bool, in_allocation: bool) -> None:
     assert (slurm.in_step(variables), slurm.in_allocation(variables)) == (in_step, in_allocation)
-
-
-@pytest.mark.parametrize("name", ["batch", "interactive", "extern", "pending"])
-@pytest.mark.parametrize("sign", ["unsigned", "negative"])
-def test_slurms_reserved_steps_are_no_steps(name: str, sign: str) -> None:
-    number = {"batch": 0xFFFFFFFB, "interactive": 0xFFFFFFFA, "extern": 0xFFFFFFFC, "pending": 0xFFFFFFFD}[name]
-    step_id = str(number if sign == "unsigned" else number - (1 << 32))
-    assert not slurm.in_step(step(SLURM_STEP_ID=step_id))
-    assert not slurm.in_step(interactive_step(step_id))
 
 
 def test_typed_into_a_pty_shell_is_told_from_srun_pty() -> None:
@@ -95,22 +92,17 @@ def test_only_the_steps_own_variables_are_read() -> None:
     found = slurm.read_step(step(3), PID)
     assert found.nodes == ("node02", "node03")
     assert found.tasks_per_node == (2, 2)
-    assert (found.rank, found.local_rank, found.world_size, found.local_world_size) == (3, 1, 4, 2)
+    assert (found.rank, found.world_size) == (3, 4)
     assert found.ranks_here == (2, 3)
 
 
-def test_a_cyclic_step_counts_its_local_ranks_by_gtids() -> None:
-    found = slurm.read_step(
-        step(SLURM_STEP_TASKS_PER_NODE="4,1,1", SLURM_GTIDS="0,3,4,5", SLURM_STEP_NUM_TASKS="6"), PID
-    )
-    assert found.local_world_size == 4
-
-
-def test_reserved_ports_and_the_restart_count_are_read() -> None:
-    found = slurm.read_step(step(SLURM_STEP_RESV_PORTS="12021-12022,12040", SLURM_RESTART_COUNT="2"), PID)
+def test_reserved_ports_restarts_and_a_host_file_are_read() -> None:
+    """In a federation the job's number has ten digits."""
+    changes = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_ID": "4294967295", "SLURM_HOSTFILE": "/home/me/hosts"}
+    found = slurm.read_step(step(SLURM_STEP_RESV_PORTS="12021-12022,12040", **changes), PID)
     assert found.reserved_ports == (12021, 12022, 12040)
-    assert found.restarts == "2"
-    assert slurm.read_step(step(), PID).restarts == "0"
+    assert (found.id, found.distribution, found.layout()) == ("4294967295.0.2", "arbitrary", {})
+    assert slurm.read_step(step(), PID).id == "1207.0.0"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +111,6 @@ def test_reserved_ports_and_the_restart_count_are_read() -> None:
         ("SLURM_PROCID", "-1"),
         ("SLURM_PROCID", "1e3"),
         ("SLURM_PROCID", "0x1"),
-        ("SLURM_LOCALID", "none"),
         ("SLURM_STEP_NUM_TASKS", "4(x2)"),
         ("SLURM_STEP_NODELIST", "node[1-"),
         ("SLURM_STEP_TASKS_PER_NODE", "2(x2"),
@@ -152,38 +143,18 @@ LAYOUTS = [
     ("plane=2", "2(x2)", "a[1-2]", []),
     ("block", "2", "a[1-2]", []),
     ("block", "", "a[1-2]", []),
+    ("block", "999999999(x2)", "a[1-2]", []),  # and no list of a thousand million ranks
 ]
-
-
-def test_counts_that_are_not_the_steps_give_no_layout() -> None:
-    """And no list of a thousand million ranks."""
-    assert slurm.read_step(step(SLURM_STEP_TASKS_PER_NODE="999999999(x2)"), PID).layout() == {}
-
-
-def test_a_job_of_a_federation_is_a_number_too() -> None:
-    assert slurm.read_step(step(SLURM_JOB_ID="4294967295"), PID).job == "4294967295"
 
 
 @pytest.mark.parametrize(("distribution", "counts", "nodes", "by_rank"), LAYOUTS)
 def test_the_layout_says_which_node_each_rank_runs_on(
     distribution: str, counts: str, nodes: str, by_rank: list[str]
 ) -> None:
-    ranks = str(sum(slurm.task_counts(counts)) or 2)
+    ranks = str(len(by_rank) or 4)
     changes = {"SLURM_DISTRIBUTION": distribution, "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_STEP_NUM_TASKS": ranks}
     found = slurm.read_step(step(SLURM_STEP_NODELIST=nodes, SLURM_GTIDS="", **changes), PID)
     assert found.layout() == dict(enumerate(by_rank))
-
-
-def test_a_host_file_makes_a_step_arbitrary() -> None:
-    found = slurm.read_step(step(SLURM_HOSTFILE="/home/me/hosts"), PID)
-    assert found.distribution == "arbitrary"
-    assert found.layout() == {}
-
-
-def test_a_heterogeneous_step_has_no_layout() -> None:
-    found = slurm.read_step(step(SLURM_HET_SIZE="2"), PID)
-    assert found.heterogeneous
-    assert found.layout() == {}
 
 
 @pytest.mark.parametrize(

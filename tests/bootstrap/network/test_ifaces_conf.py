@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
 import string
 import sys
 import tempfile
@@ -83,11 +82,6 @@ def test_values_are_text_as_they_are_written() -> None:
     assert entry.env == {"A": "1_000", "B": "12:30:45", "C": "yes", "D": "0o17"}
 
 
-def test_one_port_is_refused_as_rank_zero_listens_on_two() -> None:
-    with pytest.raises(ConfigError, match="two ports or more"):
-        entries(NODE + "a\n  ports: 40000\n")
-
-
 @pytest.mark.parametrize(
     "name", ["ib0", "bond0.2973", "enp0s31f6", "wlp3s0", "a", "veth-very-long1", "eth_0", "ens1f1np1"]
 )
@@ -100,13 +94,11 @@ def test_anchors_of_yaml_work() -> None:
     assert one == two
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "# only\n# comments\n", "---\n", "   \n", "\ufeff# with a mark\n"])
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", "# only\n# comments\n", "---\n", "   \n", "\ufeff# with a mark\n", "[]\n"]
+)
 def test_a_file_without_entries_has_none(text: str) -> None:
     assert entries(text) == ()
-
-
-def test_an_empty_list_has_no_entries() -> None:
-    assert entries("[]\n") == ()
 
 
 def test_the_shipped_files_examples_are_right() -> None:
@@ -148,11 +140,9 @@ def test_the_first_entry_that_matches_counts() -> None:
 
 
 def test_a_node_without_an_entry_is_told_what_to_add() -> None:
-    with pytest.raises(ConfigError) as caught:
+    text = "^ifaces.conf: no entry matches node login7; expected .*add `- nodes: login7`"
+    with pytest.raises(ConfigError, match=text):
         entry_for(entries("- {nodes: node1, interface: a}\n"), "login7")
-    text = str(caught.value)
-    assert text.startswith("ifaces.conf: no entry matches node login7; expected ")
-    assert "add `- nodes: login7`" in text
 
 
 # Which file counts.
@@ -171,37 +161,26 @@ def interface_of(found: IfacesConfig) -> str:
     return found.entries[0].interfaces[0]
 
 
-def test_the_files_are_looked_at_in_the_documented_order(tmp_path: Path, own: Path) -> None:
-    named, variable = str(tmp_path / "named.conf"), str(tmp_path / "variable.conf")
-    assert ifaces_conf.candidates(named, {"SRUNDDP_IFACES": variable}) == [
-        Path(named),
-        Path(variable),
-        own,
-        Path("/etc/srunddp/ifaces.conf"),
-    ]
-
-
-def test_an_installed_srunddp_looks_into_its_prefix(tmp_path: Path, own: Path) -> None:
-    (tmp_path / "checkout" / "setup.py").unlink()
+def test_an_installed_srunddp_looks_into_its_prefix(own: Path) -> None:
+    assert ifaces_conf.candidates(None, {}) == [own, Path("/etc/srunddp/ifaces.conf")]
+    (own.parents[1] / "setup.py").unlink()
     *own_prefix, last = ifaces_conf.candidates(None, {})
     assert Path(sys.prefix, "etc", "srunddp", "ifaces.conf") in own_prefix
     assert last == Path("/etc/srunddp/ifaces.conf")
 
 
 def test_each_file_wins_over_those_after_it(tmp_path: Path, own: Path) -> None:
+    """One of comments alone leaves it to the next; a later one may be wrong."""
     named = str(write(tmp_path / "named.conf", NODE + "from-option"))
     variables = {"SRUNDDP_IFACES": str(write(tmp_path / "variable.conf", NODE + "from-variable"))}
+    comments = str(write(tmp_path / "comments.conf", "# nothing\n"))
     write(own, NODE + "from-checkout")
     assert interface_of(load(named, variables)) == "from-option"
     assert interface_of(load(None, variables)) == "from-variable"
-    assert interface_of(load(None, {})) == "from-checkout"
-    assert interface_of(load(None, {"SRUNDDP_IFACES": ""})) == "from-checkout"
-
-
-def test_a_file_of_comments_alone_leaves_it_to_the_next(tmp_path: Path, own: Path) -> None:
-    comments = str(write(tmp_path / "comments.conf", "# nothing\n"))
-    write(own, NODE + "from-checkout")
-    assert interface_of(load(comments, {"SRUNDDP_IFACES": comments})) == "from-checkout"
+    for none in ({}, {"SRUNDDP_IFACES": ""}, {"SRUNDDP_IFACES": comments}):
+        assert interface_of(load(comments, none)) == "from-checkout"
+    write(own, "nonsense: [")
+    assert interface_of(load(named, {})) == "from-option"
 
 
 def test_the_first_file_with_entries_counts_whole(tmp_path: Path, own: Path) -> None:
@@ -212,11 +191,6 @@ def test_the_first_file_with_entries_counts_whole(tmp_path: Path, own: Path) -> 
     assert [entry.where for entry in found] == [f"{named}:1:3"]
     with pytest.raises(ConfigError, match="no entry matches node node2"):
         entry_for(found, "node2")
-
-
-def test_a_later_file_may_be_wrong_when_an_earlier_one_counts(tmp_path: Path, own: Path) -> None:
-    write(own, "nonsense: [")
-    assert interface_of(load(str(write(tmp_path / "named.conf", NODE + "ib0")), {})) == "ib0"
 
 
 @pytest.mark.skipif(Path("/etc/srunddp/ifaces.conf").exists(), reason="this machine has a site's file")
@@ -238,31 +212,23 @@ def test_a_file_that_was_asked_for_and_is_not_there_is_named(
         ("--ifaces", spelling, {}),
         ("SRUNDDP_IFACES", None, {"SRUNDDP_IFACES": spelling}),
     ):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=f"^{origin}: .*missing.conf is not there; expected .*correct {origin}"):
             load(named, variables)
-        text = str(caught.value)
-        assert text.startswith(f"{origin}: ")
-        assert "missing.conf is not there; expected " in text
-        assert f"correct {origin}" in text
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "with\0nul"])
-def test_a_name_that_no_file_can_have_is_not_there(own: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="is not there"):
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *((name, "is not there") for name in ("x" * 300, "x/" * 3000, "with\0nul")),
+        ("/", "--ifaces: / is not a file; expected a file of interface entries -> correct --ifaces"),
+        # Root may read any file but this one, whose first page is never there.
+        ("/proc/self/mem", "/proc/self/mem: cannot be read: Input/output error; expected a readable file -> "),
+    ],
+    ids=["long", "deep", "nul", "folder", "unreadable"],
+)
+def test_a_name_that_leads_to_no_file_says_why(own: Path, name: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
         load(name, {})
-
-
-def test_a_folder_is_no_file(own: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a file; expected a file of interface entries -> correct --ifaces"):
-        load(str(tmp_path), {})
-
-
-def test_a_file_that_cannot_be_read_says_why(own: Path) -> None:
-    """Root may read any file but this one, whose first page is never there."""
-    with pytest.raises(ConfigError) as caught:
-        load("/proc/self/mem", {})
-    text = str(caught.value)
-    assert text.startswith("/proc/self/mem: cannot be read: Input/output error; expected a readable file -> ")
 
 
 def test_a_file_without_read_permission_says_so() -> None:
@@ -342,70 +308,40 @@ def test_a_default_place_that_holds_no_file_is_refused(tmp_path: Path, monkeypat
 
 WRONG = {
     "not-yaml": ("# 1\n# 2\n- nodes: [a\n  interface: b\n", "4:12", "this is not YAML", "YAML"),
-    "unclosed-quote": ('- nodes: "a\n', "2:1", "this is not YAML", "YAML"),
     "tabs": ("- nodes: a\n\tinterface: b\n", "2:1", r"this is not YAML: found character '\t'", "YAML"),
-    "two-documents": (
-        "- {nodes: a, interface: b}\n---\n- {nodes: c, interface: d}\n",
-        "2:1",
-        "another document",
-        "YAML",
-    ),
+    "two-documents": ("- {nodes: a}\n---\n- {nodes: c}\n", "2:1", "another document", "YAML"),
     "unquoted-star": ("- nodes: *\n  interface: b\n", "1:11", "this is not YAML", "YAML"),
     "escape-beyond-unicode": ('- nodes: a\n  interface: "\\UFFFFFFFF"\n', "1:1", "this is not YAML", "YAML"),
     "nested-too-deep": ("# 1\n" + "[" * 5000, "1:1", "this is not YAML", "YAML"),
     "no-list": ("nodes: a\ninterface: b\n", "1:1", "not a list", "a list of entries"),
-    "plain-text": ("# 1\neth0\n", "2:1", "not a list", "a list of entries"),
     "entry-is-text": ("- {nodes: a, interface: b}\n- eth0\n", "2:3", "'eth0'", "keys with values"),
     "entry-is-list": ("- [a, b]\n", "1:3", "a list", "keys with values"),
-    "entry-is-empty": ("-\n", "1:2", "''", "keys with values"),
     "unknown-key": ("- nodes: a\n  interfaces: b\n", "2:3", "unknown key 'interfaces'", "one of nodes, interface, "),
-    "far-unknown-key": ("- nodes: a\n  interface: b\n  zzzzzzzz: c\n", "3:3", "unknown key 'zzzzzzzz'", "one of nodes"),
     "key-twice": ("- nodes: a\n  interface: b\n  nodes: c\n", "3:3", "nodes twice in one entry", "each key once"),
     "key-is-list": ("- nodes: a\n  [b]: c\n", "2:3", "a list", "a single value"),
     "no-nodes": ("\n- interface: b\n", "2:3", "an entry without nodes", "nodes and interface"),
-    "no-interface": ("\n- nodes: b\n", "2:3", "an entry without interface", "nodes and interface"),
-    "empty-entry": ("- {}\n", "1:3", "an entry without nodes", "nodes and interface"),
     "nodes-empty": ("- nodes:\n  interface: b\n", "1:9", "''", "a single value"),
-    "nodes-blank": ('- nodes: " "\n  interface: b\n', "1:10", "' '", "a single value"),
     "nodes-list": ("- nodes: [a, b]\n  interface: b\n", "1:10", "a list", "a single value"),
-    "nodes-keys": ("- nodes: {a: b}\n  interface: b\n", "1:10", "keys with values", "a single value"),
     "bad-host-list": ("- interface: b\n  nodes: node[1-\n", "2:10", "host list 'node[1-' has", "names and ranges like"),
-    "backward-range": ("- nodes: 'node[3-1]'\n  interface: b\n", "1:10", "the range 3-1", "names and ranges like"),
     "interface-empty": ("- nodes: a\n  interface:\n", "2:13", "''", "a single value"),
-    "interface-no-names": ("- nodes: a\n  interface: []\n", "2:14", "interface []", "one name, a list"),
-    "auto-among-names": (
-        "- nodes: a\n  interface: [ib0, auto]\n",
-        "2:14",
-        "interface ['ib0', 'auto']",
-        "one name, a list",
-    ),
+    "auto-among-names": (NODE + "[b, auto]\n", "2:14", "interface ['b', 'auto']", "one name, a list"),
     "interface-keys": ("- nodes: a\n  interface: {b: c}\n", "2:14", "keys with values", "a single value"),
-    "interface-lists": ("- nodes: a\n  interface: [[b]]\n", "2:15", "a list", "a single value"),
     "interface-text": ("- nodes: a\n  interface: ib0 ib1\n", "2:14", "interface 'ib0 ib1'", "a name as `ip link`"),
-    "interface-comma": ("- nodes: a\n  interface: ib0,ib1\n", "2:14", "interface 'ib0,ib1'", "a name as `ip link`"),
-    "interface-address": ("- nodes: a\n  interface: fd00::1\n", "2:14", "interface 'fd00::1'", "a name as `ip link`"),
-    "interface-long": ("- nodes: a\n  interface: x123456789012345\n", "2:14", "interface 'x123", "a name as `ip link`"),
     "interface-nul": ('- nodes: a\n  interface: "a\\0"\n', "2:14", r"interface 'a\x00'", "a name as `ip link`"),
     "address-field": (NODE + 'b\n  address: "{host}-ib0"\n', "3:12", "address '{host}-ib0'", "a name with {node}"),
     "address-brace": (NODE + 'b\n  address: "{node-ib0"\n', "3:12", "address '{node-ib0'", "a name with {node}"),
     "address-empty-field": (NODE + 'b\n  address: "{}-ib0"\n', "3:12", "address '{}-ib0'", "a name with {node}"),
-    "address-attribute": (NODE + 'b\n  address: "{node.x}"\n', "3:12", "address '{node.x}'", "a name with {node}"),
-    "address-index": (NODE + 'b\n  address: "{node[9]}"\n', "3:12", "address '{node[9]}'", "a name with {node}"),
     "address-format": (NODE + 'b\n  address: "{node:d}"\n', "3:12", "address '{node:d}'", "a name with {node}"),
-    "address-width": (NODE + 'b\n  address: "{node:999999999}"\n', "3:12", "address '{node:9", "a name with {node}"),
-    "address-conversion": (NODE + 'b\n  address: "{node!x}"\n', "3:12", "address '{node!x}'", "a name with {node}"),
-    "address-list": (NODE + "b\n  address: [a]\n", "3:12", "a list", "a single value"),
-    "env-list": (NODE + "b\n  env: [A=1]\n", "3:8", "a list", "keys with values"),
-    "env-text": (NODE + "b\n  env: A=1\n", "3:8", "'A=1'", "keys with values"),
     "env-nested": (NODE + "b\n  env:\n    A: {B: c}\n", "4:8", "keys with values", "a single value"),
     "env-ours": (NODE + "b\n  env: {RANK: 7}\n", "3:9", "env RANK", "variables that srunddp does not set itself"),
-    "env-twice": (NODE + "b\n  env:\n    A: 1\n    A: 2\n", "5:5", "A twice in one entry", "each key once"),
-    "ports-text": (NODE + "b\n  ports: any\n", "3:10", "ports 'any'", "two ports or more"),
     "ports-low": (NODE + "b\n  ports: 80-90\n", "3:10", "ports '80-90'", "two ports or more"),
     "ports-high": (NODE + "b\n  ports: 60000-70000\n", "3:10", "ports '60000-70000'", "two ports or more"),
-    "ports-backward": (NODE + "b\n  ports: 40100-40000\n", "3:10", "ports '40100-40000'", "two ports or more"),
+    "env-name": (NODE + "b\n  env: {A-B: 1}\n", "3:9", "env 'A-B'", "a variable's name"),
+    "env-no-name": (NODE + "b\n  env: {'': 1}\n", "3:9", "''", "a single value"),
+    "env-value": (NODE + 'b\n  env: {A: "a\\0b"}\n', "3:9", r"env 'A': 'a\x00b'", "a variable's name"),
+    "env-surrogate": (NODE + 'b\n  env: {A: "\\uD800"}\n', "3:9", r"env 'A': '\ud800'", "a variable's name"),
+    "ports-one": (NODE + "b\n  ports: 40000\n", "3:10", "ports '40000'", "two ports or more"),
     "ports-open": (NODE + "b\n  ports: 40000-\n", "3:10", "ports '40000-'", "two ports or more"),
-    "ports-list": (NODE + "b\n  ports: [40000, 40100]\n", "3:10", "a list", "a single value"),
     "nul": ("- nodes: a\n  interface: b\0\n", "2:15", "this is not YAML", "YAML"),
     "control-character": ("# 1\n# 2\n# \x1b[31m\n", "3:3", "this is not YAML", "YAML"),
     "after-umlauts": ("# äöüäöüäöü\n# 2\n- nodes: \x07\n", "3:10", "this is not YAML", "YAML"),
@@ -427,73 +363,28 @@ def test_a_binary_file_is_told_of_with_its_place() -> None:
     assert refused(b"\x89PNG\r\n\x1a\n").startswith("ifaces.conf:1:1: this is not YAML")
 
 
-@pytest.mark.parametrize("name", ["A=B", "", "A B", "1A", "A-B", "A\\0"])
-def test_a_name_that_no_variable_can_have_is_refused(name: str) -> None:
-    assert refused(NODE + f'b\n  env: {{"{name}": "1"}}\n').startswith("ifaces.conf:3:9: ")
-
-
-@pytest.mark.parametrize("value", ["\\0", "a\\0b", "\\uD800"])
-def test_a_value_that_no_variable_can_have_is_refused(value: str) -> None:
-    assert refused(NODE + f'b\n  env: {{A: "{value}"}}\n').startswith("ifaces.conf:3:9: ")
-
-
-def one_edit(word: str, letters: str) -> set[str]:
+def one_edit(word: str) -> set[str]:
     """All that one slip of a finger makes of a word: a letter lost, added or wrong, two letters swapped."""
     cuts = [(word[:at], word[at:]) for at in range(len(word) + 1)]
     lost = {left + right[1:] for left, right in cuts if right}
     swapped = {left + right[1] + right[0] + right[2:] for left, right in cuts if len(right) > 1}
-    wrong = {left + letter + right[1:] for left, right in cuts if right for letter in letters}
-    added = {left + letter + right for left, right in cuts for letter in letters}
+    wrong = {left + letter + right[1:] for left, right in cuts if right for letter in NAMED}
+    added = {left + letter + right for left, right in cuts for letter in NAMED}
     return (lost | swapped | wrong | added) - set(KEYS)
 
 
-WHOLE = {
-    "nodes": "gpu[1-8]",
-    "interface": "ib0",
-    "address": '"{node}-ib0"',
-    "env": "{NCCL_IB_TC: 106}",
-    "ports": "40000-40100",
-}
-NAMED = string.ascii_letters + string.digits + "_-"
+NAMED = string.ascii_lowercase + "S0_-"
 
 
-def with_typo(key: str, typo: str) -> str:
-    """A file whose second entry is whole but for the typo."""
-    lines = [f"{typo if name == key else name}: {value}\n" for name, value in WHOLE.items()]
-    return NODE + "a\n- " + "  ".join(lines)
-
-
-def helped(key: str, typo: str) -> bool:
-    """Whether the message has the typo's own line and column and tells the right key."""
-    line, column = 3 + KEYS.index(key), 3
-    message = refused(with_typo(key, typo))
-    return message.startswith(f"ifaces.conf:{line}:{column}: ") and f"did you mean {key}?" in message
-
-
-def test_a_typo_of_letters_in_a_key_is_told_the_right_key() -> None:
-    typos = [(key, typo) for key in KEYS for typo in sorted(one_edit(key, NAMED))]
-    assert len(typos) > 4000
-    assert sum(helped(key, typo) for key, typo in typos) >= 0.95 * len(typos)
-    for key, typo in typos:
-        assert f"unknown key {typo!r}" in refused(with_typo(key, typo))
-
-
-def test_so_is_nearly_every_slip_to_any_other_character() -> None:
-    """Some of which mean something to YAML: of these the place is told. A comment or a blank is no typo to it."""
-    others = string.punctuation.translate(str.maketrans("", "", "_-#"))
-    typos = [(key, typo) for key in KEYS for typo in sorted(one_edit(key, others) - one_edit(key, ""))]
-    assert len(typos) > 1700
-    assert sum(helped(key, typo) for key, typo in typos) >= 0.9 * len(typos)
-    for key, typo in typos:
-        assert re.match("ifaces.conf:[0-9]+:[0-9]+: ", refused(with_typo(key, typo)))
-
-
-@pytest.mark.parametrize("key", ["nodes", "interface"])
-def test_a_typo_is_named_before_the_missing_key(key: str) -> None:
-    for typo in one_edit(key, string.ascii_lowercase):
-        message = refused(f"- {typo}: x\n")
+@pytest.mark.parametrize("key", KEYS)
+def test_a_typo_of_letters_in_a_key_is_told_the_right_key(key: str) -> None:
+    """And not that a key is missing."""
+    typos = sorted(one_edit(key))
+    assert len(typos) > 200
+    messages = [refused(f"- {typo}: x\n") for typo in typos]
+    for typo, message in zip(typos, messages, strict=True):
         assert message.startswith(f"ifaces.conf:1:3: unknown key {typo!r}")
-        assert f"did you mean {key}?" in message
+    assert sum(f"did you mean {key}?" in message for message in messages) >= 0.95 * len(typos)
 
 
 @pytest.mark.parametrize("typo", ["Nodes", "NODE", "ifaces", "Interfaces", "iface", "addr", "port"])

@@ -4,6 +4,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -30,7 +31,7 @@ LINKS = (LO, ETH, IB1, IB0, IB10)
 def rank(local_rank: int = 0, world_size: int = 8, local_world_size: int | None = 4) -> Environment:
     """A rank on node07, of two nodes unless the numbers say one."""
     ways = (discovery_named("slurm"),)
-    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", ways, {})
+    return Environment("Slurm", local_rank, local_rank, world_size, local_world_size, "node07", {}, ways)
 
 
 def entry(*interfaces: str, env: dict[str, str] | None = None) -> IfacesEntry:
@@ -46,14 +47,10 @@ def chosen(
     return select_interface((of,), who or rank(), variables or {}, links)
 
 
-def refused(
-    of: IfacesEntry,
-    variables: dict[str, str] | None = None,
-    links: tuple[NetworkInterface, ...] = LINKS,
-    who: Environment | None = None,
-) -> str:
+def refused(of: IfacesEntry, *how: Any, **more: Any) -> str:
+    """The message with which these arguments of :func:`chosen` are refused."""
     with pytest.raises(ConfigError) as caught:
-        chosen(of, variables, links, who)
+        chosen(of, *how, **more)
     text = str(caught.value)
     assert "; expected " in text
     assert " -> " in text
@@ -71,14 +68,12 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 # By ifaces.conf.
 
 
-def test_the_entrys_interface_is_taken_with_its_address_and_line() -> None:
-    found = chosen(entry("ib0"))
-    assert (found.name, found.address, found.source) == ("ib0", "10.0.0.7", "ifaces.conf:4:3")
-
-
-def test_gloo_and_nccl_get_the_same_interface() -> None:
-    """NCCL takes prefixes: without the `=`, ib1 would mean ib10 as well."""
-    assert chosen(entry("ib1")).exports == {"GLOO_SOCKET_IFNAME": "ib1", "NCCL_SOCKET_IFNAME": "=ib1"}
+@pytest.mark.parametrize("variables", [{}, {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""}])
+def test_gloo_and_nccl_get_the_same_interface(variables: dict[str, str]) -> None:
+    """NCCL takes prefixes: without the `=`, ib1 would mean ib10 as well. An empty variable is none."""
+    found = chosen(entry("ib1"), variables)
+    assert (found.name, found.address, found.source) == ("ib1", "10.0.1.7", "ifaces.conf:4:3")
+    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib1", "NCCL_SOCKET_IFNAME": "=ib1"}
 
 
 def test_local_ranks_take_the_interfaces_in_turn() -> None:
@@ -96,15 +91,13 @@ def test_the_first_entry_for_this_node_decides() -> None:
     assert (found.name, found.source) == ("ib1", "f:9")
 
 
-def test_the_entrys_variables_yield_to_the_users() -> None:
+@pytest.mark.parametrize(("who", "name"), [(rank(), "ib0"), (rank(world_size=1, local_world_size=1), "lo")])
+def test_the_entrys_variables_yield_to_the_users(who: Environment, name: str) -> None:
     of = entry("ib0", env={"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_TC": "106"})
-    found = chosen(of, {"NCCL_IB_TC": "41", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": ""})
-    assert found.exports == {
-        "NCCL_IB_HCA": "mlx5_0",
-        "NCCL_IB_TC": "41",
-        "GLOO_SOCKET_IFNAME": "ib0",
-        "NCCL_SOCKET_IFNAME": "=ib0",
-    }
+    found = chosen(of, {"NCCL_IB_TC": "41", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": ""}, who=who)
+    ours = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "NCCL_IB_HCA": "mlx5_0"}
+    assert found.exports == ours | {"NCCL_IB_TC": "41"}
+    assert found.kept == ("NCCL_IB_TC",)
 
 
 @pytest.mark.parametrize(
@@ -127,22 +120,13 @@ def test_an_unusable_interface_is_refused_with_those_there_are(
     assert "correct this entry" in text
 
 
-def test_listed_interfaces_say_down_or_without_address() -> None:
-    text = refused(entry("ib7"), links=(link("ib8", "10.0.8.7", up=False), link("ib9")))
-    assert "ib8 (down, 10.0.8.7), ib9 (no address)" in text
-    assert "which has none" in refused(entry("ib7"), links=())
-
-
-def test_an_interface_with_ipv6_alone_is_used_and_nccl_told() -> None:
-    found = chosen(entry("ib6"), links=(LO, link("ib6", "fd00::7")))
-    assert found.address == "fd00::7"
-    assert found.exports["NCCL_SOCKET_FAMILY"] == "AF_INET6"
-
-
-def test_ipv4_comes_before_ipv6() -> None:
-    found = chosen(entry("ib6"), links=(link("ib6", "fd00::7", "10.0.6.7"),))
-    assert found.address == "10.0.6.7"
-    assert "NCCL_SOCKET_FAMILY" not in found.exports
+@pytest.mark.parametrize(
+    ("addresses", "taken", "family"),
+    [(("fd00::7",), "fd00::7", "AF_INET6"), (("fd00::7", "10.0.6.7"), "10.0.6.7", None)],
+)
+def test_ipv4_comes_first_and_nccl_is_told_of_ipv6(addresses: list[str], taken: str, family: str | None) -> None:
+    found = chosen(entry("ib6"), links=(LO, link("ib6", *addresses)))
+    assert (found.address, found.exports.get("NCCL_SOCKET_FAMILY")) == (taken, family)
 
 
 # By what the user exported.
@@ -168,27 +152,24 @@ def test_the_users_interface_wins_over_the_file(name: str, value: str, means: st
     assert found.exports == spellings | {name: value}
 
 
-def test_glooss_variable_wins_over_nccls_and_both_stay() -> None:
-    found = chosen(entry("eth0"), {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib1"})
-    assert found.name == "ib0"
-    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib1"}
-
-
-def test_an_exclusion_leaves_the_choice_to_the_file() -> None:
-    found = chosen(entry("ib0"), {"NCCL_SOCKET_IFNAME": "^docker0,lo"})
-    assert (found.name, found.source) == ("ib0", "ifaces.conf:4:3")
-    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "^docker0,lo"}
-
-
-def test_an_empty_variable_is_none() -> None:
-    found = chosen(entry("ib0"), {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""})
-    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
+@pytest.mark.parametrize(
+    ("of", "variables", "source"),
+    [
+        ("eth0", {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib1"}, "GLOO_SOCKET_IFNAME=ib0"),
+        ("ib0", {"NCCL_SOCKET_IFNAME": "^docker0,lo"}, "ifaces.conf:4:3"),  # excludes, and chooses none
+    ],
+)
+def test_gloos_variable_wins_over_nccls_and_both_stay(of: str, variables: dict[str, str], source: str) -> None:
+    found = chosen(entry(of), variables)
+    assert (found.name, found.source) == ("ib0", source)
+    assert found.exports == {"GLOO_SOCKET_IFNAME": "ib0"} | variables
 
 
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
         ("GLOO_SOCKET_IFNAME", "ib7", "ib7"),
+        ("GLOO_SOCKET_IFNAME", "ib0,ib7", "ib7"),  # each must be there
         ("GLOO_SOCKET_IFNAME", "=ib0", "=ib0"),  # NCCL's spelling, which Gloo does not know
         ("GLOO_SOCKET_IFNAME", "^lo", "^lo"),
         ("GLOO_SOCKET_IFNAME", "10.0.0.7", "10.0.0.7"),
@@ -196,11 +177,14 @@ def test_an_empty_variable_is_none() -> None:
         ("NCCL_SOCKET_IFNAME", "hsn", "hsn"),
     ],
 )
-def test_a_users_interface_that_is_not_there_is_refused(name: str, value: str, shown: str) -> None:
-    text = refused(entry("ib0"), {name: value})
-    assert text.startswith(f"{name}={value}: interface {shown} is not there")
+@pytest.mark.parametrize("beside", [{}, {"GLOO_SOCKET_IFNAME": "ib0"}])
+def test_a_users_interface_that_is_not_there_is_refused(
+    name: str, value: str, shown: str, beside: dict[str, str]
+) -> None:
+    text = refused(entry("ib0"), beside | {name: value})
+    assert text.startswith(f"{name}={value}: interface {shown} is not there on node node07")
     assert "ib0 (10.0.0.7)" in text
-    assert f"correct {name}" in text
+    assert text.endswith(f"-> correct {name}")
 
 
 # By itself.
@@ -212,12 +196,15 @@ def test_auto_takes_the_interface_that_the_nodes_name_leads_to(names: dict[str, 
     assert (found.name, found.source) == ("eth0", "auto, ifaces.conf:4:3")
 
 
-def test_auto_names_what_it_passed_over_and_why() -> None:
-    down, bare = link("eth5", "10.5.0.1", up=False), link("eth6")
-    found = chosen(entry("auto"), links=(LO, ETH, IB0, down, bare, link("docker0", "172.17.0.1")))
+def test_auto_names_what_it_passed_over_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bridge is known by the kernel, whatever its name."""
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/sys/class/net/site0/bridge" or exists(path))
+    down, bare, bridge = link("eth5", "10.5.0.1", up=False), link("eth6"), link("site0", "10.9.0.1", speed=100_000)
+    found = select_interface((DEFAULT,), rank(), {}, (LO, ETH, IB0, down, bare, bridge, link("docker0", "172.17.0.1")))
+    assert (found.name, found.source) == ("ib0", "auto, the default, as no ifaces.conf has entries")
     assert set(found.passed_over) == {
-        "lo: loopback, a bridge or a container's",
-        "docker0: loopback, a bridge or a container's",
+        *(f"{name}: loopback, a bridge or a container's" for name in ("lo", "docker0", "site0")),
         "eth5: down",
         "eth6: no address",
         "eth0: ib0 comes first",
@@ -236,25 +223,12 @@ def test_auto_never_takes_a_virtual_interface(name: str, names: dict[str, set[st
     assert found.name == "eth0"
 
 
-def test_auto_never_takes_a_bridge_whatever_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/sys/class/net/site0/bridge" or exists(path))
-    found = chosen(entry("auto"), links=(link("site0", "10.9.0.1", speed=100_000), ETH))
-    assert found.name == "eth0"
-    assert "site0: loopback, a bridge or a container's" in found.passed_over
-
-
 def test_auto_with_nothing_to_take_lists_what_there_is() -> None:
     text = refused(entry("auto"), links=(LO, link("eth5", "10.5.0.1", up=False), link("eth6")))
     assert text.startswith("ifaces.conf:4:3: node node07 has no interface that reaches other nodes: ")
     for there in ("lo (127.0.0.1 ::1)", "eth5 (down, 10.5.0.1)", "eth6 (no address)"):
         assert there in text
     assert "name the right one in ifaces.conf" in text
-
-
-def test_without_a_file_every_node_chooses_by_itself() -> None:
-    found = select_interface((DEFAULT,), rank(), {}, (LO, ETH))
-    assert (found.name, found.source) == ("eth0", "auto, the default, as no ifaces.conf has entries")
 
 
 # One node.
@@ -286,11 +260,6 @@ def test_the_interface_that_is_taken(
     assert found.name == name
     assert {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} | variables == found.exports
     assert found.address == {each.name: each for each in links}[name].addresses[0]
-
-
-def test_a_world_of_one_still_gets_the_entrys_variables() -> None:
-    found = chosen(entry("ib7", env={"NCCL_IB_TC": "106"}), who=rank(world_size=1, local_world_size=1))
-    assert found.exports["NCCL_IB_TC"] == "106"
 
 
 # What this machine has.
@@ -340,27 +309,6 @@ def test_master_addr_decides_among_several_addresses(names: dict[str, set[str]])
     names["head"] = {"fd99::2"}
     who = replace(rank(), discoveries=(discovery_named("env"),), master=("head", 29500))
     assert chosen(entry("eth5"), links=(LO, TWO), who=who).address == "fd99::2"
-
-
-# All that the user exported is checked.
-
-
-def test_every_name_for_gloo_must_be_there() -> None:
-    text = refused(entry("ib0"), {"GLOO_SOCKET_IFNAME": "ib0,nope"})
-    assert text.startswith("GLOO_SOCKET_IFNAME=ib0,nope: interface nope is not there on node node07")
-    assert text.endswith("-> correct GLOO_SOCKET_IFNAME")
-
-
-def test_nccls_setting_is_checked_beside_gloos() -> None:
-    text = refused(entry("ib0"), {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=nope7"})
-    assert text.startswith("NCCL_SOCKET_IFNAME==nope7: interface nope7 is not there on node node07")
-
-
-def test_all_that_stays_as_it_was_exported_is_told() -> None:
-    variables = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_IB_TC": "41"}
-    found = chosen(entry("ib1", env={"NCCL_IB_TC": "106"}), variables)
-    assert set(found.kept) == set(variables)
-    assert found.exports["NCCL_IB_TC"] == "41"
 
 
 def test_a_speed_that_is_not_known_is_said_so() -> None:

@@ -38,27 +38,21 @@ def namespaces() -> Iterator[list[str]]:
         for name in names:
             for rail in ("all", *RAILS):
                 tool("ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv4.conf.{rail}.rp_filter=1")
-        until(
-            lambda: all(
-                " UP " in tool("ip", "-n", name, "-br", "link", "show", rail) for name in names for rail in RAILS
-            )
-        )
+        links = [("ip", "-n", name, "-br", "link", "show", rail) for name in names for rail in RAILS]
+        until(lambda: all(" UP " in tool(*link) for link in links))
         yield names
 
 
 def test_ranks_on_two_rails_meet_with_strict_filtering(namespaces: list[str], tmp_path: Path) -> None:
-    write(tmp_path / "ifaces.conf", '- nodes: "*"\n  interface: [r0, r1]\n')
+    conf = write(tmp_path / "ifaces.conf", '- nodes: "*"\n  interface: [r0, r1]\n')
     write(tmp_path / "train.py", "import os; print(os.environ['GLOO_SOCKET_IFNAME'])\n")
     world = {"WORLD_SIZE": "4", "MASTER_ADDR": "10.250.0.1", "MASTER_PORT": "29555"}
+    world["SRUNDDP_IFACES"] = str(conf)
     ranks = [
         subprocess.Popen(
             ("ip", "netns", "exec", namespaces[rank // 2], *SRUNDDP, "--quiet", "--timeout=20", "train.py"),
             cwd=tmp_path,
-            env=bare(
-                world
-                | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "SLURMD_NODENAME": NODES[rank // 2]}
-                | {"SRUNDDP_IFACES": str(tmp_path / "ifaces.conf")}
-            ),
+            env=bare(world | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "SLURMD_NODENAME": NODES[rank // 2]}),
             text=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

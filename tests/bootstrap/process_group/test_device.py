@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,63 +12,55 @@ from srunddp.errors import ConfigError
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize("local_rank", range(4))
-def test_the_only_visible_gpu_is_number_zero(local_rank: int) -> None:
+@pytest.mark.parametrize(("visible", "expected"), [(1, [0, 0, 0, 0]), (4, [0, 1, 2, 3]), (8, [0, 1, 2, 3])])
+def test_the_local_rank_counts_unless_one_gpu_is_visible(visible: int, expected: list[int]) -> None:
     """--gpus-per-task or --gpu-bind: each rank sees its own GPU alone."""
-    assert device.device_index(local_rank, 4, visible=1) == 0
-
-
-@pytest.mark.parametrize("visible", [4, 8])
-def test_where_all_gpus_are_visible_the_local_rank_counts(visible: int) -> None:
-    assert [device.device_index(local_rank, 4, visible) for local_rank in range(4)] == [0, 1, 2, 3]
+    assert [device.device_index(local_rank, 4, visible) for local_rank in range(4)] == expected
 
 
 @pytest.mark.parametrize("visible", [2, 3])
 def test_too_few_gpus_are_refused_and_not_shared(visible: int) -> None:
-    with pytest.raises(ConfigError) as caught:
+    found = (
+        f"{visible} GPUs are visible to local rank 0, and 4 ranks share this node.*--gpus-per-node=4 --gpu-bind=none"
+    )
+    with pytest.raises(ConfigError, match=found):
         device.device_index(0, 4, visible)
-    text = str(caught.value)
-    assert f"{visible} GPUs are visible to local rank 0, and 4 ranks share this node" in text
-    assert "--gpus-per-node=4 --gpu-bind=none" in text
-
-
-def test_one_rank_that_sees_many_gpus_is_told_the_srun_flags() -> None:
-    warning = device.unused_devices(1, 8)
-    assert "7 stay idle" in warning
-    assert "--ntasks-per-node=8 --gpus-per-node=8 --gpu-bind=none" in warning
 
 
 @pytest.mark.parametrize(("local_world_size", "visible"), [(1, 0), (1, 1), (2, 8), (8, 8)])
-def test_no_warning_where_there_is_nothing_to_say(local_world_size: int, visible: int) -> None:
+def test_idle_gpus_are_warned_of_with_the_flags(local_world_size: int, visible: int) -> None:
     assert device.unused_devices(local_world_size, visible) == ""
+    flags = "--ntasks-per-node=8 --gpus-per-node=8 --gpu-bind=none"
+    assert re.search(f"7 stay idle; .*{flags}", device.unused_devices(1, 8))
 
 
 OWN = {"SLURM_STEP_GPUS": "0,1,2,3"}  # two tasks of the step are on this node
 
 
-@pytest.mark.parametrize("variables", [OWN, {"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_GPUS_PER_TASK": "a100:2"}])
-def test_each_rank_takes_the_first_of_its_own(variables: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("variables", "local_world_size", "visible", "own"),
+    [
+        *((variables, 2, 2, True) for variables in (OWN, {"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_GPUS_PER_TASK": "a:2"})),
+        ({}, 2, 2, False),
+        ({"SLURM_STEP_GPUS": "0,1"}, 2, 2, False),  # all of the node's to all
+        ({"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}, 4, 4, False),  # --gpu-bind=closest: two ranks see the same four
+        ({"SLURM_STEP_GPUS": "0,1"}, 2, 1, False),
+        ({"SLURM_GPUS_PER_TASK": "2"}, 2, 4, False),  # --gpu-bind=none
+        (OWN, 1, 4, False),
+    ],
+)
+def test_a_ranks_own_gpus_are_told_from_the_nodes(
+    variables: dict[str, str], local_world_size: int, visible: int, own: bool
+) -> None:
+    assert device.has_own(variables, local_world_size, visible) is own
+
+
+def test_each_rank_takes_the_first_of_its_own() -> None:
     """--gpus-per-task=2 --ntasks-per-node=2."""
-    assert device.has_own(variables, 2, 2)
     assert [device.device_index(local_rank, 2, 2, own=True) for local_rank in range(2)] == [0, 0]
     assert device.unused_devices(2, 2, own=True) == (
         "each rank sees 2 GPUs of its own, cuda:1 unused; start one rank per GPU: --gpus-per-task=1"
     )
-
-
-@pytest.mark.parametrize(
-    ("variables", "local_world_size", "visible"),
-    [
-        ({}, 2, 2),
-        ({"SLURM_STEP_GPUS": "0,1"}, 2, 2),  # all of the node's to all
-        ({"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}, 4, 4),  # --gpu-bind=closest: two ranks see the same four
-        ({"SLURM_STEP_GPUS": "0,1"}, 2, 1),
-        ({"SLURM_GPUS_PER_TASK": "2"}, 2, 4),  # --gpu-bind=none
-        (OWN, 1, 4),
-    ],
-)
-def test_gpus_of_the_node_are_not_a_ranks_own(variables: dict[str, str], local_world_size: int, visible: int) -> None:
-    assert not device.has_own(variables, local_world_size, visible)
 
 
 @pytest.mark.parametrize(
@@ -103,19 +96,10 @@ def torch(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> To
     return made_up
 
 
-@pytest.mark.parametrize("devices", ["GPU-2ef1a2f3-7c9d-4f6c-8a93-0b0b6a4c9a2e", "MIG-GPU-2ef1a2f3/7/0", "7"])
-@pytest.mark.parametrize("torch", [1], indirect=True)
-def test_visible_devices_are_counted_and_never_parsed(
-    torch: Torch, devices: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
-    assert device.select_device("auto", 3, 4) == ("cuda:0", "nccl", "")
-    assert torch.current == "cuda:0"
-
-
 @pytest.mark.parametrize(
     ("torch", "asked", "given"),
     [
+        (1, ("auto", 3, 4), ("cuda:0", "nccl", "")),
         (4, ("nccl", 2, 4), ("cuda:2", "nccl", "")),
         (4, ("gloo", 1, 4), ("cuda:1", "gloo", "")),
         (0, ("auto", 1, 4), ("cpu", "gloo", "")),
@@ -124,9 +108,16 @@ def test_visible_devices_are_counted_and_never_parsed(
     ],
     indirect=["torch"],
 )
+@pytest.mark.parametrize("devices", ["GPU-2ef1a2f3-7c9d-4f6c-8a93-0b0b6a4c9a2e", "MIG-GPU-2ef1a2f3/7/0", "7"])
 def test_select_device_sets_the_current_one_and_warns(
-    torch: Torch, asked: tuple[str, int, int], given: tuple[str, str, str]
+    torch: Torch,
+    asked: tuple[str, int, int],
+    given: tuple[str, str, str],
+    devices: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Visible devices are counted and never parsed."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
     assert device.select_device(*asked) == given
     assert torch.current == (None if given[0] == "cpu" else given[0])
 

@@ -42,19 +42,14 @@ def test_each_rank_is_told_what_torchrun_tells_it(tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "tell.py")
     subprocess.run(torchrun, cwd=tmp_path, env=bare(), check=True, capture_output=True, timeout=LONG)
     theirs = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2)]
-    with world(tmp_path, TELL, size=2) as it:
+    with world(tmp_path, TELL, size=2, variables={"SLURM_RESTART_COUNT": "3"}) as it:
         assert it.wait().codes == [0, 0]
     for rank in range(2):
         ours = json.loads((tmp_path / f"told.{rank}").read_text())
         expected_values = {name: value for name, value in theirs[rank].items() if name not in OTHERS | {*bare()}}
         assert {"ROLE_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"} <= {*expected_values}
+        expected_values["TORCHELASTIC_RESTART_COUNT"] = "3"  # Slurm's
         assert {name: ours.get(name) for name in expected_values} == expected_values
-
-
-def test_the_restart_count_is_slurms(tmp_path: Path) -> None:
-    with world(tmp_path, TELL, size=2, variables={"SLURM_RESTART_COUNT": "3"}) as it:
-        assert it.wait().codes == [0, 0]
-    assert json.loads((tmp_path / "told.1").read_text())["TORCHELASTIC_RESTART_COUNT"] == "3"
 
 
 def test_a_rank_that_has_its_node_alone_leaves_threads_to_torch(tmp_path: Path) -> None:
@@ -63,31 +58,29 @@ def test_a_rank_that_has_its_node_alone_leaves_threads_to_torch(tmp_path: Path) 
     assert "OMP_NUM_THREADS" not in json.loads((tmp_path / "told.0").read_text())
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_threads_that_the_user_gave_stay(name: str) -> None:
-    """torch looks at OMP_NUM_THREADS first."""
-    assert threads({name: "7"}, 2) == {}
-
-
-def test_threads_are_no_more_than_slurm_was_asked_for() -> None:
-    assert threads({"SLURM_CPUS_PER_TASK": "1"}, 1) == {"OMP_NUM_THREADS": "1"}
+@pytest.mark.parametrize(
+    ("variables", "sharers", "expected"),
+    [
+        ({"OMP_NUM_THREADS": "7"}, 2, {}),
+        ({"MKL_NUM_THREADS": "7"}, 2, {}),  # torch looks at OMP_NUM_THREADS first
+        ({"SLURM_CPUS_PER_TASK": "1"}, 1, {"OMP_NUM_THREADS": "1"}),
+    ],
+)
+def test_threads_are_the_users_or_as_slurm_was_asked(
+    variables: dict[str, str], sharers: int, expected: dict[str, str]
+) -> None:
+    assert threads(variables, sharers) == expected
 
 
 @pytest.mark.parametrize(
-    ("script", "options", "code"), [("", (), 0), ("sys.exit(3)", (), 3), ("", ("--log-dir=logs",), 0)]
+    ("script", "option", "code"),
+    [("", "--log-dir=logs", 0), ("sys.exit(3)", "--quiet", 3), ("", "--ifaces=absent", 78)],
 )
-def test_pythons_development_mode_has_nothing_to_say(
-    tmp_path: Path, script: str, options: tuple[str, ...], code: int
-) -> None:
-    with world(tmp_path, script, *options, size=2, variables={"PYTHONDEVMODE": "1"}) as it:
+def test_pythons_development_mode_has_nothing_to_say(tmp_path: Path, script: str, option: str, code: int) -> None:
+    """Not where the ranks do not come to meet, either."""
+    with world(tmp_path, script, option, size=2, variables={"PYTHONDEVMODE": "1"}) as it:
         ended = it.wait()
     assert (ended.codes, "Warning" in ended.text) == ([code, code], False), ended.text
-
-
-def test_nor_has_it_where_ranks_do_not_come_to_meet(tmp_path: Path) -> None:
-    with world(tmp_path, "", "--ifaces=absent", size=2, variables={"PYTHONDEVMODE": "1"}) as it:
-        ended = it.wait()
-    assert (ended.codes, "Warning" in ended.text) == ([78, 78], False), ended.text
 
 
 # Accelerate.
@@ -99,25 +92,23 @@ READS = 'import os\nfound = os.environ.get("ACCELERATE_USE_CPU", "unset")\n'
 IMPORTS = 'import accelerate; say("found", accelerate.found)'
 
 
-def found(folder: Path, size: int = 2, **variables: str) -> set[str]:
-    write(folder / "torch.py", TORCH)
-    write(folder / "accelerate.py", READS)
-    ended = run(folder, IMPORTS, size=size, variables={"PYTHONPATH": str(folder), **variables})
+@pytest.mark.parametrize(
+    ("size", "variables", "expected"),
+    [
+        (2, {"GPUS": "0"}, "true"),
+        (2, {"GPUS": "2"}, "unset"),
+        (2, {"GPUS": "0", "ACCELERATE_USE_CPU": "false"}, "false"),  # the user's stays
+        (1, {"GPUS": "0"}, "unset"),  # a world of one is left to accelerate
+    ],
+)
+def test_accelerate_is_told_that_the_ranks_have_no_gpu(
+    tmp_path: Path, size: int, variables: dict[str, str], expected: str
+) -> None:
+    write(tmp_path / "torch.py", TORCH)
+    write(tmp_path / "accelerate.py", READS)
+    ended = run(tmp_path, IMPORTS, size=size, variables={"PYTHONPATH": str(tmp_path), **variables})
     assert ended.codes == [0] * size, ended.text
-    return {(folder / f"found.{rank}").read_text() for rank in range(size)}
-
-
-@pytest.mark.parametrize(("gpus", "expected"), [("0", "true"), ("2", "unset")])
-def test_accelerate_is_told_that_the_ranks_have_no_gpu(tmp_path: Path, gpus: str, expected: str) -> None:
-    assert found(tmp_path, GPUS=gpus) == {expected}
-
-
-def test_what_the_user_told_accelerate_stays(tmp_path: Path) -> None:
-    assert found(tmp_path, GPUS="0", ACCELERATE_USE_CPU="false") == {"false"}
-
-
-def test_a_world_of_one_is_left_to_accelerate(tmp_path: Path) -> None:
-    assert found(tmp_path, size=1, GPUS="0") == {"unset"}
+    assert {(tmp_path / f"found.{rank}").read_text() for rank in range(size)} == {expected}
 
 
 def test_accelerate_imported_before_the_meeting_is_told(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ class Store:
 
 
 def worlds(size: int) -> list[World]:
-    """Of ranks on nodes of two each."""
-    store: Any = Store()
-    device: Any = None
+    """Of ranks on nodes of two each; a single process needs no store."""
+    store: Any = Store() if size > 1 else None
+    more: Any = {"device": None, "backend": "gloo", "interface": "lo", "master_addr": "127.0.0.1", "master_port": 1}
     return [
         World(
             rank=rank,
@@ -53,12 +53,8 @@ def worlds(size: int) -> list[World]:
             local_world_size=PER_NODE,
             node_rank=rank // PER_NODE,
             nnodes=size // PER_NODE,
-            device=device,
-            backend="gloo",
-            interface="lo",
-            master_addr="127.0.0.1",
-            master_port=1,
-            _store=store if size > 1 else None,
+            _store=store,
+            **more,
         )
         for rank in range(size)
     ]
@@ -77,8 +73,10 @@ def on_all(size: int, body: Callable[[World], Any]) -> list[Any]:
         return list(pool.map(one, worlds(size)))
 
 
-def first_waits(order: list[int], first: set[int], size: int, **how: bool) -> list[Any]:
+@pytest.mark.parametrize(("first", "how"), [({0}, {}), ({0, 2}, {"per_node": True})])
+def test_rank_0_is_through_before_any_other_begins(first: set[int], how: dict[str, bool]) -> None:
     """Those that go first stay within until everybody else had time to come in by mistake."""
+    order: list[int] = []
     inside = threading.Barrier(len(first))
 
     def body(it: World) -> None:
@@ -89,18 +87,7 @@ def first_waits(order: list[int], first: set[int], size: int, **how: bool) -> li
                 time.sleep(0.2)
                 assert set(order) == first
 
-    return on_all(size, body)
-
-
-def test_rank_0_is_through_before_any_other_begins() -> None:
-    order: list[int] = []
-    assert first_waits(order, {0}, 4) == [None] * 4
-    assert sorted(order) == [0, 1, 2, 3]
-
-
-def test_rank0_first_per_node_is_each_local_rank_0() -> None:
-    order: list[int] = []
-    assert first_waits(order, {0, 2}, 4, per_node=True) == [None] * 4
+    assert on_all(4, body) == [None] * 4
     assert sorted(order) == [0, 1, 2, 3]
 
 
@@ -129,17 +116,10 @@ def test_rank0_first_others_do_not_begin_after_a_failure(error: BaseException) -
             assert it.rank == 0
             raise error
 
-    zero, *others = on_all(3 + 1, body)
+    zero, *others = on_all(4, body)
     assert zero is error
-    for each in others:
-        assert isinstance(each, PeerError)
-        assert str(each) == f"rank 0 failed in rank0_first(): {type(error).__name__}: {error}"
-
-
-def test_a_world_of_one_needs_no_store() -> None:
-    (alone,) = worlds(1)
-    with alone.rank0_first(), alone.rank0_first(per_node=True):
-        pass
+    text = f"rank 0 failed in rank0_first(): {type(error).__name__}: {error}"
+    assert [(type(each), str(each)) for each in others] == [(PeerError, text)] * 3
 
 
 SLOW = """
@@ -175,27 +155,12 @@ def test_rank0_first_no_time_limit_counts_first_is_blamed(tmp_path: Path) -> Non
 
 
 LIMITED = """
-from datetime import timedelta
-import srunddp
-from torch.distributed.distributed_c10d import _get_default_store
-with srunddp.init("gloo", timeout=eval(os.environ["LIMIT"])):
-    say("limit", _get_default_store().timeout)
-"""
-
-
-@pytest.mark.parametrize(("given", "limit"), [("timedelta(minutes=45)", "0:45:00"), ("None", "0:30:00")])
-def test_the_store_waits_as_long_as_a_collective(tmp_path: Path, given: str, limit: str) -> None:
-    """As with init_process_group alone; a rank 0 that prepares data first would end the others else."""
-    with world(tmp_path, LIMITED, size=2, variables={"LIMIT": given}) as it:
-        assert it.wait().codes == [0, 0]
-    assert [(tmp_path / f"limit.{rank}").read_text() for rank in range(2)] == [limit, limit]
-
-
-CROWDED = """
 import socket, srunddp
 from datetime import timedelta
 from torch.distributed import TCPStore
-with srunddp.init("gloo") as it:
+from torch.distributed.distributed_c10d import _get_default_store
+with srunddp.init("gloo", timeout=eval(os.environ["LIMIT"])) as it:
+    say("limit", _get_default_store().timeout)
     if RANK == 1:
         where = it.master_addr, it.master_port
         crowd = [socket.create_connection(where) for _ in range(200)]
@@ -204,36 +169,18 @@ with srunddp.init("gloo") as it:
 """
 
 
-def test_rank_0s_store_takes_more_than_the_soft_limit(tmp_path: Path) -> None:
-    """A torch process has some 20 files open before."""
-    with world(tmp_path, CROWDED, size=2, below={0: ["prlimit", "--nofile=100:4096"]}) as it:
+@pytest.mark.parametrize(("given", "limit"), [("timedelta(minutes=45)", "0:45:00"), ("None", "0:30:00")])
+def test_the_store_waits_long_and_takes_more_than_the_limit(tmp_path: Path, given: str, limit: str) -> None:
+    """It waits as with init_process_group alone; a rank 0 that prepares data first would end the others else.
+
+    A torch process has some 20 files open before.
+    """
+    below = {0: ["prlimit", "--nofile=100:4096"]}
+    with world(tmp_path, LIMITED, size=2, variables={"LIMIT": given}, below=below) as it:
         ended = it.wait()
     assert ended.codes == [0, 0], ended.text
+    assert [(tmp_path / f"limit.{rank}").read_text() for rank in range(2)] == [limit, limit]
     assert (tmp_path / "found.1").read_text() == "False"
-
-
-# A node with GPUs, where Gloo was asked for; the groups are real.
-GLOO_BESIDE_GPUS = """
-import torch, srunddp
-import torch.distributed as dist
-from srunddp.bootstrap.process_group import device
-init = dist.init_process_group
-def initialised(*arguments, **options):
-    init(*arguments, **options | {"device_id": None})
-    dist.distributed_c10d._get_default_group().bound_device_id = options.get("device_id")
-dist.init_process_group = initialised
-device.select_device = lambda *_: (torch.device("cuda", 0), "gloo", "")
-with srunddp.init("gloo"):
-    group = dist.new_group([0])
-    if RANK == 0:
-        dist.all_reduce(torch.ones(1), group=group)
-"""
-
-
-def test_gloo_beside_gpus_has_subgroups(tmp_path: Path) -> None:
-    with world(tmp_path, GLOO_BESIDE_GPUS, size=2) as it:
-        ended = it.wait()
-    assert ended.codes == [0, 0], ended.text
 
 
 @pytest.mark.parametrize(
@@ -242,7 +189,7 @@ def test_gloo_beside_gpus_has_subgroups(tmp_path: Path) -> None:
 def test_a_device_is_handed_to_nccl_alone_where_asked_for(
     monkeypatch: pytest.MonkeyPatch, backend: str, wanted: bool, given: str | None
 ) -> None:
-    """What init_process_group is given; there is no GPU that it could be seen on."""
+    """What init_process_group is given; Gloo's subgroups would fail with one."""
     options: dict[str, Any] = {}
     monkeypatch.setattr(device, "select_device", lambda *_: (torch.device("cuda", 1), backend, ""))
     monkeypatch.setattr(device, "identity", lambda _: "")
@@ -267,6 +214,7 @@ def test_the_group_is_closed_not_after_a_failure(
 ) -> None:
     calls: list[World] = []
     monkeypatch.setattr(World, "close", lambda self: calls.append(self))
-    with pytest.raises(type(error)), worlds(1)[0]:
+    (alone,) = worlds(1)
+    with pytest.raises(type(error)), alone, alone.rank0_first(), alone.rank0_first(per_node=True):
         raise error
     assert len(calls) == closed

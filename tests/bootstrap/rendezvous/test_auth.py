@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,29 +49,22 @@ def prover(request: pytest.FixtureRequest) -> Authenticator:
 # The proofs.
 
 
-def test_a_proof_holds_for_what_it_is_about(prover: Authenticator) -> None:
+OTHERS: dict[str, Any] = {
+    "token": "1207.1.0",
+    "rank": 4,
+    "server_address": "10.0.0.1:4001",
+    "client_nonce": "2" * 32,
+    "server_nonce": "2" * 32,
+}
+
+
+def test_a_proof_holds_for_what_it_is_about_alone(prover: Authenticator) -> None:
+    """It cannot be sent back to its maker either."""
     text = CHALLENGE.text(auth.CLIENT)
     assert prover.why_invalid(prover.sign(text), text) == ""
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(CHALLENGE, token="1207.1.0"),
-        replace(CHALLENGE, rank=4),
-        replace(CHALLENGE, server_address="10.0.0.1:4001"),
-        replace(CHALLENGE, client_nonce="2" * 32),
-        replace(CHALLENGE, server_nonce="2" * 32),
-    ],
-    ids=["token", "rank", "line", "their-nonce", "zeros-nonce"],
-)
-def test_a_proof_of_something_else_is_none(prover: Authenticator, other: Challenge) -> None:
-    proof = prover.sign(other.text(auth.CLIENT))
-    assert prover.why_invalid(proof, CHALLENGE.text(auth.CLIENT))
-
-
-def test_a_proof_cannot_be_sent_back_to_its_maker(prover: Authenticator) -> None:
-    assert prover.why_invalid(prover.sign(CHALLENGE.text(auth.SERVER)), CHALLENGE.text(auth.CLIENT))
+    for name, value in OTHERS.items():
+        assert prover.why_invalid(prover.sign(replace(CHALLENGE, **{name: value}).text(auth.CLIENT)), text)
+    assert prover.why_invalid(prover.sign(CHALLENGE.text(auth.SERVER)), text)
 
 
 @pytest.mark.parametrize("said", [None, 7, "", "MUNGE:", "x" * 4000, "\ud800", "MUNGE:\0:", ["a"]])
@@ -148,24 +143,13 @@ def test_rank_zeros_failure_is_announced_in_one_word() -> None:
     assert text.startswith(str(caught.value)[:300])
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x", "a@b@c", "t@10.0.0.1:x@00", "t@10.0.0.1:1@zz", "t@10.0.0.1:1@", "failed@x@y"]
-)
+@pytest.mark.parametrize("text", ["", "x", "a@b@c", "t@10.0.0.1:x@00", "t@10.0.0.1:1@", "failed@x@y"])
 def test_what_is_no_announcement_is_one_message(text: str) -> None:
     with pytest.raises(RendezvousError, match=r"rank 0 published .*; expected "):
         protocol.decode_advertisement(text)
 
 
 # At the meeting.
-
-
-def test_ranks_that_prove_themselves_meet(prover: Authenticator) -> None:
-    with rank_zero(3, trust=prover) as server, ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(join, [server.address], hello(rank, 3), soon(), prover) for rank in (1, 2)]
-        assert [one.result()[1] for one in found] == [server.meeting()] * 2
-        for one in found:
-            one.result()[0].close()
-        assert server.said == []
 
 
 @pytest.mark.parametrize("said", ["", "0" * 64, NONCE, None])
@@ -196,10 +180,8 @@ def test_a_rank_zero_without_the_proof_is_passed_over(prover: Authenticator) -> 
         connection, meeting = join([pretender.address, server.address], hello(1), soon(), prover)
         connection.close()
         assert meeting == server.meeting()
-        assert meeting.master_port == server.held.store_address.port
         assert not pretender.rendezvous.connections
-        text = "did not prove that it is rank 0: "
-        with pytest.raises(RendezvousError, match=text):
+        with pytest.raises(RendezvousError, match="did not prove that it is rank 0: "):
             join([pretender.address], hello(1), soon(0.3), prover)
 
 
@@ -239,13 +221,11 @@ def _pass_on_once(between: socket.socket, to: Address) -> None:
 def test_two_kinds_of_proof_are_named_with_the_hint(zeros: str, theirs: str) -> None:
     kinds: dict[str, Authenticator] = {"secret": SECRET, "none": NullAuthenticator()}
     with rank_zero(2, trust=kinds[zeros]) as server:
-        with pytest.raises(RendezvousError) as caught:
+        found = f"its proof is {theirs}, rank 0's {zeros}; expected one proof that all nodes have.*srun --mpi=pmi2"
+        with pytest.raises(RendezvousError, match=found):
             join([server.address], hello(1, node="node02"), soon(0.5), kinds[theirs])
-        assert f"its proof is {theirs}, rank 0's {zeros}; expected one proof that all nodes have" in str(caught.value)
-        assert "srun --mpi=pmi2" in str(caught.value)
         until(lambda: server.said)
-        assert server.said[0].startswith("refused rank 1 on node02 (127.0.0.1:")
-        assert f"its proof is {theirs}, rank 0's {zeros}; expected " in server.said[0]
+        assert re.match(rf"refused rank 1 on node02 \(127.0.0.1:\d+\): {found}", server.said[0])
         assert not server.rendezvous.connections
 
 

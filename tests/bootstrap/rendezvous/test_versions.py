@@ -11,7 +11,7 @@ import pytest
 
 from srunddp._version import __version__
 from tests.conftest import ROOT
-from tests.support.starting import LONG, SRUNDDP, bare, slurm, write
+from tests.support.starting import LONG, NODE, SRUNDDP, bare, slurm, write
 
 TIMEOUT = 300.0
 
@@ -19,18 +19,11 @@ TIMEOUT = 300.0
 def newer(folder: Path) -> Path:
     """A copy of srunddp, of another version, whose hello and meeting have more fields."""
     shutil.copytree(ROOT / "srunddp", folder / "srunddp", ignore=shutil.ignore_patterns("__pycache__"))
+    protocol = "bootstrap/rendezvous/protocol.py"
     for name, before, after in (
         ("_version.py", f'__version__ = "{__version__}"', '__version__ = "99.0"'),
-        (
-            "bootstrap/rendezvous/protocol.py",
-            '    version: str = ""\n',
-            '    version: str = ""\n    more: str = "more"\n',
-        ),
-        (
-            "bootstrap/rendezvous/protocol.py",
-            "    sharers: int = 1\n",
-            '    sharers: int = 1\n    most: str = "most"\n',
-        ),
+        (protocol, '    version: str = ""\n', '    version: str = ""\n    more: str = "more"\n'),
+        (protocol, "    sharers: int = 1\n", '    sharers: int = 1\n    most: str = "most"\n'),
     ):
         path = folder / "srunddp" / name
         text = path.read_text()
@@ -41,14 +34,15 @@ def newer(folder: Path) -> Path:
 
 @pytest.mark.parametrize("newer_rank", [0, 1])
 def test_two_versions_are_refused_at_once_and_named(tmp_path: Path, newer_rank: int) -> None:
-    other = newer(tmp_path / "other")
-    write(tmp_path / "train.py", "")
+    paths, versions = [str(ROOT)] * 2, [__version__] * 2
+    paths[newer_rank], versions[newer_rank] = str(newer(tmp_path / "other")), "99.0"
+    words = (SRUNDDP[0], "-m", "srunddp", "--quiet", f"--timeout={TIMEOUT}", write(tmp_path / "train.py", ""))
     began = time.monotonic()
     ranks = [
         subprocess.Popen(
-            (SRUNDDP[0], "-m", "srunddp", "--quiet", f"--timeout={TIMEOUT}", "train.py"),
+            words,
             cwd=tmp_path,
-            env=bare(slurm(rank, 2)) | {"PYTHONPATH": str(other if rank == newer_rank else ROOT)},
+            env=bare(slurm(rank, 2)) | {"PYTHONPATH": paths[rank]},
             text=True,
             stderr=subprocess.PIPE,
         )
@@ -57,9 +51,6 @@ def test_two_versions_are_refused_at_once_and_named(tmp_path: Path, newer_rank: 
     errors = [rank.communicate(timeout=LONG)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [69, 69], errors
     assert time.monotonic() - began < TIMEOUT / 10
-    versions = ["99.0" if rank == newer_rank else __version__ for rank in range(2)]
-    assert f": rank 1 on {slurm(1)['SLURMD_NODENAME']} has srunddp {versions[1]}, rank 0 on " in errors[0]
-    assert (
-        f" has {versions[0]}; expected one version on all nodes -> start all ranks from one installation" in errors[0]
-    )
+    found = f": rank 1 on {NODE} has srunddp {versions[1]}, rank 0 on {NODE} has {versions[0]}; expected one version"
+    assert f"{found} on all nodes -> start all ranks from one installation" in errors[0]
     assert "".join(errors).count("\n") == 1
