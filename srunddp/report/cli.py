@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,9 +22,6 @@ from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import answering
 from srunddp.util.console import write_stderr
-
-if TYPE_CHECKING:
-    from srunddp.report.plots.per_rank import Plot
 
 _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
@@ -113,10 +110,15 @@ def _show(lines: Sequence[str]) -> None:
 
 
 def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> None:
-    found, hints = _pictures(run, summary)
-    files = {picture.name: picture.image for picture in found if picture.image}
+    try:
+        from srunddp.report.plots.per_rank import pictures
+    except ImportError:
+        found, hints = [], [_NO_PICTURES]
+    else:
+        found, hints = pictures(run, summary), []
     text_of_page = page(summary, notes(summary), found, view, hints)
-    files = {"report.html": text_of_page.encode(errors="backslashreplace"), **files}
+    files = {"report.html": text_of_page.encode(errors="backslashreplace")}
+    files |= {picture.name: picture.image for picture in found if picture.image}
     folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,11 +133,3 @@ def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.Slurm
     for hint in hints:
         write_stderr(f"srunddp: note: {hint}\n")
     click.echo("\n" + one_line(f"written: {', '.join(str(folder / name) for name in files)}"))
-
-
-def _pictures(run: RunData, summary: Summary) -> tuple[list[Plot], list[str]]:
-    try:
-        from srunddp.report.plots.per_rank import pictures
-    except ImportError:
-        return [], [_NO_PICTURES]
-    return pictures(run, summary), []

@@ -116,10 +116,9 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterable[str]:
     if len(rows) < 2:
         return
     yield f"<h2>{title}</h2>"
-    if len(rows) <= _OPEN + 1:
-        yield from _table(rows)
-        return
     yield from _table(rows[: _OPEN + 1])
+    if len(rows) <= _OPEN + 1:
+        return
     yield f"<details><summary>{len(rows) - 1 - _OPEN} more</summary>"
     yield from _table([rows[0], *rows[_OPEN + 1 :]])
     yield "</details>"

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.locate import start_of
-from srunddp.report.run import Gpu, Link, RunData, checkpoints, ending, launches, spans
+from srunddp.report.run import Device, RunData, checkpoints, ending, launches, spans
 from srunddp.report.summary import (
     GpuFigures,
     LinkFigures,
@@ -103,7 +103,6 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
         rank=rank,
         node=run.ranks[rank],
         steps=int(steps.total("steps") or 0),
-        since=int(since or 0),
         steady_s=_steady(each["own_s"], list(own.values()), _SLOW),
         steady_work_s=_steady(_less(each["own_s"], each["data_s"]), work, _SLOW),
         steady_wait=_steady(share(each["data_s"], each["step_s"]), parts, _WAITING),
@@ -152,12 +151,12 @@ def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
     )
 
 
-def _link(link: Link, first: float, last: float) -> LinkFigures:
+def _link(link: Device, first: float, last: float) -> LinkFigures:
     received, sent = (link.samples.rate(name, first, last) or 0.0 for name in ("received_bytes", "sent_bytes"))
-    return LinkFigures(link.name, link.kind, link.chosen, received, sent)
+    return LinkFigures(link.key, link.text("kind"), link.text("chosen") == "1", received, sent)
 
 
-def _gpu(gpu: Gpu, first: float, last: float) -> GpuFigures:
+def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
     samples = gpu.samples
 
     def mean(name: str) -> float | None:
@@ -165,9 +164,9 @@ def _gpu(gpu: Gpu, first: float, last: float) -> GpuFigures:
 
     return GpuFigures(
         node=gpu.node,
-        index=gpu.index,
-        name=gpu.name,
-        uuid=gpu.uuid,
+        index=gpu.text("index"),
+        name=gpu.text("name"),
+        uuid=gpu.key,
         samples=sum(first <= time <= last for time in samples.time),
         utilization=mean("utilization_percent"),
         bandwidth=mean("memory_bandwidth_percent"),

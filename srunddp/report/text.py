@@ -72,8 +72,7 @@ def ending(summary: Summary) -> str:
     if not by_code:
         return f"no end recorded: killed; last sample at {format.clock(end.last)}"
     if not end.missing and len(by_code) == 1:
-        said = f"ended with exit code {next(iter(by_code))} on all ranks" if summary.world_size > 1 else ""
-        said = said or f"ended with exit code {next(iter(by_code))}"
+        said = f"ended with exit code {next(iter(by_code))}{' on all ranks' if summary.world_size > 1 else ''}"
     else:
         said = "ended with " + ", ".join(f"exit code {code} on {_ranks(by_code[code])}" for code in sorted(by_code))
     if end.missing:
@@ -153,8 +152,7 @@ def _steps(summary: Summary) -> Iterator[str]:
 
 
 def _launch(summary: Summary) -> Iterator[str]:
-    rows = launch_rows(summary)
-    if rows:
+    if rows := launch_rows(summary):
         yield ", ".join(f"{name} {_range(least, most)}" for name, least, most, _ in rows)
 
 
@@ -316,5 +314,4 @@ def launch_rows(summary: Summary) -> list[tuple[str, float, float, int]]:
 
 def slurm_rows(view: SlurmAccounting) -> list[list[str]]:
     """Our figures beside Slurm's."""
-    head = ["", "srunddp", "Slurm", "difference"]
-    return [head, *([row.name, row.ours, row.theirs, row.difference] for row in view.rows)]
+    return [["", "srunddp", "Slurm", "difference"], *map(list, view.rows)]

@@ -285,7 +285,7 @@ def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
 def test_before_both_counters_are_known_a_cell_is_empty() -> None:
     """As a recorder writes it: until the first step nothing but that there was none."""
     columns = {"own_s": [NAN, NAN, 0.9, 1.9, 2.9], "steps": [0.0, 0.0, 9.0, 19.0, 29.0]}
-    found = style.heat(TimeSeries([0.0, 1.0, 2.0, 3.0, 4.0], columns), "own_s", "steps", style.grid(0.0, 4.0, 1.0))
+    found = style.heat(TimeSeries([0.0, 1.0, 2.0, 3.0, 4.0], columns), "own_s", "steps", TimeAxis(4.0, 1.0, ()))
     assert math.isnan(found[0])
     assert math.isnan(found[1])
     assert found[2:] == [pytest.approx(0.1), pytest.approx(0.1)]
