@@ -47,23 +47,19 @@ def report(**given: Any) -> None:
     Written also of a run that crashed, or that still runs.
     """
     with answering():
-        _report(given)
-
-
-def _report(given: dict[str, Any]) -> None:
-    place = locate.find(given["what"], given["monitor_dir"], given["restart"], slurm.job)
-    for note in place.notes:
-        write_stderr(f"srunddp: note: {one_line(note)}\n")
-    baseline = _baseline(given)
-    if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
-        return
-    run, summary = _summed(place.folder, baseline)
-    summary = slurm.completed(summary)
-    view = slurm.view(summary)
-    click.echo("\n".join(text.lines(summary, notes(summary), view)))
-    if not given["text_only"]:
-        sys.stdout.flush()
-        _write(given["output"] or place.folder.parent, run, summary, view)
+        place = locate.find(given["what"], given["monitor_dir"], given["restart"], slurm.job)
+        for note in place.notes:
+            write_stderr(f"srunddp: note: {one_line(note)}\n")
+        baseline = _baseline(given)
+        if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
+            return
+        run, summary = _summed(place.folder, baseline)
+        summary = slurm.completed(summary)
+        view = slurm.view(summary)
+        click.echo("\n".join(text.lines(summary, notes(summary), view)))
+        if not given["text_only"]:
+            sys.stdout.flush()
+            _write(given["output"] or place.folder.parent, run, summary, view)
 
 
 def _baseline(given: dict[str, Any]) -> Summary | None:
