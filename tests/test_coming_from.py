@@ -26,24 +26,18 @@ def spans(text: str) -> list[str]:
     """What stands as code, within lines and in blocks of shell."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     inline = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
-    return [
-        *(" ".join(each.split()) for each in inline),
-        *(line for block in blocks for line in block.replace("\\\n", "").splitlines()),
-    ]
+    of_blocks = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    return [*(" ".join(each.split()) for each in inline), *of_blocks]
 
 
-def starts(text: str) -> dict[str, list[str]]:
-    """Each command that starts a SCRIPT, or writes a job for one, in words."""
-    found = {span: shlex.split(span) for span in spans(text)}
-    return {
-        span: words
-        for span, words in found.items()
-        if "srunddp" in words and ("-m" in words or any(word.endswith(".py") for word in words))
-    }
+def starts(text: str) -> list[str]:
+    """Each command that starts a SCRIPT, or writes a job for one."""
+    return [span for span in spans(text) if re.search(r"\bsrunddp .*(\.py\b|-m )", span)]
 
 
-COMMANDS = {span: words for page in PAGES for span, words in starts(page.read_text()).items()}
-MENTIONED = sorted({span for page in PAGES for span in spans(page.read_text()) if span.startswith("srunddp ")})
+ALL = "\n".join(page.read_text() for page in PAGES)
+COMMANDS = {span: shlex.split(span) for span in starts(ALL)}
+MENTIONED = sorted({span for span in spans(ALL) if span.startswith("srunddp ")})
 # On this host alone, with two ranks where the page has eight.
 UNDER_MPIRUN = sorted(
     {

@@ -268,4 +268,4 @@ def _launch(rank: int, times: dict[str, float]) -> StartupPhases:
         begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
         if begin <= end:
             phases.append(Phase(name, begin, end))
-    return StartupPhases(rank, process, tuple(phases), times.get("step"))
+    return StartupPhases(rank, process, tuple(phases))

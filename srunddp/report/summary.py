@@ -52,12 +52,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class StartupPhases:
-    """The start of one rank: when its process began, its phases, and when its first step was over."""
+    """The start of one rank: when its process began, and its phases."""
 
     rank: int
     process: float
     phases: tuple[Phase, ...]
-    ready: float | None
 
 
 @dataclass(frozen=True)
