@@ -22,11 +22,12 @@ from tests.slurm.conftest import SRUNDDP, outcome
 
 PAGE = FOLDER / "README.md"
 SHORT = ("simple", "mnist", "imbalanced")
-VARIABLES = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix}
+# Starts an example on one process by Python, and by srunddp: its figures, and the folder of the first.
+Alone = Callable[[str], tuple[Figures, Figures, Path]]
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    variables = os.environ | VARIABLES
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix}
     return subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -37,8 +38,7 @@ def ended(name: str, process: subprocess.Popen[str], output_dir: Path) -> Figure
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Figures, Figures, Path]]:
-    """Starts an example on one process by Python, and by srunddp; its figures, and the folder of the first."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     shared = tmp_path_factory.mktemp("alone")
 
     @functools.cache
@@ -54,25 +54,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Fig
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in EXAMPLES]
 )
-def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(
-    alone: Callable[[str], tuple[Figures, Figures, Path]], name: str
-) -> None:
+def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(alone: Alone, name: str) -> None:
     plain, ours, _ = alone(name)
     assert plain == ours
 
 
-def test_without_the_weights_rare_classes_are_found_less_often(
-    alone: Callable[[str], tuple[Figures, Figures, Path]],
-) -> None:
+def test_without_the_weights_rare_classes_are_found_less_often(alone: Alone) -> None:
     without = start(sys.executable, str(FOLDER / "imbalanced.py"), "--weighted=false").communicate(timeout=120)[0]
-    weighted, unweighted = (
-        float(re.findall(r"of rare classes ([\d.]+) %", output)[0])
-        for output in (alone("imbalanced")[0].output, without)
-    )
+    outputs = (alone("imbalanced")[0].output, without)
+    weighted, unweighted = (float(re.findall(r"of rare classes ([\d.]+) %", each)[0]) for each in outputs)
     assert weighted > unweighted + 20
 
 
-def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: Callable[[str], tuple[Figures, Figures, Path]]) -> None:
+def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: Alone) -> None:
     import torch
 
     plain, _, folder = alone("mnist")
@@ -119,10 +113,6 @@ def test_every_command_of_the_examples_names_existing_files(where: str, monkeypa
     monkeypatch.chdir(ROOT)
     for command in said(where):
         parse(shlex.split(command))
-
-
-def test_every_channel_and_mpirun_trains_an_example_in_the_tests() -> None:
-    assert {example.channel for example in EXAMPLES.values()} == {"slurm", "pmi", "mpi", "mpich", "openmpi5"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
