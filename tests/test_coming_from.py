@@ -63,13 +63,6 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, rest
 
 
-def rows(page: Path, first: str) -> list[tuple[str, str]]:
-    table = page.read_text().split(f"\n| {first} |")[1].split("\n\n")[0]
-    lines = [line.strip("|").split(" | ") for line in table.splitlines()[2:]]
-    assert all(len(line) == 2 for line in lines)
-    return [(before.strip(), now.strip()) for before, now in lines]
-
-
 def test_there_is_a_page_for_each_and_the_readme_leads_there() -> None:
     assert {page.stem for page in PAGES} == PEERS
     assert all(f"docs/coming-from/{peer}.md)" in (ROOT / "README.md").read_text() for peer in PEERS)
@@ -81,9 +74,9 @@ def test_every_page_says_what_to_type_for_the_same_topics(page: Path) -> None:
     assert text.startswith(f"# Coming from {TITLE.get(page.stem, page.stem)}\n")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings == ["Options", "Environment variables", "The script", "Failures and restarts"]
-    typed = rows(page, "you typed | now type")
-    assert len(typed) >= 6
-    for before, now in typed:
+    table = text.split("\n| you typed | now type |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(table) >= 6
+    for before, now in ([cell.strip() for cell in line.strip("|").split(" | ")] for line in table):
         assert "srunddp" not in before, before
         assert starts(now) or now.startswith(("none", "the same without srunddp")), now
 

@@ -40,7 +40,7 @@ def cells(title: str, first: str) -> dict[str, list[str]]:
     return {name: row[1:] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-def test_every_setting_and_every_key_of_a_job_is_in_the_reference() -> None:
+def test_every_setting_and_job_key_is_in_the_reference() -> None:
     from srunddp.train.config import Config
 
     for kind, title in ((Config, "Settings"), (SlurmJob, "srunddp sbatch")):

@@ -31,7 +31,9 @@ def imported(import_times: str) -> set[str]:
 
 
 def test_import_srunddp_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
-    done = python("-X", "importtime", "-c", "import srunddp", folder=tmp_path, PYTHONPATH=str(ROOT))
+    """Nor does a script's call of a heartbeat."""
+    program = "import srunddp; srunddp.heartbeat()"
+    done = python("-X", "importtime", "-c", program, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0
     assert "srunddp" in imported(done.stderr)
     assert not imported(done.stderr) & (HEAVY | {"click", "psutil", "yaml"})

@@ -9,14 +9,12 @@ import time
 import timeit
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from srunddp import telemetry
 from srunddp.telemetry import TelemetryPage, heartbeat, install
-from tests.conftest import ROOT
-from tests.support.starting import python, until
+from tests.support.starting import until
 
 
 @pytest.fixture
@@ -81,20 +79,9 @@ def test_after_the_last_step_none_is_expected_until_the_next(ours: TelemetryPage
     assert ours.read() == 3
 
 
-def test_without_a_supervisor_a_heartbeat_does_nothing() -> None:
-    assert not telemetry.is_supervised()
-    heartbeat()
-    heartbeat(last=True)
-
-
 @pytest.mark.alone
 def test_a_heartbeat_costs_less_than_ten_microseconds(ours: TelemetryPage) -> None:
     assert min(timeit.repeat(heartbeat, number=10_000, repeat=5)) / 10_000 < 10e-6
-
-
-def test_heartbeat_is_in_the_package_and_does_not_import_torch(tmp_path: Path) -> None:
-    program = "import sys, srunddp; srunddp.heartbeat(); sys.exit('torch' in sys.modules)"
-    assert python("-c", program, folder=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
 
 
 def test_the_worker_sees_an_announced_termination_and_its_steps(ours: TelemetryPage) -> None:
@@ -105,11 +92,15 @@ def test_the_worker_sees_an_announced_termination_and_its_steps(ours: TelemetryP
     assert ours.read() == 0
 
 
-def test_without_a_supervisor_no_termination_is_announced(ours: TelemetryPage) -> None:
+def test_without_a_supervisor_a_heartbeat_does_nothing(ours: TelemetryPage) -> None:
+    """Nor is a termination announced."""
     assert telemetry.is_supervised()
     install(None)
     assert not telemetry.is_supervised()
     assert not telemetry.is_terminating()
+    heartbeat()
+    last()
+    assert (ours.count, ours.read()) == (0, 0)
 
 
 def test_events_outlive_the_worker_with_their_time_and_figure(recording: TelemetryPage) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pty
 import re
@@ -39,8 +38,8 @@ SHORT = MadeUp(nodes=2, ranks_per_node=1, seconds=60)
 HOSTILE = '$\\frac$<b onload="x">&\x1b[31m_'
 
 
-def summed(made_up: MadeUp, folder: Path, now: float | None = None) -> Summary:
-    return summary_of(read(made_up.write(folder)), now)
+def summed(made_up: MadeUp, folder: Path) -> Summary:
+    return summary_of(read(made_up.write(folder)))
 
 
 def shown(summary: Summary) -> str:
@@ -160,18 +159,11 @@ def test_what_only_newer_gpus_measure_has_columns_where_known(tmp_path: Path) ->
 # How it ended.
 
 
-@pytest.mark.parametrize(
-    ("codes", "expected"),
-    [
-        ({}, "no end recorded: killed; last sample at 10:05"),
-        (
-            {1: 7, 2: 7, 4: 1},
-            "ended with exit code 1 on rank 4, exit code 7 on ranks 1-2; no end recorded of ranks 0,3,5: killed",
-        ),
-    ],
-)
-def test_how_each_rank_ended_is_shown(codes: dict[int, int], expected: str, tmp_path: Path) -> None:
-    assert expected in shown(summed(MadeUp(code=None, codes=codes), tmp_path))
+def test_how_each_rank_ended_is_shown(tmp_path: Path) -> None:
+    killed = shown(summed(MadeUp(code=None), tmp_path / "killed"))
+    assert "no end recorded: killed; last sample at 10:05" in killed
+    some = shown(summed(MadeUp(code=None, codes={1: 7, 2: 7, 4: 1}), tmp_path / "some"))
+    assert "ended with exit code 1 on rank 4, exit code 7 on ranks 1-2; no end recorded of ranks 0,3,5: killed" in some
 
 
 def test_a_run_that_has_just_written_is_running(tmp_path: Path) -> None:
@@ -183,10 +175,9 @@ def test_a_run_that_has_just_written_is_running(tmp_path: Path) -> None:
 
 
 def test_the_reported_cause_stands_beside_the_exit_codes(tmp_path: Path) -> None:
-    made_up = MadeUp(code=1)
-    write(made_up.write(tmp_path).parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
-    summary = summary_of(read(tmp_path / "4711.0" / "monitor.0"))
-    assert "ended with exit code 1 on all ranks; rank 2 on node02: OSError: no" in shown(summary)
+    folder = MadeUp(code=1).write(tmp_path)
+    write(folder.parent / "failure.json", '{"rank": 2, "node": "node02", "cause": "OSError: no"}')
+    assert "ended with exit code 1 on all ranks; rank 2 on node02: OSError: no" in shown(summary_of(read(folder)))
 
 
 # The page and the pictures.
@@ -248,13 +239,6 @@ def test_page_and_terminal_say_the_same(reported: tuple[Path, CompletedProcess[s
         assert each in words
 
 
-def test_what_was_not_sampled_is_a_sentence_and_no_empty_picture(tmp_path: Path) -> None:
-    SHORT.write(tmp_path)
-    assert report("4711.0", folder=tmp_path).returncode == 0
-    assert not (tmp_path / "4711.0" / "report-gpus.png").exists()
-    assert "No GPU was sampled." in (tmp_path / "4711.0" / "report.html").read_text()
-
-
 def test_names_from_files_are_words_and_nothing_more(tmp_path: Path) -> None:
     """In a page and in a terminal; and pictures are drawn with them."""
     made_up = replace(
@@ -278,9 +262,7 @@ def test_before_both_counters_are_known_a_cell_is_empty() -> None:
     """As a recorder writes it: until the first step nothing but that there was none."""
     columns = {"own_s": [NAN, NAN, 0.9, 1.9, 2.9], "steps": [0.0, 0.0, 9.0, 19.0, 29.0]}
     found = style.heat(TimeSeries([0.0, 1.0, 2.0, 3.0, 4.0], columns), "own_s", "steps", TimeAxis(4.0, 1.0, ()))
-    assert math.isnan(found[0])
-    assert math.isnan(found[1])
-    assert found[2:] == [pytest.approx(0.1), pytest.approx(0.1)]
+    assert found == pytest.approx([NAN, NAN, 0.1, 0.1], nan_ok=True)
 
 
 def lines_of_timeline(made_up: MadeUp, folder: Path) -> list[Line2D]:
@@ -377,9 +359,11 @@ def test_an_unwritable_folder_is_one_message_after_the_summary(tmp_path: Path) -
 
 
 def test_output_may_be_another_folder(tmp_path: Path) -> None:
+    """What was not sampled is a sentence there, and no empty picture."""
     SHORT.write(tmp_path)
     assert report("--output", "new/there", "4711.0", folder=tmp_path).returncode == 0
-    assert (tmp_path / "new" / "there" / "report.html").exists()
+    assert not (tmp_path / "new" / "there" / "report-gpus.png").exists()
+    assert "No GPU was sampled." in (tmp_path / "new" / "there" / "report.html").read_text()
     assert [path.name for path in (tmp_path / "4711.0").iterdir()] == ["monitor.0"]
 
 

@@ -123,9 +123,7 @@ def test_times_and_sizes_are_read_as_sacct_and_sstat_write_them() -> None:
     assert {text: slurm.size(text) for text in sizes} == sizes
 
 
-# Whether it still runs: what scontrol of Slurm 22.05 was seen to print.
-
-
+# What scontrol of Slurm 22.05 was seen to print.
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -145,7 +143,6 @@ def test_a_run_that_was_killed_just_now_is_not_called_running(body: str, said: s
 
 
 # The job's time limit, which ranks of Slurm 22.05 are not told.
-
 
 ARRAY = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
 OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
