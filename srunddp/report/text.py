@@ -152,13 +152,12 @@ def _steps(summary: Summary) -> Iterator[str]:
 
 
 def _launch(summary: Summary) -> Iterator[str]:
-    if rows := launch_rows(summary):
-        yield ", ".join(f"{name} {_range(least, most)}" for name, least, most, _ in rows)
-
-
-def _range(least: float, most: float) -> str:
-    few, many = format.duration(least), format.duration(most)
-    return many if few == many or most <= 0 else f"{few} to {many}"
+    shown = []
+    for name, least, most, _ in launch_rows(summary):
+        few, many = format.duration(least), format.duration(most)
+        shown.append(f"{name} {many if few == many or most <= 0 else f'{few} to {many}'}")
+    if shown:
+        yield ", ".join(shown)
 
 
 def _throughput(summary: Summary) -> Iterator[str]:
@@ -292,19 +291,15 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def launch_rows(summary: Summary) -> list[tuple[str, float, float, int]]:
     """Of each phase the shortest, the longest, and whose that is; ``srun`` is how far the processes are apart."""
+    phases = [(each.rank, phase) for each in summary.launches for phase in each.phases]
     rows = []
     for name in NAMES:
-        lasted = {
-            launch.rank: phase.end - phase.begin
-            for launch in summary.launches
-            for phase in launch.phases
-            if phase.name == name
-        }
+        lasted = [(phase.end - phase.begin, rank) for rank, phase in phases if phase.name == name]
         if name == "srun" and lasted:
-            lasted = {launch.rank: launch.process for launch in summary.launches}
+            lasted = [(launch.process, launch.rank) for launch in summary.launches]
         if lasted:
-            slowest = max(lasted, key=lambda rank: lasted[rank])
-            rows.append((name, min(lasted.values()), lasted[slowest], slowest))
+            most, slowest = max(lasted, key=lambda pair: pair[0])
+            rows.append((name, min(lasted)[0], most, slowest))
     return rows
 
 
