@@ -25,24 +25,18 @@ def spans(text: str) -> list[str]:
     """What stands as code, within lines and in blocks of shell."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     inline = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
-    return [
-        *(" ".join(each.split()) for each in inline),
-        *(line for block in blocks for line in block.replace("\\\n", "").splitlines()),
-    ]
+    of_blocks = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    return [*(" ".join(each.split()) for each in inline), *of_blocks]
 
 
-def starts(text: str) -> dict[str, list[str]]:
-    """Each command that starts a SCRIPT, or writes a job for one, in words."""
-    found = {span: shlex.split(span) for span in spans(text)}
-    return {
-        span: words
-        for span, words in found.items()
-        if "srunddp" in words and ("-m" in words or any(word.endswith(".py") for word in words))
-    }
+def starts(text: str) -> list[str]:
+    """Each command that starts a SCRIPT, or writes a job for one."""
+    return [span for span in spans(text) if re.search(r"\bsrunddp .*(\.py\b|-m )", span)]
 
 
-COMMANDS = {span: words for page in PAGES for span, words in starts(page.read_text()).items()}
-MENTIONED = sorted({span for page in PAGES for span in spans(page.read_text()) if span.startswith("srunddp ")})
+ALL = "\n".join(page.read_text() for page in PAGES)
+COMMANDS = {span: shlex.split(span) for span in starts(ALL)}
+MENTIONED = sorted({span for span in spans(ALL) if span.startswith("srunddp ")})
 # On this host alone, with two ranks where the page has eight.
 UNDER_MPIRUN = sorted(
     {
@@ -68,13 +62,6 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, rest
 
 
-def rows(page: Path, first: str) -> list[tuple[str, str]]:
-    table = page.read_text().split(f"\n| {first} |")[1].split("\n\n")[0]
-    lines = [line.strip("|").split(" | ") for line in table.splitlines()[2:]]
-    assert all(len(line) == 2 for line in lines)
-    return [(before.strip(), now.strip()) for before, now in lines]
-
-
 def test_there_is_a_page_for_each_and_the_readme_leads_there() -> None:
     assert {page.stem for page in PAGES} == PEERS
     assert all(f"docs/coming-from/{peer}.md)" in (ROOT / "README.md").read_text() for peer in PEERS)
@@ -86,9 +73,9 @@ def test_every_page_says_what_to_type_for_the_same_topics(page: Path) -> None:
     assert text.startswith(f"# Coming from {TITLE.get(page.stem, page.stem)}\n")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings == ["Options", "Environment variables", "The script", "Failures and restarts"]
-    typed = rows(page, "you typed | now type")
-    assert len(typed) >= 6
-    for before, now in typed:
+    table = text.split("\n| you typed | now type |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(table) >= 6
+    for before, now in ([cell.strip() for cell in line.strip("|").split(" | ")] for line in table):
         assert "srunddp" not in before, before
         assert starts(now) or now.startswith(("none", "the same without srunddp")), now
 

@@ -30,33 +30,22 @@ def test_every_link_of_a_page_leads_somewhere(page) -> None:
         assert not anchor or anchor in anchors(there.read_text()), target
 
 
-def named(title: str) -> dict[str, str]:
-    """The keys of a section's tables in the reference, with their defaults."""
-    section = (ROOT / "docs" / "reference.md").read_text().split(f"\n### {title}\n")[1].split("\n### ")[0]
-    return dict(re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \|", section, re.MULTILINE))
+def cells(title: str, first: str) -> dict[str, list[str]]:
+    """The rows of the tables in a section of the reference whose first column is called so, by that."""
+    section = re.split(rf"\n#+ {re.escape(title)}\n", (ROOT / "docs" / "reference.md").read_text())[1].split("\n### ")[
+        0
+    ]
+    tables = [text.split("\n\n")[0].splitlines()[2:] for text in section.split(f"\n| {first} |")[1:]]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for table in tables for line in table]
+    return {name: row[1:] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-def keys(kind: type) -> dict[str, str]:
-    return {name: text_of(key.default) or "''" for name, key in fields_of(kind).items()}
-
-
-def test_every_setting_of_the_loop_is_in_the_reference() -> None:
+def test_every_setting_and_job_key_is_in_the_reference() -> None:
     from srunddp.train.config import Config
 
-    assert named("Settings") == keys(Config)
-
-
-def test_every_key_of_a_job_script_is_in_the_reference() -> None:
-    assert named("srunddp sbatch") == keys(SlurmJob)
-
-
-def columns(file: str) -> list[str]:
-    """The columns of a file of ``--monitor``, as the reference lists them."""
-    section = (ROOT / "docs" / "reference.md").read_text().split(f"\n### {file}\n")[1].split("\n### ")[0]
-    table = section.split("\n| column |")[1].split("\n\n")[0]
-    return [
-        name for cell in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)
-    ]
+    for kind, title in ((Config, "Settings"), (SlurmJob, "srunddp sbatch")):
+        defaults = {name: text_of(key.default) or "''" for name, key in fields_of(kind).items()}
+        assert {name: row[0].strip("`") for name, row in cells(title, "key").items()} == defaults
 
 
 def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
@@ -65,23 +54,15 @@ def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
 
     files = {"node": node.COLUMNS, "tasks": tasks.COLUMNS, "links": node.LINK_COLUMNS, "gpus": gpu.COLUMNS}
     for name, expected in files.items():
-        assert columns(f"NODE.{name}.csv") == list(expected)
-    assert columns("NODE.rankR.steps.csv") == recorder.STEPS.strip().split(",")
-    assert columns("NODE.rankR.marks.csv") == recorder.MARKS.strip().split(",")
+        assert list(cells(f"NODE.{name}.csv", "column")) == list(expected)
+    for name, expected in (("steps", recorder.STEPS), ("marks", recorder.MARKS)):
+        assert list(cells(f"NODE.rankR.{name}.csv", "column")) == expected.strip().split(",")
 
 
 def test_every_module_of_gpu_checks_is_in_the_measurements() -> None:
     section = (ROOT / "docs" / "measurements.md").read_text().split("\n## On GPUs\n")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `(test_\w+)` \|", section, re.MULTILINE)
     assert sorted(listed) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
-
-
-def cells(title: str, first: str) -> dict[str, list[str]]:
-    """The rows of a section's table whose first column is called so, by that."""
-    section = re.split(rf"\n#+ {title}\n", (ROOT / "docs" / "reference.md").read_text())[1]
-    table = section.split(f"\n| {first} |")[1].split("\n\n")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
-    return {name: row[1:] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 
 
 def test_every_mark_is_in_the_reference() -> None:
@@ -95,7 +76,8 @@ def test_every_note_is_in_the_reference_with_its_threshold(tmp_path: Path) -> No
     from tests.report.test_advice import PLANTED, noted
 
     table = cells("Notes", "note")
-    made = [note for name in PLANTED for note in noted(PLANTED[name][0], tmp_path / name)]
+    planted = {rule: made_up for rule, made_up, *_ in PLANTED}
+    made = [note for rule in planted for note in noted(planted[rule], tmp_path / rule)]
     assert {name: row[0] for name, row in table.items()} == {note.rule: note.threshold for note in made}
     assert f"below {advice.OTHER_LINK_RATE / 2**20:.0f} MiB/s" in table["wrong interface"][2]
     assert f"less than {advice.TIME_SAVED / 60:.0f} min to be saved" in table["time limit"][2]

@@ -11,22 +11,23 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 import pytest
 
-from srunddp import cli, read_config
+from srunddp import read_config
 from srunddp.errors import ConfigError
 from tests.conftest import ROOT
 from tests.examples import EXAMPLES, FOLDER, Figures, figures, loaded
 from tests.slurm.conftest import SRUNDDP, outcome
+from tests.test_coming_from import command_of
 
 PAGE = FOLDER / "README.md"
 SHORT = ("simple", "mnist", "imbalanced")
-VARIABLES = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix}
+# Starts an example on one process by Python, and by srunddp: its figures, and the folder of the first.
+StartedAlone = Callable[[str], tuple[Figures, Figures, Path]]
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    variables = os.environ | VARIABLES
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix}
     return subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -37,8 +38,7 @@ def ended(name: str, process: subprocess.Popen[str], output_dir: Path) -> Figure
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Figures, Figures, Path]]:
-    """Starts an example on one process by Python, and by srunddp; its figures, and the folder of the first."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> StartedAlone:
     shared = tmp_path_factory.mktemp("alone")
 
     @functools.cache
@@ -54,25 +54,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Fig
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in EXAMPLES]
 )
-def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(
-    alone: Callable[[str], tuple[Figures, Figures, Path]], name: str
-) -> None:
+def test_an_example_gives_the_same_bits_by_python_and_by_srunddp(alone: StartedAlone, name: str) -> None:
     plain, ours, _ = alone(name)
     assert plain == ours
 
 
-def test_without_the_weights_rare_classes_are_found_less_often(
-    alone: Callable[[str], tuple[Figures, Figures, Path]],
-) -> None:
+def test_without_the_weights_rare_classes_are_found_less_often(alone: StartedAlone) -> None:
     without = start(sys.executable, str(FOLDER / "imbalanced.py"), "--weighted=false").communicate(timeout=120)[0]
-    weighted, unweighted = (
-        float(re.findall(r"of rare classes ([\d.]+) %", output)[0])
-        for output in (alone("imbalanced")[0].output, without)
-    )
+    outputs = (alone("imbalanced")[0].output, without)
+    weighted, unweighted = (float(re.findall(r"of rare classes ([\d.]+) %", each)[0]) for each in outputs)
     assert weighted > unweighted + 20
 
 
-def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: Callable[[str], tuple[Figures, Figures, Path]]) -> None:
+def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: StartedAlone) -> None:
     import torch
 
     plain, _, folder = alone("mnist")
@@ -81,22 +75,17 @@ def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: Callable[[str], tuple[Fig
     assert re.findall(r"^Epoch (\d) - loss [\d.]+, accuracy [\d.]+ %", plain.output, re.MULTILINE) == ["1", "2", "3"]
 
 
-module = functools.cache(loaded)
-
-
 def parse(words: list[str]) -> None:
     """A command that starts srunddp or an example: its files are there, and its options are known."""
     tool = next(word for word in words if word in ("srunddp", "python"))
     rest = words[words.index(tool) + 1 :]
     if tool == "srunddp":
-        name = rest[0] if rest[0] in cli.main.list_commands(click.Context(cli.main)) else "run"
-        command = cli.main.get_command(click.Context(cli.main), name)
-        assert command is not None
-        given = command.make_context(name, rest[1:] if rest[0] == name else rest).params
+        command, rest = command_of(rest)
+        given = command.make_context("srunddp", rest).params
         rest = [given["script"], *given["arguments"]] if given.get("script") else []
     if rest:
         assert (ROOT / rest[0]).is_file(), rest[0]
-        read_config(module(Path(rest[0]).stem).Settings, rest[1:])
+        read_config(loaded(Path(rest[0]).stem).Settings, rest[1:])
 
 
 def commands(text: str) -> list[str]:
@@ -121,10 +110,6 @@ def test_every_command_of_the_examples_names_existing_files(where: str, monkeypa
         parse(shlex.split(command))
 
 
-def test_every_channel_and_mpirun_trains_an_example_in_the_tests() -> None:
-    assert {example.channel for example in EXAMPLES.values()} == {"slurm", "pmi", "mpi", "mpich", "openmpi5"}
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_example_says_how_it_starts_everywhere(name: str) -> None:
     assert {"srun", "mpirun", "python"} <= {command.split()[0] for command in said(name)}
@@ -132,7 +117,7 @@ def test_every_example_says_how_it_starts_everywhere(name: str) -> None:
 
 
 def test_the_scaling_efficiency_leaves_the_first_epoch_out() -> None:
-    throughput = module("single_to_multi").Throughput()
+    throughput = loaded("single_to_multi").Throughput()
     throughput.speeds = [1.0, 100.0, 300.0]
     assert throughput.samples_per_second() == pytest.approx(2 / (1 / 100 + 1 / 300))
     throughput.speeds = [1.0]
@@ -141,7 +126,7 @@ def test_the_scaling_efficiency_leaves_the_first_epoch_out() -> None:
 
 
 def test_a_baseline_of_other_conditions_gives_no_efficiency(tmp_path: Path) -> None:
-    example = module("single_to_multi")
+    example = loaded("single_to_multi")
     here = {"samples_per_second": 300.0, "threads": 1, "batch_size": 64}
     file = tmp_path / "one.json"
     with pytest.raises(ConfigError, match=r"one\.json: No such file.*start one rank first"):

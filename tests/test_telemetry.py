@@ -5,40 +5,48 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 import timeit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
-import srunddp
 from srunddp import telemetry
 from srunddp.telemetry import TelemetryPage, heartbeat, install
 from tests.support.starting import until
 
 
 @pytest.fixture
-def ours() -> Iterator[TelemetryPage]:
-    found = TelemetryPage()
+def ours(request: pytest.FixtureRequest) -> Iterator[TelemetryPage]:
+    """A page for this process and those that it forks; one that is recorded where a test asks for `recording`."""
+    found = TelemetryPage(recording="recording" in request.fixturenames)
     install(found)
     yield found
     install(None)
 
 
-def in_child(*calls: dict[str, bool]) -> None:
+@pytest.fixture
+def recording(ours: TelemetryPage) -> TelemetryPage:
+    return ours
+
+
+def in_child(*calls: Callable[[], object]) -> int:
+    """How a child that makes these calls ended."""
     child = os.fork()
     if child == 0:
         for call in calls:
-            heartbeat(**call)
+            call()
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    return os.waitpid(child, 0)[1]
+
+
+last = partial(heartbeat, last=True)
 
 
 def test_the_supervisor_reads_how_many_steps_its_worker_has_made(ours: TelemetryPage) -> None:
     assert ours.read() == 0
-    in_child({}, {}, {})
+    assert in_child(heartbeat, heartbeat, heartbeat) == 0
     assert ours.read() == 3
 
 
@@ -65,16 +73,10 @@ def test_a_reader_amid_a_write_finds_no_figure_lower_than_before(recording: Tele
 
 
 def test_after_the_last_step_none_is_expected_until_the_next(ours: TelemetryPage) -> None:
-    in_child({}, {}, {"last": True})
+    assert in_child(heartbeat, heartbeat, last) == 0
     assert ours.read() == 0
-    in_child({}, {}, {"last": True}, {})
+    assert in_child(heartbeat, heartbeat, last, heartbeat) == 0
     assert ours.read() == 3
-
-
-def test_without_a_supervisor_a_heartbeat_does_nothing() -> None:
-    assert not telemetry.is_supervised()
-    heartbeat()
-    heartbeat(last=True)
 
 
 @pytest.mark.alone
@@ -82,49 +84,29 @@ def test_a_heartbeat_costs_less_than_ten_microseconds(ours: TelemetryPage) -> No
     assert min(timeit.repeat(heartbeat, number=10_000, repeat=5)) / 10_000 < 10e-6
 
 
-def test_heartbeat_is_in_the_package_and_does_not_import_torch() -> None:
-    assert srunddp.heartbeat is heartbeat
-    program = "import sys, srunddp; srunddp.heartbeat(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
 def test_the_worker_sees_an_announced_termination_and_its_steps(ours: TelemetryPage) -> None:
-    child = os.fork()
-    if child == 0:
-        before = telemetry.is_terminating()
-        heartbeat()
-        ours.announce_termination()
-        heartbeat()
-        heartbeat(last=True)
-        os._exit(0 if (before, telemetry.is_terminating()) == (False, True) else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert telemetry.is_terminating()
+    assert in_child(heartbeat, lambda: os._exit(telemetry.is_terminating())) == 0
+    ours.announce_termination()
+    assert ours.read() == 1
+    assert in_child(heartbeat, last, lambda: os._exit(not telemetry.is_terminating())) == 0
     assert ours.read() == 0
 
 
-def test_without_a_supervisor_no_termination_is_announced(ours: TelemetryPage) -> None:
+def test_without_a_supervisor_a_heartbeat_does_nothing(ours: TelemetryPage) -> None:
+    """Nor is a termination announced."""
     assert telemetry.is_supervised()
     install(None)
     assert not telemetry.is_supervised()
     assert not telemetry.is_terminating()
-
-
-@pytest.fixture
-def recording() -> Iterator[TelemetryPage]:
-    found = TelemetryPage(recording=True)
-    install(found)
-    yield found
-    install(None)
+    heartbeat()
+    last()
+    assert (ours.count, ours.read()) == (0, 0)
 
 
 def test_events_outlive_the_worker_with_their_time_and_figure(recording: TelemetryPage) -> None:
     began = time.time()
-    child = os.fork()
-    if child == 0:
-        telemetry.event("epoch", 3)
-        telemetry.event("evaluation")
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+    events = [partial(telemetry.event, "epoch", 3), partial(telemetry.event, "evaluation")]
+    assert in_child(*events, lambda: os.kill(os.getpid(), signal.SIGKILL)) == signal.SIGKILL
     events, seen = recording.events(0)
     assert ([event.name for event in events], seen) == (["epoch", "evaluation"], 2)
     assert events[0].value == 3
@@ -150,7 +132,7 @@ def test_the_first_step_is_an_event_and_the_others_are_not(recording: TelemetryP
 def test_without_monitoring_there_are_no_events_and_no_steps(ours: TelemetryPage) -> None:
     telemetry.event("epoch", 1)
     assert telemetry.active_page() is None
-    assert ours._events == 0
+    assert ours.events(0) == ([], 0)
 
 
 def test_the_longest_step_is_reset_when_it_was_read(recording: TelemetryPage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
@@ -14,10 +14,9 @@ import pytest
 from srunddp.errors import ConfigError
 from tests.conftest import PROGRAMS, ROOT, missing
 from tests.examples import loaded
-from tests.support.starting import SRUNDDP, bare, slurm, write
+from tests.support.starting import ended, slurm, started, write
 
 EXAMPLE = ROOT / "docs" / "examples" / "tiny_bert.py"
-LIMIT = 180  # seconds; the imports alone take six of CPU time for each rank
 FIGURE = r"test accuracy (\d+\.\d\d) %, loss \d+\.\d{4}"
 
 
@@ -34,22 +33,15 @@ def tiny_bert() -> ModuleType:
 
 def start(folder: Path, *options: str, ranks: int) -> list[str]:
     """What each rank prints, under srunddp; none of them reaches another node."""
-    command = [*SRUNDDP, "--quiet", "--offline", str(EXAMPLE), *options]
+    command = ("--quiet", "--offline", EXAMPLE, *options)
     shared = {"ATTEMPTS": str(folder / "attempts"), "PYTHONPATH": str(PROGRAMS / "no_network"), "OMP_NUM_THREADS": "1"}
     shared |= {"HF_HOME": str(folder / "cache")}
     places = [slurm(rank, ranks) if ranks > 1 else {} for rank in range(ranks)]
-    pipe = subprocess.PIPE
-    processes = [
-        subprocess.Popen(command, cwd=folder, env=bare(shared | place), stdout=pipe, stderr=pipe, text=True)
-        for place in places
-    ]
-    try:
-        outputs = [process.communicate(timeout=LIMIT) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, outputs
-    return [out for out, _ in outputs]
+    with ExitStack() as stack:
+        processes = [stack.enter_context(started(*command, folder=folder, **shared, **place)) for place in places]
+        found = [ended(process) for process in processes]
+    assert [code for code, *_ in found] == [0] * ranks, found
+    return [out for _, out, _ in found]
 
 
 @pytest.fixture(scope="module")
@@ -135,14 +127,11 @@ def test_a_setting_that_trains_nothing_is_refused(tiny_bert: ModuleType, name: s
         tiny_bert.check(tiny_bert.Settings(**{name: 0}))
 
 
-def test_a_missing_tokenizer_and_impossible_folder_are_refused(tiny_bert: ModuleType, tmp_path: Path) -> None:
+def test_missing_files_and_an_impossible_folder_are_refused(tiny_bert: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.csv: No such file"):
+        tiny_bert.load(tmp_path / "train.csv", None)
     with pytest.raises(ConfigError, match=r"tokenizer=.*: none there; expected a saved one"):
         tiny_bert.load_tokenizer(None, tmp_path, [])
     file = write(tmp_path / "file", "")
     with pytest.raises(ConfigError, match=r"file: File exists; .* -> correct --output-dir"):
         tiny_bert.make(file)
-
-
-def test_a_file_that_is_not_there_is_named(tiny_bert: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.csv: No such file"):
-        tiny_bert.load(tmp_path / "train.csv", None)

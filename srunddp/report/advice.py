@@ -7,7 +7,8 @@ from statistics import fmean
 
 from srunddp.errors import one_line
 from srunddp.report import format
-from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, RankFigures, Summary, median_or_none, share
+from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, Summary, median_or_none, share
+from srunddp.util.hostlist import group_by_key
 
 GPU_IDLE = 15.0  # percent of the time in which a kernel ran, as jobstats has it
 DATA_WAIT = 0.10  # of the step time
@@ -49,17 +50,20 @@ def notes(summary: Summary) -> tuple[Advice, ...]:
     """All that hold, causes before consequences."""
     if too_short(summary):
         return ()
-    busy, slowed = _oversubscribed(summary), _slowed(summary.gpus)
-    found = [*_cpu(busy), *_throttled(slowed)]
-    stragglers = find_stragglers(summary, DATA_WAIT)
+    busy, slowed, stragglers = _oversubscribed(summary), _slowed(summary.gpus), find_stragglers(summary, DATA_WAIT)
     explained = {each.node for each in busy} | {each.node for each in slowed}
-    if not explained.issuperset(stragglers.nodes):
-        found += [_slow_rank(summary, stragglers)]
-    waiting = [] if busy else _data_wait(summary, stragglers)
-    found += waiting
-    found += _gpu(summary, explained=bool(waiting or busy or stragglers.ranks))
-    found += _interface(summary)
-    return (*found, *_time_limit(summary), *_memory(summary))
+    waiting = None if busy else _data_wait(summary, stragglers)
+    found = [
+        _cpu(busy),
+        _throttled(slowed),
+        None if explained.issuperset(stragglers.nodes) else _slow_rank(summary, stragglers),
+        waiting,
+        _gpu(summary, explained=bool(waiting or busy or stragglers.ranks)),
+        _interface(summary),
+        _time_limit(summary),
+        _memory(summary),
+    ]
+    return tuple(note for note in found if note)
 
 
 def too_short(summary: Summary) -> str:
@@ -74,55 +78,45 @@ def too_short(summary: Summary) -> str:
 
 def _oversubscribed(summary: Summary) -> list[NodeFigures]:
     """The nodes on which the job uses all its CPUs, and has to wait for them."""
-    return [each for each in summary.per_node if _used(each) >= CPUS_USED and _cpu_wait(summary, each) > CPU_WAIT]
+    delays = group_by_key((each.node, each.delay) for each in summary.ranks)
+    waiting = {node for node, values in delays.items() if (median_or_none(values) or 0.0) > CPU_WAIT}
+    return [each for each in summary.per_node if _used(each) >= CPUS_USED and each.node in waiting]
 
 
 def _used(node: NodeFigures) -> float:
     return share(node.used, node.cpus) or 0.0
 
 
-def _cpu_wait(summary: Summary, node: NodeFigures) -> float:
-    return median_or_none([each.delay for each in summary.ranks if each.node == node.node]) or 0.0
-
-
-def _cpu(busy: list[NodeFigures]) -> list[Advice]:
+def _cpu(busy: list[NodeFigures]) -> Advice | None:
     if not busy:
-        return []
-    worst = max(busy, key=_used)
-    return [
-        Advice(
-            "cpu oversubscribed",
-            f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {_named(busy)}, "
-            "and processes wait for a CPU",
-            f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
-            "more --cpus-per-task, fewer --loading.num_workers, or fewer --loading.threads",
-        )
-    ]
-
-
-def _named(nodes: list[NodeFigures]) -> str:
-    return format.nodes(each.node for each in nodes)
+        return None
+    worst, where = max(busy, key=_used), format.nodes(each.node for each in busy)
+    return Advice(
+        "cpu oversubscribed",
+        f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {where}, "
+        "and processes wait for a CPU",
+        f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
+        "more --cpus-per-task, fewer --loading.num_workers, or fewer --loading.threads",
+    )
 
 
 def _slowed(gpus: tuple[GpuFigures, ...]) -> list[GpuFigures]:
     return [each for each in gpus if each.samples >= FEWEST_SAMPLES and (each.slowed or 0.0) > SLOWED]
 
 
-def _throttled(slowed: list[GpuFigures]) -> list[Advice]:
+def _throttled(slowed: list[GpuFigures]) -> Advice | None:
     if not slowed:
-        return []
+        return None
     worst = max(slowed, key=lambda gpu: gpu.slowed or 0.0)
     heat = f", {worst.temperature_c:.0f} °C at most" if worst.temperature_c is not None else ""
-    return [
-        Advice(
-            "gpu throttled",
-            f"{devices(slowed)} kept below its clock by heat or the power brake for "
-            f"{format.percent(worst.slowed)} of the samples{heat}",
-            f"above {format.percent(SLOWED)}",
-            f"tell the site, and leave the node out until then: srunddp sbatch --exclude="
-            f"{format.nodes(each.node for each in slowed)}",
-        )
-    ]
+    return Advice(
+        "gpu throttled",
+        f"{devices(slowed)} kept below its clock by heat or the power brake for "
+        f"{format.percent(worst.slowed)} of the samples{heat}",
+        f"above {format.percent(SLOWED)}",
+        f"tell the site, and leave the node out until then: srunddp sbatch --exclude="
+        f"{format.nodes(each.node for each in slowed)}",
+    )
 
 
 def devices(gpus: list[GpuFigures]) -> str:
@@ -155,19 +149,17 @@ def _own_work(summary: Summary, stragglers: Stragglers, node: str) -> str:
     return f"{first}see what else runs on {node}{leave}"
 
 
-def _data_wait(summary: Summary, stragglers: Stragglers) -> list[Advice]:
+def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
     others = [each for each in summary.ranks if each.rank not in stragglers.ranks]
     figure = _usual([share(each.data_s, each.step_s) for each in others])
     if min(figure, _usual([each.steady_wait for each in others])) <= DATA_WAIT:
-        return []
-    return [
-        Advice(
-            "data wait",
-            f"{format.percent(figure)} of the step time is waiting for data",
-            f"above {format.percent(DATA_WAIT)}",
-            "more --loading.num_workers, with as many --cpus-per-task; else data on a faster storage",
-        )
-    ]
+        return None
+    return Advice(
+        "data wait",
+        f"{format.percent(figure)} of the step time is waiting for data",
+        f"above {format.percent(DATA_WAIT)}",
+        "more --loading.num_workers, with as many --cpus-per-task; else data on a faster storage",
+    )
 
 
 def _usual(shares: list[float | None]) -> float:
@@ -176,55 +168,50 @@ def _usual(shares: list[float | None]) -> float:
     return max(median_or_none(shares) or 0.0, sum(known) / len(known)) if known else 0.0
 
 
-def _gpu(summary: Summary, *, explained: bool) -> list[Advice]:
+def _gpu(summary: Summary, *, explained: bool) -> Advice | None:
     if summary.first_step is None:
-        return []
+        return None
     known = [each for each in summary.gpus if each.utilization is not None and each.samples >= FEWEST_SAMPLES]
     idle = [each for each in known if (each.utilization or 0.0) < GPU_IDLE]
     if not idle or (explained and len(idle) == len(known)):
-        return []
+        return None
     mean = sum(each.utilization or 0.0 for each in idle) / len(idle)
     some = len(idle) < len(known)
-    return [
-        Advice(
-            "gpu idle",
-            f"{devices(idle)} used for {mean:.1f} % of the time since the first step",
-            f"below {GPU_IDLE:.0f} %",
-            "as many ranks as GPUs, or fewer --gpus-per-node" if some else _busier(summary),
-        )
-    ]
+    return Advice(
+        "gpu idle",
+        f"{devices(idle)} used for {mean:.1f} % of the time since the first step",
+        f"below {GPU_IDLE:.0f} %",
+        "as many ranks as GPUs, or fewer --gpus-per-node" if some else _busier(summary),
+    )
 
 
 def _busier(summary: Summary) -> str:
     """What gives all GPUs more to do."""
     since = summary.seconds - (summary.first_step or 0.0)
-    training = share((summary.step_s or 0.0) * summary.steps, since)
-    if training is not None and 0 < training < _MOSTLY:
-        return (
-            f"rarer or quicker evaluations and checkpoints: {format.percent(training)} of that time are training steps"
-        )
+    training = share((summary.step_s or 0.0) * summary.steps, since) or 1.0
+    if training < _MOSTLY:
+        part = format.percent(training)
+        return f"rarer or quicker evaluations and checkpoints: {part} of that time are training steps"
     return "a larger --batch_size; where the model is too small for it, fewer --gpus-per-node"
 
 
-def _interface(summary: Summary) -> list[Advice]:
+def _interface(summary: Summary) -> Advice | None:
     if len(summary.nodes) < 2:
-        return []
+        return None
     found = [(node, other) for node in summary.per_node if (other := _wrong_link(node)) is not None]
     if not found:
-        return []
+        return None
     node, other = max(found, key=lambda pair: _both_ways(pair[1]))
     chosen = ", ".join(each.name for each in node.links if each.chosen) or node.interface
     where = format.nodes(each.node for each, _ in found)
-    return [
-        Advice(
-            "wrong interface",
-            f"{one_line(other.name)} carries {format.rate(_both_ways(other))} on {where}, and "
-            f"{one_line(chosen)}, which was chosen, {format.rate(_carried(node))}",
-            f"above {OTHER_LINK:.0f} times as much",
-            "name the right one in ifaces.conf (srunddp ifaces scan drafts one), and unset GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME in the script",
-        )
-    ]
+    return Advice(
+        "wrong interface",
+        f"{one_line(other.name)} carries {format.rate(_both_ways(other))} on {where}, and "
+        f"{one_line(chosen)}, which was chosen, {format.rate(_carried(node))}",
+        f"above {OTHER_LINK:.0f} times as much",
+        "name the right one in ifaces.conf (srunddp ifaces scan drafts one), and unset GLOO_SOCKET_IFNAME and "
+        "NCCL_SOCKET_IFNAME in the script",
+    )
 
 
 def _wrong_link(node: NodeFigures) -> LinkFigures | None:
@@ -250,45 +237,41 @@ def _carried(node: NodeFigures) -> float:
     return sum(each.received + each.sent for each in node.links if each.chosen or each.kind == "rdma")
 
 
-def _time_limit(summary: Summary) -> list[Advice]:
+def _time_limit(summary: Summary) -> Advice | None:
     """More time than the whole run took."""
     limit, used = summary.time_limit_s, max(summary.seconds, summary.job_s or 0.0)
     # The rest of a run that went on from a checkpoint is no measure for the whole, nor one step of a job of several.
     part_of_it = bool(summary.restarts) or summary.resumed is not None
     part_of_it |= summary.job_s is None and summary.step not in ("", "0")
     if not limit or not summary.ending.finished or part_of_it or limit - used < TIME_SAVED or used >= TIME_USED * limit:
-        return []
+        return None
     minutes = max(10, -(-int(used * 1.5) // 600) * 10)
-    return [
-        Advice(
-            "time limit",
-            f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}",
-            f"below {format.percent(TIME_USED)}",
-            f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
-        )
-    ]
+    return Advice(
+        "time limit",
+        f"{format.duration(used)} of {format.duration(limit)} used, {format.percent(used / limit)}",
+        f"below {format.percent(TIME_USED)}",
+        f"--time={minutes // 60}:{minutes % 60:02}:00: jobs with a shorter limit start earlier",
+    )
 
 
-def _memory(summary: Summary) -> list[Advice]:
+def _memory(summary: Summary) -> Advice | None:
     """More memory on a node than was used on any."""
     known = [each for each in summary.per_node if each.memory_bytes and each.memory_limit_bytes]
     # What was killed for its memory may have needed all of it, between two samples.
     if not known or not summary.steps or not summary.ending.finished:
-        return []
+        return None
     worst = max(known, key=lambda each: each.memory_bytes or 0.0)
     peak, limit = worst.memory_bytes or 0.0, worst.memory_limit_bytes or 0.0
     if peak >= MEMORY_USED * limit or limit - peak < MEMORY_UNUSED:
-        return []
+        return None
     enough = max(1, -(-int(peak * 1.25) // 2**30))
-    return [
-        Advice(
-            "memory unused",
-            f"{format.size(peak)} of {format.size(limit)} used at most, on {format.nodes([worst.node])}, "
-            f"{format.percent(peak / limit)}",
-            f"below {format.percent(MEMORY_USED)}",
-            f"--mem={enough}G",
-        )
-    ]
+    return Advice(
+        "memory unused",
+        f"{format.size(peak)} of {format.size(limit)} used at most, on {format.nodes([worst.node])}, "
+        f"{format.percent(peak / limit)}",
+        f"below {format.percent(MEMORY_USED)}",
+        f"--mem={enough}G",
+    )
 
 
 @dataclass(frozen=True)
@@ -315,7 +298,8 @@ def find_stragglers(summary: Summary, threshold: float) -> Stragglers:
     data, that wait is left out of the comparison, as it varies.
     """
     all_wait = (summary.data_share or 0.0) > threshold
-    own = {each.rank: value for each in summary.ranks if (value := _own(each, without_data=all_wait)) is not None}
+    work = {each.rank: each.steady_work_s if all_wait else each.steady_s for each in summary.ranks}
+    own = {rank: value for rank, value in work.items() if value is not None}
     if len(own) < 2 or not summary.step_s:
         return Stragglers()
     usual = median_or_none(list(own.values())) or 0.0
@@ -331,7 +315,3 @@ def find_stragglers(summary: Summary, threshold: float) -> Stragglers:
     more_data = 0.0 if all_wait else (figures.data_s or 0.0) - (fmean(waits) if waits else 0.0)
     excess = own[worst] - usual
     return Stragglers(tuple(slow), nodes, excess, share(excess, summary.step_s) or 0.0, more_data / excess)
-
-
-def _own(figures: RankFigures, *, without_data: bool) -> float | None:
-    return figures.steady_work_s if without_data else figures.steady_s

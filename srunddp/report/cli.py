@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,9 +22,6 @@ from srunddp.report.summary import Summary
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import answering
 from srunddp.util.console import write_stderr
-
-if TYPE_CHECKING:
-    from srunddp.report.plots.per_rank import Plot
 
 _NO_PICTURES = 'no pictures: matplotlib is not installed here -> pip install "srunddp[report]"'
 _REFRESH = 2.0  # seconds between two looks, and no more than a tenth of the time is spent on them
@@ -50,23 +47,19 @@ def report(**given: Any) -> None:
     Written also of a run that crashed, or that still runs.
     """
     with answering():
-        _report(given)
-
-
-def _report(given: dict[str, Any]) -> None:
-    place = locate.find(given["what"], given["monitor_dir"], given["restart"], slurm.job)
-    for note in place.notes:
-        write_stderr(f"srunddp: note: {one_line(note)}\n")
-    baseline = _baseline(given)
-    if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
-        return
-    run, summary = _summed(place.folder, baseline)
-    summary = slurm.completed(summary)
-    view = slurm.view(summary)
-    click.echo("\n".join(text.lines(summary, notes(summary), view)))
-    if not given["text_only"]:
-        sys.stdout.flush()
-        _write(given["output"] or place.folder.parent, run, summary, view)
+        place = locate.find(given["what"], given["monitor_dir"], given["restart"], slurm.job)
+        for note in place.notes:
+            write_stderr(f"srunddp: note: {one_line(note)}\n")
+        baseline = _baseline(given)
+        if given["live"] and sys.stdout.isatty() and not _follow(place.folder, baseline):
+            return
+        run, summary = _summed(place.folder, baseline)
+        summary = slurm.completed(summary)
+        view = slurm.view(summary)
+        click.echo("\n".join(text.lines(summary, notes(summary), view)))
+        if not given["text_only"]:
+            sys.stdout.flush()
+            _write(given["output"] or place.folder.parent, run, summary, view)
 
 
 def _baseline(given: dict[str, Any]) -> Summary | None:
@@ -113,10 +106,15 @@ def _show(lines: Sequence[str]) -> None:
 
 
 def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.SlurmAccounting) -> None:
-    found, hints = _pictures(run, summary)
-    files = {picture.name: picture.image for picture in found if picture.image}
+    try:
+        from srunddp.report.plots.per_rank import pictures
+    except ImportError:
+        found, hints = [], [_NO_PICTURES]
+    else:
+        found, hints = pictures(run, summary), []
     text_of_page = page(summary, notes(summary), found, view, hints)
-    files = {"report.html": text_of_page.encode(errors="backslashreplace"), **files}
+    files = {"report.html": text_of_page.encode(errors="backslashreplace")}
+    files |= {picture.name: picture.image for picture in found if picture.image}
     folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,11 +129,3 @@ def _write(output: str | Path, run: RunData, summary: Summary, view: slurm.Slurm
     for hint in hints:
         write_stderr(f"srunddp: note: {hint}\n")
     click.echo("\n" + one_line(f"written: {', '.join(str(folder / name) for name in files)}"))
-
-
-def _pictures(run: RunData, summary: Summary) -> tuple[list[Plot], list[str]]:
-    try:
-        from srunddp.report.plots.per_rank import pictures
-    except ImportError:
-        return [], [_NO_PICTURES]
-    return pictures(run, summary), []

@@ -8,7 +8,7 @@ import os
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -39,11 +39,6 @@ class Kind:
     peaks: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """All columns of numbers."""
-        return (*self.counters, *self.gauges, *self.peaks)
-
 
 NODE = Kind(
     "",
@@ -62,7 +57,6 @@ GPUS = Kind(
         "memory_bandwidth_percent",
         "power_w",
         "memory_limit_bytes",
-        "sm_clock_mhz",
         "sm_percent",
         "tensor_percent",
         "slowed",
@@ -70,7 +64,7 @@ GPUS = Kind(
     ("memory_bytes", "temperature_c"),
     ("index", "name"),
 )
-STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), ("epoch",), ("longest_step_s",))
+STEPS = Kind("", ("steps", "samples", "step_s", "data_s", "own_s"), (), ("longest_step_s",))
 
 
 @dataclass(frozen=True)
@@ -114,8 +108,10 @@ class _Series:
 
     def __init__(self, kind: Kind, places: dict[str, int]) -> None:
         self._places, self._texts = places, kind.texts
-        self._numbers = [name for name in ("time", *kind.numbers) if name in places]
-        self._columns = {name: array("d") for name in (*self._numbers, *_derived(kind, places))}
+        wanted = ("time", *kind.counters, *kind.gauges, *kind.peaks)
+        self._numbers = [name for name in wanted if name in places]
+        derived = ["slowed"] if "slowed" in wanted and "throttled" in places else []
+        self._columns = {name: array("d") for name in (*self._numbers, *derived)}
         self._pending: list[list[str]] = []
         self._last: list[str] = []
 
@@ -144,10 +140,6 @@ class _Series:
             time = array("d", (time[at] for at in keep))
             self._columns = {name: array("d", (each[at] for at in keep)) for name, each in self._columns.items()}
         return TimeSeries(time, self._columns, texts, len(time))
-
-
-def _derived(kind: Kind, places: dict[str, int]) -> Sequence[str]:
-    return ("slowed",) if "slowed" in kind.gauges and "throttled" in places else ()
 
 
 def _is_slowed(reasons: str) -> float:
@@ -237,27 +229,22 @@ class TimeSeries:
         pairs = zip(self.time, self.columns.get(name, ()), strict=False)
         return [(time, value) for time, value in pairs if not math.isnan(value)]
 
-    def within(self, name: str, begin: float, end: float) -> list[float]:
-        """The known values of a span of time, its ends included."""
+    def mean(self, name: str, begin: float, end: float) -> float | None:
+        """Over a span of time, its ends included."""
         first, last = bisect_left(self.time, begin), bisect_right(self.time, end)
-        return [value for value in self.columns.get(name, ())[first:last] if not math.isnan(value)]
-
-    def mean(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
-        """Over a span of time."""
-        values = self.within(name, begin, end)
+        values = [value for value in self.columns.get(name, ())[first:last] if not math.isnan(value)]
         return fmean(values) if values else None
 
     def most(self, name: str) -> float | None:
         """The highest that is known."""
         return max((value for _, value in self.known(name)), default=None)
 
-    def steps(self, name: str) -> list[tuple[float, float, float]]:
-        """Of a counter: begin, end and growth of each interval; one that falls has begun anew."""
-        known = self.known(name)
+    def steps(self, name: str, begin: float = -math.inf, end: float = math.inf) -> list[tuple[float, float, float]]:
+        """Of a counter: begin, end and growth of each interval in a span of time; one that falls has begun anew."""
         return [
             (before, time, value - count if value >= count else value)
-            for (before, count), (time, value) in pairwise(known)
-            if time > before
+            for (before, count), (time, value) in pairwise(self.known(name))
+            if begin <= before < time <= end
         ]
 
     def ratios(
@@ -267,14 +254,14 @@ class TimeSeries:
         parts = {(start, stop): grown for start, stop, grown in self.steps(part)}
         return [
             ((start + stop) / 2, parts[start, stop] / grown)
-            for start, stop, grown in self.steps(whole)
-            if grown > _LEAST and (start, stop) in parts and start >= begin and stop <= end
+            for start, stop, grown in self.steps(whole, begin, end)
+            if grown > _LEAST and (start, stop) in parts
         ]
 
     def growth(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
         """Of a counter over a span of time; None where it is not known twice there."""
-        inside = [grown for start, stop, grown in self.steps(name) if start >= begin and stop <= end]
-        return sum(inside) if inside else None
+        inside = self.steps(name, begin, end)
+        return sum(grown for _, _, grown in inside) if inside else None
 
     def total(self, name: str) -> float | None:
         """Of a counter, since it began, before the first sample too."""
@@ -283,14 +270,13 @@ class TimeSeries:
 
     def rate(self, name: str, begin: float = -math.inf, end: float = math.inf) -> float | None:
         """Of a counter, per second over a span of time."""
-        inside = [(stop - start, grown) for start, stop, grown in self.steps(name) if start >= begin and stop <= end]
-        return sum(grown for _, grown in inside) / sum(seconds for seconds, _ in inside) if inside else None
+        inside = self.steps(name, begin, end)
+        return sum(grown for _, _, grown in inside) / sum(stop - start for start, stop, _ in inside) if inside else None
 
 
 def shifted(samples: TimeSeries, by: float) -> TimeSeries:
     """With the times moved."""
-    time = array("d", (each + by for each in samples.time))
-    return TimeSeries(time, samples.columns, samples.texts, samples.count)
+    return replace(samples, time=array("d", (each + by for each in samples.time)))
 
 
 def thinned(samples: TimeSeries, counters: Iterable[str], peaks: Iterable[str], most: int) -> TimeSeries:
@@ -306,11 +292,9 @@ def thinned(samples: TimeSeries, counters: Iterable[str], peaks: Iterable[str], 
             groups = (values[at : at + size] for at in range(0, len(values), size))
             columns[name] = array("d", (_one(group, highest=name in peaks) for group in groups))
     time = array("d", (samples.time[min(at + size, len(samples.time)) - 1] for at in range(0, len(samples.time), size)))
-    return TimeSeries(time, columns, samples.texts, samples.count)
+    return replace(samples, time=time, columns=columns)
 
 
 def _one(group: Sequence[float], *, highest: bool) -> float:
     known = [value for value in group if not math.isnan(value)]
-    if not known:
-        return NAN
-    return max(known) if highest else fmean(known)
+    return (max if highest else fmean)(known) if known else NAN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -61,8 +61,8 @@ def page(
         *_figures(summary),
         *(f'<p class="missing">{_escaped(hint)}</p>' for hint in hints),
         *(part for picture in pictures for part in _picture(picture)),
-        *_section("Epochs and evaluations", _spans(summary)),
-        *_section("Launch phases", _launch(summary)),
+        *_section("Epochs and evaluations", [*_spans(summary)]),
+        *_section("Launch phases", [*_launch(summary)]),
         *_section("Nodes", text.node_rows(summary.per_node)),
         *_section("Ranks", text.rank_rows(summary)),
         *_section("GPUs", text.gpu_rows(summary.gpus)),
@@ -116,10 +116,9 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterable[str]:
     if len(rows) < 2:
         return
     yield f"<h2>{title}</h2>"
-    if len(rows) <= _OPEN + 1:
-        yield from _table(rows)
-        return
     yield from _table(rows[: _OPEN + 1])
+    if len(rows) <= _OPEN + 1:
+        return
     yield f"<details><summary>{len(rows) - 1 - _OPEN} more</summary>"
     yield from _table([rows[0], *rows[_OPEN + 1 :]])
     yield "</details>"
@@ -133,21 +132,20 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     yield "</tbody></table>"
 
 
-def _spans(summary: Summary) -> list[list[str]]:
-    rows = [["", "begin", "end", "lasted"]]
+def _spans(summary: Summary) -> Iterator[list[str]]:
+    yield ["", "begin", "end", "lasted"]
     named = [(f"epoch {format.UNKNOWN if span.number is None else span.number}", span) for span in summary.epochs]
     named += [("evaluation", span) for span in summary.evaluations]
     for name, span in sorted(named, key=lambda pair: pair[1].begin):
         lasted = format.duration(None if span.end is None else span.end - span.begin)
         end = "not recorded" if span.end is None else format.clock(span.end)
-        rows.append([name, format.clock(span.begin), end, lasted])
-    return rows
+        yield [name, format.clock(span.begin), end, lasted]
 
 
-def _launch(summary: Summary) -> list[list[str]]:
-    phases = text.launch_rows(summary)
-    rows = [[name, format.duration(least), format.duration(most), str(rank)] for name, least, most, rank in phases]
-    return [["phase", "shortest", "longest", "of rank"], *rows]
+def _launch(summary: Summary) -> Iterator[list[str]]:
+    yield ["phase", "shortest", "longest", "of rank"]
+    for name, least, most, rank in text.launch_rows(summary):
+        yield [name, format.duration(least), format.duration(most), str(rank)]
 
 
 def _slurm(view: slurm.SlurmAccounting) -> Iterable[str]:

@@ -67,9 +67,8 @@ def find(what: str, monitor_dir: str, restart: int | None, lookup: JobLookup) ->
 def _below(folder: Path, restart: int | None) -> RunFolder:
     if (own := start_of(folder)) is not None:
         if restart is not None and restart != own:
-            raise ConfigError(
-                f"--restart {restart} with {folder}", expected="the run's folder", hint="name the folder above"
-            )
+            found = f"--restart {restart} with {folder}"
+            raise ConfigError(found, expected="the run's folder", hint="name the folder above")
         return RunFolder(folder)
     if _starts(folder):
         return _start(folder, restart)
@@ -86,26 +85,21 @@ def _folders(folder: Path) -> list[Path]:
     try:
         return sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
     except OSError as error:
-        found = f"{folder}: {os.strerror(error.errno or 0)}"
-        raise ConfigError(
-            found, expected="a folder that can be read", hint="ask whose run it is for the right"
-        ) from None
+        found, hint = f"{folder}: {os.strerror(error.errno or 0)}", "ask whose run it is for the right"
+        raise ConfigError(found, expected="a folder that can be read", hint=hint) from None
 
 
 def _starts(folder: Path) -> dict[int, Path]:
     """The starts of a run, by their number."""
-    found = ((_RESTART.fullmatch(each.name), each) for each in _folders(folder))
-    return {int(match[1]): each for match, each in found if match}
+    return {start: each for each in _folders(folder) if (start := start_of(each)) is not None}
 
 
 def _start(run: Path, restart: int | None, notes: Sequence[str] = ()) -> RunFolder:
     starts = _starts(run)
     chosen = max(starts) if restart is None else restart
     if chosen not in starts:
-        listed = ", ".join(map(str, sorted(starts)))
-        raise ConfigError(
-            f"--restart {chosen}: {run} has {listed}", expected="one of these", hint="leave it out for the last"
-        )
+        found = f"--restart {chosen}: {run} has {', '.join(map(str, sorted(starts)))}"
+        raise ConfigError(found, expected="one of these", hint="leave it out for the last")
     if restart is None and len(starts) > 1:
         notes = (*notes, f"{run} has {len(starts)} starts; this is the last, {chosen} (--restart N for another)")
     return RunFolder(starts[chosen], tuple(notes))
@@ -127,18 +121,15 @@ def _of_job(what: str, match: re.Match[str], monitor_dir: str, restart: int | No
             expected=f"a folder {number}.{step or 'STEP'}/monitor.0, which --monitor writes",
             hint="name the folder, or --monitor-dir as the run had it",
         )
-    notes = []
-    if len(runs) > 1:
-        found = ", ".join(each.name for each in runs)
-        notes = [f"job {number} has the runs {found}; this is the newest, {runs[-1].name}"]
-    return _start(runs[-1], restart, notes)
+    listed = ", ".join(each.name for each in runs)
+    note = f"job {number} has the runs {listed}; this is the newest, {runs[-1].name}"
+    return _start(runs[-1], restart, [note] if len(runs) > 1 else [])
 
 
 def _runs(folder: Path, number: str, step: str | None) -> list[Path]:
     """The monitored steps of a job, the newest last."""
-    if not folder.is_dir():
-        return []
     # Without a step where a batch script itself was the run.
     wanted = re.compile(rf"{number}\.({step})" if step else rf"{number}(?:\.([0-9]{{1,9}}))?")
-    found = [(int(match[1] or -1), each) for each in _folders(folder) if (match := wanted.fullmatch(each.name))]
+    folders = _folders(folder) if folder.is_dir() else []
+    found = [(int(match[1] or -1), each) for each in folders if (match := wanted.fullmatch(each.name))]
     return [each for _, each in sorted(found) if _starts(each)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +17,8 @@ from srunddp.util.hostlist import group_by_key
 
 _PER_NODE = re.compile(r"(.+)\.(node|tasks|links|gpus)\.csv")
 _PER_RANK = re.compile(r"(.+)\.rank(\d{1,9})\.(steps|marks)\.csv")
+_RANK = re.compile(r"[0-9]{1,9}")
+_KINDS = {"node": csv_files.NODE, "tasks": csv_files.TASKS, "links": csv_files.LINKS, "gpus": csv_files.GPUS}
 _LARGEST = 1e15  # a number above is none
 _CLOCK_TOLERANCE = 0.5  # seconds by which clocks may differ: all ranks end the rendezvous within less
 _SILENT = 5  # intervals without a line after which a run that has no end is not running
@@ -35,50 +37,46 @@ NAMES = ("srun", *_PHASES)
 
 
 @dataclass(frozen=True)
-class Link:
-    """A network interface of a node, or an InfiniBand or RoCE port; ``chosen`` for the training."""
+class Device:
+    """A network interface, an InfiniBand or RoCE port, or a GPU of a node; ``key`` is its name, or a GPU's UUID."""
 
     node: str
-    name: str
-    kind: str
-    chosen: bool
+    key: str
     samples: TimeSeries
 
+    def text(self, column: str) -> str:
+        """The last word of a column that is no number; empty where there is none."""
+        return self.samples.texts.get(column, "")
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU of the job."""
-
-    node: str
-    uuid: str
-    index: str
-    name: str
-    samples: TimeSeries
+    @property
+    def carries_training(self) -> bool:
+        """A link that was chosen for the training, or one of RDMA."""
+        return self.text("chosen") == "1" or self.text("kind") == "rdma"
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunData:
     """What the files of one start hold.
 
     Attributes:
         header: run.json, as it is.
-        start: Unix time, by the clock of rank 0's node; ``time`` in all else is seconds since then.
         ranks: the node of each; nodes: their names, of rank 0's first.
+        start: Unix time, by the clock of rank 0's node; ``time`` in all else is seconds since then.
         shifts: by how many seconds a node's clock was ahead of that of rank 0's node, where that was taken out.
     """
 
     folder: Path
     header: Mapping[str, Any]
-    start: float
-    ranks: Mapping[int, str]
-    nodes: tuple[str, ...]
-    shifts: Mapping[str, float]
-    marks: tuple[Mark, ...]
-    steps: Mapping[int, TimeSeries]
-    tasks: Mapping[int, TimeSeries]
-    usage: Mapping[str, TimeSeries]
-    links: tuple[Link, ...]
-    gpus: tuple[Gpu, ...]
+    ranks: dict[int, str]
+    start: float = 0.0
+    nodes: tuple[str, ...] = ()
+    shifts: Mapping[str, float] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    steps: dict[int, TimeSeries] = field(default_factory=dict)
+    tasks: dict[int, TimeSeries] = field(default_factory=dict)
+    usage: dict[str, TimeSeries] = field(default_factory=dict)
+    links: list[Device] = field(default_factory=list)
+    gpus: list[Device] = field(default_factory=list)
 
     def marked(self, name: str) -> dict[int, Mark]:
         """The first mark of that name, by rank."""
@@ -101,58 +99,45 @@ class RunData:
         return float(value) if 0 <= value < _LARGEST else None
 
     @property
+    def series(self) -> list[TimeSeries]:
+        """Those of all ranks, nodes and devices."""
+        devices = [each.samples for each in (*self.links, *self.gpus)]
+        return [*self.steps.values(), *self.tasks.values(), *self.usage.values(), *devices]
+
+    @property
     def last(self) -> float:
         """The newest time in any file, in seconds since the start."""
-        return max(_times(self), default=0.0)
-
-
-def _times(run: RunData) -> Iterable[float]:
-    yield from (each.time[-1] for each in _series(run))
-    yield from (mark.time for mark in run.marks)
-
-
-def _series(run: RunData) -> Iterator[TimeSeries]:
-    found = (*run.steps.values(), *run.tasks.values(), *run.usage.values())
-    yield from (each for each in found if each.time)
-    yield from (link.samples for link in run.links)
-    yield from (gpu.samples for gpu in run.gpus)
+        times = [*(each.time[-1] for each in self.series), *(mark.time for mark in self.marks)]
+        return max(times, default=0.0)
 
 
 def read(folder: Path) -> RunData:
     """The files of ``monitor.N``; whatever is missing, cut or not understood is left out."""
     header = csv_files.json_object(folder / "run.json")
     ranks, names = _layout(header)
-    run = RunData(folder, header, 0.0, ranks, (), {}, (), {}, {}, {}, (), ())
+    run = RunData(folder, header, dict(ranks))
     for name in csv_files.names(folder):
-        if _is_of_another_start(name, ranks, names):
-            continue
-        if match := _PER_RANK.fullmatch(name):
-            run = _with_rank(run, folder / name, names.get(match[1], match[1]), int(match[2]), match[3])
-        elif match := _PER_NODE.fullmatch(name):
-            run = _with_node(run, folder / name, names.get(match[1], match[1]), match[2])
-    nodes = dict.fromkeys([*(run.ranks[rank] for rank in sorted(run.ranks)), *names.values(), *_sampled_nodes(run)])
-    run = replace(run, nodes=tuple(nodes), ranks=dict(sorted(run.ranks.items())))
-    shifts = _shifts(run)
-    start = _start(run, shifts)
-    return replace(_moved(run, lambda node: -start - shifts.get(node, 0.0)), start=start, shifts=shifts)
+        # Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties.
+        if (match := _PER_RANK.fullmatch(name)) and (not ranks or int(match[2]) in ranks):
+            _read_rank(run, folder / name, names.get(match[1], match[1]), int(match[2]))
+        elif (match := _PER_NODE.fullmatch(name)) and (not ranks or match[1] in names):
+            _read_node(run, folder / name, names.get(match[1], match[1]), match[2])
+    run.ranks = dict(sorted(run.ranks.items()))
+    sampled = [*run.usage, *(each.node for each in (*run.links, *run.gpus))]
+    run.nodes = tuple(dict.fromkeys([*run.ranks.values(), *names.values(), *sampled]))
+    run.shifts = _shifts(run)
+    run.start = _start(run)
+    return _moved(run, -run.start)
 
 
 def _layout(header: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, str]]:
     """The node of each rank, and the name of each node by what its files are called."""
     found = header.get("ranks")
     given = found if isinstance(found, dict) else {}
-    ranks = {int(rank): str(node) for rank, node in given.items() if re.fullmatch(r"[0-9]{1,9}", str(rank))}
+    ranks = {int(rank): str(node) for rank, node in given.items() if _RANK.fullmatch(str(rank))}
     nodes = header.get("nodes")
     listed = [str(node) for node in nodes] if isinstance(nodes, list) else []
     return ranks, {_plain(node): node for node in dict.fromkeys([*listed, *ranks.values()])}
-
-
-def _is_of_another_start(name: str, ranks: Mapping[int, str], names: Mapping[str, str]) -> bool:
-    """Outside Slurm starts may share a folder, and one of more ranks leaves files that no later one empties."""
-    if match := _PER_RANK.fullmatch(name):
-        return bool(ranks) and int(match[2]) not in ranks
-    match = _PER_NODE.fullmatch(name)
-    return bool(ranks) and match is not None and match[1] not in names
 
 
 def _plain(name: str) -> str:
@@ -160,53 +145,32 @@ def _plain(name: str) -> str:
     return re.sub(r"[^\w.-]|^\.", "_", name, flags=re.ASCII) or "_"
 
 
-def _with_rank(run: RunData, path: Path, node: str, rank: int, kind: str) -> RunData:
-    ranks = {**run.ranks, rank: run.ranks.get(rank, node)}
-    if kind == "marks":
-        return replace(run, ranks=ranks, marks=(*run.marks, *csv_files.marks(path, rank)))
-    found = csv_files.samples(path, csv_files.STEPS)
-    return replace(run, ranks=ranks, steps={**run.steps, rank: found[""]} if found else run.steps)
+def _read_rank(run: RunData, path: Path, node: str, rank: int) -> None:
+    run.ranks.setdefault(rank, node)
+    if path.name.endswith(".marks.csv"):
+        run.marks += csv_files.marks(path, rank)
+    elif found := csv_files.samples(path, csv_files.STEPS):
+        run.steps[rank] = found[""]
 
 
-def _with_node(run: RunData, path: Path, node: str, kind: str) -> RunData:
-    if kind == "node":
-        usage = csv_files.samples(path, csv_files.NODE)
-        return replace(run, usage={**run.usage, node: usage[""]} if usage else run.usage)
-    if kind == "tasks":
-        found = {int(key): each for key, each in csv_files.samples(path, csv_files.TASKS).items() if _is_rank(key)}
-        ranks = {**run.ranks, **{rank: run.ranks.get(rank, node) for rank in found}}
-        return replace(run, ranks=ranks, tasks={**run.tasks, **found})
-    if kind == "links":
-        return replace(run, links=(*run.links, *_links(path, node)))
-    return replace(run, gpus=(*run.gpus, *_gpus(path, node)))
-
-
-def _is_rank(text: str) -> bool:
-    return bool(re.fullmatch(r"[0-9]{1,9}", text))
-
-
-def _links(path: Path, node: str) -> Iterable[Link]:
-    for name, found in csv_files.samples(path, csv_files.LINKS).items():
-        yield Link(node, name, found.texts.get("kind", ""), found.texts.get("chosen") == "1", found)
-
-
-def _gpus(path: Path, node: str) -> list[Gpu]:
-    found = [
-        Gpu(node, uuid, each.texts.get("index", ""), each.texts.get("name", ""), each)
-        for uuid, each in csv_files.samples(path, csv_files.GPUS).items()
-    ]
-    return sorted(found, key=lambda gpu: (len(gpu.index), gpu.index))
-
-
-def _sampled_nodes(run: RunData) -> Iterable[str]:
-    yield from run.usage
-    yield from (link.node for link in run.links)
-    yield from (gpu.node for gpu in run.gpus)
+def _read_node(run: RunData, path: Path, node: str, kind: str) -> None:
+    found = csv_files.samples(path, _KINDS[kind])
+    devices = [Device(node, key, each) for key, each in found.items()]
+    if kind == "node" and found:
+        run.usage[node] = found[""]
+    elif kind == "links":
+        run.links += devices
+    elif kind == "gpus":
+        run.gpus += sorted(devices, key=lambda gpu: (len(gpu.text("index")), gpu.text("index")))
+    elif kind == "tasks":
+        tasks = {int(key): each for key, each in found.items() if _RANK.fullmatch(key)}
+        run.tasks |= tasks
+        run.ranks |= {rank: run.ranks.get(rank, node) for rank in tasks}
 
 
 def _shifts(run: RunData) -> dict[str, float]:
     """How far each node's clock is ahead of that of the first: all ranks have met at one moment."""
-    met = group_by_key((run.ranks.get(rank, ""), mark.time) for rank, mark in run.marked("met").items())
+    met = group_by_key((run.ranks[rank], mark.time) for rank, mark in run.marked("met").items())
     if not run.nodes or run.nodes[0] not in met:
         return {}
     own = median(met[run.nodes[0]])
@@ -214,37 +178,29 @@ def _shifts(run: RunData) -> dict[str, float]:
     return {node: by for node, by in ahead.items() if abs(by) > _CLOCK_TOLERANCE}
 
 
-def _start(run: RunData, shifts: Mapping[str, float]) -> float:
+def _start(run: RunData) -> float:
     """When the first process began; else when the first line was written."""
-    begun = [mark.time - shifts.get(run.ranks.get(mark.rank, ""), 0.0) for mark in run.marked("process").values()]
-    if begun:
-        return min(begun)
-    moved = _moved(run, lambda node: -shifts.get(node, 0.0))
-    times = [*(each.time[0] for each in _series(moved)), *(mark.time for mark in moved.marks)]
-    if started := run.number("started"):
-        times.append(started)
-    return min(times, default=0.0)
+    moved = _moved(run, 0.0)
+    if begun := moved.marked("process"):
+        return min(mark.time for mark in begun.values())
+    times = [*(each.time[0] for each in moved.series), *(mark.time for mark in moved.marks)]
+    return min([*times, *filter(None, [run.number("started")])], default=0.0)
 
 
-def _moved(run: RunData, by: Callable[[str], float]) -> RunData:
-    """With the times of each node moved."""
-
-    def of_rank(rank: int) -> float:
-        return by(run.ranks.get(rank, ""))
-
+def _moved(run: RunData, by: float) -> RunData:
+    """With all times moved, and what a node's clock was ahead taken out."""
+    at = {node: by - run.shifts.get(node, 0.0) for node in run.nodes}
+    of_rank = {rank: at[node] for rank, node in run.ranks.items()}
+    marks = [replace(mark, time=mark.time + of_rank[mark.rank]) for mark in run.marks]
     return replace(
         run,
-        marks=tuple(sorted((replace(mark, time=mark.time + of_rank(mark.rank)) for mark in run.marks), key=_when)),
-        steps={rank: shifted(each, of_rank(rank)) for rank, each in sorted(run.steps.items())},
-        tasks={rank: shifted(each, of_rank(rank)) for rank, each in sorted(run.tasks.items())},
-        usage={node: shifted(each, by(node)) for node, each in run.usage.items()},
-        links=tuple(replace(each, samples=shifted(each.samples, by(each.node))) for each in run.links),
-        gpus=tuple(replace(each, samples=shifted(each.samples, by(each.node))) for each in run.gpus),
+        marks=sorted(marks, key=lambda mark: (mark.time, mark.rank)),
+        steps={rank: shifted(each, of_rank[rank]) for rank, each in sorted(run.steps.items())},
+        tasks={rank: shifted(each, of_rank[rank]) for rank, each in sorted(run.tasks.items())},
+        usage={node: shifted(each, at[node]) for node, each in run.usage.items()},
+        links=[replace(each, samples=shifted(each.samples, at[each.node])) for each in run.links],
+        gpus=[replace(each, samples=shifted(each.samples, at[each.node])) for each in run.gpus],
     )
-
-
-def _when(mark: Mark) -> tuple[float, int]:
-    return mark.time, mark.rank
 
 
 def ending(run: RunData, now: float) -> RunEnd:
@@ -312,4 +268,4 @@ def _launch(rank: int, times: dict[str, float]) -> StartupPhases:
         begin, end = (next((times[mark] for mark in marks if mark in times), math.nan) for marks in (begins, ends))
         if begin <= end:
             phases.append(Phase(name, begin, end))
-    return StartupPhases(rank, process, tuple(phases), times.get("step"))
+    return StartupPhases(rank, process, tuple(phases))

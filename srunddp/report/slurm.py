@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -23,26 +23,17 @@ _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
 @dataclass(frozen=True)
-class AccountingRow:
-    """One figure: ours, Slurm's, and by how much ours is above, as a share of Slurm's."""
-
-    name: str
-    ours: str
-    theirs: str
-    difference: str
-
-
-@dataclass(frozen=True)
 class SlurmAccounting:
     """Slurm's side of a run.
 
     Attributes:
         sentence: where the figures are from, or why there are none.
-        rows: of the table; seff: what it prints, where it is installed.
+        rows: of the table: the figure's name, ours, Slurm's, and by how much ours is above, as a share of Slurm's.
+        seff: what it prints, where it is installed.
     """
 
     sentence: str
-    rows: tuple[AccountingRow, ...] = ()
+    rows: tuple[tuple[str, str, str, str], ...] = ()
     seff: str = ""
 
 
@@ -112,7 +103,8 @@ def view(summary: Summary) -> SlurmAccounting:
     found = live[0] if live else record
     rows = _rows(summary, found, {**whole, "ElapsedRaw": record.get("ElapsedRaw", "")}, live=bool(live))
     source = "sstat, while it runs" if live else f"sacct: {record['State']}"
-    return SlurmAccounting(f"Step {name} by {source}.", tuple(rows), "" if running else _seff(summary.job))
+    seff = "" if running or not shutil.which("seff") else query("seff", summary.job).strip()
+    return SlurmAccounting(f"Step {name} by {source}.", tuple(rows), seff)
 
 
 def _sampled(name: str) -> list[dict[str, str]]:
@@ -121,7 +113,9 @@ def _sampled(name: str) -> list[dict[str, str]]:
     return [each for each in found if _float(each["NTasks"])]
 
 
-def _rows(summary: Summary, found: Mapping[str, str], times: Mapping[str, str], *, live: bool) -> list[AccountingRow]:
+def _rows(
+    summary: Summary, found: Mapping[str, str], times: Mapping[str, str], *, live: bool
+) -> Iterator[tuple[str, str, str, str]]:
     memory = [each.rss_last if live else each.rss_bytes for each in summary.ranks]
     known = [each for each in memory if each is not None]
     peaks = [each.rss_bytes for each in summary.ranks if each.rss_bytes is not None]
@@ -136,27 +130,16 @@ def _rows(summary: Summary, found: Mapping[str, str], times: Mapping[str, str], 
         ("elapsed", format.duration, summary.seconds, _float(times.get("ElapsedRaw", ""))),
         ("time limit", format.duration, summary.time_limit_s, None if limit is None else limit * 60),
     ]
-    return [
-        AccountingRow(name, shown(ours), shown(theirs), _difference(ours, theirs))
-        for name, shown, ours, theirs in wanted
-        if theirs is not None
-    ]
-
-
-def _difference(ours: float | None, theirs: float | None) -> str:
-    if ours is None or not theirs:
-        return format.UNKNOWN
-    return f"{(ours - theirs) / theirs * 100:+.1f} %"
+    for name, shown, ours, theirs in wanted:
+        if theirs is not None:
+            difference = format.UNKNOWN if ours is None or not theirs else f"{(ours - theirs) / theirs * 100:+.1f} %"
+            yield name, shown(ours), shown(theirs), difference
 
 
 def _table(printed: str, names: Sequence[str]) -> list[dict[str, str]]:
     """The lines of ``--parsable2 --noheader``."""
     rows = (line.split("|") for line in printed.splitlines())
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
-
-
-def _seff(number: str) -> str:
-    return query("seff", number).strip() if shutil.which("seff") else ""
 
 
 def seconds(text: str) -> float | None:

@@ -9,16 +9,8 @@ from itertools import pairwise
 
 from srunddp.report.csv_files import TimeSeries
 from srunddp.report.locate import start_of
-from srunddp.report.run import Gpu, Link, RunData, checkpoints, ending, launches, spans
-from srunddp.report.summary import (
-    GpuFigures,
-    LinkFigures,
-    NodeFigures,
-    RankFigures,
-    Summary,
-    Throughput,
-    share,
-)
+from srunddp.report.run import Device, RunData, checkpoints, ending, launches, spans
+from srunddp.report.summary import GpuFigures, LinkFigures, NodeFigures, RankFigures, Summary, Throughput, share
 
 _SLOW, _WAITING = 0.25, 0.1  # of the intervals: less is a stall, and no property of the run
 
@@ -96,6 +88,7 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
     own = dict(steps.ratios("own_s", "steps", first, last))
     work = [value - waits.get(time, 0.0) for time, value in own.items()]
     parts = [part for _, part in steps.ratios("data_s", "step_s", first, last)]
+    own_s = each["own_s"]
     # The supervisor is one of the processes, and only waits.
     processes = max(1.0, (task.mean("processes", first, last) or 2.0) - 1.0)
     delay = task.rate("delay_s", first, last)
@@ -103,9 +96,8 @@ def _rank(run: RunData, rank: int, first: float, last: float) -> RankFigures:
         rank=rank,
         node=run.ranks[rank],
         steps=int(steps.total("steps") or 0),
-        since=int(since or 0),
         steady_s=_steady(each["own_s"], list(own.values()), _SLOW),
-        steady_work_s=_steady(_less(each["own_s"], each["data_s"]), work, _SLOW),
+        steady_work_s=_steady(None if own_s is None else own_s - (each["data_s"] or 0.0), work, _SLOW),
         steady_wait=_steady(share(each["data_s"], each["step_s"]), parts, _WAITING),
         longest_s=steps.most("longest_step_s"),
         cpu_s=task.total("cpu_s"),
@@ -121,10 +113,6 @@ def _steady(mean: float | None, values: list[float], above: float) -> float | No
     if mean is None or not values:
         return mean
     return min(mean, sorted(values)[int((1 - above) * len(values))])
-
-
-def _less(whole: float | None, part: float | None) -> float | None:
-    return None if whole is None else whole - (part or 0.0)
 
 
 def _since(samples: TimeSeries, name: str, first: float, last: float) -> float | None:
@@ -152,12 +140,12 @@ def _node(run: RunData, node: str, first: float, last: float) -> NodeFigures:
     )
 
 
-def _link(link: Link, first: float, last: float) -> LinkFigures:
+def _link(link: Device, first: float, last: float) -> LinkFigures:
     received, sent = (link.samples.rate(name, first, last) or 0.0 for name in ("received_bytes", "sent_bytes"))
-    return LinkFigures(link.name, link.kind, link.chosen, received, sent)
+    return LinkFigures(link.key, link.text("kind"), link.text("chosen") == "1", received, sent)
 
 
-def _gpu(gpu: Gpu, first: float, last: float) -> GpuFigures:
+def _gpu(gpu: Device, first: float, last: float) -> GpuFigures:
     samples = gpu.samples
 
     def mean(name: str) -> float | None:
@@ -165,9 +153,9 @@ def _gpu(gpu: Gpu, first: float, last: float) -> GpuFigures:
 
     return GpuFigures(
         node=gpu.node,
-        index=gpu.index,
-        name=gpu.name,
-        uuid=gpu.uuid,
+        index=gpu.text("index"),
+        name=gpu.text("name"),
+        uuid=gpu.key,
         samples=sum(first <= time <= last for time in samples.time),
         utilization=mean("utilization_percent"),
         bandwidth=mean("memory_bandwidth_percent"),
@@ -187,8 +175,7 @@ def _energy(samples: TimeSeries) -> float | None:
     counted = samples.growth("energy_j")
     if counted is not None:
         return counted
-    power = samples.known("power_w")
-    pairs = list(pairwise(power))
+    pairs = list(pairwise(samples.known("power_w")))
     return sum((stop - start) * (before + after) / 2 for (start, before), (stop, after) in pairs) if pairs else None
 
 
@@ -199,13 +186,9 @@ def _sample_count(run: RunData, first: float) -> int:
 
 
 def _throughput(run: RunData, ranks: tuple[RankFigures, ...], first: float, last: float) -> Throughput:
-    counts = [(each.total("samples"), each) for each in run.steps.values()]
-    known = [(count, each) for count, each in counts if count]
-    if not known:
-        return Throughput(None, None, _own_share(ranks))
-    count, samples = max(known, key=lambda pair: pair[0] or 0.0)
-    rate = samples.rate("samples", first, last) or samples.rate("samples", first)
-    return Throughput(count, rate, _own_share(ranks))
+    samples = max(run.steps.values(), key=lambda each: each.total("samples") or 0.0, default=TimeSeries())
+    count, rate = samples.total("samples"), samples.rate("samples", first, last) or samples.rate("samples", first)
+    return Throughput(count or None, rate if count else None, _own_share(ranks))
 
 
 def _own_share(ranks: tuple[RankFigures, ...]) -> float | None:

@@ -52,12 +52,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class StartupPhases:
-    """The start of one rank: when its process began, its phases, and when its first step was over."""
+    """The start of one rank: when its process began, and its phases."""
 
     rank: int
     process: float
     phases: tuple[Phase, ...]
-    ready: float | None
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class RankFigures:
     """Of one rank, from its first step on.
 
     Attributes:
-        steps: all of them; since: those that the times are from.
+        steps: all of them.
         step_s, own_s, data_s: a step's time on average, with waits, and with pauses too where only steps are counted;
             without the backward pass, in which a rank waits for the others; of it, waiting for data.
         steady_s, steady_work_s: as ``own_s``, and as that without ``data_s``; but what a quarter of the intervals is
@@ -80,7 +79,6 @@ class RankFigures:
     rank: int
     node: str
     steps: int
-    since: int
     step_s: float | None
     own_s: float | None
     data_s: float | None

@@ -9,7 +9,7 @@ from srunddp.report import format
 from srunddp.report.advice import Advice, too_short
 from srunddp.report.run import NAMES
 from srunddp.report.slurm import SlurmAccounting
-from srunddp.report.summary import GpuFigures, NodeFigures, RankFigures, Span, Summary, median_or_none, share
+from srunddp.report.summary import GpuFigures, NodeFigures, Span, Summary, median_or_none, share
 from srunddp.util.hostlist import group_by_key
 
 _TITLE = 12
@@ -72,8 +72,7 @@ def ending(summary: Summary) -> str:
     if not by_code:
         return f"no end recorded: killed; last sample at {format.clock(end.last)}"
     if not end.missing and len(by_code) == 1:
-        said = f"ended with exit code {next(iter(by_code))} on all ranks" if summary.world_size > 1 else ""
-        said = said or f"ended with exit code {next(iter(by_code))}"
+        said = f"ended with exit code {next(iter(by_code))}{' on all ranks' if summary.world_size > 1 else ''}"
     else:
         said = "ended with " + ", ".join(f"exit code {code} on {_ranks(by_code[code])}" for code in sorted(by_code))
     if end.missing:
@@ -153,14 +152,12 @@ def _steps(summary: Summary) -> Iterator[str]:
 
 
 def _launch(summary: Summary) -> Iterator[str]:
-    rows = launch_rows(summary)
-    if rows:
-        yield ", ".join(f"{name} {_range(least, most)}" for name, least, most, _ in rows)
-
-
-def _range(least: float, most: float) -> str:
-    few, many = format.duration(least), format.duration(most)
-    return many if few == many or most <= 0 else f"{few} to {many}"
+    shown = []
+    for name, least, most, _ in launch_rows(summary):
+        few, many = format.duration(least), format.duration(most)
+        shown.append(f"{name} {many if few == many or most <= 0 else f'{few} to {many}'}")
+    if shown:
+        yield ", ".join(shown)
 
 
 def _throughput(summary: Summary) -> Iterator[str]:
@@ -207,72 +204,68 @@ def _slurm(view: SlurmAccounting) -> Iterator[str]:
 
 
 def node_rows(nodes: Sequence[NodeFigures]) -> list[list[str]]:
-    """The table of nodes, its header first; the header alone for none."""
-    rows = [["node", "CPUs used", "memory", "read", "written", "iowait", "network in", "out", "interface"]]
-    for each in nodes:
-        chosen = [link for link in each.links if link.chosen or link.kind == "rdma"]
-        rows.append(
-            [
-                format.nodes([each.node]),
-                f"{_figure(each.used)} of {_figure(each.cpus)}",
-                f"{format.size(each.memory_bytes)} of {format.size(each.memory_limit_bytes)}",
-                format.rate(each.read),
-                format.rate(each.written),
-                _figure(each.iowait),
-                format.rate(sum(link.received for link in chosen) if chosen else None),
-                format.rate(sum(link.sent for link in chosen) if chosen else None),
-                each.interface or format.UNKNOWN,
-            ]
-        )
-    return rows
+    """The table of nodes, its header first; empty for none."""
+    links = {node.node: [link for link in node.links if link.chosen or link.kind == "rdma"] for node in nodes}
+    return _with_header(
+        {
+            "node": format.nodes([each.node]),
+            "CPUs used": f"{_figure(each.used)} of {_figure(each.cpus)}",
+            "memory": f"{format.size(each.memory_bytes)} of {format.size(each.memory_limit_bytes)}",
+            "read": format.rate(each.read),
+            "written": format.rate(each.written),
+            "iowait": _figure(each.iowait),
+            "network in": format.rate(sum(link.received for link in links[each.node]) if links[each.node] else None),
+            "out": format.rate(sum(link.sent for link in links[each.node]) if links[each.node] else None),
+            "interface": each.interface or format.UNKNOWN,
+        }
+        for each in nodes
+    )
 
 
 def rank_rows(summary: Summary) -> list[list[str]]:
     """The table of ranks: those with most of their own first where it is cut."""
-    rows = [["rank", "node", "steps", "step", "own", "data wait", "CPU", "CPU wait", "memory"]]
-    ranks: Sequence[RankFigures] = summary.ranks
-    if len(ranks) > MOST:
-        ranks = sorted(ranks, key=lambda each: -(each.own_s or 0.0))
-    for each in ranks:
-        rows.append(
-            [
-                str(each.rank),
-                format.nodes([each.node]),
-                str(each.steps),
-                format.duration(each.step_s),
-                format.duration(each.own_s),
-                format.percent(share(each.data_s, each.step_s)),
-                format.duration(each.cpu_s),
-                format.percent(each.delay),
-                format.size(each.rss_bytes),
-            ]
-        )
-    return rows
+    many = len(summary.ranks) > MOST
+    return _with_header(
+        {
+            "rank": str(each.rank),
+            "node": format.nodes([each.node]),
+            "steps": str(each.steps),
+            "step": format.duration(each.step_s),
+            "own": format.duration(each.own_s),
+            "data wait": format.percent(share(each.data_s, each.step_s)),
+            "CPU": format.duration(each.cpu_s),
+            "CPU wait": format.percent(each.delay),
+            "memory": format.size(each.rss_bytes),
+        }
+        for each in sorted(summary.ranks, key=lambda each: -(each.own_s or 0.0) if many else 0.0)
+    )
 
 
 def gpu_rows(gpus: Sequence[GpuFigures]) -> list[list[str]]:
     """The table of GPUs: those used least first where it is cut; with what Hopper and newer ones measure beyond."""
     activity = any(each.sm is not None or each.tensor is not None for each in gpus)
-    more = ["SMs active", "tensor cores"] if activity else []
-    rows = [["GPU", "node", "used", *more, "memory bandwidth", "power", "energy", "hottest", "memory", "model"]]
     if len(gpus) > MOST:
         gpus = sorted(gpus, key=lambda each: each.utilization if each.utilization is not None else 101.0)
-    for each in gpus:
-        rows.append(
-            [
-                each.index or format.UNKNOWN,
-                format.nodes([each.node]),
-                _unit(each.utilization, "%"),
-                *([_unit(each.sm, "%"), _unit(each.tensor, "%")] if activity else []),
-                _unit(each.bandwidth, "%"),
-                _unit(each.power_w, "W"),
-                format.energy(each.energy_j),
-                _unit(each.temperature_c, "°C"),
-                f"{format.size(each.memory_bytes)} of {format.size(each.memory_limit_bytes)}",
-                each.name or format.UNKNOWN,
-            ]
-        )
-    return rows
+    return _with_header(
+        {
+            "GPU": each.index or format.UNKNOWN,
+            "node": format.nodes([each.node]),
+            "used": _unit(each.utilization, "%"),
+            **({"SMs active": _unit(each.sm, "%"), "tensor cores": _unit(each.tensor, "%")} if activity else {}),
+            "memory bandwidth": _unit(each.bandwidth, "%"),
+            "power": _unit(each.power_w, "W"),
+            "energy": format.energy(each.energy_j),
+            "hottest": _unit(each.temperature_c, "°C"),
+            "memory": f"{format.size(each.memory_bytes)} of {format.size(each.memory_limit_bytes)}",
+            "model": each.name or format.UNKNOWN,
+        }
+        for each in gpus
+    )
+
+
+def _with_header(rows: Iterable[dict[str, str]]) -> list[list[str]]:
+    listed = list(rows)
+    return [list(listed[0]), *(list(row.values()) for row in listed)] if listed else []
 
 
 def _figure(value: float | None) -> str:
@@ -298,23 +291,18 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def launch_rows(summary: Summary) -> list[tuple[str, float, float, int]]:
     """Of each phase the shortest, the longest, and whose that is; ``srun`` is how far the processes are apart."""
+    phases = [(each.rank, phase) for each in summary.launches for phase in each.phases]
     rows = []
     for name in NAMES:
-        lasted = {
-            launch.rank: phase.end - phase.begin
-            for launch in summary.launches
-            for phase in launch.phases
-            if phase.name == name
-        }
+        lasted = [(phase.end - phase.begin, rank) for rank, phase in phases if phase.name == name]
         if name == "srun" and lasted:
-            lasted = {launch.rank: launch.process for launch in summary.launches}
+            lasted = [(launch.process, launch.rank) for launch in summary.launches]
         if lasted:
-            slowest = max(lasted, key=lambda rank: lasted[rank])
-            rows.append((name, min(lasted.values()), lasted[slowest], slowest))
+            most, slowest = max(lasted, key=lambda pair: pair[0])
+            rows.append((name, min(lasted)[0], most, slowest))
     return rows
 
 
 def slurm_rows(view: SlurmAccounting) -> list[list[str]]:
     """Our figures beside Slurm's."""
-    head = ["", "srunddp", "Slurm", "difference"]
-    return [head, *([row.name, row.ours, row.theirs, row.difference] for row in view.rows)]
+    return [["", "srunddp", "Slurm", "difference"], *map(list, view.rows)]

@@ -28,13 +28,9 @@ def triage(paths: tuple[str, ...], as_json: bool) -> None:
     when there is nothing to read.
     """
     with answering():
-        _triage(paths, as_json)
-
-
-def _triage(paths: tuple[str, ...], as_json: bool) -> None:
-    if not paths:
-        raise ConfigError("no file and no folder", expected="logs", hint="srunddp triage slurm-4711.out")
-    evidence = collect(find(paths))
-    found = diagnose(evidence)
-    lines = [json.dumps(render.record(found, evidence), indent=2)] if as_json else render.lines(found, evidence)
-    click.echo("\n".join(lines))
+        if not paths:
+            raise ConfigError("no file and no folder", expected="logs", hint="srunddp triage slurm-4711.out")
+        evidence = collect(find(paths))
+        found = diagnose(evidence)
+        lines = [json.dumps(render.record(found, evidence), indent=2)] if as_json else render.lines(found, evidence)
+        click.echo("\n".join(lines))

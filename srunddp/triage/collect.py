@@ -12,17 +12,17 @@ from srunddp.triage.event import Event, of_exception
 from srunddp.triage.launcher_reports import Reports, of_record, ours
 from srunddp.triage.logs import Log, time_of
 from srunddp.triage.progress import (
+    FINISHED,
+    FRACTION,
+    HANDLED,
+    SUCCEEDED,
     Progress,
     is_below_error,
     is_ended,
-    is_finished,
-    is_handled,
     is_on_its_way,
     is_quoted,
-    is_success_line,
-    shows_fraction,
 )
-from srunddp.triage.rank_labels import Nccl, RankLabels, first, node_of_name, ranks_of_names, stated_rank
+from srunddp.triage.rank_labels import Nccl, RankLabels, node_of_name, ranks_of_names, stated_rank
 from srunddp.triage.signatures import Signature, table
 from srunddp.triage.tracebacks import PythonException, Tracebacks
 from srunddp.triage.world_size import LineOrigin, ObservedRanks
@@ -124,7 +124,12 @@ class _File:
         for number, line in itertools.chain(begin, lines):
             text, rank, node = labels.strip(line)
             near, host = self._nccl.look(text) if "NCCL" in text else (None, None)
-            self._line(number, text, first((rank, self._rank, near)), node or host or self._node)
+            self._line(
+                number,
+                text,
+                next((each for each in (rank, self._rank, near) if each is not None), None),
+                node or host or self._node,
+            )
             tail.append((number, text))
         self._end(tail)
         for event, (progress, before, all_before) in zip(self._own, self._counted, strict=True):
@@ -138,11 +143,11 @@ class _File:
     def _end(self, tail: Sequence[tuple[int, str]]) -> None:
         evidence = self._evidence
         evidence.steps[self._index], evidence.restarted[self._index] = self._all.count, self._restarted
-        if good := [number for number, text in tail if is_finished(text)]:
+        if good := [number for number, text in tail if FINISHED.search(text)]:
             evidence.finished[self._index] = good[-1]
-            evidence.well |= {self._index} if any(is_success_line(text) for _, text in tail) else set()
+            evidence.well |= {self._index} if any(SUCCEEDED.search(text) for _, text in tail) else set()
         else:
-            last = next((text for _, text in reversed(tail) if shows_fraction(text)), "")
+            last = next((text for _, text in reversed(tail) if FRACTION.search(text)), "")
             evidence.stopped = last if is_on_its_way(last) else evidence.stopped
         evidence.ended |= self._all.count < GOES_ON or is_ended([text for _, text in tail])
         if self._log.cut and tail:
@@ -212,7 +217,7 @@ class _File:
         last = self._own[-1] if self._own else None
         if not last or last.ours or last.kind == "ending" or last.rank != rank or number > last.number + _NEAR:
             return
-        last.weak |= is_handled(text) and not _LAUNCHER.search(text)
+        last.weak |= bool(HANDLED.search(text)) and not _LAUNCHER.search(text)
 
     def _plain(self, number: int, text: str) -> Event | None:
         if text.startswith("srunddp: ") and (event := ours(number, text, self._index)):
@@ -233,5 +238,5 @@ class _File:
 
 def _of_sign(sign: Signature, file: int, number: int, text: str) -> Event:
     weak = sign.kind == "hint" or is_quoted(text) or (sign.kind == "primary" and is_below_error(text))
-    weak |= sign.kind != "ending" and not _LAUNCHER.search(text) and is_handled(text)
+    weak |= sign.kind != "ending" and not _LAUNCHER.search(text) and bool(HANDLED.search(text))
     return Event(sign.id, sign.kind, sign.sure, file, number, text, late=sign.late, weak=weak)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -69,11 +70,7 @@ class Event:
 
 def earliest(events: Iterable[Event]) -> Event:
     """The first by their times where two have one, else by file and place."""
-    chosen, *others = events
-    for event in others:
-        if before(event, chosen):
-            chosen = event
-    return chosen
+    return functools.reduce(lambda chosen, event: event if before(event, chosen) else chosen, events)
 
 
 def before(one: Event, other: Event) -> bool:

@@ -11,15 +11,9 @@ from srunddp.triage.rank_labels import spread
 from srunddp.triage.signatures import table
 
 _SIGNALS = {
-    "Killed": 9,
-    "Segmentation fault": 11,
-    "Bus error": 7,
-    "Aborted": 6,
-    "Terminated": 15,
-    "Illegal instruction": 4,
-    "Floating point exception": 8,
-    "Trace/breakpoint trap": 5,
-}
+    "Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Terminated": 15, "Illegal instruction": 4,
+    "Floating point exception": 8, "Trace/breakpoint trap": 5,
+}  # fmt: skip
 _SRUN = re.compile(r"srun: error: ([\w.\[\],-]+): tasks? ([\d,\[\]-]+): (.+)")
 _EXITED = re.compile(r"Exited with (?:exit )?code (\d+)")
 _NOTICED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on(?: signal (\d+))?")

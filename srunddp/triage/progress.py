@@ -10,22 +10,24 @@ from dataclasses import dataclass, field
 _STEP = re.compile(
     r"\b(?:step|iter(?:ation)?|epoch|batch|it)s?\b\W{0,4}(\d+)|\b(\d+)/\d+ \[|Epoch \[?(\d+)", re.IGNORECASE
 )
-_PART = re.compile(r"\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}(\d{1,9}) ?(?:/|of) ?(\d{1,9})\b", re.IGNORECASE)
+# How far of how much was done.
+FRACTION = re.compile(r"\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}(\d{1,9}) ?(?:/|of) ?(\d{1,9})\b", re.IGNORECASE)
 _NEARLY = 0.75
-_FINISHED = re.compile(
+# A word of a good end.
+FINISHED = re.compile(
     r"\b(?:(?:[Tt]raining|[Rr]un|[Jj]ob|all|evaluation|fit)\b.{0,40}\b(?:finished|completed?|done|ended|stopped)|[Ff]inished|"
     r"[Tt]raining time|[Tt]otal time|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|rc[ =]0\b|All done|DONE|"
     r"max_(?:steps|epochs)\S* reached|COMPLETED|[Bb]est (?:acc|model|checkpoint))"
 )
-_WELL = re.compile(
+# A word of a good end of the run itself, and not of the script that started it.
+SUCCEEDED = re.compile(
     r"\b[Tt]raining\b.{0,30}\b(?:finished|completed?|done)\b|[Dd]one training|\bCOMPLETED\b|"
     r"max_(?:steps|epochs)\S* reached|exit(?:ed with)? (?:code|status)[ :=]{1,3}0\b|\brc[ =]0\b|"
     r"[Tt]raining (?:took|time)\b"
 )
 _END_WORDS = re.compile(
     r"\b(?:done|finish\w*|complete\w*|sav(?:ed|ing)|wr(?:ote|itten|iting)|final\w*|total|best|elapsed|took|summary|"
-    r"success\w*|"
-    r"upload\w*|sync\w*|runtime|throughput|bye|goodbye|end(?:ed|ing)?|stopp(?:ed|ing)|test\w*|eval\w*|result\w*|exiting|"
+    r"success\w*|upload\w*|sync\w*|runtime|throughput|bye|goodbye|end(?:ed|ing)?|stopp(?:ed|ing)|test\w*|eval\w*|result\w*|exiting|"
     r"clos(?:ed|ing)|shut\w*|epilog\w*|efficiency|utilized|stored|converged|passed|ok|over|exported)\b|"
     r"_(?:loss|runtime)\b",
     re.IGNORECASE,
@@ -47,7 +49,8 @@ _DUMP = re.compile(
     r"^(?:usage|Usage): "
 )
 _DEBUG = re.compile(r"\b(?:DEBUG|TRACE)\b|\[debug|\bdebug\d?:")
-_HANDLED = re.compile(
+# Whoever wrote it says that it goes on.
+HANDLED = re.compile(
     r"\b[Rr]etrying\b|\b[Rr]etry (?:in|after|with|\d)|will (?:be )?re|[Ss]kipp|[Ii]gnor(?:ed|ing)|"
     r"\bfall(?:s|ing)? ?back|[Ff]allback|"
     r"attempt \d+ (?:of|/)|\b(?:try|trying) (?:again|with|another|next)|\b[Cc]ontinuing\b|[Cc]aught and|"
@@ -81,36 +84,17 @@ class Progress:
         self.count += 1
 
 
-def is_finished(text: str) -> bool:
-    """A word of a good end."""
-    return bool(_FINISHED.search(text))
-
-
 def is_ended(tail: Sequence[str]) -> bool:
     """Whether the last lines end, by a word however weak or by one unlike those before, or just stop amid the work."""
-    if any(_has_end_word(text) for text in tail):
+    if any(_LAST_STEP.search(text) or (_END_WORDS.search(text) and not _STEP.search(text)) for text in tail):
         return True
     *others, last = (re.sub(r"[\d.]+", "0", text) for text in tail)
     return not (_STEP.search(tail[-1]) or _BEGUN.search(tail[-1])) and others.count(last) < _REPEATED
 
 
-def _has_end_word(text: str) -> bool:
-    return bool(_LAST_STEP.search(text) or (_END_WORDS.search(text) and not _STEP.search(text)))
-
-
-def is_success_line(text: str) -> bool:
-    """A word of a good end of the run itself, and not of the script that started it."""
-    return bool(_WELL.search(text))
-
-
-def shows_fraction(text: str) -> bool:
-    """It tells how far of how much was done."""
-    return bool(_PART.search(text))
-
-
 def is_on_its_way(text: str) -> bool:
     """It tells how far it is, and that is not far."""
-    match = _PART.search(text)
+    match = FRACTION.search(text)
     done, of = (int(group) for group in match.groups()) if match else (1, 1)
     return done < of * _NEARLY
 
@@ -118,16 +102,9 @@ def is_on_its_way(text: str) -> bool:
 def is_below_error(text: str) -> bool:
     """Of a level below error, or something quoted: a configuration, an environment, a shell's trace."""
     match = _LEVEL.search(text, 0, _PATHS)
-    if match and (match.start() < _HEAD or match[0].endswith("Warning: ")):
-        return True
-    return is_quoted(text)
+    return is_quoted(text) or bool(match and (match.start() < _HEAD or match[0].endswith("Warning: ")))
 
 
 def is_quoted(text: str) -> bool:
     """A configuration, an environment, a shell's trace, or what is only for whoever looks for faults in the program."""
     return bool(_DUMP.match(text) or _DEBUG.search(text, 0, _HEAD))
-
-
-def is_handled(text: str) -> bool:
-    """Whoever wrote it says that it goes on."""
-    return bool(_HANDLED.search(text))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -45,13 +44,11 @@ class RankLabels:
     def sniff(cls, lines: Sequence[str]) -> RankLabels:
         for kind, pattern in _DOUBTFUL.items():
             found = [match for line in lines if (match := _label(pattern, line))]
-            values = Counter(match["rank"] if kind != "host" else match["node"] for match in found)
-            if len(found) < 3 or len(found) * 5 < len(lines) * (1 if kind != "host" else 4):
-                continue
+            values = {match["rank"] if kind != "host" else match["node"] for match in found}
+            many = len(found) >= 3 and len(found) * 5 >= len(lines) * (1 if kind != "host" else 4)
             # A numbered listing counts on; ranks come again.
-            if len(values) * 2 > len(found) and len(found) > 12:
-                continue
-            return cls(kind)
+            if many and (len(found) <= 12 or len(values) * 2 <= len(found)):
+                return cls(kind)
         return cls()
 
     def strip(self, text: str) -> tuple[str, int | None, str | None]:
@@ -88,8 +85,7 @@ def ranks_of_names(names: Sequence[str]) -> dict[str, int]:
             found[name] = int(match[1])
     agents = {match.group() for name in names if (match := _AGENT.match(name))}
     if len(agents) > 1:  # several agents' local ranks
-        found = {name: rank for name, rank in found.items() if not _AGENT.match(name)}
-        return found
+        return {name: rank for name, rank in found.items() if not _AGENT.match(name)}
     return found | _of_families([name for name in names if name not in found])
 
 
@@ -145,8 +141,3 @@ def spread(text: str) -> list[int]:
         if ends and int(ends[2] or ends[1]) - int(ends[1]) < 100_000:
             numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     return numbers[:100_000]
-
-
-def first(values: Iterable[int | None]) -> int | None:
-    """The first that is one."""
-    return next((value for value in values if value is not None), None)

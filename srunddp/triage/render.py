@@ -41,7 +41,7 @@ def _head(diagnosis: Diagnosis, evidence: Evidence) -> str:
     who = _rank_and_node(diagnosis.rank, diagnosis.node)
     frame = f", in {first.raised.frame}" if first.raised and first.raised.frame else ""
     why = f"; {diagnosis.why}" if diagnosis.why else ""
-    where = f"{f'{who}, ' if who else ''}{place(first, evidence)}"
+    where = f"{f'{who}, ' if who else ''}{_place(first, evidence)}"
     return f"{how}: {where}: {_short(first.text)}{frame}{why} ({diagnosis.cause})"
 
 
@@ -50,11 +50,10 @@ def _rank_and_node(rank: int | None, node: str | None) -> str:
     return f"rank {rank}{where}" if rank is not None else node or ""
 
 
-def place(event: Event, evidence: Evidence) -> str:
+def _place(event: Event, evidence: Evidence) -> str:
     """File and line."""
-    if event.number >= GAP:
-        return f"{evidence.names[event.file]} (line {event.number - GAP + 1} of its end)"
-    return f"{evidence.names[event.file]}:{event.number}" if event.number else evidence.names[event.file]
+    line = f" (line {event.number - GAP + 1} of its end)" if event.number >= GAP else f":{event.number}"
+    return f"{evidence.names[event.file]}{line}"
 
 
 def _short(text: str) -> str:
@@ -72,15 +71,15 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
     said = []
     for what, events in list(groups.items())[:6]:
         ranks = sorted({event.rank for event in events if event.rank is not None})
-        who = f"{ranks_named(ranks)}: " if ranks else ""
+        who = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: " if ranks else ""
         said.append(f"then what followed: {who}{_short(events[0].text)} ({what})")
     return said
 
 
-def ranks_named(ranks: Sequence[int]) -> str:
-    """``ranks 0-1, 3``."""
+def _ranges(ranks: Sequence[int]) -> str:
+    """``0-1, 3``; of many the first."""
     shown = ranges(ranks).split(",")
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown[:20])}{', …' if len(shown) > 20 else ''}"
+    return f"{', '.join(shown[:20])}{', …' if len(shown) > 20 else ''}"
 
 
 def _last_lines(evidence: Evidence) -> list[str]:
@@ -94,9 +93,13 @@ def _world(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.world_size is None and not diagnosis.seen:
         return []
     expected = f"{diagnosis.world_size} ranks expected" if diagnosis.world_size is not None else "world size not told"
-    silent = f"; silent: {ranks_named(diagnosis.silent).partition(' ')[2]}" if diagnosis.silent else ""
+    silent = f"; silent: {_ranges(diagnosis.silent)}" if diagnosis.silent else ""
     spoke = f", {len(diagnosis.seen)} spoke{silent}" if diagnosis.seen else "; no line tells whose it is"
     return [f"world: {expected}{spoke}"]
+
+
+def _origin(event: Event, evidence: Evidence) -> dict[str, Any]:
+    return {"file": evidence.names[event.file], "line": event.number, "text": event.text}
 
 
 def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
@@ -108,9 +111,7 @@ def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
         "certainty": diagnosis.certainty,
         "rank": diagnosis.rank,
         "node": diagnosis.node,
-        "file": evidence.names[first.file] if first else None,
-        "line": first.number if first else None,
-        "text": first.text if first else None,
+        **(_origin(first, evidence) if first else dict.fromkeys(("file", "line", "text"))),
         "frame": first.raised.frame if first and first.raised else None,
         "explanation": known.cause if known else None,
         "hint": known.hint if known else None,
@@ -118,14 +119,7 @@ def record(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
         "ranks_seen": diagnosis.seen,
         "silent": diagnosis.silent,
         "followed": [
-            {
-                "rank": each.rank,
-                "cause": each.cause,
-                "file": evidence.names[each.file],
-                "line": each.number,
-                "text": each.text,
-            }
-            for each in diagnosis.followed[:100]
+            {"rank": each.rank, "cause": each.cause, **_origin(each, evidence)} for each in diagnosis.followed[:100]
         ],
         "notes": evidence.notes,
     }

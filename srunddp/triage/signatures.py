@@ -55,7 +55,6 @@ class Signature:
 class Cause:
     """What an id stands for."""
 
-    id: str
     cause: str
     hint: str
     source: str
@@ -95,23 +94,19 @@ def table() -> SignatureTable:
     text = resources.files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
     entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     signs = [_sign(entry["id"], sign) for entry in entries for sign in entry["signs"]]
-    causes = {entry["id"]: _cause(entry) for entry in entries}
+    causes = {
+        entry["id"]: Cause(entry["cause"], entry["hint"], entry["source"], _compiled(entry.get("behind")))
+        for entry in entries
+    }
     return SignatureTable(tuple(signs), causes)
 
 
-def _cause(entry: dict[str, Any]) -> Cause:
-    behind = re.compile(entry["behind"]) if "behind" in entry else None
-    return Cause(entry["id"], entry["cause"], entry["hint"], entry["source"], behind)
+def _sign(cause: str, sign: dict[str, Any]) -> Signature:
+    kind = sign.get("kind", "primary")
+    sure = sign.get("sure", kind in ("primary", "ending"))
+    match, unless = re.compile(sign["match"]), _compiled(sign.get("unless"))
+    return Signature(cause, match, unless, kind, sure, sign.get("late", False), sign["sample"])
 
 
-def _sign(cause: str, sign: dict[str, str | bool]) -> Signature:
-    kind, unless = str(sign.get("kind", "primary")), sign.get("unless")
-    return Signature(
-        cause,
-        re.compile(str(sign["match"])),
-        re.compile(str(unless)) if unless else None,
-        kind,
-        bool(sign.get("sure", kind in ("primary", "ending"))),
-        bool(sign.get("late", False)),
-        str(sign["sample"]),
-    )
+def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+    return re.compile(pattern) if pattern else None

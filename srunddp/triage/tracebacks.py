@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from srunddp.triage.progress import is_handled
+from srunddp.triage.progress import HANDLED
 
 _HEADER = re.compile(r"(?:Original )?Traceback \(most recent call last\):?")
 _FRAME = re.compile(r'\s*File "([^"]{1,500})", line (\d+)(?:, in (.{1,200}))?')
@@ -115,7 +115,8 @@ class Tracebacks:
             return True
         text = text.lstrip() if text[:1] == " " and self._just_code else text
         match = _RAISED.match(text)
-        if match and (_SURELY.search(match[1]) or (self._just_code and _named(match[1]))):
+        # Below its code also a name that ends like no exception's: project.errors.BadConfig.
+        if match and (_SURELY.search(match[1]) or (self._just_code and ("." in match[1] or match[1][:1].isupper()))):
             self._raise(number, match[1], match[2] or "", text)
             return True
         self._stray += 1
@@ -139,11 +140,6 @@ class Tracebacks:
         frame = self._frames[-1] if self._frames else ""
         top, code = self._first in _TOP, "\n".join(self._code[-12:])
         # Whoever is below a caught exception has a function's name; a warning before it tells that it was caught.
-        said = not top and (is_handled(self._previous) or "WARN" in self._previous[:90].upper())
+        said = not top and bool(HANDLED.search(self._previous) or "WARN" in self._previous[:90].upper())
         aside = said or bool(_ASIDE.match(self._previous))
         return PythonException(kind, message, number, text, frame, code, [], self._ignored, self._inner, top, aside)
-
-
-def _named(name: str) -> bool:
-    """Whether a name may be an exception's that ends like none: ``project.errors.BadConfig``."""
-    return "." in name or name[:1].isupper()

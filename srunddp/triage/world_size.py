@@ -61,12 +61,9 @@ class LineOrigin:
         steps: that the file told of before it.
     """
 
-    job: object = None
-    rank: int | None = None
-    steps: int = 0
-
-
-NO_STREAM = LineOrigin()
+    job: object
+    rank: int | None
+    steps: int
 
 
 @dataclass
@@ -86,34 +83,31 @@ class SingletonRanks:
             self.ranks.add(stream.rank)
 
 
-class Shapes:
-    """What headers tell, line by line: nodes times ranks on each, as was asked for."""
+def _requested_size(text: str, header: dict[str, int]) -> tuple[int, bool]:
+    """World size by the nodes and the ranks on each that a line asks for, 0 if none; whether ranks are what it starts.
 
-    def __init__(self) -> None:
-        self._header: dict[str, int] = {}
-
-    def size(self, text: str) -> tuple[int, bool]:
-        """World size that a line tells, 0 if none, and whether it is that of the ranks themselves."""
-        if match := _PER_NODE.search(text):
-            return sum(
-                int(each) * int(times or 1) for each, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", match[1])
-            ), False
-        if match := _DEEPSPEED.search(text):
-            return sum(len(re.findall(r"\d+", each)) for each in re.findall(r"\[([^\]]*)\]", match[1])), True
-        own = next((word for word in _STARTERS if word in text), "")
-        if own and own != _STARTERS[-1]:  # srun's options before it are of what it starts
-            text = text[text.index(own) :]
-        nodes, each = _number(_NODES, text), _number(_EACH, text)
-        if own:
-            return (each * (nodes or (0 if _ANY_NODES.search(text) else 1))), True
-        if "#SBATCH" in text:
-            found = {"nodes": nodes, "each": each, "tasks": _number(_TASKS, text)}
-            self._header |= {name: value for name, value in found.items() if value}
-            nodes, each = self._header.get("nodes", 1), self._header.get("each", 0)
-            if "tasks" in self._header:
-                return self._header["tasks"], False
-        # One task on each node mostly starts the ranks itself.
-        return (nodes * each if each > 1 else 0), False
+    Args:
+        header: what the #SBATCH lines before it asked for; this line's is added.
+    """
+    if match := _PER_NODE.search(text):
+        parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", match[1])
+        return sum(int(each) * int(times or 1) for each, times in parts), False
+    if match := _DEEPSPEED.search(text):
+        return sum(len(re.findall(r"\d+", each)) for each in re.findall(r"\[([^\]]*)\]", match[1])), True
+    own = next((word for word in _STARTERS if word in text), "")
+    if own and own != _STARTERS[-1]:  # srun's options before it are of what it starts
+        text = text[text.index(own) :]
+    nodes, each = _number(_NODES, text), _number(_EACH, text)
+    if own:
+        return (each * (nodes or (0 if _ANY_NODES.search(text) else 1))), True
+    if "#SBATCH" in text:
+        found = {"nodes": nodes, "each": each, "tasks": _number(_TASKS, text)}
+        header |= {name: value for name, value in found.items() if value}
+        nodes, each = header.get("nodes", 1), header.get("each", 0)
+        if "tasks" in header:
+            return header["tasks"], False
+    # One task on each node mostly starts the ranks itself.
+    return (nodes * each if each > 1 else 0), False
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int:
@@ -135,10 +129,10 @@ class ObservedRanks:
     worlds: dict[int, Counter[int]] = field(default_factory=dict)
     _singletons: dict[tuple[object, str], SingletonRanks] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
-    _shapes: Shapes = field(default_factory=Shapes)
+    _header: dict[str, int] = field(default_factory=dict)
     elastic: dict[str, int] = field(default_factory=dict)  # what torchrun says of its agents
 
-    def add_line(self, text: str, rank: int | None, node: str | None, stream: LineOrigin = NO_STREAM) -> None:
+    def add_line(self, text: str, rank: int | None, node: str | None, stream: LineOrigin) -> None:
         """A line, and whose it is."""
         if rank is not None and rank < MOST_RANKS:
             self.seen.add(rank)
@@ -151,10 +145,9 @@ class ObservedRanks:
         if (match := _SPOKE.search(text)) and (said := int(next(filter(None, match.groups())))) < MOST_RANKS:
             self.seen.add(said)
         if match := _SLURM_TASK.search(text):
-            nodes, each = [int(group) for group in match.groups() if group]
-            self.add_world_size(5, nodes * each)
+            self.add_world_size(5, int(match[1]) * int(match[2]))
         if any(word in text for word in _SHAPES):
-            size, own = self._shapes.size(text)
+            size, own = _requested_size(text, self._header)
             self.add_world_size(5 if own else _BY_OPTIONS, size)
         if match := _ELASTIC.search(text):
             self.elastic[match[1]] = int(match[2])
@@ -182,11 +175,7 @@ class ObservedRanks:
     @property
     def stated_size(self) -> int | None:
         """The world size that lines tell; the most trusted kind of line that does, and there the largest."""
-        for order in sorted(self.worlds):
-            if order == 8 and any(each in self.worlds for each in range(8)):
-                continue
-            return max(self.worlds[order])
-        return None
+        return max(self.worlds[min(self.worlds)]) if self.worlds else None
 
     @property
     def world_size(self) -> int | None:

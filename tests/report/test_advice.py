@@ -46,12 +46,10 @@ HEALTHY = {
     "time limit used": MadeUp(time_limit=1400.0),
     "nearly half of a long limit": MadeUp(seconds=2000, interval=20, time_limit=4500.0),
     "little time saved": MadeUp(time_limit=2300.0),
-    "crashed early": MadeUp(time_limit=36000.0, code=1),
-    "killed early": MadeUp(time_limit=36000.0, code=None),
+    "crashed early with much memory left": MadeUp(time_limit=36000.0, memory_limit=64 * GIB, code=1),
+    "killed early with much memory left": MadeUp(time_limit=36000.0, memory_limit=64 * GIB, code=None),
     "the rest of a run": MadeUp(time_limit=36000.0, resumed=5000),
     "one of a job's steps": MadeUp(time_limit=36000.0, name="4711.3"),
-    "crashed with much memory left": MadeUp(memory_limit=64 * GIB, code=1),
-    "killed with much memory left": MadeUp(memory_limit=64 * GIB, code=None),
     "little memory unused": MadeUp(memory=1 * GIB, memory_limit=4 * GIB),
     "memory used": MadeUp(memory=40 * GIB, memory_limit=64 * GIB),
 }
@@ -62,55 +60,42 @@ def test_a_healthy_run_has_no_note(name: str, tmp_path: Path) -> None:
     assert noted(HEALTHY[name], tmp_path) == ()
 
 
-# What is planted; its rule; words of the finding; words of the hint.
-PLANTED = {
-    "slow rank": (replace(ON_GPUS, slow={5: 0.05}), "slow rank", "rank 5 on node02: 50", "--exclude=node02"),
-    "slow rank of two": (MadeUp(nodes=2, ranks_per_node=1, slow={1: 0.1}), "slow rank", "rank 1 on node02", "node02"),
-    "slow node": (
-        replace(ON_GPUS, slow=dict.fromkeys(range(4, 8), 0.06)),
-        "slow rank",
-        "ranks 4-7 on node02",
-        "node02",
-    ),
-    "slow rank by its own work": (MadeUp(slow={2: 0.1}), "slow rank", "its own work, not the wait for data", "node02"),
-    "slow rank by its data": (MadeUp(slow_data={2: 0.1}), "slow rank", "it is its wait for data", "storage as node02"),
-    "slow rank 0": (MadeUp(slow={0: 0.1}), "slow rank", "rank 0", "see what rank 0 alone does in each step"),
-    "slow rank of one node": (
-        MadeUp(nodes=1, ranks_per_node=4, slow={2: 0.1}),
-        "slow rank",
-        "rank 2",
-        "see what else runs on node01",
-    ),
-    "slow rank starves GPUs": (replace(ON_GPUS, slow={5: 0.5}, utilization=12), "slow rank", "rank 5", "node02"),
-    "starving loader": (MadeUp(data=0.4), "data wait", "4", "--loading.num_workers"),
-    "starving loader, starved GPUs": (replace(ON_GPUS, data=0.7, utilization=9), "data wait", "7", "num_workers"),
-    "idle GPUs": (replace(ON_GPUS, utilization=8.0), "gpu idle", "8 GPUs on node[01-02] used for", "--batch_size"),
-    "GPUs wait for evaluations": (
-        replace(ON_GPUS, evaluation_s=140.0),
-        "gpu idle",
-        "8 GPUs",
-        "rarer or quicker evaluations and checkpoints: 6.",
-    ),
-    "an idle GPU": (replace(ON_GPUS, idle=((1, 2),)), "gpu idle", "GPU 2 on node02 used for 0.0 %", "--gpus-per-node"),
-    "wrong interface": (MadeUp(**RING), "wrong interface", "eno1 carries 114 MiB/s on node[01-03]", "ifaces.conf"),
-    "wrong interface beside RDMA": (MadeUp(**RING, rdma=1e3), "wrong interface", "eno1 carries", "ifaces.conf"),
-    "too few CPUs": (MadeUp(busy=1.0, delay=0.5), "cpu oversubscribed", "100 % of 8 CPUs", "--cpus-per-task"),
-    "too few CPUs for the loader": (
-        MadeUp(busy=1.0, delay=0.5, data=0.4),
-        "cpu oversubscribed",
-        "CPUs",
-        "cpus-per-task",
-    ),
-    "long limit": (MadeUp(time_limit=7200.0), "time limit", "10 min 5 s of 2 h used, 8.4 %", "--time=0:20:00"),
-    "much memory": (MadeUp(memory_limit=64 * GIB), "memory unused", "6.00 GiB of 64.0 GiB", "--mem=8G"),
-    "hot GPU": (replace(ON_GPUS, hot=((0, 3),)), "gpu throttled", "GPU 3 on node01", "--exclude=node01"),
-    "hot GPU slows its rank": (replace(ON_GPUS, hot=((0, 3),), slow={3: 0.1}), "gpu throttled", "GPU 3", "node01"),
-}
+IDLE_GPU = replace(ON_GPUS, idle=((1, 2),))
+HOT_GPU = replace(ON_GPUS, hot=((0, 3),))
+SLOW_NODE = replace(ON_GPUS, slow=dict.fromkeys(range(4, 8), 0.06))
+EVALUATED = replace(ON_GPUS, evaluation_s=140.0)
+# Its rule; what is planted; words of the finding; words of the hint.
+PLANTED = [
+    ("slow rank", replace(ON_GPUS, slow={5: 0.05}), "rank 5 on node02: 50", "--exclude=node02"),
+    ("slow rank", MadeUp(nodes=2, ranks_per_node=1, slow={1: 0.1}), "rank 1 on node02", "node02"),
+    ("slow rank", SLOW_NODE, "ranks 4-7 on node02", "node02"),
+    ("slow rank", MadeUp(slow={2: 0.1}), "its own work, not the wait for data", "node02"),
+    ("slow rank", MadeUp(slow_data={2: 0.1}), "it is its wait for data", "storage as node02"),
+    ("slow rank", MadeUp(slow={0: 0.1}), "rank 0", "see what rank 0 alone does in each step"),
+    ("slow rank", MadeUp(nodes=1, ranks_per_node=4, slow={2: 0.1}), "rank 2", "see what else runs on node01"),
+    # It starves the GPUs, too.
+    ("slow rank", replace(ON_GPUS, slow={5: 0.5}, utilization=12), "rank 5", "node02"),
+    ("data wait", MadeUp(data=0.4), "4", "--loading.num_workers"),
+    ("data wait", replace(ON_GPUS, data=0.7, utilization=9), "7", "num_workers"),
+    ("gpu idle", replace(ON_GPUS, utilization=8.0), "8 GPUs on node[01-02] used for", "--batch_size"),
+    ("gpu idle", EVALUATED, "8 GPUs", "rarer or quicker evaluations and checkpoints: 6."),
+    ("gpu idle", IDLE_GPU, "GPU 2 on node02 used for 0.0 %", "--gpus-per-node"),
+    ("wrong interface", MadeUp(**RING), "eno1 carries 114 MiB/s on node[01-03]", "ifaces.conf"),
+    ("wrong interface", MadeUp(**RING, rdma=1e3), "eno1 carries", "ifaces.conf"),
+    ("cpu oversubscribed", MadeUp(busy=1.0, delay=0.5), "100 % of 8 CPUs", "--cpus-per-task"),
+    # Too few for the loader, too.
+    ("cpu oversubscribed", MadeUp(busy=1.0, delay=0.5, data=0.4), "CPUs", "cpus-per-task"),
+    ("time limit", MadeUp(time_limit=7200.0), "10 min 5 s of 2 h used, 8.4 %", "--time=0:20:00"),
+    ("memory unused", MadeUp(memory_limit=64 * GIB), "6.00 GiB of 64.0 GiB", "--mem=8G"),
+    ("gpu throttled", HOT_GPU, "GPU 3 on node01", "--exclude=node01"),
+    ("gpu throttled", replace(HOT_GPU, slow={3: 0.1}), "GPU 3", "node01"),
+]
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_what_is_planted_is_named_and_nothing_else(name: str, tmp_path: Path) -> None:
-    made_up, rule, found, hint = PLANTED[name]
+@pytest.mark.parametrize(("rule", "made_up", "found", "hint"), PLANTED)
+def test_what_is_planted_is_named_and_nothing_else(
+    rule: str, made_up: MadeUp, found: str, hint: str, tmp_path: Path
+) -> None:
     (note,) = noted(made_up, tmp_path)
     assert note.rule == rule
     assert found in note.found

@@ -36,12 +36,12 @@ def prints(text: str) -> str:
 
 
 def asked(folder: Path) -> list[str]:
-    return (folder / "asked").read_text().splitlines() if (folder / "asked").exists() else []
+    return (folder / "asked").read_text().splitlines()
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "bin").mkdir()
+    write(tmp_path / "asked", "")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     return tmp_path
 
@@ -50,8 +50,12 @@ def view(made_up: MadeUp, folder: Path, now: float | None = None) -> slurm.Slurm
     return slurm.view(summary_of(read(made_up.write(folder)), now))
 
 
-def rows(found: slurm.SlurmAccounting) -> Mapping[str, tuple[str, str, str]]:
-    return {row.name: (row.ours, row.theirs, row.difference) for row in found.rows}
+def rows(found: slurm.SlurmAccounting) -> Mapping[str, list[str]]:
+    return {name: figures for name, *figures in found.rows}
+
+
+def report(what: str, folder: Path) -> str:
+    return srunddp("report", "--text", what, folder=folder, PATH=os.environ["PATH"]).stdout
 
 
 def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
@@ -61,16 +65,14 @@ def test_after_the_job_the_steps_record_is_compared(commands: Path) -> None:
     assert found.sentence == "Step 4711.0 by sacct: COMPLETED."
     assert found.seff == "Job ID: 4711\nCPU Efficiency: 79.2% of 00:16:00 core-walltime"
     assert rows(found) == {
-        "CPU time": ("13 min 8 s", "12 min 40 s", "+3.7 %"),
-        "MaxRSS of a task": ("6.00 GiB", "6.00 GiB", "+0.0 %"),
-        "AveRSS of the tasks": ("6.00 GiB", "5.91 GiB", "+1.5 %"),
-        "elapsed": ("65.3 s", "66 s", "-1.1 %"),
-        "time limit": ("20 min", "20 min", "+0.0 %"),
+        "CPU time": ["13 min 8 s", "12 min 40 s", "+3.7 %"],
+        "MaxRSS of a task": ["6.00 GiB", "6.00 GiB", "+0.0 %"],
+        "AveRSS of the tasks": ["6.00 GiB", "5.91 GiB", "+1.5 %"],
+        "elapsed": ["65.3 s", "66 s", "-1.1 %"],
+        "time limit": ["20 min", "20 min", "+0.0 %"],
     }
-    assert [each.split()[:7] for each in asked(commands)] == [
-        ["sacct", "-P", "-n", "--units=K", "-j", "4711", "-o"],
-        ["seff", "4711"],
-    ]
+    sacct, seff = asked(commands)
+    assert (sacct[:38], seff) == ("sacct -P -n --units=K -j 4711 -o JobID", "seff 4711")
 
 
 def test_while_the_job_runs_sstat_is_asked(commands: Path) -> None:
@@ -82,40 +84,29 @@ def test_while_the_job_runs_sstat_is_asked(commands: Path) -> None:
     # AveCPU is of one task.
     assert rows(found)["CPU time"][1] == "12 min 40 s"
     assert rows(found)["AveRSS of the tasks"][1] == "5.72 GiB"
-    assert rows(found)["time limit"] == ("20 min", "20 min", "+0.0 %")
+    assert rows(found)["time limit"] == ["20 min", "20 min", "+0.0 %"]
     assert any(each.startswith("sstat -P -n -j 4711.0 -o ") for each in asked(commands))
 
 
-def test_where_slurm_gathers_nothing_its_empty_figures_are_none(commands: Path) -> None:
-    """As sstat was seen to print, without a plugin that gathers."""
-    stub(commands, "sstat", prints("4711.0|0|213503982334-14:25:51||\n"))
-    found = view(replace(RUN, code=None), commands, RUN.start + 64)
-    assert found == slurm.SlurmAccounting("Slurm's accounting does not answer for this run: nothing to compare with.")
-
-
 @pytest.mark.parametrize(
-    "body",
+    ("sacct", "sstat", "what"),
     [
-        "echo Slurm accounting storage is disabled; exit 1",
-        "exit 0",
-        prints("4712.0|COMPLETED|1|2|3|4|5|6\n"),
-        prints("|\n"),
+        ("echo Slurm accounting storage is disabled; exit 1", "", "does not answer for this run"),
+        ("exit 0", "", "does not answer for this run"),
+        (prints("4712.0|COMPLETED|1|2|3|4|5|6\n"), "", "does not answer for this run"),
+        (prints("|\n"), "", "does not answer for this run"),
+        # As sstat was seen to print, without a plugin that gathers.
+        ("", prints("4711.0|0|213503982334-14:25:51||\n"), "does not answer for this run"),
+        # After a requeue sacct has the last start alone.
+        (prints(SACCT.replace("18000000", "18000099")), "", "has another start of this job"),
     ],
-    ids=["disabled", "silent", "another-job", "junk"],
+    ids=["disabled", "silent", "another-job", "junk", "nothing gathered", "another start"],
 )
-def test_without_accounting_there_is_one_sentence(body: str, commands: Path) -> None:
-    stub(commands, "sacct", body)
-    assert view(RUN, commands) == slurm.SlurmAccounting(
-        "Slurm's accounting does not answer for this run: nothing to compare with."
-    )
-
-
-def test_accounting_of_another_start_of_the_job_is_not_used(commands: Path) -> None:
-    """After a requeue sacct has the last start alone."""
-    stub(commands, "sacct", prints(SACCT.replace("18000000", "18000099")))
-    assert view(RUN, commands) == slurm.SlurmAccounting(
-        "Slurm's accounting has another start of this job: nothing to compare with."
-    )
+def test_without_accounting_there_is_one_sentence(sacct: str, sstat: str, what: str, commands: Path) -> None:
+    stub(commands, "sacct", sacct)
+    stub(commands, "sstat", sstat)
+    found = view(replace(RUN, code=None) if sstat else RUN, commands, RUN.start + 64)
+    assert found == slurm.SlurmAccounting(f"Slurm's accounting {what}: nothing to compare with.")
 
 
 @pytest.mark.parametrize("name", ["run", "namespace-3", "4711;touch x.0", "-j.0"])
@@ -132,9 +123,7 @@ def test_times_and_sizes_are_read_as_sacct_and_sstat_write_them() -> None:
     assert {text: slurm.size(text) for text in sizes} == sizes
 
 
-# Whether it still runs: what scontrol of Slurm 22.05 was seen to print.
-
-
+# What scontrol of Slurm 22.05 was seen to print.
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -149,13 +138,11 @@ def test_a_run_that_was_killed_just_now_is_not_called_running(body: str, said: s
     """As in a job script, where the report follows the run at once."""
     stub(commands, "scontrol", body)
     replace(RUN, code=None, start=time.time() - 65).write(commands / "logs")
-    done = srunddp("report", "--text", "4711", folder=commands, PATH=os.environ["PATH"])
-    assert said in done.stdout
+    assert said in report("4711", commands)
     assert "scontrol --oneliner show step 4711.0" in asked(commands)
 
 
 # The job's time limit, which ranks of Slurm 22.05 are not told.
-
 
 ARRAY = "JobId=4712 ArrayJobId=4711 RunTime=00:00:01 TimeLimit=00:01:00\n"
 OF_JOB = "JobId=4711 JobName=x JobState=RUNNING Restarts=0 RunTime=00:02:03 TimeLimit=1-02:00:00 TimeMin=N/A\n"
@@ -182,9 +169,9 @@ def test_the_limit_is_the_controllers_or_accountings(
 def test_the_limit_that_slurm_says_stands_in_the_report(commands: Path) -> None:
     stub(commands, "scontrol", prints("JobId=4711 RunTime=00:01:06 TimeLimit=10:00:00\n"))
     replace(RUN, time_limit=None).write(commands / "logs")
-    done = srunddp("report", "--text", "4711", folder=commands, PATH=os.environ["PATH"])
-    assert ", 65.3 s of 10 h\n" in done.stdout
-    assert "time limit: 66 s of 10 h used" in done.stdout
+    said = report("4711", commands)
+    assert ", 65.3 s of 10 h\n" in said
+    assert "time limit: 66 s of 10 h used" in said
 
 
 # Where a job ran.
@@ -196,8 +183,7 @@ def test_a_job_is_found_where_it_ran_that_of_an_array_too(commands: Path) -> Non
     work = commands / "at work"
     replace(RUN, name="4714.0").write(work / "logs")
     stub(commands, "scontrol", prints(SCONTROL.format(work)))
-    done = srunddp("report", "--text", "4711_3", folder=commands, PATH=os.environ["PATH"])
-    assert done.stdout.startswith("run 4714.0: ")
+    assert report("4711_3", commands).startswith("run 4714.0: ")
     assert "scontrol --oneliner show job 4711_3" in asked(commands)
 
 

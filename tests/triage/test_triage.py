@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,53 +18,27 @@ from srunddp.triage.rank_labels import RankLabels, ranks_of_names, spread
 from srunddp.triage.render import lines
 from srunddp.triage.signatures import KINDS, WORDS, Signature, table
 from srunddp.triage.tracebacks import Tracebacks
-from tests.conftest import ROOT
+from tests.support.starting import one_message, srunddp, write
 
-IDS = [
-    "address-in-use",
-    "network-unreachable",
-    "no-such-interface",
-    "loopback-address",
-    "name-not-resolved",
-    "ranks-missing",
-    "world-of-one",
-    "mpi-slots",
-    "mpi-launch",
-    "slurm-variables",
-    "collective-timeout",
-    "collective-mismatch",
-    "nccl-internal",
-    "gpu-lost",
-    "cuda-out-of-memory",
-    "invalid-device",
-    "cuda-driver",
-    "device-assert",
-    "host-out-of-memory",
-    "shared-memory",
-    "time-limit",
-    "cancelled",
-    "preempted",
-    "node-failure",
-    "disk-full",
-    "file-missing",
-    "checkpoint-mismatch",
-    "module-missing",
-    "library-mismatch",
-    "open-files",
-    "rank-killed",
-    "rank-stalled",
-    "script-error",
-    "launch-refused",
-    "unknown",
-]
+CAUSES = """
+address-in-use network-unreachable no-such-interface loopback-address name-not-resolved ranks-missing world-of-one
+mpi-slots mpi-launch slurm-variables collective-timeout collective-mismatch nccl-internal gpu-lost cuda-out-of-memory
+invalid-device cuda-driver device-assert host-out-of-memory shared-memory time-limit cancelled preempted node-failure
+disk-full file-missing checkpoint-mismatch module-missing library-mismatch open-files rank-killed rank-stalled
+script-error launch-refused unknown
+"""
 SIGNS = table().signs
+TOP, CAUGHT = (
+    f'Traceback (most recent call last):\n  File "/p/a.py", line 1, in {where}\n' for where in ("<module>", "fit")
+)
+DENIED = "PermissionError: [Errno 13] Permission denied: '/out'\n"
+EXITED = "srun: error: node01: task 0: Exited with exit code 1\n"
+CANCELLED = "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
+TIME_LIMIT = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
 
 
-def log(folder: Path, text: str | bytes, name: str = "slurm-1.out") -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
+def log(folder: Path, text: str, name: str = "slurm-1.out") -> Path:
+    return write(folder / name, text)
 
 
 def diagnosis(path: Path) -> Diagnosis:
@@ -78,29 +50,14 @@ def said(path: Path) -> str:
     return "\n".join(lines(diagnose(evidence), evidence))
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "bin" / "srunddp"), "triage", *words],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env=environment,
-        check=False,
-    )
-
-
 def name_of(sign: Signature) -> str:
     return f"{sign.id}-{SIGNS.index(sign)}"
 
 
 def test_every_cause_has_an_entry_with_a_hint_and_a_source() -> None:
     assert list(table().causes) == [*dict.fromkeys(sign.id for sign in SIGNS)]
-    assert sorted(table().causes) == sorted(IDS)
-    for known in table().causes.values():
-        assert known.cause
-        assert known.hint
-        assert known.source
+    assert sorted(table().causes) == sorted(CAUSES.split())
+    assert all(known.cause and known.hint and known.source for known in table().causes.values())
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=name_of)
@@ -108,10 +65,7 @@ def test_a_sign_matches_its_sample_and_no_other_primary_one_does(sign: Signature
     assert sign.kind in KINDS
     assert sign.fits(sign.sample)
     assert any(word in sign.sample.lower() for word in WORDS), "it would be passed over"
-    others = [
-        other.id for other in SIGNS if other.id != sign.id and other.kind == "primary" and other.fits(sign.sample)
-    ]
-    assert not others
+    assert {each.id for each in SIGNS if each.kind == "primary" and each.fits(sign.sample)} <= {sign.id}
     found = table().read(sign.sample)
     assert found is not None
     assert found.id == sign.id
@@ -139,11 +93,9 @@ def test_no_signature_takes_long_for_the_longest_line(piece: str) -> None:
 
 
 def test_a_long_healthy_log_costs_in_proportion_to_its_length(tmp_path: Path) -> None:
-    def cost(lines: int) -> float:
-        path = log(
-            tmp_path, "".join(f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(lines))
-        )
-        before = time.process_time()
+    def cost(count: int) -> float:
+        steps = (f"epoch 1 step {step} loss {step / 7:.4f} val_error 0.{step}\n" for step in range(count))
+        path, before = log(tmp_path, "".join(steps)), time.process_time()
         assert diagnosis(path).first is None
         return time.process_time() - before
 
@@ -166,7 +118,7 @@ def test_files_that_are_no_logs_are_skipped_without_blocking(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe.log")
     outside = log(tmp_path.parent, "MemoryError\n", "outside.txt")
     (tmp_path / "link.out").symlink_to(outside)
-    log(tmp_path, b"\x7fELF" + bytes(range(256)) * 20 + b"\nMemoryError\n", "core.1")
+    (tmp_path / "core.1").write_bytes(b"\x7fELF" + bytes(range(256)) * 20 + b"\nMemoryError\n")
     log(tmp_path, "time,what\n1,MemoryError\n", "monitor.0/node01.node.csv")
     log(tmp_path, '{"note": "MemoryError"}\n', "monitor.0/run.json")
     log(tmp_path, "raise MemoryError\nMemoryError\n", "train.py")
@@ -175,20 +127,13 @@ def test_files_that_are_no_logs_are_skipped_without_blocking(tmp_path: Path) -> 
 
 
 def test_colours_progress_bars_and_binary_do_not_hide_an_error(tmp_path: Path) -> None:
-    path = log(
-        tmp_path,
-        b"\x1b[31m 10%|# | 1/10 [00:01]\r 20%|##\xff| 2/10\r\0\0\x1b[1mMemoryError\x1b[0m: \x1b]0;title\x07x\r\n",
-    )
-    found = diagnosis(path)
-    assert found.cause == "host-out-of-memory"
-    assert found.first is not None
-    assert found.first.text == "MemoryError: x"
+    bars = b"\x1b[31m 10%|# | 1/10 [00:01]\r 20%|##\xff| 2/10\r"
+    (tmp_path / "a.log").write_bytes(bars + b"\0\0\x1b[1mMemoryError\x1b[0m: \x1b]0;title\x07x\r\n")
+    assert said(tmp_path).splitlines()[0].endswith(": MemoryError: x (host-out-of-memory)")
 
 
 def test_what_a_log_says_cannot_command_the_terminal(tmp_path: Path) -> None:
-    path = log(
-        tmp_path, 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: \x9b31m\x85\u202e\n'
-    )
+    path = log(tmp_path, CAUGHT + "ValueError: \x9b31m\x85\u202e\n")
     assert all(line.isprintable() for line in said(path).splitlines())
 
 
@@ -283,21 +228,6 @@ def test_tracebacks_of_two_ranks_in_one_another_are_both_seen(tmp_path: Path) ->
     assert texts == ["ValueError: one", "IndexError: other"]
 
 
-def test_a_guess_is_never_called_certain(tmp_path: Path) -> None:
-    watchdog = next(sign.sample for sign in SIGNS if sign.id == "collective-timeout")
-    assert diagnosis(log(tmp_path, f"step 1\n{watchdog}\n")).certainty == "likely"
-    assert diagnosis(log(tmp_path, "srun: error: node01: task 3: Killed\n")).certainty == "likely"
-    both = "MemoryError\nModuleNotFoundError: No module named 'x'\n"
-    assert diagnosis(log(tmp_path, both)).certainty == "likely"
-
-
-TOP, CAUGHT = (
-    f'Traceback (most recent call last):\n  File "/p/a.py", line 1, in {where}\n' for where in ("<module>", "fit")
-)
-DENIED = "PermissionError: [Errno 13] Permission denied: '/out'\n"
-EXITED = "srun: error: node01: task 0: Exited with exit code 1\n"
-
-
 @pytest.mark.parametrize(
     ("text", "certainty"),
     [
@@ -308,6 +238,13 @@ EXITED = "srun: error: node01: task 0: Exited with exit code 1\n"
         (TOP + DENIED + "Job finished\n", "likely"),
         (TOP + DENIED + "step 1\n" + EXITED, "likely"),
         ("[rank1]: " + TOP.replace("\n  ", "\n[rank1]:   ") + "[rank1]: " + DENIED + EXITED, "likely"),
+        # A guess is never called certain.
+        (f"step 1\n{next(sign.sample for sign in SIGNS if sign.id == 'collective-timeout')}\n", "likely"),
+        ("srun: error: node01: task 3: Killed\n", "likely"),
+        ("MemoryError\nModuleNotFoundError: No module named 'x'\n", "likely"),
+        # A run that stood still did not surely need more time.
+        ("2026-03-01 09:55:00 step 1\n" + TIME_LIMIT, "certain"),
+        ("2026-03-01 06:00:00 step 1\n" + TIME_LIMIT, "likely"),
         ("rank 0 of 1\nrank 0 of 1\n" + TOP + "ModuleNotFoundError: No module named 'x'\n" + EXITED, "likely"),
     ],
 )
@@ -335,49 +272,23 @@ def test_world_and_silent_ranks_are_told(tmp_path: Path) -> None:
 
 
 def test_the_command_says_it_in_few_lines_and_for_machines(tmp_path: Path) -> None:
-    text = 'Traceback (most recent call last):\n  File "/p/a.py", line 1, in <module>\n'
-    text += "torch.OutOfMemoryError: CUDA out of memory.\n"
-    path = log(tmp_path, text, "4711.0/node02.rank1.log")
-    done = command(str(tmp_path))
+    path = log(tmp_path, TOP + "torch.OutOfMemoryError: CUDA out of memory.\n", "4711.0/node02.rank1.log")
+    done = srunddp("triage", tmp_path, folder=tmp_path)
     assert done.returncode == 0
     assert done.stdout.splitlines()[0] == (
         "first failure: rank 1 on node02, 4711.0/node02.rank1.log:3: torch.OutOfMemoryError: CUDA out of memory., "
         "in a.py:1 in <module> (cuda-out-of-memory)"
     )
     assert re.search(r"^cause: .*\nhint: ", done.stdout, re.MULTILINE)
-    record = json.loads(command("--json", str(path)).stdout)
-    assert (record["cause"], record["certainty"], record["rank"], record["node"]) == (
-        "cuda-out-of-memory",
-        "certain",
-        1,
-        "node02",
-    )
-    assert command(str(log(tmp_path, "step 1\n", "fine.out"))).stdout == "nothing failed\n"
+    record = json.loads(srunddp("triage", "--json", path, folder=tmp_path).stdout)
+    found = [record[name] for name in ("cause", "certainty", "rank", "node")]
+    assert found == ["cuda-out-of-memory", "certain", 1, "node02"]
+    assert srunddp("triage", log(tmp_path, "step 1\n", "fine.out"), folder=tmp_path).stdout == "nothing failed\n"
 
 
 @pytest.mark.parametrize("words", [[], ["no-such-file"], ["/dev/null"], ["."]])
-def test_where_there_is_nothing_to_read_it_says_so(
-    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = command(*words)
-    assert (done.returncode, done.stdout) == (78, "")
-    assert re.fullmatch(r"srunddp: error: .*; expected .* -> .*\n", done.stderr)
-
-
-def test_the_command_imports_neither_torch_nor_mpi4py(tmp_path: Path) -> None:
-    path = log(tmp_path, "step 1\n")
-    program = "import sys; from srunddp.cli import main\ntry: main(['triage', sys.argv[1]])\nexcept SystemExit: pass\n"
-    program += "print(sorted({'torch', 'mpi4py', 'numpy', 'matplotlib'} & {*sys.modules}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert done.stdout == "nothing failed\n[]\n"
+def test_where_there_is_nothing_to_read_it_says_so(tmp_path: Path, words: list[str]) -> None:
+    assert one_message(srunddp("triage", *words, folder=tmp_path))
 
 
 def test_one_process_that_repeats_it_is_alone_is_no_bad_launch(tmp_path: Path) -> None:
@@ -389,56 +300,41 @@ def test_one_process_that_repeats_it_is_alone_is_no_bad_launch(tmp_path: Path) -
 def test_the_last_error_counts_where_earlier_ones_were_handled(tmp_path: Path) -> None:
     handled = "".join(f"step {step}\nCUDA out of memory. Retrying.\n" for step in range(200))
     assert diagnosis(log(tmp_path, handled + "step 200\nstep 201\nstep 202\ndone\n")).cause is None
-    assert (
-        diagnosis(log(tmp_path, handled + "torch.OutOfMemoryError: CUDA out of memory.\n")).cause
-        == "cuda-out-of-memory"
-    )
+    last = "torch.OutOfMemoryError: CUDA out of memory.\n"
+    assert diagnosis(log(tmp_path, handled + last)).cause == "cuda-out-of-memory"
 
 
 def test_of_two_nodes_the_earlier_clock_counts(tmp_path: Path) -> None:
     for node, second in (("node01", 9), ("node02", 3)):
         log(tmp_path, f"2026-03-01 10:00:0{second} rank failed\nMemoryError: {node}\n", f"{node}.log")
-    found = diagnosis(tmp_path)
-    assert found.first is not None
-    assert found.first.text == "MemoryError: node02"
-
-
-def test_a_run_that_stood_still_did_not_surely_need_more_time(tmp_path: Path) -> None:
-    limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T{} DUE TO TIME LIMIT ***\n"
-    step = "2026-03-01 10:00:00 step 1\n"
-    assert diagnosis(log(tmp_path, step + limit.format("10:05:00"))).certainty == "certain"
-    assert diagnosis(log(tmp_path, step + limit.format("14:00:00"))).certainty == "likely"
+    assert "MemoryError: node02" in said(tmp_path).splitlines()[0]
 
 
 def test_a_time_limit_is_not_blamed_for_other_errors(tmp_path: Path) -> None:
-    limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
-    error = 'Traceback (most recent call last):\n  File "/p/a.py", line 1, in f\nValueError: bad\n'
-    assert diagnosis(log(tmp_path, error + limit)).cause == "script-error"
-    assert diagnosis(log(tmp_path, limit + error)).cause == "time-limit"
-    found = diagnosis(log(tmp_path, "step 1\n" + limit))
+    error = CAUGHT + "ValueError: bad\n"
+    assert diagnosis(log(tmp_path, error + TIME_LIMIT)).cause == "script-error"
+    assert diagnosis(log(tmp_path, TIME_LIMIT + error)).cause == "time-limit"
+    found = diagnosis(log(tmp_path, "step 1\n" + TIME_LIMIT))
     assert (found.cause, found.certainty) == ("time-limit", "certain")
 
 
 def test_victims_that_a_launcher_kills_are_not_the_first(tmp_path: Path) -> None:
     text = "srun: error: node02: task 2: Exited with exit code 1\nsrun: Terminating StepId=1.0\n"
-    text += "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
-    text += "srun: error: node01: task 0: Killed\nsrun: error: node01: task 1: Exited with exit code 137\n"
+    text += CANCELLED + "srun: error: node01: task 0: Killed\nsrun: error: node01: task 1: Exited with exit code 137\n"
     found = diagnosis(log(tmp_path, text))
     assert (found.cause, found.rank, found.node) == ("unknown", 2, "node02")
 
 
 def test_who_waited_until_the_time_limit_waited_for_the_missing(tmp_path: Path) -> None:
     waiting = "srunddp: waiting for ranks 4-5 on node03\n"
-    limit = "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     placed = "srunddp: 6 ranks on 3 nodes, launcher Slurm, channel pmi, master 10.0.0.1 port 40000, interface a (b)\n"
-    assert diagnosis(log(tmp_path, waiting + limit)).cause == "ranks-missing"
-    assert diagnosis(log(tmp_path, waiting + placed + limit)).cause == "time-limit"
+    assert diagnosis(log(tmp_path, waiting + TIME_LIMIT)).cause == "ranks-missing"
+    assert diagnosis(log(tmp_path, waiting + placed + TIME_LIMIT)).cause == "time-limit"
     assert diagnosis(log(tmp_path, waiting + placed)).cause is None
 
 
 def test_a_cancelled_step_whose_ranks_are_killed_was_cancelled(tmp_path: Path) -> None:
-    text = "slurmstepd: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-03-01T10:00:00 ***\n"
-    text += "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+    text = CANCELLED + "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
     assert diagnosis(log(tmp_path, text + "srun: error: node01: tasks 0-1: Killed\n")).cause == "cancelled"
 
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from srunddp.report import format
 from srunddp.report.plots import style, timeline
-from srunddp.report.plots.style import COLOURS, Grid, TimeAxis, grid, heat, png
+from srunddp.report.plots.style import COLOURS, TimeAxis, heat, png
 from srunddp.report.plots.timeline import DrawnFigure
 from srunddp.report.run import NAMES, RunData
 from srunddp.report.summary import StartupPhases, Summary
@@ -20,15 +20,14 @@ from srunddp.report.summary import StartupPhases, Summary
 _NAMED = 32  # ranks that each have a number at the axis
 _ROW, _LOWEST, _HIGHEST = 0.16, 1.6, 6.0  # inches
 _MOST_BARS = 192
-_Draw = Callable[[RunData, Summary, TimeAxis], timeline.DrawnFigure]
+_Draw = Callable[[RunData, Summary, TimeAxis], DrawnFigure]
 
 
 def steps(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """The time of each rank's own in a step; where that is not known, the step time."""
     own = any(each.own_s is not None for each in summary.ranks)
-    over = grid(0.0, axis.end, axis.interval)
     name = "own_s" if own else "step_s"
-    rows = {rank: [value * 1e3 for value in heat(each, name, "steps", over)] for rank, each in run.steps.items()}
+    rows = {rank: [value * 1e3 for value in heat(each, name, "steps", axis)] for rank, each in run.steps.items()}
     known = sorted(value for row in rows.values() for value in row if not math.isnan(value))
     if not known:
         why = "Steps were counted, but not timed" if summary.steps else "No steps were counted"
@@ -36,7 +35,7 @@ def steps(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     figure, (panel,) = style.figure([_height(len(rows))])
     # A few long steps are not to make all others look alike.
     most = max(1.25 * median(known), known[int(len(known) * 0.995)])
-    _mesh(panel, list(rows.values()), over, axis, most)
+    _mesh(panel, list(rows.values()), axis, most)
     clipped = known[-1] > most
     kind = "Own time per step, all but the backward pass," if own else "Step time"
     bar = figure.colorbar(panel.collections[0], ax=panel, extend="max" if clipped else "neither", pad=0.01)
@@ -53,9 +52,9 @@ def _height(rows: int) -> float:
     return max(_LOWEST, min(_HIGHEST, _ROW * rows + 0.8))
 
 
-def _mesh(panel: Axes, rows: list[list[float]], over: Grid, axis: TimeAxis, most: float) -> None:
+def _mesh(panel: Axes, rows: list[list[float]], axis: TimeAxis, most: float) -> None:
     colours = colormaps["cividis"].with_extremes(bad="#EDEDED")
-    edges = [axis.at(edge) for edge in over.edges]
+    edges = [axis.at(axis.width * at) for at in range(axis.columns + 1)]
     panel.pcolormesh(edges, [row - 0.5 for row in range(len(rows) + 1)], rows, cmap=colours, vmin=0, vmax=most)
     panel.grid(visible=False)
 
@@ -118,9 +117,9 @@ class Plot:
 
     name: str
     title: str
-    alt: str = ""
-    image: bytes = b""
-    missing: str = ""
+    alt: str
+    image: bytes
+    missing: str
 
 
 _ALL: dict[str, tuple[str, _Draw]] = {
@@ -134,12 +133,10 @@ _ALL: dict[str, tuple[str, _Draw]] = {
 
 def pictures(run: RunData, summary: Summary) -> list[Plot]:
     """All of them, in the order of the page."""
-    axis = TimeAxis(max(summary.seconds, 1.0), summary.interval_s or 5.0, summary.epochs)
+    axis, found = TimeAxis(max(summary.seconds, 1.0), summary.interval_s or 5.0, summary.epochs), []
     with style.style():
-        return [_picture(name, *_ALL[name], run, summary, axis) for name in _ALL]
-
-
-def _picture(name: str, title: str, draw: _Draw, run: RunData, summary: Summary, axis: TimeAxis) -> Plot:
-    drawn = draw(run, summary, axis)
-    image = png(drawn.figure) if drawn.figure is not None else b""
-    return Plot(f"report-{name}.png", title, drawn.alt, image, " ".join(drawn.missing))
+        for name, (title, draw) in _ALL.items():
+            drawn = draw(run, summary, axis)
+            image = png(drawn.figure) if drawn.figure is not None else b""
+            found.append(Plot(f"report-{name}.png", title, drawn.alt, image, " ".join(drawn.missing)))
+    return found

@@ -43,7 +43,7 @@ _COLUMNS = 240
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """Seconds as the axis shows them.
+    """Seconds as the axis shows them, and columns of equal length in which series are put together.
 
     Attributes:
         end: seconds since the start, of the whole axis.
@@ -63,6 +63,21 @@ class TimeAxis:
     def at(self, seconds: float) -> float:
         """As the axis has it."""
         return seconds / self.unit[0]
+
+    @property
+    def length(self) -> float:
+        """Seconds of all columns."""
+        return max(self.end, self.interval, 1e-3)
+
+    @property
+    def columns(self) -> int:
+        """As many as a picture can show, and not more than there are samples."""
+        return max(1, min(_COLUMNS, int(self.length / max(self.interval, 1e-3))))
+
+    @property
+    def width(self) -> float:
+        """Seconds of a column."""
+        return self.length / self.columns
 
 
 @contextmanager
@@ -134,7 +149,7 @@ def draw(panel: Axes, lines: Sequence[Line], axis: TimeAxis, what: str) -> None:
         what: they are, in the plural.
     """
     if len(lines) > MOST_LINES:
-        draw_band(panel, band(lines, grid(0.0, axis.end, axis.interval)), axis, COLOURS[0], f"{len(lines)} {what}")
+        draw_band(panel, lines, axis, COLOURS[0], f"{len(lines)} {what}")
     else:
         for line, each in zip(lines, COLOURS, strict=False):
             _draw(panel, line, axis, each)
@@ -149,14 +164,18 @@ def _draw(panel: Axes, line: Line, axis: TimeAxis, colour: str) -> None:
     panel.plot(times, values, color=colour, linewidth=1.2, label=label, marker=marker, markersize=4)
 
 
-def draw_band(panel: Axes, found: Band, axis: TimeAxis, colour: str, what: str, *, alone: bool = False) -> None:
-    """From the least to the most, with the median; one series alone has neither."""
-    times = [axis.at(time) for time in found.times]
+def draw_band(panel: Axes, lines: Sequence[Line], axis: TimeAxis, colour: str, what: str) -> None:
+    """From the least to the most of several series, with the median; one series has neither."""
+    middles, known = _by_column([line.points for line in lines], axis)
+    times, alone = [axis.at(time) for time in middles], len(lines) == 1
+
+    def each(of: Callable[[list[float]], float]) -> list[float]:
+        return [of(values) if values else NAN for values in known]
+
     if not alone:
-        panel.fill_between(
-            times, found.least, found.most, color=colour, alpha=0.25, linewidth=0, label=f"range of {what}"
-        )
-    panel.plot(times, found.middle, color=colour, linewidth=1.4, label=what if alone else f"median of {what}")
+        label = f"range of {what}"
+        panel.fill_between(times, each(min), each(max), color=colour, alpha=0.25, linewidth=0, label=label)
+    panel.plot(times, each(median), color=colour, linewidth=1.4, label=what if alone else f"median of {what}")
 
 
 def legend(panel: Axes, *more: Axes) -> None:
@@ -187,55 +206,6 @@ class Line:
     points: Sequence[tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Band:
-    """Many series, at the same times; nan where none has a value."""
-
-    times: list[float]
-    least: list[float]
-    middle: list[float]
-    most: list[float]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Spans of time of equal length.
-
-    Attributes:
-        begin, end: seconds since the start; columns: how many there are.
-    """
-
-    begin: float
-    end: float
-    columns: int
-
-    @property
-    def width(self) -> float:
-        """Seconds of one."""
-        return (self.end - self.begin) / self.columns
-
-    @property
-    def edges(self) -> list[float]:
-        """Where they begin, and where the last ends."""
-        return [self.begin + self.width * at for at in range(self.columns + 1)]
-
-    def covered(self, begin: float, end: float) -> Iterable[tuple[int, float]]:
-        """The columns that a span lies in, and its seconds in each."""
-        first = max(0, int((begin - self.begin) / self.width))
-        last = min(self.columns - 1, int((end - self.begin) / self.width))
-        for at in range(first, last + 1):
-            left = self.begin + at * self.width
-            seconds = min(end, left + self.width) - max(begin, left)
-            if seconds > 0:
-                yield at, seconds
-
-
-def grid(begin: float, end: float, interval: float) -> Grid:
-    """As fine as a picture can show, and not finer than the samples are."""
-    length = max(end - begin, interval, 1e-3)
-    return Grid(begin, begin + length, max(1, min(_COLUMNS, int(length / max(interval, 1e-3)))))
-
-
 def gauge(samples: TimeSeries, name: str, scale: float = 1.0) -> list[tuple[float, float]]:
     """The known values of a column."""
     return [(time, value * scale) for time, value in samples.known(name)]
@@ -259,49 +229,46 @@ def summed(series: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float,
     return [(time, sum(each[time] for each in every)) for time in sorted(times)]
 
 
-def mean_of(series: Iterable[Sequence[tuple[float, float]]], over: Grid) -> list[tuple[float, float]]:
+def mean_of(series: Iterable[Sequence[tuple[float, float]]], axis: TimeAxis) -> list[tuple[float, float]]:
     """The mean of several series whose times differ."""
-    columns = [_gathered(each, over) for each in series]
-    found = []
-    for at in range(over.columns):
-        known = [column[at] for column in columns if not math.isnan(column[at])]
-        if known:
-            found.append((over.begin + (at + 0.5) * over.width, sum(known) / len(known)))
-    return found
+    times, known = _by_column(series, axis)
+    return [(time, sum(values) / len(values)) for time, values in zip(times, known, strict=True) if values]
 
 
-def band(lines: Sequence[Line], over: Grid) -> Band:
-    """Least, median and most of several series, on one grid."""
-    columns = [_gathered(line.points, over) for line in lines]
-    times = [over.begin + (at + 0.5) * over.width for at in range(over.columns)]
-    known = [[column[at] for column in columns if not math.isnan(column[at])] for at in range(over.columns)]
-
-    def each(of: Callable[[list[float]], float]) -> list[float]:
-        return [of(values) if values else NAN for values in known]
-
-    return Band(times, each(min), each(median), each(max))
+def _by_column(
+    series: Iterable[Sequence[tuple[float, float]]], axis: TimeAxis
+) -> tuple[list[float], list[list[float]]]:
+    """The middle of each column, and the means there of the series that have a value."""
+    means = [_means(each, axis) for each in series]
+    times = [(at + 0.5) * axis.width for at in range(axis.columns)]
+    return times, [[each[at] for each in means if not math.isnan(each[at])] for at in range(axis.columns)]
 
 
-def _gathered(points: Sequence[tuple[float, float]], over: Grid) -> list[float]:
-    sums, counts = [0.0] * over.columns, [0] * over.columns
+def _means(points: Sequence[tuple[float, float]], axis: TimeAxis) -> list[float]:
+    """The mean of a series in each column."""
+    columns, width = axis.columns, axis.width
+    sums, counts = [0.0] * columns, [0] * columns
     for time, value in points:
-        at = int((time - over.begin) / over.width)
-        if 0 <= at < over.columns or time == over.end:
-            at = min(at, over.columns - 1)
+        at = int(time / width)
+        if 0 <= at < columns or time == axis.length:
+            at = min(at, columns - 1)
             sums[at] += value
             counts[at] += 1
     return [total / count if count else NAN for total, count in zip(sums, counts, strict=True)]
 
 
-def heat(samples: TimeSeries, part: str, whole: str, over: Grid) -> list[float]:
+def heat(samples: TimeSeries, part: str, whole: str, axis: TimeAxis) -> list[float]:
     """The growth of one counter over that of another in each column; nan where that did not grow.
 
     Of intervals in which both are known: before the first step one of them may not be.
     """
-    tops, belows = [0.0] * over.columns, [0.0] * over.columns
+    columns, width = axis.columns, axis.width
+    tops, belows = [0.0] * columns, [0.0] * columns
     parts = {(begin, end): grown for begin, end, grown in samples.steps(part)}
     for begin, end, grown in samples.steps(whole):
-        for at, seconds in over.covered(begin, end) if (begin, end) in parts else ():
-            tops[at] += parts[begin, end] * seconds / (end - begin)
-            belows[at] += grown * seconds / (end - begin)
+        for at in range(max(0, int(begin / width)), min(columns - 1, int(end / width)) + 1):
+            seconds = max(0.0, min(end, at * width + width) - max(begin, at * width))
+            if (begin, end) in parts:
+                tops[at] += parts[begin, end] * seconds / (end - begin)
+                belows[at] += grown * seconds / (end - begin)
     return [top / below if below > 1e-9 else NAN for top, below in zip(tops, belows, strict=True)]

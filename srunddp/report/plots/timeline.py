@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from srunddp.report import format
+from srunddp.report.csv_files import TimeSeries
 from srunddp.report.plots import style
-from srunddp.report.plots.style import COLOURS, Line, TimeAxis, band, gauge, grid, mean_of, rates, summed, whole
-from srunddp.report.run import Gpu, RunData
+from srunddp.report.plots.style import COLOURS, Line, TimeAxis, gauge, mean_of, rates, summed, whole
+from srunddp.report.run import RunData
 from srunddp.report.summary import Summary
 
 _MIB = 1 / 2**20
@@ -28,14 +30,8 @@ class DrawnFigure:
     missing: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """A panel of a picture: what it is drawn from, and how."""
-
-    title: str
-    lines: Sequence[Line]
-    label: str
-    most: float | None = None
+# Of a panel the title, the lines, without which it is left out, and what draws it.
+_Panel = tuple[str, Sequence[Line], Callable[[Axes], None]]
 
 
 def timeline(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
@@ -99,26 +95,31 @@ def gpus(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """The three panels of the Vega guide."""
     if not run.gpus:
         return DrawnFigure(None, "", ("No GPU was sampled.",))
-    every = [_gpu_lines(run.gpus, name) for name in ("utilization_percent", "temperature_c")]
-    used, heat = every
-    bandwidth, power = (_gpu_lines(run.gpus, name) for name in ("memory_bandwidth_percent", "power_w"))
-    wanted: list[tuple[str, bool, Callable[[Axes], None]]] = [
-        ("GPU utilization", bool(used), lambda panel: _plain(panel, used, axis, "GPU utilization (%)", 105, "GPUs")),
-        ("Memory bandwidth and power", bool(bandwidth or power), lambda panel: _both(panel, bandwidth, power, axis)),
-        ("Temperature", bool(heat), lambda panel: _temperature(panel, heat, axis)),
+    used, heat, bandwidth, power = (
+        _lines([(f"{gpu.node} GPU {gpu.text('index')}", gauge(gpu.samples, name)) for gpu in run.gpus])
+        for name in ("utilization_percent", "temperature_c", "memory_bandwidth_percent", "power_w")
+    )
+
+    def temperature(panel: Axes) -> None:
+        style.draw(panel, heat, axis, "GPUs")
+        panel.set_ylabel("temperature (°C)")
+
+    wanted: list[_Panel] = [
+        ("GPU utilization", used, lambda panel: _plain(panel, used, axis, "GPU utilization (%)", "GPUs", 105)),
+        ("Memory bandwidth and power", bandwidth or power, lambda panel: _both(panel, bandwidth, power, axis)),
+        ("Temperature", heat, temperature),
     ]
     return _panels(wanted, axis, f"of {format.count(len(run.gpus), 'GPU')}")
 
 
-def _gpu_lines(gpus: Sequence[Gpu], name: str) -> list[Line]:
-    found = [Line(f"{gpu.node} GPU {gpu.index}", gauge(gpu.samples, name)) for gpu in gpus]
-    return [line for line in found if line.points]
+def _lines(series: Iterable[tuple[str, Sequence[tuple[float, float]]]]) -> list[Line]:
+    return [Line(label, points) for label, points in series if points]
 
 
-def _panels(wanted: list[tuple[str, bool, Callable[[Axes], None]]], axis: TimeAxis, of: str) -> DrawnFigure:
+def _panels(wanted: Sequence[_Panel], axis: TimeAxis, of: str) -> DrawnFigure:
     """Those that have data, below each other."""
-    shown = [(title, draw) for title, there, draw in wanted if there]
-    missing = tuple(f"{title}: no data." for title, there, _ in wanted if not there)
+    shown = [(title, draw) for title, lines, draw in wanted if lines]
+    missing = tuple(f"{title}: no data." for title, lines, _ in wanted if not lines)
     if not shown:
         return DrawnFigure(None, "", missing)
     figure, axes = style.figure([1.75] * len(shown))
@@ -129,19 +130,15 @@ def _panels(wanted: list[tuple[str, bool, Callable[[Axes], None]]], axis: TimeAx
     return DrawnFigure(figure, f"{', '.join(title for title, _ in shown)} over time, {of}.", missing)
 
 
-def _plain(panel: Axes, lines: Sequence[Line], axis: TimeAxis, label: str, most: float | None, what: str) -> None:
+def _plain(
+    panel: Axes, lines: Sequence[Line], axis: TimeAxis, label: str, what: str, most: float | None = None
+) -> None:
     style.draw(panel, lines, axis, what)
     style.from_zero(panel, label, most)
 
 
-def _temperature(panel: Axes, lines: Sequence[Line], axis: TimeAxis) -> None:
-    style.draw(panel, lines, axis, "GPUs")
-    panel.set_ylabel("temperature (°C)")
-
-
 def _both(panel: Axes, bandwidth: Sequence[Line], power: Sequence[Line], axis: TimeAxis) -> None:
     """Two axes: of many GPUs a band each, so that the two can be told apart."""
-    over = grid(0.0, axis.end, axis.interval)
     panels: list[Axes] = []
     for lines, colour, label, most in (
         (bandwidth, COLOURS[0], "memory bandwidth (%)", 105.0),
@@ -150,8 +147,7 @@ def _both(panel: Axes, bandwidth: Sequence[Line], power: Sequence[Line], axis: T
         if lines:
             own = panel.twinx() if panels else panel
             own.grid(visible=not panels)
-            short = label.split(" (")[0]
-            style.draw_band(own, band(lines, over), axis, colour, short, alone=len(lines) == 1)
+            style.draw_band(own, lines, axis, colour, label.split(" (")[0])
             style.from_zero(own, label, most)
             own.yaxis.label.set_color(colour)
             own.spines["right"].set_visible(bool(panels))
@@ -161,26 +157,24 @@ def _both(panel: Axes, bandwidth: Sequence[Line], power: Sequence[Line], axis: T
 
 def nodes(run: RunData, summary: Summary, axis: TimeAxis) -> DrawnFigure:
     """CPU, memory, network, storage and data wait of each node."""
+    waiting = _usage(run, lambda each: rates(each, "iowait_s"))
     found = [
-        _Panel("CPUs in use", _usage(run, lambda each: rates(each, "cpu_s")), "CPUs"),
-        _Panel("CPU waiting for storage", _usage(run, lambda each: rates(each, "iowait_s")), "CPUs"),
-        _Panel("Memory of the job", _usage(run, lambda each: gauge(each, "memory_bytes", _GIB)), "memory (GiB)"),
-        _Panel("Network: received plus sent, by the chosen interface and by RDMA", _network(run), "rate (MiB/s)"),
-        _Panel("Storage: read plus written", _storage(run), "rate (MiB/s)"),
-        _Panel("Waiting for data", _waits(run, axis), "of the step time (%)"),
+        ("CPUs in use", _usage(run, lambda each: rates(each, "cpu_s")), "CPUs"),
+        *([("CPU waiting for storage", waiting, "CPUs")] if _matters(waiting) else []),
+        ("Memory of the job", _usage(run, lambda each: gauge(each, "memory_bytes", _GIB)), "memory (GiB)"),
+        ("Network: received plus sent, by the chosen interface and by RDMA", _network(run), "rate (MiB/s)"),
+        ("Storage: read plus written", _storage(run), "rate (MiB/s)"),
+        ("Waiting for data", _waits(run, axis), "of the step time (%)"),
     ]
-    several = [panel for panel in found if panel.title != "CPU waiting for storage" or _matters(panel.lines)]
-
-    def drawing(panel: _Panel) -> Callable[[Axes], None]:
-        return lambda axes: _plain(axes, panel.lines, axis, panel.label, panel.most, "nodes")
-
-    wanted = [(panel.title, bool(panel.lines), drawing(panel)) for panel in several]
+    wanted = [
+        (title, lines, partial(_plain, lines=lines, axis=axis, label=label, what="nodes"))
+        for title, lines, label in found
+    ]
     return _panels(wanted, axis, f"of {format.count(len(run.nodes), 'node')}")
 
 
-def _usage(run: RunData, points: Callable[..., list[tuple[float, float]]]) -> list[Line]:
-    found = [Line(node, points(run.usage[node])) for node in run.nodes if node in run.usage]
-    return [line for line in found if line.points]
+def _usage(run: RunData, points: Callable[[TimeSeries], list[tuple[float, float]]]) -> list[Line]:
+    return _lines((node, points(run.usage[node])) for node in run.nodes if node in run.usage)
 
 
 def _matters(lines: Sequence[Line]) -> bool:
@@ -189,12 +183,12 @@ def _matters(lines: Sequence[Line]) -> bool:
 
 
 def _network(run: RunData) -> list[Line]:
-    chosen = [link for link in run.links if link.chosen or link.kind == "rdma"]
+    chosen = [link for link in run.links if link.carries_training]
     found = []
     for node, links in groupby(sorted(chosen, key=lambda each: run.nodes.index(each.node)), lambda each: each.node):
         each = [rates(link.samples, way, _MIB) for link in links for way in ("received_bytes", "sent_bytes")]
-        found.append(Line(node, summed(series for series in each if series)))
-    return [line for line in found if line.points]
+        found.append((node, summed(series for series in each if series)))
+    return _lines(found)
 
 
 def _storage(run: RunData) -> list[Line]:
@@ -205,7 +199,6 @@ def _storage(run: RunData) -> list[Line]:
 
 def _waits(run: RunData, axis: TimeAxis) -> list[Line]:
     """Of each node the mean of its ranks."""
-    over = grid(0.0, axis.end, axis.interval)
     found = []
     for node in run.nodes:
         series = [
@@ -213,5 +206,5 @@ def _waits(run: RunData, axis: TimeAxis) -> list[Line]:
             for rank, samples in run.steps.items()
             if run.ranks[rank] == node
         ]
-        found.append(Line(node, mean_of([each for each in series if each], over)))
-    return [line for line in found if line.points]
+        found.append((node, mean_of([each for each in series if each], axis)))
+    return _lines(found)
