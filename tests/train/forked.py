@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer of a process would: 2 s of CPU in each rank
 
-from tests.train.worlds import joined
+from tests.train.local_world import joined
 
 _FAILED = 1
 

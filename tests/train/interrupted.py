@@ -31,7 +31,7 @@ from srunddp.train.checkpoint_policy import StopConsensus
 from tests.programs import resumable
 from tests.train.course import LONG, Course, until
 from tests.train.forked import start, world_of
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
 
 ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a machine that is busy
 SHOT_WITHIN = 5.0  # seconds, as a run near its end may have no such moment any more
@@ -44,7 +44,7 @@ _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
 _SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.*)?")
 
 
-def go_on(world: StandIn, folder: Path, arguments: Sequence[str], harmless: bool) -> tuple[int, str]:
+def go_on(world: LocalWorld, folder: Path, arguments: Sequence[str], harmless: bool) -> tuple[int, str]:
     """In a rank: train to the end, or until it is stopped; the exit code, and what was said.
 
     Args:
@@ -252,7 +252,9 @@ def workerless(folder: Path, number: int) -> str:
 # A signal at a moment that is certain.
 
 
-def signalled_amid_evaluation(world: StandIn, folder: Path, arguments: Sequence[str], number: int) -> tuple[int, str]:
+def signalled_amid_evaluation(
+    world: LocalWorld, folder: Path, arguments: Sequence[str], number: int
+) -> tuple[int, str]:
     """In a rank: the second one gets a signal in the third batch of an evaluation; all agree after each batch."""
 
     class Signalled(resumable.Network):

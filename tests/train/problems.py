@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, Config, LoadingConfig, Trainer
 from srunddp.train.world import World
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
 
 BATCH_PER_RANK = 4
 
@@ -74,7 +74,7 @@ def trainer_of(
     torch.manual_seed(0)
     model = model or nn.Linear(8, 4)
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    config, world = settings(**({"tensorboard": False} | changes)), world or StandIn()
+    config, world = settings(**({"tensorboard": False} | changes)), world or LocalWorld()
     loss = nn.CrossEntropyLoss()
     return Trainer(model, optimizer, loss, config, world=world, scheduler=scheduler, callbacks=callbacks)
 

@@ -27,8 +27,8 @@ from srunddp.train.checkpoint import resharding, sharded
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from tests.train.course import until
 from tests.train.forked import start, world_of
+from tests.train.local_world import LocalWorld
 from tests.train.problems import Scale, classes, message
-from tests.train.worlds import StandIn
 
 BF16 = FSDPConfig(modules=("Block",), param_dtype="bf16")
 
@@ -73,7 +73,7 @@ def config(parallel: str = "fsdp", folder: Path | None = None, **changes: Any) -
 
 
 def train(
-    world: StandIn,
+    world: LocalWorld,
     settings: Config,
     stop: int | None = None,
     norm: type[nn.Module] = nn.BatchNorm1d,
@@ -110,10 +110,10 @@ def local(tensor: Any) -> Any:
 
 
 def run(ranks: int, folder: Path, *args: Any) -> Any:
-    return world_of(ranks, folder / "world", train, *args) if ranks > 1 else [train(StandIn(), *args)]
+    return world_of(ranks, folder / "world", train, *args) if ranks > 1 else [train(LocalWorld(), *args)]
 
 
-def failing_disk(world: StandIn, folder: Path) -> Any:
+def failing_disk(world: LocalWorld, folder: Path) -> Any:
     """Rank 1's disk is full when the first checkpoint is written, and broken when the second is read back.
 
     At first rank 0's does not list its files either.
@@ -140,7 +140,7 @@ def failing_once(function: Callable[..., Any], number: int) -> Callable[..., Any
     return failing
 
 
-def unshared(world: StandIn, folder: Path) -> str:
+def unshared(world: LocalWorld, folder: Path) -> str:
     """Each rank sees another folder there, as on nodes of their own; through a link, as the path is the same."""
     folder.mkdir(exist_ok=True)
     exists, resharding._VISIBLE_WITHIN = Path.exists, 0.1
@@ -166,7 +166,7 @@ def killed(folder: Path, kills: int) -> Any:
     return amid, result, sorted(path.name.partition(".")[0] for path in place.glob("checkpoints/step-*"))
 
 
-def refused(world: StandIn) -> list[str]:
+def refused(world: LocalWorld) -> list[str]:
     cases: list[dict[str, Any]] = [
         {"precision": "fp16"},
         {"ema_decay": 0.9},
@@ -199,11 +199,11 @@ class Tied(nn.Module):
         self.last.weight = self.block.linear.weight
 
 
-def in_shards(world: StandIn, model: nn.Module, optimizing: Any = torch.optim.SGD) -> Any:
+def in_shards(world: LocalWorld, model: nn.Module, optimizing: Any = torch.optim.SGD) -> Any:
     return Trainer(model, optimizing(model.parameters()), nn.CrossEntropyLoss(), config("fsdp"), world=world).model
 
 
-def adopted(world: StandIn) -> Any:
+def adopted(world: LocalWorld) -> Any:
     """The state of an optimizer that has made a step, before and after its parameters become shards."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -215,7 +215,7 @@ def adopted(world: StandIn) -> Any:
     return before, list(map(whole, after)), [local(each).numel() for each in after]
 
 
-def peak(world: StandIn) -> float:
+def peak(world: LocalWorld) -> float:
     """MiB of memory that a rank needed at most to have its shards of 384 MiB."""
     with torch.device("meta"):
         model = nn.Sequential(*(Wide() for _ in range(6)))
@@ -252,20 +252,20 @@ class Resets(nn.Sequential):
             nn.init.ones_(parameter)
 
 
-def reset_in_shards(world: StandIn) -> str:
+def reset_in_shards(world: LocalWorld) -> str:
     with torch.device("meta"):
         model = Resets(Block(nn.LayerNorm), nn.Linear(16, 5))
     return message(lambda: in_shards(world, model))
 
 
-def with_gaps(world: StandIn) -> Any:
+def with_gaps(world: LocalWorld) -> Any:
     """Rank 0's buffer that is a part of a wider one."""
     model = network(0, nn.LayerNorm)
     model.register_buffer("part", torch.full((3, 4), float(world.rank))[:, :2])
     return in_shards(world, model).part
 
 
-def elsewhere(world: StandIn, folder: Path) -> Any:
+def elsewhere(world: LocalWorld, folder: Path) -> Any:
     """A run in a relative folder, and one that goes on from a checkpoint amid it; the folder then."""
     folder.mkdir(exist_ok=True)
     os.chdir(folder)

@@ -2,30 +2,128 @@
 
 from __future__ import annotations
 
-import tests.train.torchmetrics_here  # noqa: F401
-
-# isort: split
 import copy
 import math
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torchmetrics import MeanSquaredError, MetricCollection
+from torchmetrics import MeanMetric, MeanSquaredError, Metric, MetricCollection, PearsonCorrCoef
+from torchmetrics.classification import AUROC, Accuracy, Precision, Recall
 from torchmetrics.functional import auroc, mean_squared_error
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_precision
+from torchmetrics.retrieval import RetrievalMAP
 
 from srunddp.errors import ConfigError
-from srunddp.train import accuracy
+from srunddp.train import Trainer, accuracy
 from srunddp.train.metrics.accumulator import MetricAccumulator
-from tests.train.figures_scenarios import SPLITS, Stateless, every_metric, scored, summed
-from tests.train.worlds import StandIn
+from tests.train.conftest import run_python
+from tests.train.local_world import LocalWorld, run_ranks
+from tests.train.problems import Numbered, Scale, distance, settings
 
-if TYPE_CHECKING:
-    from tests.train.conftest import Ranks
+# By (samples, samples per batch): the ranks' batches differ in number, and with 2 and 1 samples some ranks have none.
+SPLITS = [(10, 1), (10, 2), (10, 4), (11, 3), (2, 1), (1, 1)]
+
+
+def scored(samples: int) -> tuple[Tensor, Tensor]:
+    """Scores of shape (samples, 3) whose squares float32 adds exactly; classes."""
+    generator = torch.Generator().manual_seed(samples)
+    scores = torch.stack([torch.randperm(16, generator=generator)[:3] for _ in range(samples)]) / 16
+    return scores, torch.arange(samples) % 3
+
+
+class Range(Metric):
+    """States that are no sums; and one that is a mean of ranks, of which those that saw nothing must not count."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("largest", torch.zeros(()), dist_reduce_fx="max")
+        self.add_state("smallest", torch.full((), 1000.0), dist_reduce_fx="min")
+        self.add_state("two", torch.zeros(()), dist_reduce_fx="mean")
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.largest = torch.maximum(self.largest, outputs.max())
+        self.smallest = torch.minimum(self.smallest, outputs.min())
+        self.two = torch.full((), 2.0)
+
+    def compute(self) -> dict[str, Tensor]:
+        return {"range": self.largest - self.smallest, "two": self.two}
+
+
+class OfFirstClass(Metric):
+    """Gives the first class's score to a metric of one column, as a wrapper of torchmetrics would."""
+
+    def __init__(self, inner: Metric) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.inner.update(outputs[:, 0], (targets == 0).to(outputs.dtype))
+
+    def compute(self) -> Tensor:
+        return self.inner.compute()
+
+    def reset(self) -> None:
+        super().reset()
+        self.inner.reset()
+
+
+class Retrieved(OfFirstClass):
+    """Keeps lists of one tensor per batch, which are gathered uncatenated."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.inner.update(outputs[:, 0], targets == 0, indexes=torch.zeros_like(targets))
+
+
+class MeanTop(OfFirstClass):
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.inner.update(outputs.max(dim=1).values)
+
+
+def squared(outputs: Tensor, targets: Tensor) -> float:
+    return outputs.square().sum().item()
+
+
+def every_metric() -> dict[str, Any]:
+    return {
+        "accuracy": accuracy,
+        "squared": squared,
+        "theirs": Accuracy(task="multiclass", num_classes=3),
+        "auroc": AUROC(task="multiclass", num_classes=3),
+        "mse": OfFirstClass(MeanSquaredError()),
+        "top": MeanTop(MeanMetric()),
+        "retrieved": Retrieved(RetrievalMAP()),
+        "scores": Range(),
+        "twice": OfFirstClass(MeanSquaredError()) * 2.0,
+        "group": MetricCollection(
+            {
+                "precision": Precision(task="multiclass", num_classes=3, average="macro"),
+                "recall": Recall(task="multiclass", num_classes=3, average="macro"),
+                "auroc": AUROC(task="multiclass", num_classes=3),
+            }
+        ),
+    }
+
+
+def batches_of(world: LocalWorld, samples: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    scores, classes = scored(samples)
+    own = range(world.rank, samples, world.world_size)
+    for start in range(0, len(own), batch_size):
+        rows = list(own[start : start + batch_size])
+        yield scores[rows], classes[rows]
+
+
+def summed(world: LocalWorld, samples: int, batch_size: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+    sums = MetricAccumulator(metrics, world)
+    for outputs, targets in batches_of(world, samples, batch_size):
+        sums.add((outputs[:, 0] * 192).mean(), outputs, targets, len(targets))
+    return sums.means()
 
 
 def serial(samples: int) -> dict[str, float]:
@@ -47,36 +145,104 @@ def serial(samples: int) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("split", SPLITS)
+def figures(world: LocalWorld) -> Any:
+    metrics = every_metric()
+    return {split: summed(world, *split, metrics) for split in SPLITS}
+
+
 @pytest.mark.filterwarnings("ignore:No .* samples in targets")
-def test_every_metric_of_three_ranks_is_exactly_the_serial_one(three_ranks: Ranks, split: tuple[int, int]) -> None:
+def test_every_metric_of_three_ranks_is_exactly_the_serial_one(tmp_path: Path) -> None:
     """Of 10 samples on 3 ranks, and of fewer samples than ranks."""
-    alone = summed(StandIn(), split[0], 1, every_metric())
-    assert set(alone) > set(serial(split[0]))
-    for name, value in serial(split[0]).items():
-        assert alone[name] == value, name
-    for by_split in three_ranks["figures"]:
-        assert by_split[split] == alone
+    for by_split in run_ranks(3, tmp_path, figures):
+        for (samples, batch_size), found in by_split.items():
+            alone = summed(LocalWorld(), samples, 1, every_metric())
+            assert set(alone) > set(serial(samples))
+            assert {name: alone[name] for name in serial(samples)} == serial(samples)
+            assert found == alone, batch_size
 
 
-def test_states_stacked_by_rank_are_reduced_by_the_metric(three_ranks: Ranks) -> None:
+class OfTwoColumns(OfFirstClass):
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.inner.update(outputs[:, 0], outputs[:, 1])
+
+
+def pearson(world: LocalWorld) -> float:
+    return summed(world, 10, 4, {"r": OfTwoColumns(PearsonCorrCoef())})["r"]
+
+
+def test_states_stacked_by_rank_are_reduced_by_the_metric(tmp_path: Path) -> None:
     scores, _ = scored(10)
     whole = torch.corrcoef(scores[:, :2].double().T)[0, 1].item()
-    results = three_ranks["pearson"]
+    results = run_ranks(3, tmp_path, pearson)
     assert results == [results[0]] * 3
     assert results[0] == pytest.approx(whole, abs=1e-6)
 
 
-def test_one_all_reduce_for_all_sums_which_a_checkpoint_may_hold(three_ranks: Ranks) -> None:
+def collectives(world: LocalWorld) -> Any:
+    """The means, also from the sums in a checkpoint of this world and of another; how many all-reduces they take."""
+    calls, real = [], dist.all_reduce
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        return real(*args, **options)
+
+    dist.all_reduce = counted
+    metrics = {"accuracy": accuracy, "squared": squared}
+    sums = MetricAccumulator(metrics, world)
+    for outputs, targets in batches_of(world, 10, 2):
+        sums.add(torch.ones(()), outputs, targets, len(targets))
+    rows = sums.by_rank()
+    resumed = [MetricAccumulator(metrics, world, each) for each in (rows, [*rows, [0.0] * 4])]
+    return [each.means() for each in (sums, *resumed)], len(calls)
+
+
+def test_one_all_reduce_for_all_sums_which_a_checkpoint_may_hold(tmp_path: Path) -> None:
     expected = {"loss": 1.0} | {name: serial(10)[name] for name in ("accuracy", "squared")}
-    for means, calls in three_ranks["collectives"]:
-        assert calls == len(means)
-        assert means == [expected] * 3
+    assert run_ranks(3, tmp_path, collectives) == [([expected] * 3, 3)] * 3
 
 
-def test_what_a_metric_computes_wrongly_is_said_on_every_rank(three_ranks: Ranks) -> None:
+class Several(Metric):
+    """Computes a tensor of three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", torch.zeros(3), dist_reduce_fx="sum")
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.seen += 1
+
+    def compute(self) -> Tensor:
+        return self.seen
+
+
+class Failing(Several):
+    def compute(self) -> Tensor:
+        raise ZeroDivisionError("no good")
+
+
+class Stateless:
+    def update(self, outputs: Tensor, targets: Tensor) -> None: ...
+
+    def compute(self) -> float:
+        return 0.0
+
+    def reset(self) -> None: ...
+
+
+def refusals(world: LocalWorld) -> list[tuple[str, str]]:
+    """Each error, by name and text."""
+    said = []
+    for metric in (Several(), Failing(), Stateless()):
+        try:
+            summed(world, 10, 4, {"wrong": metric})
+        except Exception as error:
+            said.append((type(error).__name__, str(error)))
+    return said
+
+
+def test_what_a_metric_computes_wrongly_is_said_on_every_rank(tmp_path: Path) -> None:
     shape = "metric 'wrong' computes a tensor of shape (3,); expected one number, or a dict of numbers -> "
-    for rank, (several, failing, stateless) in enumerate(three_ranks["refused"]):
+    for rank, (several, failing, stateless) in enumerate(run_ranks(3, tmp_path, refusals)):
         assert several[0] == "ConfigError"
         assert shape in several[1]
         assert failing[0] == ("ConfigError" if rank else "ZeroDivisionError")
@@ -85,13 +251,24 @@ def test_what_a_metric_computes_wrongly_is_said_on_every_rank(three_ranks: Ranks
         assert "metric 'wrong' of Stateless has update() and compute(), but no states; expected" in stateless[1]
 
 
-def test_training_and_evaluation_metrics_are_separate_copies(three_ranks: Ranks) -> None:
+def train_with_one_metric(world: LocalWorld) -> Any:
+    """One metric for training and tests, through two epochs of the Trainer; then as the user left it."""
+    model, metric = Scale(), MeanSquaredError()
+    metric.update(torch.ones(1), torch.zeros(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    config = settings(epochs=2, batch_size=2)
+    trainer = Trainer(model, optimizer, distance, config, world=world, metrics={"mse": metric})
+    history = trainer.fit(Numbered(10), Numbered(4))
+    metric.sync_on_compute = metric._to_sync = False
+    return [(record.train["mse"], record.test["mse"]) for record in history], metric.compute().item()
+
+
+def test_training_and_evaluation_metrics_are_separate_copies(tmp_path: Path) -> None:
     def mean_square(samples: int) -> float:
         return sum((12.0 * sample) ** 2 for sample in range(samples)) / samples
 
-    for by_epoch, left in three_ranks["trained"]:
-        assert by_epoch == [(mean_square(10), mean_square(4))] * 2
-        assert left == 1.0
+    expected = [(mean_square(10), mean_square(4))] * 2
+    assert run_ranks(3, tmp_path, train_with_one_metric) == [(expected, 1.0)] * 3
 
 
 def test_alone_any_object_with_a_metrics_methods_is_a_metric() -> None:
@@ -107,12 +284,12 @@ def test_alone_any_object_with_a_metrics_methods_is_a_metric() -> None:
         def compute(self) -> Any:
             return {"all": self.seen, "half": {"of": self.seen / 2}}
 
-    means = summed(StandIn(), 10, 4, {"count": Counted()})
+    means = summed(LocalWorld(), 10, 4, {"count": Counted()})
     assert (means["count/all"], means["count/half/of"]) == (10.0, 5.0)
 
 
 def test_no_sample_at_all_is_no_number() -> None:
-    sums = MetricAccumulator({"accuracy": accuracy, "mse": MeanSquaredError()}, StandIn())
+    sums = MetricAccumulator({"accuracy": accuracy, "mse": MeanSquaredError()}, LocalWorld())
     sums.add(torch.tensor(torch.nan), torch.empty(1, 3), torch.empty(1), 0)
     means = sums.means()
     assert set(means) == {"loss", "accuracy", "mse"}
@@ -128,7 +305,7 @@ def test_a_metric_keeps_no_graph() -> None:
         kept.extend([outputs, (outputs * weight).sum()])
         return (outputs * weight).sum()
 
-    sums = MetricAccumulator({"sum": keeping}, StandIn())
+    sums = MetricAccumulator({"sum": keeping}, LocalWorld())
     sums.add(weight * 2, weight * torch.ones(4), torch.zeros(4), 4)
     assert not any(value.requires_grad for value in [*kept, *sums._totals])
     assert sums.means() == {"loss": 2.0, "sum": 1.0}
@@ -137,7 +314,7 @@ def test_a_metric_keeps_no_graph() -> None:
 def test_metrics_that_differ_only_in_samples_stay_apart() -> None:
     shared = MetricCollection([MeanSquaredError()])
     before = copy.deepcopy(shared.MeanSquaredError.metric_state)
-    first, second = MetricAccumulator({"m": shared}, StandIn()), MetricAccumulator({"m": shared}, StandIn())
+    first, second = MetricAccumulator({"m": shared}, LocalWorld()), MetricAccumulator({"m": shared}, LocalWorld())
     first.add(torch.ones(()), torch.ones(4), torch.zeros(4), 4)
     second.add(torch.ones(()), torch.full((4,), 3.0), torch.zeros(4), 4)
     means = {"loss": 1.0, "m/MeanSquaredError": 1.0}
@@ -146,7 +323,7 @@ def test_metrics_that_differ_only_in_samples_stay_apart() -> None:
 
 
 def test_a_wrong_shape_is_refused_with_the_hint() -> None:
-    sums = MetricAccumulator({"wrong": lambda outputs, targets: torch.ones(7)}, StandIn())
+    sums = MetricAccumulator({"wrong": lambda outputs, targets: torch.ones(7)}, LocalWorld())
     words = r"metric 'wrong' returned shape \(7,\) for 4 samples; expected .* -> "
     with pytest.raises(ConfigError, match=words):
         sums.add(torch.ones(()), torch.ones(4), torch.ones(4), 4)
@@ -154,12 +331,12 @@ def test_a_wrong_shape_is_refused_with_the_hint() -> None:
 
 def test_torchmetrics_is_not_imported_for_plain_metrics() -> None:
     code = "import sys, srunddp.train; sys.exit('torchmetrics' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    run_python("-c", code)
 
 
 def test_the_accuracy_of_several_targets_a_sample_is_a_share() -> None:
     outputs = torch.tensor([[[1.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]]])  # two samples of two places
     targets = torch.tensor([[0, 1], [1, 0]])
-    sums = MetricAccumulator({"accuracy": accuracy}, StandIn())
+    sums = MetricAccumulator({"accuracy": accuracy}, LocalWorld())
     sums.add(torch.ones(()), outputs, targets, 2)
     assert sums.means()["accuracy"] == 0.75

@@ -46,9 +46,9 @@ from srunddp.train.checkpoint_policy import StopConsensus
 from srunddp.train.fit import FitLoop
 from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.preemption.signals import StopRequest
+from tests.train.local_world import LocalWorld
 from tests.train.problems import Numbered, Stop, classes, settings, trainer_of
 from tests.train.test_profiler import traced
-from tests.train.worlds import StandIn
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
 
@@ -618,7 +618,7 @@ def agreed_at(step_seconds: Callable[[int], float], steps: int, monkeypatch: pyt
     """The times at which the ranks agree, in seconds."""
     now = [0.0]
     monkeypatch.setattr("srunddp.train.checkpoint_policy.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    agreement, times = StopConsensus(StandIn()), []
+    agreement, times = StopConsensus(LocalWorld()), []
     for step in range(steps):
         now[0] += step_seconds(step)
         if agreement.due():
@@ -655,7 +655,7 @@ def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, mon
 
 
 def test_resuming_at_an_epochs_end_does_not_know_a_torchmetric(tmp_path: Path) -> None:
-    sums = MetricAccumulator({"mse": MeanSquaredError()}, StandIn(), [[6.0, 3.0]])
+    sums = MetricAccumulator({"mse": MeanSquaredError()}, LocalWorld(), [[6.0, 3.0]])
     means = sums.means()
     assert means["loss"] == 2.0
     assert math.isnan(means["mse"])

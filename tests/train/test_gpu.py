@@ -33,17 +33,17 @@ from srunddp.train.metrics.accumulator import LaggedLoss
 from srunddp.train.model.ddp import DDPModel
 from tests.train import problems
 from tests.train.conftest import ROOT
+from tests.train.local_world import LocalWorld
 from tests.train.preemption.test_signals import until
 from tests.train.problems import classes
-from tests.train.worlds import StandIn
 
 pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda", 0)
 
 
-def world() -> StandIn:
-    return StandIn(device=GPU)
+def world() -> LocalWorld:
+    return LocalWorld(device=GPU)
 
 
 def network() -> nn.Module:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +13,8 @@ import torch
 from srunddp.errors import ConfigError
 from srunddp.train import load_checkpoint
 from tests.examples import loaded
-from tests.train.conftest import HERE, ROOT, start
-from tests.train.worlds import StandIn
-
-EXAMPLE = ROOT / "docs" / "examples" / "mnist.py"
+from tests.train.conftest import HERE, ROOT, run_example, run_python
+from tests.train.local_world import LocalWorld, run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +22,9 @@ def mnist() -> ModuleType:
     return loaded("mnist")
 
 
-def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=200)
-
-
 def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
     options = ["--data-dir", str(tmp_path / "data"), f"--output-dir={tmp_path}"]
-    outputs = start(HERE / "start_example.py", str(EXAMPLE), *options, ranks=2, folder=tmp_path, timeout=200)
+    outputs = run_ranks(2, tmp_path, run_example, "mnist.py", options)
     last = outputs[0].splitlines()[-1]
     assert re.fullmatch(r"test accuracy \d+\.\d\d %", last), last
     assert float(last.split()[2]) >= 97
@@ -43,29 +34,28 @@ def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
 
 def test_the_stand_in_is_whole_when_many_write_it_at_once(tmp_path: Path) -> None:
     """A reader waits only for the files to be there, as a rank on another node would."""
-    run = run_python(str(HERE / "rival_writers.py"), str(tmp_path), str(EXAMPLE))
-    assert run.returncode == 0, run.stderr
+    run_python(HERE / "concurrent_writers.py", tmp_path, ROOT / "docs" / "examples" / "mnist.py")
     assert len(list((tmp_path / "MNIST" / "raw").iterdir())) == 4, "temporary files are left"
 
 
 def test_a_data_dir_that_cannot_be_made_is_refused(mnist: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file: .*Not a directory.* -> correct --data-dir"):
-        mnist.prepare(StandIn(), tmp_path / "file", download=False)
+        mnist.prepare(LocalWorld(), tmp_path / "file", download=False)
 
 
 def test_the_stand_in_never_passes_for_mnist(
     mnist: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert mnist.prepare(StandIn(), tmp_path, download=False) == tmp_path / "digits"
+    assert mnist.prepare(LocalWorld(), tmp_path, download=False) == tmp_path / "digits"
     assert capsys.readouterr().out == f"no MNIST/raw in {tmp_path}: scikit-learn's digits stand in\n"
     assert not (tmp_path / "MNIST").exists()
     (tmp_path / "digits" / "MNIST").rename(tmp_path / "MNIST")
-    assert mnist.prepare(StandIn(), tmp_path, download=False) == tmp_path, "real MNIST comes first"
+    assert mnist.prepare(LocalWorld(), tmp_path, download=False) == tmp_path, "real MNIST comes first"
 
 
 def test_the_generated_data_is_ten_classes_for_torchvision(mnist: ModuleType, tmp_path: Path) -> None:
-    images, targets = mnist.read(mnist.prepare(StandIn(), tmp_path, download=False), train=True).tensors
+    images, targets = mnist.read(mnist.prepare(LocalWorld(), tmp_path, download=False), train=True).tensors
     assert images.shape == (1437, 1, 28, 28)
     assert (images.min(), images.max()) == (0, 1)
     assert sorted(set(targets.tolist())) == list(range(10))

@@ -18,8 +18,8 @@ from srunddp.errors import Stopped
 from srunddp.train import CheckpointConfig, load_checkpoint
 from srunddp.train.checkpoint.manager import CheckpointManager
 from tests.train.conftest import HERE, ROOT
+from tests.train.local_world import LocalWorld
 from tests.train.problems import Numbered, scale_trainer
-from tests.train.worlds import StandIn
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_signal_while_resuming_is_obeyed_after_the_first_step(
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         with pytest.raises(Stopped, match="stopped after step 1 by SIGUSR2"):
-            scale_trainer(StandIn(), output_dir=str(tmp_path), tensorboard=False).fit(Numbered(20))
+            scale_trainer(LocalWorld(), output_dir=str(tmp_path), tensorboard=False).fit(Numbered(20))
     finally:
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -93,7 +93,7 @@ def test_the_last_checkpoint_includes_the_last_evaluation(
     tmp_path: Path,
 ) -> None:
     trainer = scale_trainer(
-        StandIn(), output_dir=str(tmp_path), tensorboard=False, checkpoint=CheckpointConfig(every_steps=5)
+        LocalWorld(), output_dir=str(tmp_path), tensorboard=False, checkpoint=CheckpointConfig(every_steps=5)
     )
     records = trainer.fit(Numbered(20), Numbered(4))
     state = load_checkpoint(tmp_path / "checkpoints" / "best.pt")

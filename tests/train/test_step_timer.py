@@ -2,24 +2,90 @@
 
 from __future__ import annotations
 
+import io
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from srunddp import telemetry
 from srunddp.telemetry import TelemetryPage
+from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer
 from srunddp.train.step_timer import StepTimer, ThroughputMeter, make_step_timer
-from tests.train.conftest import results_of
-from tests.train.paces import SLEEP, STEPS
+from tests.train.local_world import LocalWorld, run_ranks
+from tests.train.problems import settings, trainer_of
 
+STEPS, SLEEP = 12, 0.05
 SLEPT = STEPS * SLEEP
+
+
+class SlowSamples(Dataset[tuple[Tensor, Tensor]]):
+    """Whose reading may take time."""
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self._count, self._seconds = count, seconds
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self._seconds)
+        return torch.ones(8), torch.tensor(index % 2)
+
+
+class SlowCallback(Callback):
+    """Sleeps after each step. It also saves the model as a whole, which is not to hold anything of ours."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        time.sleep(self._seconds)
+        if trainer.config.parallel == "ddp":  # torch saves no model in shards so
+            torch.save(trainer.model, io.BytesIO())
+
+
+def train(world: LocalWorld, slow: int, where: str, buffers: bool, changes: dict[str, Any]) -> dict[str, Any]:
+    """The sums of a training in which one rank sleeps in each step, and its events."""
+    page = telemetry.TelemetryPage(recording=True)
+    telemetry.install(page)
+    seconds = SLEEP if world.rank == slow else 0.0
+    norm: list[nn.Module] = [nn.BatchNorm1d(8)] if buffers else []
+    model = nn.Sequential(nn.Linear(8, 8), *norm, nn.Linear(8, 2))
+    data = SlowSamples(2 * STEPS * 4, seconds / 4 if where == "data" else 0.0)
+    callback = SlowCallback(seconds if where == "callback" else 0.0)
+    trainer = trainer_of(callback, model=model, world=world, **changes)
+    began = time.perf_counter()
+    trainer.fit(data, SlowSamples(8, 0.0))
+    sums = dict(zip(telemetry.Steps._fields, page.read_steps(), strict=True))
+    result = sums | {"seconds": time.perf_counter() - began, "events": page.events(0)[0]}
+    if where == "callback":
+        trainer.config = settings(epochs=2, tensorboard=False)
+        trainer.fit(data)
+        result["steps of two fits"] = page.read_steps().steps
+    return result
+
+
+CHECKPOINTED_LINEAR = DDPConfig(activation_checkpointing=("Linear",))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return results_of("paces.py", tmp_path_factory.mktemp("paces"), timeout=120)
+    folder = tmp_path_factory.mktemp("step_timer")
+    checkpoints = {"output_dir": str(folder / "training"), "checkpoint": CheckpointConfig(every_steps=5)}
+    scenarios: dict[str, tuple[Any, ...]] = {
+        "data of 1": (1, "data", False, {}),
+        "work of 0": (0, "callback", False, {}),
+        "work of 0, buffers": (0, "data", True, {}),
+        "work of 0, shards": (0, "data", False, {"parallel": "fsdp", "ddp": CHECKPOINTED_LINEAR}),
+        "accumulation": (1, "data", False, {"accumulation": 3}),
+        "checkpoints": (1, "", False, checkpoints),
+    }
+    return {name: run_ranks(2, folder, train, *arguments) for name, arguments in scenarios.items()}
 
 
 @pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers", "work of 0, shards"])

@@ -17,10 +17,9 @@ from torch import nn
 from srunddp.errors import ConfigError
 from srunddp.train import import_torchvision, load_checkpoint
 from tests.examples import loaded
-from tests.train.conftest import HERE, ROOT, start
-from tests.train.worlds import StandIn
+from tests.train.conftest import run_example
+from tests.train.local_world import LocalWorld, run_ranks
 
-EXAMPLE = ROOT / "docs" / "examples" / "vision.py"
 SIZE = 16  # twice the digits' own, and half of the example's
 CIFAR_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
@@ -32,7 +31,7 @@ def vision() -> ModuleType:
 
 def read(vision: ModuleType, **changes: Any) -> Any:
     settings = vision.Settings(**changes)
-    return vision.read(vision.prepare(StandIn(), settings), settings)
+    return vision.read(vision.prepare(LocalWorld(), settings), settings)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder = tmp_path_factory.mktemp("vision")
     options = [f"--data-dir={folder / 'data'}", f"--image-size={SIZE}", f"--output-dir={folder}", "--tensorboard=false"]
     options += ["--checkpoint.every_epochs=0", "--checkpoint.keep_best=0"]  # one at the end: each has 180 MB
-    return folder, start(HERE / "start_example.py", str(EXAMPLE), *options, ranks=2, folder=folder, timeout=300)
+    return folder, run_ranks(2, folder, run_example, "vision.py", options)
 
 
 def test_two_ranks_learn_the_digits_and_report_the_average(trained: tuple[Path, list[str]], vision: ModuleType) -> None:
@@ -133,11 +132,11 @@ def test_a_data_dir_that_is_empty_or_impossible_is_refused(
     vision: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "digits").mkdir()
-    vision.prepare(StandIn(), vision.Settings(data_dir=tmp_path))
+    vision.prepare(LocalWorld(), vision.Settings(data_dir=tmp_path))
     assert capsys.readouterr().out == f"no train/ and val/ in {tmp_path}: scikit-learn's digits stand in\n"
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file: .*Not a directory.* -> correct --data-dir"):
-        vision.prepare(StandIn(), vision.Settings(data_dir=tmp_path / "file"))
+        vision.prepare(LocalWorld(), vision.Settings(data_dir=tmp_path / "file"))
 
 
 @pytest.mark.parametrize("changes", [{"image_size": 0}, {"flip": 1.5}, {"crop": -1.0}])

@@ -18,8 +18,8 @@ from srunddp.train.checkpoint import dcp
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import load_file
 from tests.train.conftest import results_of
+from tests.train.local_world import LocalWorld
 from tests.train.sharded import config, network, train
-from tests.train.worlds import StandIn
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def test_a_meta_device_model_trains_to_the_same_bits(results: Any) -> None:
     for deferred, plain in zip(results["deferred"], results["alike"]["fsdp"], strict=True):
         assert equal(outcome(deferred), outcome(plain))
     assert equal(
-        outcome(train(StandIn(), config(), None, nn.BatchNorm1d, torch.optim.AdamW, "meta")),
-        outcome(train(StandIn(), config())),
+        outcome(train(LocalWorld(), config(), None, nn.BatchNorm1d, torch.optim.AdamW, "meta")),
+        outcome(train(LocalWorld(), config())),
     )
 
 
@@ -207,7 +207,7 @@ def shards_of(path: Path) -> Path:
 
 def test_a_misspelt_class_is_refused_also_of_one_rank() -> None:
     with pytest.raises(ConfigError, match=r"fsdp\.modules names Blok"):
-        train(StandIn(), config("fsdp", fsdp=FSDPConfig(modules=("Blok",))))
+        train(LocalWorld(), config("fsdp", fsdp=FSDPConfig(modules=("Blok",))))
 
 
 def test_one_call_loads_a_checkpoint_as_a_whole(results: Any, checkpoint: Path) -> None:

@@ -28,7 +28,7 @@ from srunddp.train.data.sampler import (
     ShardedIterable,
     TensorRows,
 )
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
 
 
 class Plain(IterableDataset[int]):
@@ -184,7 +184,7 @@ def test_tensors_in_memory_are_read_as_their_samples_collated() -> None:
 def feed(data: Dataset[Any], order: Order | None, workers: int, method: Any = "fork", **options: Any) -> DeviceLoader:
     loading = LoadingConfig(multiprocessing_context=method)
     return DeviceLoader(
-        data, order, StandIn(), loading, assignment=ShardAssignment(0, 1, 4, 5), num_workers=workers, **options
+        data, order, LocalWorld(), loading, assignment=ShardAssignment(0, 1, 4, 5), num_workers=workers, **options
     )
 
 
@@ -220,7 +220,7 @@ def test_a_step_that_is_not_full_is_left_out_where_asked(drop_last: bool) -> Non
     it = DeviceLoader(
         Augmented(18),
         Sequential(18),
-        StandIn(),
+        LocalWorld(),
         loading,
         assignment=ShardAssignment(0, 1, 4, 5),
         num_workers=0,
