@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.soak.conftest import campaign
+from tests.train.checkpoint.test_file import damage_and_load
+from tests.train.checkpoint.test_sharded import config, equal, killed, run
 
 pytestmark = pytest.mark.soak
 
@@ -24,9 +25,8 @@ CUT = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), rea
     [
         ("killed_saves.py", KILLS, ()),
         pytest.param("power_cuts.py", CUTS, ("unshare", "--mount"), marks=CUT),
-        ("damaged_files.py", DAMAGES, ()),
     ],
-    ids=["kills", "power cuts", "damages"],
+    ids=["kills", "power cuts"],
 )
 def test_nothing_that_was_acknowledged_is_lost(
     script: str, number: int, before: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -38,15 +38,14 @@ def test_nothing_that_was_acknowledged_is_lost(
         assert int(said.split()[2]) >= HALF
 
 
+def test_ten_thousand_damaged_files_are_named_and_passed_over(tmp_path: Path) -> None:
+    damage_and_load(tmp_path, DAMAGES)
+
+
 def test_forty_kills_amid_saves_of_shards_change_no_bit(tmp_path: Path) -> None:
-    campaign("sharded.py", tmp_path, SHARD_KILLS)
-    results = torch.load(tmp_path / "results.pt", weights_only=False)
-    amid, again, left = results["killed"]
+    amid, again, left = killed(tmp_path, SHARD_KILLS)
     print(f"{amid} of {SHARD_KILLS} kills met a save")
     assert amid > SHARD_KILLS / 4
-    for rank, plain in zip(again, results["alike"]["fsdp"], strict=True):
-        assert rank["records"] == plain["records"]
-        assert all(torch.equal(rank["weights"][name], tensor) for name, tensor in plain["weights"].items())
-        for own, other in zip(rank["state"], plain["state"], strict=True):
-            assert all(torch.equal(own[name], tensor) for name, tensor in other.items())
+    for rank, plain in zip(again, run(2, tmp_path, config("fsdp")), strict=True):
+        assert all(equal(rank[name], plain[name]) for name in ("records", "weights", "state"))
     assert left == sorted(2 * list(set(left)))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import runpy
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-import srunddp
 from srunddp.train import import_torchvision
-from tests.train.local_world import LocalWorld
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -33,13 +30,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def run_example(world: LocalWorld, name: str, options: list[str]) -> str:
-    """What a rank of an example prints."""
-    srunddp.init = lambda: contextlib.nullcontext(world)
-    sys.argv = [str(ROOT / "docs" / "examples" / name), *options]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    return printed.getvalue()
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file of this process may become larger: what follows fails as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def run_python(*arguments: object, before: tuple[str, ...] = (), code: int = 0) -> str:

@@ -1,27 +1,22 @@
-"""Trainings of ``resumable.py`` that are killed or signalled and go on, in forked worlds.
-
-interrupted.py FOLDER signals|workerless NUMBER   a campaign; prints its figures
-interrupted.py FOLDER once                        a few of each, for the tests of test_resume.py
-"""
+"""Trainings of ``resumable.py`` that are killed or signalled and go on."""
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import random
 import re
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from srunddp.errors import Stopped
@@ -30,16 +25,14 @@ from srunddp.train.checkpoint.file import verify
 from srunddp.train.checkpoint_policy import StopConsensus
 from tests.programs import resumable
 from tests.train.course import LONG, Course, until
-from tests.train.forked import start, world_of
-from tests.train.local_world import LocalWorld
+from tests.train.local_world import LocalWorld, results, run_ranks, start_ranks
 
 ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a machine that is busy
 SHOT_WITHIN = 5.0  # seconds, as a run near its end may have no such moment any more
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 WHERE = signal.SIGHUP  # asks a rank for its stacks
 CODES = {0, 75, 143}
-ONCE = ("--epochs=4", "--checkpoint.every_steps=5")
-WORKERLESS = ("--loading.num_workers=0",)
+Rank = ForkServerProcess
 _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
 _SAID = re.compile(r"stopped after step (\d+) by (SIG\w+); checkpoint (\S+?)(; not requeued.*)?")
 
@@ -61,24 +54,23 @@ def go_on(world: LocalWorld, folder: Path, arguments: Sequence[str], harmless: b
     return 0, ""
 
 
-class Forked(Course):
-    """Whose runs are in forked worlds."""
+class LocalCourse(Course):
+    """Whose runs are in local worlds."""
 
-    def begin(self, *, harmless: bool = False) -> list[int]:
-        """Fork ranks that go on with it; their process ids."""
+    def begin(self, *, harmless: bool = False) -> list[Rank]:
+        """Start ranks that go on with it."""
         self.clear()
-        return start(self.ranks, self.folder / "world", go_on, self.folder, self.arguments, harmless)
+        return start_ranks(self.ranks, self.folder / "world", go_on, self.folder, self.arguments, harmless)
 
-    def end(self, pids: list[int], limit: float = LONG) -> list[tuple[int, str]]:
+    def end(self, ranks: list[Rank], limit: float = LONG) -> list[tuple[int, str]]:
         """Each rank's exit code, and what it said; all must end by themselves."""
-        codes = wait_for(pids, limit)
-        assert codes == [0] * self.ranks, codes
-        return [torch.load(self.folder / "world" / f"result{rank}.pt") for rank in range(self.ranks)]
+        wait_for(ranks, limit)
+        assert [rank.exitcode for rank in ranks] == [0] * self.ranks
+        return results(self.ranks, self.folder / "world")
 
     def finish(self) -> dict[str, Any]:
         """Leave it alone until it has ended."""
-        codes = wait_for(self.begin(), 5 * LONG)
-        assert codes == [0] * self.ranks, codes
+        self.end(self.begin(), 5 * LONG)
         return self.outcome()
 
     def check_files(self) -> None:
@@ -87,25 +79,28 @@ class Forked(Course):
             verify(path)
 
 
-def wait_for(pids: list[int], limit: float = LONG) -> list[int]:
-    """The exit codes, -n upon signal n. Ranks that do not end within the limit are asked where they are, and killed."""
-    codes: dict[int, int] = {}
+def wait_for(ranks: list[Rank], limit: float = LONG) -> None:
+    """Until all have ended. Those that do not within the limit are asked where they are, and killed."""
 
     def all_ended() -> bool:
-        for pid in set(pids) - codes.keys():
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-        return len(codes) == len(pids)
+        return not any(rank.is_alive() for rank in ranks)
 
     if not until(all_ended, limit):
-        for pid in set(pids) - codes.keys():
-            os.kill(pid, WHERE)
+        for rank in ranks:
+            send(rank, WHERE)
         until(all_ended, 1.0)
-    for pid in set(pids) - codes.keys():
-        os.kill(pid, signal.SIGKILL)
-        codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return [codes[pid] for pid in pids]
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+
+
+def send(rank: Rank, number: int) -> bool:
+    """Whether it was there to get the signal."""
+    with suppress(ProcessLookupError):
+        if rank.is_alive():
+            os.kill(rank.pid or 0, number)
+            return True
+    return False
 
 
 # Moments: each waits for one, within a limit, and names it.
@@ -139,22 +134,21 @@ MOMENTS = (at_random, amid_a_save, amid_an_evaluation, at_an_epoch_s_end)
 # Kills.
 
 
-def kill(course: Forked, moment: Moment, draw: random.Random) -> list[str]:
+def kill(course: LocalCourse, moment: Moment, draw: random.Random) -> list[str]:
     """Kill a rank, and a little later the others, as their supervisors do; what it hit."""
-    pids = course.begin()
+    ranks = course.begin()
     when = moment(course, draw, LONG)
     first = 0 if moment is amid_a_save else draw.randrange(course.ranks)
-    assert os.waitpid(pids[first], os.WNOHANG) == (0, 0), "it had ended before"
-    os.kill(pids[first], signal.SIGKILL)
+    assert send(ranks[first], signal.SIGKILL), "it had ended before"
     time.sleep(draw.uniform(0.0, 0.05))
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    wait_for(pids)
+    for rank in ranks:
+        rank.kill()
+    wait_for(ranks)
     course.check_files()
     return [when, *["amid a save"] * course.saving()]
 
 
-def kills(course: Forked, *moments: Moment) -> tuple[list[list[str]], dict[str, Any]]:
+def kills(course: LocalCourse, *moments: Moment) -> tuple[list[list[str]], dict[str, Any]]:
     """What was hit, and what came of the training."""
     draw = random.Random(course.ranks)
     return [kill(course, moment, draw) for moment in moments], course.finish()
@@ -163,23 +157,23 @@ def kills(course: Forked, *moments: Moment) -> tuple[list[list[str]], dict[str, 
 # Signals.
 
 
-def signals(folder: Path, number: int, arguments: tuple[str, ...] = ("--epochs=12",)) -> str:
+def signals(folder: Path, number: int, arguments: tuple[str, ...]) -> str:
     """Worlds of three and of two ranks in turn, each signalled until it is at its end."""
     draw, counts, slowest = random.Random(number), Counter[str](), 0.0
-    reference = {ranks: Forked(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
+    reference = {ranks: LocalCourse(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
     steps = {ranks: max(outcome["ids"][0]) for ranks, outcome in reference.items()}
     for course in courses(folder, arguments):
         code = -1
         while code != 0:
             near = course.step() > steps[course.ranks] - 60
-            pids = course.begin(harmless=near)
-            assert near or until(lambda pids=pids: all(map(catches, pids)))
+            started = course.begin(harmless=near)
+            assert near or until(lambda started=started: all(map(catches, started)))
             limit = LONG
             if counts["signals"] < number:
-                shoot(course, pids, draw, counts)
+                shoot(course, started, draw, counts)
                 limit = ENDS_WITHIN
             began = time.monotonic()
-            code = agreed(course.end(pids, limit))
+            code = agreed(course.end(started, limit))
             slowest = max(slowest, time.monotonic() - began) if limit == ENDS_WITHIN else slowest
             counts[f"runs that ended with {code}"] += 1
             course.check_files()
@@ -190,7 +184,7 @@ def signals(folder: Path, number: int, arguments: tuple[str, ...] = ("--epochs=1
     raise AssertionError
 
 
-def shoot(course: Forked, pids: list[int], draw: random.Random, counts: Counter[str]) -> None:
+def shoot(course: LocalCourse, ranks: list[Rank], draw: random.Random, counts: Counter[str]) -> None:
     """A few signals, the later ones while the first is being obeyed; each to one rank or to all."""
     moments = draw.choices(MOMENTS, weights=(3, 2, 2, 1))
     for shot in range(draw.randint(2, 6)):
@@ -200,9 +194,8 @@ def shoot(course: Forked, pids: list[int], draw: random.Random, counts: Counter[
             time.sleep(draw.uniform(0.0, 0.3))
             when = "after another"
         number = draw.choice(SIGNALS)
-        for pid in pids if draw.random() < 0.4 else [draw.choice(pids)]:
-            if is_running(pid):
-                os.kill(pid, number)
+        for rank in ranks if draw.random() < 0.4 else [draw.choice(ranks)]:
+            if send(rank, number):
                 counts.update(("signals", when, number.name))
 
 
@@ -218,16 +211,11 @@ def agreed(ends: list[tuple[int, str]]) -> int:
     return code
 
 
-def catches(pid: int) -> bool:
+def catches(rank: Rank) -> bool:
     """Whether this process handles the signals by now."""
-    found = _CATCHES.search(Path(f"/proc/{pid}/status").read_text())
+    found = _CATCHES.search(Path(f"/proc/{rank.pid}/status").read_text())
     mask = int(found[1], 16) if found else 0
     return all(mask >> (number - 1) & 1 for number in SIGNALS)
-
-
-def is_running(pid: int) -> bool:
-    """And has not ended without having been waited for."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
 
 
 def courses(folder: Path, arguments: tuple[str, ...]) -> Any:
@@ -236,17 +224,12 @@ def courses(folder: Path, arguments: tuple[str, ...]) -> Any:
     while True:
         for ranks in (3, 2):
             number += 1
-            yield Forked(folder / f"course{number}", ranks, arguments)
+            yield LocalCourse(folder / f"course{number}", ranks, arguments)
             shutil.rmtree(folder / f"course{number}")
 
 
 def described(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-
-
-def workerless(folder: Path, number: int) -> str:
-    """Signals where the rank itself reads, and draws what is random in that."""
-    return signals(folder, number, ("--epochs=6", *WORKERLESS))
 
 
 # A signal at a moment that is certain.
@@ -271,53 +254,20 @@ def signalled_amid_evaluation(
     return go_on(world, folder, arguments, harmless=False)
 
 
-def left_amid_evaluation(course: Forked, number: int) -> tuple[list[tuple[int, str]], int, dict[str, Any]]:
+def left_amid_evaluation(course: LocalCourse, number: int) -> tuple[list[tuple[int, str]], int, dict[str, Any]]:
     """How the ranks ended, how many test batches there were, and what came of the training."""
     course.clear()
-    ends = world_of(3, course.folder / "world", signalled_amid_evaluation, course.folder, course.arguments, number)
+    ends = run_ranks(3, course.folder / "world", signalled_amid_evaluation, course.folder, course.arguments, number)
     return ends, course.tested(), course.finish()
 
 
-def one_signalled(course: Forked, draw: random.Random) -> tuple[list[tuple[int, str]], dict[str, Any]]:
+def one_signalled(course: LocalCourse, draw: random.Random) -> tuple[list[tuple[int, str]], dict[str, Any]]:
     """USR2 at a random moment to the last rank alone, and other signals while all obey it."""
-    pids = course.begin()
+    ranks = course.begin()
     assert until(course.started)
     time.sleep(draw.uniform(0.0, 0.2))
-    os.kill(pids[-1], signal.SIGUSR2)
-    for pid in pids:
+    send(ranks[-1], signal.SIGUSR2)
+    for rank in ranks:
         time.sleep(draw.uniform(0.0, 0.1))
-        if is_running(pid):
-            os.kill(pid, signal.SIGUSR1)
-    return course.end(pids, ENDS_WITHIN), course.finish()
-
-
-def once(folder: Path) -> None:
-    three, two, workerless = ONCE, (*ONCE, "--epochs=2", "--ema_decay=0.9"), (*ONCE, *WORKERLESS)
-
-    def course(name: str, ranks: int, arguments: tuple[str, ...]) -> Forked:
-        return Forked(folder / name, ranks, arguments)
-
-    results = {
-        "three left alone": course("a", 3, three).finish(),
-        "three killed": kills(course("b", 3, three), *MOMENTS),
-        "two left alone": course("c", 2, two).finish(),
-        "two killed": kills(course("d", 2, two), at_random, amid_a_save),
-        "one signalled": one_signalled(course("e", 3, three), random.Random(0)),
-        "amid evaluation": left_amid_evaluation(course("f", 3, three), signal.SIGTERM),
-        "workerless left alone": course("g", 3, workerless).finish(),
-        "workerless amid evaluation": left_amid_evaluation(course("h", 3, workerless), signal.SIGUSR1),
-    }
-    (folder / "results.json").write_text(json.dumps(results))
-
-
-def main(folder: Path, campaign: str, number: int = 0) -> None:
-    torch.set_num_threads(1)
-    if campaign == "once":
-        return once(folder)
-    began = time.monotonic()
-    figures = {"signals": signals, "workerless": workerless}[campaign](folder, number)
-    return print(f"{figures}; {time.monotonic() - began:.0f} s")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
+        send(rank, signal.SIGUSR1)
+    return course.end(ranks, ENDS_WITHIN), course.finish()

@@ -294,6 +294,9 @@ def test_no_sample_at_all_is_no_number() -> None:
     means = sums.means()
     assert set(means) == {"loss", "accuracy", "mse"}
     assert all(math.isnan(value) for value in means.values())
+    resumed = MetricAccumulator({"mse": MeanSquaredError()}, LocalWorld(), [[6.0, 3.0]]).means()
+    assert resumed["loss"] == 2.0
+    assert math.isnan(resumed["mse"]), "at an epoch's very end a checkpoint does not know it"
 
 
 def test_a_metric_keeps_no_graph() -> None:

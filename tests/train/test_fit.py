@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tests.train.torchmetrics_here  # noqa: F401
-
-# isort: split
 import itertools
 import json
 import math
@@ -14,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset, IterableDataset
-from torchmetrics import MeanSquaredError
 
 from srunddp.errors import ConfigError
 from srunddp.train import (
@@ -44,7 +41,6 @@ from srunddp.train.checkpoint import manager as saving_module
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint_policy import StopConsensus
 from srunddp.train.fit import FitLoop
-from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.preemption.signals import StopRequest
 from tests.train.local_world import LocalWorld
 from tests.train.problems import Numbered, Stop, classes, settings, trainer_of
@@ -543,49 +539,39 @@ def test_a_weighted_order_draws_what_it_is_told() -> None:
 # Settings.
 
 
+AT_LEAST_0 = "evaluate_every_steps evaluate_every_epochs patience warmup_steps log_every seed checkpoint.keep_best"
+AT_LEAST_0 += " checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes preemption.lead_seconds"
+AT_LEAST_0 += " preemption.max_requeues loading.num_workers"
+AT_LEAST_1 = "epochs batch_size accumulation base_batch_size checkpoint.keep_last loading.prefetch_factor"
+AT_LEAST_1 += " loading.threads ddp.bucket_cap_mb ddp.powersgd_rank"
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("name", "value", "words"),
     [
-        ({"evaluate_every_steps": -1}, "evaluate_every_steps is -1; expected at least 0"),
-        ({"evaluate_every_epochs": -1}, "evaluate_every_epochs is -1; expected at least 0"),
-        ({"patience": -2}, "patience is -2"),
-        ({"warmup_steps": -2}, "warmup_steps is -2"),
-        ({"log_every": -1}, "log_every is -1"),
-        ({"base_batch_size": 0}, "base_batch_size is 0; expected at least 1"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": 2**64}, "seed is 18446744073709551616; expected at most"),
-        ({"ema_decay": 0.0}, "ema_decay is 0.0; expected above 0 and below 1"),
-        ({"ema_decay": 1.0}, "ema_decay is 1.0"),
-        ({"ema_decay": float("nan")}, "ema_decay is nan"),
-        ({"clip_norm": 0.0}, "clip_norm is 0.0; expected above 0"),
-        ({"clip_norm": float("nan")}, "clip_norm is nan"),
-        ({"checkpoint": CheckpointConfig(keep_last=0)}, "checkpoint.keep_last is 0; expected at least 1"),
-        ({"checkpoint": CheckpointConfig(keep_best=-1)}, "checkpoint.keep_best is -1"),
-        ({"checkpoint": CheckpointConfig(every_minutes=-0.5)}, "checkpoint.every_minutes is -0.5"),
-        ({"preemption": PreemptionConfig(lead_seconds=-1)}, "preemption.lead_seconds is -1"),
-        ({"preemption": PreemptionConfig(lead_seconds=float("nan"))}, "preemption.lead_seconds is nan"),
-        ({"preemption": PreemptionConfig(signals=("USR3",))}, "preemption.signals has 'USR3'"),
-        ({"loading": LoadingConfig(num_workers=-1)}, "loading.num_workers is -1"),
-        ({"loading": LoadingConfig(prefetch_factor=0)}, "loading.prefetch_factor is 0"),
-        ({"ddp": DDPConfig(bucket_cap_mb=0)}, "ddp.bucket_cap_mb is 0"),
-        ({"ddp": DDPConfig(powersgd_rank=0)}, "ddp.powersgd_rank is 0"),
-        ({"ddp": DDPConfig(hook="bf-16")}, "ddp.hook is 'bf-16'; expected one of none, fp16, bf16, powersgd"),
-        ({"precision": "half"}, "precision is 'half'; expected one of fp32, bf16, fp16"),
-        ({"schedule": "cosin"}, "schedule is 'cosin'; expected one of constant, cosine"),
-        ({"best_mode": "lowest"}, "best_mode is 'lowest'; expected one of min, max"),
-        ({"loading": LoadingConfig(multiprocessing_context="thread")}, "loading.multiprocessing_context is 'thread'"),
-        ({"profile": "9:3", "output_dir": "/x"}, "profile is '9:3'"),
-        ({"profile": "1:3"}, "profile, and no output_dir"),
-        ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\)"),
-        ({"resume": "auto"}, "resume is auto, and there is no output_dir"),
-        ({"resume": "run/best.pt"}, "resume is run/best.pt, and there is no output_dir"),
-        ({"epochs": 0}, "epochs is 0; expected at least 1"),
-        ({"batch_size": -4}, "batch_size is -4; expected at least 1"),
-        ({"accumulation": 0}, "accumulation is 0; expected at least 1"),
+        *((name, -1, "-1; expected at least 0") for name in AT_LEAST_0.split()),
+        *((name, 0, "0; expected at least 1") for name in AT_LEAST_1.split()),
+        ("seed", 2**64, "18446744073709551616; expected at most"),
+        ("ema_decay", 0.0, "0.0; expected above 0 and below 1"),
+        ("ema_decay", 1.0, "1.0; expected above 0 and below 1"),
+        ("ema_decay", math.nan, "nan"),
+        ("clip_norm", 0.0, "0.0; expected above 0"),
+        ("clip_norm", math.nan, "nan"),
+        ("preemption.lead_seconds", math.nan, "nan"),
+        ("ddp.hook", "bf-16", "'bf-16'; expected one of none, fp16, bf16, powersgd"),
+        ("precision", "half", "'half'; expected one of fp32, bf16, fp16"),
+        ("schedule", "cosin", "'cosin'; expected one of constant, cosine"),
+        ("best_mode", "lowest", "'lowest'; expected one of min, max"),
+        ("loading.multiprocessing_context", "thread", "'thread'; expected one of fork, spawn, forkserver"),
+        ("resume", "auto", "auto, and there is no output_dir"),
+        ("resume", "run/best.pt", "run/best.pt, and there is no output_dir"),
+        ("profile", "9:3", "'9:3'"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_at_the_start(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{words}.* -> "):
+def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: Any, words: str) -> None:
+    group, _, setting = name.rpartition(".")
+    changes = {group: replace(getattr(settings(), group), **{setting: value})} if group else {name: value}
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)} is {re.escape(words)}.* -> "):
         trainer_of(**changes)
 
 
@@ -594,6 +580,9 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(changes: dict[str,
     [
         ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
         ({"best": "loss/first"}, "best=loss/first; expected one of loss -> "),
+        ({"profile": "1:3"}, "profile, and no output_dir .* -> "),
+        ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\).* -> "),
+        ({"preemption": PreemptionConfig(signals=("USR3",))}, "preemption.signals has 'USR3'.* -> "),
     ],
 )
 def test_settings_that_do_not_fit_the_run_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -652,10 +641,3 @@ def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, mon
     trainer_of(diary, output_dir=str(tmp_path), checkpoint=often).fit(classes(32))
     # The last one twice: the epoch's end makes another one of it.
     assert list(dict.fromkeys(diary.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]
-
-
-def test_resuming_at_an_epochs_end_does_not_know_a_torchmetric(tmp_path: Path) -> None:
-    sums = MetricAccumulator({"mse": MeanSquaredError()}, LocalWorld(), [[6.0, 3.0]])
-    means = sums.means()
-    assert means["loss"] == 2.0
-    assert math.isnan(means["mse"])

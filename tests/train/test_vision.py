@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,15 +11,12 @@ import numpy
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from srunddp.errors import ConfigError
-from srunddp.train import import_torchvision, load_checkpoint
+from srunddp.train import import_torchvision
 from tests.examples import loaded
-from tests.train.conftest import run_example
-from tests.train.local_world import LocalWorld, run_ranks
+from tests.train.local_world import LocalWorld
 
-SIZE = 16  # twice the digits' own, and half of the example's
 CIFAR_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
 
@@ -35,47 +31,17 @@ def read(vision: ModuleType, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder and each rank's output of a start of two."""
-    folder = tmp_path_factory.mktemp("vision")
-    options = [f"--data-dir={folder / 'data'}", f"--image-size={SIZE}", f"--output-dir={folder}", "--tensorboard=false"]
-    options += ["--checkpoint.every_epochs=0", "--checkpoint.keep_best=0"]  # one at the end: each has 180 MB
-    return folder, run_ranks(2, folder, run_example, "vision.py", options)
-
-
-def test_two_ranks_learn_the_digits_and_report_the_average(trained: tuple[Path, list[str]], vision: ModuleType) -> None:
-    folder, outputs = trained
-    last = outputs[0].splitlines()[-1]
-    figures = re.fullmatch(r"test accuracy (\d+\.\d\d) %, top 5 (\d+\.\d\d) %", last)
-    assert figures, last
-    assert float(figures[1]) >= 94
-    assert float(figures[2]) >= 99
-    assert outputs[1] == ""
-    newest = load_checkpoint(max((folder / "checkpoints").glob("step-*.pt")))
-    test = newest["records"][-1]["test"]
-    assert test["accuracy"] == pytest.approx(float(figures[1]) / 100, abs=1e-4)
-    average, model = (loss_on_the_digits(vision, folder / "data", newest[name]) for name in ("ema", "model"))
-    assert test["loss"] == pytest.approx(average, abs=1e-5)
-    assert abs(model - average) > 1e-4
-
-
-@torch.no_grad()
-def loss_on_the_digits(vision: ModuleType, data: Path, weights: dict[str, Any]) -> float:
-    settings = vision.Settings(image_size=SIZE)
-    model = vision.network(settings, 10).eval()
-    model.load_state_dict(weights)
-    _, test = read(vision, data_dir=data, image_size=SIZE)
-    images, targets = (torch.stack([torch.as_tensor(part) for part in parts]) for parts in zip(*test, strict=True))
-    return nn.functional.cross_entropy(model(images), targets, label_smoothing=settings.label_smoothing).item()
-
-
-def test_the_stand_in_is_ten_classes_in_a_folder_of_its_own(
-    trained: tuple[Path, list[str]], vision: ModuleType
-) -> None:
-    data = trained[0] / "data"
+def digits(vision: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Training and test data of an empty folder."""
+    data = tmp_path_factory.mktemp("vision")
     train, test = read(vision, data_dir=data)
-    assert (len(train), len(test), train.classes) == (1437, 360, [str(digit) for digit in range(10)])
     assert [path.name for path in data.iterdir()] == ["digits"]
+    return train, test
+
+
+def test_the_stand_in_is_ten_classes_in_a_folder_of_its_own(digits: Any) -> None:
+    train, test = digits
+    assert (len(train), len(test), train.classes) == (1437, 360, [str(digit) for digit in range(10)])
     assert not {path for path, _ in train.samples} & {path for path, _ in test.samples}
 
 
@@ -177,10 +143,8 @@ def test_cifar_10_that_is_not_there_is_said_with_its_hint(vision: ModuleType, tm
         read(vision, data_dir=tmp_path, dataset="cifar10")
 
 
-def test_training_images_are_augmented_and_test_images_are_not(
-    trained: tuple[Path, list[str]], vision: ModuleType
-) -> None:
-    train, test = read(vision, data_dir=trained[0] / "data")
+def test_training_images_are_augmented_and_test_images_are_not(digits: Any) -> None:
+    train, test = digits
     # Two random crops of so few pixels may be the same one.
     assert any(not torch.equal(train[0][0], train[0][0]) for _ in range(20))
     assert torch.equal(test[0][0], test[0][0])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -20,7 +18,7 @@ from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, Snapshot
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import CheckpointError
 from tests.support.small_disk import small_disk
-from tests.train.conftest import ROOT
+from tests.train.conftest import file_size_limit, run_python
 
 LIMIT = 20.0  # seconds
 
@@ -157,12 +155,8 @@ def test_a_disk_that_became_read_only_loses_nothing(small_disk: Path) -> None:
 
 def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path: Path) -> None:
     writer, directory = begun(tmp_path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
-    try:
+    with file_size_limit(500_000):
         check_refused(writer, directory, 2, "File too large", "raise the limit on the size of files")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     goes_on(writer, directory)
 
 
@@ -203,9 +197,7 @@ raise SystemExit(3)
 
 
 def test_the_end_of_python_finishes_the_write(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", ENDS, tmp_path], env=environment, capture_output=True, text=True)
-    assert (run.returncode, run.stderr) == (3, "")
+    run_python("-c", ENDS, tmp_path, code=3)
     assert loaded(CheckpointDirectory(tmp_path, 2, 0))["step"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.pt"]
 
