@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from srunddp.train.progress import EpochRecord, Progress, SilentProgress, describe, print_epoch
+from srunddp.train.progress import EpochRecord, Progress, SilentProgress, describe
 
 TRAIN = {"loss": 0.23456, "accuracy": 0.92341}
 
@@ -40,7 +40,7 @@ def test_an_epoch_is_one_line() -> None:
 
 
 def test_test_figures_follow_on_the_same_line(capsys: pytest.CaptureFixture[str]) -> None:
-    print_epoch(EpochRecord(12, TRAIN, {"loss": 0.1234, "accuracy": 0.971, "top5 accuracy": 1.0, "mae": 2.0}))
+    Progress().end_epoch(EpochRecord(12, TRAIN, {"loss": 0.1234, "accuracy": 0.971, "top5 accuracy": 1.0, "mae": 2.0}))
     assert capsys.readouterr().out == (
         "Epoch 12 - loss 0.2346, accuracy 92.34 %, "
         "test loss 0.1234, test accuracy 97.10 %, test top5 accuracy 100.00 %, test mae 2.0000\n"

@@ -434,7 +434,7 @@ def failing_disk(world: LocalWorld, folder: Path) -> Any:
         CheckpointDirectory.remove_leftovers = failing_once(CheckpointDirectory.remove_leftovers, errno.EIO)
     if world.rank == 1:
         FileSystemWriter.write_data = failing_once(FileSystemWriter.write_data, errno.ENOSPC)
-        sharded._digest = failing_once(sharded._digest, errno.EIO)
+        sharded.file_digest = failing_once(sharded.file_digest, errno.EIO)
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed):
         result = train(world, config("fsdp", folder))
