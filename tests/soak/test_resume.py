@@ -14,8 +14,7 @@ import pytest
 
 from tests.conftest import PROGRAMS
 from tests.support.starting import SRUNDDP, bare, slurm
-from tests.train.course import Course, until
-from tests.train.interrupted import signals
+from tests.train.interrupted import Course, signals, until
 
 pytestmark = pytest.mark.soak
 

@@ -41,6 +41,15 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def fake_command(folder: Path, name: str, body: str) -> dict[str, str]:
+    """A job's variables, with a command of Slurm in PATH that appends its arguments to ``calls``."""
+    path = folder / "bin" / name
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\necho "$@" >>{folder}/calls\n{body}\n')
+    path.chmod(0o755)
+    return {"SLURM_JOB_ID": "1207", "PATH": f"{path.parent}:/usr/bin:/bin"}
+
+
 def run_python(*arguments: object, before: tuple[str, ...] = (), code: int = 0) -> str:
     """What a Python of its own prints that imports this tree, and ends with this exit code."""
     command = [*before, sys.executable, *map(str, arguments)]

@@ -79,6 +79,16 @@ def trainer_of(
     return Trainer(model, optimizer, loss, config, world=world, scheduler=scheduler, callbacks=callbacks)
 
 
+class OnStep(Callback):
+    """Calls a function after each step."""
+
+    def __init__(self, function: Callable[[Trainer, int], object]) -> None:
+        self._function = function
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        self._function(trainer, step)
+
+
 class Stop(Callback):
     """Ends a training after a step."""
 

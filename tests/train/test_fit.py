@@ -16,11 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from srunddp.errors import ConfigError
 from srunddp.train import (
@@ -29,6 +30,7 @@ from srunddp.train import (
     CheckpointError,
     Config,
     DDPConfig,
+    FSDPConfig,
     LoadingConfig,
     PreemptionConfig,
     Trainer,
@@ -43,7 +45,7 @@ from srunddp.train.checkpoint_policy import StopConsensus
 from srunddp.train.fit import FitLoop
 from srunddp.train.preemption.signals import StopRequest
 from tests.train.local_world import LocalWorld
-from tests.train.problems import Numbered, Stop, classes, settings, trainer_of
+from tests.train.problems import Numbered, OnStep, Stop, classes, settings, trainer_of
 from tests.train.test_profiler import traced
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
@@ -130,30 +132,21 @@ def test_training_figures_are_no_evaluation_but_tell_the_best(tmp_path: Path) ->
     assert [line["kind"] for line in lines(tmp_path)] == ["epoch", "epoch"]
 
 
-class Drawing(nn.Module):
+class Drawing(nn.Linear):
     """Draws in training and in evaluation from all three kinds of random numbers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-        self.drawn: list[float] = []
-
     def forward(self, inputs: Tensor) -> Tensor:
-        import numpy
-
         value = torch.rand(()).item() + random.random() + numpy.random.random()
         if self.training:
             self.drawn.append(value)
-        output: Tensor = self.layer(inputs)
-        return output
+        return super().forward(inputs)
 
 
 def test_an_evaluation_changes_nothing_that_training_draws() -> None:
-    import numpy
-
     drawn = []
     for every in (0, 2):
-        model = Drawing()
+        model = Drawing(8, 4)
+        model.drawn = []
         random.seed(1)
         numpy.random.seed(1)
         trainer_of(model=model, evaluate_every_epochs=0, evaluate_every_steps=every).fit(classes(20), classes(8))
@@ -250,13 +243,12 @@ def test_checkpoints_are_written_after_so_many_minutes(monkeypatch: pytest.Monke
     now = [0.0]
     monkeypatch.setattr(saving_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    class Clock(Callback):
-        def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-            now[0] += 60.0
+    def minute_later(trainer: Trainer, step: int) -> None:
+        now[0] += 60.0
 
     monkeypatch.setattr(StopConsensus, "due", lambda self: True)
     checkpoint = CheckpointConfig(every_epochs=0, every_minutes=3, keep_last=99, keep_best=0)
-    trainer_of(Clock(), epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(40))
+    trainer_of(OnStep(minute_later), epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(40))
     assert steps_kept(tmp_path) == [4, 8, 12, 16, 20], "due after three minutes, written after the next step"
 
 
@@ -334,12 +326,11 @@ def test_the_settings_are_there_to_be_read_again(tmp_path: Path) -> None:
 
 
 def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path) -> None:
-    class NamedCallback(Callback):
-        def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-            with torch.profiler.record_function(f"after {step}"):
-                torch.ones(3).add(1)
+    def named(trainer: Trainer, step: int) -> None:
+        with torch.profiler.record_function(f"after {step}"):
+            torch.ones(3).add(1)
 
-    trainer_of(NamedCallback(), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
+    trainer_of(OnStep(named), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
     assert traced(tmp_path / "trace-rank0.json") == ["after 3", "after 4"]
 
 
@@ -457,30 +448,16 @@ def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> 
 # Data.
 
 
-class Things(Dataset[Any]):
-    """Samples with several inputs by name."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> Any:
-        return {"left": torch.ones(8), "right": torch.ones(8)}, index % 4
-
-
-class OfThings(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-
+class Difference(nn.Linear):
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        output: Tensor = self.layer(inputs["left"] - inputs["right"])
-        return output
+        return super().forward(inputs["left"] - inputs["right"])
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_inputs_may_have_names(channels_last: bool) -> None:
-    trainer = trainer_of(model=OfThings(), ddp=DDPConfig(channels_last=channels_last))
-    (record,) = trainer.fit(Things(), Things())
+    data: Any = [({"left": torch.ones(8), "right": torch.ones(8)}, index % 4) for index in range(10)]
+    trainer = trainer_of(model=Difference(8, 4), ddp=DDPConfig(channels_last=channels_last))
+    (record,) = trainer.fit(data, data)
     assert record.test["loss"] > 0
 
 
@@ -580,6 +557,13 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: 
     [
         ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
         ({"best": "loss/first"}, "best=loss/first; expected one of loss -> "),
+        ({"parallel": "fsdp", "precision": "fp16"}, "precision is fp16, .* a GradScaler knows nothing of shards -> "),
+        ({"parallel": "fsdp", "ema_decay": 0.9}, "ema_decay is 0.9, with parallel=fsdp; expected null, .* -> "),
+        (
+            {"parallel": "fsdp", "ddp": DDPConfig(hook="fp16")},
+            "ddp.hook with parallel=fsdp; expected parallel=ddp.* -> ",
+        ),
+        ({"fsdp": FSDPConfig(param_dtype="bf16")}, "fsdp.param_dtype with parallel=ddp; expected parallel=fsdp.* -> "),
         ({"profile": "1:3"}, "profile, and no output_dir .* -> "),
         ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\).* -> "),
         ({"preemption": PreemptionConfig(signals=("USR3",))}, "preemption.signals has 'USR3'.* -> "),

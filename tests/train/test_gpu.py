@@ -31,10 +31,10 @@ from srunddp.train.data.order import Sequential
 from srunddp.train.data.sampler import ShardAssignment
 from srunddp.train.metrics.accumulator import LaggedLoss
 from srunddp.train.model.ddp import DDPModel
+from tests.support.starting import until
 from tests.train import problems
 from tests.train.conftest import ROOT
 from tests.train.local_world import LocalWorld
-from tests.train.preemption.test_signals import until
 from tests.train.problems import classes
 
 pytestmark = pytest.mark.gpu

@@ -29,7 +29,7 @@ from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer, load_c
 from srunddp.train.optimizer import lr_factor, scale_lr, use_fused
 from tests.train import problems
 from tests.train.local_world import LocalWorld, run_ranks
-from tests.train.problems import Stop, classes, message, settings
+from tests.train.problems import OnStep, Stop, classes, message, settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -119,12 +119,10 @@ def test_forward_runs_in_the_precision_and_weights_keep_theirs() -> None:
 def test_gradients_are_clipped_to_the_norm_of_all_together() -> None:
     norms = []
 
-    class Norms(Callback):
-        def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-            gradients = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
-            norms.append(float(nn.utils.get_total_norm(gradients)))
+    def note(trainer: Trainer, step: int) -> None:
+        norms.append(float(nn.utils.get_total_norm([parameter.grad for parameter in trainer.model.parameters()])))
 
-    trainer_of(Norms(), clip_norm=0.01).fit(classes(16))
+    trainer_of(OnStep(note), clip_norm=0.01).fit(classes(16))
     assert norms == pytest.approx([0.01] * 4, rel=1e-3)
 
 
@@ -173,21 +171,17 @@ def test_an_optimizer_with_several_gradients_a_step_is_refused() -> None:
 # Learning rate. Fit makes five steps.
 
 
-class LearningRates(Callback):
-    """The learning rate of each step."""
-
-    def __init__(self) -> None:
-        self.next: dict[int, float] = {}
-
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-        self.next[step + 1] = float(trainer.optimizer.param_groups[0]["lr"])
+def learning_rates() -> tuple[Callback, dict[int, float]]:
+    """A callback, and the learning rate that it keeps of each step but the first."""
+    rates: dict[int, float] = {}
+    return OnStep(lambda trainer, step: rates.update({step + 1: float(trainer.optimizer.param_groups[0]["lr"])})), rates
 
 
 def rates_after(**changes: Any) -> list[float]:
     """The learning rate that the step after each of five would have."""
-    seen = LearningRates()
-    trainer_of(seen, batch_size=4, **changes).fit(classes(20))
-    return list(seen.next.values())
+    callback, rates = learning_rates()
+    trainer_of(callback, batch_size=4, **changes).fit(classes(20))
+    return list(rates.values())
 
 
 def test_the_learning_rate_grows_linearly_and_falls_as_a_cosine() -> None:
@@ -248,16 +242,12 @@ def test_groups_that_share_a_tensor_are_scaled_once() -> None:
     ],
 )
 def test_a_scheduler_that_cannot_be_scaled_is_refused(make: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"{words}.* -> "):
-        trainer_of(scale_lr="linear", accumulation=2, scheduler=make).fit(classes(8))
-
-
-def test_a_finished_scheduler_cannot_be_scaled() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = trainer_of(model=model, optimizer=optimizer, scheduler=StepLR(optimizer, 2), scale_lr="linear")
-    with pytest.raises(ConfigError, match=r"a finished StepLR and scale_lr=linear; .* -> pass a function"):
-        trainer.fit(classes(8))
+    for scheduler, said in ((make, words), (StepLR(optimizer, 2), "a finished StepLR and scale_lr=linear")):
+        trainer = trainer_of(model=model, optimizer=optimizer, scale_lr="linear", accumulation=2, scheduler=scheduler)
+        with pytest.raises(ConfigError, match=f"{said}.* -> "):
+            trainer.fit(classes(8))
 
 
 SCHEDULERS: dict[str, Any] = {
@@ -272,12 +262,11 @@ SCHEDULERS: dict[str, Any] = {
 
 def resumable_rates(world: LocalWorld, folder: Path, scale: str, name: str, resume: str) -> dict[int, float]:
     """The learning rate after each step of 8 samples a rank: of 64 samples, three times."""
-    rates = LearningRates()
+    callback, rates = learning_rates()
     checkpoint = CheckpointConfig(every_epochs=0, every_steps=4, keep_last=99, keep_best=0)
     options = {"scheduler": SCHEDULERS[name], "scale_lr": scale, "resume": resume, "checkpoint": checkpoint}
-    trainer = trainer_of(rates, world=world, epochs=3, batch_size=8, output_dir=str(folder), **options)
-    trainer.fit(classes(64))
-    return rates.next
+    trainer_of(callback, world=world, epochs=3, batch_size=8, output_dir=str(folder), **options).fit(classes(64))
+    return rates
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,20 +151,10 @@ def test_epochs_evaluations_and_checkpoints_become_events(results: Any) -> None:
         assert all(0 < event.value < 5 for event in found["events"] if event.name.startswith("checkpoint"))
 
 
-class Clock:
-    """Goes on only when told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Event:
     """torch.cuda.Event, by a GPU's clock."""
 
-    gpu = Clock()
+    gpu = SimpleNamespace(now=0.0)
     recorded = 0
     ready = True
 
@@ -185,8 +176,8 @@ def test_a_gpus_time_excludes_waits_for_ranks_and_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
-    clock, gpu, page = Clock(), Event.gpu, TelemetryPage(recording=True)
-    monkeypatch.setattr("time.perf_counter", clock)
+    clock, gpu, page = SimpleNamespace(now=0.0), Event.gpu, TelemetryPage(recording=True)
+    monkeypatch.setattr("time.perf_counter", lambda: clock.now)
     pace = StepTimer(page, torch.device("cuda"))
 
     def step(forward: float) -> None:
@@ -220,8 +211,8 @@ def test_a_gpus_time_excludes_waits_for_ranks_and_results(
 
 def test_with_a_gpu_an_epochs_last_data_request_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
-    clock, page = Clock(), TelemetryPage(recording=True)
-    monkeypatch.setattr("time.perf_counter", clock)
+    clock, page = SimpleNamespace(now=0.0), TelemetryPage(recording=True)
+    monkeypatch.setattr("time.perf_counter", lambda: clock.now)
     pace = StepTimer(page, torch.device("cuda"))
     assert list(pace.timed(iter(()))) == []
     Event.gpu.now += 1000.0  # an evaluation

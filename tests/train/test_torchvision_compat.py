@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from srunddp.train import import_torchvision
 from tests.train.conftest import HERE, run_python
 
 IMPORT = "operator torchvision::nms does not exist"
@@ -15,3 +22,10 @@ def test_after_a_failed_import_torchvision_works_or_raises() -> None:
     assert failures == [IMPORT] * 2
     assert first == "error Couldn't load custom C++ ops"
     assert second.startswith("error Could not run 'torchvision::nms'")
+
+
+def test_a_torchvision_that_imports_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = ModuleType("torchvision")
+    monkeypatch.setitem(sys.modules, "torchvision", fake)
+    monkeypatch.setattr(torch.library, "define", lambda *_: pytest.fail("declared an operator"))
+    assert import_torchvision() is fake

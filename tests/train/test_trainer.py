@@ -151,7 +151,7 @@ def counting(calls: Counter[str], name: str, function: Callable[..., Any]) -> Ca
 
 
 def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
-    """Four times the batches take no more collectives or branches; losses on the CPU may be read, see test_late."""
+    """Four times the batches take no more collectives or branches; losses on the CPU may be read."""
     for few, many in run_ranks(3, tmp_path, count_waits):
         assert {**few, "item": 0, "tolist": 0} == {**many, "item": 0, "tolist": 0}
         assert few["all_reduce"] == 4

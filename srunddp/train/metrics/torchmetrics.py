@@ -52,7 +52,7 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
             hint="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
         )
     for part in _parts(own):
-        part.distributed_available_fn = _never
+        part.distributed_available_fn = lambda: False
     return own
 
 
@@ -93,10 +93,6 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     if result[1]:
         raise ConfigError(f"the metrics failed on rank 0: {result[1]}")
     return dict(result[0])
-
-
-def _never() -> bool:
-    return False
 
 
 def _parts(metric: TorchMetric) -> list[Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,21 +90,15 @@ def test_the_user_s_start_method_counts(method: Any, preloaded: list[list[str]])
     assert bool(preloaded) == (method == "forkserver")
 
 
-@contextmanager
-def on_one_cpu() -> Iterator[None]:
+def test_a_rank_alone_has_its_affinity_and_not_the_machine() -> None:
     before = os.sched_getaffinity(0)
+    assert share(LocalWorld()) == len(before)
     os.sched_setaffinity(0, {min(before)})
     try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def test_a_rank_alone_has_its_affinity_and_not_the_machine() -> None:
-    assert share(LocalWorld()) == len(os.sched_getaffinity(0))
-    with on_one_cpu():
         assert share(LocalWorld()) == Cpus.here().allowed == 1
         assert Cpus.here().machine == os.cpu_count()
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def shares(world: LocalWorld) -> list[int]:

@@ -20,7 +20,7 @@ from torchmetrics.retrieval import RetrievalMAP
 
 from srunddp.errors import ConfigError
 from srunddp.train import Trainer, accuracy
-from srunddp.train.metrics.accumulator import MetricAccumulator
+from srunddp.train.metrics.accumulator import LaggedLoss, MetricAccumulator
 from tests.train.conftest import run_python
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import Numbered, Scale, distance, settings
@@ -343,3 +343,26 @@ def test_the_accuracy_of_several_targets_a_sample_is_a_share() -> None:
     sums = MetricAccumulator({"accuracy": accuracy}, LocalWorld())
     sums.add(torch.ones(()), outputs, targets, 2)
     assert sums.means()["accuracy"] == 0.75
+
+
+def test_a_loss_comes_one_push_later_and_the_last_by_flush() -> None:
+    late = LaggedLoss(torch.device("cpu"))
+    losses = torch.tensor([1.5, 2.25, -3.0], requires_grad=True)
+    assert [late.push(loss, samples) for loss, samples in zip(losses, (4, 0, 3), strict=True)] == [None, 1.5, 2.25]
+    assert (late.total, late.count) == (6.0, 4)
+    assert late.flush() == -3.0
+    assert (late.total, late.count) == (-3.0, 7)
+    assert late.flush() is None
+    assert late.push(losses[1], 1) is None
+    assert late.flush() == 2.25
+
+
+def test_the_sum_is_that_of_float64() -> None:
+    late = LaggedLoss(torch.device("cpu"))
+    for _ in range(1000):
+        late.push(torch.tensor(0.1, dtype=torch.float64), 3)
+    late.flush()
+    exact = 0.0
+    for _ in range(1000):
+        exact += 0.1 * 3
+    assert (late.total, late.count) == (exact, 3000)
