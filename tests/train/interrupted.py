@@ -30,9 +30,9 @@ from tests.train.local_world import LocalWorld, results, run_ranks, start_ranks
 
 LONG = 60.0  # a limit that only what is broken reaches
 ENDS_WITHIN = 20.0  # seconds from the last signal to the last rank's end, on a machine that is busy
-SHOT_WITHIN = 5.0  # seconds, as a run near its end may have no such moment any more
+SIGNAL_WITHIN = 5.0  # seconds, as a run near its end may have no such moment any more
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-WHERE = signal.SIGHUP  # asks a rank for its stacks
+DUMP_STACKS = signal.SIGHUP  # asks a rank for its stacks
 CODES = {0, 75, 143}
 Rank = ForkServerProcess
 _CATCHES = re.compile(r"SigCgt:\s*([0-9a-f]+)")
@@ -50,7 +50,7 @@ def until(condition: Callable[[], object], limit: float = LONG) -> bool:
 
 
 @dataclass
-class Course:
+class Training:
     """One training of so many ranks, in a folder of its own, over all its runs.
 
     Attributes:
@@ -112,7 +112,7 @@ def go_on(world: LocalWorld, folder: Path, arguments: Sequence[str], harmless: b
     Args:
         harmless: signals that come before or after ``fit()`` end nothing.
     """
-    faulthandler.register(WHERE)
+    faulthandler.register(DUMP_STACKS)
     if harmless:
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
@@ -123,7 +123,7 @@ def go_on(world: LocalWorld, folder: Path, arguments: Sequence[str], harmless: b
     return 0, ""
 
 
-class LocalCourse(Course):
+class LocalTraining(Training):
     """Whose runs are in local worlds."""
 
     def begin(self, *, harmless: bool = False) -> list[Rank]:
@@ -156,7 +156,7 @@ def wait_for(ranks: list[Rank], limit: float = LONG) -> None:
 
     if not until(all_ended, limit):
         for rank in ranks:
-            send(rank, WHERE)
+            send(rank, DUMP_STACKS)
         until(all_ended, 1.0)
     for rank in ranks:
         rank.kill()
@@ -175,52 +175,52 @@ def send(rank: Rank, number: int) -> bool:
 # Moments: each waits for one, within a limit, and names it.
 
 
-def at_random(course: Course, draw: random.Random, limit: float) -> str:
-    until(course.started)
+def at_random(training: Training, draw: random.Random, limit: float) -> str:
+    until(training.started)
     time.sleep(draw.uniform(0.0, 0.4))
     return "at random"
 
 
-def amid_a_save(course: Course, draw: random.Random, limit: float) -> str:
-    return "at a save" if until(course.saving, limit) else "at random"
+def amid_a_save(training: Training, draw: random.Random, limit: float) -> str:
+    return "at a save" if until(training.saving, limit) else "at random"
 
 
-def amid_an_evaluation(course: Course, draw: random.Random, limit: float) -> str:
-    before = course.tested()
-    return "amid an evaluation" if until(lambda: course.tested() > before, limit) else "at random"
+def amid_an_evaluation(training: Training, draw: random.Random, limit: float) -> str:
+    before = training.tested()
+    return "amid an evaluation" if until(lambda: training.tested() > before, limit) else "at random"
 
 
-def at_an_epoch_s_end(course: Course, draw: random.Random, limit: float) -> str:
-    steps = -(-resumable.SAMPLES // (course.ranks * 16))
-    before = course.step() // steps
-    return "at an epoch's end" if until(lambda: course.step() // steps > before, limit) else "at random"
+def at_an_epoch_s_end(training: Training, draw: random.Random, limit: float) -> str:
+    steps = -(-resumable.SAMPLES // (training.ranks * 16))
+    before = training.step() // steps
+    return "at an epoch's end" if until(lambda: training.step() // steps > before, limit) else "at random"
 
 
-Moment = Callable[[Course, random.Random, float], str]
+Moment = Callable[[Training, random.Random, float], str]
 MOMENTS = (at_random, amid_a_save, amid_an_evaluation, at_an_epoch_s_end)
 
 
 # Kills.
 
 
-def kill(course: LocalCourse, moment: Moment, draw: random.Random) -> list[str]:
+def kill(training: LocalTraining, moment: Moment, draw: random.Random) -> list[str]:
     """Kill a rank, and a little later the others, as their supervisors do; what it hit."""
-    ranks = course.begin()
-    when = moment(course, draw, LONG)
-    first = 0 if moment is amid_a_save else draw.randrange(course.ranks)
+    ranks = training.begin()
+    when = moment(training, draw, LONG)
+    first = 0 if moment is amid_a_save else draw.randrange(training.ranks)
     assert send(ranks[first], signal.SIGKILL), "it had ended before"
     time.sleep(draw.uniform(0.0, 0.05))
     for rank in ranks:
         rank.kill()
     wait_for(ranks)
-    course.check_files()
-    return [when, *["amid a save"] * course.saving()]
+    training.check_files()
+    return [when, *["amid a save"] * training.saving()]
 
 
-def kills(course: LocalCourse, *moments: Moment) -> tuple[list[list[str]], dict[str, Any]]:
+def kills(training: LocalTraining, *moments: Moment) -> tuple[list[list[str]], dict[str, Any]]:
     """What was hit, and what came of the training."""
-    draw = random.Random(course.ranks)
-    return [kill(course, moment, draw) for moment in moments], course.finish()
+    draw = random.Random(training.ranks)
+    return [kill(training, moment, draw) for moment in moments], training.finish()
 
 
 # Signals.
@@ -229,36 +229,36 @@ def kills(course: LocalCourse, *moments: Moment) -> tuple[list[list[str]], dict[
 def signals(folder: Path, number: int, arguments: tuple[str, ...]) -> str:
     """Worlds of three and of two ranks in turn, each signalled until it is at its end."""
     draw, counts, slowest = random.Random(number), Counter[str](), 0.0
-    reference = {ranks: LocalCourse(folder / f"undisturbed{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
+    reference = {ranks: LocalTraining(folder / f"uninterrupted{ranks}", ranks, arguments).finish() for ranks in (3, 2)}
     steps = {ranks: max(outcome["ids"][0]) for ranks, outcome in reference.items()}
-    for course in courses(folder, arguments):
+    for training in trainings(folder, arguments):
         code = -1
         while code != 0:
-            near = course.step() > steps[course.ranks] - 60
-            started = course.begin(harmless=near)
+            near = training.step() > steps[training.ranks] - 60
+            started = training.begin(harmless=near)
             assert near or until(lambda started=started: all(map(catches, started)))
             limit = LONG
             if counts["signals"] < number:
-                shoot(course, started, draw, counts)
+                send_some(training, started, draw, counts)
                 limit = ENDS_WITHIN
             began = time.monotonic()
-            code = agreed(course.end(started, limit))
+            code = agreed(training.end(started, limit))
             slowest = max(slowest, time.monotonic() - began) if limit == ENDS_WITHIN else slowest
             counts[f"runs that ended with {code}"] += 1
-            course.check_files()
-            assert not course.saving(), "what was begun to be written is left"
-        assert course.outcome() == reference[course.ranks], course.folder
+            training.check_files()
+            assert not training.saving(), "what was begun to be written is left"
+        assert training.outcome() == reference[training.ranks], training.folder
         if counts["signals"] >= number:
             return f"{described(counts)}; the slowest end {slowest:.1f} s after the last signal"
     raise AssertionError
 
 
-def shoot(course: LocalCourse, ranks: list[Rank], draw: random.Random, counts: Counter[str]) -> None:
+def send_some(training: LocalTraining, ranks: list[Rank], draw: random.Random, counts: Counter[str]) -> None:
     """A few signals, the later ones while the first is being obeyed; each to one rank or to all."""
     moments = draw.choices(MOMENTS, weights=(3, 2, 2, 1))
-    for shot in range(draw.randint(2, 6)):
-        if shot == 0:
-            when = moments[0](course, draw, SHOT_WITHIN)
+    for number_sent in range(draw.randint(2, 6)):
+        if number_sent == 0:
+            when = moments[0](training, draw, SIGNAL_WITHIN)
         else:
             time.sleep(draw.uniform(0.0, 0.3))
             when = "after another"
@@ -287,14 +287,14 @@ def catches(rank: Rank) -> bool:
     return all(mask >> (number - 1) & 1 for number in SIGNALS)
 
 
-def courses(folder: Path, arguments: tuple[str, ...]) -> Any:
+def trainings(folder: Path, arguments: tuple[str, ...]) -> Any:
     """Endless; each is deleted once the next one is asked for."""
     number = 0
     while True:
         for ranks in (3, 2):
             number += 1
-            yield LocalCourse(folder / f"course{number}", ranks, arguments)
-            shutil.rmtree(folder / f"course{number}")
+            yield LocalTraining(folder / f"training{number}", ranks, arguments)
+            shutil.rmtree(folder / f"training{number}")
 
 
 def described(counts: Counter[str]) -> str:
@@ -323,20 +323,22 @@ def signalled_amid_evaluation(
     return go_on(world, folder, arguments, harmless=False)
 
 
-def left_amid_evaluation(course: LocalCourse, number: int) -> tuple[list[tuple[int, str]], int, dict[str, Any]]:
+def left_amid_evaluation(training: LocalTraining, number: int) -> tuple[list[tuple[int, str]], int, dict[str, Any]]:
     """How the ranks ended, how many test batches there were, and what came of the training."""
-    course.clear()
-    ends = run_ranks(3, course.folder / "world", signalled_amid_evaluation, course.folder, course.arguments, number)
-    return ends, course.tested(), course.finish()
+    training.clear()
+    ends = run_ranks(
+        3, training.folder / "world", signalled_amid_evaluation, training.folder, training.arguments, number
+    )
+    return ends, training.tested(), training.finish()
 
 
-def one_signalled(course: LocalCourse, draw: random.Random) -> tuple[list[tuple[int, str]], dict[str, Any]]:
+def one_signalled(training: LocalTraining, draw: random.Random) -> tuple[list[tuple[int, str]], dict[str, Any]]:
     """USR2 at a random moment to the last rank alone, and other signals while all obey it."""
-    ranks = course.begin()
-    assert until(course.started)
+    ranks = training.begin()
+    assert until(training.started)
     time.sleep(draw.uniform(0.0, 0.2))
     send(ranks[-1], signal.SIGUSR2)
     for rank in ranks:
         time.sleep(draw.uniform(0.0, 0.1))
         send(rank, signal.SIGUSR1)
-    return course.end(ranks, ENDS_WITHIN), course.finish()
+    return training.end(ranks, ENDS_WITHIN), training.finish()

@@ -53,7 +53,7 @@ NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Diary(Callback):
+class EventRecorder(Callback):
     """What the loop calls, and when; kept by ``(event, step, ...)``."""
 
     def __init__(self) -> None:
@@ -116,18 +116,18 @@ def score_after(scores: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_evaluations_are_after_every_so_many_epochs_and_steps(epochs: int, steps: int, expected: list[int]) -> None:
     """Five steps an epoch. A step that is due for both reasons is evaluated once."""
-    diary = Diary()
-    trainer = trainer_of(diary, epochs=4, evaluate_every_epochs=epochs, evaluate_every_steps=steps)
+    recorder = EventRecorder()
+    trainer = trainer_of(recorder, epochs=4, evaluate_every_epochs=epochs, evaluate_every_steps=steps)
     records = trainer.fit(classes(20), classes(8))
-    assert diary.of("evaluation") == expected
+    assert recorder.of("evaluation") == expected
     assert [bool(record.test) for record in records] == [bool(epochs) and n % epochs == 0 for n in (1, 2, 3, 4)]
 
 
 def test_training_figures_are_no_evaluation_but_tell_the_best(tmp_path: Path) -> None:
-    diary = Diary()
-    trainer = trainer_of(diary, epochs=2, output_dir=str(tmp_path), log_every=0)
+    recorder = EventRecorder()
+    trainer = trainer_of(recorder, epochs=2, output_dir=str(tmp_path), log_every=0)
     trainer.fit(classes(20))
-    assert diary.of("evaluation") == []
+    assert recorder.of("evaluation") == []
     assert trainer.state.best == min(record.train["loss"] for record in trainer.state.records)
     assert [line["kind"] for line in lines(tmp_path)] == ["epoch", "epoch"]
 
@@ -195,11 +195,11 @@ def test_a_run_that_was_over_stays_over(monkeypatch: pytest.MonkeyPatch, tmp_pat
     score_after({5: 2.0}, monkeypatch)
     options = {"epochs": 9, "patience": 1, "output_dir": str(tmp_path)}
     first = trainer_of(**options).fit(classes(20), classes(8))
-    diary = Diary()
-    again = trainer_of(diary, **options, resume="auto").fit(classes(20), classes(8))
+    recorder = EventRecorder()
+    again = trainer_of(recorder, **options, resume="auto").fit(classes(20), classes(8))
     assert again == first
     assert len(first) == 2
-    assert diary.events == []
+    assert recorder.events == []
 
 
 def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_sums_of_a_checkpoint_do_not_reach_the_next_epoch(tmp_path: Path) -> Non
 
 
 def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path) -> None:
-    first, second = Diary(), Diary()
+    first, second = EventRecorder(), EventRecorder()
     second.events = first.events
     trainer = trainer_of(first, second, epochs=1, batch_size=10, output_dir=str(tmp_path), checkpoint=NEVER)
     trainer.fit(classes(20), classes(8))
@@ -384,10 +384,10 @@ def test_a_job_that_slurm_started_again_resumes_in_any_case(
     options = interrupted(tmp_path)
     if resume != "no":
         resume = str(shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", tmp_path / "elsewhere.pt"))
-    diary = Diary()
+    recorder = EventRecorder()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    trainer_of(diary, **options, resume=resume).fit(classes(20), classes(8))
-    assert diary.of("step") == [7, 8, 9, 10]
+    trainer_of(recorder, **options, resume=resume).fit(classes(20), classes(8))
+    assert recorder.of("step") == [7, 8, 9, 10]
 
 
 def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -> None:
@@ -398,10 +398,10 @@ def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -
 
 def test_a_path_goes_before_what_is_newer_and_sets_it_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = interrupted(tmp_path)
-    diary = Diary()
+    recorder = EventRecorder()
     path = tmp_path / "checkpoints" / "step-00000003.pt"
-    trainer_of(diary, **options, resume=str(path)).fit(classes(20), classes(8))
-    assert diary.of("step")[0] == 4
+    trainer_of(recorder, **options, resume=str(path)).fit(classes(20), classes(8))
+    assert recorder.of("step")[0] == 4
     assert any(re.fullmatch(r"step-\d+\.pt\.aside", name) for name in names(tmp_path))
     assert "step-00000006.pt.aside is from after the checkpoint that was asked for" in capsys.readouterr().err
 
@@ -620,8 +620,8 @@ def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, mon
         add(directory, step, state)
 
     monkeypatch.setattr(CheckpointDirectory, "add", slow)
-    diary = Diary()
+    recorder = EventRecorder()
     often = CheckpointConfig(every_steps=1, keep_last=100, keep_best=0)
-    trainer_of(diary, output_dir=str(tmp_path), checkpoint=often).fit(classes(32))
+    trainer_of(recorder, output_dir=str(tmp_path), checkpoint=often).fit(classes(32))
     # The last one twice: the epoch's end makes another one of it.
-    assert list(dict.fromkeys(diary.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]
+    assert list(dict.fromkeys(recorder.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]

@@ -16,7 +16,7 @@ from srunddp.errors import Stopped
 from srunddp.train.checkpoint.manager import CheckpointManager
 from tests.train.interrupted import (
     MOMENTS,
-    LocalCourse,
+    LocalTraining,
     amid_a_save,
     at_random,
     kills,
@@ -31,52 +31,52 @@ WORKERLESS = (*SETTINGS, "--loading.num_workers=0")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What comes of a training of three ranks that is left alone."""
-    return LocalCourse(tmp_path_factory.mktemp("undisturbed"), 3, SETTINGS).finish()
+    return LocalTraining(tmp_path_factory.mktemp("uninterrupted"), 3, SETTINGS).finish()
 
 
-def test_kills_change_no_sample_figure_weight_or_optimizer_bit(undisturbed: Any, tmp_path: Path) -> None:
+def test_kills_change_no_sample_figure_weight_or_optimizer_bit(uninterrupted: Any, tmp_path: Path) -> None:
     """Mid-epoch, with loader workers, dropout, BatchNorm, accumulation and several buckets of gradients."""
-    hit, outcome = kills(LocalCourse(tmp_path, 3, SETTINGS), *MOMENTS)
+    hit, outcome = kills(LocalTraining(tmp_path, 3, SETTINGS), *MOMENTS)
     assert set(chain(*hit)) >= {"at random", "amid a save", "amid an evaluation", "at an epoch's end"}
-    assert outcome == undisturbed
+    assert outcome == uninterrupted
 
 
 def test_kills_change_no_bit_of_two_ranks_with_an_average(tmp_path: Path) -> None:
     settings = (*SETTINGS, "--epochs=2", "--ema_decay=0.9")
-    hit, outcome = kills(LocalCourse(tmp_path / "killed", 2, settings), at_random, amid_a_save)
+    hit, outcome = kills(LocalTraining(tmp_path / "killed", 2, settings), at_random, amid_a_save)
     assert set(chain(*hit)) >= {"at random", "amid a save"}
-    assert outcome == LocalCourse(tmp_path / "undisturbed", 2, settings).finish()
+    assert outcome == LocalTraining(tmp_path / "uninterrupted", 2, settings).finish()
     (first, *others) = outcome["results"]
     assert first["average"] not in (None, first["weights"])
     assert others == [first]
 
 
-def test_one_signalled_rank_stops_all_after_the_same_step(undisturbed: Any, tmp_path: Path) -> None:
-    ends, outcome = one_signalled(LocalCourse(tmp_path, 3, SETTINGS), random.Random(0))
+def test_one_signalled_rank_stops_all_after_the_same_step(uninterrupted: Any, tmp_path: Path) -> None:
+    ends, outcome = one_signalled(LocalTraining(tmp_path, 3, SETTINGS), random.Random(0))
     assert [code for code, _ in ends] == [75] * 3
     ((step, path),) = {
         re.findall(r"stopped after step (\d+) by SIGUSR[12]; checkpoint (\S+);", said)[0] for _, said in ends
     }
     assert path.endswith(f"step-{int(step):08}.pt")
     assert ends[0][1].endswith("not requeued: no job of Slurm -> start it again with resume=auto")
-    assert outcome == undisturbed
+    assert outcome == uninterrupted
 
 
-def test_all_leave_amid_an_evaluation_and_make_up_for_it_later(undisturbed: Any, tmp_path: Path) -> None:
-    ends, tested, outcome = left_amid_evaluation(LocalCourse(tmp_path, 3, SETTINGS), signal.SIGTERM)
+def test_all_leave_amid_an_evaluation_and_make_up_for_it_later(uninterrupted: Any, tmp_path: Path) -> None:
+    ends, tested, outcome = left_amid_evaluation(LocalTraining(tmp_path, 3, SETTINGS), signal.SIGTERM)
     assert {code for code, _ in ends} == {143}
     assert {said.partition(";")[0] for _, said in ends} == {"stopped after step 7 by SIGTERM"}
     assert tested == 3, "of 7 test batches"
-    assert outcome == undisturbed
+    assert outcome == uninterrupted
 
 
 def test_random_draws_of_an_aborted_evaluation_are_undone(tmp_path: Path) -> None:
     """It reads in the rank itself here, which draws for dropout too."""
-    ends, tested, outcome = left_amid_evaluation(LocalCourse(tmp_path / "signalled", 3, WORKERLESS), signal.SIGUSR1)
+    ends, tested, outcome = left_amid_evaluation(LocalTraining(tmp_path / "signalled", 3, WORKERLESS), signal.SIGUSR1)
     assert ({code for code, _ in ends}, tested) == ({75}, 3)
-    assert outcome == LocalCourse(tmp_path / "undisturbed", 3, WORKERLESS).finish()
+    assert outcome == LocalTraining(tmp_path / "uninterrupted", 3, WORKERLESS).finish()
 
 
 def test_a_signal_while_resuming_is_obeyed_after_the_first_step(
