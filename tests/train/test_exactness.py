@@ -111,8 +111,7 @@ def test_four_ranks_with_accumulation_train_as_one_rank(
         assert means == pytest.approx(losses[1:], rel=0, abs=BOUND)
 
 
-@pytest.mark.parametrize("kind", [IndexedSamples, IndexedStream])
-@pytest.mark.parametrize("ranks", [2, 6])
+@pytest.mark.parametrize(("kind", "ranks"), [(IndexedSamples, 6), (IndexedStream, 2)])
 def test_another_number_of_ranks_sees_the_rest_of_the_epoch_once(kind: Any, ranks: int, tmp_path: Path) -> None:
     checkpoint = CheckpointConfig(every_steps=3)
     options = {

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,17 +205,12 @@ def test_a_run_that_was_over_stays_over(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     score_after({5: 3.0, 10: 3.0, 15: 1.0, 20: 1.0}, monkeypatch)
-    rates: dict[int, float] = {}
-
-    class LearningRates(Callback):
-        def on_epoch(self, trainer: Trainer, record: Any) -> None:
-            rates[record.epoch] = trainer.optimizer.param_groups[0]["lr"]
-
-    def plateau(optimizer: Any) -> ReduceLROnPlateau:
-        return ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
-
-    trainer_of(LearningRates(), epochs=4, scheduler=plateau).fit(classes(20), classes(8))
-    assert list(rates.values()) == pytest.approx([0.1, 0.01, 0.01, 0.001])
+    rates: list[float] = []
+    callback = Callback()
+    callback.on_epoch = lambda trainer, record: rates.append(trainer.optimizer.param_groups[0]["lr"])
+    plateau = partial(ReduceLROnPlateau, factor=0.1, patience=0)
+    trainer_of(callback, epochs=4, scheduler=plateau).fit(classes(20), classes(8))
+    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
 
 # Checkpoints.
@@ -303,8 +299,11 @@ def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path) ->
 
 
 def test_the_lines_of_figures(tmp_path: Path) -> None:
+    """And the settings, which are there to be read again."""
     changes = {"epochs": 2, "log_every": 2, "evaluate_every_steps": 3, "evaluate_every_epochs": 2}
-    records = trainer_of(output_dir=str(tmp_path), **changes).fit(classes(20), classes(8))
+    trainer = trainer_of(output_dir=str(tmp_path), checkpoint=CheckpointConfig(every_minutes=7.5), **changes)
+    records = trainer.fit(classes(20), classes(8))
+    assert read_config(Config, [f"--config={tmp_path / 'config.yaml'}"]) == trainer.config
     found = lines(tmp_path)
     kinds = [(line["kind"], line["step"]) for line in found]
     assert [step for kind, step in kinds if kind == "step"] == [2, 4, 6, 8, 10]
@@ -317,12 +316,6 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
     assert epochs[1]["test/loss"] == records[1].test["loss"]
     assert all(line["lr"] == 0.1 for line in found if line["kind"] == "step")
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
-
-
-def test_the_settings_are_there_to_be_read_again(tmp_path: Path) -> None:
-    trainer = trainer_of(output_dir=str(tmp_path), clip_norm=0.5, checkpoint=CheckpointConfig(every_minutes=7.5))
-    trainer.fit(classes(20))
-    assert read_config(Config, [f"--config={tmp_path / 'config.yaml'}"]) == trainer.config
 
 
 def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path) -> None:

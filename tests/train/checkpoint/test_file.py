@@ -30,7 +30,7 @@ def test_a_killed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
 def test_a_power_cut_leaves_what_was_acknowledged(tmp_path: Path) -> None:
-    run_python(HERE / "power_cuts.py", tmp_path, 20, before=("unshare", "--mount"))
+    run_python(HERE / "killed_saves.py", tmp_path, 20, "power-cuts", before=("unshare", "--mount"))
 
 
 def flipped(data: bytes, bit: int) -> bytes:
