@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -131,3 +132,13 @@ def classes(samples: int, dtype: torch.dtype = torch.float32) -> TensorDataset:
 
 def normalised_network() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def counting(calls: Counter[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose calls are counted by a name."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        return function(*args, **kwargs)
+
+    return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer, load_c
 from srunddp.train.optimizer import lr_factor, scale_lr, use_fused
 from tests.train import problems
 from tests.train.local_world import LocalWorld, run_ranks
-from tests.train.problems import OnStep, Stop, classes, message, settings
+from tests.train.problems import OnStep, Stop, classes, counting, message, settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -295,17 +296,12 @@ def test_another_world_size_resumes_with_its_own_learning_rate(scale: str, name:
 
 
 def count_all_reduces(world: LocalWorld) -> Any:
-    calls = 0
-
-    def counted(bucket: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return default_hooks.allreduce_hook(None, bucket)
-
+    calls: Counter[str] = Counter()
     trainer = trainer_of(world=world, accumulation=3)
-    trainer._wrapped._ddp.register_comm_hook(None, lambda _, bucket: counted(bucket))
+    hook = counting(calls, "buckets", default_hooks.allreduce_hook)
+    trainer._wrapped._ddp.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
     trainer.fit(classes(48))
-    return calls, trainer.state.step
+    return calls["buckets"], trainer.state.step
 
 
 def test_gradients_are_shared_once_a_step(tmp_path: Path) -> None:

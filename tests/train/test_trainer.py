@@ -7,7 +7,6 @@ import io
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.train.problems import (
     Numbered,
     Scale,
     classes,
+    counting,
     distance,
     exact_figures,
     message,
@@ -140,14 +140,6 @@ def count_waits(world: LocalWorld) -> list[dict[str, int]]:
             scale_trainer(world, epochs=2, batch_size=batch_size).fit(Numbered(60), Numbered(60))
         counts.append(dict(calls))
     return counts
-
-
-def counting(calls: Counter[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls[name] += 1
-        return function(*args, **kwargs)
-
-    return call
 
 
 def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from srunddp.train import Trainer, accuracy
 from srunddp.train.metrics.accumulator import LaggedLoss, MetricAccumulator
 from tests.train.conftest import run_python
 from tests.train.local_world import LocalWorld, run_ranks
-from tests.train.problems import Numbered, Scale, distance, settings
+from tests.train.problems import Numbered, Scale, counting, distance, settings
 
 # By (samples, samples per batch): the ranks' batches differ in number, and with 2 and 1 samples some ranks have none.
 SPLITS = [(10, 1), (10, 2), (10, 4), (11, 3), (2, 1), (1, 1)]
@@ -180,20 +181,15 @@ def test_states_stacked_by_rank_are_reduced_by_the_metric(tmp_path: Path) -> Non
 
 def collectives(world: LocalWorld) -> Any:
     """The means, also from the sums in a checkpoint of this world and of another; how many all-reduces they take."""
-    calls, real = [], dist.all_reduce
-
-    def counted(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        return real(*args, **options)
-
-    dist.all_reduce = counted
+    calls: Counter[str] = Counter()
+    dist.all_reduce = counting(calls, "all_reduce", dist.all_reduce)
     metrics = {"accuracy": accuracy, "squared": squared}
     sums = MetricAccumulator(metrics, world)
     for outputs, targets in batches_of(world, 10, 2):
         sums.add(torch.ones(()), outputs, targets, len(targets))
     rows = sums.by_rank()
     resumed = [MetricAccumulator(metrics, world, each) for each in (rows, [*rows, [0.0] * 4])]
-    return [each.means() for each in (sums, *resumed)], len(calls)
+    return [each.means() for each in (sums, *resumed)], calls["all_reduce"]
 
 
 def test_one_all_reduce_for_all_sums_which_a_checkpoint_may_hold(tmp_path: Path) -> None:
