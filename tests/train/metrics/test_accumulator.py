@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,15 @@ class Range(Metric):
         return {"range": self.largest - self.smallest, "two": self.two}
 
 
-class OfFirstClass(Metric):
-    """Gives the first class's score to a metric of one column, as a wrapper of torchmetrics would."""
+class Adapted(Metric):
+    """Gives another metric what it takes, as a wrapper of torchmetrics would."""
 
-    def __init__(self, inner: Metric) -> None:
+    def __init__(self, inner: Metric, adapt: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.adapt = inner, adapt
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.inner.update(outputs[:, 0], (targets == 0).to(outputs.dtype))
+        self.inner.update(*self.adapt(outputs, targets))
 
     def compute(self) -> Tensor:
         return self.inner.compute()
@@ -75,16 +75,13 @@ class OfFirstClass(Metric):
         self.inner.reset()
 
 
-class Retrieved(OfFirstClass):
-    """Keeps lists of one tensor per batch, which are gathered uncatenated."""
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.inner.update(outputs[:, 0], targets == 0, indexes=torch.zeros_like(targets))
+def first_class(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return outputs[:, 0], (targets == 0).to(outputs.dtype)
 
 
-class MeanTop(OfFirstClass):
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.inner.update(outputs.max(dim=1).values)
+def retrieved(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For a metric that keeps lists of one tensor per batch, which are gathered uncatenated."""
+    return outputs[:, 0], targets == 0, torch.zeros_like(targets)
 
 
 def squared(outputs: Tensor, targets: Tensor) -> float:
@@ -97,11 +94,11 @@ def every_metric() -> dict[str, Any]:
         "squared": squared,
         "theirs": Accuracy(task="multiclass", num_classes=3),
         "auroc": AUROC(task="multiclass", num_classes=3),
-        "mse": OfFirstClass(MeanSquaredError()),
-        "top": MeanTop(MeanMetric()),
-        "retrieved": Retrieved(RetrievalMAP()),
+        "mse": Adapted(MeanSquaredError(), first_class),
+        "top": Adapted(MeanMetric(), lambda outputs, targets: (outputs.max(dim=1).values,)),
+        "retrieved": Adapted(RetrievalMAP(), retrieved),
         "scores": Range(),
-        "twice": OfFirstClass(MeanSquaredError()) * 2.0,
+        "twice": Adapted(MeanSquaredError(), first_class) * 2.0,
         "group": MetricCollection(
             {
                 "precision": Precision(task="multiclass", num_classes=3, average="macro"),
@@ -162,13 +159,9 @@ def test_every_metric_of_three_ranks_is_exactly_the_serial_one(tmp_path: Path) -
             assert found == alone, batch_size
 
 
-class OfTwoColumns(OfFirstClass):
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.inner.update(outputs[:, 0], outputs[:, 1])
-
-
 def pearson(world: LocalWorld) -> float:
-    return summed(world, 10, 4, {"r": OfTwoColumns(PearsonCorrCoef())})["r"]
+    metric = Adapted(PearsonCorrCoef(), lambda outputs, targets: (outputs[:, 0], outputs[:, 1]))
+    return summed(world, 10, 4, {"r": metric})["r"]
 
 
 def test_states_stacked_by_rank_are_reduced_by_the_metric(tmp_path: Path) -> None:
