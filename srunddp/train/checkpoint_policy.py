@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +87,10 @@ class CheckpointPolicy:
         if not self._consensus.due():
             return
         request, cause = self._preemption.pending()
-        agreed = self._consensus.all_reduce(request, cause, save=self._manager.due_by_clock())
-        self.due |= agreed.save
-        if agreed.request:
-            raise StopTraining(agreed.request, agreed.cause)
+        request, cause, save = self._consensus.all_reduce(request, cause, save=self._manager.due_by_clock())
+        self.due |= save
+        if request:
+            raise StopTraining(request, cause)
 
     def after_step(self, sums: MetricAccumulator | None) -> None:
         """Write a checkpoint if one is due after this step, and stop if that is agreed on.
@@ -158,20 +157,6 @@ class CheckpointPolicy:
         return int(value)
 
 
-@dataclass(frozen=True)
-class Agreed:
-    """The same on all ranks.
-
-    Attributes:
-        request: the strongest of any rank; cause: a signal that led to it, 0 for the end of the job.
-        save: a checkpoint is due.
-    """
-
-    request: StopRequest
-    cause: int
-    save: bool
-
-
 class StopConsensus:
     """An all-reduce about once a second, at the same steps on all ranks: its interval is itself agreed on.
 
@@ -196,8 +181,11 @@ class StopConsensus:
         self._steps_left -= 1
         return self._steps_left <= 0
 
-    def all_reduce(self, request: StopRequest, cause: int, *, save: bool) -> Agreed:
-        """The strongest request of all ranks; they call this after the same step."""
+    def all_reduce(self, request: StopRequest, cause: int, *, save: bool) -> tuple[StopRequest, int, bool]:
+        """The strongest request of all ranks, its cause, and whether one of them wants a checkpoint.
+
+        They call this after the same step.
+        """
         now = time.perf_counter()
         seconds = (now - self._last) / self._interval
         self._last = now
@@ -206,7 +194,7 @@ class StopConsensus:
         self._interval = max(1, min(2 * self._interval, int(self._every / max(seconds, 1e-6)), _MOST_STEPS))
         self._steps_left = self._interval
         most_request, most_cause = divmod(int(encoded), _SIGNALS)
-        return Agreed(StopRequest(most_request), most_cause, bool(most_save))
+        return StopRequest(most_request), most_cause, bool(most_save)
 
     def _maximum(self, *values: float) -> list[float]:
         if self._world.world_size == 1:

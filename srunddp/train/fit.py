@@ -100,7 +100,7 @@ class FitLoop:
             self._config, self._world, self._state, self._stack, log=self._progress.log, written=written
         )
         if self._state.step == 0:  # a trainer that has made steps goes on from where it is
-            self._policy.restore(self._warm_up_buckets)
+            self._policy.restore(lambda: self._trainer.warm_up_buckets(self.steps()))
         if self._state.epoch >= self._config.epochs:
             self._progress.log(
                 f"nothing to do: {self._state.epoch} epochs are done, and epochs is {self._config.epochs}"
@@ -110,10 +110,6 @@ class FitLoop:
             self._metrics_logger = MetricsLogger(folder, self._config.tensorboard, self._progress.log)
             self._stack.callback(self._metrics_logger.close)
             self._metrics_logger.rewind(self._state.step)
-
-    def _warm_up_buckets(self) -> None:
-        if self._trainer.warms_up_buckets and (step := next(self.steps(), None)):
-            self._trainer.warm_up_buckets(step)
 
     @property
     def early_stopped(self) -> bool:

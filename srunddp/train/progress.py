@@ -56,11 +56,6 @@ def describe(record: EpochRecord) -> str:
     return f"Epoch {record.epoch} - {', '.join(parts)}"
 
 
-def print_epoch(record: EpochRecord) -> None:
-    """Print :func:`describe`'s line at once, also where standard output is a job's log file."""
-    _write(sys.stdout, describe(record))
-
-
 class SilentProgress:
     """Counts samples and time, and prints nothing: for the ranks other than 0."""
 
@@ -162,7 +157,7 @@ class Progress(SilentProgress):
 
     def end_epoch(self, record: EpochRecord) -> None:
         self.close()
-        print_epoch(record)
+        _write(sys.stdout, describe(record))
 
     def log(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):

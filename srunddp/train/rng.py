@@ -24,15 +24,9 @@ def gather(world: World) -> list[Tensor]:
     own = _capture(world.device)
     if world.world_size == 1:
         return [own]
-    length = torch.tensor([len(own)], device=world.device)
-    lengths = [torch.empty_like(length) for _ in range(world.world_size)]
-    dist.all_gather(lengths, length)
-    sizes = [int(each) for each in lengths]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=world.device)
-    padded[: len(own)] = own.to(world.device)
-    rows = [torch.empty_like(padded) for _ in range(world.world_size)] if world.rank == 0 else None
-    dist.gather(padded, rows)
-    return [row[:size].cpu() for row, size in zip(rows or (), sizes, strict=False)]
+    states: list[Any] | None = [None] * world.world_size if world.rank == 0 else None
+    dist.gather_object(own, states)
+    return states or []
 
 
 def restore(states: Sequence[Tensor], world: World, number: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         for batch in step.batches:
             last = batch is step.batches[-1]
-            with self._synchronising(last):
+            # Only a step's last forward and backward share gradients between ranks.
+            with _NOTHING if last else self._wrapped.accumulating():
                 with self._precision():
                     outputs = self._wrapped.training(batch.inputs)
                     loss = self._loss_function(outputs, batch.targets)
@@ -210,13 +211,10 @@ class Trainer:
         self._wrapped.training.train()
         return sums.means()
 
-    @property
-    def warms_up_buckets(self) -> bool:
-        """Whether :meth:`warm_up_buckets` makes a difference."""
-        return self._wrapped.rebuilds_buckets
-
-    def warm_up_buckets(self, step: StepBatches) -> None:
+    def warm_up_buckets(self, steps: Iterator[StepBatches]) -> None:
         """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""
+        if not self._wrapped.rebuilds_buckets or not (step := next(steps, None)):
+            return
         batch = step.batches[0]
         with self._precision():
             loss = self._loss_function(self._wrapped.training(batch.inputs), batch.targets)
@@ -230,10 +228,6 @@ class Trainer:
             return _NOTHING
         dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float16
         return torch.autocast(self.world.device.type, dtype)
-
-    def _synchronising(self, last: bool) -> AbstractContextManager[Any]:
-        """Around a forward and a backward: only a step's last ones share gradients between ranks."""
-        return _NOTHING if last else self._wrapped.accumulating()
 
 
 class Callback:

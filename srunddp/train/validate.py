@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -16,9 +15,9 @@ from torch.utils.data import Dataset, IterableDataset
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, DDPConfig, FSDPConfig
 from srunddp.train.data.order import Order
-from srunddp.train.data.sampler import length_of
+from srunddp.train.data.sampler import hashed, length_of
 from srunddp.train.metrics.accumulator import LossFunction, Metric
-from srunddp.train.preemption.signals import numbers
+from srunddp.train.preemption import signals
 from srunddp.train.profiler import parse
 from srunddp.train.world import World
 
@@ -127,16 +126,13 @@ def check_fit(
     Else one rank would wait in a collective that another never enters.
     """
     sizes = {"len(train_data)": _length(train_data), "len(test_data)": _length(test_data)}
-    _check_agreement(world, {**sizes, "order": _first_epoch(order), **dict(leaves(config))})
+    first_epoch = None if order is None else order.indices(1).numpy().tobytes()
+    _check_agreement(world, {**sizes, "order": first_epoch, **dict(leaves(config))})
     for name, size in sizes.items():
         if size == 0:
             raise ConfigError(f"{name} is 0", expected="at least 1", hint="check what was passed to fit()")
     if order is not None:
         _check_order(order, sizes["len(train_data)"], train_data)
-
-
-def _first_epoch(order: Order | None) -> Any:
-    return None if order is None else order.indices(1).numpy().tobytes()
 
 
 def _check_order(order: Order, samples: int, data: Dataset[Any]) -> None:
@@ -157,7 +153,8 @@ def _check_order(order: Order, samples: int, data: Dataset[Any]) -> None:
 def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
     if world.world_size == 1:
         return
-    own = torch.tensor([_number(value) for value in values.values()], device=world.device)
+    numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
+    own = torch.tensor(numbers, device=world.device)
     by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
     dist.all_gather(by_rank, own)
     for name, *row in zip(values, *(each.tolist() for each in by_rank), strict=True):
@@ -168,13 +165,6 @@ def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
                 expected="the same on all",
                 hint="give every rank the whole data sets and the same settings: the Trainer shards",
             )
-
-
-def _number(value: Any) -> int:
-    if isinstance(value, int):
-        return value
-    data = value if isinstance(value, bytes) else repr(value).encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
 def _length(data: Dataset[Any] | None) -> int:
@@ -211,7 +201,7 @@ def check_settings(config: Config, world: World) -> None:
         raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
     _check_words(config)
     _check_parallel(config)
-    numbers(config.preemption.signals)
+    signals.numbers(config.preemption.signals)
     _check_profile(config, world)
     if config.resume not in ("no", "auto") and config.resume.lower() in ("no", "auto", ""):
         raise _wrong("resume", repr(config.resume), "no, auto or the path of a checkpoint")

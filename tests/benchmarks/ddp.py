@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from srunddp.train.config import DDPConfig
 from srunddp.train.model.ddp import DDPModel
 from tests.benchmarks import numbers, quartiles
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
 
 WINDOWS, STEPS = 40, 10
 
@@ -45,7 +45,7 @@ def window(model: nn.Module, inputs: Tensor, steps: int) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(world: StandIn, windows: int, steps: int) -> list[tuple[float, float, float, float]]:
+def measure(world: LocalWorld, windows: int, steps: int) -> list[tuple[float, float, float, float]]:
     stock = DistributedDataParallel(network())
     ours = DDPModel(network(), world, DDPConfig()).training
     inputs = torch.randn(16, 704)
@@ -59,7 +59,7 @@ def rank(number: int, meeting: str, windows: int, steps: int) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=number, world_size=2, timeout=timedelta(seconds=60)
     )
-    rows = measure(StandIn(number, number, 2), windows, steps)
+    rows = measure(LocalWorld(number, number, 2), windows, steps)
     if number == 0:
         stock = 1000 * statistics.median(row[0] for row in rows) / steps
         print(f"step {stock:.1f} ms with torch's settings; ours over that:")

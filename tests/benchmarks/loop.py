@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from srunddp.train import Config, LoadingConfig, Trainer
 from tests.benchmarks import numbers
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
 
 ROUNDS = 15
 WIDTH = 224  # makes a step of about 0.7 ms
@@ -85,7 +85,7 @@ def ours(data: Any, width: int) -> Callable[[], None]:
     model = network(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     config = Config(batch_size=BATCH, loading=LoadingConfig(num_workers=0))
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=StandIn())
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=LocalWorld())
 
     def epoch() -> None:
         trainer.config = replace(config, epochs=trainer.state.epoch + 1)

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from srunddp.train import DDPConfig, LoadingConfig, import_torchvision
 from tests.benchmarks import numbers
 from tests.examples import loaded
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
 
 ROUNDS = 5
 GPU = torch.cuda.is_available()
@@ -111,7 +111,7 @@ class Ours:
     data: Any
 
     def __post_init__(self) -> None:
-        self.trainer = VISION.trainer_of(StandIn(device=DEVICE), self.config, 10)
+        self.trainer = VISION.trainer_of(LocalWorld(device=DEVICE), self.config, 10)
 
     def __call__(self) -> None:
         self.trainer.config = replace(self.config, epochs=self.trainer.state.epoch + EPOCHS)

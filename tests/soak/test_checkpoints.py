@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.soak.conftest import campaign
+from tests.train.checkpoint.test_file import damage_and_load
+from tests.train.checkpoint.test_sharded import config, equal, killed, run
 
 pytestmark = pytest.mark.soak
 
@@ -19,34 +20,28 @@ SHARD_KILLS = 40
 CUT = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
 
 
-@pytest.mark.parametrize(
-    ("script", "number", "before"),
-    [
-        ("killed_saves.py", KILLS, ()),
-        pytest.param("power_cuts.py", CUTS, ("unshare", "--mount"), marks=CUT),
-        ("damaged_files.py", DAMAGES, ()),
-    ],
-    ids=["kills", "power cuts", "damages"],
-)
-def test_nothing_that_was_acknowledged_is_lost(
-    script: str, number: int, before: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = campaign(script, tmp_path, number, before=before)
+def test_nothing_that_was_acknowledged_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = campaign("killed_saves.py", tmp_path, KILLS)
     with capsys.disabled():
         print("\n" + said, end="")
-    if number == KILLS:
-        assert int(said.split()[2]) >= HALF
+    assert int(said.split()[2]) >= HALF
+
+
+@CUT
+def test_nothing_acknowledged_is_lost_by_a_power_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = campaign("killed_saves.py", tmp_path, CUTS, "power-cuts", before=("unshare", "--mount"))
+    with capsys.disabled():
+        print("\n" + said, end="")
+
+
+def test_ten_thousand_damaged_files_are_named_and_passed_over(tmp_path: Path) -> None:
+    damage_and_load(tmp_path, DAMAGES)
 
 
 def test_forty_kills_amid_saves_of_shards_change_no_bit(tmp_path: Path) -> None:
-    campaign("sharded.py", tmp_path, SHARD_KILLS)
-    results = torch.load(tmp_path / "results.pt", weights_only=False)
-    amid, again, left = results["killed"]
+    amid, again, left = killed(tmp_path, SHARD_KILLS)
     print(f"{amid} of {SHARD_KILLS} kills met a save")
     assert amid > SHARD_KILLS / 4
-    for rank, plain in zip(again, results["alike"]["fsdp"], strict=True):
-        assert rank["records"] == plain["records"]
-        assert all(torch.equal(rank["weights"][name], tensor) for name, tensor in plain["weights"].items())
-        for own, other in zip(rank["state"], plain["state"], strict=True):
-            assert all(torch.equal(own[name], tensor) for name, tensor in other.items())
+    for rank, plain in zip(again, run(2, tmp_path, config("fsdp")), strict=True):
+        assert all(equal(rank[name], plain[name]) for name in ("records", "weights", "state"))
     assert left == sorted(2 * list(set(left)))

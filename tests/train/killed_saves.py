@@ -1,13 +1,18 @@
-"""Children that save without end until they are killed; run as ``killed_saves.py FOLDER KILLS``.
+"""Children that save without end until they are killed: ``killed_saves.py FOLDER KILLS``.
 
-They are forked from one process, since each start of Python would import torch again.
+They are forked from one process, since each start of Python would import torch again. ``killed_saves.py FOLDER CUTS
+power-cuts``, run as root by ``unshare -m``, cuts each off from a disk of its own before. ext4 has a call for it: from
+then on nothing more gets to the disk, the journal included, and all calls fail with EIO.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
+import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +23,7 @@ import torch
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 
 VALUES = 500_000
+SHUTDOWN, WITHOUT_JOURNAL = 0x8004587D, 2  # EXT4_IOC_SHUTDOWN, EXT4_GOING_FLAGS_NOLOGFLUSH
 
 
 def directory_of(folder: Path) -> CheckpointDirectory:
@@ -75,12 +81,11 @@ def check(folder: Path, acknowledged: int) -> int:
     return step
 
 
-def main(folder: Path, kills: int) -> None:
-    torch.set_num_threads(1)  # a forked child has none of the pool's threads
+def kills(folder: Path, number_of_kills: int) -> None:
     random.seed(0)
     directory_of(folder).add(0, {"step": 0, "values": torch.zeros(VALUES)})
     step, amid = 0, 0
-    for number in range(kills):
+    for number in range(number_of_kills):
         random.seed(number)
         child, pipe = fork_saver(folder, step)
         time.sleep(random.uniform(0.005, 0.08))
@@ -89,8 +94,42 @@ def main(folder: Path, kills: int) -> None:
         step = check(folder, acknowledged)
     files = sorted(file.name for file in folder.iterdir())
     assert len(files) <= 8, f"killed saves pile up: {files}"
-    print(f"{step} saves, {amid} of {kills} kills left a temporary file")
+    print(f"{step} saves, {amid} of {number_of_kills} kills left a temporary file")
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def cut(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.ioctl(descriptor, SHUTDOWN, struct.pack("I", WITHOUT_JOURNAL))
+    os.close(descriptor)
+
+
+def power_cuts(folder: Path, cuts: int) -> None:
+    image, disk = folder / "image", folder / "disk"
+    disk.mkdir()
+    run("truncate", "-s", "64M", image)
+    run("mkfs.ext4", "-q", image)
+    run("mount", "-o", "loop", image, disk)
+    directory_of(disk).add(0, {"step": 0, "values": torch.zeros(10)})
+    step, amid = 0, 0
+    for number in range(cuts):
+        random.seed(number)
+        child, pipe = fork_saver(disk, step)
+        time.sleep(random.uniform(0.005, 0.25))
+        cut(disk)
+        acknowledged = kill(child, pipe, step)
+        run("umount", disk)
+        run("mount", "-o", "loop", image, disk)
+        amid += any(disk.glob("*.tmp"))
+        step = check(disk, acknowledged)
+    run("umount", disk)
+    print(f"{step} saves, {cuts} power cuts, {amid} left a temporary file")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    torch.set_num_threads(1)  # a forked child has none of the pool's threads
+    campaign = power_cuts if "power-cuts" in sys.argv else kills
+    campaign(Path(sys.argv[1]), int(sys.argv[2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, Config, LoadingConfig, Trainer
 from srunddp.train.world import World
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
 
 BATCH_PER_RANK = 4
 
@@ -74,9 +75,19 @@ def trainer_of(
     torch.manual_seed(0)
     model = model or nn.Linear(8, 4)
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    config, world = settings(**({"tensorboard": False} | changes)), world or StandIn()
+    config, world = settings(**({"tensorboard": False} | changes)), world or LocalWorld()
     loss = nn.CrossEntropyLoss()
     return Trainer(model, optimizer, loss, config, world=world, scheduler=scheduler, callbacks=callbacks)
+
+
+class OnStep(Callback):
+    """Calls a function after each step."""
+
+    def __init__(self, function: Callable[[Trainer, int], object]) -> None:
+        self._function = function
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        self._function(trainer, step)
 
 
 class Stop(Callback):
@@ -121,3 +132,13 @@ def classes(samples: int, dtype: torch.dtype = torch.float32) -> TensorDataset:
 
 def normalised_network() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def counting(calls: Counter[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose calls are counted by a name."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        return function(*args, **kwargs)
+
+    return call

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tests.train.torchmetrics_here  # noqa: F401
-
-# isort: split
 import itertools
 import json
 import math
@@ -14,16 +11,18 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import Dataset, IterableDataset
-from torchmetrics import MeanSquaredError
+from torch.utils.data import IterableDataset
 
 from srunddp.errors import ConfigError
 from srunddp.train import (
@@ -32,6 +31,7 @@ from srunddp.train import (
     CheckpointError,
     Config,
     DDPConfig,
+    FSDPConfig,
     LoadingConfig,
     PreemptionConfig,
     Trainer,
@@ -44,18 +44,17 @@ from srunddp.train.checkpoint import manager as saving_module
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint_policy import StopConsensus
 from srunddp.train.fit import FitLoop
-from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.preemption.signals import StopRequest
-from tests.train.problems import Numbered, Stop, classes, settings, trainer_of
+from tests.train.local_world import LocalWorld
+from tests.train.problems import Numbered, OnStep, Stop, classes, settings, trainer_of
 from tests.train.test_profiler import traced
-from tests.train.worlds import StandIn
 
 NEVER = CheckpointConfig(every_epochs=0, keep_best=0)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Diary(Callback):
+class EventRecorder(Callback):
     """What the loop calls, and when; kept by ``(event, step, ...)``."""
 
     def __init__(self) -> None:
@@ -118,46 +117,37 @@ def score_after(scores: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_evaluations_are_after_every_so_many_epochs_and_steps(epochs: int, steps: int, expected: list[int]) -> None:
     """Five steps an epoch. A step that is due for both reasons is evaluated once."""
-    diary = Diary()
-    trainer = trainer_of(diary, epochs=4, evaluate_every_epochs=epochs, evaluate_every_steps=steps)
+    recorder = EventRecorder()
+    trainer = trainer_of(recorder, epochs=4, evaluate_every_epochs=epochs, evaluate_every_steps=steps)
     records = trainer.fit(classes(20), classes(8))
-    assert diary.of("evaluation") == expected
+    assert recorder.of("evaluation") == expected
     assert [bool(record.test) for record in records] == [bool(epochs) and n % epochs == 0 for n in (1, 2, 3, 4)]
 
 
 def test_training_figures_are_no_evaluation_but_tell_the_best(tmp_path: Path) -> None:
-    diary = Diary()
-    trainer = trainer_of(diary, epochs=2, output_dir=str(tmp_path), log_every=0)
+    recorder = EventRecorder()
+    trainer = trainer_of(recorder, epochs=2, output_dir=str(tmp_path), log_every=0)
     trainer.fit(classes(20))
-    assert diary.of("evaluation") == []
+    assert recorder.of("evaluation") == []
     assert trainer.state.best == min(record.train["loss"] for record in trainer.state.records)
     assert [line["kind"] for line in lines(tmp_path)] == ["epoch", "epoch"]
 
 
-class Drawing(nn.Module):
+class Drawing(nn.Linear):
     """Draws in training and in evaluation from all three kinds of random numbers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-        self.drawn: list[float] = []
-
     def forward(self, inputs: Tensor) -> Tensor:
-        import numpy
-
         value = torch.rand(()).item() + random.random() + numpy.random.random()
         if self.training:
             self.drawn.append(value)
-        output: Tensor = self.layer(inputs)
-        return output
+        return super().forward(inputs)
 
 
 def test_an_evaluation_changes_nothing_that_training_draws() -> None:
-    import numpy
-
     drawn = []
     for every in (0, 2):
-        model = Drawing()
+        model = Drawing(8, 4)
+        model.drawn = []
         random.seed(1)
         numpy.random.seed(1)
         trainer_of(model=model, evaluate_every_epochs=0, evaluate_every_steps=every).fit(classes(20), classes(8))
@@ -206,26 +196,21 @@ def test_a_run_that_was_over_stays_over(monkeypatch: pytest.MonkeyPatch, tmp_pat
     score_after({5: 2.0}, monkeypatch)
     options = {"epochs": 9, "patience": 1, "output_dir": str(tmp_path)}
     first = trainer_of(**options).fit(classes(20), classes(8))
-    diary = Diary()
-    again = trainer_of(diary, **options, resume="auto").fit(classes(20), classes(8))
+    recorder = EventRecorder()
+    again = trainer_of(recorder, **options, resume="auto").fit(classes(20), classes(8))
     assert again == first
     assert len(first) == 2
-    assert diary.events == []
+    assert recorder.events == []
 
 
 def test_reduce_lr_on_plateau_is_stepped_by_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     score_after({5: 3.0, 10: 3.0, 15: 1.0, 20: 1.0}, monkeypatch)
-    rates: dict[int, float] = {}
-
-    class LearningRates(Callback):
-        def on_epoch(self, trainer: Trainer, record: Any) -> None:
-            rates[record.epoch] = trainer.optimizer.param_groups[0]["lr"]
-
-    def plateau(optimizer: Any) -> ReduceLROnPlateau:
-        return ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
-
-    trainer_of(LearningRates(), epochs=4, scheduler=plateau).fit(classes(20), classes(8))
-    assert list(rates.values()) == pytest.approx([0.1, 0.01, 0.01, 0.001])
+    rates: list[float] = []
+    callback = Callback()
+    callback.on_epoch = lambda trainer, record: rates.append(trainer.optimizer.param_groups[0]["lr"])
+    plateau = partial(ReduceLROnPlateau, factor=0.1, patience=0)
+    trainer_of(callback, epochs=4, scheduler=plateau).fit(classes(20), classes(8))
+    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
 
 # Checkpoints.
@@ -254,13 +239,12 @@ def test_checkpoints_are_written_after_so_many_minutes(monkeypatch: pytest.Monke
     now = [0.0]
     monkeypatch.setattr(saving_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    class Clock(Callback):
-        def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-            now[0] += 60.0
+    def minute_later(trainer: Trainer, step: int) -> None:
+        now[0] += 60.0
 
     monkeypatch.setattr(StopConsensus, "due", lambda self: True)
     checkpoint = CheckpointConfig(every_epochs=0, every_minutes=3, keep_last=99, keep_best=0)
-    trainer_of(Clock(), epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(40))
+    trainer_of(OnStep(minute_later), epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(40))
     assert steps_kept(tmp_path) == [4, 8, 12, 16, 20], "due after three minutes, written after the next step"
 
 
@@ -304,7 +288,7 @@ def test_sums_of_a_checkpoint_do_not_reach_the_next_epoch(tmp_path: Path) -> Non
 
 
 def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path) -> None:
-    first, second = Diary(), Diary()
+    first, second = EventRecorder(), EventRecorder()
     second.events = first.events
     trainer = trainer_of(first, second, epochs=1, batch_size=10, output_dir=str(tmp_path), checkpoint=NEVER)
     trainer.fit(classes(20), classes(8))
@@ -315,8 +299,11 @@ def test_callbacks_are_called_at_their_moments_in_their_order(tmp_path: Path) ->
 
 
 def test_the_lines_of_figures(tmp_path: Path) -> None:
+    """And the settings, which are there to be read again."""
     changes = {"epochs": 2, "log_every": 2, "evaluate_every_steps": 3, "evaluate_every_epochs": 2}
-    records = trainer_of(output_dir=str(tmp_path), **changes).fit(classes(20), classes(8))
+    trainer = trainer_of(output_dir=str(tmp_path), checkpoint=CheckpointConfig(every_minutes=7.5), **changes)
+    records = trainer.fit(classes(20), classes(8))
+    assert read_config(Config, [f"--config={tmp_path / 'config.yaml'}"]) == trainer.config
     found = lines(tmp_path)
     kinds = [(line["kind"], line["step"]) for line in found]
     assert [step for kind, step in kinds if kind == "step"] == [2, 4, 6, 8, 10]
@@ -331,19 +318,12 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
 
 
-def test_the_settings_are_there_to_be_read_again(tmp_path: Path) -> None:
-    trainer = trainer_of(output_dir=str(tmp_path), clip_norm=0.5, checkpoint=CheckpointConfig(every_minutes=7.5))
-    trainer.fit(classes(20))
-    assert read_config(Config, [f"--config={tmp_path / 'config.yaml'}"]) == trainer.config
-
-
 def test_a_trace_has_the_steps_that_were_asked_for(tmp_path: Path) -> None:
-    class NamedCallback(Callback):
-        def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-            with torch.profiler.record_function(f"after {step}"):
-                torch.ones(3).add(1)
+    def named(trainer: Trainer, step: int) -> None:
+        with torch.profiler.record_function(f"after {step}"):
+            torch.ones(3).add(1)
 
-    trainer_of(NamedCallback(), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
+    trainer_of(OnStep(named), epochs=2, output_dir=str(tmp_path), profile="3:6", checkpoint=NEVER).fit(classes(20))
     assert traced(tmp_path / "trace-rank0.json") == ["after 3", "after 4"]
 
 
@@ -397,10 +377,10 @@ def test_a_job_that_slurm_started_again_resumes_in_any_case(
     options = interrupted(tmp_path)
     if resume != "no":
         resume = str(shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", tmp_path / "elsewhere.pt"))
-    diary = Diary()
+    recorder = EventRecorder()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    trainer_of(diary, **options, resume=resume).fit(classes(20), classes(8))
-    assert diary.of("step") == [7, 8, 9, 10]
+    trainer_of(recorder, **options, resume=resume).fit(classes(20), classes(8))
+    assert recorder.of("step") == [7, 8, 9, 10]
 
 
 def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -> None:
@@ -411,10 +391,10 @@ def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -
 
 def test_a_path_goes_before_what_is_newer_and_sets_it_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = interrupted(tmp_path)
-    diary = Diary()
+    recorder = EventRecorder()
     path = tmp_path / "checkpoints" / "step-00000003.pt"
-    trainer_of(diary, **options, resume=str(path)).fit(classes(20), classes(8))
-    assert diary.of("step")[0] == 4
+    trainer_of(recorder, **options, resume=str(path)).fit(classes(20), classes(8))
+    assert recorder.of("step")[0] == 4
     assert any(re.fullmatch(r"step-\d+\.pt\.aside", name) for name in names(tmp_path))
     assert "step-00000006.pt.aside is from after the checkpoint that was asked for" in capsys.readouterr().err
 
@@ -461,30 +441,16 @@ def test_a_checkpoint_of_another_precision_or_kernel_resumes(tmp_path: Path) -> 
 # Data.
 
 
-class Things(Dataset[Any]):
-    """Samples with several inputs by name."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> Any:
-        return {"left": torch.ones(8), "right": torch.ones(8)}, index % 4
-
-
-class OfThings(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-
+class Difference(nn.Linear):
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        output: Tensor = self.layer(inputs["left"] - inputs["right"])
-        return output
+        return super().forward(inputs["left"] - inputs["right"])
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_inputs_may_have_names(channels_last: bool) -> None:
-    trainer = trainer_of(model=OfThings(), ddp=DDPConfig(channels_last=channels_last))
-    (record,) = trainer.fit(Things(), Things())
+    data: Any = [({"left": torch.ones(8), "right": torch.ones(8)}, index % 4) for index in range(10)]
+    trainer = trainer_of(model=Difference(8, 4), ddp=DDPConfig(channels_last=channels_last))
+    (record,) = trainer.fit(data, data)
     assert record.test["loss"] > 0
 
 
@@ -543,49 +509,39 @@ def test_a_weighted_order_draws_what_it_is_told() -> None:
 # Settings.
 
 
+AT_LEAST_0 = "evaluate_every_steps evaluate_every_epochs patience warmup_steps log_every seed checkpoint.keep_best"
+AT_LEAST_0 += " checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes preemption.lead_seconds"
+AT_LEAST_0 += " preemption.max_requeues loading.num_workers"
+AT_LEAST_1 = "epochs batch_size accumulation base_batch_size checkpoint.keep_last loading.prefetch_factor"
+AT_LEAST_1 += " loading.threads ddp.bucket_cap_mb ddp.powersgd_rank"
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("name", "value", "words"),
     [
-        ({"evaluate_every_steps": -1}, "evaluate_every_steps is -1; expected at least 0"),
-        ({"evaluate_every_epochs": -1}, "evaluate_every_epochs is -1; expected at least 0"),
-        ({"patience": -2}, "patience is -2"),
-        ({"warmup_steps": -2}, "warmup_steps is -2"),
-        ({"log_every": -1}, "log_every is -1"),
-        ({"base_batch_size": 0}, "base_batch_size is 0; expected at least 1"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": 2**64}, "seed is 18446744073709551616; expected at most"),
-        ({"ema_decay": 0.0}, "ema_decay is 0.0; expected above 0 and below 1"),
-        ({"ema_decay": 1.0}, "ema_decay is 1.0"),
-        ({"ema_decay": float("nan")}, "ema_decay is nan"),
-        ({"clip_norm": 0.0}, "clip_norm is 0.0; expected above 0"),
-        ({"clip_norm": float("nan")}, "clip_norm is nan"),
-        ({"checkpoint": CheckpointConfig(keep_last=0)}, "checkpoint.keep_last is 0; expected at least 1"),
-        ({"checkpoint": CheckpointConfig(keep_best=-1)}, "checkpoint.keep_best is -1"),
-        ({"checkpoint": CheckpointConfig(every_minutes=-0.5)}, "checkpoint.every_minutes is -0.5"),
-        ({"preemption": PreemptionConfig(lead_seconds=-1)}, "preemption.lead_seconds is -1"),
-        ({"preemption": PreemptionConfig(lead_seconds=float("nan"))}, "preemption.lead_seconds is nan"),
-        ({"preemption": PreemptionConfig(signals=("USR3",))}, "preemption.signals has 'USR3'"),
-        ({"loading": LoadingConfig(num_workers=-1)}, "loading.num_workers is -1"),
-        ({"loading": LoadingConfig(prefetch_factor=0)}, "loading.prefetch_factor is 0"),
-        ({"ddp": DDPConfig(bucket_cap_mb=0)}, "ddp.bucket_cap_mb is 0"),
-        ({"ddp": DDPConfig(powersgd_rank=0)}, "ddp.powersgd_rank is 0"),
-        ({"ddp": DDPConfig(hook="bf-16")}, "ddp.hook is 'bf-16'; expected one of none, fp16, bf16, powersgd"),
-        ({"precision": "half"}, "precision is 'half'; expected one of fp32, bf16, fp16"),
-        ({"schedule": "cosin"}, "schedule is 'cosin'; expected one of constant, cosine"),
-        ({"best_mode": "lowest"}, "best_mode is 'lowest'; expected one of min, max"),
-        ({"loading": LoadingConfig(multiprocessing_context="thread")}, "loading.multiprocessing_context is 'thread'"),
-        ({"profile": "9:3", "output_dir": "/x"}, "profile is '9:3'"),
-        ({"profile": "1:3"}, "profile, and no output_dir"),
-        ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\)"),
-        ({"resume": "auto"}, "resume is auto, and there is no output_dir"),
-        ({"resume": "run/best.pt"}, "resume is run/best.pt, and there is no output_dir"),
-        ({"epochs": 0}, "epochs is 0; expected at least 1"),
-        ({"batch_size": -4}, "batch_size is -4; expected at least 1"),
-        ({"accumulation": 0}, "accumulation is 0; expected at least 1"),
+        *((name, -1, "-1; expected at least 0") for name in AT_LEAST_0.split()),
+        *((name, 0, "0; expected at least 1") for name in AT_LEAST_1.split()),
+        ("seed", 2**64, "18446744073709551616; expected at most"),
+        ("ema_decay", 0.0, "0.0; expected above 0 and below 1"),
+        ("ema_decay", 1.0, "1.0; expected above 0 and below 1"),
+        ("ema_decay", math.nan, "nan"),
+        ("clip_norm", 0.0, "0.0; expected above 0"),
+        ("clip_norm", math.nan, "nan"),
+        ("preemption.lead_seconds", math.nan, "nan"),
+        ("ddp.hook", "bf-16", "'bf-16'; expected one of none, fp16, bf16, powersgd"),
+        ("precision", "half", "'half'; expected one of fp32, bf16, fp16"),
+        ("schedule", "cosin", "'cosin'; expected one of constant, cosine"),
+        ("best_mode", "lowest", "'lowest'; expected one of min, max"),
+        ("loading.multiprocessing_context", "thread", "'thread'; expected one of fork, spawn, forkserver"),
+        ("resume", "auto", "auto, and there is no output_dir"),
+        ("resume", "run/best.pt", "run/best.pt, and there is no output_dir"),
+        ("profile", "9:3", "'9:3'"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_at_the_start(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{words}.* -> "):
+def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: Any, words: str) -> None:
+    group, _, setting = name.rpartition(".")
+    changes = {group: replace(getattr(settings(), group), **{setting: value})} if group else {name: value}
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)} is {re.escape(words)}.* -> "):
         trainer_of(**changes)
 
 
@@ -594,6 +550,16 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(changes: dict[str,
     [
         ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
         ({"best": "loss/first"}, "best=loss/first; expected one of loss -> "),
+        ({"parallel": "fsdp", "precision": "fp16"}, "precision is fp16, .* a GradScaler knows nothing of shards -> "),
+        ({"parallel": "fsdp", "ema_decay": 0.9}, "ema_decay is 0.9, with parallel=fsdp; expected null, .* -> "),
+        (
+            {"parallel": "fsdp", "ddp": DDPConfig(hook="fp16")},
+            "ddp.hook with parallel=fsdp; expected parallel=ddp.* -> ",
+        ),
+        ({"fsdp": FSDPConfig(param_dtype="bf16")}, "fsdp.param_dtype with parallel=ddp; expected parallel=fsdp.* -> "),
+        ({"profile": "1:3"}, "profile, and no output_dir .* -> "),
+        ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\).* -> "),
+        ({"preemption": PreemptionConfig(signals=("USR3",))}, "preemption.signals has 'USR3'.* -> "),
     ],
 )
 def test_settings_that_do_not_fit_the_run_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -618,7 +584,7 @@ def agreed_at(step_seconds: Callable[[int], float], steps: int, monkeypatch: pyt
     """The times at which the ranks agree, in seconds."""
     now = [0.0]
     monkeypatch.setattr("srunddp.train.checkpoint_policy.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    agreement, times = StopConsensus(StandIn()), []
+    agreement, times = StopConsensus(LocalWorld()), []
     for step in range(steps):
         now[0] += step_seconds(step)
         if agreement.due():
@@ -647,15 +613,8 @@ def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, mon
         add(directory, step, state)
 
     monkeypatch.setattr(CheckpointDirectory, "add", slow)
-    diary = Diary()
+    recorder = EventRecorder()
     often = CheckpointConfig(every_steps=1, keep_last=100, keep_best=0)
-    trainer_of(diary, output_dir=str(tmp_path), checkpoint=often).fit(classes(32))
+    trainer_of(recorder, output_dir=str(tmp_path), checkpoint=often).fit(classes(32))
     # The last one twice: the epoch's end makes another one of it.
-    assert list(dict.fromkeys(diary.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]
-
-
-def test_resuming_at_an_epochs_end_does_not_know_a_torchmetric(tmp_path: Path) -> None:
-    sums = MetricAccumulator({"mse": MeanSquaredError()}, StandIn(), [[6.0, 3.0]])
-    means = sums.means()
-    assert means["loss"] == 2.0
-    assert math.isnan(means["mse"])
+    assert list(dict.fromkeys(recorder.of("checkpoint"))) == [f"step-{step:08}.pt" for step in range(1, 9)]

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import nn
 
 from srunddp.train import (
     Callback,
@@ -31,19 +30,19 @@ from srunddp.train.data.order import Sequential
 from srunddp.train.data.sampler import ShardAssignment
 from srunddp.train.metrics.accumulator import LaggedLoss
 from srunddp.train.model.ddp import DDPModel
+from tests.support.starting import until
 from tests.train import problems
 from tests.train.conftest import ROOT
-from tests.train.preemption.test_signals import until
-from tests.train.problems import classes
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
+from tests.train.problems import OnStep, classes
 
 pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda", 0)
 
 
-def world() -> StandIn:
-    return StandIn(device=GPU)
+def world() -> LocalWorld:
+    return LocalWorld(device=GPU)
 
 
 def network() -> nn.Module:
@@ -97,18 +96,11 @@ def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
     assert load_checkpoint(newest)["model"].keys() == network().state_dict().keys()
 
 
-class Images(Dataset[Any]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return torch.full((3, 64, 64), float(index)), torch.tensor(index)
-
-
 def feed(workers: int) -> DeviceLoader:
     loading = LoadingConfig(multiprocessing_context="fork")
+    images: Any = [(torch.full((3, 64, 64), float(index)), torch.tensor(index)) for index in range(64)]
     return DeviceLoader(
-        Images(), Sequential(64), world(), loading, assignment=ShardAssignment(0, 1, 8, 0), num_workers=workers
+        images, Sequential(64), world(), loading, assignment=ShardAssignment(0, 1, 8, 0), num_workers=workers
     )
 
 
@@ -216,25 +208,19 @@ def test_vision_py_is_within_2_per_cent_of_a_bare_loop() -> None:
     assert min(ratios) >= 0.98, done.stdout
 
 
-class Stop(Callback):
-    """After the 21st step, once the checkpoint of the 18th is there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "checkpoints" / "step-00000018.pt"
-
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-        if step == 21:
-            until(self.path.exists)
-            raise KeyboardInterrupt
-
-
 def test_a_resumed_run_is_that_which_was_not_interrupted(tmp_path: Path) -> None:
     """With dropout on the GPU, whose random numbers are in the checkpoint."""
+
+    def stop(trainer: Trainer, step: int) -> None:
+        if step == 21:
+            until((tmp_path / "checkpoints" / "step-00000018.pt").exists)
+            raise KeyboardInterrupt
+
     whole = trainer_of(network(), ema_decay=0.9)
     whole.fit(classes(64))
     options = {"output_dir": str(tmp_path), "checkpoint": CheckpointConfig(every_epochs=0, every_steps=18)}
     options["ema_decay"] = 0.9
-    interrupted = trainer_of(network(), Stop(tmp_path), **options)
+    interrupted = trainer_of(network(), OnStep(stop), **options)
     with pytest.raises(KeyboardInterrupt):
         interrupted.fit(classes(64))
     again = trainer_of(network(), **options, resume="auto")

@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, StepLR
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.optim.lr_scheduler import (
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
 from torch.utils.data import TensorDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train import Callback, DDPConfig, Trainer, load_checkpoint
+from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer, load_checkpoint
 from srunddp.train.optimizer import lr_factor, scale_lr, use_fused
 from tests.train import problems
-from tests.train.conftest import results_of
-from tests.train.problems import Stop, classes, settings
-from tests.train.steps import SCALED, SCHEDULERS, LearningRates, Recomputed, network
+from tests.train.local_world import LocalWorld, run_ranks
+from tests.train.problems import OnStep, Stop, classes, counting, message, settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return results_of("steps.py", tmp_path_factory.mktemp("steps"), timeout=180)
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.Tanh(), nn.Linear(16, 16)), nn.Linear(16, 4))
 
 
 def trainer_of(*callbacks: Callback, model: nn.Module | None = None, **changes: Any) -> Trainer:
     return problems.trainer_of(*callbacks, model=model or network(), **changes)
+
+
+def trained(
+    world: LocalWorld, model: nn.Module | None = None, samples: int = 48, epochs: int = 3, **changes: Any
+) -> Any:
+    """The weights, and the losses of the epochs."""
+    trainer = trainer_of(world=world, model=model, epochs=epochs, **changes)
+    records = trainer.fit(classes(samples))
+    return trainer.model.state_dict(), [record.train["loss"] for record in records]
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -100,12 +120,10 @@ def test_forward_runs_in_the_precision_and_weights_keep_theirs() -> None:
 def test_gradients_are_clipped_to_the_norm_of_all_together() -> None:
     norms = []
 
-    class Norms(Callback):
-        def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-            gradients = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
-            norms.append(float(nn.utils.get_total_norm(gradients)))
+    def note(trainer: Trainer, step: int) -> None:
+        norms.append(float(nn.utils.get_total_norm([parameter.grad for parameter in trainer.model.parameters()])))
 
-    trainer_of(Norms(), clip_norm=0.01).fit(classes(16))
+    trainer_of(OnStep(note), clip_norm=0.01).fit(classes(16))
     assert norms == pytest.approx([0.01] * 4, rel=1e-3)
 
 
@@ -154,11 +172,17 @@ def test_an_optimizer_with_several_gradients_a_step_is_refused() -> None:
 # Learning rate. Fit makes five steps.
 
 
+def learning_rates() -> tuple[Callback, dict[int, float]]:
+    """A callback, and the learning rate that it keeps of each step but the first."""
+    rates: dict[int, float] = {}
+    return OnStep(lambda trainer, step: rates.update({step + 1: float(trainer.optimizer.param_groups[0]["lr"])})), rates
+
+
 def rates_after(**changes: Any) -> list[float]:
     """The learning rate that the step after each of five would have."""
-    seen = LearningRates()
-    trainer_of(seen, batch_size=4, **changes).fit(classes(20))
-    return list(seen.next.values())
+    callback, rates = learning_rates()
+    trainer_of(callback, batch_size=4, **changes).fit(classes(20))
+    return list(rates.values())
 
 
 def test_the_learning_rate_grows_linearly_and_falls_as_a_cosine() -> None:
@@ -219,22 +243,40 @@ def test_groups_that_share_a_tensor_are_scaled_once() -> None:
     ],
 )
 def test_a_scheduler_that_cannot_be_scaled_is_refused(make: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"{words}.* -> "):
-        trainer_of(scale_lr="linear", accumulation=2, scheduler=make).fit(classes(8))
-
-
-def test_a_finished_scheduler_cannot_be_scaled() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = trainer_of(model=model, optimizer=optimizer, scheduler=StepLR(optimizer, 2), scale_lr="linear")
-    with pytest.raises(ConfigError, match=r"a finished StepLR and scale_lr=linear; .* -> pass a function"):
-        trainer.fit(classes(8))
+    for scheduler, said in ((make, words), (StepLR(optimizer, 2), "a finished StepLR and scale_lr=linear")):
+        trainer = trainer_of(model=model, optimizer=optimizer, scale_lr="linear", accumulation=2, scheduler=scheduler)
+        with pytest.raises(ConfigError, match=f"{said}.* -> "):
+            trainer.fit(classes(8))
 
 
-@pytest.mark.parametrize(("scale", "name"), SCALED)
-def test_another_world_size_resumes_with_its_own_learning_rate(results: Any, scale: str, name: str) -> None:
+SCHEDULERS: dict[str, Any] = {
+    "constant": None,
+    "step": lambda optimizer: StepLR(optimizer, 3, gamma=0.5),
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "sequential": lambda optimizer: SequentialLR(
+        optimizer, [LinearLR(optimizer, 0.1, total_iters=3), ExponentialLR(optimizer, 0.9)], milestones=[6]
+    ),
+}
+
+
+def resumable_rates(world: LocalWorld, folder: Path, scale: str, name: str, resume: str) -> dict[int, float]:
+    """The learning rate after each step of 8 samples a rank: of 64 samples, three times."""
+    callback, rates = learning_rates()
+    checkpoint = CheckpointConfig(every_epochs=0, every_steps=4, keep_last=99, keep_best=0)
+    options = {"scheduler": SCHEDULERS[name], "scale_lr": scale, "resume": resume, "checkpoint": checkpoint}
+    trainer_of(callback, world=world, epochs=3, batch_size=8, output_dir=str(folder), **options).fit(classes(64))
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("scale", "name"), [("linear", "constant"), ("sqrt", "step"), ("linear", "lambda"), ("linear", "sequential")]
+)
+def test_another_world_size_resumes_with_its_own_learning_rate(scale: str, name: str, tmp_path: Path) -> None:
     """Two ranks for 12 steps, and one that goes on from the 4th: as if each had begun so."""
-    two, one = results["two"][0][f"{scale} {name}"], results[f"{scale} {name}"]
+    two, _ = run_ranks(2, tmp_path, resumable_rates, tmp_path, scale, name, "no")
+    one = resumable_rates(LocalWorld(), tmp_path, scale, name, str(tmp_path / "checkpoints" / "step-00000004.pt"))
     optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
     scheduler = SCHEDULERS[name](optimizer) if SCHEDULERS[name] else None
     plain = {}
@@ -253,41 +295,79 @@ def test_another_world_size_resumes_with_its_own_learning_rate(results: Any, sca
 # DistributedDataParallel's settings, on two ranks.
 
 
-def test_gradients_are_shared_once_a_step(results: Any) -> None:
+def count_all_reduces(world: LocalWorld) -> Any:
+    calls: Counter[str] = Counter()
+    trainer = trainer_of(world=world, accumulation=3)
+    hook = counting(calls, "buckets", default_hooks.allreduce_hook)
+    trainer._wrapped._ddp.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
+    trainer.fit(classes(48))
+    return calls["buckets"], trainer.state.step
+
+
+def test_gradients_are_shared_once_a_step(tmp_path: Path) -> None:
     """A step is three micro-batches of 4 on each of two ranks: 48 samples are two steps."""
-    for calls, steps in (rank["shared_gradients"] for rank in results["two"]):
-        assert calls == steps == 2
+    assert run_ranks(2, tmp_path, count_all_reduces) == [(2, 2)] * 2
 
 
-@pytest.mark.parametrize("hook", ["fp16", "powersgd"])
-def test_hooks_train(results: Any, hook: str) -> None:
-    first, second = (rank["hooks"] for rank in results["two"])
-    assert same(first[hook][0], second[hook][0])
-    close(first[hook][0], first["none"][0], 5e-3)
-    assert hook == "powersgd" or not same(first[hook][0], first["none"][0])  # that one compresses only later
-    assert first[hook][1][-1] < first[hook][1][0]
+def train_with_hooks(world: LocalWorld) -> Any:
+    return {hook: trained(world, ddp=DDPConfig(hook=hook)) for hook in ("none", "fp16", "powersgd")}
 
 
-def test_what_the_backend_cannot_do_is_refused_on_all_ranks(results: Any) -> None:
-    for bf16, sync_batchnorm in (rank["refused"] for rank in results["two"]):
+def test_hooks_train(tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, train_with_hooks)
+    plain, _ = first["none"]
+    for hook in ("fp16", "powersgd"):
+        weights, losses = first[hook]
+        assert same(weights, second[hook][0])
+        close(weights, plain, 5e-3)
+        assert hook == "powersgd" or not same(weights, plain)  # that one compresses only later
+        assert losses[-1] < losses[0]
+
+
+def refusals(world: LocalWorld) -> list[str]:
+    unfit = (DDPConfig(hook="bf16"), DDPConfig(sync_batchnorm=True))
+    return [message(lambda ddp=ddp: trained(world, ddp=ddp)) for ddp in unfit]
+
+
+def test_what_the_backend_cannot_do_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    for bf16, sync_batchnorm in run_ranks(2, tmp_path, refusals):
         assert (
             bf16 == "ddp.hook bf16 with gloo; expected NCCL, with which alone torch has this hook -> use ddp.hook=fp16"
         )
         assert sync_batchnorm.startswith("ddp.sync_batchnorm on cpu; expected GPUs")
 
 
-def test_activations_are_computed_again_with_equal_results(results: Any) -> None:
+class Recomputed(nn.Linear):
+    calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        Recomputed.calls += self.training
+        return super().forward(inputs)
+
+
+def train_recomputed(world: LocalWorld, names: tuple[str, ...], static_graph: bool, accumulation: int) -> Any:
+    """Weights, losses, and the calls of a layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Recomputed(8, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 4))
+    torch.manual_seed(1)
+    ddp = DDPConfig(activation_checkpointing=names, static_graph=static_graph)
+    return (*trained(world, model, ddp=ddp, accumulation=accumulation), Recomputed.calls)
+
+
+@pytest.mark.parametrize(("static_graph", "accumulation"), [(False, 1), (True, 1), (True, 2)])
+def test_activations_are_computed_again_with_equal_results(
+    static_graph: bool, accumulation: int, tmp_path: Path
+) -> None:
     """Also with dropout, with a static graph, and with accumulation."""
-    for by_options in (rank["checkpointed"] for rank in results["two"]):
-        for again, static_graph, accumulation in [(True, False, 1), (True, True, 1), (True, True, 2)]:
-            weights, losses, calls = by_options[again, static_graph, accumulation]
-            plain, plain_losses, plain_calls = by_options[False, False, accumulation]
-            assert weights.keys() == plain.keys()
-            if accumulation == 1:
-                assert same(weights, plain)
-            close(weights, plain, 1e-6)
-            assert losses == pytest.approx(plain_losses)
-            assert calls == 2 * plain_calls
+    plain = run_ranks(2, tmp_path, train_recomputed, (), False, accumulation)
+    recomputed = run_ranks(2, tmp_path, train_recomputed, ("Recomputed",), static_graph, accumulation)
+    for (weights, losses, calls), (expected, expected_losses, expected_calls) in zip(recomputed, plain, strict=True):
+        assert weights.keys() == expected.keys()
+        if accumulation == 1:
+            assert same(weights, expected)
+        close(weights, expected, 1e-6)
+        assert losses == pytest.approx(expected_losses)
+        assert calls == 2 * expected_calls
 
 
 @pytest.mark.parametrize("name", ["Nonsense", "Sequential"])
@@ -298,38 +378,103 @@ def test_only_modules_in_the_model_can_be_computed_again(name: str) -> None:
         trainer_of(model=model, ddp=DDPConfig(activation_checkpointing=(name,)))
 
 
-def test_parameters_without_a_gradient_are_found(results: Any) -> None:
-    first, second = (rank["branches"] for rank in results["two"])
-    assert same(first[0], second[0])
-    close(first[0], results["alone"]["branches"][0], 1e-6)
+class Branches(nn.Module):
+    """Each branch takes part in half of the forward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.branches = nn.ModuleList([nn.Linear(8, 4), nn.Linear(8, 4)])
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        output: Tensor = self.branches[self.calls % 2](inputs)
+        return output
 
 
-def test_buffers_are_equal_at_first_and_then_each_ranks_own(results: Any) -> None:
-    first, second = (rank["buffers"] for rank in results["two"])
-    for broadcast in (True, False):
-        assert torch.equal(first[broadcast][0], second[broadcast][0])
-        assert torch.equal(first[broadcast][1], second[broadcast][1]) == broadcast
+def train_branches(world: LocalWorld) -> Any:
+    batch_size = 8 // world.world_size
+    weights, _ = trained(world, Branches(), ddp=DDPConfig(find_unused_parameters=True), batch_size=batch_size)
+    return weights
 
 
-def test_a_step_that_overflows_on_one_rank_is_left_out_on_all(results: Any) -> None:
-    for unchanged, scale, steps in (rank["overflow"] for rank in results["two"]):
-        assert unchanged
-        assert (scale, steps) == (65536.0 / 2, 1)
+def test_parameters_without_a_gradient_are_found(tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, train_branches)
+    assert same(first, second)
+    close(first, train_branches(LocalWorld()), 1e-6)
 
 
-def test_a_compiled_model_trains_the_same_with_plain_checkpoints(results: Any) -> None:
-    for rank in results["two"]:
-        (weights, losses), calls = rank["compiled"]
+def running_means(world: LocalWorld, broadcast: bool) -> Any:
+    """BatchNorm's, at first and after training."""
+    torch.manual_seed(world.rank)
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model[0].running_mean.fill_(float(world.rank))
+    trainer = trainer_of(world=world, model=model, ddp=DDPConfig(broadcast_buffers=broadcast))
+    first = model[0].running_mean.clone()
+    trainer.fit(classes(32), classes(8))
+    return first, model[0].running_mean.clone()
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_buffers_are_equal_at_first_and_then_each_ranks_own(broadcast: bool, tmp_path: Path) -> None:
+    (first, mine), (other_first, other) = run_ranks(2, tmp_path, running_means, broadcast)
+    assert torch.equal(first, other_first)
+    assert torch.equal(mine, other) == broadcast
+
+
+class InTurn:
+    def __len__(self) -> int:
+        return 8
+
+    def indices(self, epoch: int) -> Tensor:
+        return torch.arange(8)
+
+
+def train_overflowing(world: LocalWorld) -> Any:
+    """Whether a step in fp16 has changed no weight, where gradients overflow on rank 1 alone; and the scale."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    inputs = torch.full((8, 8), 0.01)
+    inputs[1::2] = 1e3
+    trainer = trainer_of(world=world, model=model, precision="fp16")
+    trainer.fit(TensorDataset(inputs, torch.zeros(8, dtype=torch.int64)), order=InTurn())
+    return all(map(torch.equal, before, model.parameters())), trainer.state.scaler.get_scale(), trainer.state.step
+
+
+def test_a_step_that_overflows_on_one_rank_is_left_out_on_all(tmp_path: Path) -> None:
+    assert run_ranks(2, tmp_path, train_overflowing) == [(True, 65536.0 / 2, 1)] * 2
+
+
+def train_compiled(world: LocalWorld) -> Any:
+    """By TorchDynamo without a code generator: a C++ compiler would take longer, and may be missing."""
+    whole, calls = torch.compile, []
+
+    def counted(model: Any, **options: Any) -> Any:
+        calls.append(type(model).__name__)
+        return whole(model, backend="eager", **options)
+
+    torch.compile = counted
+    return trained(world, ddp=DDPConfig(compile=True), epochs=1, samples=16), calls
+
+
+def train_with_debug_level(world: LocalWorld, folder: Path) -> Any:
+    # As TORCH_DISTRIBUTED_DEBUG does. With DETAIL torch 2.13 itself crashes in DistributedDataParallel on Gloo.
+    dist.set_debug_level(dist.DebugLevel.INFO)
+    return trained(world, output_dir=str(folder), epochs=1, samples=16)
+
+
+def test_a_compiled_model_trains_the_same_with_plain_checkpoints(tmp_path: Path) -> None:
+    """And so does one where torch tells more."""
+    (plain, losses), _ = run_ranks(2, tmp_path, trained, None, 16, 1)
+    for (weights, found), calls in run_ranks(2, tmp_path, train_compiled):
         assert calls == ["DistributedDataParallel", "Sequential"]
         assert weights.keys() == network().state_dict().keys()
-        close(weights, rank["uncompiled"][0], 1e-6)
-        assert losses == pytest.approx(rank["uncompiled"][1])
-
-
-def test_training_is_the_same_where_torch_tells_more(results: Any) -> None:
-    """As with TORCH_DISTRIBUTED_DEBUG=INFO."""
-    for weights, _ in results["debug"]:
-        close(weights, results["two"][0]["hooks"]["none"][0], 1e-6)
+        close(weights, plain, 1e-6)
+        assert found == pytest.approx(losses)
+    for weights, _ in run_ranks(2, tmp_path, train_with_debug_level, tmp_path / "debug"):
+        close(weights, plain, 1e-6)
 
 
 # Alone.

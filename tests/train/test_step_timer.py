@@ -2,24 +2,91 @@
 
 from __future__ import annotations
 
+import io
+import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from srunddp import telemetry
 from srunddp.telemetry import TelemetryPage
+from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer
 from srunddp.train.step_timer import StepTimer, ThroughputMeter, make_step_timer
-from tests.train.conftest import results_of
-from tests.train.paces import SLEEP, STEPS
+from tests.train.local_world import LocalWorld, run_ranks
+from tests.train.problems import settings, trainer_of
 
+STEPS, SLEEP = 12, 0.05
 SLEPT = STEPS * SLEEP
+
+
+class SlowSamples(Dataset[tuple[Tensor, Tensor]]):
+    """Whose reading may take time."""
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self._count, self._seconds = count, seconds
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self._seconds)
+        return torch.ones(8), torch.tensor(index % 2)
+
+
+class SlowCallback(Callback):
+    """Sleeps after each step. It also saves the model as a whole, which is not to hold anything of ours."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+        time.sleep(self._seconds)
+        if trainer.config.parallel == "ddp":  # torch saves no model in shards so
+            torch.save(trainer.model, io.BytesIO())
+
+
+def train(world: LocalWorld, slow: int, where: str, buffers: bool, changes: dict[str, Any]) -> dict[str, Any]:
+    """The sums of a training in which one rank sleeps in each step, and its events."""
+    page = telemetry.TelemetryPage(recording=True)
+    telemetry.install(page)
+    seconds = SLEEP if world.rank == slow else 0.0
+    norm: list[nn.Module] = [nn.BatchNorm1d(8)] if buffers else []
+    model = nn.Sequential(nn.Linear(8, 8), *norm, nn.Linear(8, 2))
+    data = SlowSamples(2 * STEPS * 4, seconds / 4 if where == "data" else 0.0)
+    callback = SlowCallback(seconds if where == "callback" else 0.0)
+    trainer = trainer_of(callback, model=model, world=world, **changes)
+    began = time.perf_counter()
+    trainer.fit(data, SlowSamples(8, 0.0))
+    sums = dict(zip(telemetry.Steps._fields, page.read_steps(), strict=True))
+    result = sums | {"seconds": time.perf_counter() - began, "events": page.events(0)[0]}
+    if where == "callback":
+        trainer.config = settings(epochs=2, tensorboard=False)
+        trainer.fit(data)
+        result["steps of two fits"] = page.read_steps().steps
+    return result
+
+
+CHECKPOINTED_LINEAR = DDPConfig(activation_checkpointing=("Linear",))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return results_of("paces.py", tmp_path_factory.mktemp("paces"), timeout=120)
+    folder = tmp_path_factory.mktemp("step_timer")
+    checkpoints = {"output_dir": str(folder / "training"), "checkpoint": CheckpointConfig(every_steps=5)}
+    scenarios: dict[str, tuple[Any, ...]] = {
+        "data of 1": (1, "data", False, {}),
+        "work of 0": (0, "callback", False, {}),
+        "work of 0, buffers": (0, "data", True, {}),
+        "work of 0, shards": (0, "data", False, {"parallel": "fsdp", "ddp": CHECKPOINTED_LINEAR}),
+        "accumulation": (1, "data", False, {"accumulation": 3}),
+        "checkpoints": (1, "", False, checkpoints),
+    }
+    return {name: run_ranks(2, folder, train, *arguments) for name, arguments in scenarios.items()}
 
 
 @pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers", "work of 0, shards"])
@@ -68,36 +135,18 @@ def test_epochs_evaluations_and_checkpoints_become_events(results: Any) -> None:
     for rank, found in enumerate(results["checkpoints"]):
         names = [event.name for event in found["events"]]
         written = 3 if rank == 0 else 0  # after the steps 5 and 10, and the last
-        assert Counter(names) == {
-            "fit": 1,
-            "epoch": 1,
-            "step": 1,
-            "evaluation": 1,
-            "evaluation_end": 1,
-            "epoch_end": 1,
-            "checkpoint": 3,
-            **({"checkpoint_written": written} if written else {}),
-        }
+        expected = Counter(fit=1, epoch=1, step=1, evaluation=1, evaluation_end=1, epoch_end=1, checkpoint=3)
+        assert Counter(names) == expected + Counter(checkpoint_written=written)
         assert [event.value for event in found["events"] if event.name in ("epoch", "epoch_end")] == [1, 1]
         times = [event.time for event in found["events"]]
         assert times == sorted(times)
         assert all(0 < event.value < 5 for event in found["events"] if event.name.startswith("checkpoint"))
 
 
-class Clock:
-    """Goes on only when told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Event:
     """torch.cuda.Event, by a GPU's clock."""
 
-    gpu = Clock()
+    gpu = SimpleNamespace(now=0.0)
     recorded = 0
     ready = True
 
@@ -119,8 +168,8 @@ def test_a_gpus_time_excludes_waits_for_ranks_and_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
-    clock, gpu, page = Clock(), Event.gpu, TelemetryPage(recording=True)
-    monkeypatch.setattr("time.perf_counter", clock)
+    clock, gpu, page = SimpleNamespace(now=0.0), Event.gpu, TelemetryPage(recording=True)
+    monkeypatch.setattr("time.perf_counter", lambda: clock.now)
     pace = StepTimer(page, torch.device("cuda"))
 
     def step(forward: float) -> None:
@@ -154,8 +203,8 @@ def test_a_gpus_time_excludes_waits_for_ranks_and_results(
 
 def test_with_a_gpu_an_epochs_last_data_request_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
-    clock, page = Clock(), TelemetryPage(recording=True)
-    monkeypatch.setattr("time.perf_counter", clock)
+    clock, page = SimpleNamespace(now=0.0), TelemetryPage(recording=True)
+    monkeypatch.setattr("time.perf_counter", lambda: clock.now)
     pace = StepTimer(page, torch.device("cuda"))
     assert list(pace.timed(iter(()))) == []
     Event.gpu.now += 1000.0  # an evaluation

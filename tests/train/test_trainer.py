@@ -2,130 +2,189 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import re
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train import Callback, LoadingConfig, Trainer, load_checkpoint
+from srunddp.train import Callback, LoadingConfig, Trainer, accuracy, load_checkpoint
+from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import (
     Numbered,
     Scale,
     classes,
+    counting,
     distance,
     exact_figures,
+    message,
     normalised_network,
     scale_trainer,
     settings,
 )
-from tests.train.worlds import StandIn
-
-if TYPE_CHECKING:
-    from tests.train.conftest import Ranks
-
-FITS = [(10, 1), (10, 2), (10, 3), (10, 4), (10, 64), (2, 4), (1, 4)]
 
 
-@pytest.mark.parametrize(("samples", "batch_size"), FITS)
-def test_padding_is_never_counted_twice(three_ranks: Ranks, samples: int, batch_size: int) -> None:
+def train_unevenly(world: LocalWorld) -> Any:
+    """10 samples on 3 ranks, and fewer samples than ranks; by (samples, batch size)."""
+    figures = {}
+    for samples, batch_size in [(10, 1), (10, 2), (10, 3), (10, 4), (10, 64), (2, 4), (1, 4)]:
+        data = Numbered(samples)
+        (record,) = scale_trainer(world, batch_size=batch_size).fit(data, data)
+        figures[samples, batch_size] = (record.train, record.test)
+    return figures
+
+
+def test_padding_is_never_counted_twice(tmp_path: Path) -> None:
     """Also with fewer samples than ranks, which does not hang either."""
-    for by_fit in three_ranks["uneven"]:
-        train, test = by_fit[samples, batch_size]
-        assert train == test == exact_figures(samples)
+    for figures in run_ranks(3, tmp_path, train_unevenly):
+        for (samples, _), (train, test) in figures.items():
+            assert train == test == exact_figures(samples)
 
 
-def test_every_epoch_has_another_order(three_ranks: Ranks) -> None:
-    for read, continued, _ in three_ranks["orders"]:
-        assert continued == list(itertools.chain(*read)), "one fit of three epochs is three fits of one"
+def read_samples(world: LocalWorld) -> Any:
+    """The samples this rank reads in each of three epochs, in one fit of as many, and in a test."""
+    read = []
+    trainer = scale_trainer(world)
+    for epochs in (1, 2, 3):
+        data, test_data = Numbered(30), Numbered(10)
+        trainer.config = settings(epochs=epochs)
+        trainer.fit(data, test_data)
+        read.append(data.read)
+    at_once = Numbered(30)
+    scale_trainer(world, epochs=3).fit(at_once)
+    return read, at_once.read, test_data.read
+
+
+def test_every_epoch_has_another_order(tmp_path: Path) -> None:
+    """And each sample once; so does an evaluation read every sample once."""
+    by_rank = run_ranks(3, tmp_path, read_samples)
+    for read, at_once, _ in by_rank:
+        assert at_once == list(itertools.chain(*read)), "one fit of three epochs is three fits of one"
         assert len({tuple(order) for order in read}) == 3
-    epochs = zip(*(read for read, _, _ in three_ranks["orders"]), strict=True)
-    for shards in epochs:
+    for shards in zip(*(read for read, *_ in by_rank), strict=True):
         assert sorted(itertools.chain(*shards)) == list(range(30))
+    assert sorted(itertools.chain(*(test_read for *_, test_read in by_rank))) == list(range(10))
 
 
-def test_evaluation_reads_every_sample_once(three_ranks: Ranks) -> None:
-    read = itertools.chain(*(test_read for _, _, test_read in three_ranks["orders"]))
-    assert sorted(read) == list(range(10))
+def train_with_batchnorm(world: LocalWorld, folder: Path) -> Any:
+    """BatchNorm and a flag among the buffers; what is printed."""
+    torch.manual_seed(world.rank)
+    model = normalised_network()
+    model.register_buffer("flag", torch.tensor([world.rank == 0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = settings(epochs=2, output_dir=str(folder), tensorboard=False)
+    metrics = {"accuracy": accuracy}
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world, metrics=metrics)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        history = trainer.fit(classes(58), classes(20))
+    return model.state_dict(), history, printed.getvalue()
 
 
-def test_parameters_and_buffers_are_the_same_on_all_ranks(three_ranks: Ranks) -> None:
-    states = [state for state, _ in three_ranks["normalised"]]
-    assert states[0]["1.num_batches_tracked"] > 0
-    for name, value in states[0].items():
-        for state in states[1:]:
+@pytest.fixture(scope="module")
+def normalised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("normalised")
+    return folder, run_ranks(3, folder, train_with_batchnorm, folder)
+
+
+def test_parameters_and_buffers_are_the_same_on_all_ranks(normalised: Any) -> None:
+    """And the records."""
+    first, *others = normalised[1]
+    assert first[0]["1.num_batches_tracked"] > 0
+    assert [record.epoch for record in first[1]] == [1, 2]
+    for state, history, _ in others:
+        assert history == first[1]
+        for name, value in first[0].items():
             assert torch.equal(state[name], value), name
 
 
-def test_all_ranks_get_the_same_records(three_ranks: Ranks) -> None:
-    first, *others = [history for _, history in three_ranks["normalised"]]
-    assert [record.epoch for record in first] == [1, 2]
-    assert others == [first, first]
-
-
-def test_the_reported_test_result_is_the_checkpoints(three_ranks: Ranks) -> None:
+def test_the_reported_test_result_is_the_checkpoints(normalised: Any) -> None:
     """Also with BatchNorm, whose running statistics differ between ranks after a step."""
-    state = load_checkpoint(max((three_ranks.folder / "normalised" / "checkpoints").glob("step-*.pt")))
+    folder, ((_, history, _), *_) = normalised
+    state = load_checkpoint(max((folder / "checkpoints").glob("step-*.pt")))
     model = normalised_network()
     model.register_buffer("flag", torch.tensor([False]))
     model.load_state_dict(state["model"])
     inputs, targets = classes(20).tensors
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model.eval()(inputs), targets).item()
-    _, history = three_ranks["normalised"][0]
     assert state["epoch"] == history[-1].epoch == 2
     assert history[-1].test["loss"] == pytest.approx(loss, abs=1e-6)
 
 
-def test_only_rank_0_prints_and_one_line_an_epoch(three_ranks: Ranks) -> None:
-    of_normalised = [output.split("[normalised]\n")[1].split("[waits]")[0] for output in three_ranks.outputs]
-    assert of_normalised[1:] == ["", ""]
+def test_only_rank_0_prints_and_one_line_an_epoch(normalised: Any) -> None:
+    first, *others = [printed for *_, printed in normalised[1]]
+    assert others == ["", ""]
     figures = r"loss \d\.\d{4}, accuracy \d\d\.\d\d %"
     both = rf"{figures}, test {figures.replace(', ', ', test ')}, \d+ samples/s \(\d+ per rank\)"
-    assert re.fullmatch(f"Epoch 1 - {both}\nEpoch 2 - {both}\n", of_normalised[0]), of_normalised[0]
+    assert re.fullmatch(f"Epoch 1 - {both}\nEpoch 2 - {both}\n", first), first
 
 
-def test_a_step_never_waits_for_the_device(three_ranks: Ranks) -> None:
-    """Four times the batches take no more collectives or branches; losses on the CPU may be read, see test_late."""
-    for few, many in three_ranks["waits"]:
+def count_waits(world: LocalWorld) -> list[dict[str, int]]:
+    """How often Python reads a value back from the device and calls an all-reduce; of 5 batches, of 20."""
+    counts = []
+    places = [(torch.Tensor, name) for name in ("item", "tolist", "__float__", "__int__", "__bool__", "numpy")]
+    for batch_size in (4, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            calls: Counter[str] = Counter()
+            for place, name in [*places, (dist, "all_reduce")]:
+                patch.setattr(place, name, counting(calls, name, getattr(place, name)))
+            scale_trainer(world, epochs=2, batch_size=batch_size).fit(Numbered(60), Numbered(60))
+        counts.append(dict(calls))
+    return counts
+
+
+def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
+    """Four times the batches take no more collectives or branches; losses on the CPU may be read."""
+    for few, many in run_ranks(3, tmp_path, count_waits):
         assert {**few, "item": 0, "tolist": 0} == {**many, "item": 0, "tolist": 0}
         assert few["all_reduce"] == 4
 
 
-def test_the_model_is_in_the_right_mode(three_ranks: Ranks) -> None:
+def test_the_model_is_in_the_right_mode() -> None:
+    """(training, gradients on) in training, then with a test, then in training again."""
     training, testing = (True, True), (False, False)
-    for seen in three_ranks["modes"]:
-        assert seen == [{training}, {training, testing}, {training}]
+    trainer = scale_trainer(LocalWorld())
+    for epochs, test_data in enumerate((None, Numbered(6), None), start=1):
+        trainer.model.modes.clear()
+        trainer.config = settings(epochs=epochs, batch_size=2)
+        trainer.fit(Numbered(6), test_data)
+        assert trainer.model.modes == ({training, testing} if test_data else {training})
 
 
-@pytest.mark.parametrize(
-    ("case", "name"),
-    [
-        (0, "len(train_data) differs"),
-        (1, "len(test_data) differs"),
-        (2, "batch_size differs"),
-        (3, "epochs differs"),
-        (4, "best_mode differs"),
-    ],
-)
-def test_ranks_that_were_given_different_things_all_say_so(three_ranks: Ranks, case: int, name: str) -> None:
-    messages = [of_rank[case] for of_rank in three_ranks["disagreements"]]
-    assert messages[0].startswith(name)
-    assert len(set(messages)) == 1
+def disagreements(world: LocalWorld) -> list[str]:
+    """Each rank's message where ranks were given different things, and nothing."""
+    first = world.rank == 0
+    cases: list[tuple[Any, ...]] = [
+        (Numbered(10 + world.rank), None, {}),
+        (Numbered(10), Numbered(4) if first else None, {}),
+        (Numbered(10), None, {"batch_size": 2 if first else 5}),
+        (Numbered(10), None, {"epochs": 2 if first else 1}),
+        (Numbered(10), None, {"best_mode": "min" if first else "max"}),
+        (Numbered(0), None, {}),
+    ]
+    return [message(lambda case=case: scale_trainer(world, **case[2]).fit(*case[:2])) for case in cases]
 
 
-def test_an_empty_data_set_is_an_error_on_every_rank(three_ranks: Ranks) -> None:
-    for messages in three_ranks["disagreements"]:
-        assert messages[-1].startswith("len(train_data) is 0")
+def test_ranks_that_were_given_different_things_all_say_so(tmp_path: Path) -> None:
+    by_rank = run_ranks(3, tmp_path, disagreements)
+    differing = ("len(train_data)", "len(test_data)", "batch_size", "epochs", "best_mode")
+    starts = [*(f"{name} differs" for name in differing), "len(train_data) is 0"]
+    assert all(said.startswith(start) for said, start in zip(by_rank[0], starts, strict=True)), by_rank[0]
+    assert by_rank == [by_rank[0]] * 3
 
 
 def test_a_world_of_one_needs_no_process_group() -> None:
     assert not torch.distributed.is_initialized()
-    trainer = scale_trainer(StandIn())
+    trainer = scale_trainer(LocalWorld())
     parameters = list(trainer.model.parameters())
     (record,) = trainer.fit(Numbered(10), Numbered(7))
     assert (record.train, record.test) == (exact_figures(10), exact_figures(7))
@@ -142,14 +201,14 @@ def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("srunddp.train.data.loader.DataLoader", Watched)
     loading = LoadingConfig(num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
-    (record,) = scale_trainer(StandIn(), batch_size=2, loading=loading).fit(Numbered(10))
+    (record,) = scale_trainer(LocalWorld(), batch_size=2, loading=loading).fit(Numbered(10))
     assert record.train == exact_figures(10)
     assert {"num_workers": 2, "prefetch_factor": 3, "pin_memory": False}.items() <= given[0].items()
 
 
 def trainer_of(**changes: Any) -> Trainer:
     model = Scale()
-    arguments = {"model": model, "loss_function": distance, "config": settings(), "world": StandIn()} | changes
+    arguments = {"model": model, "loss_function": distance, "config": settings(), "world": LocalWorld()} | changes
     optimizer = arguments.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
     return Trainer(optimizer=optimizer, **arguments)
 
@@ -160,7 +219,7 @@ def trainer_of(**changes: Any) -> Trainer:
         ({"optimizer": torch.optim.SGD(Scale().parameters())}, "1 of the optimizer's parameters"),
         ({"loss_function": nn.L1Loss(reduction="sum")}, "reduction='sum'"),
         ({"metrics": {"loss": distance}}, "a metric named 'loss'"),
-        ({"world": StandIn(world_size=2)}, "a world of 2 ranks, but .* is none"),
+        ({"world": LocalWorld(world_size=2)}, "a world of 2 ranks, but .* is none"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_with_the_hint(changes: dict[str, Any], words: str) -> None:

@@ -1,9 +1,8 @@
-"""The example with torchvision's models, on each kind of data that it reads."""
+"""The examples on images: handwritten digits, and torchvision's models on each kind of data that they read."""
 
 from __future__ import annotations
 
 import pickle
-import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,16 +11,13 @@ import numpy
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from srunddp.errors import ConfigError
-from srunddp.train import import_torchvision, load_checkpoint
+from srunddp.train import import_torchvision
 from tests.examples import loaded
-from tests.train.conftest import HERE, ROOT, start
-from tests.train.worlds import StandIn
+from tests.train.interrupted import until
+from tests.train.local_world import LocalWorld, run_ranks
 
-EXAMPLE = ROOT / "docs" / "examples" / "vision.py"
-SIZE = 16  # twice the digits' own, and half of the example's
 CIFAR_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
 
@@ -32,51 +28,21 @@ def vision() -> ModuleType:
 
 def read(vision: ModuleType, **changes: Any) -> Any:
     settings = vision.Settings(**changes)
-    return vision.read(vision.prepare(StandIn(), settings), settings)
+    return vision.read(vision.prepare(LocalWorld(), settings), settings)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder and each rank's output of a start of two."""
-    folder = tmp_path_factory.mktemp("vision")
-    options = [f"--data-dir={folder / 'data'}", f"--image-size={SIZE}", f"--output-dir={folder}", "--tensorboard=false"]
-    options += ["--checkpoint.every_epochs=0", "--checkpoint.keep_best=0"]  # one at the end: each has 180 MB
-    return folder, start(HERE / "start_example.py", str(EXAMPLE), *options, ranks=2, folder=folder, timeout=300)
-
-
-def test_two_ranks_learn_the_digits_and_report_the_average(trained: tuple[Path, list[str]], vision: ModuleType) -> None:
-    folder, outputs = trained
-    last = outputs[0].splitlines()[-1]
-    figures = re.fullmatch(r"test accuracy (\d+\.\d\d) %, top 5 (\d+\.\d\d) %", last)
-    assert figures, last
-    assert float(figures[1]) >= 94
-    assert float(figures[2]) >= 99
-    assert outputs[1] == ""
-    newest = load_checkpoint(max((folder / "checkpoints").glob("step-*.pt")))
-    test = newest["records"][-1]["test"]
-    assert test["accuracy"] == pytest.approx(float(figures[1]) / 100, abs=1e-4)
-    average, model = (loss_on_the_digits(vision, folder / "data", newest[name]) for name in ("ema", "model"))
-    assert test["loss"] == pytest.approx(average, abs=1e-5)
-    assert abs(model - average) > 1e-4
-
-
-@torch.no_grad()
-def loss_on_the_digits(vision: ModuleType, data: Path, weights: dict[str, Any]) -> float:
-    settings = vision.Settings(image_size=SIZE)
-    model = vision.network(settings, 10).eval()
-    model.load_state_dict(weights)
-    _, test = read(vision, data_dir=data, image_size=SIZE)
-    images, targets = (torch.stack([torch.as_tensor(part) for part in parts]) for parts in zip(*test, strict=True))
-    return nn.functional.cross_entropy(model(images), targets, label_smoothing=settings.label_smoothing).item()
-
-
-def test_the_stand_in_is_ten_classes_in_a_folder_of_its_own(
-    trained: tuple[Path, list[str]], vision: ModuleType
-) -> None:
-    data = trained[0] / "data"
+def digits(vision: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Training and test data of an empty folder."""
+    data = tmp_path_factory.mktemp("vision")
     train, test = read(vision, data_dir=data)
-    assert (len(train), len(test), train.classes) == (1437, 360, [str(digit) for digit in range(10)])
     assert [path.name for path in data.iterdir()] == ["digits"]
+    return train, test
+
+
+def test_the_stand_in_is_ten_classes_in_a_folder_of_its_own(digits: Any) -> None:
+    train, test = digits
+    assert (len(train), len(test), train.classes) == (1437, 360, [str(digit) for digit in range(10)])
     assert not {path for path, _ in train.samples} & {path for path, _ in test.samples}
 
 
@@ -133,11 +99,11 @@ def test_a_data_dir_that_is_empty_or_impossible_is_refused(
     vision: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "digits").mkdir()
-    vision.prepare(StandIn(), vision.Settings(data_dir=tmp_path))
+    vision.prepare(LocalWorld(), vision.Settings(data_dir=tmp_path))
     assert capsys.readouterr().out == f"no train/ and val/ in {tmp_path}: scikit-learn's digits stand in\n"
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file: .*Not a directory.* -> correct --data-dir"):
-        vision.prepare(StandIn(), vision.Settings(data_dir=tmp_path / "file"))
+        vision.prepare(LocalWorld(), vision.Settings(data_dir=tmp_path / "file"))
 
 
 @pytest.mark.parametrize("changes", [{"image_size": 0}, {"flip": 1.5}, {"crop": -1.0}])
@@ -178,10 +144,8 @@ def test_cifar_10_that_is_not_there_is_said_with_its_hint(vision: ModuleType, tm
         read(vision, data_dir=tmp_path, dataset="cifar10")
 
 
-def test_training_images_are_augmented_and_test_images_are_not(
-    trained: tuple[Path, list[str]], vision: ModuleType
-) -> None:
-    train, test = read(vision, data_dir=trained[0] / "data")
+def test_training_images_are_augmented_and_test_images_are_not(digits: Any) -> None:
+    train, test = digits
     # Two random crops of so few pixels may be the same one.
     assert any(not torch.equal(train[0][0], train[0][0]) for _ in range(20))
     assert torch.equal(test[0][0], test[0][0])
@@ -229,3 +193,51 @@ def test_a_target_counts_that_is_among_the_five_best(vision: ModuleType) -> None
     scores = torch.tensor([[6.0, 5, 4, 3, 2, 1, 0]] * 7)
     assert vision.top5_accuracy(scores, torch.arange(7)).tolist() == [True] * 5 + [False] * 2
     assert vision.top5_accuracy(scores[:2, :3], torch.tensor([2, 0])).tolist() == [True, True]
+
+
+# mnist.py
+
+
+@pytest.fixture(scope="module")
+def mnist() -> ModuleType:
+    return loaded("mnist")
+
+
+def write_digits(world: LocalWorld, root: Path) -> None:
+    """Rank 0 reads as soon as the files are there, as a rank on another node would."""
+    mnist = loaded("mnist")
+    if world.rank:
+        mnist.write_digits(root)
+        return
+    assert until(lambda: mnist.complete(root), 20)
+    for _ in range(10):
+        assert len(mnist.read(root, train=True)) == 1437
+        assert len(mnist.read(root, train=False)) == 360
+
+
+def test_the_stand_in_is_whole_when_many_write_it_at_once(tmp_path: Path) -> None:
+    run_ranks(5, tmp_path / "world", write_digits, tmp_path)
+    assert len(list((tmp_path / "MNIST" / "raw").iterdir())) == 4, "temporary files are left"
+
+
+def test_a_data_dir_that_cannot_be_made_is_refused(mnist: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file: .*Not a directory.* -> correct --data-dir"):
+        mnist.prepare(LocalWorld(), tmp_path / "file", download=False)
+
+
+def test_the_stand_in_never_passes_for_mnist(
+    mnist: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mnist.prepare(LocalWorld(), tmp_path, download=False) == tmp_path / "digits"
+    assert capsys.readouterr().out == f"no MNIST/raw in {tmp_path}: scikit-learn's digits stand in\n"
+    assert not (tmp_path / "MNIST").exists()
+    (tmp_path / "digits" / "MNIST").rename(tmp_path / "MNIST")
+    assert mnist.prepare(LocalWorld(), tmp_path, download=False) == tmp_path, "real MNIST comes first"
+
+
+def test_the_generated_data_is_ten_classes_for_torchvision(mnist: ModuleType, tmp_path: Path) -> None:
+    images, targets = mnist.read(mnist.prepare(LocalWorld(), tmp_path, download=False), train=True).tensors
+    assert images.shape == (1437, 1, 28, 28)
+    assert (images.min(), images.max()) == (0, 1)
+    assert sorted(set(targets.tolist())) == list(range(10))

@@ -202,8 +202,10 @@ def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
     length = max(0, size - _LINE_LENGTH)
     file.seek(0)
     digest = hashlib.sha256()
-    for piece in _pieces(file, length):
+    left = length
+    while left > 0 and (piece := file.read(min(_PIECE, left))):
         digest.update(piece)
+        left -= len(piece)
     line = file.read(_LINE_LENGTH)
     if line == _LINE.format(length=length, digest=digest.hexdigest()).encode():
         return line
@@ -213,14 +215,6 @@ def _check(file: io.FileIO, path: str | os.PathLike[str]) -> bytes:
     if int(said[1]) != length:
         raise _broken(path, f"it has {length} of {int(said[1])} bytes")
     raise _broken(path, "its SHA-256 is not that of its content")
-
-
-def _pieces(file: io.FileIO, length: int) -> Iterator[memoryview]:
-    """The next ``length`` bytes; fewer where the file ends before. Each piece is overwritten by the next."""
-    buffer = memoryview(bytearray(min(_PIECE, length)))
-    while length > 0 and (read := file.readinto(buffer[: min(len(buffer), length)])):
-        yield buffer[:read]
-        length -= read
 
 
 def _load(file: io.FileIO, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -243,9 +237,5 @@ def _first_line(error: BaseException) -> str:
 
 
 def _broken(path: str | os.PathLike[str], found: str) -> CheckpointError:
-    return CheckpointError(
-        found,
-        expected="a checkpoint as srunddp wrote it",
-        hint="use another one",
-        where=os.fspath(path),
-    )
+    hint = "use another one"
+    return CheckpointError(found, expected="a checkpoint as srunddp wrote it", hint=hint, where=os.fspath(path))

@@ -47,7 +47,14 @@ class CheckpointManager:
         self._writer = AsyncCheckpointer(self._directory, self._resharder.add if self._resharder.shards else None)
         if world.rank == 0:
             # Now, so that a folder which cannot be written is known before the first epoch, not after it.
-            _make(self._directory.folder)
+            try:
+                self._directory.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self._directory.folder} cannot be made: {error.strerror}",
+                    expected="a folder that rank 0 may write to",
+                    hint="correct output_dir",
+                ) from None
         self._resharder.check_shared()
         self._origin: Path | None = None
         self._last_saved: tuple[int, ...] = ()
@@ -167,17 +174,6 @@ def _check_version(state: Mapping[str, Any], path: str = "") -> None:
             hint="load its model in the script by srunddp.train.load_checkpoint() instead",
             where=path,
         )
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be made: {error.strerror}",
-            expected="a folder that rank 0 may write to",
-            hint="correct output_dir",
-        ) from None
 
 
 def _sent(path: Path | None, state: dict[str, Any] | None, world: World) -> dict[str, Any] | None:

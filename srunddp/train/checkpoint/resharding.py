@@ -90,7 +90,8 @@ class Resharder:
         """The SHA-256 of all files; each rank reads some of them."""
         found: list[Any] = [None] * self._world.world_size
         try:
-            own: Any = sharded.digests(folder, names[self._world.rank :: self._world.world_size])
+            mine = names[self._world.rank :: self._world.world_size]
+            own: Any = {name: sharded.file_digest(folder / name) for name in mine}
         except OSError as error:
             own = error
         dist.all_gather_object(found, own, group=self._group)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,6 @@ def join(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, A
 def _parted(values: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors = {prefix + name: value for name, value in values.items() if isinstance(value, Tensor)}
     return {name: value for name, value in values.items() if not isinstance(value, Tensor)}, tensors
-
-
-def digests(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """The SHA-256 of each of these files, read back.
-
-    Raises:
-        OSError: one cannot be read.
-    """
-    return {name: _digest(folder / name) for name in names}
 
 
 def manifest(folder: Path, files: Mapping[str, str]) -> dict[str, Any]:
@@ -137,13 +128,14 @@ def _check(folder: Path, files: Mapping[str, str]) -> None:
 
 def _check_file(folder: Path, name: str, digest: str) -> None:
     try:
-        if _digest(folder / name) != digest:
+        if file_digest(folder / name) != digest:
             raise broken(folder / name, "its SHA-256 is not that of its content")
     except OSError as error:
         raise broken(folder / name, f"it cannot be read: {error.strerror}") from error
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file, read back from the disk."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it would be read from memory
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -109,7 +109,7 @@ class DeviceLoader:
             indexed if self._stream is None else self._stream,
             batch_size=None if self._stream else 1,
             batch_sampler=None if self._stream else cast(Any, self._requests),
-            collate_fn=_Collate(_as_it_is if self._rows else collate or default_collate),
+            collate_fn=partial(_collated, collate=_as_it_is if self._rows else collate or default_collate),
             num_workers=num_workers,
             prefetch_factor=loading.prefetch_factor if num_workers else None,
             persistent_workers=loading.persistent_workers and num_workers > 0,
@@ -185,14 +185,8 @@ class DeviceLoader:
         return _each_tensor(tree, move)
 
 
-class _Collate:
-    """Makes a batch of a part's samples; a class, so that a spawned worker can be given it."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, part: Any) -> tuple[Any, int, int]:
-        return self._collate(part.samples), part.own, part.total
+def _collated(part: Any, collate: Callable[[Any], Any]) -> tuple[Any, int, int]:
+    return collate(part.samples), part.own, part.total
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -252,7 +246,7 @@ def make_loaders(
             order,
             world,
             loading,
-            assignment=ShardAssignment.of(world, config.batch_size, config.seed),
+            assignment=ShardAssignment(world.rank, world.world_size, config.batch_size, config.seed),
             num_workers=default_workers(loading, cpus, isinstance(data, TensorDataset)),
             accumulation=accumulation,
             signals=config.preemption.signals,
@@ -263,10 +257,9 @@ def make_loaders(
     def default_order(data: Dataset[Any], kind: Callable[[int], Order]) -> Order | None:
         return None if isinstance(data, IterableDataset) else kind(len(cast(Sized, data)))
 
-    shuffled = order
     if order is None:
-        shuffled = default_order(train_data, lambda length: Shuffled(length, config.seed))
-    train = make(train_data, shuffled, config.accumulation, config.loading)
+        order = default_order(train_data, lambda length: Shuffled(length, config.seed))
+    train = make(train_data, order, config.accumulation, config.loading)
     if test_data is None:
         return train, None
     return train, make(test_data, default_order(test_data, Sequential), 1, replace(config.loading, drop_last=False))

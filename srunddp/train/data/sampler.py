@@ -20,7 +20,6 @@ from torch.utils.data._utils import worker as _worker
 
 from srunddp.train import rng
 from srunddp.train.rng import IsolatedRng
-from srunddp.train.world import World
 
 
 class BatchRequest(NamedTuple):
@@ -40,11 +39,13 @@ class BatchRequest(NamedTuple):
     @property
     def seed(self) -> int:
         """For reading it; made where it is needed, which is in the workers."""
-        return _mixed(self.source)
+        return hashed(self.source)
 
 
-def _mixed(source: tuple[int, ...]) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(source).encode(), digest_size=7).digest(), "big")
+def hashed(value: object) -> int:
+    """The same on every rank, and within int64: of what is written, or of bytes."""
+    data = value if isinstance(value, bytes) else repr(value).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
 class MicroBatch(NamedTuple):
@@ -70,11 +71,6 @@ class ShardAssignment:
     batch_size: int
     seed: int
 
-    @classmethod
-    def of(cls, world: World, batch_size: int, seed: int) -> ShardAssignment:
-        """For this rank of a world."""
-        return cls(world.rank, world.world_size, batch_size, seed)
-
     @property
     def global_batch_size(self) -> int:
         """Samples of all ranks in a full micro-batch."""
@@ -82,7 +78,7 @@ class ShardAssignment:
 
     def epoch_seed(self, epoch: int) -> int:
         """The same on all ranks, for an epoch."""
-        return _mixed((self.seed, epoch))
+        return hashed((self.seed, epoch))
 
 
 def length_of(data: Dataset[Any]) -> int | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 import socket
 import sys
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
 from srunddp.bootstrap.environment import cpus as of_rank
 from srunddp.bootstrap.environment import mpi
 from srunddp.train.config import LoadingConfig
+from srunddp.train.data.sampler import hashed
 from srunddp.train.world import World
 
 _INFINIBAND = Path("/sys/class/infiniband")
@@ -19,13 +22,7 @@ _MOST = 8
 
 
 def default_workers(config: LoadingConfig, cpus: int, in_memory: bool) -> int:
-    """Workers of one loader.
-
-    Args:
-        config: whose ``num_workers`` counts where it is given.
-        cpus: that this rank may use for itself.
-        in_memory: the data set is tensors in memory: indexing them is quicker than passing them on.
-    """
+    """Workers of one loader: of a data set ``in_memory`` none, as indexing tensors is quicker than passing them on."""
     if config.num_workers is not None:
         return config.num_workers
     return 0 if in_memory else min(_MOST, max(cpus - 1, 0))
@@ -37,10 +34,6 @@ def start_method(config: LoadingConfig, backend: str) -> str:
     A fork of a process in which MPI runs, or which has memory registered for RDMA as NCCL has, may crash or hang. The
     fork server is started apart and has neither. As with spawn, each of its workers imports the script: one that would
     train there too, since it does not ask for its ``__name__``, gets fork.
-
-    Args:
-        config: whose ``multiprocessing_context`` counts where it is given.
-        backend: of the process group.
     """
     method = config.multiprocessing_context
     if method is None:
@@ -76,8 +69,6 @@ def share(world: World) -> int:
 
 def set_threads(cpus: int, wanted: int | None) -> None:
     """Give torch ``wanted`` threads; where None, no more than ``cpus`` unless the user's environment says how many."""
-    import torch
-
     if wanted is not None:
         torch.set_num_threads(wanted)
     elif not {*of_rank.THREADS} & os.environ.keys() and torch.get_num_threads() > cpus:
@@ -88,15 +79,7 @@ def _sharers(world: World, mask: str) -> int:
     """Ranks of this node with this mask, this one included."""
     if world.world_size == 1:
         return 1
-    import torch
-    import torch.distributed as dist
-
-    own = torch.tensor([_hashed(socket.gethostname()), _hashed(mask)], device=world.device)
+    own = torch.tensor([hashed(socket.gethostname()), hashed(mask)], device=world.device)
     by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
     dist.all_gather(by_rank, own)
     return [row.tolist() for row in by_rank].count(own.tolist())
-
-
-def _hashed(text: str) -> int:
-    """The same on every rank, and within int64."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)

@@ -63,7 +63,7 @@ class MetricAccumulator:
                 self._plain[name] = cast(PlainMetric, metric)
         self._has_metrics = bool(metrics)
         self._loss = LaggedLoss(world.device)
-        self._totals = [self._zero() for _ in self._plain]
+        self._totals = [torch.zeros((), dtype=torch.float64, device=world.device) for _ in self._plain]
         self._updated = False
         self._begin(resumed)
 
@@ -106,12 +106,10 @@ class MetricAccumulator:
     def by_rank(self) -> list[list[float]]:
         """The sums of each rank so far, float64; a collective."""
         own = self._own()
-        rows = [torch.empty_like(own) for _ in range(self._world.world_size)]
+        rows = [own.clone() for _ in range(self._world.world_size)]
         if self._world.world_size > 1:
             dist.all_gather(rows, own)
-        else:
-            rows = [own]
-        return [[float(value) for value in row.tolist()] for row in rows]
+        return [row.tolist() for row in rows]
 
     def _own(self) -> Tensor:
         self._loss.flush()
@@ -139,9 +137,6 @@ class MetricAccumulator:
         if self._stateful:
             figures |= compute(self._stateful, self._updated, self._world)
         return figures
-
-    def _zero(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64, device=self._world.device)
 
 
 def _total(name: str, value: Tensor | float, samples: int) -> Tensor | float:

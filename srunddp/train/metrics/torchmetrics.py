@@ -52,7 +52,7 @@ def reset_copy(name: str, metric: TorchMetric, world: World) -> TorchMetric:
             hint="derive it from torchmetrics.Metric, or pass a function of (outputs, targets)",
         )
     for part in _parts(own):
-        part.distributed_available_fn = _never
+        part.distributed_available_fn = lambda: False
     return own
 
 
@@ -71,8 +71,9 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     Raises:
         ConfigError: a figure is no number; on other ranks than 0, also where computing it failed.
     """
+    unknown = dict.fromkeys(metrics, math.nan)
     if world.world_size == 1:
-        return _figures(metrics) if updated else _unknown(metrics)
+        return _figures(metrics) if updated else unknown
     by_rank: list[Any] = [None] * world.world_size
     states = {name: _states(metric) for name, metric in metrics.items()} if updated else None
     dist.gather_object(states, by_rank if world.rank == 0 else None)
@@ -80,7 +81,10 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     failure = None
     if world.rank == 0:
         try:
-            result[0] = _of_all(metrics, [states for states in by_rank if states is not None], world)
+            known = [states for states in by_rank if states is not None]
+            if known:
+                _merge(metrics, known, world)
+            result[0] = _figures(metrics) if known else unknown
         except Exception as error:  # the other ranks wait for it
             failure, result[1] = error, f"{type(error).__name__}: {error}"
     dist.broadcast_object_list(result)
@@ -89,10 +93,6 @@ def compute(metrics: Mapping[str, TorchMetric], updated: bool, world: World) -> 
     if result[1]:
         raise ConfigError(f"the metrics failed on rank 0: {result[1]}")
     return dict(result[0])
-
-
-def _never() -> bool:
-    return False
 
 
 def _parts(metric: TorchMetric) -> list[Any]:
@@ -111,17 +111,6 @@ def _on_cpu(state: Any) -> Any:
         return [_on_cpu(value) for value in state]
     # A copy in any case: of a view, pickle would take the whole batch along.
     return state.detach().to("cpu", copy=True) if isinstance(state, Tensor) else state
-
-
-def _unknown(metrics: Mapping[str, TorchMetric]) -> dict[str, float]:
-    return dict.fromkeys(metrics, math.nan)
-
-
-def _of_all(metrics: Mapping[str, TorchMetric], by_rank: Sequence[Mapping[str, Any]], world: World) -> dict[str, float]:
-    if not by_rank:
-        return _unknown(metrics)
-    _merge(metrics, by_rank, world)
-    return _figures(metrics)
 
 
 def _merge(metrics: Mapping[str, TorchMetric], by_rank: Sequence[Mapping[str, Any]], world: World) -> None:
@@ -163,12 +152,9 @@ def _flat(name: str, value: Any) -> dict[str, float]:
         return {name: float(value.item())}
     if isinstance(value, int | float):
         return {name: float(value)}
+    shape = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     raise ConfigError(
-        f"metric {name!r} computes {_described(value)}",
+        f"metric {name!r} computes a {shape}",
         expected="one number, or a dict of numbers",
         hint="let it average, as by average='macro', or name its parts by torchmetrics' ClasswiseWrapper",
     )
-
-
-def _described(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

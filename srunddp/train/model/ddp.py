@@ -31,7 +31,8 @@ class DDPModel:
             ConfigError: this device or this backend cannot do what the configuration asks for.
         """
         self._world = world
-        model = on_device(prepared(model, world, config), world, config)
+        layout = torch.channels_last if config.channels_last else torch.preserve_format
+        model = prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
         self._ddp = _wrapped(model, world, config) if world.world_size > 1 else None
         self._unknown = config.static_graph
         self.model = model
@@ -115,12 +116,6 @@ def prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
             )
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     return model
-
-
-def on_device(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
-    if config.channels_last:
-        return model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-    return model.to(world.device)
 
 
 def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:

@@ -170,7 +170,10 @@ def _shard(model: nn.Module, world: World, config: FSDPConfig) -> None:
                 deferred.check(module)
             _check_dtypes(module)
             _share(module, world)
-            policy = _policy(config, last=module is model)
+            policy = MixedPrecisionPolicy()
+            if config.param_dtype == "bf16":  # the loss is computed in fp32 of what comes out at the end
+                last = torch.float32 if module is model else None
+                policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, last)
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
     share_buffers(model)
 
@@ -182,13 +185,6 @@ def _share(module: nn.Module, world: World) -> None:
             moved = parameter.detach().to(world.device).contiguous()
             dist.broadcast(moved, src=0)
             parameter.detach().copy_(moved)
-
-
-def _policy(config: FSDPConfig, *, last: bool) -> MixedPrecisionPolicy:
-    if config.param_dtype != "bf16":
-        return MixedPrecisionPolicy()
-    # The loss is computed in fp32 of what comes out at the end.
-    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32 if last else None)
 
 
 def _check_dtypes(module: nn.Module) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import select
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
@@ -19,12 +15,12 @@ from typing import NoReturn
 from srunddp import telemetry
 from srunddp.errors import Stopped
 from srunddp.train.preemption.signals import Preemption, StopRequest, signals_blocked
+from srunddp.util import slurm_command
 
 AGAIN = 75  # sysexits' EX_TEMPFAIL: the same command may do better later
 ENDED = 128 + signal.SIGTERM
 
 _ANSWERS_WITHIN = 8.0
-_KILLED_WITHIN = 1.0
 _TERM_WITHIN = 30.0
 _LOOK_EVERY = 0.05
 _LONGEST_ANSWER = 500
@@ -46,7 +42,7 @@ def stop_and_requeue(
     preemption: Preemption,
     agreed: tuple[StopRequest, int],
     step: int,
-    checkpoint: Path | None,
+    checkpoint: Path,
     *,
     broadcast: Callable[[int], int],
 ) -> NoReturn:
@@ -57,8 +53,7 @@ def stop_and_requeue(
 
     Args:
         agreed: what all ranks have agreed upon, as from :meth:`Preemption.pending`.
-        step: how many steps are done.
-        checkpoint: what was written; None for nothing.
+        step: how many are done; checkpoint: what was written.
         broadcast: a collective that returns rank 0's number on all ranks; it may take 10 s.
 
     Raises:
@@ -77,9 +72,9 @@ def stop_and_requeue(
     raise stopped
 
 
-def _stopped(cause: int, step: int, checkpoint: Path | None, outcome: _Outcome, why: str) -> Stopped:
+def _stopped(cause: int, step: int, checkpoint: Path, outcome: _Outcome, why: str) -> Stopped:
     by = signal.Signals(cause).name if cause else "the end of the job's time"
-    said = f"stopped after step {step} by {by}; {f'checkpoint {checkpoint}' if checkpoint else 'no checkpoint'}"
+    said = f"stopped after step {step} by {by}; checkpoint {checkpoint}"
     if outcome is _Outcome.NOT_REQUEUED:
         hint = "start it again with resume=auto" if why == _NO_JOB else "requeue it, it resumes by itself"
         return Stopped(f"{said}; not requeued{why and f': {why}'} -> {hint}", AGAIN)
@@ -125,13 +120,16 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
         return f"SLURM_RESTART_COUNT is {restarts!r}"
     if int(restarts) >= max_requeues:
         return f"it was {restarts} times before, and preemption.max_requeues is {max_requeues}"
-    scontrol = shutil.which("scontrol", path=environ.get("PATH"))
-    if not scontrol:
-        return "no scontrol in PATH"
     try:
-        return _run([scontrol, "requeue", job], environ, limit)
+        done = slurm_command.run(["scontrol", "requeue", job], environ, timeout=limit)
+    except FileNotFoundError:
+        return "no scontrol in PATH"
     except OSError as error:
         return f"scontrol cannot be started: {error}"
+    except subprocess.TimeoutExpired:
+        return f"scontrol did not answer within {limit:g} s"
+    said = " ".join(done.stderr.split())[:_LONGEST_ANSWER]
+    return f"scontrol failed: {said or f'it ended with {done.returncode}'}" if done.returncode else ""
 
 
 def _job(environ: Mapping[str, str]) -> str:
@@ -141,31 +139,3 @@ def _job(environ: Mapping[str, str]) -> str:
         return "_".join(of_array)
     job = environ.get("SLURM_JOB_ID", "")
     return job if _NUMBER.fullmatch(job) else ""
-
-
-def _run(command: list[str], environ: Mapping[str, str], limit: float) -> str:
-    deadline = time.monotonic() + limit
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    process = subprocess.Popen(command, env=dict(environ), stdin=null, stdout=null, stderr=pipe, start_new_session=True)
-    said, code = _read(process, deadline), None
-    with suppress(subprocess.TimeoutExpired):
-        code = process.wait(max(0.0, deadline - time.monotonic()))
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)  # what it started as well
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_KILLED_WITHIN)
-    if code is None:
-        return f"scontrol did not answer within {limit:g} s"
-    return f"scontrol failed: {said or f'it ended with {code}'}" if code else ""
-
-
-def _read(process: subprocess.Popen[bytes], deadline: float) -> str:
-    """What it says on standard error, the beginning of it, until it closes that or the time is over."""
-    assert process.stderr
-    kept = b""
-    # Bounded in time and length, whatever it writes.
-    while (left := deadline - time.monotonic()) > 0 and select.select([process.stderr], [], [], left)[0]:
-        if not (piece := os.read(process.stderr.fileno(), 1 << 16)):
-            break
-        kept = (kept + piece)[:_LONGEST_ANSWER]
-    return " ".join(kept.decode(errors="replace").split())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from srunddp.train.checkpoint.async_writer import AsyncCheckpointer, Snapshot
 from srunddp.train.checkpoint.directory import CheckpointDirectory
 from srunddp.train.checkpoint.file import CheckpointError
 from tests.support.small_disk import small_disk
-from tests.train.conftest import ROOT
+from tests.train.conftest import file_size_limit, run_python
 
 LIMIT = 20.0  # seconds
 
@@ -80,52 +79,58 @@ def test_a_write_waits_for_the_one_before(tmp_path: Path) -> None:
         assert bool((state["values"] == float(step)).all())
 
 
-def check_refused(writer: AsyncCheckpointer, directory: CheckpointDirectory, step: int, found: str, hint: str) -> None:
-    """A save that the disk refuses: said once, nothing lost, and an error at the end."""
-    newest = loaded(directory)
-    writer.write(step, mebibyte(step))
-    with pytest.raises(CheckpointError, match=found) as error:
-        writer.wait()
-    (said,), _ = writer.poll()
-    assert said == str(error.value)
-    assert f"step {step} " in said
-    assert "the last whole one is step-00000001.pt" in said
-    assert said.endswith(f"-> {hint}")
-    assert writer.poll()[0] == []
-    assert loaded(directory)["step"] == newest["step"]
-    assert [file for file in directory.folder.iterdir() if file.suffix == ".tmp"] == []
-
-
-def begun(folder: Path) -> tuple[AsyncCheckpointer, CheckpointDirectory]:
-    directory = CheckpointDirectory(folder, keep_last=2, keep_best=0)
-    writer = AsyncCheckpointer(directory)
-    writer.write(1, {"step": 1})
-    writer.wait()
-    assert writer.poll()[0] == []
-    return writer, directory
-
-
-def goes_on(writer: AsyncCheckpointer, directory: CheckpointDirectory) -> None:
-    writer.write(9, mebibyte(9))
-    writer.wait()
-    assert writer.poll()[0] == []
-    assert loaded(directory)["step"] == 9
-
-
 @pytest.fixture(name="small_disk")
 def small_disk_of_3m(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk", "3m") as disk:
         yield disk
 
 
-def test_a_full_disk_loses_nothing_and_training_goes_on(small_disk: Path) -> None:
-    writer, directory = begun(small_disk)
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(2_500_000))
-    for step in (2, 3, 4):  # in vain three times: what a failed one leaves would fill the disk
-        check_refused(writer, directory, step, "No space left on device", "free space there")
-    ballast.unlink()
-    goes_on(writer, directory)
+@contextmanager
+def full(disk: Path) -> Iterator[None]:
+    (disk / "ballast").write_bytes(bytes(2_500_000))
+    yield
+    (disk / "ballast").unlink()
+
+
+@contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    yield
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    ("fails", "found", "hint"),
+    [
+        (full, "No space left on device", "free space there"),
+        (read_only, "Read-only file system", "check the file system, and that you may write there"),
+        (lambda disk: file_size_limit(500_000), "File too large", "raise the limit on the size of files"),
+    ],
+    ids=["full", "read-only", "limited"],
+)
+def test_a_full_disk_loses_nothing_and_training_goes_on(fails: Any, found: str, hint: str, small_disk: Path) -> None:
+    """Each save that the disk refuses is said once, and is an error at the end."""
+    directory = CheckpointDirectory(small_disk, keep_last=2, keep_best=0)
+    writer = AsyncCheckpointer(directory)
+    writer.write(1, {"step": 1})
+    writer.wait()
+    assert writer.poll() == ([], [1])
+    with fails(small_disk):
+        for step in (2, 3, 4):  # in vain three times: what a failed one leaves would fill the disk
+            writer.write(step, mebibyte(step))
+            with pytest.raises(CheckpointError, match=found) as error:
+                writer.wait()
+            (said,), _ = writer.poll()
+            assert said == str(error.value)
+            assert f"step {step} " in said
+            assert "the last whole one is step-00000001.pt" in said
+            assert said.endswith(f"-> {hint}")
+            assert loaded(directory)["step"] == 1
+            assert not list(small_disk.glob("*.tmp"))
+    writer.write(9, mebibyte(9))
+    writer.wait()
+    assert writer.poll() == ([], [9])
+    assert loaded(directory)["step"] == 9
 
 
 @pytest.mark.parametrize("left", range(0, 12288, 4096))
@@ -145,25 +150,6 @@ def test_a_disk_that_is_full_at_any_page_loses_nothing(small_disk: Path, left: i
         assert loaded(directory)["step"] == 1
     else:
         assert loaded(directory)["step"] == 2
-
-
-def test_a_disk_that_became_read_only_loses_nothing(small_disk: Path) -> None:
-    writer, directory = begun(small_disk)
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    check_refused(writer, directory, 2, "Read-only file system", "check the file system, and that you may write there")
-    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
-    goes_on(writer, directory)
-
-
-def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path: Path) -> None:
-    writer, directory = begun(tmp_path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
-    try:
-        check_refused(writer, directory, 2, "File too large", "raise the limit on the size of files")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    goes_on(writer, directory)
 
 
 def test_a_missing_folder_is_said_though_the_next_write_works(tmp_path: Path) -> None:
@@ -203,9 +189,7 @@ raise SystemExit(3)
 
 
 def test_the_end_of_python_finishes_the_write(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", ENDS, tmp_path], env=environment, capture_output=True, text=True)
-    assert (run.returncode, run.stderr) == (3, "")
+    run_python("-c", ENDS, tmp_path, code=3)
     assert loaded(CheckpointDirectory(tmp_path, 2, 0))["step"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.pt"]
 

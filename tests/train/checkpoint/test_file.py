@@ -7,10 +7,9 @@ import hashlib
 import io
 import os
 import pickle
+import random
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,35 +18,55 @@ import pytest
 import torch
 
 from srunddp.train import load_checkpoint, save_checkpoint
-from srunddp.train.checkpoint.file import CheckpointError, verify
-from tests.train import damaged_files
-from tests.train.conftest import HERE, ROOT
-
-
-def campaign(script: str, folder: Path, number: int, *before: str) -> str:
-    run = subprocess.run(
-        [*before, sys.executable, str(HERE / script), str(folder), str(number)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.checkpoint.file import CheckpointError, load_file, verify
+from tests.train.conftest import HERE, run_python
 
 
 def test_a_killed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    said = campaign("killed_saves.py", tmp_path, 60)
+    said = run_python(HERE / "killed_saves.py", tmp_path, 60)
     assert int(said.split()[2]) >= 30, f"too few kills fell into a save to prove anything: {said}"
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
 def test_a_power_cut_leaves_what_was_acknowledged(tmp_path: Path) -> None:
-    campaign("power_cuts.py", tmp_path, 20, "unshare", "--mount")
+    run_python(HERE / "killed_saves.py", tmp_path, 20, "power-cuts", before=("unshare", "--mount"))
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    """Half of them are flips; of all a quarter is in the line at the end, and the rest anywhere."""
+    start = draw.choice((0, 0, 0, len(data) - 117))
+    place = draw.randrange(start, len(data))
+    return flipped(data, 8 * place + draw.randrange(8)) if draw.random() < 0.5 else data[:place]
+
+
+def damage_and_load(folder: Path, number: int) -> None:
+    """Each damaged file is refused by name, and the one before it is loaded instead."""
+    directory = CheckpointDirectory(folder, keep_last=2, keep_best=0)
+    for step in (1, 2):
+        directory.add(step, {"step": step, "values": torch.arange(500.0) * step})
+    path, draw = directory.path(2), random.Random(0)
+    data = path.read_bytes()
+    for _ in range(number):
+        path.write_bytes(damaged(data, draw))
+        with pytest.raises(CheckpointError) as error:
+            load_file(path)
+        said: list[str] = []
+        found = directory.newest(said.append)
+        assert found is not None
+        assert found[1]["step"] == 1
+        assert said == [f"passed over {str(error.value).partition(';')[0]}"]
+        assert str(path) in said[0]
 
 
 def test_damaged_files_are_named_and_passed_over(tmp_path: Path) -> None:
-    damaged_files.main(tmp_path, 300)
+    damage_and_load(tmp_path, 300)
 
 
 def test_each_bit_of_the_last_line_counts(tmp_path: Path) -> None:
@@ -57,7 +76,7 @@ def test_each_bit_of_the_last_line_counts(tmp_path: Path) -> None:
     data = path.read_bytes()
     line = data.rindex(b"\nsrunddp checkpoint")
     for bit in range(8 * line, 8 * len(data)):
-        path.write_bytes(damaged_files.flipped(data, bit))
+        path.write_bytes(flipped(data, bit))
         with pytest.raises(CheckpointError):
             verify(path)
 
@@ -71,7 +90,7 @@ def test_what_is_broken_is_said(tmp_path: Path) -> None:
         f"it ends after {length} bytes without the line that ends a checkpoint": data[:length],
         "it ends after 0 bytes without the line that ends a checkpoint": b"",
         f"it has {length - 5} of {length} bytes": data[:100] + data[105:],
-        "its SHA-256 is not that of its content": damaged_files.flipped(data, 8 * 1000),
+        "its SHA-256 is not that of its content": flipped(data, 8 * 1000),
     }
     for found, damaged in damages.items():
         path.write_bytes(damaged)

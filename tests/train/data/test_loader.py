@@ -28,7 +28,7 @@ from srunddp.train.data.sampler import (
     ShardedIterable,
     TensorRows,
 )
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
 
 
 class Plain(IterableDataset[int]):
@@ -181,11 +181,17 @@ def test_tensors_in_memory_are_read_as_their_samples_collated() -> None:
     assert (inputs.tolist(), targets.tolist()) == ([7.0, 2.0], [7, 2])
 
 
-def feed(data: Dataset[Any], order: Order | None, workers: int, method: Any = "fork", **options: Any) -> DeviceLoader:
-    loading = LoadingConfig(multiprocessing_context=method)
-    return DeviceLoader(
-        data, order, StandIn(), loading, assignment=ShardAssignment(0, 1, 4, 5), num_workers=workers, **options
-    )
+def feed(
+    data: Dataset[Any],
+    order: Order | None,
+    workers: int,
+    method: Any = "fork",
+    drop_last: bool = False,
+    accumulation: int = 1,
+) -> DeviceLoader:
+    loading = LoadingConfig(multiprocessing_context=method, drop_last=drop_last)
+    options = {"assignment": ShardAssignment(0, 1, 4, 5), "num_workers": workers, "accumulation": accumulation}
+    return DeviceLoader(data, order, LocalWorld(), loading, **options)
 
 
 def rows(steps: Iterator[list[Batch]]) -> list[Any]:
@@ -216,16 +222,7 @@ def test_data_with_indices_can_be_sent_to_spawned_workers() -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_step_that_is_not_full_is_left_out_where_asked(drop_last: bool) -> None:
     """18 samples in steps of two batches of 4: the last step has one batch of 2."""
-    loading = LoadingConfig(drop_last=drop_last)
-    it = DeviceLoader(
-        Augmented(18),
-        Sequential(18),
-        StandIn(),
-        loading,
-        assignment=ShardAssignment(0, 1, 4, 5),
-        num_workers=0,
-        accumulation=2,
-    )
+    it = feed(Augmented(18), Sequential(18), 0, drop_last=drop_last, accumulation=2)
     counts = [[batch.total for batch in step.batches] for step in it.steps(1)]
     assert counts == ([[4, 4], [4, 4]] if drop_last else [[4, 4], [4, 4], [2]])
     assert it.steps_left(0) == len(counts)

@@ -118,8 +118,5 @@ def test_a_draw_at_the_very_edge_is_no_sample_of_weight_zero(
 def test_impossible_draws_are_refused_with_the_hint(weights: Any, options: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"{words}.*; expected .* -> "):
         Weighted(weights, **options)
-
-
-def test_targets_that_are_not_classes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"targets of shape \(2, 2\); expected one class per sample -> "):
         Weighted.balanced(torch.eye(2))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +17,7 @@ from srunddp.bootstrap.environment.cpus import Cpus
 from srunddp.train.config import LoadingConfig
 from srunddp.train.data import workers
 from srunddp.train.data.workers import default_workers, set_threads, share, start_method
-from tests.train.worlds import StandIn
-
-if TYPE_CHECKING:
-    from tests.train.conftest import Ranks
+from tests.train.local_world import LocalWorld, run_ranks
 
 
 @pytest.mark.parametrize(
@@ -95,33 +90,44 @@ def test_the_user_s_start_method_counts(method: Any, preloaded: list[list[str]])
     assert bool(preloaded) == (method == "forkserver")
 
 
-@contextmanager
-def on_one_cpu() -> Iterator[None]:
+def test_a_rank_alone_has_its_affinity_and_not_the_machine() -> None:
     before = os.sched_getaffinity(0)
+    assert share(LocalWorld()) == len(before)
     os.sched_setaffinity(0, {min(before)})
     try:
-        yield
+        assert share(LocalWorld()) == Cpus.here().allowed == 1
+        assert Cpus.here().machine == os.cpu_count()
     finally:
         os.sched_setaffinity(0, before)
 
 
-def test_a_rank_alone_has_its_affinity_and_not_the_machine() -> None:
-    assert share(StandIn()) == len(os.sched_getaffinity(0))
-    with on_one_cpu():
-        assert share(StandIn()) == Cpus.here().allowed == 1
-        assert Cpus.here().machine == os.cpu_count()
+def shares(world: LocalWorld) -> list[int]:
+    """CPUs of each rank: all with one mask of 9, with two masks of 8 and 6, each on its node, and with few CPUs."""
+    of_rank = [
+        (range(9), "one"),
+        (range(8) if world.rank < 2 else range(8, 14), "one"),
+        (range(8), f"node{world.rank}"),
+        (range(2), "one"),
+    ]
+    found = []
+    for mask, node in of_rank:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "sched_getaffinity", lambda _, mask=mask: set(mask))
+            patch.setattr("socket.gethostname", lambda node=node: node)
+            found.append(share(world))
+    return found
 
 
-def test_ranks_of_a_node_divide_the_mask_that_they_share(three_ranks: Ranks) -> None:
+def test_ranks_of_a_node_divide_the_mask_that_they_share(tmp_path: Path) -> None:
     """But not one that is a task's own, nor with another node; and each has one CPU at least."""
-    assert three_ranks["shares"] == [[3, 4, 8, 1], [3, 4, 8, 1], [3, 6, 8, 1]]
+    assert run_ranks(3, tmp_path, shares) == [[3, 4, 8, 1], [3, 4, 8, 1], [3, 6, 8, 1]]
 
 
 @pytest.mark.parametrize(("found", "expected"), [(2.5, 2), (0.5, 1), (100.0, 16), (None, 16)])
 def test_a_quota_below_the_affinity_counts(found: float | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpus, "cpu_quota", lambda: found)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert share(StandIn()) == expected
+    assert share(LocalWorld()) == expected
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 
 from srunddp.errors import ConfigError
 from srunddp.train.metrics.logger import FILE, MetricsLogger
-from tests.train.conftest import ROOT
+from tests.train.conftest import file_size_limit
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -102,48 +100,30 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path: Path)
         plain(tmp_path / "file" / "run")
 
 
-_FULL = """
-import resource, sys
-from pathlib import Path
-from srunddp.train.metrics.logger import MetricsLogger
-folder = Path(sys.argv[1])
-history = MetricsLogger(folder, False, print)
-history.add("step", 1, loss=1.0)
-size = (folder / "metrics.jsonl").stat().st_size
-resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))  # full in the middle of a line
-for step in (2, 3):
-    history.add("step", step, loss=1.0)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-history.add("step", 4, loss=1.0)
-history.close()
-"""
-
-
-def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, str(folder)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True)
-
-
 def test_a_disk_full_for_a_while_is_reported_and_tears_no_line(tmp_path: Path) -> None:
-    done = run_python(_FULL, tmp_path)
-    assert done.stdout == f"figures are missing from {tmp_path}: File too large\n"
+    said: list[str] = []
+    history = MetricsLogger(tmp_path, False, said.append)
+    history.add("step", 1, loss=1.0)
+    with file_size_limit((tmp_path / FILE).stat().st_size + 10):  # full in the middle of a line
+        for step in (2, 3):
+            history.add("step", step, loss=1.0)
+    history.add("step", 4, loss=1.0)
+    history.close()
+    assert said == [f"figures are missing from {tmp_path}: File too large"]
     assert steps(tmp_path) == [1, 4]
 
 
-def test_rewinding_on_a_full_disk_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewinding_on_a_full_disk_ends_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     history = MetricsLogger(tmp_path, False, said.append)
     for step in (1, 2):
         history.add("step", step)
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    history.rewind(1)
+    with file_size_limit(10):
+        history.rewind(1)
     history.add("step", 2)
-    assert said == [f"figures are missing from {tmp_path}: No space left on device"]
+    assert said == [f"figures are missing from {tmp_path}: File too large"]
     assert steps(tmp_path) == [1, 2, 2]
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 # TensorBoard.
@@ -195,20 +175,13 @@ def test_a_folder_that_tensorboard_cannot_make_ends_nothing(tmp_path: Path) -> N
     assert steps(tmp_path) == [1, 2]
 
 
-_FULL_TENSORBOARD = """
-import resource, sys
-from pathlib import Path
-from srunddp.train.metrics.logger import MetricsLogger
-history = MetricsLogger(Path(sys.argv[1]), True, print)
-history.add("step", 1, loss=1.0)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1100, resource.RLIM_INFINITY))
-for step in range(2, 400):  # far more than TensorBoard's queue holds
-    history.add("step", step, loss=1.0)
-history.close()
-print("ended")
-"""
-
-
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_below_tensorboard_ends_nothing(tmp_path: Path) -> None:
-    done = run_python(_FULL_TENSORBOARD, tmp_path)
-    assert done.stdout == f"figures are missing from {tmp_path}: File too large\nended\n"
+    said: list[str] = []
+    history = MetricsLogger(tmp_path, True, said.append)
+    history.add("step", 1, loss=1.0)
+    with file_size_limit(1100):
+        for step in range(2, 400):  # far more than TensorBoard's queue holds
+            history.add("step", step, loss=1.0)
+        history.close()
+    assert said == [f"figures are missing from {tmp_path}: File too large"]

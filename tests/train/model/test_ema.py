@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +13,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from srunddp.errors import ConfigError
 from srunddp.train import Callback, CheckpointError, DDPConfig, Trainer, load_checkpoint
 from srunddp.train.model.ema import EMA
-from tests.train.problems import classes, normalised_network, trainer_of
-
-if TYPE_CHECKING:
-    from tests.train.conftest import Ranks
+from tests.train.local_world import LocalWorld, run_ranks
+from tests.train.problems import OnStep, classes, normalised_network, trainer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,23 +41,13 @@ def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-class Torchs(Callback):
-    """Torch's own average, beside ours."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8), use_buffers=True)
-
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
-        self.average.update_parameters(trainer.model)
-
-
 def test_the_ema_equals_torchs_and_copies_batchnorm_statistics() -> None:
     model = normalised_network()
-    torchs = Torchs(model)
-    trainer = averaging(torchs, model=model)
+    torchs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8), use_buffers=True)
+    trainer = averaging(OnStep(lambda trainer, step: torchs.update_parameters(trainer.model)), model=model)
     trainer.fit(classes(40), TESTS)
     counter = "1.num_batches_tracked"
-    ours, theirs = of(trainer).state_dict(), torchs.average.module.state_dict()
+    ours, theirs = of(trainer).state_dict(), torchs.module.state_dict()
     assert ours.pop(counter) == model.state_dict()[counter] == 30
     del theirs[counter]
     assert same(ours, theirs)
@@ -74,6 +62,7 @@ def test_the_ema_begins_at_weights_loaded_before_the_first_step() -> None:
 
 
 def test_an_evaluation_uses_the_ema_and_training_does_not(tmp_path: Path) -> None:
+    """The best checkpoint holds it by the model's names."""
     trainer, without = averaging(output_dir=str(tmp_path)), averaging(ema_decay=None)
     records, others = (each.fit(classes(40), TESTS) for each in (trainer, without))
     assert records[-1].test["loss"] == pytest.approx(loss_of(of(trainer)), abs=1e-6)
@@ -81,17 +70,10 @@ def test_an_evaluation_uses_the_ema_and_training_does_not(tmp_path: Path) -> Non
     assert [record.train for record in records] == [record.train for record in others]
     assert same(trainer.model.state_dict(), without.model.state_dict())
     assert without.averaged is None
-
-
-def test_the_best_checkpoint_holds_the_ema_by_the_models_names(tmp_path: Path) -> None:
-    trainer = averaging(output_dir=str(tmp_path), epochs=5)
-    records = trainer.fit(classes(40), TESTS)
-    best = torch.load(tmp_path / "checkpoints" / "best.pt")
-    model = normalised_network()
+    best, model = torch.load(tmp_path / "checkpoints" / "best.pt"), normalised_network()
     model.load_state_dict(best["ema"])
-    assert loss_of(model) == pytest.approx(min(record.test["loss"] for record in records), abs=1e-6)
     assert best["best"] == pytest.approx(loss_of(model), abs=1e-6)
-    assert best["ema"].keys() == best["model"].keys()
+    assert best["best"] == pytest.approx(min(record.test["loss"] for record in records), abs=1e-6)
 
 
 @pytest.mark.parametrize("kept", ["null", "not there"])
@@ -115,18 +97,24 @@ def test_a_checkpoint_with_an_ema_is_refused_by_a_run_without(tmp_path: Path) ->
         trainer.fit(classes(40), TESTS)
 
 
-def test_all_ranks_have_rank_0s_average_and_its_figures(three_ranks: Ranks) -> None:
+def train_average(world: LocalWorld) -> Any:
+    torch.manual_seed(world.rank)
+    model = normalised_network()
+    trainer = trainer_of(model=model, world=world, epochs=2, ema_decay=0.8)
+    records = trainer.fit(classes(58), TESTS)
+    return of(trainer).state_dict(), model.state_dict(), records[-1].test["loss"]
+
+
+def test_all_ranks_have_rank_0s_average_and_its_figures(tmp_path: Path) -> None:
     """Also with BatchNorm, whose running statistics differ between ranks after a step."""
-    (first, model, loss), *others = three_ranks["averaged"]
+    (first, model, loss), *others = run_ranks(3, tmp_path, train_average)
     assert not torch.equal(first["1.running_mean"], model["1.running_mean"])
     for state, _, figure in others:
         assert same(state, first)
         assert figure == loss
     own = normalised_network()
     own.load_state_dict(first)
-    inputs, targets = classes(20).tensors
-    with torch.no_grad():
-        assert loss == pytest.approx(nn.functional.cross_entropy(own.eval()(inputs), targets).item(), abs=1e-6)
+    assert loss == pytest.approx(loss_of(own), abs=1e-6)
 
 
 class Block(nn.Sequential):

@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from srunddp.errors import ConfigError
 from srunddp.train import Trainer
 from srunddp.train.model.meta_init import MetaInitializer, is_deferred
-from tests.train.worlds import StandIn
+from tests.train.local_world import LocalWorld
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(3, 4),
@@ -149,4 +149,4 @@ def test_a_state_of_what_has_no_values_is_refused() -> None:
     model = nn.Linear(2, 2, device="meta")
     optimizer = torch.optim.Adagrad(model.parameters())
     with pytest.raises(ConfigError, match="the optimizer Adagrad with a state already, and a model on the meta device"):
-        Trainer(model, optimizer, nn.MSELoss(), world=StandIn())
+        Trainer(model, optimizer, nn.MSELoss(), world=LocalWorld())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 import timeit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import signals as module
 from srunddp.train.preemption.signals import Preemption, StopRequest, query_end_time
 from tests.support.starting import until
-from tests.train.conftest import HERE, ROOT
+from tests.train.conftest import HERE, ROOT, fake_command
 
 NOTHING = (StopRequest.NONE, 0)
 
@@ -46,21 +47,19 @@ def preemption(rank: int = 0, environ: dict[str, str] | None = None, **settings:
     [(signal.SIGUSR1, StopRequest.REQUEUE), (signal.SIGUSR2, StopRequest.REQUEUE), (signal.SIGTERM, StopRequest.STOP)],
 )
 def test_a_signal_is_a_request_on_every_rank(number: signal.Signals, request_: StopRequest) -> None:
-    for rank in (0, 1):
-        with preemption(rank) as it:
-            assert it.pending() == NOTHING
+    with preemption(rank=1) as it:
+        assert it.pending() == NOTHING
+        os.kill(os.getpid(), number)
+        assert it.pending() == (request_, number)
+        assert it.pending() == (request_, number)
+
+
+@pytest.mark.parametrize("order", [(signal.SIGUSR2, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR2)])
+def test_sigterm_goes_before_a_requeue_whichever_came_first(order: tuple[int, int]) -> None:
+    with preemption() as it:
+        for number in order:
             os.kill(os.getpid(), number)
-            assert it.pending() == (request_, number)
-            assert it.pending() == (request_, number)
-        module._pending_requests.clear()
-
-
-def test_sigterm_goes_before_a_requeue_whichever_came_first() -> None:
-    for order in ((signal.SIGUSR2, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR2)):
-        with preemption() as it:
-            for number in order:
-                os.kill(os.getpid(), number)
-            assert it.pending() == (StopRequest.STOP, signal.SIGTERM)
+        assert it.pending() == (StopRequest.STOP, signal.SIGTERM)
 
 
 def test_what_a_signal_did_before_it_does_again_afterwards() -> None:
@@ -122,29 +121,37 @@ def test_an_unknown_signal_is_an_error_that_names_the_nearest(name: str, hint: s
         preemption(signals=(name,))
 
 
-def test_a_sigterm_after_an_announced_termination_ends_at_once() -> None:
-    shared = telemetry.TelemetryPage()
-    child = os.fork()
+def exit_code_of(action: Callable[[], None]) -> int:
+    """Of a process that is forked for it; 75 where the action ends well."""
+    child, code = os.fork(), 1
     if child == 0:
-        telemetry.install(shared)
+        try:
+            action()
+            code = 75
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_sigterm_after_an_announced_termination_ends_at_once() -> None:
+    def terminated() -> None:
+        page = telemetry.TelemetryPage()
+        telemetry.install(page)
         with preemption():
-            shared.announce_termination()
+            page.announce_termination()
             os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+    assert exit_code_of(terminated) == -signal.SIGTERM
 
 
 def test_after_the_agreement_no_signal_changes_the_exit_code() -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            with preemption():
-                raise Stopped("stopped", 75)
-        except Stopped as stopped:
-            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
-                os.kill(os.getpid(), number)
-            os._exit(stopped.code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
+    def stopped() -> None:
+        with contextlib.suppress(Stopped), preemption():
+            raise Stopped("stopped", 75)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+
+    assert exit_code_of(stopped) == 75
 
 
 @pytest.mark.alone
@@ -177,25 +184,20 @@ def test_the_lead_counts_where_it_is_less_than_half() -> None:
         assert it._stop_at - time.monotonic() == pytest.approx(900, abs=2)
 
 
-def squeue(folder: Path, body: str) -> dict[str, str]:
-    path = folder / "bin" / "squeue"
-    path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\necho "$@" >>{folder}/calls\n{body}\n')
-    path.chmod(0o755)
-    return {"SLURM_JOB_ID": "1207", "PATH": f"{path.parent}:/usr/bin:/bin"}
-
-
 @pytest.mark.parametrize("end_time", [{}, {"SLURM_JOB_END_TIME": "0"}, {"SLURM_JOB_END_TIME": "soon"}])
 def test_without_the_variable_slurm_is_asked_for_the_end_once(tmp_path: Path, end_time: dict[str, str]) -> None:
     end = int(time.time()) + 2
-    assert requested_after(**squeue(tmp_path, f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {end}'), **end_time) < 2
+    assert (
+        requested_after(**fake_command(tmp_path, "squeue", f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {end}'), **end_time)
+        < 2
+    )
     assert (tmp_path / "calls").read_text() == "--noheader --jobs=1207 --format=%e\n"
 
 
 @pytest.mark.parametrize("said", ["N/A", "Unknown", "UNLIMITED", "NONE", "", "1", "99999999999999999999", "2026-11-21"])
 def test_an_end_that_is_none_is_none(tmp_path: Path, said: str) -> None:
     asked = threading.active_count()
-    with preemption(environ=squeue(tmp_path, f"echo '{said}'")) as it:
+    with preemption(environ=fake_command(tmp_path, "squeue", f"echo '{said}'")) as it:
         until(lambda: threading.active_count() == asked)
         assert it.pending() == NOTHING
         assert it._stop_at == float("inf")
@@ -203,7 +205,7 @@ def test_an_end_that_is_none_is_none(tmp_path: Path, said: str) -> None:
 
 def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None:
     began = time.monotonic()
-    with preemption(environ=squeue(tmp_path, "exec sleep 60")):
+    with preemption(environ=fake_command(tmp_path, "squeue", "exec sleep 60")):
         pass
     assert time.monotonic() - began < 10.0
     hangs = {"SLURM_JOB_ID": "1207", "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
@@ -212,7 +214,7 @@ def test_a_squeue_that_hangs_or_is_missing_delays_nobody(tmp_path: Path) -> None
 
 
 def test_without_a_job_nothing_is_asked(tmp_path: Path) -> None:
-    variables = squeue(tmp_path, "") | {"SLURM_JOB_ID": "1; reboot"}
+    variables = fake_command(tmp_path, "squeue", "") | {"SLURM_JOB_ID": "1; reboot"}
     threads = threading.active_count()
     for settings in ({"environ": variables}, {"environ": {}}, {"environ": variables, "lead_seconds": 0.0}):
         with preemption(**settings):

@@ -1,0 +1,357 @@
+"""The loss and the metrics over the samples of all ranks, and nothing but these samples."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchmetrics import MeanMetric, MeanSquaredError, Metric, MetricCollection, PearsonCorrCoef
+from torchmetrics.classification import AUROC, Accuracy, Precision, Recall
+from torchmetrics.functional import auroc, mean_squared_error
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_precision
+from torchmetrics.retrieval import RetrievalMAP
+
+from srunddp.errors import ConfigError
+from srunddp.train import Trainer, accuracy
+from srunddp.train.metrics.accumulator import LaggedLoss, MetricAccumulator
+from tests.train.conftest import run_python
+from tests.train.local_world import LocalWorld, run_ranks
+from tests.train.problems import Numbered, Scale, counting, distance, settings
+
+# By (samples, samples per batch): the ranks' batches differ in number, and with 2 and 1 samples some ranks have none.
+SPLITS = [(10, 1), (10, 2), (10, 4), (11, 3), (2, 1), (1, 1)]
+
+
+def scored(samples: int) -> tuple[Tensor, Tensor]:
+    """Scores of shape (samples, 3) whose squares float32 adds exactly; classes."""
+    generator = torch.Generator().manual_seed(samples)
+    scores = torch.stack([torch.randperm(16, generator=generator)[:3] for _ in range(samples)]) / 16
+    return scores, torch.arange(samples) % 3
+
+
+class Range(Metric):
+    """States that are no sums; and one that is a mean of ranks, of which those that saw nothing must not count."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("largest", torch.zeros(()), dist_reduce_fx="max")
+        self.add_state("smallest", torch.full((), 1000.0), dist_reduce_fx="min")
+        self.add_state("two", torch.zeros(()), dist_reduce_fx="mean")
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.largest = torch.maximum(self.largest, outputs.max())
+        self.smallest = torch.minimum(self.smallest, outputs.min())
+        self.two = torch.full((), 2.0)
+
+    def compute(self) -> dict[str, Tensor]:
+        return {"range": self.largest - self.smallest, "two": self.two}
+
+
+class Adapted(Metric):
+    """Gives another metric what it takes, as a wrapper of torchmetrics would."""
+
+    def __init__(self, inner: Metric, adapt: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.inner, self.adapt = inner, adapt
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.inner.update(*self.adapt(outputs, targets))
+
+    def compute(self) -> Tensor:
+        return self.inner.compute()
+
+    def reset(self) -> None:
+        super().reset()
+        self.inner.reset()
+
+
+def first_class(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return outputs[:, 0], (targets == 0).to(outputs.dtype)
+
+
+def retrieved(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For a metric that keeps lists of one tensor per batch, which are gathered uncatenated."""
+    return outputs[:, 0], targets == 0, torch.zeros_like(targets)
+
+
+def squared(outputs: Tensor, targets: Tensor) -> float:
+    return outputs.square().sum().item()
+
+
+def every_metric() -> dict[str, Any]:
+    return {
+        "accuracy": accuracy,
+        "squared": squared,
+        "theirs": Accuracy(task="multiclass", num_classes=3),
+        "auroc": AUROC(task="multiclass", num_classes=3),
+        "mse": Adapted(MeanSquaredError(), first_class),
+        "top": Adapted(MeanMetric(), lambda outputs, targets: (outputs.max(dim=1).values,)),
+        "retrieved": Adapted(RetrievalMAP(), retrieved),
+        "scores": Range(),
+        "twice": Adapted(MeanSquaredError(), first_class) * 2.0,
+        "group": MetricCollection(
+            {
+                "precision": Precision(task="multiclass", num_classes=3, average="macro"),
+                "recall": Recall(task="multiclass", num_classes=3, average="macro"),
+                "auroc": AUROC(task="multiclass", num_classes=3),
+            }
+        ),
+    }
+
+
+def batches_of(world: LocalWorld, samples: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    scores, classes = scored(samples)
+    own = range(world.rank, samples, world.world_size)
+    for start in range(0, len(own), batch_size):
+        rows = list(own[start : start + batch_size])
+        yield scores[rows], classes[rows]
+
+
+def summed(world: LocalWorld, samples: int, batch_size: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+    sums = MetricAccumulator(metrics, world)
+    for outputs, targets in batches_of(world, samples, batch_size):
+        sums.add((outputs[:, 0] * 192).mean(), outputs, targets, len(targets))
+    return sums.means()
+
+
+def serial(samples: int) -> dict[str, float]:
+    """By hand, or by torchmetrics' functions, of the whole data at once."""
+    scores, classes = scored(samples)
+    first, of_first = scores[:, 0], (classes == 0).to(scores.dtype)
+    return {
+        "loss": (first.double() * 192).mean().item(),
+        "accuracy": (scores.argmax(dim=1) == classes).double().mean().item(),
+        "squared": scores.double().square().sum().item() / samples,
+        "theirs": multiclass_accuracy(scores, classes, num_classes=3, average="micro").item(),
+        "auroc": auroc(scores, classes, task="multiclass", num_classes=3).item(),
+        "mse": mean_squared_error(first, of_first).item(),
+        "twice": mean_squared_error(first, of_first).item() * 2,
+        "top": scores.max(dim=1).values.mean().item(),
+        "scores/range": (scores.max() - scores.min()).item(),
+        "scores/two": 2.0,
+        "group/precision": multiclass_precision(scores, classes, num_classes=3, average="macro").item(),
+    }
+
+
+def figures(world: LocalWorld) -> Any:
+    metrics = every_metric()
+    return {split: summed(world, *split, metrics) for split in SPLITS}
+
+
+@pytest.mark.filterwarnings("ignore:No .* samples in targets")
+def test_every_metric_of_three_ranks_is_exactly_the_serial_one(tmp_path: Path) -> None:
+    """Of 10 samples on 3 ranks, and of fewer samples than ranks."""
+    for by_split in run_ranks(3, tmp_path, figures):
+        for (samples, batch_size), found in by_split.items():
+            alone = summed(LocalWorld(), samples, 1, every_metric())
+            assert set(alone) > set(serial(samples))
+            assert {name: alone[name] for name in serial(samples)} == serial(samples)
+            assert found == alone, batch_size
+
+
+def pearson(world: LocalWorld) -> float:
+    metric = Adapted(PearsonCorrCoef(), lambda outputs, targets: (outputs[:, 0], outputs[:, 1]))
+    return summed(world, 10, 4, {"r": metric})["r"]
+
+
+def test_states_stacked_by_rank_are_reduced_by_the_metric(tmp_path: Path) -> None:
+    scores, _ = scored(10)
+    whole = torch.corrcoef(scores[:, :2].double().T)[0, 1].item()
+    results = run_ranks(3, tmp_path, pearson)
+    assert results == [results[0]] * 3
+    assert results[0] == pytest.approx(whole, abs=1e-6)
+
+
+def collectives(world: LocalWorld) -> Any:
+    """The means, also from the sums in a checkpoint of this world and of another; how many all-reduces they take."""
+    calls: Counter[str] = Counter()
+    dist.all_reduce = counting(calls, "all_reduce", dist.all_reduce)
+    metrics = {"accuracy": accuracy, "squared": squared}
+    sums = MetricAccumulator(metrics, world)
+    for outputs, targets in batches_of(world, 10, 2):
+        sums.add(torch.ones(()), outputs, targets, len(targets))
+    rows = sums.by_rank()
+    resumed = [MetricAccumulator(metrics, world, each) for each in (rows, [*rows, [0.0] * 4])]
+    return [each.means() for each in (sums, *resumed)], calls["all_reduce"]
+
+
+def test_one_all_reduce_for_all_sums_which_a_checkpoint_may_hold(tmp_path: Path) -> None:
+    expected = {"loss": 1.0} | {name: serial(10)[name] for name in ("accuracy", "squared")}
+    assert run_ranks(3, tmp_path, collectives) == [([expected] * 3, 3)] * 3
+
+
+class Several(Metric):
+    """Computes a tensor of three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", torch.zeros(3), dist_reduce_fx="sum")
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.seen += 1
+
+    def compute(self) -> Tensor:
+        return self.seen
+
+
+class Failing(Several):
+    def compute(self) -> Tensor:
+        raise ZeroDivisionError("no good")
+
+
+class Stateless:
+    def update(self, outputs: Tensor, targets: Tensor) -> None: ...
+
+    def compute(self) -> float:
+        return 0.0
+
+    def reset(self) -> None: ...
+
+
+def refusals(world: LocalWorld) -> list[tuple[str, str]]:
+    """Each error, by name and text."""
+    said = []
+    for metric in (Several(), Failing(), Stateless()):
+        try:
+            summed(world, 10, 4, {"wrong": metric})
+        except Exception as error:
+            said.append((type(error).__name__, str(error)))
+    return said
+
+
+def test_what_a_metric_computes_wrongly_is_said_on_every_rank(tmp_path: Path) -> None:
+    shape = "metric 'wrong' computes a tensor of shape (3,); expected one number, or a dict of numbers -> "
+    for rank, (several, failing, stateless) in enumerate(run_ranks(3, tmp_path, refusals)):
+        assert several[0] == "ConfigError"
+        assert shape in several[1]
+        assert failing[0] == ("ConfigError" if rank else "ZeroDivisionError")
+        assert "no good" in failing[1]
+        assert stateless[0] == "ConfigError"
+        assert "metric 'wrong' of Stateless has update() and compute(), but no states; expected" in stateless[1]
+
+
+def train_with_one_metric(world: LocalWorld) -> Any:
+    """One metric for training and tests, through two epochs of the Trainer; then as the user left it."""
+    model, metric = Scale(), MeanSquaredError()
+    metric.update(torch.ones(1), torch.zeros(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    config = settings(epochs=2, batch_size=2)
+    trainer = Trainer(model, optimizer, distance, config, world=world, metrics={"mse": metric})
+    history = trainer.fit(Numbered(10), Numbered(4))
+    metric.sync_on_compute = metric._to_sync = False
+    return [(record.train["mse"], record.test["mse"]) for record in history], metric.compute().item()
+
+
+def test_training_and_evaluation_metrics_are_separate_copies(tmp_path: Path) -> None:
+    def mean_square(samples: int) -> float:
+        return sum((12.0 * sample) ** 2 for sample in range(samples)) / samples
+
+    expected = [(mean_square(10), mean_square(4))] * 2
+    assert run_ranks(3, tmp_path, train_with_one_metric) == [(expected, 1.0)] * 3
+
+
+def test_alone_any_object_with_a_metrics_methods_is_a_metric() -> None:
+    class Counted(Stateless):
+        seen = 7
+
+        def reset(self) -> None:
+            self.seen = 0
+
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            self.seen += len(targets)
+
+        def compute(self) -> Any:
+            return {"all": self.seen, "half": {"of": self.seen / 2}}
+
+    means = summed(LocalWorld(), 10, 4, {"count": Counted()})
+    assert (means["count/all"], means["count/half/of"]) == (10.0, 5.0)
+
+
+def test_no_sample_at_all_is_no_number() -> None:
+    sums = MetricAccumulator({"accuracy": accuracy, "mse": MeanSquaredError()}, LocalWorld())
+    sums.add(torch.tensor(torch.nan), torch.empty(1, 3), torch.empty(1), 0)
+    means = sums.means()
+    assert set(means) == {"loss", "accuracy", "mse"}
+    assert all(math.isnan(value) for value in means.values())
+    resumed = MetricAccumulator({"mse": MeanSquaredError()}, LocalWorld(), [[6.0, 3.0]]).means()
+    assert resumed["loss"] == 2.0
+    assert math.isnan(resumed["mse"]), "at an epoch's very end a checkpoint does not know it"
+
+
+def test_a_metric_keeps_no_graph() -> None:
+    """Or the activations of every step would stay until the end of the epoch."""
+    weight = torch.ones((), requires_grad=True)
+    kept: list[Tensor] = []
+
+    def keeping(outputs: Tensor, targets: Tensor) -> Tensor:
+        kept.extend([outputs, (outputs * weight).sum()])
+        return (outputs * weight).sum()
+
+    sums = MetricAccumulator({"sum": keeping}, LocalWorld())
+    sums.add(weight * 2, weight * torch.ones(4), torch.zeros(4), 4)
+    assert not any(value.requires_grad for value in [*kept, *sums._totals])
+    assert sums.means() == {"loss": 2.0, "sum": 1.0}
+
+
+def test_metrics_that_differ_only_in_samples_stay_apart() -> None:
+    shared = MetricCollection([MeanSquaredError()])
+    before = copy.deepcopy(shared.MeanSquaredError.metric_state)
+    first, second = MetricAccumulator({"m": shared}, LocalWorld()), MetricAccumulator({"m": shared}, LocalWorld())
+    first.add(torch.ones(()), torch.ones(4), torch.zeros(4), 4)
+    second.add(torch.ones(()), torch.full((4,), 3.0), torch.zeros(4), 4)
+    means = {"loss": 1.0, "m/MeanSquaredError": 1.0}
+    assert (first.means(), second.means()) == (means, means | {"m/MeanSquaredError": 9.0})
+    assert shared.MeanSquaredError.metric_state == before
+
+
+def test_a_wrong_shape_is_refused_with_the_hint() -> None:
+    sums = MetricAccumulator({"wrong": lambda outputs, targets: torch.ones(7)}, LocalWorld())
+    words = r"metric 'wrong' returned shape \(7,\) for 4 samples; expected .* -> "
+    with pytest.raises(ConfigError, match=words):
+        sums.add(torch.ones(()), torch.ones(4), torch.ones(4), 4)
+
+
+def test_torchmetrics_is_not_imported_for_plain_metrics() -> None:
+    code = "import sys, srunddp.train; sys.exit('torchmetrics' in sys.modules)"
+    run_python("-c", code)
+
+
+def test_the_accuracy_of_several_targets_a_sample_is_a_share() -> None:
+    outputs = torch.tensor([[[1.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]]])  # two samples of two places
+    targets = torch.tensor([[0, 1], [1, 0]])
+    sums = MetricAccumulator({"accuracy": accuracy}, LocalWorld())
+    sums.add(torch.ones(()), outputs, targets, 2)
+    assert sums.means()["accuracy"] == 0.75
+
+
+def test_a_loss_comes_one_push_later_and_the_last_by_flush() -> None:
+    late = LaggedLoss(torch.device("cpu"))
+    losses = torch.tensor([1.5, 2.25, -3.0], requires_grad=True)
+    assert [late.push(loss, samples) for loss, samples in zip(losses, (4, 0, 3), strict=True)] == [None, 1.5, 2.25]
+    assert (late.total, late.count) == (6.0, 4)
+    assert late.flush() == -3.0
+    assert (late.total, late.count) == (-3.0, 7)
+    assert late.flush() is None
+    assert late.push(losses[1], 1) is None
+    assert late.flush() == 2.25
+
+
+def test_the_sum_is_that_of_float64() -> None:
+    late = LaggedLoss(torch.device("cpu"))
+    for _ in range(1000):
+        late.push(torch.tensor(0.1, dtype=torch.float64), 3)
+    late.flush()
+    exact = 0.0
+    for _ in range(1000):
+        exact += 0.1 * 3
+    assert (late.total, late.count) == (exact, 3000)
