@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.stage.paths import PathMapping, StagedPaths
+from srunddp.stage.paths import LOCK, PLACES, PathMapping, StagedPaths, lock_file
 
 VARIABLE = "SRUNDDP_STAGED"
-_PLACES, _LOCK = "places.json", "lock"
 _AGAIN = "run `srunddp stage push` again, and start the ranks by the path that it prints"
 
 
@@ -30,7 +29,7 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
         found = f"--staged, and {VARIABLE} is {folder!r}" if folder else f"--staged, and {VARIABLE} is not set"
         hint = "start the ranks by the path that `srunddp stage push` printed"
         raise ConfigError(found, expected="ranks that a staged srunddp started", hint=hint, scope=Scope.NODE)
-    folder, path = os.path.normpath(folder), os.path.join(folder, _PLACES)
+    folder, path = os.path.normpath(folder), os.path.join(folder, PLACES)
     with _errors(folder):
         _require_ours(folder)
     with _errors(path):
@@ -62,14 +61,11 @@ def lock(folder: str) -> int:
     Raises:
         ConfigError: it is being removed.
     """
-    with _errors(os.path.join(folder, _LOCK)):
-        opened = os.open(os.path.join(folder, _LOCK), os.O_RDONLY | os.O_CLOEXEC)
-        held = fcntl.fcntl(opened, fcntl.F_DUPFD, 3)
-        os.close(opened)
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if os.fstat(held).st_nlink:
-            return held
+    path = os.path.join(folder, LOCK)
+    with _errors(path), open(path, "rb") as file:
+        held = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, 3)
+    if lock_file(held, kind=fcntl.LOCK_SH) and os.fstat(held).st_nlink:
+        return held
     os.close(held)
     raise _wrong(folder, "is being removed", "a staged folder that stays during the run")
 

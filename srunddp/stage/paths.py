@@ -5,10 +5,13 @@ A node that sees a shared path uses that; only what it does not see is looked fo
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+PLACES, LOCK = "places.json", "lock"  # files in the folder of a job
 # Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets 2.19 to 5.2, tokenizers
 # and torch.hub.
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -100,23 +103,29 @@ class StagedPaths:
             before: the working directory at its start, which those of PYTHONPATH may be relative to; now: today's.
         """
         written = [entry for entry in environ.get("PYTHONPATH", "").split(":") if not entry.startswith("/")]
-        relative = {_joined(before, entry): _joined(now, entry) for entry in written} if before != now else {}
+        pairs = ([os.path.normpath(os.path.join(folder, entry)) for folder in (before, now)] for entry in written)
+        relative = dict(pairs) if before != now else {}
         return [relative.get(entry, self.here(entry)) for entry in entries]
 
     @property
     def note(self) -> str:
         """What rank 0 says where its node does not see the project; empty where it does."""
-        for place in self.places:
-            if place.role == "project" and place.here != place.path:
-                return (
-                    f"this node does not see {place.path}: what the script writes with relative paths goes into the "
-                    f"copy {place.here}, and is not brought back"
-                )
-        return ""
+        copies = [place for place in self.places if place.role == "project" and place.here != place.path]
+        text = "this node does not see {0.path}: what the script writes with relative paths goes into the copy {0.here}"
+        return f"{text.format(copies[0])}, and is not brought back" if copies else ""
 
 
-def _joined(folder: str, entry: str) -> str:
-    return os.path.normpath(os.path.join(folder, entry))
+def lock_file(descriptor: int, wait: float = 0.0, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file; whether that was possible within so many seconds."""
+    end = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.1)
 
 
 def offline(environ: Mapping[str, str]) -> dict[str, str]:

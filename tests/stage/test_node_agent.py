@@ -19,7 +19,7 @@ import pytest
 
 from srunddp.stage.archive import pack
 from srunddp.stage.enter import VARIABLE, lock, read
-from srunddp.stage.slurm import sources
+from srunddp.stage.slurm import first_message
 from srunddp.util.filesystem import mark, same
 from tests.support.staging_nodes import NODE, Node, node
 
@@ -46,7 +46,7 @@ def stage(on: Node, project: Path, name: str = "project-1", role: str = "project
     packed = pack(str(project), f"{on.folder}/{name}.tar")
     assert "error" not in on.ask("unpack", name=name, sha256=packed.sha256, links=packed.links)
     place = {"role": role, "path": str(project), "name": name, "nodes": [NODE]}
-    on.ask("finish", places=[place], cwd="/", python="/bin/echo", srunddp=str(project / "train.py"))
+    on.ask("finish", places=[place], cwd="/", start=["/bin/echo", str(project / "train.py")])
     return on.folder / name
 
 
@@ -72,7 +72,7 @@ def test_folder_is_seen_by_what_is_in_it(tmp_path: Path, project: Path, job: Pat
     other.mkdir()
     with node(job) as here:
         places = [{"path": str(path), "mark": mark(str(project))} for path in (project, other, tmp_path / "none")]
-        answer = here.ask("look", places=places, alive=None, python="/no/python")
+        answer = here.ask("look", places=places, python="/no/python")
     assert (answer["sees"], answer["python"]) == ("100", False)
 
 
@@ -145,7 +145,7 @@ def test_other_archive_leaves_neither_itself_nor_a_copy(project: Path, job: Path
         pack(str(project), str(job / "project-1.tar"))
         error = here.ask("unpack", name="project-1", sha256="0" * 64, links={})["error"]
         assert "project-1.tar has the SHA-256" in error[0]
-        assert here.ask("has", names=["project-1"])["has"] == "0"
+        assert not here.ask("has", name="project-1")["has"]
     assert sorted(path.name for path in job.iterdir()) == ["keeper", "lock", "push"]
 
 
@@ -180,11 +180,12 @@ def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> N
         (copy / "train.pyc").write_text("compiled")
         assert cleaned(job) == 4
         assert cleaned(job) == 4
+    os.utime(job, (0, 0))
     with node(job.with_name("sdd-0-18")) as later:
-        later.look(project, alive=["18"])
+        later.look(project)
     written = {"runs/first/loss.txt", "latest", "data/one", "old.py"}
-    left = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file() or path.is_symlink()}
-    assert left == written
+    aside = job / "project-1.kept-1"
+    assert {str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file() or path.is_symlink()} == written
 
 
 def test_requeued_job_sets_written_files_aside(project: Path, job: Path) -> None:
@@ -193,7 +194,7 @@ def test_requeued_job_sets_written_files_aside(project: Path, job: Path) -> None
         assert cleaned(job) == 1
     with node(job) as again:
         again.look(project)
-        assert again.ask("has", names=["project-1"])["has"] == "0"
+        assert not again.ask("has", name="project-1")["has"]
         stage(again, project)
         assert (copy / "train.py").exists()
         assert (job / "project-1.kept-1" / "result").read_text() == "done"
@@ -218,7 +219,7 @@ def test_second_push_adds_to_the_first(tmp_path: Path, project: Path, job: Path)
     other.mkdir()
     with kept(job, project), node(job) as second:
         second.look(project, other)
-        assert second.ask("has", names=["project-1", "data-1"])["has"] == "10"
+        assert [second.ask("has", name=name)["has"] for name in ("project-1", "data-1")] == [True, False]
         stage(second, other, "data-1")
         second.leave_alone()
         assert second.process.wait(LIMIT) == 0
@@ -232,7 +233,7 @@ def test_warning_signal_does_not_end_keeper(project: Path, job: Path) -> None:
         here.look(project)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             here.process.send_signal(number)
-            assert here.ask("has", names=[])["free"] > 0
+            assert here.ask("has", name="")["free"] > 0
         here.process.terminate()
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
@@ -264,16 +265,19 @@ def test_folders_of_ended_jobs_are_removed(tmp_path: Path, project: Path, job: P
         (tmp_path / name).mkdir(mode=0o700)
     with (tmp_path / "sdd-0-5" / "lock").open("w") as rank, (tmp_path / "sdd-0-6" / "keeper").open("w") as keeper:
         fcntl.flock(rank, fcntl.LOCK_SH)
-        fcntl.flock(keeper, fcntl.LOCK_EX)  # of a job that began after the list was made
+        fcntl.flock(keeper, fcntl.LOCK_EX)
+        for folder in tmp_path.glob("sdd-*"):
+            os.utime(folder, (0, 0))
+        (tmp_path / "sdd-0-4").touch()  # of a job that begins
         with node(job) as here:
-            here.look(project, alive=["4", "17"])
+            here.look(project)
     there = {path.name for path in tmp_path.iterdir()}
     assert there == {"sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0", "sdd-0-17", "shared"}
 
 
 def test_what_is_sent_imports_standard_library_only() -> None:
     sent: set[str] = set()
-    for name, source in sources():
+    for name, source in first_message("")[0]:
         for each in ast.walk(ast.parse(source)):
             names = [each.module or ""] if isinstance(each, ast.ImportFrom) else []
             names += [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
