@@ -18,8 +18,7 @@ from srunddp.config.schema import fields_of, scalar_node, text_of
 from srunddp.errors import ConfigError
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch import validate
-from srunddp.sbatch.directives import salloc_options
-from srunddp.sbatch.render import render
+from srunddp.sbatch.render import render, salloc_options
 from srunddp.sbatch.spec import SlurmJob
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import answering

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from srunddp.errors import ConfigError
 from srunddp.sbatch import validate
-from srunddp.sbatch.directives import directive, salloc_options
-from srunddp.sbatch.render import render
+from srunddp.sbatch.render import directive, render, salloc_options
 from srunddp.sbatch.spec import SlurmJob
 from tests.support.job_scripts import Called, carry_out
 from tests.support.job_specs import requested, written

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from srunddp.sbatch.directives import directive
+from srunddp.sbatch.render import directive
 from tests.conftest import PROGRAMS, ROOT
 from tests.sbatch.test_hostile import HOSTILE
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
