@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import stat
 import sys
@@ -12,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.stage.paths import LOCK, PLACES, PathMapping, StagedPaths, lock_file
+from srunddp.stage.paths import LOCK, PLACES, StagedPaths, lock_file
 
 VARIABLE = "SRUNDDP_STAGED"
-_AGAIN = "run `srunddp stage push` again, and start the ranks by the path that it prints"
 
 
 def read(environ: Mapping[str, str]) -> StagedPaths:
@@ -29,27 +27,25 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
         found = f"--staged, and {VARIABLE} is {folder!r}" if folder else f"--staged, and {VARIABLE} is not set"
         hint = "start the ranks by the path that `srunddp stage push` printed"
         raise ConfigError(found, expected="ranks that a staged srunddp started", hint=hint, scope=Scope.NODE)
-    folder, path = os.path.normpath(folder), os.path.join(folder, PLACES)
-    with _errors(folder):
+    folder = os.path.normpath(folder)
+    with _reading():
         _require_ours(folder)
-    with _errors(path):
-        text = Path(path).read_bytes()
-    try:
-        written = json.loads(text)
-        return StagedPaths(folder, tuple(PathMapping(**each) for each in written["places"]), written["cwd"])
-    except (ValueError, TypeError, KeyError):
-        raise _wrong(path, "is broken", "the places that `srunddp stage push` wrote") from None
+        try:
+            return StagedPaths.load(folder)
+        except (ValueError, TypeError, KeyError):
+            found = f"{folder}/{PLACES} is broken"
+            raise _wrong(found, "the places that `srunddp stage push` wrote") from None
 
 
 def _require_ours(folder: str) -> None:
     """Then nobody else can have put anything there."""
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode):
-        raise _wrong(folder, "is not a folder", "the one that `srunddp stage push` made")
+        raise _wrong(f"{folder} is not a folder", "the one that `srunddp stage push` made")
     if status.st_uid != os.geteuid():
-        raise _wrong(folder, f"belongs to user id {status.st_uid}", "one of yours")
+        raise _wrong(f"{folder} belongs to user id {status.st_uid}", "one of yours")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _wrong(folder, "may be changed by others", "that its owner alone may")
+        raise _wrong(f"{folder} may be changed by others", "that its owner alone may")
 
 
 def lock(folder: str) -> int:
@@ -61,13 +57,12 @@ def lock(folder: str) -> int:
     Raises:
         ConfigError: it is being removed.
     """
-    path = os.path.join(folder, LOCK)
-    with _errors(path), open(path, "rb") as file:
+    with _reading(), open(os.path.join(folder, LOCK), "rb") as file:
         held = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, 3)
     if lock_file(held, kind=fcntl.LOCK_SH) and os.fstat(held).st_nlink:
         return held
     os.close(held)
-    raise _wrong(folder, "is being removed", "a staged folder that stays during the run")
+    raise _wrong(f"{folder} is being removed", "a staged folder that stays during the run")
 
 
 def enter() -> StagedPaths:
@@ -92,7 +87,7 @@ def activate(staged: StagedPaths) -> str:
     intended = staged.intended_cwd(os.environ, before)
     folder = staged.here(intended)
     if folder != before:
-        with _errors(folder):
+        with _reading():
             os.chdir(folder)
         os.environ["PWD"] = folder
     sys.path[:] = staged.search_path(sys.path, os.environ, before, folder)
@@ -119,13 +114,14 @@ def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str
 
 
 @contextlib.contextmanager
-def _errors(path: str) -> Iterator[None]:
+def _reading() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        found = f"cannot be read: {os.strerror(error.errno or 0)}"
-        raise _wrong(path, found, "what `srunddp stage push` left on this node") from None
+        found = f"{error.filename} cannot be read: {error.strerror}"
+        raise _wrong(found, "what `srunddp stage push` left on this node") from None
 
 
-def _wrong(path: str, found: str, expected: str) -> ConfigError:
-    return ConfigError(f"{path} {found}", expected=expected, hint=_AGAIN, scope=Scope.NODE)
+def _wrong(found: str, expected: str) -> ConfigError:
+    hint = "run `srunddp stage push` again, and start the ranks by the path that it prints"
+    return ConfigError(found, expected=expected, hint=hint, scope=Scope.NODE)

@@ -68,10 +68,8 @@ def _answer(node: _Node, request: dict[str, Any]) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = getattr(node, request.pop("do"))(**request)
         return answer
-    except SrunddpError as error:
-        texts = [error.found, error.expected, error.hint]
-    except OSError as error:
-        texts = [str(error), "", ""]
+    except (SrunddpError, OSError) as error:
+        texts = [getattr(error, "found", str(error)), getattr(error, "expected", ""), getattr(error, "hint", "")]
     return {"error": [text.encode("ascii", "backslashreplace").decode()[:_LONGEST] for text in texts]}
 
 
@@ -129,19 +127,22 @@ class _Node:
 
     def finish(self, places: list[dict[str, Any]], cwd: str, start: Sequence[str]) -> dict[str, Any]:
         """Say where everything is on this node, to the ranks that are to start by these words."""
-        file, new = Path(self._path(PLACES)), Path(self._path("srunddp.new"))
-        before = json.loads(file.read_bytes())["places"] if file.exists() else []
         here = {place["path"]: self._place(**place) for place in places}
-        staged = [*here.values(), *(place for place in before if place["path"] not in here)]
-        replace_file(file, json.dumps({"places": staged, "cwd": cwd}).encode())
-        replace_file(new, _launcher(self._folder, staged, start).encode(errors="surrogateescape"))
-        new.chmod(0o700)
-        new.rename(self._path("srunddp"))
+        before = StagedPaths.load(self._folder).places if os.path.exists(self._path(PLACES)) else ()
+        staged = StagedPaths(
+            self._folder, (*here.values(), *(place for place in before if place.path not in here)), cwd
+        )
+        written = {"places": [vars(place) for place in staged.places], "cwd": cwd}
+        replace_file(Path(self._path(PLACES)), json.dumps(written).encode())
+        launcher = Path(self._path("srunddp.new"))
+        replace_file(launcher, _launcher(staged, start).encode(errors="surrogateescape"))
+        launcher.chmod(0o700)
+        launcher.rename(self._path("srunddp"))
         self._let_go()
         return {}
 
-    def _place(self, role: str, path: str, name: str, nodes: list[str]) -> dict[str, str]:
-        return {"role": role, "path": path, "here": self._path(name) if NODE in nodes else path}
+    def _place(self, role: str, path: str, name: str, nodes: list[str]) -> PathMapping:
+        return PathMapping(role, path, self._path(name) if NODE in nodes else path)
 
     def clean(self) -> dict[str, Any]:
         """Remove the job's folder, but for what was written in its copies, and see the end of the one that keeps it."""
@@ -203,14 +204,12 @@ def _touch(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def _launcher(folder: str, places: Sequence[Mapping[str, str]], start: Sequence[str]) -> str:
+def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
     """A shell script that becomes srunddp: the staged environment's, or else ``start``: interpreter and program."""
-    env = next((place["here"] for place in places if place["role"] == "env"), None)
-    lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(folder)}"]
-    if env is None:
-        staged = StagedPaths(folder, tuple(PathMapping(**place) for place in places))
-        words = list(map(staged.here, start))
-    else:
+    env = next((place.here for place in staged.places if place.role == "env"), None)
+    lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(staged.folder)}"]
+    words = list(map(staged.here, start))
+    if env is not None:
         variable = "VIRTUAL_ENV" if os.path.exists(f"{env}/pyvenv.cfg") else "CONDA_PREFIX"
         lines += [f"export {variable}={shlex.quote(env)}", f'PATH={shlex.quote(env + "/bin")}:"$PATH"']
         words = [f"{env}/bin/python", f"{env}/bin/srunddp"]
@@ -288,21 +287,14 @@ def _remove_others(folder: str) -> None:
 
     A folder stays while the task that keeps it is alive, or a rank in it.
     """
-    base, name = os.path.split(folder)
-    ours = name.rpartition("-")[0] + "-"
-    for other in os.listdir(base):
-        if other.startswith(ours) and other != name and other.removeprefix(ours).isdigit():
-            with contextlib.suppress(OSError, ConfigError):
-                _remove_unless_kept(os.path.join(base, other))
-
-
-def _remove_unless_kept(folder: str) -> None:
-    found = os.lstat(folder)
-    if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _OLD:
-        return
-    keeper = _touch(os.path.join(folder, _KEEPER))
-    try:
-        if lock_file(keeper):
-            _remove(folder, 0.0)
-    finally:
-        os.close(keeper)
+    own = Path(folder)
+    for other in own.parent.glob(f"{own.name.rpartition('-')[0]}-[0-9]*"):
+        with contextlib.suppress(OSError, ConfigError):
+            found = other.lstat()
+            if other != own and found.st_uid == os.geteuid() and time.time() - found.st_mtime > _OLD:
+                keeper = _touch(str(other / _KEEPER))
+                try:
+                    if lock_file(keeper):
+                        _remove(str(other), 0.0)
+                finally:
+                    os.close(keeper)

@@ -6,10 +6,12 @@ A node that sees a shared path uses that; only what it does not see is looked fo
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 PLACES, LOCK = "places.json", "lock"  # files in the folder of a job
 # Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets 2.19 to 5.2, tokenizers
@@ -47,6 +49,12 @@ class StagedPaths:
     folder: str
     places: tuple[PathMapping, ...]
     cwd: str = ""
+
+    @classmethod
+    def load(cls, folder: str) -> StagedPaths:
+        """Read those of a job's folder; ValueError, TypeError or KeyError where their file is broken."""
+        written = json.loads(Path(folder, PLACES).read_bytes())
+        return cls(folder, tuple(PathMapping(**each) for each in written["places"]), written["cwd"])
 
     def here(self, path: str) -> str:
         """Where an absolute path is on this node; what is in no place, or is seen here, stays as it is written."""
