@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srunddp.errors import ConfigError
@@ -133,25 +133,6 @@ def test_no_text_is_carried_out_on_the_way_into_salloc(name: str, tmp_path: Path
         called = carry_out(made, folder, SLURM_JOB_ID="")
         assert called.of("salloc") == [[*salloc_options(job), "bash", str(folder / "job.sh")]]
         assert called.of("srun") == []
-
-
-# All that str.isprintable() lets through, and more often what means something to a shell.
-LETTERS = st.characters(exclude_categories=("C", "Z"), include_characters=" ")
-TEXT = st.text(st.sampled_from("'\"$`\\;&|()<>*?#~!{}[]= -%") | LETTERS, min_size=1, max_size=12)
-FIELDS = ("job_name", "account", "constraint", "reservation", "env", "ifaces", "log_dir", "script")
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.fixed_dictionaries(dict.fromkeys(FIELDS, TEXT)), st.lists(TEXT, max_size=4))
-def test_any_texts_in_all_fields_are_passed_on_or_refused(texts: dict[str, str], arguments: list[str]) -> None:
-    job = SlurmJob(**{**FULL, **texts, "env": (f"NAME={texts['env']}",), "arguments": tuple(arguments)})
-    if (made := text_of(job)) is None:
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        called = carry_out(made, Path(folder))
-    assert called.code == 0, called
-    assert called.training()[len(called.training()) - len(arguments) :] == arguments
-    assert [found for name in ("env", "ifaces", "log_dir", "script") for found in shown(name, job, called)] == []
 
 
 @settings(max_examples=200, deadline=None)

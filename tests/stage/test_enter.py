@@ -181,24 +181,6 @@ def test_module_and_relative_libraries_are_found(copies: Copies) -> None:
     assert json.loads(out)["neighbour"] == str(project / "lib" / "neighbour.py")
 
 
-def test_each_node_chooses_for_itself(copies: Copies, tmp_path: Path) -> None:
-    """Rank 0 says nothing where it sees the project."""
-    seen, copy = tmp_path / "project", copies.of(PROJECT)
-    for folder in (seen, copy):
-        write(folder / "train.py", "import os; print(os.getcwd())")
-    other = Copies(tmp_path / "other")
-    for where, here in ((copies, copy), (other, seen)):
-        places = [{"role": "project", "path": str(seen), "here": str(here)}]
-        write_places(where.folder, places)
-        write(where.folder / "lock", "")
-        where.folder.chmod(0o700)
-    ranks = [
-        start(other, "train.py", size=2, folder=str(seen), PWD=str(seen)),
-        start(copies, "train.py", rank=1, size=2, PWD=str(seen)),
-    ]
-    assert [rank.communicate(timeout=LONG) for rank in ranks] == [(f"{seen}\n", ""), (f"{copy}\n", "")]
-
-
 def test_file_of_interfaces_is_found_in_its_copy(copies: Copies) -> None:
     write(copies.of(PROJECT) / "train.py", "")
     ifaces = write(copies.of(DATA) / "ifaces.conf", "- {nodes: '*', interface: lo, env: {X: 1}")
