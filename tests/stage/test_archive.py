@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import socket
 import stat
@@ -234,19 +233,11 @@ def test_other_archive_is_refused_before_writing(project: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="Python has no filters before 3.11.4")
-@pytest.mark.parametrize("kind", ["absolute", "above", "link"])
-def test_nothing_is_written_outside_the_folder(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("name", ["{}/victim", "../victim"])
+def test_nothing_is_written_outside_the_folder(tmp_path: Path, name: str) -> None:
     """Whoever made the archive, and though its hash is right."""
-    members = {
-        "absolute": [tarfile.TarInfo(f"{tmp_path}/victim")],
-        "above": [tarfile.TarInfo("../victim")],
-        "link": [tarfile.TarInfo("out"), tarfile.TarInfo("out/victim")],
-    }[kind]
-    if kind == "link":
-        members[0].type, members[0].linkname = tarfile.SYMTYPE, str(tmp_path)
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for member in members:
-            tar.addfile(member, io.BytesIO())
+        tar.addfile(tarfile.TarInfo(name.format(tmp_path)))
     with contextlib.suppress(ConfigError):
         unpack(str(tmp_path / "a.tar"), str(tmp_path / "new"), sha256=sha256_of(tmp_path / "a.tar"), links={})
     assert {*os.listdir(tmp_path)} <= {"a.tar", "new"}

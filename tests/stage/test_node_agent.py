@@ -141,16 +141,6 @@ def test_folder_planted_by_another_user_is_refused(tmp_path: Path, project: Path
     assert not list((tmp_path / "base" / "victim").iterdir())
 
 
-def test_other_archive_leaves_neither_itself_nor_a_copy(project: Path, job: Path) -> None:
-    with node(job) as here:
-        here.look(project)
-        pack(str(project), str(job / "project-1.tar"))
-        error = here.ask("unpack", name="project-1", sha256="0" * 64, links={})["error"]
-        assert "project-1.tar has the SHA-256" in error[0]
-        assert not here.ask("has", name="project-1")["has"]
-    assert sorted(path.name for path in job.iterdir()) == ["keeper", "lock", "push"]
-
-
 def test_end_of_job_removes_folder(project: Path, job: Path) -> None:
     """Also in the middle of a push; and once no rank uses it."""
     with node(job) as here:
@@ -172,6 +162,7 @@ def test_end_of_job_removes_folder(project: Path, job: Path) -> None:
 
 
 def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> None:
+    """Also when the job is started again and stages there again, and when a later job stages on the node."""
     with kept(job, project) as (_, copy):
         (copy / "runs" / "first").mkdir(parents=True)
         (copy / "runs" / "first" / "loss.txt").write_text("0.5")
@@ -182,27 +173,18 @@ def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> N
         (copy / "train.pyc").write_text("compiled")
         assert cleaned(job) == 4
         assert cleaned(job) == 4
+    with kept(job, project) as (again, copy):
+        assert again.process.poll() is None
+        assert (copy / "train.py").exists()
+        (copy / "result").touch()
+        assert cleaned(job) == 5
     os.utime(job, (0, 0))
     with node(job.with_name("sdd-0-18")) as later:
         later.look(project)
-    written = {"runs/first/loss.txt", "latest", "data/one", "old.py"}
-    aside = job / "project-1.kept-1"
-    assert {str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file() or path.is_symlink()} == written
-
-
-def test_requeued_job_sets_written_files_aside(project: Path, job: Path) -> None:
-    with kept(job, project) as (_, copy):
-        (copy / "result").write_text("done")
-        assert cleaned(job) == 1
-    with node(job) as again:
-        again.look(project)
-        assert not again.ask("has", name="project-1")["has"]
-        stage(again, project)
-        assert (copy / "train.py").exists()
-        assert (job / "project-1.kept-1" / "result").read_text() == "done"
-        again.leave_alone()
-        assert cleaned(job) == 1
-    assert (job / "project-1.kept-1" / "result").exists()
+    for number, written in ((1, {"runs/first/loss.txt", "latest", "data/one", "old.py"}), (2, {"result"})):
+        aside = job / f"project-1.kept-{number}"
+        left = {str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file() or path.is_symlink()}
+        assert left == written
 
 
 def test_only_one_push_of_a_job_at_a_time(project: Path, job: Path) -> None:
@@ -213,20 +195,6 @@ def test_only_one_push_of_a_job_at_a_time(project: Path, job: Path) -> None:
         assert second.process.wait(LIMIT) == 0
         copy = stage(first, project)
         assert (copy / "train.py").exists()
-
-
-def test_second_push_adds_to_the_first(tmp_path: Path, project: Path, job: Path) -> None:
-    """It sends what is not there yet, and leaves the folder to the first to remove."""
-    other = tmp_path / "shared" / "data"
-    other.mkdir()
-    with kept(job, project), node(job) as second:
-        second.look(project, other)
-        assert [second.ask("has", name=name)["has"] for name in ("project-1", "data-1")] == [True, False]
-        stage(second, other, "data-1")
-        second.leave_alone()
-        assert second.process.wait(LIMIT) == 0
-        assert {place.path for place in read({VARIABLE: str(job)}).places} == {str(project), str(other)}
-        assert (job / "project-1" / "train.py").exists()
 
 
 def test_warning_signal_does_not_end_keeper(project: Path, job: Path) -> None:

@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from srunddp.stage.enter import VARIABLE, read
 from tests.support.starting import srunddp, write
 
 PROGRAMS = {
@@ -44,6 +45,11 @@ def test_push_brings_a_folder_and_clean_removes_it(stage: Stage, tmp_path: Path)
     assert Path(said[1], "sample").read_text() == "a sample"
     again = stage("push", "--data=data", "--all-nodes")
     assert again.stderr == f"srunddp: node09 staged before -> {said[1]}\n"
+    write(tmp_path / "more" / "sample", "")
+    stage("push", "--data=more", "--all-nodes")
+    places = {place.path: place.here for place in read({VARIABLE: str(job)}).places}
+    assert [*places] == [f"{tmp_path}/more", f"{tmp_path}/data"]
+    assert places[f"{tmp_path}/data"] == said[1]
     assert stage("push", "--data=data").stderr == f"srunddp: all nodes see {tmp_path}/data\n"
     Path(said[1], "result").write_text("done")
     assert stage("clean").stderr == f"srunddp: node09 keeps 1 file written in a copy: {job}\n"
@@ -71,3 +77,10 @@ def test_refusal_of_a_node_names_it(stage: Stage, tmp_path: Path) -> None:
 def test_missing_srun_is_named(stage: Stage) -> None:
     done = stage("push", "--data=data", PATH="/nowhere")
     assert (done.returncode, done.stderr.partition(";")[0]) == (69, "srunddp: error: srun: No such file or directory")
+
+
+def test_node_that_does_not_answer_ends_a_push_in_time(stage: Stage, tmp_path: Path) -> None:
+    write(tmp_path / "bin" / "srun", "#!/bin/bash\nwhile read -r _; do :; done\n")
+    done = stage("push", "--data=data", "--timeout=1")
+    found = "srunddp: error: no answer from some nodes within 1 s"
+    assert (done.returncode, done.stdout, done.stderr.partition(";")[0]) == (69, "", found)
