@@ -13,18 +13,23 @@ import pytest
 from srunddp.stage.enter import VARIABLE, read
 from tests.support.starting import srunddp, write
 
-PROGRAMS = {
-    "srun": 'while [[ $1 == --* ]]; do shift; done; SLURM_STEP_ID=5 SLURMD_NODENAME=node09 exec "$@"',
-    "sbcast": 'test ! -e no-sbcast || { echo "sbcast: error: no room" >&2; exit 1; }; cp "${@: -2:1}" "${@: -1}"',
-}
+SRUN = """#!/bin/bash
+while [ -e silent ] && read -r _; do :; done
+while [[ $1 == --* ]]; do shift; done
+SLURM_STEP_ID=5 SLURMD_NODENAME=node09 exec "$@"
+"""
+SBCAST = """#!/bin/bash
+[ ! -e no-room ] || { echo "sbcast: error: no room" >&2; exit 1; }
+cp "${@: -2:1}" "${@: -1}"
+"""
 Stage = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     """Runs ``srunddp stage`` in a job of one node, whose disk is ``tmp_path/disk``."""
-    for name, text in PROGRAMS.items():
-        write(tmp_path / "bin" / name, f"#!/bin/bash\n{text}\n").chmod(0o755)
+    for name, text in {"srun": SRUN, "sbcast": SBCAST}.items():
+        write(tmp_path / "bin" / name, text).chmod(0o755)
     (tmp_path / "disk").mkdir()
     write(tmp_path / "data" / "sample", "a sample")
     job = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "1"}
@@ -60,7 +65,7 @@ def test_push_brings_a_folder_and_clean_removes_it(stage: Stage, tmp_path: Path)
 
 
 def test_failed_push_leaves_nothing_on_a_node(stage: Stage, tmp_path: Path) -> None:
-    (tmp_path / "no-sbcast").touch()
+    (tmp_path / "no-room").touch()
     done = stage("push", "--data=data", "--all-nodes")
     assert (done.returncode, done.stdout) == (69, "")
     assert done.stderr == "srunddp: error: sbcast: no room; expected a copy on each node -> see to these nodes\n"
@@ -80,7 +85,8 @@ def test_missing_srun_is_named(stage: Stage) -> None:
 
 
 def test_node_that_does_not_answer_ends_a_push_in_time(stage: Stage, tmp_path: Path) -> None:
-    write(tmp_path / "bin" / "srun", "#!/bin/bash\nwhile read -r _; do :; done\n")
+    (tmp_path / "silent").touch()
     done = stage("push", "--data=data", "--timeout=1")
+    (tmp_path / "silent").unlink()
     found = "srunddp: error: no answer from some nodes within 1 s"
     assert (done.returncode, done.stdout, done.stderr.partition(";")[0]) == (69, "", found)
