@@ -97,9 +97,7 @@ def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | N
 
 
 def _fits(name: str, pattern: str) -> bool:
-    if "/" in pattern:
-        return fnmatch.fnmatchcase(name, pattern.lstrip("/"))
-    return fnmatch.fnmatchcase(os.path.basename(name), pattern)
+    return fnmatch.fnmatchcase(name if "/" in pattern else os.path.basename(name), pattern.lstrip("/"))
 
 
 def _add_file(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result) -> None:

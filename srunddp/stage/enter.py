@@ -28,13 +28,12 @@ def read(environ: Mapping[str, str]) -> StagedPaths:
         hint = "start the ranks by the path that `srunddp stage push` printed"
         raise ConfigError(found, expected="ranks that a staged srunddp started", hint=hint, scope=Scope.NODE)
     folder = os.path.normpath(folder)
-    with _reading():
-        _require_ours(folder)
-        try:
+    try:
+        with _reading():
+            _require_ours(folder)
             return StagedPaths.load(folder)
-        except (ValueError, TypeError, KeyError):
-            found = f"{folder}/{PLACES} is broken"
-            raise _wrong(found, "the places that `srunddp stage push` wrote") from None
+    except (ValueError, TypeError, KeyError):
+        raise _wrong(f"{folder}/{PLACES} is broken", "the places that `srunddp stage push` wrote") from None
 
 
 def _require_ours(folder: str) -> None:

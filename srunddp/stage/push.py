@@ -213,4 +213,3 @@ def clean(job: Job, timeout: float, say: Say) -> None:
         for node in sorted(answers):
             if kept := answers[node]["kept"]:
                 say(f"{node} keeps {kept} {'file' if kept == 1 else 'files'} written in a copy: {job.folder}")
-        step.wait()

@@ -169,11 +169,6 @@ class RemoteStep:
                 end()
         self._process.wait()
 
-    def wait(self) -> None:
-        """Until all tasks have ended: after a clean nothing keeps them."""
-        self._input.close()
-        self._end(self._timeout)
-
     def ask(self, **request: Any) -> dict[str, dict[str, Any]]:
         """What each node answers, by its name.
 

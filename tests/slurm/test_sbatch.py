@@ -174,12 +174,6 @@ def test_the_interactive_script_allocates_checks_and_trains(site: Site) -> None:
     assert len(list((site.folder / "slurm_logs").glob("preflight.*.txt"))) == 1
 
 
-def test_salloc_is_started_at_once_where_that_is_asked_for(site: Site) -> None:
-    done = site.srunddp("--salloc", "--submit", "--nodes=2", "--job-name=at once", "train.py", "$(touch canary)")
-    assert sorted(reports(done.stdout)) == [0, 1], done
-    assert {tuple(each["arguments"]) for each in reports(done.stdout).values()} == {("$(touch canary)",)}
-
-
 def test_a_job_warned_of_its_time_limit_is_requeued_and_finishes(site: Site) -> None:
     job = site.jobs["limit"]
     step = found(job.output, STOPPED.format("SIGUSR2", "; the job is requeued"))
