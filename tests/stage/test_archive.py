@@ -37,13 +37,7 @@ def project(tmp_path: Path) -> Path:
     os.mkfifo(top / "fifo")
     with socket.socket(socket.AF_UNIX) as line, contextlib.chdir(top):  # its path may have 107 letters
         line.bind("socket")
-    for name, target in (
-        ("near", "run.sh"),
-        ("dot", "./run.sh"),
-        ("a/up", "../run.sh"),
-        ("gone", "nowhere"),
-        ("a/top", ".."),
-    ):
+    for name, target in {"near": "./run.sh", "a/up": "../run.sh", "gone": "nowhere", "a/top": ".."}.items():
         (top / name).symlink_to(target)
     (top / "whole").symlink_to(top / "a")
     (top / "round").symlink_to("a/../run.sh")
