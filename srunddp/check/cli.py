@@ -19,8 +19,7 @@ from srunddp.check.join import come_within, coordinate, join
 from srunddp.check.preflight import Responder
 from srunddp.check.render import Report
 from srunddp.errors import ConfigError, SrunddpError
-from srunddp.stage.enter import enter
-from srunddp.stage.paths import StagedPaths
+from srunddp.stage.paths import StagedPaths, enter
 from srunddp.util.console import write_stderr
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.stage.archive import pack
-from srunddp.stage.enter import VARIABLE, lock, read
+from srunddp.stage.paths import VARIABLE, lock, read
 from srunddp.stage.slurm import first_message
 from srunddp.util.filesystem import mark, same
 from tests.support.staging_nodes import NODE, Node, node

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from srunddp.stage.enter import VARIABLE, read
+from srunddp.stage.paths import VARIABLE, read
 from tests.support.starting import srunddp, write
 
 SRUN = """#!/bin/bash
