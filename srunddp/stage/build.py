@@ -100,12 +100,7 @@ def _installed() -> Distribution:
 
 
 def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = "") -> None:
-    """Run one of uv's commands.
-
-    Args:
-        log: a file to which all that it says is added; hint: what a user can do where it fails.
-        given: for its standard input.
-    """
+    """Run one of uv's commands; the log gets all that it says, and ``hint`` is what to do where it fails."""
     command = [program, *map(str, words), "--color=never", "--no-progress"]
     environment = os.environ | {"PYC_INVALIDATION_MODE": "UNCHECKED_HASH"}  # never compared with the source
     done = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=False)

@@ -180,11 +180,7 @@ class _Node:
 
 
 def _make_own(folder: str) -> None:
-    """Make a folder that is this user's alone.
-
-    Raises:
-        ConfigError: somebody else has made one of that name, or could put another in its place.
-    """
+    """Make a folder that is this user's alone; nobody else may have made it, or be able to put another in its place."""
     above = os.path.dirname(folder)
     base = os.stat(above)
     if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
@@ -217,14 +213,7 @@ def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
 
 
 def _remove(folder: str, wait: float) -> int:
-    """Remove a job's folder once no rank uses it, within so many seconds.
-
-    Returns:
-        How many files stay, since they were written there after the copy was whole, or cannot be removed.
-
-    Raises:
-        ConfigError: it is still in use.
-    """
+    """Remove a job's folder once no rank uses it, within so many seconds; how many files stay, by :func:`_removed`."""
     held = _touch(os.path.join(folder, LOCK))
     try:
         if not lock_file(held, wait):
@@ -265,14 +254,14 @@ def _set_aside(folder: str) -> tuple[str, str]:
     if ".kept-" not in os.path.basename(folder):
         while os.path.lexists(new := f"{folder}.kept-{number}"):
             number += 1
-        os.rename(folder, new)
         with contextlib.suppress(FileNotFoundError):
-            os.rename(folder + _UNPACKED, new + _UNPACKED)
+            os.rename(folder + _UNPACKED, new + _UNPACKED)  # first: after a kill between the two it is found there
+        os.rename(folder, new)
     return new, new + _UNPACKED
 
 
 def _removed(path: str, whole: int) -> bool:
-    """Not what was made or changed since; of times only that of the change cannot be set by programs such as cp -p."""
+    """Whether a file is removed: not what was written since; programs such as cp -p can set any time but a change's."""
     try:
         if os.lstat(path).st_ctime_ns > whole and not path.endswith(".pyc"):
             return False
@@ -283,10 +272,7 @@ def _removed(path: str, whole: int) -> bool:
 
 
 def _remove_others(folder: str) -> None:
-    """Remove what this user's earlier jobs have left beside a job's folder.
-
-    A folder stays while the task that keeps it is alive, or a rank in it.
-    """
+    """Remove what this user's earlier jobs have left beside a folder, unless a task keeps it or a rank is in it."""
     own = Path(folder)
     for other in own.parent.glob(f"{own.name.rpartition('-')[0]}-[0-9]*"):
         with contextlib.suppress(OSError, ConfigError):
