@@ -24,6 +24,10 @@ _WHY = {
     "signal": "The ranks are warned so many seconds before the end, and write a checkpoint.",
 }
 _NONE = (None, "", False)
+_CPUS = [
+    "# Since Slurm 22.05 srun does not take this over from the job.",
+    'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+]
 _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
@@ -43,7 +47,7 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
         _modules(job),
         _environment(job),
         [f"export {name}={word(value)}" for name, _, value in (each.partition("=") for each in job.env)],
-        _cpus(job),
+        _CPUS if job.cpus_per_task else [],
         [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
         _traps(job),
         _stage(job),
@@ -150,15 +154,6 @@ def _environment(job: SlurmJob) -> list[str]:
         f"export VIRTUAL_ENV={folder}",
         'export PATH="$VIRTUAL_ENV/bin:$PATH"',
         "unset PYTHONHOME",
-    ]
-
-
-def _cpus(job: SlurmJob) -> list[str]:
-    if not job.cpus_per_task:
-        return []
-    return [
-        "# Since Slurm 22.05 srun does not take this over from the job.",
-        'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
     ]
 
 
