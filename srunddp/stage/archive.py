@@ -45,6 +45,17 @@ def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> Archive
         ConfigError: a link leads out of the folder, or something cannot be read or changes meanwhile.
         OSError: the archive cannot be written.
     """
+    try:
+        return _packed(folder, archive, leave_out)
+    except OSError as error:
+        if error.filename in (None, archive):
+            raise
+        found = f"{error.filename} cannot be read: {error.strerror}"
+        hint = "leave it out with --exclude"
+        raise ConfigError(found, expected="a folder that you may read whole", hint=hint) from None
+
+
+def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
     size, files, links = 0, 0, {}
     with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
         for info, status in _entries(folder, leave_out):
@@ -67,12 +78,8 @@ def _entries(
 ) -> Iterator[tuple[tarfile.TarInfo, os.stat_result]]:
     """What is to be packed, each folder before what is in it, in an order that is always the same."""
     here = os.path.join(folder, below).rstrip("/")
-    try:
-        names = sorted(os.listdir(here), key=os.fsencode)
-        found = [(below + name, os.lstat(os.path.join(here, name))) for name in names]
-    except OSError as error:
-        raise _unreadable(error.filename or here, error) from None
-    for name, status in found:
+    names = sorted(os.listdir(here), key=os.fsencode)
+    for name, status in [(below + name, os.lstat(os.path.join(here, name))) for name in names]:
         if any(_fits(name, pattern.rstrip("/")) for pattern in leave_out):
             continue
         if info := _info(folder, name, status):
@@ -102,10 +109,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 def _add_file(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result) -> None:
     """A regular file, as it was found; one that has grown, as the job's own log does, up to the length that it had."""
-    try:
-        source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(source, "rb") as file:
         try:
             tar.addfile(info, file)
@@ -136,11 +140,6 @@ def _target(folder: str, name: str) -> str:
         expected="links that lead to something in it",
         hint=f"copy into the folder what it leads to, or --exclude={name}",
     )
-
-
-def _unreadable(path: str, error: OSError) -> ConfigError:
-    found = f"{path} cannot be read: {error.strerror}"
-    return ConfigError(found, expected="a folder that you may read whole", hint="leave it out with --exclude")
 
 
 def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) -> None:

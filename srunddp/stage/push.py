@@ -178,7 +178,7 @@ def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
     if free:
         verb = "has" if len(free) == 1 else "have"
         raise UnavailableError(
-            f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in {step.job.base}",
+            f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in {os.path.dirname(step.job.folder)}",
             expected=f"{needed >> 20} MiB for {item.path} and its archive",
             hint="clear it, name another folder with --dir, or leave files out with --exclude",
         )
@@ -209,7 +209,7 @@ def clean(job: Job, timeout: float, say: Say) -> None:
     with RemoteStep(job, sys.executable, timeout) as step:
         answers = step.ask(do="clean")
         if all(answer["kept"] is None for answer in answers.values()):
-            say(f"nothing was staged for job {job.number} in {job.base}")
+            say(f"nothing was staged for job {job.number} in {os.path.dirname(job.folder)}")
         for node in sorted(answers):
             if kept := answers[node]["kept"]:
                 say(f"{node} keeps {kept} {'file' if kept == 1 else 'files'} written in a copy: {job.folder}")

@@ -70,11 +70,6 @@ class Job:
             raise ConfigError("this is a heterogeneous job", expected="a job with one component", hint=hint)
         return cls(number, int(nnodes), os.path.join(os.path.abspath(base), f"sdd-{os.getuid()}-{number}"))
 
-    @property
-    def base(self) -> str:
-        """The folder that each node has on a disk of its own."""
-        return os.path.dirname(self.folder)
-
     def srun(self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any) -> subprocess.Popen[bytes]:
         """Start one task on each node beside whatever else runs in the job, out of reach of a terminal's Ctrl-C.
 
