@@ -17,8 +17,7 @@ from srunddp.check.coordinator import CoordinatorLostError
 from srunddp.check.finding import FAIL, CheckContext, Finding, context_of
 from srunddp.check.join import come_within, coordinate, join
 from srunddp.errors import ConfigError, SrunddpError
-from srunddp.stage.enter import enter
-from srunddp.stage.paths import StagedPaths
+from srunddp.stage.paths import StagedPaths, enter
 from srunddp.util.console import write_stderr
 
 FAILED = 69  # sysexits' EX_UNAVAILABLE

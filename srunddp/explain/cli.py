@@ -13,7 +13,7 @@ from srunddp.bootstrap.environment.detect import CHANNELS
 from srunddp.bootstrap.network import ifaces_conf
 from srunddp.bootstrap.process_group.device import BACKENDS
 from srunddp.bootstrap.rendezvous.meet import DEFAULT_TIMEOUT
-from srunddp.stage.enter import enter
+from srunddp.stage.paths import enter
 from srunddp.supervisor.clock import STALL_TIMEOUT
 from srunddp.util.click_types import refusing
 

@@ -18,8 +18,7 @@ from srunddp.bootstrap.network.interface import GLOO, NCCL, NetworkInterface, Se
 from srunddp.bootstrap.process_group.device import device_index, has_own
 from srunddp.bootstrap.rendezvous import auth, discovery
 from srunddp.errors import ConfigError, one_line
-from srunddp.stage.enter import VARIABLE
-from srunddp.stage.paths import StagedPaths, contradictions, offline
+from srunddp.stage.paths import VARIABLE, StagedPaths, contradictions, offline
 from srunddp.util.cuda_visible_devices import NO_GPU
 
 _UNKNOWN = "?"

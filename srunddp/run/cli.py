@@ -179,7 +179,7 @@ def _open(start: _Start, options: RunOptions, environment: Environment) -> tuple
 
 def _use_staged_copies(start: _Start) -> None:
     """Change the start to what it is where this node has copies."""
-    from srunddp.stage.enter import activate, lock, read, refuse_inside_copy
+    from srunddp.stage.paths import activate, lock, read, refuse_inside_copy
 
     staged = read(os.environ)
     lock(staged.folder)  # open until this process has ended, and all that it forks

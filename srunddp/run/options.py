@@ -29,7 +29,7 @@ class RunOptions:
         log_dir, prefix, tee: where output goes, see :func:`srunddp.supervisor.output.redirect.output_target`.
         fast_exit: end without taking Python's objects down.
         offline: export what :func:`srunddp.stage.paths.offline` says.
-        staged: run in the copies that :mod:`srunddp.stage.enter` reads of.
+        staged: run in the copies that :mod:`srunddp.stage.paths` reads of.
         monitor: seconds between samples; None for none; monitor_dir: where they go, see :func:`plan_monitor`.
     """
 

@@ -18,8 +18,7 @@ from srunddp.config.schema import fields_of, scalar_node, text_of
 from srunddp.errors import ConfigError
 from srunddp.sbatch import submit as slurm
 from srunddp.sbatch import validate
-from srunddp.sbatch.directives import salloc_options
-from srunddp.sbatch.render import render
+from srunddp.sbatch.render import render, salloc_options
 from srunddp.sbatch.spec import SlurmJob
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.click_types import answering
@@ -49,7 +48,7 @@ def _job_options(function: Any) -> Any:
 @click.option("--output", metavar="FILE", help="Write the script there, and make the log folder.")
 @click.option("--force", is_flag=True, help="With --output: replace a file that is there.")
 @click.option("--submit", is_flag=True, help="Make the log folder, submit the job, and print its number.")
-@click.option("--salloc", is_flag=True, help="For an interactive allocation; with --submit start it now.")
+@click.option("--salloc", is_flag=True, help="For an interactive allocation: started by bash.")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
 def sbatch(output: str | None, force: bool, submit: bool, salloc: bool, **given: Any) -> None:
@@ -59,6 +58,8 @@ def sbatch(output: str | None, force: bool, submit: bool, salloc: bool, **given:
     srunddp sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=8 --time=4:00:00 train.py --epochs=20
     srunddp sbatch --config=job.yaml --submit
     """
+    if salloc and submit:
+        raise click.UsageError("--salloc and --submit exclude each other: bash starts what --output=FILE writes.")
     with answering():
         command = ["srunddp", *sys.argv[1:]]
         requested = parse_job(given, command)
@@ -69,13 +70,11 @@ def sbatch(output: str | None, force: bool, submit: bool, salloc: bool, **given:
         _note(validate.notes(job, {} if salloc else os.environ))
         if not submit:
             _note(slurm.check(text, salloc_options(job) if salloc else [], os.environ))
-        if output or (submit and not salloc):
+        if output or submit:
             _save(text, output, job.log_dir, force=force)
-        elif not submit:
+        else:
             click.echo(text, nl=False)
-        if submit and salloc:
-            slurm.allocate(salloc_options(job), text, os.environ)
-        elif submit:
+        if submit:
             click.echo(slurm.submit(text, os.environ, _note))
 
 

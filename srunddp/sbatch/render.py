@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote as word
 
-from srunddp.sbatch.directives import directives, salloc_options
 from srunddp.sbatch.spec import SlurmJob
 
 _SLEEP = 600  # longer than Slurm takes to end a job
 _REPORT = 120  # seconds, for all nodes wait for it
+# Options that sbatch and salloc have in common, in the order in which they are written.
+_NAMES = (
+    "job_name", "partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "nodes",
+    "ntasks_per_node", "gpus_per_node", "gres", "cpus_per_task", "mem", "time", "array", "dependency", "signal",
+    "exclusive",
+)  # fmt: skip
+_WHY = {
+    "ntasks-per-node": "One rank takes one GPU, and sees all of its node: bound to one, it could not use NVLink.",
+    "signal": "The ranks are warned so many seconds before the end, and write a checkpoint.",
+}
+_NONE = (None, "", False)
+_CPUS = [
+    "# Since Slurm 22.05 srun does not take this over from the job.",
+    'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+]
 _NO_VENV = "unset VIRTUAL_ENV  # that of the shell which submitted this"
 
 
@@ -32,7 +47,7 @@ def render(job: SlurmJob, command: Sequence[str], *, interactive: bool = False) 
         _modules(job),
         _environment(job),
         [f"export {name}={word(value)}" for name, _, value in (each.partition("=") for each in job.env)],
-        _cpus(job),
+        _CPUS if job.cpus_per_task else [],
         [f"mkdir -p -- {word(job.log_dir)}"] if interactive and job.preflight else [],
         _traps(job),
         _stage(job),
@@ -53,6 +68,48 @@ def _head(job: SlurmJob, command: Sequence[str], interactive: bool) -> list[str]
         "# To be started in the folder that its paths are relative to:",
         f"#     {start}",
     ]
+
+
+def directives(job: SlurmJob) -> list[str]:
+    """The lines that sbatch reads, each with its reason where it has one."""
+    lines: list[str] = []
+    for name, value in _requested(job).items():
+        explained = name in _WHY and (job.gpus or name != "ntasks-per-node")
+        lines += [f"# {_WHY[name]}"] if explained else []
+        lines.append(directive(name, value))
+    lines += ["# Slurm does not make this folder; where it is missing the job ends at once, without a word."]
+    # In this option Slurm replaces %j and the like.
+    lines += [directive("output", job.log_dir.replace("%", "%%") + ("/%x-%A_%a.out" if job.array else "/%x-%j.out"))]
+    if job.requeue:
+        lines += ["# Slurm may start the job again, under its number.", directive("requeue", True)]
+    return [*lines, "# Each start writes behind the one before.", directive("open-mode", "append")]
+
+
+def directive(option: str, value: object) -> str:
+    """A line that sbatch reads: its parser knows quotes, ``#``, and a backslash before any letter."""
+    if value is True:
+        return f"#SBATCH --{option}"
+    text = str(value)
+    if not re.fullmatch(r"[\w%+,./:=@*\[\]-]*", text, re.ASCII):
+        text = '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+    return f"#SBATCH --{option}={text}"
+
+
+def salloc_options(job: SlurmJob) -> list[str]:
+    """The same options as words."""
+    return _words(_requested(job))
+
+
+def _requested(job: SlurmJob) -> dict[str, object]:
+    decided: dict[str, object] = {"job_name": job.name, "ntasks_per_node": job.tasks, "signal": job.warning}
+    found = {name.replace("_", "-"): decided.get(name, getattr(job, name)) for name in _NAMES}
+    return {name: value for name, value in found.items() if value not in _NONE}
+
+
+def _words(options: Mapping[str, object]) -> list[str]:
+    """Options by their names; True for one without a value."""
+    given = [(name, value) for name, value in options.items() if value not in _NONE]
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]
 
 
 def _allocation(job: SlurmJob) -> list[str]:
@@ -100,15 +157,6 @@ def _environment(job: SlurmJob) -> list[str]:
     ]
 
 
-def _cpus(job: SlurmJob) -> list[str]:
-    if not job.cpus_per_task:
-        return []
-    return [
-        "# Since Slurm 22.05 srun does not take this over from the job.",
-        'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
-    ]
-
-
 def _traps(job: SlurmJob) -> list[str]:
     """Where something follows upon the training; staged copies go with the script, however that ends."""
     if not (job.stage or job.monitor or job.requeue):
@@ -146,9 +194,9 @@ def _stage(job: SlurmJob) -> list[str]:
 def _preflight(job: SlurmJob) -> list[str]:
     if not job.preflight:
         return []
-    words = [*_common_options(job), f"--output-dir={job.log_dir}", job.script or ""]
+    words = shlex.join([*_common_options(job), f"--output-dir={job.log_dir}", job.script or ""])
     why = "# Where a node, a network or the environment is not fit, the job ends here with 69."
-    return [why, *_continued([*_srun(job), " ".join([_command(job), "check", *map(word, words)])])]
+    return [why, *_continued([*_srun(job), f"{_command(job)} check {words}"])]
 
 
 def _training(job: SlurmJob) -> list[list[str]]:
@@ -163,14 +211,10 @@ def _training(job: SlurmJob) -> list[list[str]]:
 
 def _srun(job: SlurmJob) -> list[str]:
     """srun with its options, up to the command on each node, in lines."""
-    step = [
-        # Also where the site gives jobs no variables, the ranks get the script's.
-        "srun --export=ALL --kill-on-bad-exit=1",
-        *(["--chdir=/"] if job.stage else []),
-        *(["--gpu-bind=none"] if job.gpus else []),
-        *([f"--mpi={word(job.mpi)}"] if job.mpi else []),
-    ]
-    return [" ".join(step), *_container(job)]
+    # Also where the site gives jobs no variables, the ranks get the script's.
+    fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1"]
+    options = {"chdir": job.stage and "/", "gpu-bind": job.gpus and "none", "mpi": job.mpi}
+    return [shlex.join([*fixed, *_words(options)]), *_container(job)]
 
 
 def _container(job: SlurmJob) -> list[str]:
@@ -189,26 +233,18 @@ def _container(job: SlurmJob) -> list[str]:
 
 def _run(job: SlurmJob) -> list[str]:
     """``srunddp run`` in its lines: the options, and the script with its arguments."""
-    options = [
-        *_common_options(job),
-        *(["--offline"] if job.offline else []),
-        *([f"--log-dir={job.log_dir}"] if job.rank_logs else []),
-        *([f"--monitor={job.monitor}", f"--monitor-dir={job.log_dir}"] if job.monitor else []),
-        *job.run_options,
-    ]
-    script = " ".join(map(word, (job.script or "", *job.arguments)))
+    logs, samples = (job.log_dir if wanted else None for wanted in (job.rank_logs, job.monitor))
+    more = _words({"offline": job.offline, "log-dir": logs, "monitor": job.monitor, "monitor-dir": samples})
+    options = [*_common_options(job), *more, *job.run_options]
+    script = shlex.join((job.script or "", *job.arguments))
     if not options:
         return [f"{_command(job)} run {script}"]
-    return [" ".join([_command(job), "run", *map(word, options)]), script]
+    return [f"{_command(job)} run {shlex.join(options)}", script]
 
 
 def _common_options(job: SlurmJob) -> list[str]:
     """Of ``srunddp run`` and ``srunddp check``."""
-    return [
-        *(["--staged"] if job.stage else []),
-        *([f"--backend={job.backend}"] if job.backend else []),
-        *([f"--ifaces={job.ifaces}"] if job.ifaces else []),
-    ]
+    return _words({"staged": job.stage, "backend": job.backend, "ifaces": job.ifaces})
 
 
 def _command(job: SlurmJob) -> str:

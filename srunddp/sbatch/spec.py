@@ -102,8 +102,12 @@ class SlurmJob:
 
     @property
     def gpus(self) -> int:
-        """GPUs on each node."""
-        return gpu_count(self.gpus_per_node, self.gres)
+        """GPUs on each node, by ``4`` or ``a100:2,v100:1``, or in gres such as ``gpu:a100:4,tmpfs:100G``."""
+        parts = self.gpus_per_node.split(",") if self.gpus_per_node else []
+        named = [each.partition(":") for each in (self.gres or "").split(",")]
+        parts += [rest for name, _, rest in named if name == "gpu"]
+        counts = (part.rpartition(":")[2] for part in parts)
+        return sum(int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1 for count in counts)  # a type alone is one
 
     @property
     def tasks(self) -> int:
@@ -126,13 +130,3 @@ class SlurmJob:
         if self.signal == "auto":
             return "USR2@120" if self.requeue else ""
         return "" if self.signal == "none" else self.signal
-
-
-def gpu_count(gpus_per_node: str | None, gres: str | None = None) -> int:
-    """GPUs in ``4``, ``a100:2,v100:1``, or in a gres such as ``gpu:a100:4,tmpfs:100G``; a type alone is one GPU."""
-    parts = gpus_per_node.split(",") if gpus_per_node else []
-    for each in gres.split(",") if gres else ():
-        name, _, rest = each.partition(":")
-        parts += [rest] if name == "gpu" else []
-    counts = (part.rpartition(":")[2] for part in parts)
-    return sum(int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1 for count in counts)

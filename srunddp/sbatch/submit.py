@@ -1,8 +1,7 @@
-"""Giving a script to Slurm: to look at, to run as a job, or to run below salloc."""
+"""Giving a script to Slurm: to look at, or to run as a job."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -83,17 +82,3 @@ def _refusal(said: str) -> SrunddpError:
         return UnavailableError(f"sbatch: {words}", expected="Slurm to answer", hint="try again later, see sinfo")
     hint = next((hint for part, hint in _HINTS.items() if part in words.lower()), "correct the option it names")
     return ConfigError(f"sbatch: {words}", expected="a job that Slurm accepts", hint=hint)
-
-
-def allocate(options: Sequence[str], text: str, environ: Mapping[str, str]) -> None:
-    """Become salloc, which runs the script; does not return.
-
-    Raises:
-        UnavailableError: there is no salloc.
-    """
-    # As an argument and not as standard input, which is the ranks'.
-    try:
-        os.execvpe("salloc", ["salloc", *options, "bash", "-c", text], outside(environ))
-    except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise UnavailableError(f"salloc: {why}", expected="Slurm", hint="start it on a login node") from None

@@ -1,4 +1,4 @@
-"""Packs a folder into a tar file, unpacks it on a node, and tells whether a folder has changed.
+"""Packs a folder into a tar file, and unpacks it on a node.
 
 The nodes get the text of this module, as they may have no srunddp: besides :mod:`srunddp.errors` it needs the standard
 library only.
@@ -17,59 +17,20 @@ from typing import NamedTuple
 
 from srunddp.errors import ConfigError
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
-
 
 class ArchiveInfo(NamedTuple):
     """What an archive holds.
 
     Attributes:
-        sha256: of the archive, in hex.
-        size: bytes of content; files: number of files, folders and links; archive_size: bytes of the archive.
+        sha256: of the archive, in hex; the same for the same names and links, and files of the same time and content.
+        size: bytes of content; files: number of files, folders and links.
         links: an environment's links to its interpreter, ``bin/NAME`` to an absolute path; not in the archive.
     """
 
     sha256: str
     size: int
     files: int
-    archive_size: int
     links: dict[str, str]
-
-
-class _Entry(NamedTuple):
-    name: str
-    path: str
-    status: os.stat_result
-
-    @property
-    def kind(self) -> int:
-        return stat.S_IFMT(self.status.st_mode)
-
-    @property
-    def mode(self) -> int:
-        return 0o700 if self.kind == stat.S_IFDIR or self.status.st_mode & stat.S_IXUSR else 0o600
-
-
-def fingerprint(folder: str, *, leave_out: Sequence[str] = ()) -> str:
-    """A hash of names, types, sizes, times and links: another one where what is packed has changed.
-
-    Args:
-        folder: its files are not read.
-        leave_out: as for :func:`pack`.
-
-    Raises:
-        ConfigError: the folder or one in it cannot be read, or a link leads out of it.
-    """
-    digest = hashlib.sha256()
-    for entry in _entries(folder, leave_out):
-        facts: tuple[object, ...] = ()
-        if entry.kind == stat.S_IFREG:
-            facts = (entry.status.st_size, entry.status.st_mtime_ns, entry.mode)
-        elif entry.kind == stat.S_IFLNK:
-            facts = (_target(folder, entry),)
-        digest.update(repr((entry.name, entry.kind, *facts)).encode())
-    return digest.hexdigest()
 
 
 def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> ArchiveInfo:
@@ -84,95 +45,101 @@ def pack(folder: str, archive: str, *, leave_out: Sequence[str] = ()) -> Archive
         ConfigError: a link leads out of the folder, or something cannot be read or changes meanwhile.
         OSError: the archive cannot be written.
     """
+    try:
+        return _packed(folder, archive, leave_out)
+    except OSError as error:
+        if error.filename in (None, archive):
+            raise
+        found = f"{error.filename} cannot be read: {error.strerror}"
+        hint = "leave it out with --exclude"
+        raise ConfigError(found, expected="a folder that you may read whole", hint=hint) from None
+
+
+def _packed(folder: str, archive: str, leave_out: Sequence[str]) -> ArchiveInfo:
     size, files, links = 0, 0, {}
     with tarfile.open(archive, "x", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
-        for entry in _entries(folder, leave_out):
-            if entry.kind == stat.S_IFLNK and os.path.isabs(target := _target(folder, entry)):
-                links[entry.name] = target
+        for info, status in _entries(folder, leave_out):
+            if info.linkname.startswith("/"):
+                links[info.name] = info.linkname
                 continue
-            _add(tar, folder, entry)
+            if info.isreg():
+                _add_file(tar, info, os.path.join(folder, info.name), status)
+            else:
+                tar.addfile(info)
             files += 1
-            size += entry.status.st_size if entry.kind == stat.S_IFREG else 0
+            size += info.size
     with open(archive, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return ArchiveInfo(sha256, size, files, os.path.getsize(archive), links)
+    return ArchiveInfo(sha256, size, files, links)
 
 
-def _entries(folder: str, leave_out: Sequence[str], below: str = "") -> Iterator[_Entry]:
+def _entries(
+    folder: str, leave_out: Sequence[str], below: str = ""
+) -> Iterator[tuple[tarfile.TarInfo, os.stat_result]]:
     """What is to be packed, each folder before what is in it, in an order that is always the same."""
     here = os.path.join(folder, below).rstrip("/")
-    try:
-        found = sorted(os.scandir(here), key=lambda entry: os.fsencode(entry.name))
-        entries = [_Entry(below + each.name, each.path, each.stat(follow_symlinks=False)) for each in found]
-    except OSError as error:
-        raise _unreadable(error.filename or here, error) from None
-    for entry in entries:
-        if entry.kind in _KINDS and not any(_fits(entry.name, pattern.rstrip("/")) for pattern in leave_out):
-            yield entry
-            if entry.kind == stat.S_IFDIR:
-                yield from _entries(folder, leave_out, entry.name + "/")
+    names = sorted(os.listdir(here), key=os.fsencode)
+    for name, status in [(below + name, os.lstat(os.path.join(here, name))) for name in names]:
+        if any(_fits(name, pattern.rstrip("/")) for pattern in leave_out):
+            continue
+        if info := _info(folder, name, status):
+            yield info, status
+            if info.isdir():
+                yield from _entries(folder, leave_out, name + "/")
+
+
+def _info(folder: str, name: str, status: os.stat_result) -> tarfile.TarInfo | None:
+    """The header of an archive's entry; None for what is left out anywhere."""
+    info, kind = tarfile.TarInfo(name), stat.S_IFMT(status.st_mode)
+    info.mode = 0o700 if kind == stat.S_IFDIR or status.st_mode & stat.S_IXUSR else 0o600
+    if kind == stat.S_IFREG:
+        info.size, info.mtime = status.st_size, int(status.st_mtime)
+    elif kind == stat.S_IFDIR:
+        info.type = tarfile.DIRTYPE
+    elif kind == stat.S_IFLNK:
+        info.type, info.linkname = tarfile.SYMTYPE, _target(folder, name)
+    else:
+        return None
+    return info
 
 
 def _fits(name: str, pattern: str) -> bool:
-    if "/" in pattern:
-        return fnmatch.fnmatchcase(name, pattern.lstrip("/"))
-    return fnmatch.fnmatchcase(os.path.basename(name), pattern)
+    return fnmatch.fnmatchcase(name if "/" in pattern else os.path.basename(name), pattern.lstrip("/"))
 
 
-def _add(tar: tarfile.TarFile, folder: str, entry: _Entry) -> None:
-    info = tarfile.TarInfo(entry.name)
-    info.mode, info.mtime = entry.mode, int(entry.status.st_mtime)
-    if entry.kind == stat.S_IFREG:
-        _add_file(tar, info, entry)
-        return
-    if entry.kind == stat.S_IFDIR:
-        info.type = tarfile.DIRTYPE
-    else:
-        info.type, info.linkname = tarfile.SYMTYPE, _target(folder, entry)
-    tar.addfile(info)
-
-
-def _add_file(tar: tarfile.TarFile, info: tarfile.TarInfo, entry: _Entry) -> None:
+def _add_file(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str, before: os.stat_result) -> None:
     """A regular file, as it was found; one that has grown, as the job's own log does, up to the length that it had."""
-    info.size = entry.status.st_size
-    try:
-        source = os.open(entry.path, _READ)
-    except OSError as error:
-        raise _unreadable(entry.path, error) from None
+    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(source, "rb") as file:
         try:
             tar.addfile(info, file)
         finally:
-            _require_unchanged(entry, source)
+            if not _is_same(before, os.fstat(source)):
+                found, hint = f"{path} has changed while it was packed", "leave it out with --exclude"
+                raise ConfigError(found, expected="a folder in which nothing writes", hint=hint)
 
 
-def _require_unchanged(entry: _Entry, source: int) -> None:
-    before, now = entry.status, os.fstat(source)
+def _is_same(before: os.stat_result, now: os.stat_result) -> bool:
+    """Whether it is one file, with the content that it had or a longer one."""
     file = (before.st_dev, before.st_ino, before.st_mode) == (now.st_dev, now.st_ino, now.st_mode)
     content = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
-    if not (file and (content or now.st_size > before.st_size)):
-        found, hint = f"{entry.path} has changed while it was packed", "leave it out with --exclude"
-        raise ConfigError(found, expected="a folder in which nothing writes", hint=hint)
+    return file and (content or now.st_size > before.st_size)
 
 
-def _target(folder: str, entry: _Entry) -> str:
+def _target(folder: str, name: str) -> str:
     """Where a link of the archive leads: by a relative path; by an absolute one only to an interpreter."""
-    root, place = os.path.realpath(folder), os.path.realpath(entry.path)
+    path = os.path.join(folder, name)
+    root, place = os.path.realpath(folder), os.path.realpath(path)
     if f"{place}/".startswith(f"{root}/"):
-        return os.path.relpath(place, os.path.join(root, os.path.dirname(entry.name)))
-    interpreter = fnmatch.fnmatchcase(entry.name, "bin/python*") and entry.name.count("/") == 1
+        return os.path.relpath(place, os.path.join(root, os.path.dirname(name)))
+    interpreter = fnmatch.fnmatchcase(name, "bin/python*") and name.count("/") == 1
     if interpreter and os.path.isfile(os.path.join(folder, "pyvenv.cfg")) and os.path.isfile(place):
         return place
     raise ConfigError(
-        f"{entry.path} is a link to {place}, out of the folder",
+        f"{path} is a link to {place}, out of the folder",
         expected="links that lead to something in it",
-        hint=f"copy into the folder what it leads to, or --exclude={entry.name}",
+        hint=f"copy into the folder what it leads to, or --exclude={name}",
     )
-
-
-def _unreadable(path: str, error: OSError) -> ConfigError:
-    found = f"{path} cannot be read: {error.strerror}"
-    return ConfigError(found, expected="a folder that you may read whole", hint="leave it out with --exclude")
 
 
 def unpack(archive: str, folder: str, *, sha256: str, links: Mapping[str, str]) -> None:

@@ -28,31 +28,34 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: srunddp\nRoot-Is-Purelib: true\nTag: py
 
 
 def build(
-    requirements: Path, output: Path, wheels: Path | None, *, online: bool, force: bool, say: Callable[[str], None]
+    requirements: Path, output: Path, wheels: Path | None, *, online: bool, say: Callable[[str], None]
 ) -> dict[str, str]:
     """Build an environment.
 
     Args:
         requirements: a file as for pip; where it has hashes they are kept to, so a lock file gives the same again.
-        output: the environment's folder.
+        output: the environment's folder, which is new.
         wheels: a folder with wheels.
         online: whether an index is asked, by the user's settings for uv; else ``wheels``, or uv's cache, have all.
-        force: replace an environment that was built before.
         say: called with a line at each step.
 
     Returns:
         The version of each package.
 
     Raises:
-        ConfigError: something is missing or does not fit; ``output`` is then as it was.
+        ConfigError: something is missing or does not fit; there is no ``output`` then.
     """
     output = output.absolute()
-    _require(requirements, output, force)
+    if not requirements.is_file():
+        raise ConfigError(f"{requirements} is not there", expected="a file as for pip install -r", hint="write it")
+    if os.path.lexists(output):
+        hint = "remove it, or name another with -o"
+        raise ConfigError(f"{output} is there", expected="a new folder", hint=hint)
     place = output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
     try:
         place.mkdir(parents=True)
-        packages = _fill(place, requirements, wheels, online, say)
-        _rename(place, output)
+        packages = _fill(place, output, requirements, [f"--find-links={wheels}"] if wheels else [], online, say)
+        place.rename(output)
     except OSError as error:
         found = f"{output} cannot be made: {error.strerror}"
         raise ConfigError(found, expected="room and leave to write", hint="name another with -o") from None
@@ -62,17 +65,14 @@ def build(
 
 
 def _fill(
-    place: Path, requirements: Path, wheels: Path | None, online: bool, say: Callable[[str], None]
+    place: Path, output: Path, requirements: Path, source: list[str], online: bool, say: Callable[[str], None]
 ) -> dict[str, str]:
-    name, _, _ = place.name.partition(".partial-")
-    log = place.with_name(name + ".log")
-    uv = partial(_run, _find_uv(), log, "" if online else "add --online where there is internet, or --wheels ")
+    log = output.with_name(output.name + ".log")
     log.write_bytes(b"")
-    uv("venv", "--relocatable", "--no-project", f"--prompt={name}", f"--python={sys.executable}", place)
+    uv = partial(_run, _find_uv(), log, "" if online else "add --online where there is internet, or --wheels ")
+    uv("venv", "--relocatable", "--no-project", f"--prompt={output.name}", f"--python={sys.executable}", place)
     lock, python = place / LOCK, f"--python={place / 'bin' / 'python'}"
-    source = [f"--find-links={wheels}"] if wheels else []
-    if not online:
-        source.append("--no-index" if wheels else "--offline")
+    source = source if online else [*source, "--no-index" if source else "--offline"]
     say("choosing versions")
     options = ("--generate-hashes", "--no-annotate", "--no-header", f"--output-file={lock}")
     uv("pip", "compile", *source, *options, python, requirements, "-", given="\n".join(own_requirements()))
@@ -99,26 +99,8 @@ def _installed() -> Distribution:
         raise ConfigError("srunddp is not installed here", expected="its metadata", hint="pip install it") from None
 
 
-def _require(requirements: Path, output: Path, force: bool) -> None:
-    if not requirements.is_file():
-        raise ConfigError(f"{requirements} is not there", expected="a file as for pip install -r", hint="write it")
-    if not os.path.lexists(output):
-        return
-    if not (output / LOCK).is_file() or not (output / "pyvenv.cfg").is_file():
-        found = f"{output} is there, and was not built by srunddp stage build"
-        raise ConfigError(found, expected="a new folder", hint="name another with -o")
-    if not force:
-        hint = "--force to replace it, or name another with -o"
-        raise ConfigError(f"{output} is there", expected="a new folder", hint=hint)
-
-
 def _run(program: str, log: Path, hint: str, *words: str | Path, given: str = "") -> None:
-    """Run one of uv's commands.
-
-    Args:
-        log: a file to which all that it says is added; hint: what a user can do where it fails.
-        given: for its standard input.
-    """
+    """Run one of uv's commands; the log gets all that it says, and ``hint`` is what to do where it fails."""
     command = [program, *map(str, words), "--color=never", "--no-progress"]
     environment = os.environ | {"PYC_INVALIDATION_MODE": "UNCHECKED_HASH"}  # never compared with the source
     done = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=False)
@@ -144,6 +126,7 @@ def _own_wheel(folder: Path) -> Path:
     """This srunddp, its command, and its ifaces.conf if it has one, as uv can install it."""
     found, package = _installed(), Path(__file__).resolve().parents[1]
     name = f"srunddp-{found.version}"
+    archive = folder / f"{name}-py3-none-any.whl"
     texts = {
         "METADATA": found.read_text("METADATA") or found.read_text("PKG-INFO") or "",
         "WHEEL": _WHEEL,
@@ -151,7 +134,7 @@ def _own_wheel(folder: Path) -> Path:
         "RECORD": "",
     }
     own = [path for path in ifaces_conf.candidates(None, {})[:-1] if path.is_file()]
-    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(archive, "w") as wheel:
         for path in package.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 wheel.write(path, path.relative_to(package.parent))
@@ -159,13 +142,4 @@ def _own_wheel(folder: Path) -> Path:
             wheel.writestr(f"{name}.dist-info/{file}", text)
         for path in own[:1]:
             wheel.write(path, f"{name}.data/data/etc/srunddp/ifaces.conf")
-    return folder / f"{name}-py3-none-any.whl"
-
-
-def _rename(place: Path, output: Path) -> None:
-    """Take the place of the environment that is there, if there is one."""
-    old = output.with_name(f"{output.name}.old-{secrets.token_hex(4)}")
-    if os.path.lexists(output):
-        output.rename(old)
-    place.rename(output)
-    shutil.rmtree(old, ignore_errors=True)
+    return archive

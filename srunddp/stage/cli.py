@@ -28,10 +28,11 @@ def stage() -> None:
 
 @stage.command("build")
 @click.option("-r", "--requirement", type=_PATH, required=True, metavar="FILE", help="As for pip; or a lock file.")
-@click.option("-o", "--output", type=_PATH, default="staged-env", show_default=True, metavar="ENV", help="Its folder.")
+@click.option(
+    "-o", "--output", type=_PATH, default="staged-env", show_default=True, metavar="ENV", help="A new folder."
+)
 @click.option("--wheels", type=_PATH, metavar="DIR", help="A folder with wheels, to take instead of uv's cache.")
 @click.option("--online", is_flag=True, help="Ask an index too, by your settings for uv.")
-@click.option("--force", is_flag=True, help="Replace an ENV that was built before.")
 def build_command(requirement: Path, output: Path, **given: Any) -> None:
     """Build an environment with srunddp in it, that runs wherever it is copied to. Needs uv: srunddp[stage].
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import json
 import math
 import os
@@ -20,20 +19,20 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from srunddp.errors import ConfigError, SrunddpError
 from srunddp.stage.archive import unpack
-from srunddp.stage.paths import PathMapping, StagedPaths
-from srunddp.stage.removal import KEEPER, LOCK, SPOILT, UNPACKED, lock, remove, remove_others, touch
+from srunddp.stage.paths import LOCK, PLACES, PathMapping, StagedPaths, lock_file
 from srunddp.util.atomic_file import replace_file
 from srunddp.util.filesystem import mark, same
 
-PLACES = "places.json"
-_PUSH = "push"
+_PUSH, _KEEPER = "push", "keeper"
+_UNPACKED = ".unpacked"  # beside a copy that is whole, of the time when it was
 _WAIT = 10.0
+_OLD = 600.0  # seconds, after which a folder that nobody keeps is left by a job that was killed
 _LONGEST = 250
 # Sent to all steps as a warning of the end, or by a terminal: the ranks' own affair.
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -45,26 +44,20 @@ class _Ended(BaseException):
     """The job ends, with SIGTERM, or the push that staged has failed."""
 
 
-def main() -> None:
+def main(folder: str) -> None:
     """Answer requests until there are no more; then keep the folder until the job ends, unless another push does."""
     os.umask(0o077)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
-    node: _Node | None = None
+    node = _Node(folder)
     try:
         for line in sys.stdin.buffer:
-            request = json.loads(line)
-            node = node or _Node(request["folder"])
-            if request["do"] == "leave":
-                raise _Ended
-            print(json.dumps({"node": NODE, **_answer(node, request)}), flush=True)
-        if node:
-            node.keep()
+            print(json.dumps({"node": NODE, **_answer(node, json.loads(line))}), flush=True)
+        node.keep()
     except _Ended:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if node:
-            node.leave()
+        node.remove_at_end()
 
 
 def _end(number: int, frame: object) -> None:
@@ -73,17 +66,15 @@ def _end(number: int, frame: object) -> None:
 
 def _answer(node: _Node, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = getattr(node, request["do"])(request)
+        answer: dict[str, Any] = getattr(node, request.pop("do"))(**request)
         return answer
-    except SrunddpError as error:
-        texts = [error.found, error.expected, error.hint]
-    except OSError as error:
-        texts = [str(error), "", ""]
+    except (SrunddpError, OSError) as error:
+        texts = [getattr(error, "found", str(error)), getattr(error, "expected", ""), getattr(error, "hint", "")]
     return {"error": [text.encode("ascii", "backslashreplace").decode()[:_LONGEST] for text in texts]}
 
 
 class _Node:
-    """The job's folder on this node."""
+    """The job's folder on this node; a method for each request."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -93,76 +84,78 @@ class _Node:
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)
 
-    def look(self, request: dict[str, Any]) -> dict[str, Any]:
+    def look(self, places: list[dict[str, Any]], python: str) -> dict[str, Any]:
         """Make the job's folder, and say which of these places the node sees as they are where they are packed."""
         _make_own(self._folder)
         self._hold()
-        if request["alive"] is not None:
-            remove_others(self._folder, request["alive"])
-        sees = [same(mark(place["path"]), place["mark"]) for place in request["places"]]
-        return {"sees": "".join("01"[each] for each in sees), "python": os.access(request["python"], os.X_OK)}
+        _remove_others(self._folder)
+        sees = [same(mark(place["path"]), place["mark"]) for place in places]
+        return {"sees": "".join("01"[each] for each in sees), "python": os.access(python, os.X_OK)}
 
     def _hold(self) -> None:
         """Be the one push in this job, and the one that keeps the folder, if no earlier push of this job does."""
-        held = touch(self._path(_PUSH))
-        if not lock(held, 0.0):
+        held = _touch(self._path(_PUSH))
+        if not lock_file(held):
             os.close(held)
             raise ConfigError(f"another push of this job uses {self._folder}", expected="one", hint="wait for its end")
-        used = touch(self._path(LOCK))
+        used = _touch(self._path(LOCK))
         self._held = [held, used]
-        if not lock(used, _WAIT, fcntl.LOCK_SH):
+        if not lock_file(used, _WAIT, fcntl.LOCK_SH):
             raise ConfigError(f"{self._folder} is being removed", expected="one that stays", hint="try it again")
-        keeper = touch(self._path(KEEPER))
-        if lock(keeper, 0.0):
+        keeper = _touch(self._path(_KEEPER))
+        if lock_file(keeper):
             self._keeper = keeper
         else:
             os.close(keeper)
 
-    def has(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Which of these copies are here already, from an earlier push; and the bytes that are free for more."""
-        has = "".join("01"[os.path.exists(self._path(name) + UNPACKED)] for name in request["names"])
-        return {"has": has, "free": shutil.disk_usage(self._folder).free}
+    def has(self, name: str) -> dict[str, Any]:
+        """Whether this copy is here already, from an earlier push; and the bytes that are free for more."""
+        return {"has": os.path.exists(self._path(name)), "free": shutil.disk_usage(self._folder).free}
 
-    def unpack(self, request: dict[str, Any]) -> dict[str, Any]:
+    def unpack(self, name: str, sha256: str, links: Mapping[str, str]) -> dict[str, Any]:
         """Unpack what was sent, if it was sent to this node."""
-        archive, folder = self._path(request["name"] + ".tar"), self._path(request["name"])
+        archive, folder = self._path(name + ".tar"), self._path(name)
         if not os.path.lexists(archive):
             return {"seconds": None}
         began = time.monotonic()
         try:
-            _set_aside(folder)
-            unpack(archive, folder, sha256=request["sha256"], links=request["links"])
-            os.close(touch(folder + UNPACKED))
+            unpack(archive, folder, sha256=sha256, links=links)
+            os.close(_touch(folder + _UNPACKED))
         finally:
             os.unlink(archive)
         return {"seconds": time.monotonic() - began}
 
-    def finish(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Say where everything is on this node, to the ranks that are to start."""
-        file, new = Path(self._path(PLACES)), Path(self._path("srunddp.new"))
-        before = json.loads(file.read_bytes())["places"] if file.exists() else []
-        named = {place["path"] for place in request["places"]}
-        places = [self._place(place) for place in request["places"]]
-        places += [place for place in before if place["path"] not in named]
-        replace_file(file, json.dumps({"places": places, "cwd": request["cwd"]}).encode())
-        replace_file(new, _launcher(self._folder, places, request).encode(errors="surrogateescape"))
-        new.chmod(0o700)
-        new.rename(self._path("srunddp"))
+    def finish(self, places: list[dict[str, Any]], cwd: str, start: Sequence[str]) -> dict[str, Any]:
+        """Say where everything is on this node, to the ranks that are to start by these words."""
+        here = {place["path"]: self._place(**place) for place in places}
+        before = StagedPaths.load(self._folder).places if os.path.exists(self._path(PLACES)) else ()
+        staged = StagedPaths(
+            self._folder, (*here.values(), *(place for place in before if place.path not in here)), cwd
+        )
+        written = {"places": [vars(place) for place in staged.places], "cwd": cwd}
+        replace_file(Path(self._path(PLACES)), json.dumps(written).encode())
+        launcher = Path(self._path("srunddp.new"))
+        replace_file(launcher, _launcher(staged, start).encode(errors="surrogateescape"))
+        launcher.chmod(0o700)
+        launcher.rename(self._path("srunddp"))
         self._let_go()
         return {}
 
-    def _place(self, place: dict[str, Any]) -> dict[str, str]:
-        here = self._path(place["name"]) if NODE in place["nodes"] else place["path"]
-        return {"role": place["role"], "path": place["path"], "here": here}
+    def _place(self, role: str, path: str, name: str, nodes: list[str]) -> PathMapping:
+        return PathMapping(role, path, self._path(name) if NODE in nodes else path)
 
-    def clean(self, _: dict[str, Any]) -> dict[str, Any]:
+    def clean(self) -> dict[str, Any]:
         """Remove the job's folder, but for what was written in its copies, and see the end of the one that keeps it."""
         if not os.path.isdir(self._folder):
             return {"kept": None}
-        keeper = touch(self._path(KEEPER))
-        kept = remove(self._folder, _WAIT)
-        lock(keeper, _WAIT)
+        keeper = _touch(self._path(_KEEPER))
+        kept = _remove(self._folder, _WAIT)
+        lock_file(keeper, _WAIT)
         return {"kept": kept}
+
+    def leave(self) -> dict[str, Any]:
+        """The push has failed."""
+        raise _Ended
 
     def keep(self) -> None:
         """Wait for a `stage clean`, or for SIGTERM: steps get it at the end of a job, before all is killed."""
@@ -170,14 +163,14 @@ class _Node:
         while self._keeps():
             time.sleep(0.5)
 
-    def leave(self) -> None:
+    def remove_at_end(self) -> None:
         """Remove the folder once no rank uses it, unless another push keeps it."""
         self._let_go()
         if self._keeps():
-            remove(self._folder, wait=math.inf)
+            _remove(self._folder, math.inf)
 
     def _keeps(self) -> bool:
-        return self._keeper >= 0 and os.path.exists(self._path(KEEPER))
+        return self._keeper >= 0 and os.path.exists(self._path(_KEEPER))
 
     def _let_go(self) -> None:
         for descriptor in self._held:
@@ -187,11 +180,7 @@ class _Node:
 
 
 def _make_own(folder: str) -> None:
-    """Make a folder that is this user's alone.
-
-    Raises:
-        ConfigError: somebody else has made one of that name, or could put another in its place.
-    """
+    """Make a folder that is this user's alone; nobody else may have made it, or be able to put another in its place."""
     above = os.path.dirname(folder)
     base = os.stat(above)
     if base.st_mode & 0o022 and not base.st_mode & stat.S_ISVTX:
@@ -206,27 +195,92 @@ def _make_own(folder: str) -> None:
         raise ConfigError(wrong, expected="none, or a folder of our own", hint=hint)
 
 
-def _set_aside(folder: str) -> None:
-    """What was written in a copy by an earlier start of this job stays, under another name."""
-    new = next(name for number in itertools.count(1) if not os.path.lexists(name := f"{folder}.kept-{number}"))
-    for end in ("", SPOILT):
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(folder + end, new + end)
+def _touch(path: str) -> int:
+    """Open a file of our own, which is made if it is not there."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def _launcher(folder: str, places: list[dict[str, str]], start: Mapping[str, Any]) -> str:
-    """A shell script that becomes srunddp.
-
-    Args:
-        folder: the job's; start: the interpreter ``python`` and the program ``srunddp`` where nothing is a copy.
-    """
-    env = next((place["here"] for place in places if place["role"] == "env"), None)
-    lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(folder)}"]
-    if env is None:
-        staged = StagedPaths(folder, tuple(PathMapping(**place) for place in places))
-        words = [staged.here(start[name]) for name in ("python", "srunddp")]
-    else:
+def _launcher(staged: StagedPaths, start: Sequence[str]) -> str:
+    """A shell script that becomes srunddp: the staged environment's, or else ``start``: interpreter and program."""
+    env = next((place.here for place in staged.places if place.role == "env"), None)
+    lines = ["#!/bin/sh", f"export SRUNDDP_STAGED={shlex.quote(staged.folder)}"]
+    words = list(map(staged.here, start))
+    if env is not None:
         variable = "VIRTUAL_ENV" if os.path.exists(f"{env}/pyvenv.cfg") else "CONDA_PREFIX"
         lines += [f"export {variable}={shlex.quote(env)}", f'PATH={shlex.quote(env + "/bin")}:"$PATH"']
         words = [f"{env}/bin/python", f"{env}/bin/srunddp"]
     return "\n".join([*lines, f'exec {shlex.join(words)} "$@"', ""])
+
+
+def _remove(folder: str, wait: float) -> int:
+    """Remove a job's folder once no rank uses it, within so many seconds; how many files stay, by :func:`_removed`."""
+    held = _touch(os.path.join(folder, LOCK))
+    try:
+        if not lock_file(held, wait):
+            hint = "end them; else it is removed when the job ends"
+            raise ConfigError(f"{folder} is in use", expected="ranks that have ended", hint=hint)
+        kept = 0
+        for entry in list(os.scandir(folder)):
+            # A copy whose unpacking was killed has a dot before its name: nobody has seen it.
+            if entry.is_dir(follow_symlinks=False) and entry.name[0] != ".":
+                kept += _remove_copy(entry.path)
+            elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(_UNPACKED):
+                os.unlink(entry)
+        if not kept:
+            shutil.rmtree(folder)
+        return kept
+    finally:
+        os.close(held)
+
+
+def _remove_copy(folder: str) -> int:
+    """Remove what was unpacked, and return how many files are newer, which stay, in a folder of another name."""
+    folder, mark = _set_aside(folder)
+    whole = os.stat(mark).st_mtime_ns if os.path.exists(mark) else 0
+    kept = 0
+    for here, folders, files in os.walk(folder, topdown=False):
+        links = [name for name in folders if os.path.islink(os.path.join(here, name))]
+        kept += sum(not _removed(os.path.join(here, name), whole) for name in (*files, *links))
+        with contextlib.suppress(OSError):
+            os.rmdir(here)
+    if not kept:
+        Path(mark).unlink(missing_ok=True)
+    return kept
+
+
+def _set_aside(folder: str) -> tuple[str, str]:
+    """Rename a copy and its mark, so that nobody takes it for whole; their new names."""
+    new, number = folder, 1
+    if ".kept-" not in os.path.basename(folder):
+        while os.path.lexists(new := f"{folder}.kept-{number}"):
+            number += 1
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder + _UNPACKED, new + _UNPACKED)  # first: after a kill between the two it is found there
+        os.rename(folder, new)
+    return new, new + _UNPACKED
+
+
+def _removed(path: str, whole: int) -> bool:
+    """Whether a file is removed: not what was written since; programs such as cp -p can set any time but a change's."""
+    try:
+        if os.lstat(path).st_ctime_ns > whole and not path.endswith(".pyc"):
+            return False
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_others(folder: str) -> None:
+    """Remove what this user's earlier jobs have left beside a folder, unless a task keeps it or a rank is in it."""
+    own = Path(folder)
+    for other in own.parent.glob(f"{own.name.rpartition('-')[0]}-[0-9]*"):
+        with contextlib.suppress(OSError, ConfigError):
+            found = other.lstat()
+            if other != own and found.st_uid == os.geteuid() and time.time() - found.st_mtime > _OLD:
+                keeper = _touch(str(other / _KEEPER))
+                try:
+                    if lock_file(keeper):
+                        _remove(str(other), 0.0)
+                finally:
+                    os.close(keeper)

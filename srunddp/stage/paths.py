@@ -1,14 +1,25 @@
-"""Which paths are copies on this node, by `srunddp stage push`; and variables for nodes without internet.
+"""Which paths are copies on this node, by `srunddp stage push`; a run in them; variables for nodes without internet.
 
 A node that sees a shared path uses that; only what it does not see is looked for in its copy.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
-from collections.abc import Mapping, Sequence
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from srunddp.errors import ConfigError, Scope
+
+VARIABLE = "SRUNDDP_STAGED"
+PLACES, LOCK = "places.json", "lock"  # files in the folder of a job
 # Names and values are those of huggingface_hub 0.23 to 2.4, transformers 4.41 to 5.23, datasets 2.19 to 5.2, tokenizers
 # and torch.hub.
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -44,6 +55,12 @@ class StagedPaths:
     folder: str
     places: tuple[PathMapping, ...]
     cwd: str = ""
+
+    @classmethod
+    def load(cls, folder: str) -> StagedPaths:
+        """Read those of a job's folder; ValueError, TypeError or KeyError where their file is broken."""
+        written = json.loads(Path(folder, PLACES).read_bytes())
+        return cls(folder, tuple(PathMapping(**each) for each in written["places"]), written["cwd"])
 
     def here(self, path: str) -> str:
         """Where an absolute path is on this node; what is in no place, or is seen here, stays as it is written."""
@@ -100,23 +117,139 @@ class StagedPaths:
             before: the working directory at its start, which those of PYTHONPATH may be relative to; now: today's.
         """
         written = [entry for entry in environ.get("PYTHONPATH", "").split(":") if not entry.startswith("/")]
-        relative = {_joined(before, entry): _joined(now, entry) for entry in written} if before != now else {}
+        pairs = ([os.path.normpath(os.path.join(folder, entry)) for folder in (before, now)] for entry in written)
+        relative = dict(pairs) if before != now else {}
         return [relative.get(entry, self.here(entry)) for entry in entries]
 
     @property
     def note(self) -> str:
         """What rank 0 says where its node does not see the project; empty where it does."""
-        for place in self.places:
-            if place.role == "project" and place.here != place.path:
-                return (
-                    f"this node does not see {place.path}: what the script writes with relative paths goes into the "
-                    f"copy {place.here}, and is not brought back"
-                )
-        return ""
+        copies = [place for place in self.places if place.role == "project" and place.here != place.path]
+        text = "this node does not see {0.path}: what the script writes with relative paths goes into the copy {0.here}"
+        return f"{text.format(copies[0])}, and is not brought back" if copies else ""
 
 
-def _joined(folder: str, entry: str) -> str:
-    return os.path.normpath(os.path.join(folder, entry))
+def lock_file(descriptor: int, wait: float = 0.0, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file; whether that was possible within so many seconds."""
+    end = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.1)
+
+
+def read(environ: Mapping[str, str]) -> StagedPaths:
+    """Read what was staged, from the folder that ``SRUNDDP_STAGED`` names.
+
+    Raises:
+        ConfigError: it is not set; the folder or its file is not there, is broken, or is not this user's alone.
+    """
+    folder = environ.get(VARIABLE, "")
+    if not folder.startswith("/"):
+        found = f"--staged, and {VARIABLE} is {folder!r}" if folder else f"--staged, and {VARIABLE} is not set"
+        hint = "start the ranks by the path that `srunddp stage push` printed"
+        raise ConfigError(found, expected="ranks that a staged srunddp started", hint=hint, scope=Scope.NODE)
+    folder = os.path.normpath(folder)
+    try:
+        with _reading():
+            _require_ours(folder)
+            return StagedPaths.load(folder)
+    except (ValueError, TypeError, KeyError):
+        raise _wrong(f"{folder}/{PLACES} is broken", "the places that `srunddp stage push` wrote") from None
+
+
+def _require_ours(folder: str) -> None:
+    """Then nobody else can have put anything there."""
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        raise _wrong(f"{folder} is not a folder", "the one that `srunddp stage push` made")
+    if status.st_uid != os.geteuid():
+        raise _wrong(f"{folder} belongs to user id {status.st_uid}", "one of yours")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _wrong(f"{folder} may be changed by others", "that its owner alone may")
+
+
+def lock(folder: str) -> int:
+    """Keep the folder from being removed, as long as this process lives or one that it forks.
+
+    Returns:
+        The descriptor that holds it, which processes inherit; above 2, also where standard output is closed.
+
+    Raises:
+        ConfigError: it is being removed.
+    """
+    with _reading(), open(os.path.join(folder, LOCK), "rb") as file:
+        held = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, 3)
+    if lock_file(held, kind=fcntl.LOCK_SH) and os.fstat(held).st_nlink:
+        return held
+    os.close(held)
+    raise _wrong(f"{folder} is being removed", "a staged folder that stays during the run")
+
+
+def enter() -> StagedPaths:
+    """Read what was staged, and work with it."""
+    staged = read(os.environ)
+    activate(staged)
+    return staged
+
+
+def activate(staged: StagedPaths) -> str:
+    """Let this process, and what it starts, work with what is here: working directory, modules, variables.
+
+    Returns:
+        The working directory that the step was to have.
+
+    Raises:
+        ConfigError: its copy is not there.
+    """
+    before = ""
+    with contextlib.suppress(FileNotFoundError):  # it has been deleted, which is said when the script is looked for
+        before = os.getcwd()
+    intended = staged.intended_cwd(os.environ, before)
+    folder = staged.here(intended)
+    if folder != before:
+        with _reading():
+            os.chdir(folder)
+        os.environ["PWD"] = folder
+    sys.path[:] = staged.search_path(sys.path, os.environ, before, folder)
+    os.environ.update(staged.variables(os.environ))
+    return intended
+
+
+def refuse_inside_copy(staged: StagedPaths, folder: str, file: Path, option: str) -> Path:
+    """What a rank writes, and must not write to a copy, for copies are removed.
+
+    Args:
+        folder: the working directory that the step was to have.
+        option: that says where.
+
+    Raises:
+        ConfigError: it would be in a place that this node does not see.
+    """
+    path = os.path.normpath(os.path.join(folder, file))
+    if staged.here(path) != path:
+        found = f"{option} leads to {path}, which this node has as a copy alone"
+        expected = "a folder that all nodes see, or one of each node's own"
+        raise ConfigError(found, expected=expected, hint=f"name another with {option}", scope=Scope.NODE)
+    return Path(path)
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        found = f"{error.filename} cannot be read: {error.strerror}"
+        raise _wrong(found, "what `srunddp stage push` left on this node") from None
+
+
+def _wrong(found: str, expected: str) -> ConfigError:
+    hint = "run `srunddp stage push` again, and start the ranks by the path that it prints"
+    return ConfigError(found, expected=expected, hint=hint, scope=Scope.NODE)
 
 
 def offline(environ: Mapping[str, str]) -> dict[str, str]:

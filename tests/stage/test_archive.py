@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import socket
 import stat
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.errors import ConfigError
-from srunddp.stage.archive import ArchiveInfo, fingerprint, pack, unpack
+from srunddp.stage.archive import ArchiveInfo, pack, unpack
 from tests.support.small_disk import small_disk
 
 
@@ -38,13 +37,7 @@ def project(tmp_path: Path) -> Path:
     os.mkfifo(top / "fifo")
     with socket.socket(socket.AF_UNIX) as line, contextlib.chdir(top):  # its path may have 107 letters
         line.bind("socket")
-    for name, target in (
-        ("near", "run.sh"),
-        ("dot", "./run.sh"),
-        ("a/up", "../run.sh"),
-        ("gone", "nowhere"),
-        ("a/top", ".."),
-    ):
+    for name, target in {"near": "./run.sh", "a/up": "../run.sh", "gone": "nowhere", "a/top": ".."}.items():
         (top / name).symlink_to(target)
     (top / "whole").symlink_to(top / "a")
     (top / "round").symlink_to("a/../run.sh")
@@ -56,7 +49,7 @@ def there_and_back(folder: Path, *leave_out: str) -> tuple[ArchiveInfo, Path]:
     """What was packed, and where it was unpacked."""
     archive, place = folder.with_name("a.tar"), folder.with_name("new")
     packed = pack(str(folder), str(archive), leave_out=leave_out)
-    assert (packed.sha256, packed.archive_size) == (sha256_of(archive), archive.stat().st_size)
+    assert packed.sha256 == sha256_of(archive)
     unpack(str(archive), str(place), sha256=packed.sha256, links=packed.links)
     return packed, place
 
@@ -116,9 +109,8 @@ def test_pattern_leaves_out_name_or_path(project: Path) -> None:
 @pytest.mark.parametrize("target", ["../../new/victim", "../..", "/etc/hostname"])
 def test_link_that_leads_out_is_named(project: Path, tmp_path: Path, target: str) -> None:
     (project / "a" / "data").symlink_to(target)
-    for act in (lambda: fingerprint(str(project)), lambda: pack(str(project), str(tmp_path / "a.tar"))):
-        with pytest.raises(ConfigError, match=r"a/data is a link to .*out of the folder.*--exclude=a/data"):
-            act()
+    with pytest.raises(ConfigError, match=r"a/data is a link to .*out of the folder.*--exclude=a/data"):
+        pack(str(project), str(tmp_path / "a.tar"))
 
 
 def test_link_to_interpreter_is_made_again(tmp_path: Path) -> None:
@@ -192,34 +184,35 @@ def at_reading(monkeypatch: pytest.MonkeyPatch, path: Path, act: Callable[[Path]
 
 
 def test_folder_that_is_missing_is_named(tmp_path: Path) -> None:
-    none = str(tmp_path / "none")
-    for act in (lambda: fingerprint(none), lambda: pack(none, str(tmp_path / "a.tar"))):
-        with pytest.raises(ConfigError, match="none cannot be read: No such file"):
-            act()
+    with pytest.raises(ConfigError, match="none cannot be read: No such file"):
+        pack(str(tmp_path / "none"), str(tmp_path / "a.tar"))
 
 
-def test_fingerprint_changes_with_what_is_packed(project: Path, tmp_path: Path) -> None:
+def test_hash_changes_with_what_is_packed(project: Path, tmp_path: Path) -> None:
+    """A copy of the folder has the same, whatever is in it that is not packed."""
     subprocess.run(["cp", "-a", project, tmp_path / "copy"], check=True)
     os.mkfifo(tmp_path / "copy" / "another")
     (tmp_path / "copy" / "__pycache__" / "y.pyc").touch()
     (tmp_path / "copy" / "whole").unlink()  # it leads into the first one
     (tmp_path / "copy" / "whole").symlink_to("a")
-    first, copy = (fingerprint(str(folder), leave_out=("*.pyc",)) for folder in (project, tmp_path / "copy"))
-    assert first == copy
-    seen = [fingerprint(str(project))]
+
+    def sha256(folder: Path) -> str:
+        (tmp_path / "a.tar").unlink(missing_ok=True)
+        return pack(str(folder), str(tmp_path / "a.tar"), leave_out=("*.pyc",)).sha256
+
+    seen = [sha256(project)]
+    assert sha256(tmp_path / "copy") == seen[0]
     changes: list[Callable[[], object]] = [
         lambda: (project / "empty").write_text("x"),
-        lambda: os.utime(project / "empty", ns=(1, 1_000_000_001)),
-        lambda: os.utime(project / "empty", ns=(1, 1_000_000_002)),
+        lambda: os.utime(project / "empty", (1, 1)),
         lambda: (project / "empty").chmod(0o755),
         lambda: (project / "new").mkdir(),
-        lambda: (project / "new").rename(project / "newer"),
         lambda: ((project / "near").unlink(), (project / "near").symlink_to("empty")),
     ]
     for change in changes:
         change()
-        assert fingerprint(str(project)) not in seen
-        seen.append(fingerprint(str(project)))
+        assert sha256(project) not in seen
+        seen.append(sha256(project))
 
 
 def test_other_archive_is_refused_before_writing(project: Path, tmp_path: Path) -> None:
@@ -234,19 +227,11 @@ def test_other_archive_is_refused_before_writing(project: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="Python has no filters before 3.11.4")
-@pytest.mark.parametrize("kind", ["absolute", "above", "link"])
-def test_nothing_is_written_outside_the_folder(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("name", ["{}/victim", "../victim"])
+def test_nothing_is_written_outside_the_folder(tmp_path: Path, name: str) -> None:
     """Whoever made the archive, and though its hash is right."""
-    members = {
-        "absolute": [tarfile.TarInfo(f"{tmp_path}/victim")],
-        "above": [tarfile.TarInfo("../victim")],
-        "link": [tarfile.TarInfo("out"), tarfile.TarInfo("out/victim")],
-    }[kind]
-    if kind == "link":
-        members[0].type, members[0].linkname = tarfile.SYMTYPE, str(tmp_path)
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for member in members:
-            tar.addfile(member, io.BytesIO())
+        tar.addfile(tarfile.TarInfo(name.format(tmp_path)))
     with contextlib.suppress(ConfigError):
         unpack(str(tmp_path / "a.tar"), str(tmp_path / "new"), sha256=sha256_of(tmp_path / "a.tar"), links={})
     assert {*os.listdir(tmp_path)} <= {"a.tar", "new"}

@@ -108,11 +108,12 @@ def quick(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
     def act(requirements: str, wheels: Path | None = Path("wheels"), **options: bool) -> dict[str, str]:
         (tmp_path / "requirements.txt").write_text(requirements)
-        how = {"online": False, "force": False} | options
-        return build(Path("requirements.txt"), Path("env"), wheels, **how, say=lambda line: None)
+        return build(
+            Path("requirements.txt"), Path("env"), wheels, **{"online": False} | options, say=lambda line: None
+        )
 
     yield act
-    assert not [name for name in os.listdir(tmp_path) if ".partial" in name or ".old" in name]
+    assert not [name for name in os.listdir(tmp_path) if ".partial" in name]
 
 
 def lock_of(folder: Path) -> str:
@@ -127,18 +128,14 @@ def test_lock_gives_the_same_again(quick: Build, tmp_path: Path) -> None:
     lock = lock_of(tmp_path / "env")
     wheel(tmp_path / "wheels", "dep", "2.0")
     wheel(tmp_path / "wheels", "tool", "2.0")
-    with pytest.raises(ConfigError, match="env is there; expected a new folder -> --force"):
+    with pytest.raises(ConfigError, match="env is there; expected a new folder -> remove it"):
         quick(lock)
-    assert quick(lock, force=True) == first == {"dep": "1.0", "tool": "1.0"}
+    shutil.rmtree(tmp_path / "env")
+    assert quick(lock) == first == {"dep": "1.0", "tool": "1.0"}
     assert lock_of(tmp_path / "env") == lock
-
-
-def test_own_requirements_need_no_hash_of_the_user(quick: Build, tmp_path: Path) -> None:
-    wheel(tmp_path / "wheels", "tool")
-    wheel(tmp_path / "wheels", "dep")
-    quick("tool")
-    tool = lock_of(tmp_path / "env").partition("tool==")[2]
-    assert quick(f"tool=={tool}", force=True) == {"dep": "1.0", "tool": "1.0"}
+    shutil.rmtree(tmp_path / "env")
+    # srunddp's own requirements need no hash of the user.
+    assert quick(f"tool=={lock.partition('tool==')[2]}") == {"dep": "2.0", "tool": "1.0"}
 
 
 def test_changed_wheel_is_refused(quick: Build, tmp_path: Path) -> None:
@@ -180,40 +177,24 @@ def test_fetched_packages_are_found_again_offline(
     packages = quick("source\nextra", None, online=True)
     assert packages == {"dep": "1.0", "extra": "1.0", "source": "2.0"}
     lock = lock_of(tmp_path / "env")
-    quick("source\nextra", None, force=True)
+    shutil.rmtree(tmp_path / "env")
+    quick("source\nextra", None)
     assert lock_of(tmp_path / "env") == lock
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "break"])
-def test_failed_build_leaves_the_old_environment(
+def test_failed_build_leaves_nothing(
     quick: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """Or none."""
     wheel(tmp_path / "wheels", "dep")
 
     def fail(*_: object) -> None:
         raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(building, "_rename", fail)
-        with pytest.raises((ConfigError, KeyboardInterrupt)):
-            quick("dep")
-    assert not (tmp_path / "env").exists()
-    quick("dep")
-    (tmp_path / "env" / "mine").touch()
-    monkeypatch.setattr(building, "_rename", fail)
+    monkeypatch.setattr(building, "_own_wheel", fail)
     with pytest.raises((ConfigError, KeyboardInterrupt)):
-        quick("dep", force=True)
-    assert (tmp_path / "env" / "mine").exists()
-
-
-def test_foreign_folder_is_never_replaced(quick: Build, tmp_path: Path) -> None:
-    (tmp_path / "env").mkdir()
-    for name in ("mine", LOCK):
-        (tmp_path / "env" / name).touch()
-        with pytest.raises(ConfigError, match="env is there, and was not built by srunddp stage build"):
-            quick("dep", force=True)
-    assert (tmp_path / "env" / "mine").exists()
+        quick("dep")
+    assert not (tmp_path / "env").exists()
 
 
 def test_missing_uv_is_named(tmp_path: Path) -> None:

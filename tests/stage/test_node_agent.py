@@ -12,14 +12,14 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from srunddp.stage.archive import pack
-from srunddp.stage.enter import VARIABLE, lock, read
-from srunddp.stage.slurm import sources
+from srunddp.stage.paths import VARIABLE, lock, read
+from srunddp.stage.slurm import first_message
 from srunddp.util.filesystem import mark, same
 from tests.support.staging_nodes import NODE, Node, node
 
@@ -46,7 +46,7 @@ def stage(on: Node, project: Path, name: str = "project-1", role: str = "project
     packed = pack(str(project), f"{on.folder}/{name}.tar")
     assert "error" not in on.ask("unpack", name=name, sha256=packed.sha256, links=packed.links)
     place = {"role": role, "path": str(project), "name": name, "nodes": [NODE]}
-    on.ask("finish", places=[place], cwd="/", python="/bin/echo", srunddp=str(project / "train.py"))
+    on.ask("finish", places=[place], cwd="/", start=["/bin/echo", str(project / "train.py")])
     return on.folder / name
 
 
@@ -72,7 +72,7 @@ def test_folder_is_seen_by_what_is_in_it(tmp_path: Path, project: Path, job: Pat
     other.mkdir()
     with node(job) as here:
         places = [{"path": str(path), "mark": mark(str(project))} for path in (project, other, tmp_path / "none")]
-        answer = here.ask("look", places=places, alive=None, python="/no/python")
+        answer = here.ask("look", places=places, python="/no/python")
     assert (answer["sees"], answer["python"]) == ("100", False)
 
 
@@ -117,36 +117,28 @@ def test_launcher_starts_staged_environment(tmp_path: Path, job: Path) -> None:
     assert shown.stdout == f"{copy} {job} run\n{copy}/bin/srunddp\n"
 
 
-@pytest.mark.parametrize("kind", ["folder", "link", "mode", "file"])
-def test_folder_planted_by_another_user_is_refused(tmp_path: Path, project: Path, job: Path, kind: str) -> None:
-    victim = tmp_path / "victim"
-    victim.mkdir(mode=0o700)
-    if kind == "link":
-        job.symlink_to(victim)
-    elif kind == "file":
-        job.touch()
-    else:
-        job.mkdir()
-        job.chmod(0o777 if kind == "mode" else 0o700)
-    if kind == "folder":
-        if os.geteuid():
-            pytest.skip("only root can give a folder away")
-        os.chown(job, OTHER, OTHER)
-    with node(job) as here:
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "link": lambda job: job.symlink_to(job.parent / "victim"),
+    "file": Path.touch,
+    "mode": lambda job: (job.mkdir(), job.chmod(0o777)),
+    "owner": lambda job: (job.mkdir(0o700), os.chown(job, OTHER, OTHER)),
+    "base": lambda job: job.parent.chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_folder_planted_by_another_user_is_refused(tmp_path: Path, project: Path, kind: str) -> None:
+    if kind == "owner" and os.geteuid():
+        pytest.skip("only root can give a folder away")
+    (tmp_path / "base" / "victim").mkdir(parents=True, mode=0o700)
+    PLANTED[kind](tmp_path / "base" / "sdd-0-17")
+    with node(tmp_path / "base" / "sdd-0-17") as here:
         found, _, hint = here.look(project)["error"]
-    assert str(job) in found
+    assert found.startswith(
+        f"{tmp_path}/base" + ("/sdd-0-17 is there, of user" if kind != "base" else " may be changed")
+    )
     assert "--dir" in hint
-    assert not list(victim.iterdir())
-
-
-def test_other_archive_leaves_neither_itself_nor_a_copy(project: Path, job: Path) -> None:
-    with node(job) as here:
-        here.look(project)
-        pack(str(project), str(job / "project-1.tar"))
-        error = here.ask("unpack", name="project-1", sha256="0" * 64, links={})["error"]
-        assert "project-1.tar has the SHA-256" in error[0]
-        assert here.ask("has", names=["project-1"])["has"] == "0"
-    assert sorted(path.name for path in job.iterdir()) == ["keeper", "lock", "push"]
+    assert not list((tmp_path / "base" / "victim").iterdir())
 
 
 def test_end_of_job_removes_folder(project: Path, job: Path) -> None:
@@ -170,6 +162,7 @@ def test_end_of_job_removes_folder(project: Path, job: Path) -> None:
 
 
 def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> None:
+    """Also when the job is started again and stages there again, and when a later job stages on the node."""
     with kept(job, project) as (_, copy):
         (copy / "runs" / "first").mkdir(parents=True)
         (copy / "runs" / "first" / "loss.txt").write_text("0.5")
@@ -180,26 +173,18 @@ def test_written_files_stay_however_often_cleaned(project: Path, job: Path) -> N
         (copy / "train.pyc").write_text("compiled")
         assert cleaned(job) == 4
         assert cleaned(job) == 4
-    with node(job.with_name("sdd-0-18")) as later:
-        later.look(project, alive=["18"])
-    written = {"runs/first/loss.txt", "latest", "data/one", "old.py"}
-    left = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file() or path.is_symlink()}
-    assert left == written
-
-
-def test_requeued_job_sets_written_files_aside(project: Path, job: Path) -> None:
-    with kept(job, project) as (_, copy):
-        (copy / "result").write_text("done")
-        assert cleaned(job) == 1
-    with node(job) as again:
-        again.look(project)
-        assert again.ask("has", names=["project-1"])["has"] == "0"
-        stage(again, project)
+    with kept(job, project) as (again, copy):
+        assert again.process.poll() is None
         assert (copy / "train.py").exists()
-        assert (job / "project-1.kept-1" / "result").read_text() == "done"
-        again.leave_alone()
-        assert cleaned(job) == 1
-    assert (job / "project-1.kept-1" / "result").exists()
+        (copy / "result").touch()
+        assert cleaned(job) == 5
+    os.utime(job, (0, 0))
+    with node(job.with_name("sdd-0-18")) as later:
+        later.look(project)
+    for number, written in ((1, {"runs/first/loss.txt", "latest", "data/one", "old.py"}), (2, {"result"})):
+        aside = job / f"project-1.kept-{number}"
+        left = {str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file() or path.is_symlink()}
+        assert left == written
 
 
 def test_only_one_push_of_a_job_at_a_time(project: Path, job: Path) -> None:
@@ -212,37 +197,16 @@ def test_only_one_push_of_a_job_at_a_time(project: Path, job: Path) -> None:
         assert (copy / "train.py").exists()
 
 
-def test_second_push_adds_to_the_first(tmp_path: Path, project: Path, job: Path) -> None:
-    """It sends what is not there yet, and leaves the folder to the first to remove."""
-    other = tmp_path / "shared" / "data"
-    other.mkdir()
-    with kept(job, project), node(job) as second:
-        second.look(project, other)
-        assert second.ask("has", names=["project-1", "data-1"])["has"] == "10"
-        stage(second, other, "data-1")
-        second.leave_alone()
-        assert second.process.wait(LIMIT) == 0
-        assert {place.path for place in read({VARIABLE: str(job)}).places} == {str(project), str(other)}
-        assert (job / "project-1" / "train.py").exists()
-
-
 def test_warning_signal_does_not_end_keeper(project: Path, job: Path) -> None:
     """Such as Slurm sends to all steps."""
     with node(job) as here:
         here.look(project)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             here.process.send_signal(number)
-            assert here.ask("has", names=[])["free"] > 0
+            assert here.ask("has", name="")["free"] > 0
         here.process.terminate()
         assert here.process.wait(LIMIT) == 0
     assert not job.exists()
-
-
-def test_base_that_others_may_change_is_refused(tmp_path: Path, project: Path) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with node(tmp_path / "open" / "sdd-0-17") as here:
-        assert "is not sticky" in here.look(project)["error"][0]
 
 
 def test_clean_waits_for_end_of_keeper(project: Path, job: Path) -> None:
@@ -264,16 +228,19 @@ def test_folders_of_ended_jobs_are_removed(tmp_path: Path, project: Path, job: P
         (tmp_path / name).mkdir(mode=0o700)
     with (tmp_path / "sdd-0-5" / "lock").open("w") as rank, (tmp_path / "sdd-0-6" / "keeper").open("w") as keeper:
         fcntl.flock(rank, fcntl.LOCK_SH)
-        fcntl.flock(keeper, fcntl.LOCK_EX)  # of a job that began after the list was made
+        fcntl.flock(keeper, fcntl.LOCK_EX)
+        for folder in tmp_path.glob("sdd-*"):
+            os.utime(folder, (0, 0))
+        (tmp_path / "sdd-0-4").touch()  # of a job that begins
         with node(job) as here:
-            here.look(project, alive=["4", "17"])
+            here.look(project)
     there = {path.name for path in tmp_path.iterdir()}
     assert there == {"sdd-0-4", "sdd-0-5", "sdd-0-6", "sdd-1-3", "sdd-0-x", "sdd-0", "sdd-0-17", "shared"}
 
 
 def test_what_is_sent_imports_standard_library_only() -> None:
     sent: set[str] = set()
-    for name, source in sources():
+    for name, source in first_message("")[0]:
         for each in ast.walk(ast.parse(source)):
             names = [each.module or ""] if isinstance(each, ast.ImportFrom) else []
             names += [alias.name for alias in each.names] if isinstance(each, ast.Import) else []

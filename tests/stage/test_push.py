@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -15,7 +12,6 @@ from srunddp.errors import ConfigError
 from srunddp.stage.archive import pack
 from srunddp.stage.push import absolute, collect, require_whole
 from srunddp.stage.slurm import Job
-from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -23,7 +19,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with two environments in it, ``venv`` and ``old``."""
     folder = tmp_path / "project"
     own = ("pkg/data", "data", ".git", "pkg/__pycache__", "logs", "pkg/logs")
-    for name in (*own, "venv/bin", "venv.wheels", "old/bin"):
+    for name in (*own, "venv/bin", "slurm-17.out", "old/bin"):
         (folder / name).mkdir(parents=True)
         (folder / name / "file").write_text(name)
     for env in ("venv", "old"):
@@ -35,7 +31,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_project_comes_without_what_is_not_its_own(project: Path, tmp_path: Path) -> None:
-    """Its data comes with it; environments, history and what is excluded do not."""
+    """Its data comes with it; environments, history, Slurm's logs and what is excluded do not."""
     items = collect("venv", ".", ["data", str(tmp_path)], ["/logs"])
     wanted = [("env", f"{project}/venv"), ("project", str(project)), ("data", str(tmp_path))]
     assert [(item.role, item.path) for item in items] == wanted
@@ -43,16 +39,6 @@ def test_project_comes_without_what_is_not_its_own(project: Path, tmp_path: Path
     with tarfile.open(tmp_path / "a.tar") as archive:
         packed = {os.path.dirname(name) for name in archive.getnames() if name.endswith("/file")}
     assert packed == {"pkg/data", "data", "pkg/logs"}
-
-
-def test_log_of_the_job_stays_out(project: Path) -> None:
-    """As in a batch script, whose output is a file in the project and whose command is substituted."""
-    code = "from srunddp.stage.push import collect; print(collect(None, '.', [], [])[0].leave_out)"
-    script = f'said=$({sys.executable} -c "{code}"); echo "$said"'
-    with (project / "slurm-17.out").open("w") as log, (project / "slurm-17.err").open("w") as errors:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run(["bash", "-c", script], stdout=log, stderr=errors, env=env, check=True)
-    assert {"'/slurm-17.out'", "'/slurm-17.err'"} <= set(re.findall(r"'[^']+'", (project / "slurm-17.out").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class Node:
             stdout=subprocess.PIPE,
             env={"PATH": os.environ["PATH"], "SLURMD_NODENAME": NODE},
         )
-        self._send(slurm.sources())
+        self._send(slurm.first_message(str(folder)))
 
     def _send(self, message: Any) -> None:
         assert self.process.stdin is not None
@@ -42,7 +42,7 @@ class Node:
 
     def send(self, do: str, **request: Any) -> None:
         """Without waiting for the answer."""
-        self._send({"do": do, "folder": str(self.folder), **request})
+        self._send({"do": do, **request})
 
     def answer(self) -> dict[str, Any]:
         """To what was sent."""
@@ -51,10 +51,10 @@ class Node:
         assert len(line) < 1024
         return dict(json.loads(line))
 
-    def look(self, *places: Path, alive: list[str] | None = None) -> dict[str, Any]:
+    def look(self, *places: Path) -> dict[str, Any]:
         """Ask for these places as they are here."""
         named = [{"path": str(place), "mark": mark(str(place))} for place in places]
-        return self.ask("look", places=named, alive=alive, python=sys.executable)
+        return self.ask("look", places=named, python=sys.executable)
 
     def leave_alone(self) -> None:
         """No more requests: it keeps the folder."""
