@@ -270,29 +270,30 @@ class Supervisor:
         self._ends_itself = False
         self._fail(self.recorder.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self._clock.now))
 
-    def _on_signals(self, opened: int) -> None:
-        arrived = signals.read(opened)
+    def _on_signals(self, _: int) -> None:
+        arrived = signals.read()
         for received in arrived:
-            if received.number == signal.SIGCHLD:
+            number = received.si_signo
+            if number == signal.SIGCHLD:
                 continue
-            if self.launcher.sent(received) and received.number in signals.ENDING:
-                self.recorder.note_ending_signal(received.number, self._clock.now)
+            if self.launcher.sent(received) and number in signals.ENDING:
+                self.recorder.note_ending_signal(number, self._clock.now)
             if self._is_to_forward(received):
-                self._forwarded[received.number] = self._clock.now
-                self.process.send(received.number)
-        if any(received.number == signal.SIGCHLD for received in arrived):
+                self._forwarded[number] = self._clock.now
+                self.process.send(number)
+        if any(received.si_signo == signal.SIGCHLD for received in arrived):
             self.process.collect(self._clock.now)
             if self.process.ended and not self._end_handled:
                 self._on_worker_end()
 
-    def _is_to_forward(self, received: signals.Received) -> bool:
+    def _is_to_forward(self, received: signal.struct_siginfo) -> bool:
         """Whether the worker is to get this signal from us; twice would be wrong, and never would cost the run."""
-        if received.number == signal.SIGCONT and not self.launcher.sent(received):
+        if received.si_signo == signal.SIGCONT and not self.launcher.sent(received):
             return False  # a shell's, for the whole process group
         reached = self.launcher.reached_worker(received)
         if reached is None:
-            last = self._forwarded.get(received.number)
-            return received.number in signals.URGENT and (last is None or self._clock.now >= last + _FORWARD_EVERY)
+            last = self._forwarded.get(received.si_signo)
+            return received.si_signo in signals.URGENT and (last is None or self._clock.now >= last + _FORWARD_EVERY)
         return not reached
 
     def _on_worker_end(self) -> None:

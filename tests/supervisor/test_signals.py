@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor.signals import Launcher, Received, Tracking, tracking
+from srunddp.supervisor.signals import Launcher, Tracking, tracking
 from tests.support.starting import until
 from tests.support.worlds import world
 
@@ -85,7 +85,9 @@ def test_groups_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
 def test_the_sender_tells_whether_the_worker_has_it(
     launcher: Launcher, sender: int, from_kernel: bool, expected: bool | None
 ) -> None:
-    assert launcher.reached_worker(Received(signal.SIGINT, sender, from_kernel)) is expected
+    code = 0x80 if from_kernel else 0
+    received = signal.struct_siginfo((signal.SIGINT, code, 0, sender, 0, 0, 0))
+    assert launcher.reached_worker(received) is expected
 
 
 def test_the_launcher_is_found_from_a_user_namespace() -> None:
