@@ -28,7 +28,7 @@ from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, plan_monitor, run_name
 from srunddp.run.script import Script, check
-from srunddp.stage.paths import StagedPaths, contradictions
+from srunddp.stage.paths import contradictions
 from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
@@ -135,7 +135,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         if environment.rank == 0 and not given["quiet"]:
             _say(_placement(setup, info))
         if given["verbose"]:
-            _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
+            write_stderr(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}\n")
 
     return launch(setup, start.script, options, output, monitor, on_rendezvous=on_rendezvous, say=_say)
 
@@ -191,14 +191,10 @@ def _use_staged_copies(start: _Start) -> None:
         start.target = replace(start.target, file=file)
     if start.plan:
         start.plan = replace(start.plan, folder=refuse_inside_copy(staged, folder, start.plan.folder, "--monitor-dir"))
-    start.script = _staged_script(staged, start.script)
-    start.notes = (staged.note,) if staged.note else ()
-
-
-def _staged_script(staged: StagedPaths, script: Script) -> Script:
-    """The script and its arguments as they are on this node."""
+    script = start.script
     name = script.name if script.module else staged.here(script.name)
-    return Script(name, tuple(staged.argument(word) for word in script.arguments), script.module)
+    start.script = replace(script, name=name, arguments=tuple(map(staged.argument, script.arguments)))
+    start.notes = (staged.note,) if staged.note else ()
 
 
 def _prints(error: SrunddpError, environment: Environment | None) -> bool:
@@ -210,13 +206,7 @@ def _prints(error: SrunddpError, environment: Environment | None) -> bool:
 
 
 def _say(line: str) -> None:
-    _print(f"srunddp: {one_line(line)}")
-
-
-def _print(line: str) -> None:
-    # A full disk below standard error is no reason to end a training, nor is that it is closed or nobody reads it.
-    # Unbuffered, since what cannot be written would be tried again when Python ends.
-    write_stderr(f"{line}\n")
+    write_stderr(f"srunddp: {one_line(line)}\n")
 
 
 def _notes(setup: RankSetup) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +17,6 @@ from srunddp.supervisor.failure import (
     FailureRecorder,
     of_exception,
     of_exit,
-    of_status,
     shortened,
 )
 from srunddp.supervisor.stacks import StackDump
@@ -110,14 +110,17 @@ def test_the_cause_is_one_line_and_the_traceback_is_python_s() -> None:
 
 @pytest.mark.parametrize("number", sorted({*signal.Signals} - {signal.SIGABRT}))
 def test_a_process_that_a_signal_ended_is_a_cause_and_says_which(number: signal.Signals) -> None:
-    cause, text, weight = of_status(-number, "a stack", "out of memory")
-    assert (text, weight) == ("a stack", FailureKind.PRIMARY)
-    assert cause == f"killed by {number.name}, out of memory"
+    dump = StackDump()
+    os.write(dump.descriptor, b"a stack")
+    failure = FailureRecorder(1, "node02", dump, None).of_status(-number, 1.0, dumped_core=True)
+    assert (failure.traceback, failure.weight, failure.exit_code) == ("a stack", FailureKind.PRIMARY, 128 + number)
+    assert failure.cause == f"killed by {number.name}, core dumped"
 
 
 def test_an_abort_may_be_secondary_and_signals_have_names() -> None:
-    assert of_status(-signal.SIGABRT, "")[2] is FailureKind.ABORTED
-    assert of_status(-40, "")[0] == "killed by signal 40"
+    recorder = FailureRecorder(1, "node02", StackDump(), None)
+    assert recorder.of_status(-signal.SIGABRT, 1.0).weight is FailureKind.ABORTED
+    assert recorder.of_status(-40, 1.0).cause == "killed by signal 40"
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:

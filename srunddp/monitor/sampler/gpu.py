@@ -227,18 +227,10 @@ class Gpus:
         for each in wanted:
             for device in visible(each, self._known)[0]:
                 if device["uuid"] not in self._gpus:
-                    self._gpus[device["uuid"]] = self._gpu(device)
+                    parent, name = device["gpu"] if device["parent"] else None, device["name"].replace(",", " ")
+                    label = f"{device['uuid']},{device['index']},{name}"
+                    self._gpus[device["uuid"]] = Gpu(self._nvml, device["handle"], parent, label, self._seconds)
         return bool(self._gpus)
-
-    def _gpu(self, device: _Known) -> Gpu:
-        name = device["name"].replace(",", " ")
-        return Gpu(
-            self._nvml,
-            device["handle"],
-            device["gpu"] if device["parent"] else None,
-            f"{device['uuid']},{device['index']},{name}",
-            self._seconds,
-        )
 
     def rows(self, time: str) -> str:
         """A line for each."""

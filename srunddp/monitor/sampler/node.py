@@ -104,12 +104,8 @@ class NetworkCounters:
 
     def rows(self, time: str) -> str:
         """A line for each."""
-        rows = (
-            [self._of_interface(line, time) for line in self._net.read(whole=True).splitlines()[2:]]
-            if self._net
-            else []
-        )
-        return "".join(rows) + "".join(port.row(time) for port in self._ports)
+        lines = self._net.read(whole=True).splitlines()[2:] if self._net else ()
+        return "".join([*(self._of_interface(line, time) for line in lines), *(port.row(time) for port in self._ports)])
 
     def _of_interface(self, line: bytes, time: str) -> str:
         name, _, counters = line.rpartition(b":")  # in a name there may be one: eth0:1

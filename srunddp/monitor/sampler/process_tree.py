@@ -102,18 +102,12 @@ class ProcessTree:
         return None
 
     def _add_up(self) -> None:
-        cpu = resident = bytes_read = bytes_written = 0
-        delay = self._delay_of_ended
-        for process in self._members.values():
-            cpu += process.cpu + process.reaped
-            resident += process.resident
-            delay += process.delay
-            bytes_read += process.bytes_read
-            bytes_written += process.bytes_written
-        self.resident, self.delay = resident, delay
-        self.cpu.is_now(cpu)
-        self.bytes_read.is_now(bytes_read)
-        self.bytes_written.is_now(bytes_written)
+        members = self._members.values()
+        self.resident = sum(each.resident for each in members)
+        self.delay = self._delay_of_ended + sum(each.delay for each in members)
+        self.cpu.is_now(sum(each.cpu + each.reaped for each in members))
+        self.bytes_read.is_now(sum(each.bytes_read for each in members))
+        self.bytes_written.is_now(sum(each.bytes_written for each in members))
 
 
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -49,15 +50,10 @@ class Tasks:
         return len(self.trees) > before
 
     def _has_started_others(self) -> bool:
-        text, before = self._read_started(), self._before
-        self._before = text
-        return text != before
-
-    def _read_started(self) -> bytes:
-        try:
-            return self._started.read(whole=True) if self._started else b""
-        except OSError:
-            return b""  # it has ended
+        before = self._before
+        with contextlib.suppress(OSError):  # it has ended
+            self._before = self._started.read(whole=True) if self._started else b""
+        return self._before != before
 
     def _meet(self, pid: int) -> None:
         variables = _environment(pid)
@@ -80,29 +76,20 @@ class Tasks:
         """How many CPUs the affinity masks of the tasks name together."""
         union: set[int] = set()
         for tree in self.trees:
-            try:
+            with contextlib.suppress(OSError):
                 union |= os.sched_getaffinity(tree.root)
-            except OSError:
-                continue
         return len(union)
 
 
 def _below(launcher: int, pid: int) -> int:
     """The ancestor of a process, or itself, that is the launcher's child; the process where the launcher is none."""
     at = pid
-    while launcher and at > 1:
-        parent = _parent(at)
-        if parent == launcher:
-            return at
-        at = parent
+    with contextlib.suppress(OSError):  # another user's
+        while launcher and at > 1:
+            if (parent := int(stat_fields(at)[1])) == launcher:
+                return at
+            at = parent
     return pid
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(stat_fields(pid)[1])
-    except OSError:
-        return 0
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -221,7 +221,7 @@ class NonBlockingStream:
             self._write()
 
     def _write(self) -> None:
-        while self.waiting and (self._never_blocks or _writable(self.descriptor)):
+        while self.waiting and (self._never_blocks or select.select([], [self.descriptor], [], 0)[1]):
             piece = self._piece()
             try:
                 written = os.write(self.descriptor, piece)
@@ -277,9 +277,3 @@ def _without_blocking(inherited: int) -> tuple[int, bool]:
         return os.open(f"/proc/self/fd/{inherited}", flags), True
     except OSError:  # another user's, as of a launcher that runs as root: then polling has to do
         return inherited, False
-
-
-def _writable(descriptor: int) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLOUT)
-    return bool(poller.poll(0))
