@@ -159,14 +159,5 @@ def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
         for rank, node in sorted(nodes.items())
         if rank not in found.ranks
     ]
-    return {
-        "rank": found.ranks[0],
-        "ranks": list(found.ranks),
-        "node": found.node,
-        "time": found.time,
-        "exit_code": found.exit_code,
-        "cause": found.cause,
-        "traceback": found.traceback,
-        "notes": list(found.notes),
-        "victims": victims,
-    }
+    names = ("ranks", "node", "time", "exit_code", "cause", "traceback", "notes")
+    return {"rank": found.ranks[0], **{name: getattr(found, name) for name in names}, "victims": victims}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from srunddp.util.cuda_visible_devices import VisibleDevice, instances, query_or, unsupported_errors, visible
+from srunddp.util.cuda_visible_devices import VisibleDevice, instances, unsupported_errors, visible
 
 FIELDS = (
     "utilization_percent", "memory_bytes", "memory_limit_bytes", "memory_bandwidth_percent", "power_w", "energy_j",
@@ -39,9 +39,6 @@ class Gpu:
         parent: the handle of the GPU that it is an instance of, else None.
         label: what its rows begin with.
         seconds: from one sample to the next.
-
-    Attributes:
-        label: as given.
     """
 
     def __init__(self, nvml: Any, handle: Any, parent: Any, label: str, seconds: float) -> None:
@@ -158,17 +155,13 @@ class Gpm:
     @classmethod
     def of(cls, nvml: Any, handle: Any, parent: Any) -> Gpm | None:
         """For a GPU, or where ``parent`` is its GPU for a MIG instance; None where that counts nothing."""
-
-        def supported() -> Gpm | None:
-            gpu = parent or handle
-            if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
-                return None
-            return cls(nvml, gpu, nvml.nvmlDeviceGetGpuInstanceId(handle) if parent else None)
-
+        gpu = parent or handle
         try:
-            return query_or(nvml, supported, None)
+            if nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+                return cls(nvml, gpu, nvml.nvmlDeviceGetGpuInstanceId(handle) if parent else None)
         except nvml.NVMLError:
-            return None
+            pass
+        return None
 
     def ask(self) -> dict[str, str]:
         """Percentages and bytes a second by column; none the first time.
