@@ -9,8 +9,8 @@ import pytest
 from tests.support.worlds import run
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_output_and_exit_handlers_are_as_without_it(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize(("size", "options"), [(1, ("--fast-exit",)), (2, ("--fast-exit",)), (1, ())])
+def test_output_and_exit_handlers_are_as_without_it(tmp_path: Path, size: int, options: tuple[str, ...]) -> None:
     script = """
 import threading
 threading.Thread(target=lambda: (time.sleep(0.2), print("a thread's end"))).start()
@@ -18,7 +18,7 @@ atexit.register(lambda: print("at exit", end=""))
 sys.stdout.reconfigure(line_buffering=False)
 print("written last")
 """
-    ended = run(tmp_path, script, "--fast-exit", size=size)
+    ended = run(tmp_path, script, *options, size=size)
     assert (ended.codes, ended.text) == ([0] * size, "")
     for rank in range(size):
         assert (tmp_path / f"stdout.{rank}").read_text() == "written last\na thread's end\nat exit"

@@ -21,12 +21,6 @@ def old(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(write(tmp_path / "old" / "sitecustomize.py", WITHOUT).parent)}
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_script_runs_there(tmp_path: Path, old: dict[str, str], size: int) -> None:
-    ended = run(tmp_path, "assert not hasattr(os, 'memfd_create')", size=size, variables=old)
-    assert (ended.codes, ended.text) == ([0] * size, "")
-
-
 def test_a_crash_comes_with_its_stack(tmp_path: Path, old: dict[str, str]) -> None:
     crash = "def crash(): os.kill(os.getpid(), signal.SIGSEGV)\nif RANK == 1: crash()\nrest()"
     ended = run(tmp_path, crash, variables=old)

@@ -79,20 +79,6 @@ def test_a_failure_is_named(tmp_path: Path, end: str, code: int, cause: str) -> 
     named(run(tmp_path, script, "--stall-timeout", "1", variables=EXEC), 1, code, cause)
 
 
-def test_signals_reach_it(tmp_path: Path) -> None:
-    script = write(
-        tmp_path / "train.py",
-        "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'USR1\\n'))\n"
-        "print('ready', flush=True)\nwhile True: signal.pause()",
-    )
-    with started("--quiet", script, folder=tmp_path, **EXEC) as run:
-        assert read_line(run) == "ready"
-        run.send_signal(signal.SIGUSR1)
-        assert read_line(run) == "USR1"
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(timeout=180) == 143
-
-
 def test_another_value_is_one_message(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "")
     done = srunddp("train.py", folder=tmp_path, SRUNDDP_WORKER="spawn")

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
 
 from srunddp.supervisor import clock
 from srunddp.supervisor.clock import ActiveClock
-
-PROGRAM = """
-import time; from srunddp.supervisor.clock import ActiveClock
-clock, began = ActiveClock(), time.monotonic()
-print('ready', flush=True)
-while time.monotonic() < began + 2.0:
-    time.sleep(0.1); clock.advance(0.1)
-print(clock.now)
-"""
 
 
 class Monotonic:
@@ -48,13 +34,3 @@ def test_a_wait_counts_for_no_more_than_was_asked(
         kernel.now += passed
         ours.advance(asked)
     assert ours.now == pytest.approx(counted)
-
-
-def test_a_process_that_was_stopped_has_not_lived_that_time() -> None:
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(2.0)
-        process.send_signal(signal.SIGCONT)
-        assert float(process.stdout.readline()) < 1.5

@@ -82,14 +82,6 @@ def test_secondary_failures_do_not_put_the_decision_off() -> None:
     assert it.monitor.root_cause.ranks == (1,)
 
 
-def test_an_abort_outweighs_a_secondary_failure_before_it() -> None:
-    it = Scene(size=4)
-    it.monitor.fail(failed(1), 10.0)
-    it.monitor.fail(failed(2, "killed by SIGABRT", FailureKind.ABORTED, 134), 10.1)
-    it.monitor.tick(10.8)
-    assert (it.monitor.root_cause.ranks, it.monitor.root_cause.exit_code) == ((2,), 134)
-
-
 def test_a_connection_that_ends_is_a_killed_supervisor() -> None:
     it = Scene()
     it.close(2)

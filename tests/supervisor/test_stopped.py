@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS, ROOT
-from tests.support.launcher import launched
 from tests.support.starting import LONG, bare, started, until
-from tests.support.worlds import SIZE, Ended, World, is_gone, named, world
+from tests.support.worlds import SIZE, World, is_gone, named, world
 
 PREEMPTED = f"""
 sys.path.insert(0, {str(PROGRAMS)!r})
@@ -109,20 +108,6 @@ def test_a_scontrol_that_is_ended_leaves_the_job_to_slurm(tmp_path: Path) -> Non
     stopped(ended.text, LEFT.replace("TERM", "USR2"), 143)
 
 
-def of_all(folder: Path, number: int, script: str = PREEMPTED) -> Ended:
-    """A launcher sends a signal to all processes of the step."""
-    with launched(folder, script) as launcher:
-        until(lambda: all((folder / f"at.0.{rank}").exists() for rank in range(SIZE)))
-        launcher.send(number)
-        return launcher.wait()
-
-
-def test_upon_the_launcher_s_sigterm_all_leave_with_143(tmp_path: Path) -> None:
-    ended = of_all(tmp_path, signal.SIGTERM)
-    assert ended.codes == [143] * SIZE, ended.text
-    assert stopped(ended.text, LEFT, 143) == checkpoint(tmp_path)
-
-
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_stopped_rank_waits_for_one_that_is_saving(tmp_path: Path, late: int) -> None:
     """Its word ends nobody, and rank 0, which hosts the store, stays until all have stopped."""
@@ -130,14 +115,14 @@ def test_a_stopped_rank_waits_for_one_that_is_saving(tmp_path: Path, late: int) 
     script += f"    say('saving')\n    if RANK == {late}: wait_for('go')\n"
     with world(tmp_path, script) as it:
         workers = at_work(it)
-        it.send(signal.SIGTERM, *workers)
+        it.send(signal.SIGTERM, *(rank.pid for rank in it.ranks), *workers)  # as a launcher does, which we are
         until(lambda: all(it.has_said(f"saving.{rank}") for rank in range(SIZE)))
         time.sleep(1.5)  # longer than one that is to end has time for
         assert not any(map(is_gone, workers))
         (tmp_path / "go").touch()
         ended = it.wait()
     assert ended.codes == [143] * SIZE, ended.text
-    stopped(ended.text, LEFT, 143)
+    assert stopped(ended.text, LEFT, 143) == checkpoint(tmp_path)
 
 
 def test_a_worker_knows_that_it_is_ended_for_another(tmp_path: Path) -> None:

@@ -5,11 +5,7 @@ Such tests take their time, so all of them run at once.
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from srunddp.supervisor.connection import SupervisorConnection
 from tests.support.launcher import launched
 from tests.support.starting import until
 from tests.support.worlds import Ended, is_gone, named, run, world
@@ -50,6 +45,18 @@ srunddp.heartbeat()
 if RANK == 1: load_batch()
 collective.all_reduce()
 """
+GLOO = """
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+x = torch.ones(4)
+dist.all_reduce(x)
+def load_batch():
+    while True: time.sleep(0.05)
+if RANK == 2: load_batch()
+dist.all_reduce(x)
+"""
 HOLDS = """
 import ctypes, srunddp
 for _ in range(3): srunddp.heartbeat()
@@ -74,9 +81,10 @@ def stopped(folder: Path) -> tuple[Ended, float]:
 def suspended(folder: Path, size: int) -> Ended:
     """The whole job, as by scontrol suspend; then it goes on to its end.
 
-    In the worst order: every supervisor sees its worker stop, and is back before it.
+    In the worst order: every supervisor sees its worker stop, and is back before it. The kernels answer meanwhile, so
+    that no connection is lost.
     """
-    with world(folder, "wait_for('go')\nsay('went')", size=size) as it:
+    with world(folder, "wait_for('go')\nsay('went')", "--lost-after", "3", size=size) as it:
         supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
         it.send(signal.SIGSTOP, *workers)
         time.sleep(0.5)
@@ -102,28 +110,6 @@ def stalled(folder: Path) -> Ended:
     return run(folder, STALLS, "--stall-timeout", "2")
 
 
-def stopped_peer(_: Path) -> list[bool]:
-    """Whether the line to a process that is stopped is open, three times as long as a node may be silent."""
-    program = (
-        "import socket, sys, time; line = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(99)"
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = str(listening.getsockname()[1])
-        with subprocess.Popen([sys.executable, "-c", program, port]) as peer, listening.accept()[0] as line:
-            try:
-                wire = SupervisorConnection(line, 2.0)
-                os.kill(peer.pid, signal.SIGSTOP)
-                found = []
-                for _ in range(4):
-                    wire.send({"ping": True})
-                    time.sleep(1.5)
-                    wire.read()
-                    found.append(wire.open)
-                return found
-            finally:
-                peer.kill()
-
-
 SCENES: dict[str, Callable[[Path], Any]] = {
     "stopped": stopped,
     "suspended": lambda folder: suspended(folder, 3),
@@ -132,7 +118,7 @@ SCENES: dict[str, Callable[[Path], Any]] = {
     "rank 0 saves": lambda folder: asked(folder, 0, "sys.exit(1)"),
     "stalled": stalled,
     "the GIL": lambda folder: run(folder, HOLDS, "--stall-timeout", "20"),
-    "stopped peer": stopped_peer,
+    "Gloo": lambda folder: run(folder, GLOO),
 }
 
 
@@ -168,6 +154,14 @@ def test_ranks_that_stall_are_ended_with_the_cause_s_stack(scenes: Scenes) -> No
     assert " in all_reduce (collective.py:3)\n" in ended.text
 
 
+def test_a_rank_that_hangs_is_named_upon_the_time_limit_of_gloo(scenes: Scenes) -> None:
+    """Other cases are in test_coordinator.py, with messages and times."""
+    ended = scenes["Gloo"].result()
+    named(ended, 2, 124, "it hangs in load_batch (train.py:")
+    assert "Timed out waiting 5000ms" in ended.verdicts[0].cause
+    assert ", in load_batch\n" in ended.text, "its stack"
+
+
 def test_a_rank_that_holds_the_gil_is_left_alone_until_the_limit(scenes: Scenes) -> None:
     ended = scenes["the GIL"].result()
     assert (ended.codes, ended.text) == ([0, 0, 0], "")
@@ -183,10 +177,6 @@ def test_a_rank_that_is_stopped_for_ten_seconds_is_named(scenes: Scenes) -> None
 def test_a_job_that_was_suspended_goes_on(scenes: Scenes, scene: str, size: int) -> None:
     ended = scenes[scene].result()
     assert (ended.codes, ended.text) == ([0] * size, "")
-
-
-def test_a_line_to_a_process_that_is_stopped_is_not_lost(scenes: Scenes) -> None:
-    assert scenes["stopped peer"].result() == [True] * 4
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
