@@ -145,13 +145,6 @@ def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory,
     assert type(again.limit) is type(config.limit)
 
 
-def test_all_fields_of_config_are_keys() -> None:
-    values = dataclasses.asdict(Config())
-    leaves = {f"{name}.{key}" for name, group in values.items() if isinstance(group, dict) for key in group}
-    leaves |= {name for name, value in values.items() if not isinstance(value, dict)}
-    assert set(fields_of(Config)) == leaves
-
-
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [

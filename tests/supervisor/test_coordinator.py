@@ -124,22 +124,14 @@ def test_a_rank_whose_last_word_was_taken_back_has_left() -> None:
     assert it.monitor.root_cause is None
 
 
-def test_rank_zero_s_worker_stays_until_all_scripts_are_over() -> None:
-    it = Scene()
-    it.monitor.done()
-    it.say(1, goodbye=True)
-    assert not it.monitor.released
-    it.say(2, goodbye=True)
-    assert it.monitor.released
-
-
 def test_the_ranks_that_wait_are_told_when_all_scripts_are_over() -> None:
     it = Scene()
     it.say(1, goodbye=True, waits=True)
     it.say(2, goodbye=True)
     it.monitor.tick(1.0)
-    assert it.messages_to(1, "over") == []
+    assert (it.messages_to(1, "over"), it.monitor.released) == ([], False)
     it.monitor.done(waits=True)
+    assert it.monitor.released
     for now in (2.0, 3.0):
         it.monitor.tick(now)
     assert (it.messages_to(1, "over"), it.messages_to(2, "over")) == ([True], [])

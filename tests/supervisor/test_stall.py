@@ -43,13 +43,6 @@ def test_a_last_step_disarms_and_a_further_one_arms_again() -> None:
     assert stall.detected(24.0)
 
 
-def test_a_rank_that_has_finished_is_not_waited_for() -> None:
-    stall = five_steps()
-    for rank in NODES:
-        stall.remove(rank)
-    assert not stall.detected(1e9)
-
-
 def test_stacks_are_complete_with_all_answers_or_in_time() -> None:
     request = StackRequest([0, 1, 2], 14.0)
     request.add(0, ALL_REDUCE)

@@ -72,14 +72,6 @@ def test_one_signalled_rank_is_enough_to_leave_with_75(tmp_path: Path, rank: int
     assert ended.errors[1:] == ["", ""]
 
 
-def test_a_scontrol_that_fails_is_called_once(tmp_path: Path) -> None:
-    with world(tmp_path, PREEMPTED, variables=scontrol(tmp_path, "echo nobody answers >&2; exit 1")) as it:
-        it.send(signal.SIGUSR2, *at_work(it))
-        ended = it.wait()
-    stopped(ended.text, NOT_REQUEUED % "scontrol failed: nobody answers", 75)
-    assert len((tmp_path / "calls").read_text().splitlines()) == 1
-
-
 def test_after_a_requeue_all_wait_for_slurm_s_sigterm(tmp_path: Path) -> None:
     """It goes to every process of the step, scontrol too, before that has its answer."""
     with world(tmp_path, PREEMPTED, variables=scontrol(tmp_path, "kill -TERM $$ $PPID")) as it:
