@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
@@ -75,13 +75,12 @@ class Failure:
         if not isinstance(message, dict):
             raise TypeError(message)
         failure = cls(**message)
-        weight = FailureKind(failure.weight)
         texts = (failure.node, failure.cause, failure.traceback, failure.time)
         if not all(isinstance(text, str) for text in texts) or type(failure.rank) is not int:
             raise TypeError(message)
         if type(failure.exit_code) is not int or not 0 < failure.exit_code < 256:
             raise ValueError(message)
-        return cls(**{**message, "weight": weight})
+        return replace(failure, weight=FailureKind(failure.weight))
 
 
 def time_of_day() -> str:

@@ -46,16 +46,9 @@ class RootCause:
     @classmethod
     def of(cls, failure: Failure) -> RootCause:
         """Of one rank's failure."""
-        return cls(
-            (failure.rank,),
-            failure.node,
-            failure.cause,
-            failure.exit_code,
-            how="ended" if failure.weight >= FailureKind.STOPPED else "failed",
-            traceback=failure.traceback,
-            time=failure.time,
-            shown=failure.shown,
-        )
+        names = ("node", "cause", "exit_code", "traceback", "time", "shown")
+        how = "ended" if failure.weight >= FailureKind.STOPPED else "failed"
+        return cls((failure.rank,), how=how, **{name: getattr(failure, name) for name in names})
 
 
 def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:

@@ -70,16 +70,14 @@ class Gpu:
         row = [""] * len(FIELDS)
         for ask in tuple(self._questions):
             try:
-                answer = ask()
+                for field, text in ask().items():
+                    row[_AT[field]] = text
             except self._unasked:
                 self._questions.remove(ask)
             except self._nvml.NVMLError_GpuIsLost:
                 return "," * (len(FIELDS) - 1)
             except self._nvml.NVMLError:
                 continue
-            else:
-                for field, text in answer.items():
-                    row[_AT[field]] = text
         return ",".join(row)
 
     def _utilization(self) -> dict[str, str]:

@@ -61,8 +61,10 @@ class Node:
         cpu, memory, source = self._used()
         bytes_read = sum(tree.bytes_read.value for tree in self._tasks.trees)
         written = sum(tree.bytes_written.value for tree in self._tasks.trees)
+        ticks = self._all_cpus.read().split(None, _IOWAIT + 1)[_IOWAIT] if self._all_cpus else b""
+        iowait = f"{int(ticks) / _TICKS:.2f}" if ticks else ""
         return (
-            f"{time},{cpu:.3f},{self._cpus},{memory},{self._limit},{bytes_read},{written},{self._iowait()},"
+            f"{time},{cpu:.3f},{self._cpus},{memory},{self._limit},{bytes_read},{written},{iowait},"
             f"{self._interface},{source}\n"
         )
 
@@ -71,11 +73,6 @@ class Node:
             return self._group.cpu_seconds(), self._group.memory_bytes(), "cgroup"
         trees = self._tasks.trees
         return sum(tree.cpu.value for tree in trees) / 1e9, sum(tree.resident for tree in trees), "processes"
-
-    def _iowait(self) -> str:
-        if not self._all_cpus:
-            return ""
-        return f"{int(self._all_cpus.read().split(None, _IOWAIT + 1)[_IOWAIT]) / _TICKS:.2f}"
 
 
 def requested_memory(environ: Mapping[str, str]) -> int | None:

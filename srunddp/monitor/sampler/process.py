@@ -141,7 +141,9 @@ def sample_until_closed(site: SamplerConfig, end: socket.socket) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    _allow_many_files()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # four of each process are kept open, of maybe hundreds
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     samples = Samples(site)
     gc.freeze()
     closed = select.poll()
@@ -154,13 +156,6 @@ def sample_until_closed(site: SamplerConfig, end: socket.socket) -> None:
         if closed.poll(1000 * (due - now)):
             break
     samples.take(last=True)
-
-
-def _allow_many_files() -> None:
-    """Four of each process are kept open, and a node may have hundreds."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Samples:

@@ -184,19 +184,13 @@ class Process:
 
     def new_children(self, *, of_all_threads: bool) -> list[int]:
         """Process ids of its children where they are others than those of the last call, else none."""
-        if not self._ran:
-            return []
-        try:
-            if of_all_threads and self._threads > 1:
-                text = self._of_threads()
-            else:
-                text = self._children.read(whole=True) if self._children else b""
-        except OSError:
-            return []
-        if text == self._known:
-            return []
-        self._known = text
-        return [int(pid) for pid in text.split()]
+        before = self._known
+        with contextlib.suppress(OSError):
+            if self._ran and of_all_threads and self._threads > 1:
+                self._known = self._of_threads()
+            elif self._ran:
+                self._known = self._children.read(whole=True) if self._children else b""
+        return [int(pid) for pid in self._known.split()] if self._known != before else []
 
     def _of_threads(self) -> bytes:
         folder = f"/proc/{self.pid}/task"
