@@ -6,7 +6,6 @@ import dataclasses
 import os
 import re
 import typing
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
@@ -296,18 +295,6 @@ def test_a_wrong_file_is_named_with_line_and_column(
     name = argument.removeprefix("--config=")
     assert re.match(rf"{re.escape(name)}:{line}:[1-9][0-9]*: ", message)
     assert part in message
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
-def test_a_file_in_somebody_elses_project_folder(file: typing.Callable[..., str]) -> None:
-    """A project account owns the folders on many clusters; the script in them is run unchecked as well."""
-    argument = file("epochs: 3\n")
-    path = Path(argument.removeprefix("--config="))
-    os.chown(path.parent, 61234, 61234)
-    path.parent.chmod(0o2775)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert read_config(Config, [argument]).epochs == 3
 
 
 def test_what_must_be_given_and_is_not_is_named() -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from srunddp.monitor.monitor import Monitor, MonitorConfig
+from tests.support.small_disk import small_disk
 from tests.support.starting import until
 
 FOLDER = Path("deep", "monitor.0")
@@ -79,16 +80,17 @@ def test_rows_of_an_earlier_run_in_the_folder_are_gone(tmp_path: Path) -> None:
     assert [row["value"] for row in rows(tmp_path, "marks")][1:] == ["2"]
 
 
-def test_a_full_disk_ends_nothing(small_disk: Path) -> None:
-    made = recorder(small_disk)
-    with contextlib.suppress(OSError), (small_disk / "full").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    made.start()
-    for _ in range(1000):
-        made.mark("meeting")
-    made.finish(0, 5.0)
-    assert len(rows(small_disk, "marks")) < 1000
+def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        made = recorder(disk)
+        with contextlib.suppress(OSError), (disk / "full").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        made.start()
+        for _ in range(1000):
+            made.mark("meeting")
+        made.finish(0, 5.0)
+        assert len(rows(disk, "marks")) < 1000
 
 
 def test_a_file_system_that_hangs_holds_nobody_up(tmp_path: Path) -> None:

@@ -72,6 +72,11 @@ WRONG: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
         slurm(1, SLURM_LOCALID="0", SLURM_HOSTFILE="hosts"),
         "-m arbitrary: SLURM_* alone does not tell where rank 0 is; expected ",
     ),
+    "an unknown kind of worker": (
+        ("train.py",),
+        {"SRUNDDP_WORKER": "spawn"},
+        "SRUNDDP_WORKER=spawn; expected fork or exec -> export SRUNDDP_WORKER=exec for a profiler, else unset it",
+    ),
     "launchers that disagree": (("train.py",), slurm(0, RANK="1"), "RANK=1, but SLURM_PROCID=0; expected "),
 }
 
@@ -229,16 +234,16 @@ def test_ctrl_c_ends_ranks_that_wait_for_each_other(script: Path) -> None:
         assert ended(process) == (130, "", f"srunddp: error: rank 0 on {NODE} failed: killed by SIGINT\n")
 
 
-def test_a_rank_that_does_not_come_is_named_and_no_script_starts(script: Path) -> None:
-    done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(0))
-    text = one_message(done, 69)
-    assert text.startswith(f"1 of 2 ranks did not come: rank 1 on {NODE}; expected ")
-
-
-def test_a_rank_that_does_not_find_rank_zero_starts_no_script(script: Path) -> None:
-    done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(1, SLURM_LOCALID="0"))
-    text = one_message(done, 69)
-    assert text.startswith(f"rank 1 on {NODE} (127.0.0.1) did not reach rank 0 at 127.0.0.1:")
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (0, f"1 of 2 ranks did not come: rank 1 on {NODE}; expected "),
+        (1, f"rank 1 on {NODE} (127.0.0.1) did not reach rank 0 at 127.0.0.1:"),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named_and_no_script_starts(script: Path, rank: int, said: str) -> None:
+    done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(rank, SLURM_LOCALID="0"))
+    assert one_message(done, 69).startswith(said)
 
 
 # Failures before all have met.

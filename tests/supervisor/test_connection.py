@@ -45,7 +45,8 @@ def test_a_message_in_parts_is_one_and_garbage_an_empty_one(ends: Ends) -> None:
 def test_a_message_that_the_kernel_takes_in_parts_arrives(ends: Ends) -> None:
     ours, far = ends[0], SupervisorConnection(ends[1])
     long = {"failure": "x" * 500_000}
-    ours.send(long)
+    for _ in range(10):
+        ours.send(long)  # without waiting for a peer that does not read
     found: list[object] = []
 
     def arrived() -> bool:
@@ -103,8 +104,3 @@ def test_an_error_that_says_that_nobody_answers_is_a_loss(call: str, number: int
     ours.send({"ping": 1})
     ours.read()
     assert (ours.open, ours.lost) == (False, True)
-
-
-def test_sending_does_not_wait_for_a_peer_that_does_not_read(ends: Ends) -> None:
-    for _ in range(200):
-        ends[0].send({"stacks": "x" * 60000})

@@ -62,19 +62,14 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-@pytest.mark.parametrize("error", ECHOES, ids=str)
-def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseException) -> None:
-    assert of_exception(error, None)[2] is FailureKind.SECONDARY
+KINDS = [(error, FailureKind.SECONDARY) for error in ECHOES] + [(error, FailureKind.PRIMARY) for error in CAUSES]
+# Python's own errors of a connection wait for a cause.
+KINDS += [(kind(1, "Connection reset"), FailureKind.NETWORK) for kind in (ConnectionResetError, BrokenPipeError)]
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset"), BrokenPipeError(32, "Broken pipe")])
-def test_python_s_own_connection_errors_wait_for_a_cause(error: OSError) -> None:
-    assert FailureKind.ABORTED < of_exception(error, None)[2] < FailureKind.SECONDARY
-
-
-@pytest.mark.parametrize("error", CAUSES, ids=repr)
-def test_any_other_error_is_a_cause(error: BaseException) -> None:
-    assert of_exception(error, None)[2] is FailureKind.PRIMARY
+@pytest.mark.parametrize(("error", "kind"), KINDS, ids=repr)
+def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseException, kind: FailureKind) -> None:
+    assert of_exception(error, None)[2] is kind
 
 
 def test_what_is_raised_from_a_secondary_error_is_one() -> None:

@@ -8,12 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import PROGRAMS, ROOT
-from tests.support.starting import LONG, bare, started, until
+from tests.support.starting import LONG, SRUNDDP, bare, until
 from tests.support.worlds import SIZE, World, is_gone, named, world
 
 PREEMPTED = f"""
@@ -132,23 +131,14 @@ rest()
         assert [(tmp_path / f"{when}.{rank}").read_text() for when in ("set", "ending")] == ["False", "True"]
 
 
-@pytest.mark.parametrize("guarded", [True, False])
-def test_a_world_of_one_says_it_once(tmp_path: Path, guarded: bool) -> None:
-    program = [str(PROGRAMS / "preempted.py"), str(tmp_path)]
-    variables: dict[str, Any] = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT)}
-    if guarded:
-        with started("--quiet", *program, folder=tmp_path, **variables) as process:
-            ended_by_itself(tmp_path, process)
-    else:
-        command = [sys.executable, *program]
-        alone = bare(variables | {"RANK": "0", "WORLD_SIZE": "1"})
-        with subprocess.Popen(command, env=alone, stderr=subprocess.PIPE, text=True) as process:
-            ended_by_itself(tmp_path, process)
-
-
-def ended_by_itself(folder: Path, process: subprocess.Popen[str]) -> None:
-    until((folder / "at.0.0").exists)
-    process.send_signal(signal.SIGUSR2)
-    _, errors = process.communicate(timeout=LONG)
+@pytest.mark.parametrize("command", [(*SRUNDDP, "--quiet"), (sys.executable,)], ids=["guarded", "alone"])
+def test_a_world_of_one_says_it_once(tmp_path: Path, command: tuple[str, ...]) -> None:
+    environ = bare({"PATH": "/nowhere", "PYTHONPATH": str(ROOT)})
+    environ |= {} if "--quiet" in command else {"RANK": "0", "WORLD_SIZE": "1"}
+    words = [*command, str(PROGRAMS / "preempted.py"), str(tmp_path)]
+    with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        until((tmp_path / "at.0.0").exists)
+        process.send_signal(signal.SIGUSR2)
+        _, errors = process.communicate(timeout=LONG)
     assert process.returncode == 75, errors
-    stopped(errors.replace(f"{folder}/", ""), NO_JOB, 75)
+    stopped(errors.replace(f"{tmp_path}/", ""), NO_JOB, 75)

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.run.test_old_python import WITHOUT
 from tests.support.launcher import launched
-from tests.support.starting import until
-from tests.support.worlds import Ended, is_gone, named, run, world
+from tests.support.starting import python, srunddp, until, write
+from tests.support.worlds import SIZE, Ended, is_gone, named, run, world
 
 SUSPENDED = 13.0  # longer than a stopped worker is given
 SAVES = """
@@ -179,10 +180,11 @@ def test_a_job_that_was_suspended_goes_on(scenes: Scenes, scene: str, size: int)
     assert (ended.codes, ended.text) == ([0] * size, "")
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
-def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, stubborn: bool) -> None:
-    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
-    with launched(tmp_path, f"{ignore}say('waits')\nrest()") as launcher:
+@pytest.mark.parametrize("how", ["", "stubborn", "old Python"])
+def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, how: str) -> None:
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if how == "stubborn" else ""
+    folder = write(tmp_path / "old" / "sitecustomize.py", WITHOUT if how == "old Python" else "").parent
+    with launched(tmp_path, f"{ignore}say('waits')\nrest()", PYTHONPATH=str(folder)) as launcher:
         until(lambda: all((tmp_path / f"waits.{rank}").exists() for rank in range(3)))
         launcher.process.kill()
         began = time.monotonic()
@@ -191,3 +193,62 @@ def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, stubborn: bool) -> No
     assert (tmp_path / "stderr.0").read_text().count("has ended (exit code 137)") <= 1
     everything = "".join((tmp_path / f"stderr.{rank}").read_text() for rank in range(3))
     assert everything.count(f"its launcher, process {launcher.process.pid}, has ended (exit code 137)") == 1
+
+
+# What the end of a script may take: uploads in atexit end, and who does not end is ended.
+
+
+UPLOADS = """
+def upload():
+    time.sleep(3)
+    say("uploaded")
+atexit.register(upload)
+"""
+FAILS = UPLOADS + "if RANK == {rank}: raise ValueError('boom')\nrest()"
+STOPS = UPLOADS + "from srunddp.errors import Stopped\nraise Stopped('stopped after step 5', 75)"
+
+
+def like_slurm(folder: Path, script: str, *options: str) -> tuple[Ended, float]:
+    """A world whose launcher kills all at the first bad end, as srun --kill-on-bad-exit=1; how long it took."""
+    with world(folder, script, *options) as it:
+        it.workers()
+        began = time.monotonic()
+        until(lambda: any(rank.poll() for rank in it.ranks))
+        time.sleep(0.3)  # until srun has told all nodes
+        for rank in it.ranks:
+            rank.kill()
+        return it.wait(), time.monotonic() - began
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failed_rank_s_exit_handlers_end_first(tmp_path: Path, rank: int) -> None:
+    ended, _ = like_slurm(tmp_path, FAILS.format(rank=rank))
+    named(ended, rank, 1, "ValueError: boom")
+    assert [(tmp_path / f"uploaded.{each}").exists() for each in range(SIZE)] == [each == rank for each in range(SIZE)]
+
+
+def test_after_a_stop_the_exit_handlers_of_all_ranks_end(tmp_path: Path) -> None:
+    ended, _ = like_slurm(tmp_path, STOPS)
+    assert ended.codes == [75] * SIZE, ended.text
+    assert all((tmp_path / f"uploaded.{rank}").exists() for rank in range(SIZE))
+
+
+def test_an_end_that_takes_longer_than_grace_is_cut_short(tmp_path: Path) -> None:
+    endless = "atexit.register(time.sleep, 600)\nif RANK == 1: raise ValueError('boom')\nrest()"
+    with world(tmp_path, endless, "--grace", "1") as it:
+        it.workers()
+        began = time.monotonic()
+        named(it.wait(), 1, 1, "ValueError: boom")
+    assert 1.0 < time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize("end", ["raise ValueError('boom')", "sys.exit(3)"])
+def test_a_single_process_has_no_limit(tmp_path: Path, end: str) -> None:
+    script = write(
+        tmp_path / "train.py",
+        f"import atexit, sys, time\natexit.register(print, 'uploaded')\natexit.register(time.sleep, 3)\n{end}",
+    )
+    ours = srunddp("--quiet", "--grace", "0.5", script, folder=tmp_path)
+    theirs = python(script, folder=tmp_path)
+    assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
+    assert ours.stdout == "uploaded\n"

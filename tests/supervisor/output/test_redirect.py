@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,17 +141,15 @@ def test_a_file_that_cannot_be_made_is_named_once_a_node(tmp_path: Path, below: 
 def test_only_a_plain_file_is_taken_in_the_log_s_place(tmp_path: Path, what: str) -> None:
     """No named pipe either, whether somebody reads it or not."""
     log, precious = tmp_path / "log", write(tmp_path / "precious", "all")
-    with ExitStack() as stack:
-        if what == "a symbolic link":
-            log.symlink_to(precious)
-        elif what == "Is a directory":
-            log.mkdir()
-        else:
-            os.mkfifo(log)
-        if what == "no plain file":
-            stack.callback(os.close, os.open(log, os.O_RDONLY | os.O_NONBLOCK))
-        with pytest.raises(ConfigError, match=f"{log} cannot be written: .*{what}") as caught:
-            OutputRedirect.open(OutputTarget(log, False, ""))
+    if what == "a symbolic link":
+        log.symlink_to(precious)
+    elif what == "Is a directory":
+        log.mkdir()
+    else:
+        os.mkfifo(log)
+    reader = os.open(log if what == "no plain file" else precious, os.O_RDONLY | os.O_NONBLOCK)
+    with open(reader, "rb"), pytest.raises(ConfigError, match=f"{log} cannot be written: .*{what}") as caught:
+        OutputRedirect.open(OutputTarget(log, False, ""))
     assert caught.value.scope is Scope.RANK
     assert precious.read_text() == "all"
 
