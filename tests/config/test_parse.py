@@ -70,13 +70,11 @@ def refused(*arguments: str, kind: type = Config) -> str:
     return message
 
 
-def test_nothing_given_is_the_defaults() -> None:
+def test_nothing_given_is_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without arguments the program's own are read."""
     assert read_config(Config, []) == Config()
     assert read_config(Settings, []) == Settings()
     assert read_config(Settings, []).train.epochs == 7
-
-
-def test_without_arguments_the_programs_own_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "--epochs=4"])
     assert read_config(Config).epochs == 4
 

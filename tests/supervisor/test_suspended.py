@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.run.test_old_python import WITHOUT
+from tests.supervisor.test_verdict import WITHOUT
 from tests.support.launcher import launched
 from tests.support.starting import python, srunddp, until, write
 from tests.support.worlds import SIZE, Ended, is_gone, named, run, world

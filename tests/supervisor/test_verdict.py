@@ -47,6 +47,18 @@ def test_however_a_script_ends_one_verdict_names_its_rank(tmp_path: Path, culpri
     assert f"srunddp: ended with it: ranks {'0,2' if culprit else '1-2'} on {NODE}\n" in ended.text
 
 
+# Pythons that were built against an old glibc, as Miniforge's and uv's, have neither memfd_create nor pidfd_open.
+WITHOUT = "import os\nfor name in ('memfd_create', 'pidfd_open', 'copy_file_range'): vars(os).pop(name, None)\n"
+
+
+def test_a_crash_comes_with_its_stack_below_an_old_python(tmp_path: Path) -> None:
+    folder = write(tmp_path / "old" / "sitecustomize.py", WITHOUT).parent
+    crash = "assert not hasattr(os, 'memfd_create')\ndef crash(): os.kill(os.getpid(), signal.SIGSEGV)\n"
+    ended = run(tmp_path, f"{crash}if RANK == 1: crash()\nrest()", variables={"PYTHONPATH": str(folder)})
+    named(ended, 1, 128 + signal.SIGSEGV, "killed by SIGSEGV")
+    assert "in crash\n" in ended.text
+
+
 # An echo, raised before its cause; the culprit fails when rank 0 has been told of it.
 ECHOES = {
     "a connection's error": "raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer')",

@@ -44,9 +44,6 @@ def test_a_name_of_any_text_is_folded(name: str) -> None:
 
 def test_numbers_are_ranges() -> None:
     assert [ranges(numbers) for numbers in ((), (5,), (3, 2, 0, 2), range(10, 1000))] == ["", "5", "0,2-3", "10-999"]
-
-
-def test_ranks_are_named_by_node() -> None:
     layout = {0: "node01", 1: "node01", 4: "node03"}
     assert fold_ranks([0, 1, 4, 5], layout) == "ranks 0-1 on node01, rank 4 on node03, rank 5"
 

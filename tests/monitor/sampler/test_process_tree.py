@@ -35,14 +35,20 @@ def running(program: str) -> Iterator[Any]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def tree_of(process: subprocess.Popen[str]) -> ProcessTree:
+    """As it is when the process has written a line."""
+    read_line(process)
+    tree = ProcessTree(0, process.pid)
+    tree.look(thorough=False)
+    return tree
+
+
 def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parent has been read without it already, and it is gone when its turn comes."""
     child = BURN.format(seconds=0.3) + "print('x', flush=True); input()"
     program = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
     with running(program) as process:
-        read_line(process)
-        tree, look = ProcessTree(0, process.pid), Process.look
-        tree.look(thorough=False)
+        tree, look = tree_of(process), Process.look
         before = tree.cpu.value
 
         def ended_meanwhile(self: Process, *, thorough: bool) -> bool:
@@ -91,9 +97,7 @@ def test_what_a_parent_does_not_take_over_is_kept() -> None:
         "time.sleep(60)\n"
     )
     with running(program) as process:
-        read_line(process)
-        tree = ProcessTree(0, process.pid)
-        tree.look(thorough=False)
+        tree = tree_of(process)
         before = tree.cpu.value
         assert tree.processes == 2
         process.stdin.write("\n")
@@ -119,9 +123,7 @@ def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
         "threading.Thread(target=work).start()\n"
     )
     with running(program) as process:
-        read_line(process)
-        tree = ProcessTree(0, process.pid)
-        tree.look(thorough=False)
+        tree = tree_of(process)
         alone = tree.processes
         tree.look(thorough=True)
         assert (alone, tree.processes) == (1, 2)
@@ -132,9 +134,7 @@ def test_memory_is_the_resident_set_of_all_processes_together() -> None:
     program += "print('x', flush=True); time.sleep(60)"
     with running(program) as process:
         read_line(process)
-        read_line(process)
-        tree = ProcessTree(0, process.pid)
-        tree.look(thorough=False)
+        tree = tree_of(process)
         assert 200 * MIB < tree.resident < 240 * MIB
 
 
@@ -144,9 +144,7 @@ def test_storage_io_is_counted_once() -> None:
         child = f"import os\nwith open({folder + '/x'!r}, 'wb') as f: f.write(bytes(3 << 20)); f.flush(); os.fsync(f)\n"
         program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
         with running(program + "print('x', flush=True); input()") as process:
-            read_line(process)
-            tree = ProcessTree(0, process.pid)
-            tree.look(thorough=False)
+            tree = tree_of(process)
             assert 3 * MIB <= tree.bytes_written.value < 4 * MIB
 
 
