@@ -79,14 +79,14 @@ class Sampler:
         with self._end:
             with contextlib.suppress(OSError):
                 self._end.shutdown(socket.SHUT_WR)
-            message = _last_words(self._end, until)
+            message = _read_message(self._end, until)
         if wait_for_child(self.pid, until - time.monotonic()) is None:
             os.kill(self.pid, signal.SIGKILL)  # it has not been collected, so that the number is still its own
             wait_for_child(self.pid, _GONE_WITHIN)
         return message
 
 
-def start(site: SamplerConfig) -> Sampler:
+def start(config: SamplerConfig) -> Sampler:
     """Fork the sampler of a node. To be called in the main thread, whose end is the sampler's as well, with the
     signals blocked: those that Slurm sends to every process of a step are not for this one.
     """
@@ -94,28 +94,28 @@ def start(site: SamplerConfig) -> Sampler:
     pid = os.fork()
     if pid == 0:
         try:
-            _live(site, theirs)
+            _run_sampler(config, theirs)
         finally:
             os._exit(0)
     theirs.close()
     return Sampler(pid, ours)
 
 
-def _live(site: SamplerConfig, end: socket.socket) -> None:
-    signals.die_with_parent(site.supervisor)
+def _run_sampler(config: SamplerConfig, end: socket.socket) -> None:
+    signals.die_with_parent(config.supervisor)
     # Also those that no one has blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
-    _let_go(end.fileno())
+    _close_inherited(end.fileno())
     try:
-        sample_until_closed(site, end)
+        sample_until_closed(config, end)
     except Exception as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
-        end.sendall(f"the monitor of {site.run.node} ended: {reason}".encode())
+        end.sendall(f"the monitor of {config.run.node} ended: {reason}".encode())
 
 
-def _let_go(kept: int) -> None:
+def _close_inherited(kept: int) -> None:
     """Nobody is to wait for the end of a pipe or a line that this process happens to have."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -127,7 +127,7 @@ def _let_go(kept: int) -> None:
                 os.close(opened)
 
 
-def _last_words(end: socket.socket, until: float) -> str:
+def _read_message(end: socket.socket, until: float) -> str:
     text = b""
     with contextlib.suppress(OSError):
         while select.select([end], [], [], max(0.0, until - time.monotonic()))[0] and (more := end.recv(4096)):
@@ -135,8 +135,8 @@ def _last_words(end: socket.socket, until: float) -> str:
     return text.decode(errors="replace")
 
 
-def sample_until_closed(site: SamplerConfig, end: socket.socket) -> None:
-    """Write samples at once and every ``site.run.seconds``, and a last one when the other side of ``end`` is closed.
+def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
+    """Write samples at once and every ``config.run.seconds``, and a last one when the other side of ``end`` is closed.
 
     Raises:
         OSError: a file cannot be written.
@@ -144,7 +144,7 @@ def sample_until_closed(site: SamplerConfig, end: socket.socket) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # four of each process are kept open, of maybe hundreds
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    samples = Samples(site)
+    samples = Samples(config)
     gc.freeze()
     closed = select.poll()
     closed.register(end, select.POLLIN)
@@ -152,7 +152,7 @@ def sample_until_closed(site: SamplerConfig, end: socket.socket) -> None:
     while True:
         samples.take()
         now = time.monotonic()
-        due += site.run.seconds * max(1, math.ceil((now - due) / site.run.seconds))
+        due += config.run.seconds * max(1, math.ceil((now - due) / config.run.seconds))
         if closed.poll(1000 * (due - now)):
             break
     samples.take(last=True)
@@ -165,13 +165,13 @@ class Samples:
         OSError: a file cannot be written.
     """
 
-    def __init__(self, site: SamplerConfig) -> None:
-        self._site = site
+    def __init__(self, config: SamplerConfig) -> None:
+        self._config = config
         self._taken, self._thorough_at = 0, 0.0
-        self._tasks = tasks.Tasks(site.run.rank, site.supervisor, site.launcher, site.rank_variable)
-        self._node = node.Node(self._tasks, site.interface)
-        self._gpus = gpu.Gpus(site.run.seconds)
-        links = node.NetworkCounters(site.interface)
+        self._tasks = tasks.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
+        self._node = node.Node(self._tasks, config.interface)
+        self._gpus = gpu.Gpus(config.run.seconds)
+        links = node.NetworkCounters(config.interface)
         self._tables = [
             (self._open("node", node.COLUMNS), self._node.rows),
             (self._open("tasks", tasks.COLUMNS), self._tasks.rows),
@@ -179,7 +179,7 @@ class Samples:
         ]
 
     def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
-        return CsvWriter(self._site.run.folder / f"{self._site.run.node}.{name}.csv", columns)
+        return CsvWriter(self._config.run.folder / f"{self._config.run.node}.{name}.csv", columns)
 
     def take(self, *, last: bool = False) -> None:
         """Write a sample of each source."""

@@ -27,7 +27,7 @@ class MonotonicCounter:
         self.value = self._kept = self._last = 0
         self._rounding = rounding
 
-    def is_now(self, total: int) -> None:
+    def update(self, total: int) -> None:
         """What those that are there add up to."""
         if self._last - total > self._rounding:
             self._kept += self._last - total
@@ -105,9 +105,9 @@ class ProcessTree:
         members = self._members.values()
         self.resident = sum(each.resident for each in members)
         self.delay = self._delay_of_ended + sum(each.delay for each in members)
-        self.cpu.is_now(sum(each.cpu + each.reaped for each in members))
-        self.bytes_read.is_now(sum(each.bytes_read for each in members))
-        self.bytes_written.is_now(sum(each.bytes_written for each in members))
+        self.cpu.update(sum(each.cpu + each.reaped for each in members))
+        self.bytes_read.update(sum(each.bytes_read for each in members))
+        self.bytes_written.update(sum(each.bytes_written for each in members))
 
 
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

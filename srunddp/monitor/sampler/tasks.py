@@ -44,7 +44,7 @@ class Tasks:
         if self._started and (thorough or self._has_started_others()):
             # A task that is not exec'ed yet has not been told its rank: those without one are looked at again.
             for pid in set(children_of(self._launcher)) - self._known:
-                self._meet(pid)
+                self._add_task(pid)
         for tree in self.trees:
             tree.look(thorough=thorough)
         return len(self.trees) > before
@@ -55,7 +55,7 @@ class Tasks:
             self._before = self._started.read(whole=True) if self._started else b""
         return self._before != before
 
-    def _meet(self, pid: int) -> None:
+    def _add_task(self, pid: int) -> None:
         variables = _environment(pid)
         rank = variables.get(self._variable, "")
         if rank.isdecimal():

@@ -111,7 +111,7 @@ def test_a_fall_by_the_kernel_s_rounding_is_not_kept() -> None:
     sum_of = MonotonicCounter(20)
     found = []
     for total in (100, 90, 100, 85, 100, 50, 60):
-        sum_of.is_now(total)
+        sum_of.update(total)
         found.append(sum_of.value)
     assert found == [100, 100, 100, 100, 100, 100, 110]
 
