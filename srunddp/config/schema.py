@@ -285,11 +285,10 @@ _SCALARS: Mapping[Any, Callable[[str], Any]] = {NoneType: _null, bool: _bool, in
 
 
 def _converts(convert: Callable[[str], Any], text: str) -> bool:
-    try:
+    with contextlib.suppress(KeyError, ValueError):
         convert(text)
-    except (KeyError, ValueError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _or(words: list[str]) -> str:

@@ -28,7 +28,7 @@ from srunddp.monitor.monitor import Monitor, MonitorConfig
 from srunddp.run.launch import check_open_files, is_worker_exec, launch
 from srunddp.run.options import RunOptions, plan_monitor, run_name
 from srunddp.run.script import Script, check
-from srunddp.stage.paths import contradictions
+from srunddp.stage.paths import StagedPaths, contradictions
 from srunddp.supervisor.failure import rotate_previous
 from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget, output_target
 from srunddp.util.click_types import LOST_LEAST, MONITOR_LEAST, Run, Seconds, limit
@@ -191,10 +191,14 @@ def _use_staged_copies(start: _Start) -> None:
         start.target = replace(start.target, file=file)
     if start.plan:
         start.plan = replace(start.plan, folder=refuse_inside_copy(staged, folder, start.plan.folder, "--monitor-dir"))
-    script = start.script
-    name = script.name if script.module else staged.here(script.name)
-    start.script = replace(script, name=name, arguments=tuple(map(staged.argument, script.arguments)))
+    start.script = _staged_script(staged, start.script)
     start.notes = (staged.note,) if staged.note else ()
+
+
+def _staged_script(staged: StagedPaths, script: Script) -> Script:
+    """The script and its arguments as they are on this node."""
+    name = script.name if script.module else staged.here(script.name)
+    return replace(script, name=name, arguments=tuple(map(staged.argument, script.arguments)))
 
 
 def _prints(error: SrunddpError, environment: Environment | None) -> bool:

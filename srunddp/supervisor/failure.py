@@ -111,10 +111,9 @@ def by_launcher(number: int) -> str:
 
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9."""
-    try:
+    with contextlib.suppress(ValueError):
         return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"signal {number}"
 
 
 def shortened(text: str) -> str:

@@ -93,8 +93,7 @@ def _below(launcher: int, pid: int) -> int:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    try:
+    text = ""
+    with contextlib.suppress(OSError):  # another user's
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}  # another user's
     return dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)
