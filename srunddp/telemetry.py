@@ -1,7 +1,7 @@
 """What a rank and its supervisor tell each other in shared memory: how many steps there were, and that all is over.
 
 A mark is one write, no more. With ``--monitor`` there are also times of steps and of what is rarer, for
-:mod:`srunddp.monitor.recorder`; they outlive the rank, however it ends.
+:mod:`srunddp.monitor.monitor`; they outlive the rank, however it ends.
 """
 
 from __future__ import annotations

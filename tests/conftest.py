@@ -27,8 +27,8 @@ gpu interop mpirun slurm soak train test_examples.py test_tiny_bert.py util/test
 bootstrap/environment/test_hostile_variables.py bootstrap/process_group/test_world.py
 bootstrap/process_group/test_init.py
 monitor/sampler/test_process_tree.py report/test_report.py report/test_html.py triage/test_triage_corpus.py
-supervisor/test_lost_node.py supervisor/test_grace.py bootstrap/environment/test_rank_process.py ifaces/test_scan.py
-supervisor/test_suspended.py supervisor/test_stopped.py supervisor/test_supervisor.py supervisor/test_hanging.py
+supervisor/test_lost_node.py bootstrap/environment/test_rank_process.py ifaces/test_scan.py
+supervisor/test_suspended.py supervisor/test_stopped.py supervisor/test_supervisor.py
 sbatch/test_cli.py sbatch/test_hostile.py stage/test_build.py
 check/checks/test_versions.py check/test_single_process.py check/test_connectivity.py check/test_two_nodes.py
 """

@@ -49,13 +49,13 @@ def test_every_setting_and_job_key_is_in_the_reference() -> None:
 
 
 def test_every_column_of_the_monitors_files_is_in_the_reference() -> None:
-    from srunddp.monitor import recorder
+    from srunddp.monitor import monitor
     from srunddp.monitor.sampler import gpu, node, tasks
 
     files = {"node": node.COLUMNS, "tasks": tasks.COLUMNS, "links": node.LINK_COLUMNS, "gpus": gpu.COLUMNS}
     for name, expected in files.items():
         assert list(cells(f"NODE.{name}.csv", "column")) == list(expected)
-    for name, expected in (("steps", recorder.STEPS), ("marks", recorder.MARKS)):
+    for name, expected in (("steps", monitor.STEPS), ("marks", monitor.MARKS)):
         assert list(cells(f"NODE.rankR.{name}.csv", "column")) == expected.strip().split(",")
 
 

@@ -18,6 +18,7 @@ from srunddp.config.schema import (
     ConfigField,
     TypeMismatchError,
     build,
+    config_error,
     expected,
     fields_of,
     is_ambiguous,
@@ -94,8 +95,7 @@ def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     values = {name: _value(one, keys[name]) for name, one in given.items()}
     for name, key in keys.items():
         if key.default is MISSING and name not in values:
-            hint = f"add --{name}=VALUE"
-            raise ConfigError(f"{name} is not given", expected=expected(key.kind), hint=hint, scope=Scope.JOB)
+            raise config_error(f"{name} is not given", expected(key.kind), f"add --{name}=VALUE")
     filled: T = build(kind, values)
     return filled
 
@@ -141,13 +141,11 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield "help", ""
             continue
         if not option.startswith("--") or option == "--":
-            hint = "write --key=value; --help lists the keys"
-            raise ConfigError(f"the argument {option!r}", expected="--key=value", hint=hint, scope=Scope.JOB)
+            raise config_error(f"the argument {option!r}", "--key=value", "write --key=value; --help lists the keys")
         name, equals, text = option[2:].partition("=")
         if not equals:
             if not left or left[0].startswith("--"):
-                hint = f"write {option}=VALUE"
-                raise ConfigError(f"{option} without a value", expected="one", hint=hint, scope=Scope.JOB)
+                raise config_error(f"{option} without a value", "one", f"write {option}=VALUE")
             text = left.pop(0)
         yield name, text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -97,7 +98,7 @@ def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
         hints = get_type_hints(kind)
     except NameError as error:
         hint = "define the class at the top of a module, and import its types outside TYPE_CHECKING"
-        raise _config_error(f"{kind.__name__}: {error}", "types that its module knows", hint) from None
+        raise config_error(f"{kind.__name__}: {error}", "types that its module knows", hint) from None
     return ((field, hints[field.name]) for field in dataclasses.fields(kind) if field.init)
 
 
@@ -110,12 +111,12 @@ def _default(field: dataclasses.Field[Any], base: Any) -> Any:
 def _check(kind: Any, name: str, hint: Any, *, reserved: tuple[str, ...]) -> None:
     where = f"{kind.__name__}.{name}"
     if name in reserved:
-        raise _config_error(f"{where}: --{name} has a meaning already", "another name", "rename the field")
+        raise config_error(f"{where}: --{name} has a meaning already", "another name", "rename the field")
     try:
         expected(hint)
     except TypeError as error:
         types = "bool, int, float, str, Path, Literal, a tuple or list of these, or a dataclass"
-        raise _config_error(f"{where} is of type {error}", types, "change it, or use field(init=False)") from None
+        raise config_error(f"{where} is of type {error}", types, "change it, or use field(init=False)") from None
 
 
 def _sentences(kind: Any) -> dict[str, str]:
@@ -129,7 +130,8 @@ def _sentences(kind: Any) -> dict[str, str]:
     return found
 
 
-def _config_error(found: str, expected: str, hint: str) -> ConfigError:
+def config_error(found: str, expected: str, hint: str) -> ConfigError:
+    """What all ranks see alike."""
     return ConfigError(found, expected=expected, hint=hint, scope=Scope.JOB)
 
 
@@ -216,21 +218,17 @@ def _scalar(node: yaml.Node, kind: Any) -> Any:
 
 def _literal(node: yaml.Node, choices: tuple[Any, ...]) -> Any:
     for choice in choices:
-        try:
+        with contextlib.suppress(TypeMismatchError):
             if value_of(node, type(choice)) == choice:
                 return choice
-        except TypeMismatchError:
-            continue
     raise TypeMismatchError(node)
 
 
 def _union(node: yaml.Node, members: tuple[Any, ...]) -> Any:
     """Of the strictest member that takes it; a text takes all, a list every scalar."""
     for member in sorted(members, key=_order):
-        try:
+        with contextlib.suppress(TypeMismatchError):
             return value_of(node, member)
-        except TypeMismatchError:
-            continue
     raise TypeMismatchError(node)
 
 
@@ -250,12 +248,10 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
     if node.style is not None:
         return [node]
     if text.startswith("["):
-        try:
+        with contextlib.suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
             composed = yaml.compose(node.value, Loader=yaml.SafeLoader)
-        except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
-            raise TypeMismatchError(node) from None
-        if isinstance(composed, yaml.SequenceNode):
-            return _items(composed)
+            if isinstance(composed, yaml.SequenceNode):
+                return _items(composed)
         raise TypeMismatchError(node)
     return [scalar_node(part.strip()) for part in text.split(",")] if text else []
 
@@ -289,11 +285,10 @@ _SCALARS: Mapping[Any, Callable[[str], Any]] = {NoneType: _null, bool: _bool, in
 
 
 def _converts(convert: Callable[[str], Any], text: str) -> bool:
-    try:
+    with contextlib.suppress(KeyError, ValueError):
         convert(text)
-    except (KeyError, ValueError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _or(words: list[str]) -> str:

@@ -1,20 +1,36 @@
-"""``--monitor``: a recorder for each rank and a sampler for each node, from before the ranks meet to the end."""
+"""``--monitor``: a recorder for each rank and a sampler for each node, from before the ranks meet to the end.
+
+The recorder writes two files of each rank: the sums over its steps every few seconds, and what happened once. It is a
+thread of the supervisor, so that nothing is lost however the rank ends. What cannot be written ends nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
-from collections.abc import Mapping
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.telemetry import TelemetryPage
+from srunddp.util.atomic_file import replace_file
+from srunddp.util.kernel_file import stat_fields
 
 if TYPE_CHECKING:
-    from srunddp.monitor.recorder import Recorder
     from srunddp.monitor.sampler.process import Sampler
 
+STEPS = "time,steps,samples,step_s,data_s,own_s,longest_step_s,epoch\n"
+MARKS = "time,mark,value\n"
+RUN = "run.json"
+_START = 19  # starttime of /proc/PID/stat, counted from the field behind the name
 _WITHIN = 0.5
 
 
@@ -41,19 +57,22 @@ class Monitor:
     """What watches one rank and, where the config says so, its node. Its methods are called in this order.
 
     Attributes:
-        page: for the worker.
+        page: shared with the worker.
     """
 
     def __init__(self, config: MonitorConfig | None = None) -> None:
-        """Make the files; without ``--monitor`` there are none, and nothing else is done here.
+        """Make the files; without ``--monitor`` there are none, and nothing is done here or later.
 
         Raises:
             ConfigError: they cannot be written.
         """
         self.page = TelemetryPage(recording=config is not None)
         self._config = config
+        self._files = _open_files(config) if config else None
+        self._seen = self._count = 0
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._sampler: Sampler | None = None
-        self._recorder = _open_recorder(config, self.page) if config else None
 
     def start_sampler(self, interface: str, rank_variable: str, launcher: int | None) -> None:
         """In the supervisor, before it forks its worker.
@@ -62,34 +81,35 @@ class Monitor:
             interface: the network interface; rank_variable: tells a process of this node its rank.
             launcher: the process whose descendants all ranks of this node are; None where that is not known.
         """
-        config = self._config
-        if config and config.samples:
-            from srunddp.monitor.sampler.loop import SamplerConfig  # one rank of a node needs them
-            from srunddp.monitor.sampler.process import start
+        if self._config and self._config.samples:
+            from srunddp.monitor.sampler.process import SamplerConfig, start  # one rank of a node needs it
 
-            self._sampler = start(SamplerConfig(config, interface, rank_variable, os.getpid(), launcher))
+            self._sampler = start(SamplerConfig(self._config, interface, rank_variable, os.getpid(), launcher))
 
     def in_worker(self) -> None:
         """Close there what is the supervisor's."""
-        for each in (self._recorder, self._sampler):
-            if each:
-                each.in_worker()
+        for file in self._files or ():
+            os.close(file)
+        if self._sampler:
+            self._sampler.in_worker()
 
     def start(self) -> None:
-        """In the supervisor, after the fork."""
-        if self._recorder:
-            self._recorder.start()
+        """In the supervisor, after the fork: write from now on, in a thread, as a file system may be slow."""
+        self._event(_started_at(os.getpid()), "process", math.nan)
+        if self._config and self._files:
+            self._thread = threading.Thread(target=self._run, args=(*self._files, self._config.seconds), daemon=True)
+            self._thread.start()
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: str, value: float = math.nan) -> None:
         """Something happens in the supervisor."""
-        if self._recorder:
-            self._recorder.mark(name)
+        self._event(time.time(), name, value)
 
     def describe(self, run: Mapping[str, Any]) -> None:
-        """On rank 0, when all have met."""
-        if self._recorder and self._config:
+        """On rank 0: what is known of the run once all have met."""
+        if self._config:
             own = {"script": self._config.script, "seconds": self._config.seconds}
-            self._recorder.describe({"version": 1, **run, **own})
+            text = json.dumps({"version": 1, **run, **own}, indent=2) + "\n"
+            self._tasks.put(partial(_replace, self._config.folder / RUN, text))
 
     def stop_sampler(self) -> str:
         """The worker has ended, and what it left is about to be killed.
@@ -99,18 +119,56 @@ class Monitor:
         """
         return self._sampler.finish(_WITHIN) if self._sampler else ""
 
-    def finish(self, code: int) -> None:
-        """With the exit code to leave with."""
-        if self._recorder:
-            self._recorder.finish(code, _WITHIN)
+    def finish(self, code: int, limit: float = _WITHIN) -> None:
+        """Write the rest, within so many seconds.
+
+        Args:
+            code: the exit code to leave with.
+        """
+        if self._files and self._thread:
+            self._tasks.put(partial(self._look, *self._files))
+            self.mark("end", code)
+            self._tasks.put(None)
+            self._thread.join(limit)
+
+    def _event(self, when: float, name: str, value: float) -> None:
+        if self._files:
+            self._tasks.put(partial(_write, self._files[1], _line(when, name, value)))
+
+    def _run(self, steps: int, events: int, seconds: float) -> None:
+        due = time.monotonic()
+        while True:
+            try:
+                task = self._tasks.get(timeout=max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                self._look(steps, events)
+                due = max(due + seconds, time.monotonic())
+                continue
+            if task is None:
+                return
+            task()
+
+    def _look(self, steps: int, events: int) -> None:
+        new, self._seen = self.page.events(self._seen)
+        if new:
+            _write(events, "".join(_line(*event) for event in new))
+        sums = self.page.snapshot()
+        if sums.steps or sums.epoch:
+            figures = f"{sums.steps},{sums.samples},{sums.step_s:.6f},{sums.data_s:.6f},{sums.own_s:.6f}"
+            row = f"{figures},{sums.longest_step_s:.6f},{sums.epoch}"
+        else:
+            # The script has a loop of its own. Where no step is expected for now, nothing is read.
+            self._count = self.page.read() or self._count
+            row = f"{self._count},,,,,,"
+        _write(steps, f"{time.time():.3f},{row}\n")
 
 
-def _open_recorder(config: MonitorConfig, page: TelemetryPage) -> Recorder:
-    from srunddp.monitor.recorder import RUN, Recorder  # most runs need none of it
-
-    recorder = Recorder(config.folder, f"{config.node}.rank{config.rank}", config.seconds, page)
+def _open_files(config: MonitorConfig) -> tuple[int, int]:
+    """The descriptors of this rank's files of steps and of marks, in a folder that is made for them."""
+    name = f"{config.node}.rank{config.rank}"
     try:
-        recorder.open()
+        config.folder.mkdir(parents=True, exist_ok=True)
+        files = _open(config.folder / f"{name}.steps.csv", STEPS), _open(config.folder / f"{name}.marks.csv", MARKS)
         if config.rank == 0:  # of an earlier start in the same folder, as there may be outside Slurm
             (config.folder / RUN).unlink(missing_ok=True)
     except OSError as error:
@@ -122,4 +180,32 @@ def _open_recorder(config: MonitorConfig, page: TelemetryPage) -> Recorder:
             where="--monitor",
             scope=Scope.RANK if os.path.lexists(place) else Scope.NODE,
         ) from None
-    return recorder
+    return files
+
+
+def _line(when: float, name: str, value: float) -> str:
+    return f"{when:.3f},{name},{'' if math.isnan(value) else format(value, '.10g')}\n"
+
+
+def _write(descriptor: int, text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(descriptor, text.encode())
+
+
+def _replace(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):
+        replace_file(path, text.encode())
+
+
+def _open(path: Path, header: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    opened = os.open(path, flags, 0o666)
+    os.set_blocking(opened, True)
+    os.write(opened, header.encode())
+    return opened
+
+
+def _started_at(pid: int) -> float:
+    """When a process was started, in Unix time, by the kernel."""
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat_fields(pid)[_START]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age

@@ -135,7 +135,7 @@ def _run(given: Mapping[str, Any], environment: Environment) -> int:
         if environment.rank == 0 and not given["quiet"]:
             _say(_placement(setup, info))
         if given["verbose"]:
-            _print(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}")
+            write_stderr(f"[RANK {environment.rank}] WORLD_SIZE={environment.world_size}\n")
 
     return launch(setup, start.script, options, output, monitor, on_rendezvous=on_rendezvous, say=_say)
 
@@ -198,7 +198,7 @@ def _use_staged_copies(start: _Start) -> None:
 def _staged_script(staged: StagedPaths, script: Script) -> Script:
     """The script and its arguments as they are on this node."""
     name = script.name if script.module else staged.here(script.name)
-    return Script(name, tuple(staged.argument(word) for word in script.arguments), script.module)
+    return replace(script, name=name, arguments=tuple(map(staged.argument, script.arguments)))
 
 
 def _prints(error: SrunddpError, environment: Environment | None) -> bool:
@@ -210,13 +210,7 @@ def _prints(error: SrunddpError, environment: Environment | None) -> bool:
 
 
 def _say(line: str) -> None:
-    _print(f"srunddp: {one_line(line)}")
-
-
-def _print(line: str) -> None:
-    # A full disk below standard error is no reason to end a training, nor is that it is closed or nobody reads it.
-    # Unbuffered, since what cannot be written would be tried again when Python ends.
-    write_stderr(f"{line}\n")
+    write_stderr(f"srunddp: {one_line(line)}\n")
 
 
 def _notes(setup: RankSetup) -> list[str]:

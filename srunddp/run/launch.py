@@ -50,7 +50,9 @@ def launch(
         SrunddpError: the ranks did not meet.
     """
     ours, theirs = pipe()
-    launcher = _launcher(setup.environment)
+    environment = setup.environment
+    rank_variable = environment.rank_variable if environment.has_launcher else ""
+    launcher = signals.find_launcher(rank_variable, slurm=environment.step is not None)
     signals.become_subreaper()
     context = WorkerContext(
         setup=setup,
@@ -62,7 +64,7 @@ def launch(
         dump=StackDump(),
         page=monitor.page,
     )
-    variable = setup.environment.rank_variable if setup.environment.world_size > 1 else ""
+    variable = environment.rank_variable if environment.world_size > 1 else ""
     monitor.start_sampler(setup.interface.name, variable, launcher.pid)
     worker = fork_worker(context, ours, monitor)
     # What is open here ends with this process, and not before: so the others see its end.
@@ -139,8 +141,3 @@ def check_open_files(environment: Environment) -> None:
             hint="raise the hard limit (ulimit -Hn, or LimitNOFILE of slurmd)",
             scope=Scope.JOB,
         )
-
-
-def _launcher(environment: Environment) -> signals.Launcher:
-    variable = environment.rank_variable if environment.has_launcher else ""
-    return signals.find_launcher(variable, slurm=environment.step is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import os
@@ -59,20 +60,12 @@ def _file_problem(name: str, folder: str) -> tuple[str, str] | None:
 
 
 def _module_problem(name: str, folder: str) -> tuple[str, str] | None:
-    package = name.split(".")[0]
-    if _is_module(package, folder):
-        return None
-    return f"no module {package!r}", "correct the name after -m, or install it"
-
-
-def _is_module(package: str, folder: str) -> bool:
+    package, found = name.split(".")[0], None
     sys.path.insert(0, folder)
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # it has no spec, as __main__
-        return False
-    finally:
-        sys.path.pop(0)
+    with contextlib.suppress(ValueError):  # it has no spec, as __main__
+        found = importlib.util.find_spec(package)
+    sys.path.pop(0)
+    return None if found else (f"no module {package!r}", "correct the name after -m, or install it")
 
 
 @dataclass(frozen=True)

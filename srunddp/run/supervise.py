@@ -26,7 +26,7 @@ from srunddp.supervisor.worker_process import STOPPED_FOR, WorkerPipe, WorkerPro
 
 @dataclass(kw_only=True)
 class Agent(RankAgent):
-    """The rank's rendezvous, its telemetry and its output.
+    """The rank's rendezvous and its telemetry.
 
     Attributes:
         context: the worker's; worker: its process id; pipe: to it.
@@ -58,6 +58,7 @@ class Agent(RankAgent):
             # In a single process nobody waits for a rank that is stopped, or that takes long to end.
             process=WorkerProcess(self.worker, None if alone else STOPPED_FOR),
             pipe=self.pipe,
+            output=self.context.output,
             grace=None if alone else self.context.options.grace,
             launcher=launcher,
         ).run()
@@ -83,9 +84,6 @@ class Agent(RankAgent):
     def stop_sampler(self) -> None:
         if trouble := self.monitor.stop_sampler():
             self.say(trouble)
-
-    def finish_output(self, limit: float) -> None:
-        self.context.output.finish(limit)
 
     def _failure_monitor(self, found: RendezvousResult) -> FailureMonitor:
         environment, options = self.context.setup.environment, self.context.options

@@ -7,7 +7,7 @@ caused wait a moment for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -33,24 +33,16 @@ class State(Enum):
     FAILED = "failed"
 
 
-@dataclass
-class _Peer:
-    """What rank 0 knows of another rank."""
-
-    connection: SupervisorConnection
-    state: State = State.WORKING
-    last_received: float = 0.0
-
-
 class Coordinator(FailureMonitor):
     """The failure monitor of rank 0."""
 
     def __init__(self, context: RankContext, connections: Mapping[int, SupervisorConnection]) -> None:
         super().__init__()
         self._context = context
-        self._peers = {rank: _Peer(connection) for rank, connection in connections.items()}
+        self._connections = connections
         self._rank_of = {connection: rank for rank, connection in connections.items()}
-        self._own = State.WORKING
+        self._states = dict.fromkeys(context.nodes, State.WORKING)  # of all ranks, this one among them
+        self._last_received = dict.fromkeys(connections, 0.0)
         self._is_late = False
         self._waiting: set[int] = set()  # the ranks that leave when the scripts of all are over
         self._ended: set[int] = set()  # the ranks whose worker has, after a failure, or whose supervisor has
@@ -64,27 +56,27 @@ class Coordinator(FailureMonitor):
         self._stall = StallDetector(context.stall_timeout)
         self._request: StackRequest | None = None  # since the ranks have stalled, or one may hang
         self._deputies: dict[int, dict[str, Any]] = {}
-        self._order = sorted(connections)
-        self._here = self._elsewhere = self._third = 0  # places in it of the next deputies and their witness
+        self._here = self._elsewhere = self._third = 1  # the ranks of the next deputies and of their witness
         self._appointed = False
-        self._working = self._open = len(connections)
+        self._working, self._open = len(self._states), len(connections)
 
     @property
     def released(self) -> bool:
         # The worker hosts the store, and leaves when the scripts of all others are over.
-        return self._own is not State.WORKING and not self._working
+        return not self._working
 
     @property
     def finished(self) -> bool:
         # The others leave first.
-        return ((self._own is State.LEFT or self.root_cause is not None) and not self._open) or self._is_late
+        has_left = self._states[self._context.rank] is State.LEFT
+        return ((has_left or self.root_cause is not None) and not self._open) or self._is_late
 
     def connections(self) -> Iterable[SupervisorConnection]:
         return self._rank_of.keys()
 
     def on_readable(self, connection: SupervisorConnection, now: float) -> None:
         rank = self._rank_of[connection]
-        self._peers[rank].last_received = now
+        self._last_received[rank] = now
         for message in connection.read():
             self._on_message(rank, message, now)
         if not connection.open:
@@ -104,8 +96,8 @@ class Coordinator(FailureMonitor):
             except (TypeError, ValueError):
                 failure = Failure(rank, "", "it has failed, and its message cannot be read", 1)
             self._self_reported.add(rank)
-            self._peer_failed(replace(failure, rank=rank, node=self._context.nodes[rank]), now)
-        elif isinstance(message.get("ping"), int) and self._peers[rank].state is State.WORKING:
+            self.fail(replace(failure, rank=rank, node=self._context.nodes[rank]), now)
+        elif isinstance(message.get("ping"), int) and self._states[rank] is State.WORKING:
             self._stall.note(rank, message["ping"], now)
         elif "ended" in message:
             self._ended.add(rank)
@@ -113,39 +105,33 @@ class Coordinator(FailureMonitor):
             self._request.add(rank, message["stacks"])
 
     def _set_state(self, rank: int, state: State) -> None:
-        peer = self._peers[rank]
-        self._working -= peer.state is State.WORKING
-        if peer.state is not State.FAILED:
-            peer.state = state
+        self._working -= self._states[rank] is State.WORKING
+        if self._states[rank] is not State.FAILED:
+            self._states[rank] = state
         self._stall.remove(rank)
         self._appointed = False
 
-    def _peer_failed(self, failure: Failure, now: float) -> None:
-        self._set_state(failure.rank, State.FAILED)
-        self.fail(failure, now)
-
     def _on_end(self, rank: int, now: float) -> None:
-        peer = self._peers[rank]
-        if peer.state is State.DONE and peer.connection.reset:
+        if self._states[rank] is State.DONE and self._connections[rank].reset:
             # Its last word crossed one of ours on the way, upon which its kernel took it back.
             self._set_state(rank, State.LEFT)
-        if self.root_cause or peer.state in (State.LEFT, State.FAILED):
+        if self.root_cause or self._states[rank] in (State.LEFT, State.FAILED):
             return
-        if peer.connection.lost:
+        if self._connections[rank].lost:
             self._end_run(self._lost(rank, now))
             return
         killed = Failure(rank, self._context.nodes[rank], "srunddp itself was killed", 137)
         if number := self._context.asked(now):  # as we have been, and so is whoever handles that signal for too long
             cause, code = by_launcher(number), 128 + number
             killed = replace(killed, cause=cause, exit_code=code, weight=FailureKind.SIGNALLED)
-        self._peer_failed(killed, now)
+        self.fail(killed, now)
 
     def _lost(self, rank: int, now: float) -> RootCause:
         """The node of a rank that does not answer; where none does, or our own link is down, it is our own."""
         nodes, own = self._context.nodes, self._context.node
-        others = {other for other in self._peers if nodes[other] != own}
+        others = {other for other in self._connections if nodes[other] != own}
         silent = self._silent(now, self._context.lost_after / 2)
-        silent |= {other for other, peer in self._peers.items() if peer.connection.lost}
+        silent |= {other for other, connection in self._connections.items() if connection.lost}
         ours = silent >= others and len({nodes[other] for other in others}) > 1
         node = own if ours or not self._context.link_is_up() else nodes[rank]
         return self._lost_node(node, f"no answer for {self._context.lost_after:g} s")
@@ -156,15 +142,14 @@ class Coordinator(FailureMonitor):
 
     def _silent(self, now: float, seconds: float) -> set[int]:
         """The ranks whose connection is open, but of which nothing has come for so long."""
-        peers = self._peers.items()
-        return {rank for rank, peer in peers if peer.connection.open and now - (peer.last_received or now) > seconds}
+        silent = {rank for rank, received in self._last_received.items() if now - (received or now) > seconds}
+        return {rank for rank in silent if self._connections[rank].open}
 
     def fail(self, failure: Failure, now: float) -> None:
         """A rank has failed, this one or another."""
+        self._set_state(failure.rank, State.FAILED)
         if failure.rank == self._context.rank:
-            self._own = State.FAILED
             self._self_reported.add(failure.rank)
-            self._stall.remove(failure.rank)
         if not self._failures:
             self._left_before, self._request = self._finished_ranks(), None
         self._failures.append(failure)
@@ -177,9 +162,8 @@ class Coordinator(FailureMonitor):
 
     def _finished_ranks(self) -> dict[int, str]:
         """The nodes of the ranks whose script is over."""
-        states = {self._context.rank: self._own} | {rank: peer.state for rank, peer in self._peers.items()}
-        finished = (State.DONE, State.LEFT)
-        return {rank: self._context.nodes[rank] for rank, state in states.items() if state in finished}
+        finished = [rank for rank, state in self._states.items() if state in (State.DONE, State.LEFT)]
+        return {rank: self._context.nodes[rank] for rank in finished}
 
     def _decide(self) -> None:
         if not self.root_cause:
@@ -189,8 +173,8 @@ class Coordinator(FailureMonitor):
         self.root_cause = root_cause
         # Said before the others are told: a launcher kills all at the first bad end.
         report(root_cause, self._others())
-        for peer in self._peers.values():
-            peer.connection.send({"verdict": {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code}})
+        for connection in self._connections.values():
+            connection.send({"verdict": {"ranks": root_cause.ranks, "exit_code": root_cause.exit_code}})
         write(root_cause, self._others(), self._context.folder)
 
     def _close_connections(self, root_cause: RootCause, now: float) -> float:
@@ -198,24 +182,22 @@ class Coordinator(FailureMonitor):
         own_end = {each.rank for each in self._failures if each.weight >= FailureKind.STOPPED} | {*root_cause.ranks}
         if self._closing_since is None and own_end & self._self_reported <= self._ended:
             self._closing_since = now
-            for peer in self._peers.values():
-                peer.connection.end()
+            for connection in self._connections.values():
+                connection.end()
         # The others close first: what is lost on the way to them can be sent again only while our end is there.
         self._is_late = self._closing_since is not None and now >= self._closing_since + _LAST_WORD
         return _LAST_WORD
 
     def _others(self) -> dict[int, str]:
         """The nodes of the ranks that end with the run."""
-        gone = [rank for rank, peer in self._peers.items() if peer.state is State.LEFT]
+        gone = {rank for rank in self._connections if self._states[rank] is State.LEFT}
         return {rank: node for rank, node in sorted(self._context.nodes.items()) if rank not in gone}
 
     def done(self, *, waits: bool = False) -> None:
-        self._own = State.DONE
-        self._stall.remove(self._context.rank)
+        self._set_state(self._context.rank, State.DONE)
 
     def left(self) -> None:
-        self._own = State.LEFT
-        self._stall.remove(self._context.rank)
+        self._set_state(self._context.rank, State.LEFT)
 
     def ended(self) -> None:
         self._ended.add(self._context.rank)
@@ -224,7 +206,7 @@ class Coordinator(FailureMonitor):
         if self.root_cause:
             return self._close_connections(self.root_cause, now)
         while self.released and self._waiting:
-            self._peers[self._waiting.pop()].connection.send({"over": True})
+            self._connections[self._waiting.pop()].send({"over": True})
         if not self._appointed:
             self._appoint_deputies()
         if now >= self._pinged + self._context.ping_every:
@@ -244,19 +226,15 @@ class Coordinator(FailureMonitor):
         return ping if following is None else min(ping, following)
 
     def _ping(self, now: float) -> None:
-        if self._own is State.WORKING:
+        if self._states[self._context.rank] is State.WORKING:
             self._stall.note(self._context.rank, self._context.step(), now)
-        for rank, peer in self._peers.items():
-            if not peer.connection.open:
-                continue
-            if peer.state is State.WORKING:
-                peer.connection.send({"ping": True})
-            peer.last_received = peer.last_received or now  # nothing is expected before the first ping
-            if now - peer.last_received > self._context.silent_after and peer.state is not State.FAILED:
-                self._peer_failed(Failure(rank, self._context.nodes[rank], self._context.starved, LOST), now)
-        self._ask_slurm(now)
-
-    def _ask_slurm(self, now: float) -> None:
+        for rank, connection in self._connections.items():
+            if connection.open and self._states[rank] is State.WORKING:
+                connection.send({"ping": True})
+            self._last_received[rank] = self._last_received[rank] or now  # nothing is expected before the first ping
+        for rank in self._silent(now, self._context.silent_after):
+            if self._states[rank] is not State.FAILED:
+                self.fail(Failure(rank, self._context.nodes[rank], self._context.starved, LOST), now)
         silent = {self._context.nodes[rank] for rank in self._silent(now, _SLURM_IS_ASKED_AFTER)}
         if down := silent & self._down.names:
             self._end_run(self._lost_node(min(down), "Slurm says that the node is down"))
@@ -273,18 +251,17 @@ class Coordinator(FailureMonitor):
             self._end_run(find_stalled_rank(stacks, self._stall, self._context.nodes, finished))
 
     def _request_stacks(self, now: float) -> StackRequest:
-        working = [rank for rank, peer in self._peers.items() if peer.state is State.WORKING]
-        for rank in working:
-            self._peers[rank].connection.send({"stacks": True})
-        request = StackRequest([self._context.rank, *working] if self._own is State.WORKING else working, now)
-        if self._own is State.WORKING:
+        working = [rank for rank, state in self._states.items() if state is State.WORKING]
+        request = StackRequest(working, now)
+        for rank in set(working) & {*self._connections}:
+            self._connections[rank].send({"stacks": True})
+        if self._context.rank in working:
             request.add(self._context.rank, self._context.stacks())
         return request
 
     def _decide_late(self, now: float) -> None:
         """No failure so far is surely the cause: it may be of a rank that hangs, and has not failed."""
-        states = [self._own, *(peer.state for peer in self._peers.values())]
-        if now < (self._decide_at or 0.0) and any(state in (State.WORKING, State.DONE) for state in states):
+        if now < (self._decide_at or 0.0) and {State.WORKING, State.DONE} & {*self._states.values()}:
             return
         if self._left_before or not may_be_of_a_hang(self._failures):
             self._decide()
@@ -298,31 +275,23 @@ class Coordinator(FailureMonitor):
     def _appoint_deputies(self) -> None:
         """Tell the lowest ranks that work, and may have to speak for us, when they are others than before."""
         self._appointed = True
+        nodes, own = self._context.nodes, self._context.node
         self._here = self._next(self._here)
-        self._elsewhere = self._next(max(self._elsewhere, self._here), self._context.node)
-        deputies: dict[int, dict[str, Any]] = {}
-        if self._here < len(self._order):
-            deputies[self._order[self._here]] = {"here": True}
-        if self._elsewhere < len(self._order):
-            rank = self._order[self._elsewhere]
-            deputies[rank] = deputies.get(rank, {}) | {"elsewhere": True, "witness": self._witness(rank)}
+        self._elsewhere = self._next(max(self._elsewhere, self._here), own)
+        deputies: dict[int, dict[str, Any]] = {self._here: {"here": True}}
+        if self._elsewhere in nodes:
+            # By the address of a witness on a third node the deputy tells whether it is its own node that is cut off.
+            self._third = self._next(max(self._third, self._elsewhere), own, nodes[self._elsewhere])
+            third = self._connections.get(self._third)
+            task = {"elsewhere": True, "witness": (third.peer_address, _WITNESS_PORT) if third else None}
+            deputies[self._elsewhere] = deputies.get(self._elsewhere, {}) | task
         for rank, task in deputies.items():
-            if self._deputies.get(rank) != task:
-                self._peers[rank].connection.send({"deputy": task})
+            if rank in nodes and self._deputies.get(rank) != task:
+                self._connections[rank].send({"deputy": task})
         self._deputies = deputies
 
-    def _next(self, place: int, *nodes: str) -> int:
-        """From this place on the next rank that works, on none of these nodes; a rank that has finished stays so."""
-        while place < len(self._order):
-            rank = self._order[place]
-            if self._peers[rank].state is State.WORKING and self._context.nodes[rank] not in nodes:
-                break
-            place += 1
-        return place
-
-    def _witness(self, elsewhere: int) -> tuple[str, int] | None:
-        """An address on a third node, by which the deputy tells whether it is its own node that is cut off."""
-        self._third = self._next(max(self._third, self._elsewhere), self._context.node, self._context.nodes[elsewhere])
-        if self._third == len(self._order):
-            return None
-        return self._peers[self._order[self._third]].connection.peer_address, _WITNESS_PORT
+    def _next(self, rank: int, *nodes: str) -> int:
+        """From this rank on the next that works, on none of these nodes; a rank that has finished stays so."""
+        while self._states.get(rank, State.WORKING) is not State.WORKING or self._context.nodes.get(rank) in nodes:
+            rank += 1
+        return rank

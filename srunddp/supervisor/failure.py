@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
@@ -75,13 +75,12 @@ class Failure:
         if not isinstance(message, dict):
             raise TypeError(message)
         failure = cls(**message)
-        weight = FailureKind(failure.weight)
         texts = (failure.node, failure.cause, failure.traceback, failure.time)
         if not all(isinstance(text, str) for text in texts) or type(failure.rank) is not int:
             raise TypeError(message)
         if type(failure.exit_code) is not int or not 0 < failure.exit_code < 256:
             raise ValueError(message)
-        return cls(**{**message, "weight": weight})
+        return replace(failure, weight=FailureKind(failure.weight))
 
 
 def time_of_day() -> str:
@@ -105,20 +104,6 @@ def of_exit(end: SystemExit, code: int) -> tuple[str, str, FailureKind]:
     return f"sys.exit({code if not said else 1}){said}", "", weight
 
 
-def of_status(code: int, dump: str, hint: str = "") -> tuple[str, str, FailureKind]:
-    """The same for a process that ended without a word.
-
-    Args:
-        code: an exit code, or minus the number of a signal, as of ``os.waitstatus_to_exitcode``.
-        dump: the stacks that faulthandler left, or empty; hint: what else is known.
-    """
-    if code >= 0:
-        return f"the process ended with {code}, by os._exit or a library", shortened(dump), FailureKind.PRIMARY
-    name = signal_name(-code)
-    weight = FailureKind.ABORTED if -code == signal.SIGABRT else FailureKind.PRIMARY
-    return f"killed by {name}{f', {hint}' if hint else ''}", shortened(dump), weight
-
-
 def by_launcher(number: int) -> str:
     """The cause where the launcher has sent a signal that ends a run."""
     return f"the launcher ended the run with {signal_name(number)}, as for scancel or the time limit"
@@ -126,10 +111,9 @@ def by_launcher(number: int) -> str:
 
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9."""
-    try:
+    with contextlib.suppress(ValueError):
         return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"signal {number}"
 
 
 def shortened(text: str) -> str:
@@ -197,11 +181,14 @@ class FailureRecorder:
         self._signal, self._signalled_at = number, now
 
     def of_status(self, status: int, now: float, *, dumped_core: bool = False) -> Failure:
-        """Of a worker that ended without a word, by its exit code or minus its signal."""
+        """Of a worker that ended without a word, by its exit code or minus its signal; with faulthandler's stacks."""
+        trace = shortened(self.dump.read())
+        if status >= 0:
+            return self.of(f"the process ended with {status}, by os._exit or a library", status, now, trace=trace)
         killed = status == -signal.SIGKILL and oom_kills() > self._oom_kills
-        hint = "out of memory" if killed else "core dumped" if dumped_core else ""
-        cause, trace, weight = of_status(status, self.dump.read(), hint)
-        return self.of(cause, status if status >= 0 else 128 - status, now, weight=weight, trace=trace)
+        more = ", out of memory" if killed else ", core dumped" if dumped_core else ""
+        weight = FailureKind.ABORTED if status == -signal.SIGABRT else FailureKind.PRIMARY
+        return self.of(f"killed by {signal_name(-status)}{more}", 128 - status, now, weight=weight, trace=trace)
 
     def of_message(self, message: Mapping[str, Any], now: float) -> Failure:
         """Of a worker that has told of its exception."""

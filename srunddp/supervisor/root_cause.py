@@ -46,16 +46,9 @@ class RootCause:
     @classmethod
     def of(cls, failure: Failure) -> RootCause:
         """Of one rank's failure."""
-        return cls(
-            (failure.rank,),
-            failure.node,
-            failure.cause,
-            failure.exit_code,
-            how="ended" if failure.weight >= FailureKind.STOPPED else "failed",
-            traceback=failure.traceback,
-            time=failure.time,
-            shown=failure.shown,
-        )
+        names = ("node", "cause", "exit_code", "traceback", "time", "shown")
+        how = "ended" if failure.weight >= FailureKind.STOPPED else "failed"
+        return cls((failure.rank,), how=how, **{name: getattr(failure, name) for name in names})
 
 
 def find_root_cause(failures: Sequence[Failure], left: Mapping[int, str]) -> RootCause:
@@ -159,14 +152,5 @@ def record(found: RootCause, others: Mapping[int, str]) -> dict[str, Any]:
         for rank, node in sorted(nodes.items())
         if rank not in found.ranks
     ]
-    return {
-        "rank": found.ranks[0],
-        "ranks": list(found.ranks),
-        "node": found.node,
-        "time": found.time,
-        "exit_code": found.exit_code,
-        "cause": found.cause,
-        "traceback": found.traceback,
-        "notes": list(found.notes),
-        "victims": victims,
-    }
+    names = ("ranks", "node", "time", "exit_code", "cause", "traceback", "notes")
+    return {"rank": found.ranks[0], **{name: getattr(found, name) for name in names}, "victims": victims}

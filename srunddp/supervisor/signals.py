@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -37,20 +36,10 @@ _INITIAL_NAMESPACE = "cgroup:[4026531835]"  # the kernel's fixed number of the o
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 _SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
-_SIGINFO = struct.Struct("=IiiI112x")  # ssi_signo, ssi_errno, ssi_code, ssi_pid of signalfd_siginfo
-_FROM_KERNEL = 0x80
+_FROM_KERNEL = 0x80  # Linux's SI_KERNEL, as of a terminal's keys
 _PIDFD_OPEN = 434  # Linux's number of this call, the same on all processors
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True)
-class Received:
-    """A signal and its sender: a process's id, or the kernel for a terminal's keys."""
-
-    number: int
-    sender: int
-    from_kernel: bool
 
 
 def block() -> set[signal.Signals]:
@@ -69,16 +58,9 @@ def descriptor() -> int:
     return _checked(_libc.signalfd(-1, mask, _SFD_NONBLOCK_CLOEXEC))
 
 
-def read(opened: int) -> list[Received]:
-    """The signals that have come since the last reading."""
-    received: list[Received] = []
-    while True:
-        try:
-            record = os.read(opened, _SIGINFO.size)
-        except BlockingIOError:
-            return received
-        number, _, code, sender = _SIGINFO.unpack(record)
-        received.append(Received(number, sender, code == _FROM_KERNEL))
+def read() -> list[signal.struct_siginfo]:
+    """The signals that have come since the last reading, each with its sender's process id."""
+    return list(iter(lambda: signal.sigtimedwait(_WATCHED, 0), None))
 
 
 class Tracking(Enum):
@@ -103,21 +85,21 @@ class Launcher:
     slurm: frozenset[int] = frozenset()
     tracking: Tracking = Tracking.ALL
 
-    def sent(self, received: Received) -> bool:
+    def sent(self, received: signal.struct_siginfo) -> bool:
         """Whether the launcher, or Slurm around it, has sent this signal."""
-        return received.sender == self.pid or received.sender in self.slurm
+        return received.si_pid == self.pid or received.si_pid in self.slurm
 
-    def reached_worker(self, received: Received) -> bool | None:
+    def reached_worker(self, received: signal.struct_siginfo) -> bool | None:
         """Whether the worker has got this signal as well; None where that cannot be told.
 
         Slurm goes by its process tracking. Open MPI and Hydra signal the process group of each rank, and a terminal
         its whole foreground group.
         """
-        if received.from_kernel:
-            return received.number in TERMINAL
-        if received.sender in self.slurm:
+        if received.si_code == _FROM_KERNEL:
+            return received.si_signo in TERMINAL
+        if received.si_pid in self.slurm:
             return {Tracking.TASKS: False, Tracking.ALL: True, Tracking.UNKNOWN: None}[self.tracking]
-        return received.sender == self.pid
+        return received.si_pid == self.pid
 
 
 def find_launcher(rank_variable: str, *, slurm: bool) -> Launcher:

@@ -21,6 +21,7 @@ from srunddp.supervisor.clock import ActiveClock
 from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.failure import Failure, FailureKind, FailureRecorder, finish_writers
 from srunddp.supervisor.failure_monitor import FailureMonitor
+from srunddp.supervisor.output.redirect import OutputRedirect
 from srunddp.supervisor.root_cause import STALLED, RootCause
 from srunddp.supervisor.worker_process import KILL_AFTER, WorkerPipe, WorkerProcess
 from srunddp.util.console import write_stderr
@@ -43,7 +44,7 @@ class RendezvousOutcome:
 
 
 class RankAgent(Protocol):
-    """The parts of a rank that a supervisor does not know: its rendezvous, its telemetry and its output."""
+    """The parts of a rank that a supervisor does not know: its rendezvous and its telemetry."""
 
     def rendezvous(self) -> RendezvousOutcome:
         """Wait for the other ranks. Runs in a thread, and may raise."""
@@ -60,9 +61,6 @@ class RankAgent(Protocol):
     def stop_sampler(self) -> None:
         """The worker has ended, and what it left is about to be killed."""
 
-    def finish_output(self, limit: float) -> None:
-        """Pass on the rest of the worker's output, within so many seconds."""
-
 
 @dataclass(kw_only=True)
 class Supervisor:
@@ -71,7 +69,7 @@ class Supervisor:
     Attributes:
         agent: does for this rank what is not the supervisor's.
         recorder: makes this rank's failure.
-        process: the worker; pipe: to it.
+        process: the worker; pipe: to it; output: its.
         grace: seconds that the end of a script may take that has failed or stopped; None for no limit.
         launcher: who sends this rank signals, and which of them reach the worker as well.
     """
@@ -80,6 +78,7 @@ class Supervisor:
     recorder: FailureRecorder
     process: WorkerProcess
     pipe: WorkerPipe
+    output: OutputRedirect
     grace: float | None
     launcher: signals.Launcher
     _clock: ActiveClock = field(default_factory=ActiveClock)
@@ -116,7 +115,7 @@ class Supervisor:
             self.agent.stop_sampler()
             given_up = finish_writers() | ({self.process.pid} if self.process.given_up else set())
             process_tree.kill_descendants(given_up)
-            self.agent.finish_output(_OUTPUT_WITHIN)
+            self.output.finish(_OUTPUT_WITHIN)
         if self._error:
             raise self._error
         return self._exit_code()
@@ -270,29 +269,30 @@ class Supervisor:
         self._ends_itself = False
         self._fail(self.recorder.of(f"its launcher, process {self.launcher.pid}, has ended", 137, self._clock.now))
 
-    def _on_signals(self, opened: int) -> None:
-        arrived = signals.read(opened)
+    def _on_signals(self, _: int) -> None:
+        arrived = signals.read()
         for received in arrived:
-            if received.number == signal.SIGCHLD:
+            number = received.si_signo
+            if number == signal.SIGCHLD:
                 continue
-            if self.launcher.sent(received) and received.number in signals.ENDING:
-                self.recorder.note_ending_signal(received.number, self._clock.now)
+            if self.launcher.sent(received) and number in signals.ENDING:
+                self.recorder.note_ending_signal(number, self._clock.now)
             if self._is_to_forward(received):
-                self._forwarded[received.number] = self._clock.now
-                self.process.send(received.number)
-        if any(received.number == signal.SIGCHLD for received in arrived):
+                self._forwarded[number] = self._clock.now
+                self.process.send(number)
+        if any(received.si_signo == signal.SIGCHLD for received in arrived):
             self.process.collect(self._clock.now)
             if self.process.ended and not self._end_handled:
                 self._on_worker_end()
 
-    def _is_to_forward(self, received: signals.Received) -> bool:
+    def _is_to_forward(self, received: signal.struct_siginfo) -> bool:
         """Whether the worker is to get this signal from us; twice would be wrong, and never would cost the run."""
-        if received.number == signal.SIGCONT and not self.launcher.sent(received):
+        if received.si_signo == signal.SIGCONT and not self.launcher.sent(received):
             return False  # a shell's, for the whole process group
         reached = self.launcher.reached_worker(received)
         if reached is None:
-            last = self._forwarded.get(received.number)
-            return received.number in signals.URGENT and (last is None or self._clock.now >= last + _FORWARD_EVERY)
+            last = self._forwarded.get(received.si_signo)
+            return received.si_signo in signals.URGENT and (last is None or self._clock.now >= last + _FORWARD_EVERY)
         return not reached
 
     def _on_worker_end(self) -> None:

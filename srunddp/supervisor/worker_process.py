@@ -120,10 +120,8 @@ class WorkerPipe:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send; a peer that is gone is noticed by whoever waits for it."""
-        try:
+        with contextlib.suppress(OSError):
             self.end.send(json.dumps(message).encode())
-        except OSError:
-            return
 
     def receive(self) -> dict[str, Any] | None:
         """The next message, empty where it is none; None when the other side has closed or ended."""

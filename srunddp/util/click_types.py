@@ -46,18 +46,12 @@ class Run(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
         takes = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", False)}
-        for place in _options(args, takes - {"--monitor"}):
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
             if args[place] == "--monitor":
                 args[place] = f"--monitor={MONITOR_SECONDS}"
+            place += 2 if args[place] in takes else 1  # past the value of its own
         return super().parse_args(ctx, args)
-
-
-def _options(args: list[str], takes: set[str]) -> Iterator[int]:
-    """The places of the options before the script; ``takes`` are those with a value of their own."""
-    place = 0
-    while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
-        yield place
-        place += 2 if args[place] in takes else 1
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ def write_stderr(text: str) -> None:
     """Write to standard error; what nobody takes within half a second is dropped."""
     data = text.encode(errors="backslashreplace")
     with contextlib.suppress(OSError):
-        # Where nobody reads, that must not keep the others from ending.
+        # Where nobody reads, that must not keep the others from ending; nor is a full disk below it a reason to end.
+        # Unbuffered, since what cannot be written would be tried again when Python ends.
         while data and sys.stderr and select.select([], [sys.stderr.fileno()], [], PATIENCE)[1]:
             data = data[os.write(sys.stderr.fileno(), data[: select.PIPE_BUF]) :]
 

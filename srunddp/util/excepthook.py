@@ -23,11 +23,11 @@ def install_excepthook() -> None:
     Not below ``srunddp``, nor in an interactive Python, which goes on.
     """
     if not (_below_srunddp or sys.flags.interactive or hasattr(sys, "ps1")):
-        _hook_in()
+        _set_hook()
 
 
 @functools.cache
-def _hook_in() -> None:
+def _set_hook() -> None:
     below = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

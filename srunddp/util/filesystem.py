@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import os
 import stat
 import tempfile
@@ -88,23 +90,16 @@ def content(path: str, *, whole: bool = False) -> str:
     Args:
         whole: of a file of any size; else of a big one its size says enough.
     """
-    try:
-        return _content(path, whole)
-    except OSError:  # that it cannot be read is found elsewhere
-        return ""
-
-
-def _content(path: str, whole: bool) -> str:
-    if os.path.isdir(path):
-        entries = [line for line, _ in zip(_entries(path), range(FEW + 1), strict=False)]
-        return "" if len(entries) > FEW else hashlib.sha256("\0".join(sorted(entries)).encode()).hexdigest()
-    if not os.path.isfile(path):
-        return ""
-    size = os.path.getsize(path)
-    if size > SMALL and not whole:
-        return f"{size} bytes"
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with contextlib.suppress(OSError):  # that it cannot be read is found elsewhere
+        if os.path.isdir(path):
+            entries = list(itertools.islice(_entries(path), FEW + 1))
+            return "" if len(entries) > FEW else hashlib.sha256("\0".join(sorted(entries)).encode()).hexdigest()
+        if os.path.isfile(path) and (size := os.path.getsize(path)) > SMALL and not whole:
+            return f"{size} bytes"
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+    return ""
 
 
 def _entries(folder: str) -> Iterator[str]:

@@ -75,38 +75,21 @@ def expand(host_list: str, *, where: str = "") -> list[str]:
         ConfigError: brackets that do not match, a range that is none, or more than 65,536 names.
     """
     names: list[str] = []
-    for item in _split(host_list, where) if host_list else ():
+    if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", host_list):
+        raise _bad_list(host_list, "brackets that do not match", where)
+    for item in re.findall(r"((?:[^\[\],]|\[[^\[\]]*\])*),", host_list + ",") if host_list else ():
         names.extend(itertools.islice(_expand_item(item, host_list, where), LONGEST_LIST + 1))
         if len(names) > LONGEST_LIST:
             raise _bad_list(host_list, f"more than {LONGEST_LIST} names", where)
     return names
 
 
-def _split(host_list: str, where: str) -> Iterator[str]:
-    depth = start = 0
-    for position, character in enumerate(host_list + ","):
-        if character == "[":
-            depth += 1
-        elif character == "]":
-            depth -= 1
-        if depth not in (0, 1):
-            raise _bad_list(host_list, "brackets that do not match", where)
-        if character == "," and depth == 0:
-            yield host_list[start:position]
-            start = position + 1
-    if depth:
-        raise _bad_list(host_list, "brackets that do not match", where)
-
-
 def _expand_item(item: str, host_list: str, where: str) -> Iterator[str]:
     pieces = re.split(r"\[([^\]]*)\]", item)
     if not item or any(not re.fullmatch(r"[\w.:*?-]*", text) for text in pieces[::2]):
         raise _bad_list(host_list, f"{item!r}", where)
-    choices: list[list[str]] = []
-    for index, piece in enumerate(pieces):
-        choices.append(_expand_ranges(piece, host_list, where) if index % 2 else [piece])
-    for parts in itertools.product(*choices):
-        yield "".join(parts)
+    choices = [_expand_ranges(piece, host_list, where) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+    yield from map("".join, itertools.product(*choices))
 
 
 def _expand_ranges(ranges: str, host_list: str, where: str) -> list[str]:

@@ -51,18 +51,16 @@ class KernelFile:
 
 def opened(path: str | Path) -> KernelFile | None:
     """The file, or None where there is none, or it is not ours to read."""
-    try:
+    with contextlib.suppress(OSError):
         return KernelFile(path)
-    except OSError:
-        return None
+    return None
 
 
 def text_of(path: Path) -> str:
     """What is in a file of the kernel that is read once; empty where there is none."""
-    try:
+    with contextlib.suppress(OSError):
         return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def number_after(text: bytes, name: bytes) -> int | None:

@@ -33,8 +33,7 @@ SUPERVISOR = f"""
 import os, subprocess, sys
 from pathlib import Path
 from srunddp.monitor.monitor import MonitorConfig
-from srunddp.monitor.sampler.loop import SamplerConfig
-from srunddp.monitor.sampler.process import start
+from srunddp.monitor.sampler.process import SamplerConfig, start
 subprocess.Popen([sys.executable, '-c', {WORKER + BUSY!r}])
 for line in sys.stdin:
     if words := line.split():

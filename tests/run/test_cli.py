@@ -72,6 +72,11 @@ WRONG: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
         slurm(1, SLURM_LOCALID="0", SLURM_HOSTFILE="hosts"),
         "-m arbitrary: SLURM_* alone does not tell where rank 0 is; expected ",
     ),
+    "an unknown kind of worker": (
+        ("train.py",),
+        {"SRUNDDP_WORKER": "spawn"},
+        "SRUNDDP_WORKER=spawn; expected fork or exec -> export SRUNDDP_WORKER=exec for a profiler, else unset it",
+    ),
     "launchers that disagree": (("train.py",), slurm(0, RANK="1"), "RANK=1, but SLURM_PROCID=0; expected "),
 }
 
@@ -116,18 +121,9 @@ def test_an_interface_that_is_not_there_stops_before_the_script(script: Path) ->
 
 def test_rank_zero_alone_prints_what_is_wrong_with_the_whole_job(script: Path) -> None:
     """Such as ranks that count differently: both know it, one says it."""
-    with ThreadPoolExecutor(2) as pool:
-        variables = (slurm(0, 2), slurm(1, 3))
-        started = [pool.submit(srunddp, "train.py", folder=script.parent, **one) for one in variables]
-        first, second = (rank.result() for rank in started)
+    first, second = ranks((("train.py",), slurm(0, 2)), (("train.py",), slurm(1, 3)), folder=script.parent)
     assert one_message(first, 69).startswith(f"rank 1 on {NODE} counts 3 ranks, rank 0 counts 2; expected one world")
     assert (second.returncode, second.stdout, second.stderr) == (69, "", "")
-
-
-def test_rank_zero_alone_prints_that_a_channel_is_not_there(script: Path) -> None:
-    done = [srunddp("--channel", "pmi", "train.py", folder=script.parent, **slurm(rank)) for rank in (0, 1)]
-    assert one_message(done[0]).startswith("--channel pmi is not there under Slurm; expected one of slurm, env -> ")
-    assert (done[1].returncode, done[1].stderr) == (78, "")
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
@@ -189,20 +185,29 @@ def test_a_job_shell_is_told_of_srun(script: Path) -> None:
 # Two ranks.
 
 
-def both(*arguments: object, folder: Path, **changes: str) -> list[CompletedProcess[str]]:
+def ranks(*starts: tuple[tuple[object, ...], dict[str, str]], folder: Path) -> list[CompletedProcess[str]]:
+    """Each rank's arguments and variables."""
     with ThreadPoolExecutor(2) as pool:
-        started = [pool.submit(srunddp, *arguments, folder=folder, **slurm(rank, **changes)) for rank in (0, 1)]
-        return [rank.result() for rank in started]
+        return list(pool.map(lambda start: srunddp(*start[0], folder=folder, **start[1]), starts))
+
+
+def both(*arguments: object, folder: Path, **changes: str) -> list[CompletedProcess[str]]:
+    return ranks(*((arguments, slurm(rank, **changes)) for rank in (0, 1)), folder=folder)
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"WORLD_SIZE": "9"}, {"SLURM_STEP_TASKS_PER_NODE": "x"}],
-    ids=["world-size", "task-counts"],
+    ("words", "changes", "said"),
+    [
+        ((), {"WORLD_SIZE": "9"}, "WORLD_SIZE=9"),
+        ((), {"SLURM_STEP_TASKS_PER_NODE": "x"}, "SLURM_STEP_TASKS_PER_NODE"),
+        (("--channel", "pmi"), {}, "--channel pmi is not there under Slurm; expected one of slurm, env -> "),
+    ],
 )
-def test_what_is_wrong_for_all_ranks_is_said_once(script: Path, changes: dict[str, str]) -> None:
-    first, second = both("--quiet", "train.py", folder=script.parent, **changes)
-    one_message(first)
+def test_what_is_wrong_for_all_ranks_is_said_once(
+    script: Path, words: tuple[str, ...], changes: dict[str, str], said: str
+) -> None:
+    first, second = both(*words, "--quiet", "train.py", folder=script.parent, **changes)
+    assert said in one_message(first)
     assert (second.returncode, second.stderr) == (78, "")
 
 
@@ -221,11 +226,6 @@ def test_two_ranks_meet_and_rank_zero_speaks_for_both(tmp_path: Path) -> None:
     assert f"port {one['MASTER_PORT']}, " in placement
 
 
-def test_all_ranks_end_with_the_code_of_the_one_that_failed(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(4) or time.sleep(60)")
-    assert [done.returncode for done in both("--quiet", "train.py", folder=tmp_path)] == [4, 4]
-
-
 def test_ctrl_c_ends_ranks_that_wait_for_each_other(script: Path) -> None:
     with started("--quiet", "train.py", folder=script.parent, **slurm(0)) as process:
         until(lambda: children_of(process.pid))
@@ -234,16 +234,16 @@ def test_ctrl_c_ends_ranks_that_wait_for_each_other(script: Path) -> None:
         assert ended(process) == (130, "", f"srunddp: error: rank 0 on {NODE} failed: killed by SIGINT\n")
 
 
-def test_a_rank_that_does_not_come_is_named_and_no_script_starts(script: Path) -> None:
-    done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(0))
-    text = one_message(done, 69)
-    assert text.startswith(f"1 of 2 ranks did not come: rank 1 on {NODE}; expected ")
-
-
-def test_a_rank_that_does_not_find_rank_zero_starts_no_script(script: Path) -> None:
-    done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(1, SLURM_LOCALID="0"))
-    text = one_message(done, 69)
-    assert text.startswith(f"rank 1 on {NODE} (127.0.0.1) did not reach rank 0 at 127.0.0.1:")
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (0, f"1 of 2 ranks did not come: rank 1 on {NODE}; expected "),
+        (1, f"rank 1 on {NODE} (127.0.0.1) did not reach rank 0 at 127.0.0.1:"),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named_and_no_script_starts(script: Path, rank: int, said: str) -> None:
+    done = srunddp("--timeout", "0.5", "train.py", folder=script.parent, **slurm(rank, SLURM_LOCALID="0"))
+    assert one_message(done, 69).startswith(said)
 
 
 # Failures before all have met.
@@ -254,12 +254,8 @@ def test_a_failure_before_the_rendezvous_ends_all_at_once(script: Path, failing:
     """Such as a script that one of the nodes does not see; the other would wait for 300 s."""
     names = ["train.py", "train.py"]
     names[failing] = "no-such.py"
-    with ThreadPoolExecutor(2) as pool:
-        starting = [
-            pool.submit(srunddp, name, folder=script.parent, **slurm(rank, SLURM_LOCALID="0"))
-            for rank, name in enumerate(names)
-        ]
-        first, second = (rank.result() for rank in starting)
+    starts = (((name,), slurm(rank, SLURM_LOCALID="0")) for rank, name in enumerate(names))
+    first, second = ranks(*starts, folder=script.parent)
     prefix = f"rank 1 on {NODE} failed: " if failing else ""
     assert one_message(first).startswith(f"{prefix}no file no-such.py in {script.parent}; expected a script to run -> ")
     assert (second.returncode, second.stdout, second.stderr) == (78, "", "")
@@ -275,14 +271,11 @@ def test_a_wrong_interface_of_one_rank_is_said_by_rank_zero(script: Path) -> Non
 def test_a_rank_without_munge_is_refused_where_others_have_it(script: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, munged(Path(folder) / "one") as where:
         done = both("--quiet", "train.py", folder=script.parent, SRUNDDP_MUNGE_SOCKET=where)
-        assert [(rank.returncode, rank.stdout, rank.stderr) for rank in done] == [
-            (0, "rank 0 ran\n", ""),
-            (0, "rank 1 ran\n", ""),
-        ]
-        with ThreadPoolExecutor(2) as pool:
-            options = ("--quiet", "--timeout", "3", "train.py")
-            first = pool.submit(srunddp, *options, folder=script.parent, **slurm(0, SRUNDDP_MUNGE_SOCKET=where))
-            second = pool.submit(srunddp, *options, folder=script.parent, **slurm(1))
-            assert "refused rank 1 on " in first.result().stderr
-            text = one_message(second.result(), 69)
+        seen = [(rank.returncode, rank.stdout, rank.stderr) for rank in done]
+        assert seen == [(0, "rank 0 ran\n", ""), (0, "rank 1 ran\n", "")]
+        options = ("--quiet", "--timeout", "3", "train.py")
+        starts = ((options, slurm(0, SRUNDDP_MUNGE_SOCKET=where)), (options, slurm(1)))
+        first, second = ranks(*starts, folder=script.parent)
+        assert "refused rank 1 on " in first.stderr
+        text = one_message(second, 69)
         assert text.startswith(f"rank 1 on {NODE}: rank 0 refused it: its proof is none, rank 0's munge; expected ")

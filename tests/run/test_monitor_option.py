@@ -50,11 +50,8 @@ def test_files_of_a_run_say_how_it_went(tmp_path: Path) -> None:
     (steps,) = folder.glob("*.rank0.steps.csv")
     assert steps.read_text().splitlines()[-1].split(",")[1] == "3"
     metadata = json.loads((folder / "run.json").read_text())
-    assert (metadata["world_size"], metadata["script"], metadata["seconds"]) == (
-        1,
-        ["train.py", "--epochs=2"],
-        MONITOR_SECONDS,
-    )
+    expected = {"world_size": 1, "script": ["train.py", "--epochs=2"], "seconds": MONITOR_SECONDS}
+    assert metadata | expected == metadata
 
 
 def test_tasks_of_an_array_have_a_folder_each(tmp_path: Path) -> None:
@@ -67,37 +64,25 @@ def test_tasks_of_an_array_have_a_folder_each(tmp_path: Path) -> None:
     assert place.folder == tmp_path / "logs" / "4711" / "monitor.0"
 
 
-def test_an_earlier_run_s_description_is_not_left(
-    tmp_path: Path,
-) -> None:
+def test_an_earlier_run_s_description_is_not_left(tmp_path: Path) -> None:
+    """Each start of a requeued job has a folder of its own."""
     write(tmp_path / "train.py", "")
-    words = ("run", "--quiet", "--monitor", "--timeout=0.5", "train.py")
-    assert srunddp(*words, folder=tmp_path, **slurm(0, 1)).returncode == 0
-    (file,) = tmp_path.glob("logs/*/monitor.0/run.json")
-    assert json.loads(file.read_text())["world_size"] == 1
-    done = srunddp(*words, folder=tmp_path, **slurm(0, 2))  # the other one never comes
+    words = ("run", "--quiet", "--monitor", "--monitor-dir=here", "--timeout=0.5", "train.py")
+    restarts = {"SLURM_RESTART_COUNT": "2"}
+    assert srunddp(*words, folder=tmp_path, **slurm(0, 1, **restarts)).returncode == 0
+    (file,) = tmp_path.glob("here/*/monitor.2/run.json")
+    found = json.loads(file.read_text())
+    assert (found["world_size"], found["restarts"]) == (1, 2)
+    done = srunddp(*words, folder=tmp_path, **slurm(0, 2, **restarts))  # the other one never comes
     assert done.returncode not in (0, 78), done.stderr
     assert not file.exists()
-
-
-def test_a_requeued_job_has_a_folder_for_each_start(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", "")
-    world = slurm(0, 1) | {"SLURM_RESTART_COUNT": "2"}
-    done = srunddp("run", "--quiet", "--monitor", "--monitor-dir=here", "train.py", folder=tmp_path, **world)
-    assert done.returncode == 0, done.stderr
-    (folder,) = tmp_path.glob("here/*/*")
-    assert folder.name == "monitor.2"
-    assert json.loads((folder / "run.json").read_text())["restarts"] == 2
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--monitor-dir=logs"], "--monitor-dir without --monitor -> add --monitor"),
-        (
-            ["--monitor", "--monitor-dir=file"],
-            "--monitor: file/run/monitor.0 cannot be written: Not a directory",
-        ),
+        (["--monitor", "--monitor-dir=file"], "--monitor: file/run/monitor.0 cannot be written: Not a directory"),
     ],
 )
 def test_what_cannot_be_recorded_is_said_before_anything_starts(tmp_path: Path, words: list[str], message: str) -> None:

@@ -77,27 +77,3 @@ def test_ranks_meet_reduce_and_write_where_they_should(tmp_path: Path, options: 
 def test_a_failure_is_named(tmp_path: Path, end: str, code: int, cause: str) -> None:
     script = f"import srunddp\nsrunddp.heartbeat()\nif RANK == 1:\n    {end}\nrest()"
     named(run(tmp_path, script, "--stall-timeout", "1", variables=EXEC), 1, code, cause)
-
-
-def test_signals_reach_it(tmp_path: Path) -> None:
-    script = write(
-        tmp_path / "train.py",
-        "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'USR1\\n'))\n"
-        "print('ready', flush=True)\nwhile True: signal.pause()",
-    )
-    with started("--quiet", script, folder=tmp_path, **EXEC) as run:
-        assert read_line(run) == "ready"
-        run.send_signal(signal.SIGUSR1)
-        assert read_line(run) == "USR1"
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(timeout=180) == 143
-
-
-def test_another_value_is_one_message(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", "")
-    done = srunddp("train.py", folder=tmp_path, SRUNDDP_WORKER="spawn")
-    assert (done.returncode, done.stdout) == (78, "")
-    expected = (
-        "srunddp: error: SRUNDDP_WORKER=spawn; expected fork or exec -> export SRUNDDP_WORKER=exec for a profiler"
-    )
-    assert done.stderr == f"{expected}, else unset it\n"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,6 @@ from srunddp.supervisor.failure import (
     FailureRecorder,
     of_exception,
     of_exit,
-    of_status,
     shortened,
 )
 from srunddp.supervisor.stacks import StackDump
@@ -63,19 +62,14 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-@pytest.mark.parametrize("error", ECHOES, ids=str)
-def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseException) -> None:
-    assert of_exception(error, None)[2] is FailureKind.SECONDARY
+KINDS = [(error, FailureKind.SECONDARY) for error in ECHOES] + [(error, FailureKind.PRIMARY) for error in CAUSES]
+# Python's own errors of a connection wait for a cause.
+KINDS += [(kind(1, "Connection reset"), FailureKind.NETWORK) for kind in (ConnectionResetError, BrokenPipeError)]
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset"), BrokenPipeError(32, "Broken pipe")])
-def test_python_s_own_connection_errors_wait_for_a_cause(error: OSError) -> None:
-    assert FailureKind.ABORTED < of_exception(error, None)[2] < FailureKind.SECONDARY
-
-
-@pytest.mark.parametrize("error", CAUSES, ids=repr)
-def test_any_other_error_is_a_cause(error: BaseException) -> None:
-    assert of_exception(error, None)[2] is FailureKind.PRIMARY
+@pytest.mark.parametrize(("error", "kind"), KINDS, ids=repr)
+def test_an_error_of_a_collective_or_of_the_store_is_an_echo(error: BaseException, kind: FailureKind) -> None:
+    assert of_exception(error, None)[2] is kind
 
 
 def test_what_is_raised_from_a_secondary_error_is_one() -> None:
@@ -110,14 +104,17 @@ def test_the_cause_is_one_line_and_the_traceback_is_python_s() -> None:
 
 @pytest.mark.parametrize("number", sorted({*signal.Signals} - {signal.SIGABRT}))
 def test_a_process_that_a_signal_ended_is_a_cause_and_says_which(number: signal.Signals) -> None:
-    cause, text, weight = of_status(-number, "a stack", "out of memory")
-    assert (text, weight) == ("a stack", FailureKind.PRIMARY)
-    assert cause == f"killed by {number.name}, out of memory"
+    dump = StackDump()
+    os.write(dump.descriptor, b"a stack")
+    failure = FailureRecorder(1, "node02", dump, None).of_status(-number, 1.0, dumped_core=True)
+    assert (failure.traceback, failure.weight, failure.exit_code) == ("a stack", FailureKind.PRIMARY, 128 + number)
+    assert failure.cause == f"killed by {number.name}, core dumped"
 
 
 def test_an_abort_may_be_secondary_and_signals_have_names() -> None:
-    assert of_status(-signal.SIGABRT, "")[2] is FailureKind.ABORTED
-    assert of_status(-40, "")[0] == "killed by signal 40"
+    recorder = FailureRecorder(1, "node02", StackDump(), None)
+    assert recorder.of_status(-signal.SIGABRT, 1.0).weight is FailureKind.ABORTED
+    assert recorder.of_status(-40, 1.0).cause == "killed by signal 40"
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
@@ -148,17 +145,13 @@ json_values = st.recursive(
 )
 
 
-@given(st.one_of(json_values, st.fixed_dictionaries({name: json_values for name in asdict(REAL)})))
+real = st.fixed_dictionaries({name: st.just(value) for name, value in asdict(REAL).items()})
+garbage = st.dictionaries(st.sampled_from(sorted(asdict(REAL))), json_values, max_size=8)
+
+
+@given(st.one_of(json_values, st.builds(lambda sound, wrong: sound | wrong, real, garbage)))
 def test_what_is_no_failure_is_refused_with_one_of_two_errors(message: object) -> None:
-    check(message)
-
-
-@given(st.sampled_from(sorted(asdict(REAL))), json_values)
-def test_a_failure_with_one_garbage_field_is_refused_or_sound(name: str, value: Any) -> None:
-    check({**asdict(REAL), name: value})
-
-
-def check(message: object) -> None:
+    """Whatever its fields are; what is not refused is sound."""
     try:
         failure = Failure.parse(message)
     except (TypeError, ValueError):

@@ -34,20 +34,6 @@ say("all")
 wait_for(*(f"all.{rank}" for rank in range(SIZE)))
 """
 NAMES = ("forked", "daemon", "started", "session")
-DEATH_SIGNAL = """
-import ctypes, threading
-def say_death_signal(name):
-    number = ctypes.c_int()
-    ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
-    say(name, number.value)
-def forks(name, more=lambda: None):
-    child = os.fork()
-    if child == 0:
-        say_death_signal(name)
-        more()
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
 
 
 def pids(folder: Path, rank: int, names: tuple[str, ...] = NAMES) -> list[int]:
@@ -103,17 +89,6 @@ os._exit(0)
 def test_a_fork_ends_whose_parent_was_gone_before_it_ran(tmp_path: Path) -> None:
     done = python("-c", LATE, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_only_forks_of_the_main_thread_have_a_death_signal(tmp_path: Path) -> None:
-    script = f"""{DEATH_SIGNAL}
-forks("child", lambda: forks("grandchild"))
-thread = threading.Thread(target=forks, args=("of_thread",))
-thread.start()
-thread.join()
-"""
-    assert run(tmp_path, script, size=1).codes == [0]
-    assert pids(tmp_path, 0, ("child", "grandchild", "of_thread")) == [signal.SIGKILL, 0, 0]
 
 
 def test_what_a_thread_forked_goes_on_when_the_thread_has_ended(tmp_path: Path) -> None:

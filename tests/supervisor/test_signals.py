@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from srunddp.supervisor.signals import Launcher, Received, Tracking, tracking
+from srunddp.supervisor.signals import Launcher, Tracking, tracking
 from tests.support.starting import until
 from tests.support.worlds import world
 
@@ -53,18 +53,16 @@ subprocess.run(wrapper, env={**__import__("os").environ, "SLURM_PROCID": "0"}, c
         ("0::/user.slice/session-1.scope\n", SHARED, Tracking.ALL),
         ("0::/\n", OWN, Tracking.UNKNOWN),
         ("6:freezer:/\n", OWN, Tracking.UNKNOWN),
+        ("", "", Tracking.UNKNOWN),  # it cannot be read
     ],
 )
 def test_the_control_group_tells_whom_slurm_signals(
     groups: str, namespace: str, expected: Tracking, tmp_path: Path
 ) -> None:
-    (tmp_path / "cgroup").write_text(groups)
-    (tmp_path / "namespace").symlink_to(namespace)
+    if namespace:
+        (tmp_path / "cgroup").write_text(groups)
+        (tmp_path / "namespace").symlink_to(namespace)
     assert tracking(tmp_path / "cgroup", tmp_path / "namespace") is expected
-
-
-def test_groups_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
-    assert tracking(tmp_path / "none", tmp_path / "none") is Tracking.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,9 @@ def test_groups_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
 def test_the_sender_tells_whether_the_worker_has_it(
     launcher: Launcher, sender: int, from_kernel: bool, expected: bool | None
 ) -> None:
-    assert launcher.reached_worker(Received(signal.SIGINT, sender, from_kernel)) is expected
+    code = 0x80 if from_kernel else 0
+    received = signal.struct_siginfo((signal.SIGINT, code, 0, sender, 0, 0, 0))
+    assert launcher.reached_worker(received) is expected
 
 
 def test_the_launcher_is_found_from_a_user_namespace() -> None:

@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import PROGRAMS, ROOT
-from tests.support.launcher import launched
-from tests.support.starting import LONG, bare, started, until
-from tests.support.worlds import SIZE, Ended, World, is_gone, named, world
+from tests.support.starting import LONG, SRUNDDP, bare, until
+from tests.support.worlds import SIZE, World, is_gone, named, world
 
 PREEMPTED = f"""
 sys.path.insert(0, {str(PROGRAMS)!r})
@@ -73,14 +71,6 @@ def test_one_signalled_rank_is_enough_to_leave_with_75(tmp_path: Path, rank: int
     assert ended.errors[1:] == ["", ""]
 
 
-def test_a_scontrol_that_fails_is_called_once(tmp_path: Path) -> None:
-    with world(tmp_path, PREEMPTED, variables=scontrol(tmp_path, "echo nobody answers >&2; exit 1")) as it:
-        it.send(signal.SIGUSR2, *at_work(it))
-        ended = it.wait()
-    stopped(ended.text, NOT_REQUEUED % "scontrol failed: nobody answers", 75)
-    assert len((tmp_path / "calls").read_text().splitlines()) == 1
-
-
 def test_after_a_requeue_all_wait_for_slurm_s_sigterm(tmp_path: Path) -> None:
     """It goes to every process of the step, scontrol too, before that has its answer."""
     with world(tmp_path, PREEMPTED, variables=scontrol(tmp_path, "kill -TERM $$ $PPID")) as it:
@@ -109,20 +99,6 @@ def test_a_scontrol_that_is_ended_leaves_the_job_to_slurm(tmp_path: Path) -> Non
     stopped(ended.text, LEFT.replace("TERM", "USR2"), 143)
 
 
-def of_all(folder: Path, number: int, script: str = PREEMPTED) -> Ended:
-    """A launcher sends a signal to all processes of the step."""
-    with launched(folder, script) as launcher:
-        until(lambda: all((folder / f"at.0.{rank}").exists() for rank in range(SIZE)))
-        launcher.send(number)
-        return launcher.wait()
-
-
-def test_upon_the_launcher_s_sigterm_all_leave_with_143(tmp_path: Path) -> None:
-    ended = of_all(tmp_path, signal.SIGTERM)
-    assert ended.codes == [143] * SIZE, ended.text
-    assert stopped(ended.text, LEFT, 143) == checkpoint(tmp_path)
-
-
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_stopped_rank_waits_for_one_that_is_saving(tmp_path: Path, late: int) -> None:
     """Its word ends nobody, and rank 0, which hosts the store, stays until all have stopped."""
@@ -130,14 +106,14 @@ def test_a_stopped_rank_waits_for_one_that_is_saving(tmp_path: Path, late: int) 
     script += f"    say('saving')\n    if RANK == {late}: wait_for('go')\n"
     with world(tmp_path, script) as it:
         workers = at_work(it)
-        it.send(signal.SIGTERM, *workers)
+        it.send(signal.SIGTERM, *(rank.pid for rank in it.ranks), *workers)  # as a launcher does, which we are
         until(lambda: all(it.has_said(f"saving.{rank}") for rank in range(SIZE)))
         time.sleep(1.5)  # longer than one that is to end has time for
         assert not any(map(is_gone, workers))
         (tmp_path / "go").touch()
         ended = it.wait()
     assert ended.codes == [143] * SIZE, ended.text
-    stopped(ended.text, LEFT, 143)
+    assert stopped(ended.text, LEFT, 143) == checkpoint(tmp_path)
 
 
 def test_a_worker_knows_that_it_is_ended_for_another(tmp_path: Path) -> None:
@@ -155,23 +131,14 @@ rest()
         assert [(tmp_path / f"{when}.{rank}").read_text() for when in ("set", "ending")] == ["False", "True"]
 
 
-@pytest.mark.parametrize("guarded", [True, False])
-def test_a_world_of_one_says_it_once(tmp_path: Path, guarded: bool) -> None:
-    program = [str(PROGRAMS / "preempted.py"), str(tmp_path)]
-    variables: dict[str, Any] = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT)}
-    if guarded:
-        with started("--quiet", *program, folder=tmp_path, **variables) as process:
-            ended_by_itself(tmp_path, process)
-    else:
-        command = [sys.executable, *program]
-        alone = bare(variables | {"RANK": "0", "WORLD_SIZE": "1"})
-        with subprocess.Popen(command, env=alone, stderr=subprocess.PIPE, text=True) as process:
-            ended_by_itself(tmp_path, process)
-
-
-def ended_by_itself(folder: Path, process: subprocess.Popen[str]) -> None:
-    until((folder / "at.0.0").exists)
-    process.send_signal(signal.SIGUSR2)
-    _, errors = process.communicate(timeout=LONG)
+@pytest.mark.parametrize("command", [(*SRUNDDP, "--quiet"), (sys.executable,)], ids=["guarded", "alone"])
+def test_a_world_of_one_says_it_once(tmp_path: Path, command: tuple[str, ...]) -> None:
+    environ = bare({"PATH": "/nowhere", "PYTHONPATH": str(ROOT)})
+    environ |= {} if "--quiet" in command else {"RANK": "0", "WORLD_SIZE": "1"}
+    words = [*command, str(PROGRAMS / "preempted.py"), str(tmp_path)]
+    with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        until((tmp_path / "at.0.0").exists)
+        process.send_signal(signal.SIGUSR2)
+        _, errors = process.communicate(timeout=LONG)
     assert process.returncode == 75, errors
-    stopped(errors.replace(f"{folder}/", ""), NO_JOB, 75)
+    stopped(errors.replace(f"{tmp_path}/", ""), NO_JOB, 75)

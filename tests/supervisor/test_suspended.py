@@ -5,11 +5,7 @@ Such tests take their time, so all of them run at once.
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from srunddp.supervisor.connection import SupervisorConnection
+from tests.supervisor.test_verdict import WITHOUT
 from tests.support.launcher import launched
-from tests.support.starting import until
-from tests.support.worlds import Ended, is_gone, named, run, world
+from tests.support.starting import python, srunddp, until, write
+from tests.support.worlds import SIZE, Ended, is_gone, named, run, world
 
 SUSPENDED = 13.0  # longer than a stopped worker is given
 SAVES = """
@@ -50,6 +46,18 @@ srunddp.heartbeat()
 if RANK == 1: load_batch()
 collective.all_reduce()
 """
+GLOO = """
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+x = torch.ones(4)
+dist.all_reduce(x)
+def load_batch():
+    while True: time.sleep(0.05)
+if RANK == 2: load_batch()
+dist.all_reduce(x)
+"""
 HOLDS = """
 import ctypes, srunddp
 for _ in range(3): srunddp.heartbeat()
@@ -74,9 +82,10 @@ def stopped(folder: Path) -> tuple[Ended, float]:
 def suspended(folder: Path, size: int) -> Ended:
     """The whole job, as by scontrol suspend; then it goes on to its end.
 
-    In the worst order: every supervisor sees its worker stop, and is back before it.
+    In the worst order: every supervisor sees its worker stop, and is back before it. The kernels answer meanwhile, so
+    that no connection is lost.
     """
-    with world(folder, "wait_for('go')\nsay('went')", size=size) as it:
+    with world(folder, "wait_for('go')\nsay('went')", "--lost-after", "3", size=size) as it:
         supervisors, workers = [rank.pid for rank in it.ranks], it.workers()
         it.send(signal.SIGSTOP, *workers)
         time.sleep(0.5)
@@ -102,28 +111,6 @@ def stalled(folder: Path) -> Ended:
     return run(folder, STALLS, "--stall-timeout", "2")
 
 
-def stopped_peer(_: Path) -> list[bool]:
-    """Whether the line to a process that is stopped is open, three times as long as a node may be silent."""
-    program = (
-        "import socket, sys, time; line = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(99)"
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = str(listening.getsockname()[1])
-        with subprocess.Popen([sys.executable, "-c", program, port]) as peer, listening.accept()[0] as line:
-            try:
-                wire = SupervisorConnection(line, 2.0)
-                os.kill(peer.pid, signal.SIGSTOP)
-                found = []
-                for _ in range(4):
-                    wire.send({"ping": True})
-                    time.sleep(1.5)
-                    wire.read()
-                    found.append(wire.open)
-                return found
-            finally:
-                peer.kill()
-
-
 SCENES: dict[str, Callable[[Path], Any]] = {
     "stopped": stopped,
     "suspended": lambda folder: suspended(folder, 3),
@@ -132,7 +119,7 @@ SCENES: dict[str, Callable[[Path], Any]] = {
     "rank 0 saves": lambda folder: asked(folder, 0, "sys.exit(1)"),
     "stalled": stalled,
     "the GIL": lambda folder: run(folder, HOLDS, "--stall-timeout", "20"),
-    "stopped peer": stopped_peer,
+    "Gloo": lambda folder: run(folder, GLOO),
 }
 
 
@@ -168,6 +155,14 @@ def test_ranks_that_stall_are_ended_with_the_cause_s_stack(scenes: Scenes) -> No
     assert " in all_reduce (collective.py:3)\n" in ended.text
 
 
+def test_a_rank_that_hangs_is_named_upon_the_time_limit_of_gloo(scenes: Scenes) -> None:
+    """Other cases are in test_coordinator.py, with messages and times."""
+    ended = scenes["Gloo"].result()
+    named(ended, 2, 124, "it hangs in load_batch (train.py:")
+    assert "Timed out waiting 5000ms" in ended.verdicts[0].cause
+    assert ", in load_batch\n" in ended.text, "its stack"
+
+
 def test_a_rank_that_holds_the_gil_is_left_alone_until_the_limit(scenes: Scenes) -> None:
     ended = scenes["the GIL"].result()
     assert (ended.codes, ended.text) == ([0, 0, 0], "")
@@ -185,14 +180,11 @@ def test_a_job_that_was_suspended_goes_on(scenes: Scenes, scene: str, size: int)
     assert (ended.codes, ended.text) == ([0] * size, "")
 
 
-def test_a_line_to_a_process_that_is_stopped_is_not_lost(scenes: Scenes) -> None:
-    assert scenes["stopped peer"].result() == [True] * 4
-
-
-@pytest.mark.parametrize("stubborn", [False, True])
-def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, stubborn: bool) -> None:
-    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
-    with launched(tmp_path, f"{ignore}say('waits')\nrest()") as launcher:
+@pytest.mark.parametrize("how", ["", "stubborn", "old Python"])
+def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, how: str) -> None:
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if how == "stubborn" else ""
+    folder = write(tmp_path / "old" / "sitecustomize.py", WITHOUT if how == "old Python" else "").parent
+    with launched(tmp_path, f"{ignore}say('waits')\nrest()", PYTHONPATH=str(folder)) as launcher:
         until(lambda: all((tmp_path / f"waits.{rank}").exists() for rank in range(3)))
         launcher.process.kill()
         began = time.monotonic()
@@ -201,3 +193,62 @@ def test_the_launcher_s_end_leaves_nothing(tmp_path: Path, stubborn: bool) -> No
     assert (tmp_path / "stderr.0").read_text().count("has ended (exit code 137)") <= 1
     everything = "".join((tmp_path / f"stderr.{rank}").read_text() for rank in range(3))
     assert everything.count(f"its launcher, process {launcher.process.pid}, has ended (exit code 137)") == 1
+
+
+# What the end of a script may take: uploads in atexit end, and who does not end is ended.
+
+
+UPLOADS = """
+def upload():
+    time.sleep(3)
+    say("uploaded")
+atexit.register(upload)
+"""
+FAILS = UPLOADS + "if RANK == {rank}: raise ValueError('boom')\nrest()"
+STOPS = UPLOADS + "from srunddp.errors import Stopped\nraise Stopped('stopped after step 5', 75)"
+
+
+def like_slurm(folder: Path, script: str, *options: str) -> tuple[Ended, float]:
+    """A world whose launcher kills all at the first bad end, as srun --kill-on-bad-exit=1; how long it took."""
+    with world(folder, script, *options) as it:
+        it.workers()
+        began = time.monotonic()
+        until(lambda: any(rank.poll() for rank in it.ranks))
+        time.sleep(0.3)  # until srun has told all nodes
+        for rank in it.ranks:
+            rank.kill()
+        return it.wait(), time.monotonic() - began
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failed_rank_s_exit_handlers_end_first(tmp_path: Path, rank: int) -> None:
+    ended, _ = like_slurm(tmp_path, FAILS.format(rank=rank))
+    named(ended, rank, 1, "ValueError: boom")
+    assert [(tmp_path / f"uploaded.{each}").exists() for each in range(SIZE)] == [each == rank for each in range(SIZE)]
+
+
+def test_after_a_stop_the_exit_handlers_of_all_ranks_end(tmp_path: Path) -> None:
+    ended, _ = like_slurm(tmp_path, STOPS)
+    assert ended.codes == [75] * SIZE, ended.text
+    assert all((tmp_path / f"uploaded.{rank}").exists() for rank in range(SIZE))
+
+
+def test_an_end_that_takes_longer_than_grace_is_cut_short(tmp_path: Path) -> None:
+    endless = "atexit.register(time.sleep, 600)\nif RANK == 1: raise ValueError('boom')\nrest()"
+    with world(tmp_path, endless, "--grace", "1") as it:
+        it.workers()
+        began = time.monotonic()
+        named(it.wait(), 1, 1, "ValueError: boom")
+    assert 1.0 < time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize("end", ["raise ValueError('boom')", "sys.exit(3)"])
+def test_a_single_process_has_no_limit(tmp_path: Path, end: str) -> None:
+    script = write(
+        tmp_path / "train.py",
+        f"import atexit, sys, time\natexit.register(print, 'uploaded')\natexit.register(time.sleep, 3)\n{end}",
+    )
+    ours = srunddp("--quiet", "--grace", "0.5", script, folder=tmp_path)
+    theirs = python(script, folder=tmp_path)
+    assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
+    assert ours.stdout == "uploaded\n"

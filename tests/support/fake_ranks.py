@@ -22,6 +22,7 @@ from srunddp.supervisor.connection import SupervisorConnection
 from srunddp.supervisor.coordinator import Coordinator
 from srunddp.supervisor.failure import Failure, FailureRecorder
 from srunddp.supervisor.failure_monitor import PING_EVERY, RankContext
+from srunddp.supervisor.output.redirect import OutputRedirect, OutputTarget
 from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.supervisor import RendezvousOutcome, Supervisor
@@ -69,13 +70,14 @@ def head(count: int, idle: float) -> int:
         recorder=FailureRecorder(0, node(0), StackDump(), None),
         process=WorkerProcess(worker.pid),
         pipe=ours,
+        output=OutputRedirect(OutputTarget(None, True, "")),
         grace=0.0,
         launcher=Launcher(None),
     ).run()
 
 
 class Agent:
-    """Rank 0 has met the others already, and has neither a sampler nor output."""
+    """Rank 0 has met the others already, and has no sampler."""
 
     def __init__(self, monitor: Coordinator) -> None:
         self.monitor = monitor
@@ -89,8 +91,6 @@ class Agent:
     def announce_termination(self) -> None: ...
 
     def stop_sampler(self) -> None: ...
-
-    def finish_output(self, _: float) -> None: ...
 
 
 def report(idle: float, before: int) -> None:

@@ -21,8 +21,7 @@ SUPERVISOR = """
 import os, sys
 from pathlib import Path
 from srunddp.monitor.monitor import MonitorConfig
-from srunddp.monitor.sampler.loop import SamplerConfig
-from srunddp.monitor.sampler.process import start
+from srunddp.monitor.sampler.process import SamplerConfig, start
 from srunddp.supervisor import signals
 signals.become_subreaper()
 signals.block()

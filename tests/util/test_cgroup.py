@@ -8,6 +8,7 @@ import pytest
 
 from srunddp.util import cgroup
 from srunddp.util.cgroup import JobGroup, cpu_quota, memory_limit, oom_kills
+from tests.support.starting import write
 
 GIB = 1 << 30
 V2 = "0::/job/step\n"
@@ -16,10 +17,9 @@ OF_JOB = "0::/system.slice/slurmstepd.scope/job_71/step_0/user/task_1\n"
 JOB = "system.slice/slurmstepd.scope/job_71"
 
 
-def write(root: Path, files: dict[str, str]) -> None:
+def write_all(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"{text}\n")
+        write(root / name, f"{text}\n")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def write(root: Path, files: dict[str, str]) -> None:
     ],
 )
 def test_the_least_quota_counts(groups: str, files: dict[str, str], expected: float | None, tmp_path: Path) -> None:
-    write(tmp_path, files)
+    write_all(tmp_path, files)
     assert cpu_quota(groups, tmp_path) == expected
 
 
@@ -54,7 +54,7 @@ def test_the_least_quota_counts(groups: str, files: dict[str, str], expected: fl
 def test_the_least_limit_of_memory_counts(
     groups: str, files: dict[str, str], expected: int | None, tmp_path: Path
 ) -> None:
-    write(tmp_path, files)
+    write_all(tmp_path, files)
     assert memory_limit(groups, tmp_path) == expected
 
 
@@ -65,7 +65,7 @@ def test_the_least_limit_of_memory_counts(
 def test_kills_are_those_of_the_own_group(
     groups: str, file: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, {file: "oom 1\noom_kill 3"})
+    write_all(tmp_path, {file: "oom 1\noom_kill 3"})
     monkeypatch.setattr(cgroup, "ROOT", tmp_path)
     monkeypatch.setattr(cgroup, "own_groups", lambda: groups)
     assert oom_kills() == expected
@@ -77,7 +77,7 @@ def test_cpu_time_and_memory_are_those_of_the_whole_job(tmp_path: Path) -> None:
         cpu = f"usage_usec {12_500_000 // part}\nuser_usec 12000000\nsystem_usec 500000"
         memory = f"anon {GIB}\ninactive_anon 5\ninactive_file {3 * GIB // part}\nactive_file 7"
         files = {"cpu.stat": cpu, "memory.current": f"{8 * GIB // part}", "memory.stat": memory}
-        write(tmp_path / folder, files)
+        write_all(tmp_path / folder, files)
     found = JobGroup.find(OF_JOB, tmp_path)
     assert found
     # Without the file pages that the kernel would drop first.
@@ -96,6 +96,6 @@ def test_cpu_time_and_memory_are_those_of_the_whole_job(tmp_path: Path) -> None:
     ],
 )
 def test_a_job_may_have_no_group(tmp_path: Path, groups: str) -> None:
-    write(tmp_path, {"cpu.stat": "usage_usec 1", "memory.current": "1"})
-    write(tmp_path, {"memory/slurm/uid_1000/job_71/memory.usage_in_bytes": "1"})
+    write_all(tmp_path, {"cpu.stat": "usage_usec 1", "memory.current": "1"})
+    write_all(tmp_path, {"memory/slurm/uid_1000/job_71/memory.usage_in_bytes": "1"})
     assert JobGroup.find(groups, tmp_path) is None

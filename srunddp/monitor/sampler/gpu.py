@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from srunddp.util.cuda_visible_devices import VisibleDevice, instances, query_or, unsupported_errors, visible
+from srunddp.util.cuda_visible_devices import VisibleDevice, instances, unsupported_errors, visible
 
 FIELDS = (
     "utilization_percent", "memory_bytes", "memory_limit_bytes", "memory_bandwidth_percent", "power_w", "energy_j",
@@ -39,9 +39,6 @@ class Gpu:
         parent: the handle of the GPU that it is an instance of, else None.
         label: what its rows begin with.
         seconds: from one sample to the next.
-
-    Attributes:
-        label: as given.
     """
 
     def __init__(self, nvml: Any, handle: Any, parent: Any, label: str, seconds: float) -> None:
@@ -73,16 +70,14 @@ class Gpu:
         row = [""] * len(FIELDS)
         for ask in tuple(self._questions):
             try:
-                answer = ask()
+                for field, text in ask().items():
+                    row[_AT[field]] = text
             except self._unasked:
                 self._questions.remove(ask)
             except self._nvml.NVMLError_GpuIsLost:
                 return "," * (len(FIELDS) - 1)
             except self._nvml.NVMLError:
                 continue
-            else:
-                for field, text in answer.items():
-                    row[_AT[field]] = text
         return ",".join(row)
 
     def _utilization(self) -> dict[str, str]:
@@ -158,17 +153,13 @@ class Gpm:
     @classmethod
     def of(cls, nvml: Any, handle: Any, parent: Any) -> Gpm | None:
         """For a GPU, or where ``parent`` is its GPU for a MIG instance; None where that counts nothing."""
-
-        def supported() -> Gpm | None:
-            gpu = parent or handle
-            if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
-                return None
-            return cls(nvml, gpu, nvml.nvmlDeviceGetGpuInstanceId(handle) if parent else None)
-
+        gpu = parent or handle
         try:
-            return query_or(nvml, supported, None)
+            if nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+                return cls(nvml, gpu, nvml.nvmlDeviceGetGpuInstanceId(handle) if parent else None)
         except nvml.NVMLError:
-            return None
+            pass
+        return None
 
     def ask(self) -> dict[str, str]:
         """Percentages and bytes a second by column; none the first time.
@@ -227,18 +218,10 @@ class Gpus:
         for each in wanted:
             for device in visible(each, self._known)[0]:
                 if device["uuid"] not in self._gpus:
-                    self._gpus[device["uuid"]] = self._gpu(device)
+                    parent, name = device["gpu"] if device["parent"] else None, device["name"].replace(",", " ")
+                    label = f"{device['uuid']},{device['index']},{name}"
+                    self._gpus[device["uuid"]] = Gpu(self._nvml, device["handle"], parent, label, self._seconds)
         return bool(self._gpus)
-
-    def _gpu(self, device: _Known) -> Gpu:
-        name = device["name"].replace(",", " ")
-        return Gpu(
-            self._nvml,
-            device["handle"],
-            device["gpu"] if device["parent"] else None,
-            f"{device['uuid']},{device['index']},{name}",
-            self._seconds,
-        )
 
     def rows(self, time: str) -> str:
         """A line for each."""

@@ -61,8 +61,10 @@ class Node:
         cpu, memory, source = self._used()
         bytes_read = sum(tree.bytes_read.value for tree in self._tasks.trees)
         written = sum(tree.bytes_written.value for tree in self._tasks.trees)
+        ticks = self._all_cpus.read().split(None, _IOWAIT + 1)[_IOWAIT] if self._all_cpus else b""
+        iowait = f"{int(ticks) / _TICKS:.2f}" if ticks else ""
         return (
-            f"{time},{cpu:.3f},{self._cpus},{memory},{self._limit},{bytes_read},{written},{self._iowait()},"
+            f"{time},{cpu:.3f},{self._cpus},{memory},{self._limit},{bytes_read},{written},{iowait},"
             f"{self._interface},{source}\n"
         )
 
@@ -71,11 +73,6 @@ class Node:
             return self._group.cpu_seconds(), self._group.memory_bytes(), "cgroup"
         trees = self._tasks.trees
         return sum(tree.cpu.value for tree in trees) / 1e9, sum(tree.resident for tree in trees), "processes"
-
-    def _iowait(self) -> str:
-        if not self._all_cpus:
-            return ""
-        return f"{int(self._all_cpus.read().split(None, _IOWAIT + 1)[_IOWAIT]) / _TICKS:.2f}"
 
 
 def requested_memory(environ: Mapping[str, str]) -> int | None:
@@ -100,16 +97,19 @@ class NetworkCounters:
     def __init__(self, chosen: str, net: Path = _NET, rdma: Path = _RDMA) -> None:
         self._chosen = chosen.encode()
         self._net = opened(net)
-        self._ports = [port for folder in sorted(rdma.glob("*/ports/*")) if (port := _Port.of(folder, chosen))]
+        self._ports: list[tuple[str, list[KernelFile]]] = []
+        for folder in sorted(rdma.glob("*/ports/*")):
+            paths = [folder / "counters" / f"port_{way}_data" for way in ("rcv", "xmit")]
+            counters, device = [file for path in paths if (file := opened(path))], folder.parent.parent
+            is_chosen = (device / "device" / "net" / chosen).exists()
+            if len(counters) == 2:
+                self._ports.append((f"{device.name}/{folder.name},rdma,{int(is_chosen)}", counters))
 
     def rows(self, time: str) -> str:
         """A line for each."""
-        rows = (
-            [self._of_interface(line, time) for line in self._net.read(whole=True).splitlines()[2:]]
-            if self._net
-            else []
-        )
-        return "".join(rows) + "".join(port.row(time) for port in self._ports)
+        lines = self._net.read(whole=True).splitlines()[2:] if self._net else ()
+        rows = [self._of_interface(line, time) for line in lines]
+        return "".join([*rows, *(_of_port(*port, time) for port in self._ports)])
 
     def _of_interface(self, line: bytes, time: str) -> str:
         name, _, counters = line.rpartition(b":")  # in a name there may be one: eth0:1
@@ -120,24 +120,10 @@ class NetworkCounters:
         return f"{time},{name.decode(errors='replace')},net,{chosen},{int(fields[_RECEIVED])},{int(fields[_SENT])}\n"
 
 
-class _Port:
-    """A port of a device; its counters go over the wire without the kernel's network."""
-
-    def __init__(self, name: str, chosen: bool, received: KernelFile, sent: KernelFile) -> None:
-        self._name, self._chosen, self._received, self._sent = name, chosen, received, sent
-
-    @classmethod
-    def of(cls, folder: Path, interface: str) -> _Port | None:
-        received, sent = (opened(folder / "counters" / f"port_{way}_data") for way in ("rcv", "xmit"))
-        if not received or not sent:
-            return None
-        device = folder.parent.parent
-        chosen = (device / "device" / "net" / interface).exists()
-        return cls(f"{device.name}/{folder.name}", chosen, received, sent)
-
-    def row(self, time: str) -> str:
-        try:
-            received, sent = (str(int(file.read()) * _WORD) for file in (self._received, self._sent))
-        except (OSError, ValueError):
-            received = sent = ""
-        return f"{time},{self._name},rdma,{int(self._chosen)},{received},{sent}\n"
+def _of_port(label: str, counters: list[KernelFile], time: str) -> str:
+    """A port's counters go over the wire without the kernel's network."""
+    try:
+        received, sent = (str(int(file.read()) * _WORD) for file in counters)
+    except (OSError, ValueError):
+        received = sent = ""
+    return f"{time},{label},{received},{sent}\n"

@@ -1,26 +1,54 @@
 """The sampler of a node as its local rank 0's supervisor has it: forked before the worker, ended before it leaves.
 
-It never imports torch, asks the kernel and NVML alone, and appends to files that are complete to the last sample
-whatever ends it.
+It takes one sample after the other, at fixed times. It never imports torch, asks the kernel and NVML alone, and appends
+to files that are complete to the last sample whatever ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import math
 import os
+import resource
 import select
 import signal
 import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from srunddp.monitor.sampler.loop import SamplerConfig, UnwritableError, sample_until_closed
+from srunddp.monitor.sampler import gpu, node, tasks
 from srunddp.supervisor import signals
 from srunddp.supervisor.process_tree import wait_for_child
 
+if TYPE_CHECKING:
+    from srunddp.monitor.monitor import MonitorConfig
+
 NAME = "srunddp-monitor"  # 15 letters, all that Linux keeps
 _GONE_WITHIN = 0.2  # after SIGKILL; in a kernel call that does not return it cannot be killed
+_THOROUGH_AT_FIRST = 5  # samples, while the tasks of a node start one after the other
+_THOROUGH_EVERY = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """What is to be watched on this node.
+
+    Attributes:
+        run: of the supervisor's own task; its folder exists.
+        interface: the chosen network interface.
+        rank_variable: that tells a task its rank; empty for a single process.
+        supervisor: process id of who forks the sampler.
+        launcher: process id of whose children the tasks of this node are; None or 0 where that is not known.
+    """
+
+    run: MonitorConfig
+    interface: str
+    rank_variable: str
+    supervisor: int
+    launcher: int | None
 
 
 @dataclass(frozen=True)
@@ -51,14 +79,14 @@ class Sampler:
         with self._end:
             with contextlib.suppress(OSError):
                 self._end.shutdown(socket.SHUT_WR)
-            message = _last_words(self._end, until)
+            message = _read_message(self._end, until)
         if wait_for_child(self.pid, until - time.monotonic()) is None:
             os.kill(self.pid, signal.SIGKILL)  # it has not been collected, so that the number is still its own
             wait_for_child(self.pid, _GONE_WITHIN)
         return message
 
 
-def start(site: SamplerConfig) -> Sampler:
+def start(config: SamplerConfig) -> Sampler:
     """Fork the sampler of a node. To be called in the main thread, whose end is the sampler's as well, with the
     signals blocked: those that Slurm sends to every process of a step are not for this one.
     """
@@ -66,28 +94,28 @@ def start(site: SamplerConfig) -> Sampler:
     pid = os.fork()
     if pid == 0:
         try:
-            _live(site, theirs)
+            _run_sampler(config, theirs)
         finally:
             os._exit(0)
     theirs.close()
     return Sampler(pid, ours)
 
 
-def _live(site: SamplerConfig, end: socket.socket) -> None:
-    signals.die_with_parent(site.supervisor)
+def _run_sampler(config: SamplerConfig, end: socket.socket) -> None:
+    signals.die_with_parent(config.supervisor)
     # Also those that no one has blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
-    _let_go(end.fileno())
+    _close_inherited(end.fileno())
     try:
-        sample_until_closed(site, end)
+        sample_until_closed(config, end)
     except Exception as error:
-        reason = str(error) if isinstance(error, UnwritableError) else repr(error)
-        end.sendall(f"the monitor of {site.run.node} ended: {reason}".encode())
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
+        end.sendall(f"the monitor of {config.run.node} ended: {reason}".encode())
 
 
-def _let_go(kept: int) -> None:
+def _close_inherited(kept: int) -> None:
     """Nobody is to wait for the end of a pipe or a line that this process happens to have."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -99,9 +127,112 @@ def _let_go(kept: int) -> None:
                 os.close(opened)
 
 
-def _last_words(end: socket.socket, until: float) -> str:
+def _read_message(end: socket.socket, until: float) -> str:
     text = b""
     with contextlib.suppress(OSError):
         while select.select([end], [], [], max(0.0, until - time.monotonic()))[0] and (more := end.recv(4096)):
             text += more
     return text.decode(errors="replace")
+
+
+def sample_until_closed(config: SamplerConfig, end: socket.socket) -> None:
+    """Write samples at once and every ``config.run.seconds``, and a last one when the other side of ``end`` is closed.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # four of each process are kept open, of maybe hundreds
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    samples = Samples(config)
+    gc.freeze()
+    closed = select.poll()
+    closed.register(end, select.POLLIN)
+    due = time.monotonic()
+    while True:
+        samples.take()
+        now = time.monotonic()
+        due += config.run.seconds * max(1, math.ceil((now - due) / config.run.seconds))
+        if closed.poll(1000 * (due - now)):
+            break
+    samples.take(last=True)
+
+
+class Samples:
+    """The sources of a node and their files. What one of them stumbles over leaves the others as they are.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+
+    def __init__(self, config: SamplerConfig) -> None:
+        self._config = config
+        self._taken, self._thorough_at = 0, 0.0
+        self._tasks = tasks.Tasks(config.run.rank, config.supervisor, config.launcher, config.rank_variable)
+        self._node = node.Node(self._tasks, config.interface)
+        self._gpus = gpu.Gpus(config.run.seconds)
+        links = node.NetworkCounters(config.interface)
+        self._tables = [
+            (self._open("node", node.COLUMNS), self._node.rows),
+            (self._open("tasks", tasks.COLUMNS), self._tasks.rows),
+            (self._open("links", node.LINK_COLUMNS), links.rows),
+        ]
+
+    def _open(self, name: str, columns: tuple[str, ...]) -> CsvWriter:
+        return CsvWriter(self._config.run.folder / f"{self._config.run.node}.{name}.csv", columns)
+
+    def take(self, *, last: bool = False) -> None:
+        """Write a sample of each source."""
+        thorough = last or self._taken < _THOROUGH_AT_FIRST or time.monotonic() >= self._thorough_at
+        if thorough:
+            self._thorough_at = time.monotonic() + _THOROUGH_EVERY
+        self._taken += 1
+        seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
+        has_gpus = False
+        with contextlib.suppress(Exception):  # whatever a kernel or a driver says that no one has thought of
+            if self._tasks.look(thorough=thorough) or thorough:
+                self._node.look()
+                has_gpus = self._gpus.choose(self._tasks.visible)
+        if has_gpus and len(self._tables) == 3:
+            self._tables.append((self._open("gpus", gpu.COLUMNS), self._gpus.rows))
+        for table, rows in self._tables:
+            lines = ""
+            with contextlib.suppress(Exception):
+                lines = rows(f"{seconds}.{milliseconds:03}")
+            if lines:
+                table.add(lines)
+
+
+class CsvWriter:
+    """One file, emptied when it is opened. Each sample is one write, without a buffer.
+
+    Args:
+        path: of the file; columns: their names, in order.
+
+    Raises:
+        OSError: the file cannot be opened or written; it is named.
+    """
+
+    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._size = 0
+        self.add(",".join(columns) + "\n")
+
+    def add(self, lines: str) -> None:
+        """Append whole lines.
+
+        Raises:
+            OSError: there is no room, or the file system fails; what was written of them is taken back.
+        """
+        data = lines.encode()
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):  # the disk was full in between, and says so when asked again
+                written += os.write(self._file, data[written:])
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            error.filename = self._path
+            raise
+        self._size += written

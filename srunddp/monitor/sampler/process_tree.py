@@ -27,7 +27,7 @@ class MonotonicCounter:
         self.value = self._kept = self._last = 0
         self._rounding = rounding
 
-    def is_now(self, total: int) -> None:
+    def update(self, total: int) -> None:
         """What those that are there add up to."""
         if self._last - total > self._rounding:
             self._kept += self._last - total
@@ -102,18 +102,12 @@ class ProcessTree:
         return None
 
     def _add_up(self) -> None:
-        cpu = resident = bytes_read = bytes_written = 0
-        delay = self._delay_of_ended
-        for process in self._members.values():
-            cpu += process.cpu + process.reaped
-            resident += process.resident
-            delay += process.delay
-            bytes_read += process.bytes_read
-            bytes_written += process.bytes_written
-        self.resident, self.delay = resident, delay
-        self.cpu.is_now(cpu)
-        self.bytes_read.is_now(bytes_read)
-        self.bytes_written.is_now(bytes_written)
+        members = self._members.values()
+        self.resident = sum(each.resident for each in members)
+        self.delay = self._delay_of_ended + sum(each.delay for each in members)
+        self.cpu.update(sum(each.cpu + each.reaped for each in members))
+        self.bytes_read.update(sum(each.bytes_read for each in members))
+        self.bytes_written.update(sum(each.bytes_written for each in members))
 
 
 _TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -190,19 +184,13 @@ class Process:
 
     def new_children(self, *, of_all_threads: bool) -> list[int]:
         """Process ids of its children where they are others than those of the last call, else none."""
-        if not self._ran:
-            return []
-        try:
-            if of_all_threads and self._threads > 1:
-                text = self._of_threads()
-            else:
-                text = self._children.read(whole=True) if self._children else b""
-        except OSError:
-            return []
-        if text == self._known:
-            return []
-        self._known = text
-        return [int(pid) for pid in text.split()]
+        before = self._known
+        with contextlib.suppress(OSError):
+            if self._ran and of_all_threads and self._threads > 1:
+                self._known = self._of_threads()
+            elif self._ran:
+                self._known = self._children.read(whole=True) if self._children else b""
+        return [int(pid) for pid in self._known.split()] if self._known != before else []
 
     def _of_threads(self) -> bytes:
         folder = f"/proc/{self.pid}/task"

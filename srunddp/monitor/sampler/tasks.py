@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -43,23 +44,18 @@ class Tasks:
         if self._started and (thorough or self._has_started_others()):
             # A task that is not exec'ed yet has not been told its rank: those without one are looked at again.
             for pid in set(children_of(self._launcher)) - self._known:
-                self._meet(pid)
+                self._add_task(pid)
         for tree in self.trees:
             tree.look(thorough=thorough)
         return len(self.trees) > before
 
     def _has_started_others(self) -> bool:
-        text, before = self._read_started(), self._before
-        self._before = text
-        return text != before
+        before = self._before
+        with contextlib.suppress(OSError):  # it has ended
+            self._before = self._started.read(whole=True) if self._started else b""
+        return self._before != before
 
-    def _read_started(self) -> bytes:
-        try:
-            return self._started.read(whole=True) if self._started else b""
-        except OSError:
-            return b""  # it has ended
-
-    def _meet(self, pid: int) -> None:
+    def _add_task(self, pid: int) -> None:
         variables = _environment(pid)
         rank = variables.get(self._variable, "")
         if rank.isdecimal():
@@ -80,34 +76,24 @@ class Tasks:
         """How many CPUs the affinity masks of the tasks name together."""
         union: set[int] = set()
         for tree in self.trees:
-            try:
+            with contextlib.suppress(OSError):
                 union |= os.sched_getaffinity(tree.root)
-            except OSError:
-                continue
         return len(union)
 
 
 def _below(launcher: int, pid: int) -> int:
     """The ancestor of a process, or itself, that is the launcher's child; the process where the launcher is none."""
     at = pid
-    while launcher and at > 1:
-        parent = _parent(at)
-        if parent == launcher:
-            return at
-        at = parent
+    with contextlib.suppress(OSError):  # another user's
+        while launcher and at > 1:
+            if (parent := int(stat_fields(at)[1])) == launcher:
+                return at
+            at = parent
     return pid
 
 
-def _parent(pid: int) -> int:
-    try:
-        return int(stat_fields(pid)[1])
-    except OSError:
-        return 0
-
-
 def _environment(pid: int) -> dict[str, str]:
-    try:
+    text = ""
+    with contextlib.suppress(OSError):  # another user's
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}  # another user's
     return dict(entry.partition("=")[::2] for entry in text.split("\0") if "=" in entry)

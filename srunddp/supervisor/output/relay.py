@@ -41,7 +41,7 @@ class OutputRelay:
     streams: Mapping[int, NonBlockingStream]
     file: int | None
     _open: set[int] = field(default_factory=set)
-    _bell: int = -1
+    _end_event: int = -1
     _deadline: float = math.inf
     _came: float = 0.0
     _ended: float = 0.0
@@ -49,7 +49,7 @@ class OutputRelay:
     def start(self) -> None:
         """Start the thread; it has the signal mask of the caller."""
         self._open = set(self.streams)
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._end_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -57,10 +57,10 @@ class OutputRelay:
         """Pass on what is still in the pipes, within ``limit`` seconds."""
         self._ended = time.monotonic()
         self._deadline = self._ended + limit
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._end_event, 1)
         self._thread.join(limit)
         if not self._thread.is_alive():
-            os.close(self._bell)
+            os.close(self._end_event)
 
     def _run(self) -> None:
         while self._open and not self._is_over():
@@ -101,7 +101,7 @@ class OutputRelay:
         finishing = self._deadline < math.inf
         patience = min(_LOOK, max(0.0, self._deadline - now)) if finishing else math.inf
         if not finishing:
-            poller.register(self._bell, select.POLLIN)
+            poller.register(self._end_event, select.POLLIN)
         for source, terminal in self.streams.items():
             if source in self._open and not (hold := self._hold(terminal, now)):
                 poller.register(source, select.POLLIN)
@@ -221,7 +221,7 @@ class NonBlockingStream:
             self._write()
 
     def _write(self) -> None:
-        while self.waiting and (self._never_blocks or _writable(self.descriptor)):
+        while self.waiting and (self._never_blocks or select.select([], [self.descriptor], [], 0)[1]):
             piece = self._piece()
             try:
                 written = os.write(self.descriptor, piece)
@@ -277,9 +277,3 @@ def _without_blocking(inherited: int) -> tuple[int, bool]:
         return os.open(f"/proc/self/fd/{inherited}", flags), True
     except OSError:  # another user's, as of a launcher that runs as root: then polling has to do
         return inherited, False
-
-
-def _writable(descriptor: int) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLOUT)
-    return bool(poller.poll(0))

