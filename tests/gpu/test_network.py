@@ -12,11 +12,11 @@ import pytest
 
 from tests.gpu import ranks
 from tests.gpu.rails import ifaces, switch, two_nodes, within
-from tests.gpu.ranks import PREAMBLE, ended, printed, ran, started, variables_here, wait_for
+from tests.gpu.ranks import PREAMBLE, ran, started, variables_here, wait_for
 from tests.gpu.requirements import need_gpus, need_infiniband, need_nccl_ranks, need_slurm_gpus
 from tests.gpu.site import STARTS_WITHIN, command
 from tests.support.starting import bare, write
-from tests.support.worlds import TOGETHER
+from tests.support.worlds import TOGETHER, Ended
 
 PORT = 29617
 AWAY = 15.0  # seconds
@@ -45,16 +45,16 @@ world.close()
 @pytest.mark.parametrize("over", ["the bus", "InfiniBand"])
 def test_15_s_without_the_lines_network_end_nothing(over: str, tmp_path: Path) -> None:
     """The ranks train by NCCL without it; the line's default for a lost connection is 60 s."""
-    assert flap(over, tmp_path) == [0, 0]
-    assert printed(tmp_path, 2) == ["True\n"] * 2
+    done = flap(over, tmp_path)
+    assert (done.codes, done.printed) == ([0, 0], ["True\n"] * 2)
 
 
 def test_a_network_away_for_longer_than_lost_after_ends_the_run(tmp_path: Path) -> None:
-    assert flap("the bus", tmp_path, "--lost-after", "5") == [69, 69]
+    assert flap("the bus", tmp_path, "--lost-after", "5").codes == [69, 69]
 
 
-def flap(over: str, folder: Path, *options: str) -> list[int]:
-    """Take the only network of two nodes away amid a training; the codes of both ranks."""
+def flap(over: str, folder: Path, *options: str) -> Ended:
+    """Take the only network of two nodes away amid a training; how it ended."""
     variables = need_nccl_ranks(2)
     if over == "InfiniBand":
         need_gpus(2)
@@ -71,9 +71,9 @@ def flap(over: str, folder: Path, *options: str) -> list[int]:
             for name in names.values():
                 switch(name, 0, "up")
             (folder / "stop").touch()
-            done = ended(it)
+            done = it.wait()
     print(done.text)
-    return done.codes
+    return done
 
 
 def test_ranks_meet_and_train_over_rails_with_strict_filtering(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_ranks_meet_and_train_over_rails_with_strict_filtering(tmp_path: Path) -
         script, below = TRAINS.replace("steps > 20", "True"), within(names, 2, PORT, variables)
         conf = str(ifaces(tmp_path, "[r0, r1]"))
         with started(tmp_path, script, "--ifaces", conf, size=4, below=below) as it:
-            done = ended(it)
+            done = it.wait()
     assert done.codes == [0] * 4, done.text
 
 
@@ -97,9 +97,9 @@ def test_nccls_sockets_use_what_the_user_exported_or_one(exported: str, used: li
         (tmp_path / "stop").touch()
         script, below = TRAINS.replace("steps > 20", "True"), within(names, 1, PORT, variables)
         with started(tmp_path, script, "--ifaces", str(ifaces(tmp_path, "r0")), below=below) as it:
-            done = ended(it)
+            done = it.wait()
     assert done.codes == [0, 0], done.text
-    lines = re.findall(r"NET/Socket : Using (.*)", "".join(printed(tmp_path, 2)) + done.text)
+    lines = re.findall(r"NET/Socket : Using (.*)", "".join(done.printed) + done.text)
     assert lines, "NCCL did not say which interfaces it uses"
     assert [re.findall(r"\]([\w.]+):", line) for line in lines] == [used] * len(lines)
 
