@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import ranks
 from tests.gpu.rails import ifaces, switch, two_nodes, within
-from tests.gpu.ranks import PREAMBLE, ran, started, variables_here, wait_for
+from tests.gpu.ranks import PREAMBLE, plain, run, started, wait_for
 from tests.gpu.requirements import need_gpus, need_infiniband, need_nccl_ranks, need_slurm_gpus
 from tests.gpu.site import STARTS_WITHIN, command
-from tests.support.starting import bare, write
+from tests.support.starting import write
 from tests.support.worlds import TOGETHER, Ended
 
 PORT = 29617
@@ -140,39 +139,20 @@ print("busbw", values.nbytes / seconds * 2 * (size - 1) / size / 1e9, flush=True
 """
 
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
+
+
 def test_nccl_goes_the_same_ways_as_fast_as_without_srunddp(tmp_path: Path) -> None:
     """NVLink, NVLS and all: srunddp touches none of it."""
     need_gpus(2)
-    for name in ("ours", "theirs"):
-        (tmp_path / name).mkdir()
-    ran(tmp_path / "ours", BANDWIDTH, variables=INFO, limit=120)
-    write(tmp_path / "theirs" / "train.py", BANDWIDTH)
-    by_hand(tmp_path / "theirs")
-    ours, theirs = (said_by(tmp_path / name) for name in ("ours", "theirs"))
+    done = run(tmp_path, BANDWIDTH, variables=INFO, limit=120)
+    other = plain(tmp_path, BANDWIDTH, *TORCHRUN, **INFO)
+    assert (done.codes, other.returncode) == ([0, 0], 0), done.text + other.stderr
+    ours, theirs = "".join(done.printed) + done.text, other.stdout + other.stderr
     assert ways(ours) == ways(theirs) != set()
     figures = busbw(ours), busbw(theirs)
     print(f"busbw {figures[0]:.1f} GB/s below srunddp, {figures[1]:.1f} GB/s without")
     assert figures[0] > 0.9 * figures[1]
-
-
-def by_hand(folder: Path) -> None:
-    """Two ranks as their users start them without a launcher."""
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)} | INFO
-    processes = []
-    for rank in range(2):
-        variables = variables_here(common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
-            command = [sys.executable, "train.py"]
-            processes.append(subprocess.Popen(command, cwd=folder, env=bare(variables), stdout=out, stderr=errors))
-    try:
-        assert [process.wait(timeout=ranks.LIMIT) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def said_by(folder: Path) -> str:
-    return "".join((folder / f"{stream}.{rank}").read_text() for stream in ("stdout", "stderr") for rank in range(2))
 
 
 def ways(text: str) -> set[str]:
