@@ -2,14 +2,12 @@
 
 ::
 
-    python -m tests.cluster.cluster up               start it and leave it up
-    python -m tests.cluster.cluster sh CMD...        run a command on the login node
-    python -m tests.cluster.cluster on NODE CMD...   run a command on a compute node
-    python -m tests.cluster.cluster down             end it and remove every trace
-    python -m tests.cluster.cluster hold TRACKING    start it, and end it at the end of the input
+    python -m tests.cluster.cluster up                  start it and leave it up
+    python -m tests.cluster.cluster on MACHINE CMD...   run a command on a node, or on the login node by `login`
+    python -m tests.cluster.cluster down                end it and remove every trace
+    python -m tests.cluster.cluster hold TRACKING       start it, and end it at the end of the input
 """
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -18,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -232,38 +230,25 @@ def _clear_away() -> None:
             shutil.rmtree(folder)
 
 
-def _become(cluster: Cluster, name: str, argv: Sequence[str]) -> None:
-    """Replaces this process, so that the command has the terminal and its signals for itself."""
-    line = commands.enter(cluster.folder, name, argv)
-    os.execvpe(line[0], line, commands.environment(cluster.folder))
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster.cluster", description=__doc__)
-    parser.add_argument("action", choices=("up", "down", "sh", "on", "hold"))
-    parser.add_argument("rest", nargs=argparse.REMAINDER)
-    options = parser.parse_args(arguments)
-    cluster = Cluster()
-    match options.action, options.rest:
-        case "up", []:
+def main(*words: str) -> None:
+    match words:
+        case ["up"]:
+            cluster = Cluster()
             cluster.up()
             print(f"{len(NODES)} nodes idle, SLURM_CONF={slurm.config_file(cluster.folder)}")
-        case "down", []:
-            cluster.down()
-        case "hold", [tracking]:
+        case ["down"]:
+            Cluster().down()
+        case ["hold", tracking]:
             with Cluster(Settings(tracking=tracking)) as held:
                 print(held.folder, flush=True)
                 sys.stdin.read()
-        case "sh", [_, *_] as command:
-            _become(cluster, LOGIN.name, command)
-        case "on", [name, _, *_] as command:
-            _become(cluster, name, command[1:])
+        case ["on", name, _, *_]:
+            # Instead of this process, so that the command has the terminal and its signals for itself.
+            line = commands.enter(Cluster().folder, name, words[2:])
+            os.execvpe(line[0], line, commands.environment(Cluster().folder))
         case _:
-            parser.error("up | down | hold TRACKING | sh CMD... | on NODE CMD...")
+            sys.exit(__doc__)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ClusterError as error:
-        sys.exit(str(error))
+    main(*sys.argv[1:])

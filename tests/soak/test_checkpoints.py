@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.soak.conftest import campaign
+from tests.soak.conftest import Show, campaign
 
 pytestmark = pytest.mark.soak
 
@@ -29,11 +29,10 @@ CUT = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), rea
     ids=["kills", "power cuts", "damages"],
 )
 def test_nothing_that_was_acknowledged_is_lost(
-    script: str, number: int, before: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: str, number: int, before: tuple[str, ...], tmp_path: Path, show: Show
 ) -> None:
     said = campaign(script, tmp_path, number, before=before)
-    with capsys.disabled():
-        print("\n" + said, end="")
+    show(said.rstrip())
     if number == KILLS:
         assert int(said.split()[2]) >= HALF
 

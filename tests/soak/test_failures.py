@@ -19,6 +19,7 @@ from tests.chaos.trials import Sites, sites, table, try_one
 from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.test_failures import late
 from tests.slurm.test_network_faults import CUT_OFF, FAULTS, LOST, cut_off
+from tests.soak.conftest import Show
 
 pytestmark = pytest.mark.soak
 
@@ -40,10 +41,9 @@ def site(where: Sites) -> Site:
     return where.cluster
 
 
-def test_random_failures_are_all_named_and_nothing_is_left(where: Sites, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_failures_are_all_named_and_nothing_is_left(where: Sites, show: Show) -> None:
     records = [try_one(seed, where)[0] for seed in range(TRIALS)]
-    with capsys.disabled():
-        print("\n" + table(records))
+    show(table(records))
     assert [record for record in records if record["wrong"]] == []
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.soak.conftest import campaign
+from tests.soak.conftest import Show, campaign
 from tests.support.starting import SRUNDDP, bare, slurm
 from tests.train.course import Course, until
 
@@ -74,7 +74,7 @@ def kill(course: Course, number: int, draw: random.Random) -> list[str]:
     )
 
 
-def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, show: Show) -> None:
     reference = Course(tmp_path / "undisturbed", RANKS, SETTINGS)
     assert end(begin(reference, 0))[0] == [0] * RANKS
     expected, steps = reference.outcome(), reference.step()
@@ -84,21 +84,16 @@ def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pyt
         course = Course(tmp_path / f"course{counts['trainings']}", RANKS, SETTINGS)
         while course.step() < steps - NEARLY_DONE and counts["kills"] < KILLS:
             counts.update(kill(course, counts["kills"] + 1, draw))
-            with capsys.disabled():
-                print(f"\r{counts['kills']} kills", end="", flush=True)
         codes, errors = end(begin(course, 0))
         assert codes == [0] * RANKS, errors
         assert course.outcome() == expected, course.folder
-    with capsys.disabled():
-        counted = ", ".join(f"{name} {count}" for name, count in counts.items())
-        print(f"\r{counted}; {steps} steps each; {time.monotonic() - began:.0f} s")
+    counted = ", ".join(f"{name} {count}" for name, count in counts.items())
+    show(f"{counted}; {steps} steps each; {time.monotonic() - began:.0f} s")
     assert counts["amid a save"] >= KILLS // 10
 
 
 @pytest.mark.parametrize(("kind", "number"), [("signals", SIGNALS), ("workerless", WORKERLESS)])
 def test_a_thousand_signals_stop_after_a_step_and_change_no_bit(
-    kind: str, number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, number: int, tmp_path: Path, show: Show
 ) -> None:
-    said = campaign("interrupted.py", tmp_path, kind, number, limit=7200)
-    with capsys.disabled():
-        print("\n" + said.splitlines()[-1])
+    show(campaign("interrupted.py", tmp_path, kind, number, limit=7200).splitlines()[-1])
