@@ -18,7 +18,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -30,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, TensorDataset
 
 from srunddp.train import Config, LoadingConfig, Trainer, import_torchvision
-from tests.benchmarks import in_turn, numbers, ratio
+from tests.benchmarks import in_turn, numbers, ratio, train
 from tests.train.worlds import StandIn
 
 ROUNDS = 15
@@ -96,14 +95,7 @@ def ours(data: Any, width: int) -> Callable[[], None]:
     model = network(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     config = Config(batch_size=BATCH, loading=LoadingConfig(num_workers=0))
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=StandIn())
-
-    def epoch() -> None:
-        trainer.config = replace(config, epochs=trainer.state.epoch + 1)
-        with contextlib.redirect_stdout(io.StringIO()):
-            trainer.fit(data)
-
-    return epoch
+    return partial(train, Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=StandIn()), data)
 
 
 def fabric(data: Any, width: int) -> Callable[[], None]:

@@ -9,8 +9,6 @@ windows, and the ratio of the fastest tenth of either kind, which a busy machine
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -20,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,7 @@ from torch.utils.data import TensorDataset
 import srunddp
 from srunddp import telemetry
 from srunddp.train import Config, LoadingConfig
-from tests.benchmarks import quartiles
+from tests.benchmarks import quartiles, train
 from tests.conftest import ROOT
 from tests.support.starting import SRUNDDP, bare, slurm
 
@@ -69,16 +66,14 @@ def training(world: srunddp.World, steps: int, width: int) -> Callable[[bool], f
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     trainer = srunddp.Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world, callbacks=[watch])
 
-    def train(observed: bool) -> float:
+    def window(observed: bool) -> float:
         if page:
             telemetry.install(page if observed else None)
         watch.times = []
-        trainer.config = replace(config, epochs=trainer.state.epoch + 1)
-        with contextlib.redirect_stdout(io.StringIO()):
-            trainer.fit(data)
+        train(trainer, data)
         return watch.times[-1] - watch.times[0]
 
-    return train
+    return window
 
 
 def rank(windows: int, steps: int, width: int) -> None:
@@ -87,13 +82,13 @@ def rank(windows: int, steps: int, width: int) -> None:
     figures: dict[str, list[float]] = {"with": [], "without": []}
     with srunddp.init() as world:
         torch.manual_seed(0)
-        train = training(world, steps, width)
-        train(True)
-        for window in range(2 * windows):
+        window = training(world, steps, width)
+        window(True)
+        for number in range(2 * windows):
             # Each order as often as the other: a machine that grows slower favours neither.
-            observed = window % 4 in (0, 3)
+            observed = number % 4 in (0, 3)
             let(signal.SIGCONT if observed else signal.SIGSTOP)
-            figures["with" if observed else "without"].append(train(observed))
+            figures["with" if observed else "without"].append(window(observed))
         let(signal.SIGCONT)
     if world.rank == 0:
         print(json.dumps(figures))

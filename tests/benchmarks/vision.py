@@ -10,11 +10,10 @@ time, without. The figure is the ratio at the smallest times, which should be at
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy
@@ -25,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from srunddp.train import DDPConfig, LoadingConfig, import_torchvision
-from tests.benchmarks import in_turn, numbers, ratio
+from tests.benchmarks import in_turn, numbers, ratio, train
 from tests.examples import loaded
 from tests.train.worlds import StandIn
 
@@ -101,22 +100,6 @@ class ByHand:
         total.item()
 
 
-@dataclass
-class Ours:
-    """The example's, by its own functions."""
-
-    config: Any
-    data: Any
-
-    def __post_init__(self) -> None:
-        self.trainer = VISION.trainer_of(StandIn(device=DEVICE), self.config, 10)
-
-    def __call__(self) -> None:
-        self.trainer.config = replace(self.config, epochs=self.trainer.state.epoch + EPOCHS)
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.trainer.fit(self.data)
-
-
 def clock() -> float:
     """Wall-clock time on a GPU, when that is through; CPU time elsewhere."""
     if not GPU:
@@ -128,7 +111,8 @@ def clock() -> float:
 def compare(name: str, ema_decay: float | None, rounds: int) -> None:
     config = settings(ema_decay)
     data = Made(VISION.transform(config, 0.5))
-    times = in_turn({"by hand": ByHand(config, data), "vision.py": Ours(config, data)}, rounds, clock)
+    ours = partial(train, VISION.trainer_of(StandIn(device=DEVICE), config, 10), data, EPOCHS)
+    times = in_turn({"by hand": ByHand(config, data), "vision.py": ours}, rounds, clock)
     speed = {each: EPOCHS * STEPS * BATCH / min(values) for each, values in times.items()}
     print(
         f"{name}: {speed['by hand']:.0f} samples/s by hand, {speed['vision.py']:.0f} of vision.py: "

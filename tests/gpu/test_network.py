@@ -77,14 +77,7 @@ def flap(over: str, folder: Path, *options: str) -> Ended:
 
 def test_ranks_meet_and_train_over_rails_with_strict_filtering(tmp_path: Path) -> None:
     """Each rail a subnet; a packet with one rail's source on another is dropped."""
-    variables = need_nccl_ranks(4) | SOCKETS
-    with two_nodes(2, strict=True) as names:
-        (tmp_path / "stop").touch()
-        script, below = TRAINS.replace("steps > 20", "True"), within(names, 2, PORT, variables)
-        conf = str(ifaces(tmp_path, "[r0, r1]"))
-        with started(tmp_path, script, "--ifaces", conf, size=4, below=below) as it:
-            done = it.wait()
-    assert done.codes == [0] * 4, done.text
+    over_two_rails(tmp_path, "[r0, r1]", need_nccl_ranks(4) | SOCKETS, size=4, strict=True)
 
 
 @pytest.mark.parametrize(("exported", "used"), [("=r0,r1", ["r0", "r1"]), ("", ["r0"])])
@@ -92,15 +85,22 @@ def test_nccls_sockets_use_what_the_user_exported_or_one(exported: str, used: li
     """The interface that srunddp exports limits NCCL to one; several names of the user's own stay."""
     variables = need_nccl_ranks(2) | SOCKETS | INFO
     variables |= {"NCCL_SOCKET_IFNAME": exported, "GLOO_SOCKET_IFNAME": "r0"} if exported else {}
-    with two_nodes(2) as names:
-        (tmp_path / "stop").touch()
-        script, below = TRAINS.replace("steps > 20", "True"), within(names, 1, PORT, variables)
-        with started(tmp_path, script, "--ifaces", str(ifaces(tmp_path, "r0")), below=below) as it:
-            done = it.wait()
-    assert done.codes == [0, 0], done.text
+    done = over_two_rails(tmp_path, "r0", variables)
     lines = re.findall(r"NET/Socket : Using (.*)", "".join(done.printed) + done.text)
     assert lines, "NCCL did not say which interfaces it uses"
     assert [re.findall(r"\]([\w.]+):", line) for line in lines] == [used] * len(lines)
+
+
+def over_two_rails(
+    folder: Path, interface: str, variables: dict[str, str], *, size: int = 2, strict: bool = False
+) -> Ended:
+    """A training of a few steps on two nodes, with this interface in ifaces.conf."""
+    (folder / "stop").touch()
+    with two_nodes(2, strict=strict) as names:
+        below, conf = within(names, size // 2, PORT, variables), str(ifaces(folder, interface))
+        done = run(folder, TRAINS.replace("steps > 20", "True"), "--ifaces", conf, size=size, below=below)
+    assert done.codes == [0] * size, done.text
+    return done
 
 
 @pytest.mark.gpu(0)
