@@ -12,18 +12,19 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from . import commands, network, slurm, sockets
-from .commands import ClusterError, CommandError
-from .nodes import INSTANCE, LOGIN, NODES, PREFIX, node
+from . import network, slurm, sockets
+from .network import tool_environment
+from .nodes import INSTANCE, LOGIN, NODES, PREFIX, machine, node
 from .requirements import requirements
 from .slurm import Settings
 
@@ -35,6 +36,18 @@ _WORK_FOLDERS = Path("/var/tmp")
 _WORK_PREFIX = f"{PREFIX}cluster-"
 _UP_SECONDS = 60.0
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be started or is not up."""
+
+
+class CommandError(ClusterError):
+    """A command on the cluster failed; the message has its output."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.done = done
+        super().__init__(f"ended with {done.returncode}: {done.args}\n{done.stdout}\n{done.stderr}")
 
 
 @contextlib.contextmanager
@@ -134,8 +147,8 @@ class Cluster:
         It leads a process group, so that `os.killpg` reaches what a shell among `argv` starts.
         """
         return subprocess.Popen(
-            commands.enter(self.folder, on, argv),
-            env=commands.environment(self.folder, env),
+            _enter(self.folder, on, argv),
+            env=_environment(self.folder, env),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
@@ -157,7 +170,7 @@ class Cluster:
         started may live on until `cancel_all`.
         """
         with self.popen(*argv, on=on, env=env) as process:
-            done = commands.finish(process, argv, timeout)
+            done = _finish(process, argv, timeout)
         if check and done.returncode:
             raise CommandError(done)
         return done
@@ -230,6 +243,40 @@ def _clear_away() -> None:
             shutil.rmtree(folder)
 
 
+def _enter(folder: Path, name: str, argv: Sequence[str]) -> list[str]:
+    """`argv` as a command line that joins the namespaces of a machine's Slurm daemon, as the same process."""
+    try:
+        pid = slurm.pid(folder, machine(name))
+    except OSError:
+        raise ClusterError(f"no Slurm daemon on {name}") from None
+    # Joining a mount namespace moves to its root folder, so the working folder is given again.
+    options = ["--net", "--uts", "--mount", f"--wdns={Path.cwd()}"]
+    return ["nsenter", f"--target={pid}", *options, "--", *argv]
+
+
+def _environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Ours without what another Slurm may have left in it, with this cluster's configuration and `env`.
+
+    A login always has a SHELL, and salloc's interactive step runs it; a test runner need not have one.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI"))}
+    path = tool_environment()["PATH"]
+    return {**kept, "PATH": path, "SHELL": "/bin/bash", "SLURM_CONF": str(slurm.config_file(folder)), **(env or {})}
+
+
+def _finish(process: subprocess.Popen[str], argv: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Waits for a process that leads a group; after `timeout` seconds kills the group and raises."""
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except BaseException as error:
+        # The whole group: a child that keeps the pipes open would make us wait for it.
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        error.add_note(f"{argv}\n{output}\n{errors}")
+        raise
+    return subprocess.CompletedProcess(list(argv), process.returncode, output, errors)
+
+
 def main(*words: str) -> None:
     match words:
         case ["up"]:
@@ -244,8 +291,8 @@ def main(*words: str) -> None:
                 sys.stdin.read()
         case ["on", name, _, *_]:
             # Instead of this process, so that the command has the terminal and its signals for itself.
-            line = commands.enter(Cluster().folder, name, words[2:])
-            os.execvpe(line[0], line, commands.environment(Cluster().folder))
+            line = _enter(Cluster().folder, name, words[2:])
+            os.execvpe(line[0], line, _environment(Cluster().folder))
         case _:
             sys.exit(__doc__)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.network import tool
 from tests.gpu.ranks import variables_here
-from tests.gpu.requirements import gpus, need_root, need_tool
+from tests.gpu.requirements import gpus, need_tool
 from tests.support import namespaces
 from tests.support.namespaces import NODES
 from tests.support.starting import bare
@@ -26,7 +26,6 @@ def two_nodes(rails: int, *, strict: bool = False) -> Iterator[dict[str, str]]:
     Args:
         strict: packets that come by another rail than their answer would leave by are dropped (rp_filter=1).
     """
-    need_root()
     need_tool("ip")
     subnets = {f"r{rail}": (f"10.202.{rail}.{{}}/24",) * 2 for rail in range(rails)}
     with ExitStack() as stack:
