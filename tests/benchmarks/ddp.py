@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -24,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from srunddp.train.config import DDPConfig
 from srunddp.train.model.ddp import DDPModel
 from tests.benchmarks import numbers, quartiles
-from tests.train.local_world import LocalWorld
+from tests.train.local_world import LocalWorld, run_ranks
 
 WINDOWS, STEPS = 40, 10
 
@@ -54,34 +52,15 @@ def measure(world: LocalWorld, windows: int, steps: int) -> list[tuple[float, fl
     return [(*window(stock, inputs, steps), *window(ours, inputs, steps)) for _ in range(windows)]
 
 
-def rank(number: int, meeting: str, windows: int, steps: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=number, world_size=2, timeout=timedelta(seconds=60)
-    )
-    rows = measure(LocalWorld(number, number, 2), windows, steps)
-    if number == 0:
-        stock = 1000 * statistics.median(row[0] for row in rows) / steps
-        print(f"step {stock:.1f} ms with torch's settings; ours over that:")
-        for name, column in (("wall", 0), ("CPU", 1)):
-            print(f"  {name} {quartiles((row[column + 2] / row[column] for row in rows), 4)}", flush=True)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
-
-
 def main() -> None:
     windows, steps = numbers(WINDOWS, STEPS)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
-        ranks = []
-        for number in (0, 1):
-            pid = os.fork()
-            if pid == 0:
-                rank(number, str(Path(folder) / "meeting"), windows, steps)
-            ranks.append(pid)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
-    sys.exit(max(codes))
+        rows = run_ranks(2, Path(folder), measure, windows, steps)[0]
+    stock = 1000 * statistics.median(row[0] for row in rows) / steps
+    print(f"step {stock:.1f} ms with torch's settings; ours over that:")
+    for column, name in enumerate(("wall", "CPU")):
+        print(f"  {name} {quartiles((row[column + 2] / row[column] for row in rows), 4)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The shared loop's CPU time over that of hand-written loops, in one run, on steps of about 0.7 and 20 ms.
+"""The shared loop's CPU time over that of other loops, in one run, on steps of about 0.7 and 20 ms.
 
-One rank, one thread, a process group of its own; rounds of all in turn, each an epoch. One hand-written loop is what
-users of DistributedDataParallel write, and keeps the sum of losses. The other is the same without the wrap, which the
-shared loop leaves out in a single process, too: the stricter measure of what the loop itself costs. Figures are ratios
-of the smallest CPU times, which a busy machine disturbs least; quartiles of neighbouring rounds say how much it was.
+One rank, one thread; rounds of all in turn, each an epoch. One hand-written loop is what users of
+DistributedDataParallel write, and keeps the sum of losses. The other is the same without the wrap, which the shared
+loop leaves out in a single process, too: the stricter measure of what the loop itself costs. Lightning and its Fabric
+(``lightning``) and Accelerate (``accelerate``) are measured where they are installed. Figures are ratios of the
+smallest CPU times; quartiles of neighbouring rounds say how much the machine was disturbed.
 
     python -m tests.benchmarks.loop [ROUNDS]
 """
@@ -13,26 +14,28 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import logging
 import os
-import statistics
-import time
+import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, TensorDataset
 
-from srunddp.train import Config, LoadingConfig, Trainer
-from tests.benchmarks import numbers
+from srunddp.train import Config, LoadingConfig, Trainer, import_torchvision
+from tests.benchmarks import in_turn, numbers, ratio, train
 from tests.train.local_world import LocalWorld
 
 ROUNDS = 15
 WIDTH = 224  # makes a step of about 0.7 ms
 BATCH = 64
+Kind = Callable[[Any, int], Callable[[], None]]  # makes of data and the model's width what trains for an epoch
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
@@ -53,14 +56,21 @@ def network(width: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
 
+def adam(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def shuffled(data: Any) -> DataLoader[Any]:
+    return DataLoader(data, batch_size=BATCH, sampler=RandomSampler(data))
+
+
 def hand_written(data: Any, width: int, *, wrapped: bool = False) -> Callable[[], None]:
     model: nn.Module = network(width)
     if wrapped:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=0)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
-    return looping(model, optimizer, loader, Tensor.backward)
+    return looping(model, adam(model), loader, Tensor.backward)
 
 
 def looping(model: Any, optimizer: Any, loader: Any, backward: Callable[[Tensor], Any]) -> Callable[[], None]:
@@ -85,50 +95,82 @@ def ours(data: Any, width: int) -> Callable[[], None]:
     model = network(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     config = Config(batch_size=BATCH, loading=LoadingConfig(num_workers=0))
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=LocalWorld())
+    return partial(train, Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=LocalWorld()), data)
+
+
+def fabric(data: Any, width: int) -> Callable[[], None]:
+    from lightning.fabric import Fabric
+
+    run = Fabric(accelerator="cpu", devices=1)
+    run.launch()
+    model = network(width)
+    model, optimizer = run.setup(model, adam(model))
+    return looping(model, optimizer, run.setup_dataloaders(shuffled(data)), run.backward)
+
+
+def accelerate(data: Any, width: int) -> Callable[[], None]:
+    from accelerate import Accelerator
+
+    run = Accelerator(cpu=True)
+    model = network(width)
+    return looping(*run.prepare(model, adam(model), shuffled(data)), run.backward)
+
+
+def lightning(data: Any, width: int) -> Callable[[], None]:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.loss = network(width), nn.CrossEntropyLoss()
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return self.loss(self.model(batch[0]), batch[1])  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> Any:
+            return adam(self)
+
+    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=0, **off)
+    module, loader = Module(), shuffled(data)
 
     def epoch() -> None:
-        trainer.config = replace(config, epochs=trainer.state.epoch + 1)
-        with contextlib.redirect_stdout(io.StringIO()):
-            trainer.fit(data)
+        trainer.fit_loop.max_epochs += 1
+        trainer.fit(module, loader)
 
     return epoch
 
 
-def compare(name: str, data: Any, width: int, rounds: int) -> None:
-    loops = {
-        "ours": ours(data, width),
-        "DDP by hand": hand_written(data, width, wrapped=True),
-        "bare by hand": hand_written(data, width),
-    }
-    times: dict[str, list[float]] = {name: [] for name in loops}
-    steps = len(data) // BATCH
-    for _ in range(rounds):
-        for each, epoch in loops.items():
-            start = time.process_time()
-            epoch()
-            times[each].append(1000 * (time.process_time() - start) / steps)
-    best = min(times["ours"])
-    print(f"{name}: a step of the loop {best:.3f} ms")
-    for each in ("DDP by hand", "bare by hand"):
-        ratios = [a / b for a, b in zip(times["ours"], times[each], strict=True)]
-        low, middle, high = statistics.quantiles(ratios[1:], n=4)
-        least = min(times[each])
-        print(
-            f"  over {each}, {least:.3f} ms: {best / least:.4f} (neighbours: {middle:.4f}, {low:.4f} to {high:.4f})",
-            flush=True,
-        )
+PEERS: dict[str, Kind] = {"Fabric": fabric, "Lightning": lightning, "Accelerate": accelerate}
+
+
+def compare(name: str, data: Any, width: int, rounds: int, kinds: dict[str, Kind]) -> None:
+    with contextlib.redirect_stderr(io.StringIO()):
+        times = in_turn({each: kind(data, width) for each, kind in {"ours": ours, **kinds}.items()}, rounds)
+    milliseconds = {each: 1000 * min(seconds) / (len(data) // BATCH) for each, seconds in times.items()}
+    print(f"{name}: a step of the loop {milliseconds['ours']:.3f} ms")
+    for each in kinds:
+        print(f"  over {each}, {milliseconds[each]:.3f} ms: {ratio(times['ours'], times[each])}", flush=True)
 
 
 def main() -> None:
     (rounds,) = numbers(ROUNDS)
     torch.set_num_threads(1)
+    import_torchvision()  # Lightning does, and fails where its build does not match torch's
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    bare: dict[str, Kind] = {"bare by hand": hand_written}
+    there = [find_spec("accelerate" if name == "Accelerate" else "lightning") for name in PEERS]
+    peers = bare | {name: kind for (name, kind), found in zip(PEERS.items(), there, strict=True) if found}
+    compare("beside others, samples one by one", Samples(150 * BATCH), WIDTH, rounds, peers)
+    # Only now: the others would take part in it.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    both = {"DDP by hand": partial(hand_written, wrapped=True), **bare}
     for width, steps in ((WIDTH, 400), (1792, 12)):
         samples = Samples(steps * BATCH)
-        compare("samples one by one", samples, width, rounds)
-        compare("tensors in memory", TensorDataset(samples.inputs, samples.targets), width, rounds)
+        compare("samples one by one", samples, width, rounds, both)
+        compare("tensors in memory", TensorDataset(samples.inputs, samples.targets), width, rounds, both)
     dist.destroy_process_group()
 
 

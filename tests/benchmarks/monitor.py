@@ -16,111 +16,71 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.support.sampled import RANK, Supervised, supervised
+
 SECONDS, SAMPLES, ROUNDS = 0.2, 50, 5
 WARM = 6  # samples that read everything
-RANK = "MONITOR_RANK"
 SLEEP = "import time; time.sleep(3600)"
 # Not all of a CPU, which the others need.
 BUSY = "import time\nwhile True:\n sum(range(20000)); time.sleep(0.02)"
 WORKER = f"import subprocess, sys\n[subprocess.Popen([sys.executable, '-c', each]) for each in ({SLEEP!r}, {BUSY!r})]\n"
-# Each line that it reads is a folder and seconds, or an empty one to end the sampler.
-SUPERVISOR = f"""
-import os, subprocess, sys
-from pathlib import Path
-from srunddp.monitor.monitor import MonitorConfig
-from srunddp.monitor.sampler.process import SamplerConfig, start
-subprocess.Popen([sys.executable, '-c', {WORKER + BUSY!r}])
-for line in sys.stdin:
-    if words := line.split():
-        run = MonitorConfig(Path(words[0]), "here", 0, True, float(words[1]))
-        sampler = start(SamplerConfig(run, "eth0", "{RANK}", os.getpid(), os.getppid()))
-        print(sampler.pid, flush=True)
-    else:
-        print(sampler.finish(5.0), flush=True)
-"""
+START_WORKER = f"__import__('subprocess').Popen([__import__('sys').executable, '-c', {WORKER + BUSY!r}])"
 
 
 @contextmanager
-def job() -> Iterator[subprocess.Popen[str]]:
-    """Two tasks of this process; the supervisor of the first."""
-    tasks = [_task(rank) for rank in range(2)]
-    time.sleep(2.0)
-    try:
-        yield tasks[0]
-    finally:
-        for task in tasks:
-            os.killpg(task.pid, signal.SIGKILL)
-            task.wait()
-
-
-@contextmanager
-def others(number: int) -> Iterator[None]:
-    """So many processes that sleep."""
-    program = f"import os, time\nfor _ in range({number}):\n if not os.fork(): break\ntime.sleep(3600)"
-    with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
-        time.sleep(1.0 + number / 500)
+def running(program: str, **variables: str) -> Iterator[None]:
+    """Python with this program and what it starts, some time after its start; killed at the end."""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, env=os.environ | variables, start_new_session=True) as process:
+        time.sleep(2.0)
         try:
             yield
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _task(rank: int) -> subprocess.Popen[str]:
-    pipe, variables = subprocess.PIPE, {**os.environ, RANK: str(rank)}
-    return subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR], env=variables, stdin=pipe, stdout=pipe, text=True, start_new_session=True
-    )
-
-
-def answer(supervisor: subprocess.Popen[str], line: str) -> str:
-    assert supervisor.stdin is not None
-    assert supervisor.stdout is not None
-    supervisor.stdin.write(line + "\n")
-    supervisor.stdin.flush()
-    return supervisor.stdout.readline().strip()
-
-
-def cpu_of(pid: int) -> int:
-    """Nanoseconds."""
-    return time.clock_gettime_ns((~pid << 3) | 2)
+@contextmanager
+def job(folder: Path, seconds: float) -> Iterator[Supervised]:
+    """Two tasks of this process; the first one's supervisor has the sampler."""
+    with supervised(folder, seconds, RANK, os.getpid()) as first:
+        first.do(START_WORKER)
+        with running(f"{START_WORKER}\n{SLEEP}", **{RANK: "1"}):
+            yield first
 
 
 def during(pid: int, seconds: float, samples: int) -> float:
-    """Milliseconds of CPU a sample."""
+    """Milliseconds of CPU a sample of a process."""
+    clock = (~pid << 3) | 2
     time.sleep(WARM * seconds)
-    before = cpu_of(pid)
+    before = time.clock_gettime_ns(clock)
     time.sleep(samples * seconds)
-    return (cpu_of(pid) - before) / samples / 1e6
+    return (time.clock_gettime_ns(clock) - before) / samples / 1e6
 
 
-def of_ours(supervisor: subprocess.Popen[str], seconds: float, samples: int) -> float:
-    with TemporaryDirectory() as folder:
-        used = during(int(answer(supervisor, f"{folder} {seconds}")), seconds, samples)
-        assert answer(supervisor, "") == ""
-        rows = [line.split(",") for line in Path(folder, "here.tasks.csv").read_text().splitlines()[-2:]]
-        assert [(row[1], int(row[4]) >= 4) for row in rows] == [("0", True), ("1", True)], rows
-    return used
-
-
-def of_top(_: subprocess.Popen[str], seconds: float, samples: int) -> float:
-    with subprocess.Popen(["top", "-b", "-d", str(seconds)], stdout=subprocess.DEVNULL) as top:
-        used = during(top.pid, seconds, samples)
-        top.kill()
-    return used
+def both(seconds: float, samples: int) -> tuple[float, float]:
+    """A round: the sampler's and top's."""
+    with TemporaryDirectory() as folder, job(Path(folder), seconds) as first:
+        ours = during(first.sampler, seconds, samples)
+        assert first.finish() == ""
+        rows = [(row["rank"], int(row["processes"]) >= 4) for row in first.rows("tasks")[-2:]]
+        assert rows == [("0", True), ("1", True)], rows
+        with subprocess.Popen(["top", "-b", "-d", str(seconds)], stdout=subprocess.DEVNULL) as top:
+            theirs = during(top.pid, seconds, samples)
+            top.kill()
+    return ours, theirs
 
 
 def main() -> None:
     given = [float(word) for word in sys.argv[1:]]
     seconds, *counts = [*given, *(SECONDS, SAMPLES, ROUNDS, 0)[len(given) :]]
     samples, rounds, number = map(int, counts)
-    both: tuple[Callable[[subprocess.Popen[str], float, int], float], ...] = (of_ours, of_top)
-    with job() as supervisor, others(number):
-        used = [[each(supervisor, seconds, samples) for each in both] for _ in range(rounds)]
+    with running(f"import os, time\nfor _ in range({number}):\n if not os.fork(): break\ntime.sleep(3600)"):
+        used = [both(seconds, samples) for _ in range(rounds)]
         processes = sum(name.isdecimal() for name in os.listdir("/proc"))
     ours, theirs = (statistics.median(column) for column in zip(*used, strict=True))
     print(f"every {seconds:g} s, {samples} samples, {rounds} rounds; {processes} processes on this machine")

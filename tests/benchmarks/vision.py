@@ -10,13 +10,10 @@ time, without. The figure is the ratio at the smallest times, which should be at
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
-import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy
@@ -27,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from srunddp.train import DDPConfig, LoadingConfig, import_torchvision
-from tests.benchmarks import numbers
+from tests.benchmarks import in_turn, numbers, ratio, train
 from tests.examples import loaded
 from tests.train.local_world import LocalWorld
 
@@ -103,48 +100,23 @@ class ByHand:
         total.item()
 
 
-@dataclass
-class Ours:
-    """The example's, by its own functions."""
-
-    config: Any
-    data: Any
-
-    def __post_init__(self) -> None:
-        self.trainer = VISION.trainer_of(LocalWorld(device=DEVICE), self.config, 10)
-
-    def __call__(self) -> None:
-        self.trainer.config = replace(self.config, epochs=self.trainer.state.epoch + EPOCHS)
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.trainer.fit(self.data)
-
-
-def seconds(epochs: Callable[[], None]) -> float:
-    """Wall-clock time on a GPU, CPU time elsewhere."""
-    clock = time.perf_counter if GPU else time.process_time
-    synchronize = torch.cuda.synchronize if GPU else lambda: None
-    synchronize()
-    start = clock()
-    epochs()
-    synchronize()
-    return clock() - start
+def clock() -> float:
+    """Wall-clock time on a GPU, when that is through; CPU time elsewhere."""
+    if not GPU:
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def compare(name: str, ema_decay: float | None, rounds: int) -> None:
     config = settings(ema_decay)
     data = Made(VISION.transform(config, 0.5))
-    loops = {"by hand": ByHand(config, data), "vision.py": Ours(config, data)}
-    times: dict[str, list[float]] = {each: [] for each in loops}
-    for _ in range(rounds):
-        for each, loop in loops.items():
-            times[each].append(seconds(loop))
-    samples = EPOCHS * STEPS * BATCH
-    speed = {each: samples / min(values) for each, values in times.items()}
-    ratios = [hand / ours for hand, ours in zip(times["by hand"][1:], times["vision.py"][1:], strict=True)]
+    ours = partial(train, VISION.trainer_of(LocalWorld(device=DEVICE), config, 10), data, EPOCHS)
+    times = in_turn({"by hand": ByHand(config, data), "vision.py": ours}, rounds, clock)
+    speed = {each: EPOCHS * STEPS * BATCH / min(values) for each, values in times.items()}
     print(
         f"{name}: {speed['by hand']:.0f} samples/s by hand, {speed['vision.py']:.0f} of vision.py: "
-        f"{speed['vision.py'] / speed['by hand']:.4f} (neighbours: {statistics.median(ratios):.4f}, "
-        f"{min(ratios):.4f} to {max(ratios):.4f})",
+        f"{ratio(times['by hand'], times['vision.py'])}",
         flush=True,
     )
 

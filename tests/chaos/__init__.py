@@ -4,8 +4,7 @@
 * :mod:`trials` draws plans at random and repeats any of them by its seed::
 
       python -m tests.chaos.trials --seed 17
-      python -m tests.chaos.trials --count 200 --record trials.jsonl
-      python -m tests.chaos.figures trials.jsonl
+      python -m tests.chaos.trials --count 200
 
 * :mod:`network` breaks the test cluster's network, and :mod:`relay` delays its packets.
 """

@@ -89,7 +89,7 @@ class Plan:
     def program(self, folder: str) -> dict[str, Any]:
         """What the program reads; a failure after the last step needs one."""
         steps = 10 if any(fault.phase in ("shutdown", "atexit") for fault in self.faults) else self.steps
-        names = ("peers", "stubborn", "children", "pace", "heartbeat")
+        names = ("torch", "peers", "stubborn", "children", "pace", "heartbeat")
         given = {name: value for name, value in asdict(self).items() if name in names}
         return {**given, "folder": folder, "steps": steps, "faults": [asdict(fault) for fault in self.faults]}
 

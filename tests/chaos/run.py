@@ -203,7 +203,7 @@ def _verdict_wrong(plan: Plan, fault: Fault, given: Sequence[Verdict]) -> list[s
 
 def launcher(plan: Plan, folder: Path) -> tuple[list[str], dict[str, str]]:
     """The command line and its variables."""
-    program = str(PROGRAMS / ("failing_ddp.py" if plan.torch else "stand_in.py"))
+    program = str(PROGRAMS / "stand_in.py")
     ours = [SRUNDDP, "--quiet", *(option.format(folder=folder) for option in plan.options), program]
     if plan.by_srun:
         nodes = WORLD_SIZE // plan.per_node

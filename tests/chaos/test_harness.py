@@ -8,11 +8,10 @@ import sys
 import time
 from dataclasses import replace
 
-from tests.chaos.figures import quantile, table
 from tests.chaos.plan import Fault, Plan
 from tests.chaos.processes import Watch
 from tests.chaos.run import Result, wrong
-from tests.chaos.trials import random_plan
+from tests.chaos.trials import quantile, random_plan, table
 from tests.chaos.verdict import Verdict, verdicts, victims
 from tests.support.starting import until
 

@@ -1,7 +1,7 @@
 """Plans drawn at random, each repeated by its seed, and campaigns of many of them.
 
-    python -m tests.chaos.trials --seed N                                  one trial, with all that it said
-    python -m tests.chaos.trials --count 200 [--first N] [--record FILE]   a campaign, and its table
+    python -m tests.chaos.trials --seed N                  one trial, with all that it said
+    python -m tests.chaos.trials --count 200 [--first N]   a campaign, and its table
 
 Ends with 1 where a promise was broken.
 """
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.figures import table
 from tests.chaos.plan import PHASES, SUDDEN, WORLD_SIZE, Fault, Plan
 from tests.chaos.run import Result, Site, carry_out, wrong
 from tests.cluster.cluster import Cluster
@@ -72,30 +72,40 @@ def random_plan(seed: int, launchers: Iterable[str] | None = None) -> Plan:
     )
 
 
-def try_one(seed: int, where: Sites, launchers: Iterable[str] | None = None) -> tuple[dict[str, Any], Result]:
-    """Carry out the plan of this seed: a record for figures, and the result."""
-    plan = random_plan(seed, launchers)
+def try_one(seed: int, where: Sites) -> tuple[dict[str, Any], Result]:
+    """Carry out the plan of this seed: a record for the table, and the result."""
+    plan = random_plan(seed)
     kind = plan.faults[0].kind
     result = carry_out(plan, where.of(plan))
-    broken = wrong(plan, result, LIMITS[kind])
     figures = {"gone": result.gone, "back": result.back, "code": result.code}
+    broken = wrong(plan, result, LIMITS[kind])
     return {"seed": seed, "kind": kind, **figures, "wrong": broken, "plan": asdict(plan)}, result
-
-
-def campaign(
-    seeds: Iterable[int], where: Sites, heard: Callable[[dict[str, Any], Result], None], launchers: Iterable[str] = ()
-) -> list[dict[str, Any]]:
-    """Try all seeds; `heard` is called after each."""
-    records = []
-    for seed in seeds:
-        record, result = try_one(seed, where, launchers)
-        records.append(record)
-        heard(record, result)
-    return records
 
 
 def _there() -> list[str]:
     return [*_BY_SRUN, *(name for name, mpi in MPIS.items() if os.path.exists(mpi.mpirun))]
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """One row for each kind of failure, and one for all, in Markdown."""
+    kinds = sorted({record["kind"] for record in records})
+    rows = [_row(kind, [record for record in records if record["kind"] == kind]) for kind in kinds]
+    head = "| failure | trials | right | gone p50 | p95 | max | launcher back p50 | p95 | max |\n" + "|---" * 9 + "|"
+    return "\n".join([head, *rows, _row("all", records)])
+
+
+def _row(name: str, records: Sequence[dict[str, Any]]) -> str:
+    cells = [name, str(len(records)), str(sum(not record["wrong"] for record in records))]
+    for what in ("gone", "back"):
+        # What never ended counts as the longest.
+        known = [float("inf") if record[what] is None else record[what] for record in records]
+        cells += [f"{quantile(known, part):.2f} s" for part in (0.5, 0.95, 1.0)]
+    return f"| {' | '.join(cells)} |"
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The smallest value that this part of them does not exceed."""
+    return sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
 
 
 def main() -> int:
@@ -103,21 +113,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--record", type=Path)
     given = parser.parse_args()
-    seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.count)
-
-    def heard(record: dict[str, Any], result: Result) -> None:
-        if given.record:
-            with given.record.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-        print(json.dumps(record) if record["wrong"] else f"seed {record['seed']} {record['kind']} {record['gone']} s")
-        if given.seed is not None:
-            print(result.describe())
-        sys.stdout.flush()
-
+    first = given.first if given.seed is None else given.seed
+    records = []
     with tempfile.TemporaryDirectory(prefix="srunddp-chaos-") as folder, Cluster() as cluster:
-        records = campaign(seeds, sites(cluster, Path(folder)), heard)
+        for seed in range(first, first + given.count):
+            record, result = try_one(seed, sites(cluster, Path(folder)))
+            records.append(record)
+            said = json.dumps(record) if record["wrong"] else f"seed {seed} {record['kind']} {record['gone']} s"
+            print(said if given.seed is None else f"{said}\n{result.describe()}", flush=True)
     print(table(records))
     return int(any(record["wrong"] for record in records))
 

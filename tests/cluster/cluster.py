@@ -2,18 +2,17 @@
 
 ::
 
-    python -m tests.cluster.cluster up               start it and leave it up
-    python -m tests.cluster.cluster sh CMD...        run a command on the login node
-    python -m tests.cluster.cluster on NODE CMD...   run a command on a compute node
-    python -m tests.cluster.cluster down             end it and remove every trace
-    python -m tests.cluster.cluster hold TRACKING    start it, and end it at the end of the input
+    python -m tests.cluster.cluster up                  start it and leave it up
+    python -m tests.cluster.cluster on MACHINE CMD...   run a command on a node, or on the login node by `login`
+    python -m tests.cluster.cluster down                end it and remove every trace
+    python -m tests.cluster.cluster hold TRACKING       start it, and end it at the end of the input
 """
 
-import argparse
 import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,9 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from . import commands, network, slurm, sockets
-from .commands import ClusterError, CommandError
-from .nodes import INSTANCE, LOGIN, NODES, PREFIX, node
+from . import network, slurm, sockets
+from .network import tool_environment
+from .nodes import INSTANCE, LOGIN, NODES, PREFIX, machine, node
 from .requirements import requirements
 from .slurm import Settings
 
@@ -37,6 +36,18 @@ _WORK_FOLDERS = Path("/var/tmp")
 _WORK_PREFIX = f"{PREFIX}cluster-"
 _UP_SECONDS = 60.0
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be started or is not up."""
+
+
+class CommandError(ClusterError):
+    """A command on the cluster failed; the message has its output."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.done = done
+        super().__init__(f"ended with {done.returncode}: {done.args}\n{done.stdout}\n{done.stderr}")
 
 
 @contextlib.contextmanager
@@ -136,8 +147,8 @@ class Cluster:
         It leads a process group, so that `os.killpg` reaches what a shell among `argv` starts.
         """
         return subprocess.Popen(
-            commands.enter(self.folder, on, argv),
-            env=commands.environment(self.folder, env),
+            _enter(self.folder, on, argv),
+            env=_environment(self.folder, env),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
@@ -159,7 +170,7 @@ class Cluster:
         started may live on until `cancel_all`.
         """
         with self.popen(*argv, on=on, env=env) as process:
-            done = commands.finish(process, argv, timeout)
+            done = _finish(process, argv, timeout)
         if check and done.returncode:
             raise CommandError(done)
         return done
@@ -236,38 +247,59 @@ def _clear_away() -> None:
             shutil.rmtree(folder)
 
 
-def _become(cluster: Cluster, name: str, argv: Sequence[str]) -> None:
-    """Replaces this process, so that the command has the terminal and its signals for itself."""
-    line = commands.enter(cluster.folder, name, argv)
-    os.execvpe(line[0], line, commands.environment(cluster.folder))
+def _enter(folder: Path, name: str, argv: Sequence[str]) -> list[str]:
+    """`argv` as a command line that joins the namespaces of a machine's Slurm daemon, as the same process."""
+    try:
+        pid = slurm.pid(folder, machine(name))
+    except OSError:
+        raise ClusterError(f"no Slurm daemon on {name}") from None
+    # Joining a mount namespace moves to its root folder, so the working folder is given again.
+    options = ["--net", "--uts", "--mount", f"--wdns={Path.cwd()}"]
+    return ["nsenter", f"--target={pid}", *options, "--", *argv]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster.cluster", description=__doc__)
-    parser.add_argument("action", choices=("up", "down", "sh", "on", "hold"))
-    parser.add_argument("rest", nargs=argparse.REMAINDER)
-    options = parser.parse_args(arguments)
-    cluster = Cluster()
-    match options.action, options.rest:
-        case "up", []:
+def _environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Ours without what another Slurm may have left in it, with this cluster's configuration and `env`.
+
+    A login always has a SHELL, and salloc's interactive step runs it; a test runner need not have one.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI"))}
+    path = tool_environment()["PATH"]
+    return {**kept, "PATH": path, "SHELL": "/bin/bash", "SLURM_CONF": str(slurm.config_file(folder)), **(env or {})}
+
+
+def _finish(process: subprocess.Popen[str], argv: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Waits for a process that leads a group; after `timeout` seconds kills the group and raises."""
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except BaseException as error:
+        # The whole group: a child that keeps the pipes open would make us wait for it.
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        error.add_note(f"{argv}\n{output}\n{errors}")
+        raise
+    return subprocess.CompletedProcess(list(argv), process.returncode, output, errors)
+
+
+def main(*words: str) -> None:
+    match words:
+        case ["up"]:
+            cluster = Cluster()
             cluster.up()
             print(f"{len(NODES)} nodes idle, SLURM_CONF={slurm.config_file(cluster.folder)}")
-        case "down", []:
-            cluster.down()
-        case "hold", [tracking]:
+        case ["down"]:
+            Cluster().down()
+        case ["hold", tracking]:
             with Cluster(Settings(tracking=tracking)) as held:
                 print(held.folder, flush=True)
                 sys.stdin.read()
-        case "sh", [_, *_] as command:
-            _become(cluster, LOGIN.name, command)
-        case "on", [name, _, *_] as command:
-            _become(cluster, name, command[1:])
+        case ["on", name, _, *_]:
+            # Instead of this process, so that the command has the terminal and its signals for itself.
+            line = _enter(Cluster().folder, name, words[2:])
+            os.execvpe(line[0], line, _environment(Cluster().folder))
         case _:
-            parser.error("up | down | hold TRACKING | sh CMD... | on NODE CMD...")
+            sys.exit(__doc__)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ClusterError as error:
-        sys.exit(str(error))
+    main(*sys.argv[1:])

@@ -1,6 +1,7 @@
 """Slurm's configuration files and daemons."""
 
 import os
+import shutil
 import stat
 import subprocess
 import time
@@ -8,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import accounting, pmix
-from .network import SLURMD_PORT, SRUN_PORTS, Mount, command, tool_environment
+from . import accounting
+from .network import SLURMD_PORT, SRUN_PORTS, Mount, command, tool, tool_environment
 from .nodes import INSTANCE, LOGIN, NODES, Machine
 
 FOLDERS = ("etc", "spool", "log", "run", "dev", "state", "shared")
@@ -20,6 +21,7 @@ MEMORY = 6000  # MiB for a job on each node that does not say otherwise
 GRACE = 10  # seconds between the SIGTERM of a preempted job and its end
 
 _MUNGED_SECONDS = 10.0
+_PMIX = "libpmix.so"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def start(folder: Path, settings: Settings, daemons: list[subprocess.Popen[bytes
     daemons.append(_daemon(folder, LOGIN, "munged", "--foreground", *_munge_options(folder)))
     _wait_munge(folder, daemons[-1])
     config = str(config_file(folder))
-    mounts = pmix.mounts(folder)
+    mounts = _pmix_mounts(folder)
     nodes_mounts = [*mounts, *_around_tmp(folder)]
     waiting = []
     if settings.accounting:
@@ -132,6 +134,31 @@ def over_tmp(folder: Path, *options: str) -> list[Mount]:
     checkout, tmp = Path.cwd(), ("-t", "tmpfs", *options, "tmpfs", "/tmp")
     back = ("-o", "X-mount.mkdir", "--bind", str(folder / "checkout"), str(checkout))
     return [tmp, back] if checkout.is_relative_to("/tmp") else [tmp]
+
+
+def _pmix_mounts(folder: Path) -> list[Mount]:
+    """What to mount on every machine so that Slurm's plugin can load the library; nothing if it already can.
+
+    The plugin loads it by an absolute path that ends in its plain name, which only Debian's development
+    package has: so the machines see a copy of the library's folder that has the name as well.
+    """
+    original = _pmix_folder()
+    if original is None or (original / _PMIX).exists():
+        return []
+    copy = folder / "pmix"
+    shutil.copytree(original, copy, symlinks=True)
+    (copy / _PMIX).symlink_to(f"{_PMIX}.2")
+    return [("--bind", str(copy), str(original))]
+
+
+def _pmix_folder() -> Path | None:
+    """Where the loader's library really is: a folder of its own, beside its components."""
+    for line in tool("ldconfig", "-p").splitlines():
+        words = line.split()
+        if words and words[0] == f"{_PMIX}.2":
+            folder = Path(words[-1]).resolve().parent
+            return folder if (folder / "pmix").is_dir() else None
+    return None
 
 
 def log_tails(folder: Path, lines: int = 8) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,10 +10,11 @@ import pytest
 
 from tests.cluster.network import tool
 from tests.gpu.ranks import variables_here
-from tests.gpu.requirements import gpus, need_root, need_tool
-from tests.support.starting import bare, until
+from tests.gpu.requirements import gpus, need_tool
+from tests.support import namespaces
+from tests.support.namespaces import NODES
+from tests.support.starting import bare
 
-NODES = ("west", "east")
 # Processes in two network namespaces cannot pass file descriptors by abstract sockets, which these would use.
 ONE_HOST = {"NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 
@@ -26,33 +26,18 @@ def two_nodes(rails: int, *, strict: bool = False) -> Iterator[dict[str, str]]:
     Args:
         strict: packets that come by another rail than their answer would leave by are dropped (rp_filter=1).
     """
-    need_root()
     need_tool("ip")
-    names = {node: f"sdg-{os.getpid()}-{node}" for node in NODES}
+    subnets = {f"r{rail}": (f"10.202.{rail}.{{}}/24",) * 2 for rail in range(rails)}
     with ExitStack() as stack:
+        try:
+            names = stack.enter_context(namespaces.two_nodes(subnets))
+        except RuntimeError as error:
+            pytest.skip(f"needs network namespaces, and ip said: {error}")
         for name in names.values():
-            try:
-                tool("ip", "netns", "add", name)
-            except RuntimeError as error:
-                pytest.skip(f"needs network namespaces, and ip said: {error}")
-            stack.callback(tool, "ip", "netns", "del", name)
-            tool("ip", "-n", name, "link", "set", "lo", "up")
-        for rail in range(rails):
-            _cable(names, rail)
-        for name in names.values():
-            for interface in ("all", "default", *(f"r{rail}" for rail in range(rails))):
+            for interface in ("all", "default", *subnets):
                 file = f"/proc/sys/net/ipv4/conf/{interface}/rp_filter"
                 tool("ip", "netns", "exec", name, "sh", "-c", f"echo {int(strict)} > {file}")
         yield names
-
-
-def _cable(names: Mapping[str, str], rail: int) -> None:
-    west, east = names.values()
-    tool("ip", "link", "add", f"r{rail}", "netns", west, "type", "veth", "peer", "name", f"r{rail}", "netns", east)
-    for number, name in enumerate(names.values(), 1):
-        tool("ip", "-n", name, "addr", "add", f"10.202.{rail}.{number}/24", "dev", f"r{rail}")
-        switch(name, rail, "up")
-    until(lambda: all(" UP " in tool("ip", "-n", name, "-br", "link", "show", f"r{rail}") for name in names.values()))
 
 
 def switch(name: str, rail: int, way: str) -> None:

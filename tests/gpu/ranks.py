@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import ROOT
-from tests.support.starting import bare, write
+from tests.support.starting import bare, until, write
 from tests.support.worlds import Ended, World, world
 
 BACKEND = "nccl"
@@ -48,64 +47,40 @@ def variables_here(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @contextmanager
 def started(
-    folder: Path,
-    script: str,
-    *options: str,
-    size: int = 2,
-    backend: str = "",
-    variables: Mapping[str, str] | None = None,
-    below: dict[int, list[str]] | None = None,
+    folder: Path, script: str, *options: str, size: int = 2, backend: str = "", limit: float = LIMIT, **how: Any
 ) -> Iterator[World]:
     """Ranks on this node; what is still there at the end is killed.
 
     Args:
-        backend: NCCL unless another is named; variables: for all ranks; below: for a rank the command that starts it.
+        backend: NCCL unless another is named; how: as for :func:`tests.support.worlds.world`.
     """
     known = ("--backend", backend or BACKEND, *options)
-    with world(folder, PREAMBLE + script, *known, size=size, variables=variables_here(variables), below=below) as it:
+    how["variables"] = variables_here(how.get("variables"))
+    with world(folder, PREAMBLE + script, *known, size=size, limit=limit, **how) as it:
         yield it
 
 
-def wait_for(it: World, *what: str, limit: float = LIMIT / 2) -> None:
+def wait_for(it: World, *what: str) -> None:
     """Wait until all of these have been said; fail at once where a rank ends before."""
-    end = time.monotonic() + limit
-    while not all(it.has_said(each) for each in what):
-        assert all(rank.poll() is None for rank in it.ranks), "".join(said(it))
-        assert time.monotonic() < end, f"{', '.join(what)}: not within {limit:g} s:\n{''.join(said(it))}"
-        time.sleep(0.05)
+
+    def said() -> bool:
+        assert all(rank.poll() is None for rank in it.ranks), it.written("stderr")
+        return all(it.has_said(each) for each in what)
+
+    until(said, LIMIT / 2, lambda: (what, it.written("stderr")))
 
 
-def ended(it: World, limit: float = LIMIT) -> Ended:
-    """Wait for the end of all ranks, and fail with what they said if they do not end."""
-    end, codes = time.monotonic() + limit, []
-    for rank in it.ranks:
-        try:
-            codes.append(rank.wait(timeout=max(0.0, end - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the ranks did not end within {limit:g} s:\n{''.join(said(it))}") from None
-    return Ended(codes, said(it))
-
-
-def said(it: World) -> list[str]:
-    """What each rank has written on standard error."""
-    return [(it.folder / f"stderr.{rank}").read_text(errors="replace") for rank in range(len(it.ranks))]
-
-
-def run(folder: Path, script: str, *options: str, limit: float = LIMIT, **how: Any) -> Ended:
+def run(folder: Path, script: str, *options: str, **how: Any) -> Ended:
     """Ranks from their start to their end."""
     with started(folder, script, *options, **how) as it:
-        return ended(it, limit)
+        return it.wait()
 
 
 def ran(folder: Path, script: str, *options: str, size: int = 2, **how: Any) -> list[str]:
     """The same where all ranks are to end with 0: what each has printed."""
     done = run(folder, script, *options, size=size, **how)
     assert done.codes == [0] * size, done.text
-    return printed(folder, size)
-
-
-def printed(folder: Path, size: int) -> list[str]:
-    return [(folder / f"stdout.{rank}").read_text() for rank in range(size)]
+    return done.printed
 
 
 def plain(folder: Path, script: str, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:

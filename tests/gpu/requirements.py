@@ -85,11 +85,6 @@ def need_tool(name: str) -> str:
     pytest.skip(f"needs {name}, found none")
 
 
-def need_root() -> None:
-    if os.geteuid():
-        pytest.skip(f"needs root, found user id {os.geteuid()}")
-
-
 def need_infiniband(count: int = 1) -> list[str]:
     """The network interfaces of active InfiniBand ports."""
     found = [

@@ -95,9 +95,9 @@ def test_idle_gpus_are_named_where_each_rank_has_several(tmp_path: Path) -> None
     need_gpus(4)
     below = {rank: ["env", f"CUDA_VISIBLE_DEVICES={2 * rank},{2 * rank + 1}"] for rank in range(2)}
     with ranks.started(tmp_path, SUM, variables={"SLURM_GPUS_PER_TASK": "2"}, below=below) as it:
-        done = ranks.ended(it)
+        done = it.wait()
     assert done.codes == [0, 0], done.text
-    assert ranks.printed(tmp_path, 2) == ["cuda:0 8.0\n"] * 2, done.text
+    assert done.printed == ["cuda:0 8.0\n"] * 2, done.text
     assert re.search(r"unused|idle", done.text), done.text
 
 

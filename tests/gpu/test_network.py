@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import ranks
 from tests.gpu.rails import ifaces, switch, two_nodes, within
-from tests.gpu.ranks import PREAMBLE, ended, printed, ran, started, variables_here, wait_for
+from tests.gpu.ranks import PREAMBLE, plain, run, started, wait_for
 from tests.gpu.requirements import need_gpus, need_infiniband, need_nccl_ranks, need_slurm_gpus
 from tests.gpu.site import STARTS_WITHIN, command
-from tests.support.starting import bare, write
-from tests.support.worlds import TOGETHER
+from tests.support.starting import write
+from tests.support.worlds import TOGETHER, Ended
 
 PORT = 29617
 AWAY = 15.0  # seconds
@@ -45,16 +44,16 @@ world.close()
 @pytest.mark.parametrize("over", ["the bus", "InfiniBand"])
 def test_15_s_without_the_lines_network_end_nothing(over: str, tmp_path: Path) -> None:
     """The ranks train by NCCL without it; the line's default for a lost connection is 60 s."""
-    assert flap(over, tmp_path) == [0, 0]
-    assert printed(tmp_path, 2) == ["True\n"] * 2
+    done = flap(over, tmp_path)
+    assert (done.codes, done.printed) == ([0, 0], ["True\n"] * 2)
 
 
 def test_a_network_away_for_longer_than_lost_after_ends_the_run(tmp_path: Path) -> None:
-    assert flap("the bus", tmp_path, "--lost-after", "5") == [69, 69]
+    assert flap("the bus", tmp_path, "--lost-after", "5").codes == [69, 69]
 
 
-def flap(over: str, folder: Path, *options: str) -> list[int]:
-    """Take the only network of two nodes away amid a training; the codes of both ranks."""
+def flap(over: str, folder: Path, *options: str) -> Ended:
+    """Take the only network of two nodes away amid a training; how it ended."""
     variables = need_nccl_ranks(2)
     if over == "InfiniBand":
         need_gpus(2)
@@ -71,21 +70,14 @@ def flap(over: str, folder: Path, *options: str) -> list[int]:
             for name in names.values():
                 switch(name, 0, "up")
             (folder / "stop").touch()
-            done = ended(it)
+            done = it.wait()
     print(done.text)
-    return done.codes
+    return done
 
 
 def test_ranks_meet_and_train_over_rails_with_strict_filtering(tmp_path: Path) -> None:
     """Each rail a subnet; a packet with one rail's source on another is dropped."""
-    variables = need_nccl_ranks(4) | SOCKETS
-    with two_nodes(2, strict=True) as names:
-        (tmp_path / "stop").touch()
-        script, below = TRAINS.replace("steps > 20", "True"), within(names, 2, PORT, variables)
-        conf = str(ifaces(tmp_path, "[r0, r1]"))
-        with started(tmp_path, script, "--ifaces", conf, size=4, below=below) as it:
-            done = ended(it)
-    assert done.codes == [0] * 4, done.text
+    over_two_rails(tmp_path, "[r0, r1]", need_nccl_ranks(4) | SOCKETS, size=4, strict=True)
 
 
 @pytest.mark.parametrize(("exported", "used"), [("=r0,r1", ["r0", "r1"]), ("", ["r0"])])
@@ -93,15 +85,22 @@ def test_nccls_sockets_use_what_the_user_exported_or_one(exported: str, used: li
     """The interface that srunddp exports limits NCCL to one; several names of the user's own stay."""
     variables = need_nccl_ranks(2) | SOCKETS | INFO
     variables |= {"NCCL_SOCKET_IFNAME": exported, "GLOO_SOCKET_IFNAME": "r0"} if exported else {}
-    with two_nodes(2) as names:
-        (tmp_path / "stop").touch()
-        script, below = TRAINS.replace("steps > 20", "True"), within(names, 1, PORT, variables)
-        with started(tmp_path, script, "--ifaces", str(ifaces(tmp_path, "r0")), below=below) as it:
-            done = ended(it)
-    assert done.codes == [0, 0], done.text
-    lines = re.findall(r"NET/Socket : Using (.*)", "".join(printed(tmp_path, 2)) + done.text)
+    done = over_two_rails(tmp_path, "r0", variables)
+    lines = re.findall(r"NET/Socket : Using (.*)", "".join(done.printed) + done.text)
     assert lines, "NCCL did not say which interfaces it uses"
     assert [re.findall(r"\]([\w.]+):", line) for line in lines] == [used] * len(lines)
+
+
+def over_two_rails(
+    folder: Path, interface: str, variables: dict[str, str], *, size: int = 2, strict: bool = False
+) -> Ended:
+    """A training of a few steps on two nodes, with this interface in ifaces.conf."""
+    (folder / "stop").touch()
+    with two_nodes(2, strict=strict) as names:
+        below, conf = within(names, size // 2, PORT, variables), str(ifaces(folder, interface))
+        done = run(folder, TRAINS.replace("steps > 20", "True"), "--ifaces", conf, size=size, below=below)
+    assert done.codes == [0] * size, done.text
+    return done
 
 
 @pytest.mark.gpu(0)
@@ -140,39 +139,20 @@ print("busbw", values.nbytes / seconds * 2 * (size - 1) / size / 1e9, flush=True
 """
 
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
+
+
 def test_nccl_goes_the_same_ways_as_fast_as_without_srunddp(tmp_path: Path) -> None:
     """NVLink, NVLS and all: srunddp touches none of it."""
     need_gpus(2)
-    for name in ("ours", "theirs"):
-        (tmp_path / name).mkdir()
-    ran(tmp_path / "ours", BANDWIDTH, variables=INFO, limit=120)
-    write(tmp_path / "theirs" / "train.py", BANDWIDTH)
-    by_hand(tmp_path / "theirs")
-    ours, theirs = (said_by(tmp_path / name) for name in ("ours", "theirs"))
+    done = run(tmp_path, BANDWIDTH, variables=INFO, limit=120)
+    other = plain(tmp_path, BANDWIDTH, *TORCHRUN, **INFO)
+    assert (done.codes, other.returncode) == ([0, 0], 0), done.text + other.stderr
+    ours, theirs = "".join(done.printed) + done.text, other.stdout + other.stderr
     assert ways(ours) == ways(theirs) != set()
     figures = busbw(ours), busbw(theirs)
     print(f"busbw {figures[0]:.1f} GB/s below srunddp, {figures[1]:.1f} GB/s without")
     assert figures[0] > 0.9 * figures[1]
-
-
-def by_hand(folder: Path) -> None:
-    """Two ranks as their users start them without a launcher."""
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)} | INFO
-    processes = []
-    for rank in range(2):
-        variables = variables_here(common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        with open(folder / f"stdout.{rank}", "wb") as out, open(folder / f"stderr.{rank}", "wb") as errors:
-            command = [sys.executable, "train.py"]
-            processes.append(subprocess.Popen(command, cwd=folder, env=bare(variables), stdout=out, stderr=errors))
-    try:
-        assert [process.wait(timeout=ranks.LIMIT) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def said_by(folder: Path) -> str:
-    return "".join((folder / f"{stream}.{rank}").read_text() for stream in ("stdout", "stderr") for rank in range(2))
 
 
 def ways(text: str) -> set[str]:

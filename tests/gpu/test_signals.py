@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.ranks import ended, printed, started, wait_for
+from tests.gpu.ranks import started, wait_for
 from tests.gpu.requirements import need_slurm_gpus
 from tests.gpu.site import STARTS_WITHIN, job
 
@@ -32,9 +32,9 @@ def test_a_signal_to_srunddp_reaches_a_script_with_a_busy_gpu(tmp_path: Path) ->
     with started(tmp_path, HANDLER, size=1) as it:
         wait_for(it, "handles.0")
         subprocess.run(["kill", "-USR1", str(it.ranks[0].pid)], check=True)
-        done = ended(it)
+        done = it.wait()
     assert done.codes == [0], done.text
-    assert printed(tmp_path, 1) == ["got [10]\n"]
+    assert done.printed == ["got [10]\n"]
 
 
 @pytest.mark.gpu(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.ranks import ended, ran, started
+from tests.gpu.ranks import ran, started
 from tests.gpu.requirements import need_nccl_ranks, need_slurm, need_tool
 from tests.gpu.site import STARTS_WITHIN, command, options
 from tests.support.starting import write
@@ -57,7 +57,7 @@ def test_rank_0_serves_more_ranks_than_its_soft_limit_of_files(tmp_path: Path) -
     variables = need_nccl_ranks(2)
     low = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "bash"]
     with started(tmp_path, MANY, variables=variables, below={0: low, 1: low}) as it:
-        done = ended(it)
+        done = it.wait()
     assert done.codes == [0, 0], done.text
     files = [int((tmp_path / f"files.{rank}").read_text()) for rank in range(2)]
     print(f"files that the workers of ranks 0 and 1 have open, 1,100 connections among them: {files}")

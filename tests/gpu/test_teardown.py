@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.ranks import ended, run, started, wait_for
+from tests.gpu.ranks import run, started, wait_for
 from tests.gpu.requirements import need_tool
 from tests.support.worlds import is_gone, named
 
@@ -42,7 +42,7 @@ def test_no_process_and_no_memory_is_left_on_the_gpu_at_the_end(tmp_path: Path) 
         wait_for(it, "holds.0", "holds.1")
         workers = it.workers()
         (tmp_path / "fail").touch()
-        done = ended(it)
+        done = it.wait()
         left, after = [pid for pid in workers if not is_gone(pid)], used_mib()
         computing = asked("compute-apps=pid")
     named(done, 1, 1, "RuntimeError: out of ideas")
@@ -103,7 +103,7 @@ def test_a_crash_that_leaves_a_core_is_told_soon(tmp_path: Path) -> None:
     """The kernel writes the whole process to a file first, and only then is its end known."""
     unlimited = ["bash", "-c", 'ulimit -c unlimited; exec "$@"', "bash"]
     with started(tmp_path, ABORTS, backend="gloo", below={1: unlimited}) as it:
-        done = ended(it)
+        done = it.wait()
         took = time.time() - float((tmp_path / "aborts.1").read_text())
     size = sum(core.stat().st_size for core in tmp_path.glob("core*"))
     for core in tmp_path.glob("core*"):

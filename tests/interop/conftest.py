@@ -28,7 +28,8 @@ ENVIRONMENT = ROOT / ".venv-interop"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
 PROGRAMS = ROOT / "tests" / "interop" / "programs"
 RANKS = 2
-STARTS_ITS_RANKS = ("lightning_trainer", "lightning_fabric")  # the other programs are for torchrun
+STARTS_ITS_RANKS = ("lightning_trainer", "lightning_fabric")
+FOR_ACCELERATE = ("hf_trainer", "accelerate_loop")  # the other programs are for torchrun
 LIMIT = 120.0  # seconds for one program
 TRIES = 3
 # A failure below us, upon which a run is repeated if all ranks have left their results: one of Gloo's threads still
@@ -93,22 +94,20 @@ def alone(command: list[str], out: Path, env: dict[str, str] | None = None) -> R
     return _finished(out, start)
 
 
-def torchrun(name: str, out: Path, *arguments: str, ranks: int = RANKS, env: dict[str, str] | None = None) -> Run:
+def torchrun(name: str, out: Path, *arguments: str, ranks: int = RANKS) -> Run:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return alone([*launcher, *words(name), *arguments], out, env)
+    return alone([*launcher, *words(name), *arguments], out)
 
 
-def accelerate_launch(
-    name: str, out: Path, *arguments: str, ranks: int = RANKS, env: dict[str, str] | None = None
-) -> Run:
+def accelerate_launch(name: str, out: Path) -> Run:
     """On CPUs it starts several ranks only with a file of hosts, and by mpirun; they find their places as MPI's."""
     mpi, hosts = there("openmpi5"), out / "hosts"
-    hosts.write_text(f"localhost slots={ranks}\n")
-    options = ["--cpu", f"--num_processes={ranks}", "--mpirun_hostfile", str(hosts), "--num_machines=1"]
+    hosts.write_text(f"localhost slots={RANKS}\n")
+    options = ["--cpu", f"--num_processes={RANKS}", "--mpirun_hostfile", str(hosts), "--num_machines=1"]
     options += ["--mixed_precision=no", "--dynamo_backend=no", "--num_cpu_threads_per_process=1"]
     launcher = ["-m", "accelerate.commands.launch", *options, f"--main_process_port={_free_port()}"]
     path = {"PATH": f"{Path(mpi.mpirun).parent}:{os.environ['PATH']}"}
-    return alone([*launcher, program(name), *arguments], out, ALLOW_ROOT | path | (env or {}))
+    return alone([*launcher, program(name)], out, ALLOW_ROOT | path)
 
 
 def _free_port() -> int:
@@ -117,13 +116,10 @@ def _free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def mpirun(
-    name: str, out: Path, *arguments: str, ranks: int = RANKS, env: dict[str, str] | None = None, mpi: str = "openmpi5"
-) -> Run:
+def mpirun(name: str, out: Path, *arguments: str, ranks: int = RANKS, mpi: str = "openmpi5") -> Run:
     """Under srunddp below the wheel's Open MPI, or another of tests/mpirun."""
     command = (SRUNDDP, *words(name), *arguments, "--out", str(out))
-    variables = _ours() | LIBMPI | (env or {})
-    return _finished(out, lambda: there(mpi).run(ranks, *command, env=variables, timeout=LIMIT))
+    return _finished(out, lambda: there(mpi).run(ranks, *command, env=_ours() | LIBMPI, timeout=LIMIT))
 
 
 def srun(
@@ -133,24 +129,17 @@ def srun(
     nodes: int = 1,
     per_node: int = RANKS,
     options: tuple[str, ...] = (),
-    env: dict[str, str] | None = None,
 ) -> Run:
     """Under srunddp below srun; options are srun's."""
     layout = (f"--nodes={nodes}", f"--ntasks-per-node={per_node}", "--kill-on-bad-exit=1", *options)
-    return on_login(runner, ("srun", *layout), name, *arguments, env=env)
+    return on_login(runner, ("srun", *layout), name, *arguments)
 
 
-def on_login(
-    runner: SlurmJobRunner,  # noqa: F811
-    launcher: tuple[str, ...],
-    name: str,
-    *arguments: str,
-    env: dict[str, str] | None = None,
-) -> Run:
+def on_login(runner: SlurmJobRunner, launcher: tuple[str, ...], name: str, *arguments: str) -> Run:  # noqa: F811
     """Under srunddp below any launcher, from the cluster's login node."""
     out = shared(runner, name)
     command = (*launcher, SRUNDDP, *words(name), *arguments, "--out", str(out))
-    return _finished(out, lambda: runner.on_login(*command, env=_ours() | (env or {}), timeout=LIMIT))
+    return _finished(out, lambda: runner.on_login(*command, env=_ours(), timeout=LIMIT))
 
 
 def mpirun_in_job(
@@ -189,7 +178,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
     @functools.cache
     def run(name: str) -> Run:
         out = tmp_path_factory.mktemp(name)
-        done = alone([program(name)], out) if name in STARTS_ITS_RANKS else torchrun(name, out)
+        if name in STARTS_ITS_RANKS:
+            done = alone([program(name)], out)
+        else:
+            done = accelerate_launch(name, out) if name in FOR_ACCELERATE else torchrun(name, out)
         assert done.places() == [(0, 0, 2), (1, 1, 2)]
         assert done.trained()
         return done

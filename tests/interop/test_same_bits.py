@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.conftest import STARTS_ITS_RANKS, Run, mpirun, srun
+from tests.interop.conftest import FOR_ACCELERATE, STARTS_ITS_RANKS, Run, mpirun, srun
 from tests.slurm.conftest import SlurmJobRunner
 
-FOR_TORCHRUN = ("torchrun_style", "torchmetrics_ddp", "ignite_engine", "fsdp2_checkpoint")
-pytestmark = pytest.mark.parametrize("name", STARTS_ITS_RANKS + FOR_TORCHRUN)
+MODULE = "tests.interop.programs.torchrun_style"  # started by -m
+FOR_TORCHRUN = (MODULE, "torchmetrics_ddp", "ignite_engine", "fsdp2_checkpoint")
+pytestmark = pytest.mark.parametrize("name", STARTS_ITS_RANKS + FOR_ACCELERATE + FOR_TORCHRUN)
 
 Own = Callable[[str], Run]
 

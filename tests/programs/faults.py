@@ -77,9 +77,8 @@ class Plan:
     def __init__(self):
         plan = json.loads(os.environ["CHAOS"])
         self.folder = Path(plan["folder"])
-        self.peers, self.steps, self.pace, self.heartbeat = (
-            plan[name] for name in ("peers", "steps", "pace", "heartbeat")
-        )
+        names = ("torch", "peers", "steps", "pace", "heartbeat")
+        self.torch, self.peers, self.steps, self.pace, self.heartbeat = (plan[name] for name in names)
         self._mine = [fault for fault in plan["faults"] if fault["rank"] == RANK]
         self._ignores_term = plan["stubborn"] and not self._mine
         self._children = plan["children"]

@@ -19,5 +19,6 @@ report = {
     "python": sys.executable,
     "arguments": sys.argv[1:],
     "reserved": os.environ.get("SLURM_STEP_RESV_PORTS", ""),
-}
+    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+} | {name: value for name, value in os.environ.items() if name.startswith(("HF_", "TRANSFORMERS_"))}
 sys.stdout.write(json.dumps(report) + "\n")

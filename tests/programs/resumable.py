@@ -65,9 +65,13 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Network(nn.Module):
-    """Has 2.3 MB of gradients, so three of DistributedDataParallel's buckets of 1 MB; notes its last two batches."""
+    """Has 2.3 MB of gradients, so three of DistributedDataParallel's buckets of 1 MB; notes its last two batches.
 
-    def __init__(self, tested: int) -> None:
+    Args:
+        tested: a file descriptor that gets a byte per test batch.
+    """
+
+    def __init__(self, tested: int = -1) -> None:
         super().__init__()
         sizes = [FEATURES, WIDTH, WIDTH, WIDTH]
         self.layers = nn.Sequential(*(self._layer(*pair) for pair in pairwise(sizes)), nn.Linear(WIDTH, CLASSES))

@@ -1,4 +1,7 @@
-"""A training that fails as the plan says, without torch: its collective is one byte to rank 0 and one back."""
+"""A training that fails as the plan says: DistributedDataParallel over Gloo, or without torch.
+
+Without torch its collective is one byte to rank 0 and one back.
+"""
 
 import os
 import signal
@@ -7,20 +10,58 @@ import time
 
 import faults
 
-SIZE = int(os.environ["WORLD_SIZE"])
+
+def ddp(plan):
+    """A step of DistributedDataParallel, and the end of the group."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    plan.at("bootstrap")
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+
+    return step, dist.destroy_process_group
+
+
+def sockets(plan):
+    """A collective over sockets, and their end."""
+    plan.at("bootstrap")
+    connections = connect(plan)
+
+    def all_reduce():
+        if faults.RANK == 0:
+            for connection in connections:
+                receive(connection, plan)
+        for connection in connections:
+            connection.sendall(b".")
+        if faults.RANK:
+            receive(connections[0], plan)
+
+    def close():
+        for connection in connections:
+            connection.close()
+
+    return all_reduce, close
 
 
 def connect(plan):
     """Rank 0's connections to all, or another's to rank 0."""
-    where = plan.folder / "port"
+    where, address = plan.folder / "port", os.environ["MASTER_ADDR"]
     if faults.RANK == 0:
-        with socket.create_server((os.environ["MASTER_ADDR"], 0)) as listener:
+        with socket.create_server((address, 0)) as listener:
             (plan.folder / ".port").write_text(str(listener.getsockname()[1]))
             (plan.folder / ".port").rename(where)
-            return [listener.accept()[0] for _ in range(SIZE - 1)]
+            return [listener.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
     while not where.exists():
         time.sleep(0.01)
-    return [socket.create_connection((os.environ["MASTER_ADDR"], int(where.read_text())))]
+    return [socket.create_connection((address, int(where.read_text())))]
 
 
 def receive(connection, plan):
@@ -35,28 +76,15 @@ def receive(connection, plan):
         raise RuntimeError("Connection closed by peer")
 
 
-def all_reduce(connections, plan):
-    if faults.RANK == 0:
-        for connection in connections:
-            receive(connection, plan)
-        for connection in connections:
-            connection.sendall(b".")
-    else:
-        connections[0].sendall(b".")
-        receive(connections[0], plan)
-
-
 def main():
     plan = faults.Plan()
     plan.begin()
-    plan.at("bootstrap")
-    connections = connect(plan)
-    all_reduce(connections, plan)
+    step, close = (ddp if plan.torch else sockets)(plan)
+    step()
     plan.ready()
     while plan.step():
-        all_reduce(connections, plan)
-    for connection in connections:
-        connection.close()
+        step()
+    close()
     plan.at("shutdown")
 
 

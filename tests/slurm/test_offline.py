@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import PROGRAMS
 from tests.slurm.conftest import SRUNDDP, SlurmJobRunner
 
-REPORT = str(PROGRAMS / "offline.py")
+REPORT = str(PROGRAMS / "report.py")
 CPUS = len(os.sched_getaffinity(0))
 pytestmark = pytest.mark.slurm
 

@@ -3,10 +3,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import ROOT
 from tests.slurm.conftest import cancelled, runner  # noqa: F401
+
+Show = Callable[[str], None]
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Show:
+    """Prints figures also where a test passes."""
+
+    def shown(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n{text}", flush=True)
+
+    return shown
 
 
 def campaign(script: str, folder: Path, *arguments: object, before: tuple[str, ...] = (), limit: float = 1800.0) -> str:

@@ -21,15 +21,14 @@ from tests.slurm.planted import (
     with_gpus,
     with_other_torch,
 )
+from tests.soak.conftest import Show
 
 pytestmark = [pytest.mark.slurm, pytest.mark.soak]
 
 ROUNDS = 20
 
 
-def test_faults_on_random_nodes_are_named_and_no_other_node(
-    runner: SlurmJobRunner, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_on_random_nodes_are_named_and_no_other_node(runner: SlurmJobRunner, show: Show) -> None:
     draw, wrong, planted = random.Random(0), [], 0
     project = runner.cluster.shared / "soak-lab" / "project"
     project.mkdir(parents=True)
@@ -52,14 +51,11 @@ def test_faults_on_random_nodes_are_named_and_no_other_node(
         planted += len(expected)
         if done.named() != expected or done.code != 69:
             wrong.append((number, done.named() ^ expected, done.text))
-    with capsys.disabled():
-        print(f"\n{planted} faults in {ROUNDS} checks, {len(wrong)} checks wrong")
+    show(f"{planted} faults in {ROUNDS} checks, {len(wrong)} checks wrong")
     assert wrong == []
 
 
-def test_a_slow_link_or_a_duplicate_gpu_is_named_alone(
-    runner: SlurmJobRunner, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slow_link_or_a_duplicate_gpu_is_named_alone(runner: SlurmJobRunner, show: Show) -> None:
     draw, wrong = random.Random(1), []
     for number in range(ROUNDS):
         slow, shared = draw.sample(NODES, 2)
@@ -73,8 +69,7 @@ def test_a_slow_link_or_a_duplicate_gpu_is_named_alone(
                 done, expected = checked(runner, faults=gpus), {("FAIL", "gpus", shared.name)}
         if done.named() != expected:
             wrong.append((number, done.named() ^ expected, done.text))
-    with capsys.disabled():
-        print(f"\n{ROUNDS} faults, {len(wrong)} wrong")
+    show(f"{ROUNDS} faults, {len(wrong)} wrong")
     assert wrong == []
 
 

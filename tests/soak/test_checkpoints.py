@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.conftest import campaign
+from tests.soak.conftest import Show, campaign
 from tests.train.checkpoint.test_file import damage_and_load
 from tests.train.checkpoint.test_sharded import config, equal, killed, run
 
@@ -20,18 +20,18 @@ SHARD_KILLS = 40
 CUT = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
 
 
-def test_nothing_that_was_acknowledged_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = campaign("killed_saves.py", tmp_path, KILLS)
-    with capsys.disabled():
-        print("\n" + said, end="")
-    assert int(said.split()[2]) >= HALF
-
-
-@CUT
-def test_nothing_acknowledged_is_lost_by_a_power_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = campaign("killed_saves.py", tmp_path, CUTS, "power-cuts", before=("unshare", "--mount"))
-    with capsys.disabled():
-        print("\n" + said, end="")
+@pytest.mark.parametrize(
+    ("words", "before"),
+    [((KILLS,), ()), pytest.param((CUTS, "power-cuts"), ("unshare", "--mount"), marks=CUT)],
+    ids=["kills", "power cuts"],
+)
+def test_nothing_that_was_acknowledged_is_lost(
+    words: tuple[object, ...], before: tuple[str, ...], tmp_path: Path, show: Show
+) -> None:
+    said = campaign("killed_saves.py", tmp_path, *words, before=before)
+    show(said.rstrip())
+    if words == (KILLS,):
+        assert int(said.split()[2]) >= HALF
 
 
 def test_ten_thousand_damaged_files_are_named_and_passed_over(tmp_path: Path) -> None:

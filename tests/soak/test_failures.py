@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.figures import table
 from tests.chaos.network import packets_lost
 from tests.chaos.plan import WORLD_SIZE, Fault, Plan
 from tests.chaos.relay import delayed
 from tests.chaos.run import Run, Site, carry_out, started, wrong
-from tests.chaos.trials import Sites, campaign, sites
+from tests.chaos.trials import Sites, sites, table, try_one
 from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.test_failures import late
 from tests.slurm.test_network_faults import CUT_OFF, FAULTS, LOST, cut_off
+from tests.soak.conftest import Show
 
 pytestmark = pytest.mark.soak
 
@@ -41,10 +41,9 @@ def site(where: Sites) -> Site:
     return where.cluster
 
 
-def test_random_failures_are_all_named_and_nothing_is_left(where: Sites, capsys: pytest.CaptureFixture[str]) -> None:
-    records = campaign(range(TRIALS), where, lambda *_: None)
-    with capsys.disabled():
-        print("\n" + table(records))
+def test_random_failures_are_all_named_and_nothing_is_left(where: Sites, show: Show) -> None:
+    records = [try_one(seed, where)[0] for seed in range(TRIALS)]
+    show(table(records))
     assert [record for record in records if record["wrong"]] == []
 
 

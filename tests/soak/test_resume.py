@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS
+from tests.soak.conftest import Show
 from tests.support.starting import SRUNDDP, bare, slurm
 from tests.train.interrupted import Training, signals, until
 
@@ -72,7 +73,7 @@ def kill(training: Training, number: int, draw: random.Random) -> list[str]:
     return ["kills", f"of rank {rank}", *(name for name, there in hit.items() if there)]
 
 
-def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, show: Show) -> None:
     reference = Training(tmp_path / "undisturbed", RANKS, SETTINGS)
     assert end(begin(reference, 0))[0] == [0] * RANKS
     expected, steps = reference.outcome(), reference.step()
@@ -82,14 +83,11 @@ def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pyt
         training = Training(tmp_path / f"training{counts['trainings']}", RANKS, SETTINGS)
         while training.step() < steps - NEARLY_DONE and counts["kills"] < KILLS:
             counts.update(kill(training, counts["kills"] + 1, draw))
-            with capsys.disabled():
-                print(f"\r{counts['kills']} kills", end="", flush=True)
         codes, errors = end(begin(training, 0))
         assert codes == [0] * RANKS, errors
         assert training.outcome() == expected, training.folder
-    with capsys.disabled():
-        counted = ", ".join(f"{name} {count}" for name, count in counts.items())
-        print(f"\r{counted}; {steps} steps each; {time.monotonic() - began:.0f} s")
+    counted = ", ".join(f"{name} {count}" for name, count in counts.items())
+    show(f"{counted}; {steps} steps each; {time.monotonic() - began:.0f} s")
     assert counts["amid a save"] >= KILLS // 10
 
 
@@ -99,10 +97,9 @@ def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, capsys: pyt
     ids=["signals", "workerless"],
 )
 def test_a_thousand_signals_stop_after_a_step_and_change_no_bit(
-    number: int, arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: int, arguments: tuple[str, ...], tmp_path: Path, show: Show
 ) -> None:
     """Workerless: the rank itself reads, and draws what is random in that."""
     began = time.monotonic()
     said = signals(tmp_path, number, arguments)
-    with capsys.disabled():
-        print(f"\n{said}; {time.monotonic() - began:.0f} s")
+    show(f"{said}; {time.monotonic() - began:.0f} s")

@@ -10,6 +10,7 @@ import pytest
 from tests.slurm.conftest import SlurmJobRunner
 from tests.slurm.jobs import STOPPED, Job, found, look, until
 from tests.slurm.test_training_requeued import REQUEUED, trained, training, wrong
+from tests.soak.conftest import Show
 from tests.trained import Trained
 
 pytestmark = pytest.mark.soak
@@ -27,9 +28,7 @@ def whole(runner: SlurmJobRunner) -> Trained:
     return trained(job)
 
 
-def test_a_time_limit_costs_nothing_at_any_moment(
-    runner: SlurmJobRunner, whole: Trained, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_time_limit_costs_nothing_at_any_moment(runner: SlurmJobRunner, whole: Trained, show: Show) -> None:
     """By ``--signal=USR2@30``, which Slurm sends up to 60 s before the end, and by the known end of the job."""
     draw, results = random.Random(0), []
     for number in range(ROUNDS):
@@ -37,8 +36,7 @@ def test_a_time_limit_costs_nothing_at_any_moment(
         every = [job for _, job in jobs]
         until(partial(look, every), every, ROUND)
         results += [(kind, wrong(job, CAUSES[kind], REQUEUED, whole), job) for kind, job in jobs]
-    with capsys.disabled():
-        print("\n" + table(results))
+    show(table(results))
     assert [(job.folder.name, broken, job.output) for _, broken, job in results if broken] == []
 
 

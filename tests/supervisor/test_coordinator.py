@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from srunddp.supervisor.failure import Failure, FailureKind
 from tests.support.connections import Scene
-from tests.support.coordinators import fail_one_of_many
+from tests.support.fake_ranks import fail_one_of_many
 from tests.support.recorded_writes import ALL_REDUCE, LOAD_BATCH
 from tests.support.starting import until, write
 

@@ -6,6 +6,7 @@ python -m tests.support.fake_ranks members PORT FIRST LAST CULPRIT  the ranks fr
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from srunddp.supervisor import signals
 from srunddp.supervisor.connection import SupervisorConnection
@@ -27,8 +29,64 @@ from srunddp.supervisor.signals import Launcher
 from srunddp.supervisor.stacks import StackDump
 from srunddp.supervisor.supervisor import RendezvousOutcome, Supervisor
 from srunddp.supervisor.worker_process import WorkerProcess, pipe
+from tests.conftest import ROOT
 
 PER_NODE = 8
+PROCESSES = 4
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What many ranks showed.
+
+    Attributes:
+        took: seconds from the failure until the last rank knew the verdict; informed: how many knew it.
+        codes: the exit codes that they received; code: of rank 0's supervisor; errors: what it said.
+        cost: CPU, as a part of one core, and memory of rank 0's supervisor while idle.
+    """
+
+    took: float
+    informed: int
+    codes: list[int]
+    code: int
+    errors: str
+    cost: dict[str, float]
+
+
+def fail_one_of_many(ranks: int, culprit: int, idle: float = 0.5) -> Seen:
+    head = _start("head", ranks, idle)
+    parts = []
+    try:
+        port = _read(head)["port"]
+        bounds = [1 + ranks * part // PROCESSES for part in range(PROCESSES + 1)]
+        parts = [_start("members", port, *pair, culprit) for pair in itertools.pairwise(bounds)]
+        assert _read(head)["ready"]
+        cost = _read(head)
+        began = time.monotonic()
+        for part in parts:
+            part.stdin.write("fail\n")
+            part.stdin.flush()
+        answers = [_read(part) for part in parts]
+        errors = head.communicate(timeout=30)[1]
+    finally:
+        for process in (head, *parts):
+            process.kill()
+            process.wait()
+    took = max(answer["at"] for answer in answers) - began
+    codes = sorted({code for answer in answers for code in answer["codes"]})
+    return Seen(took, sum(answer["informed"] for answer in answers), codes, head.returncode, errors, cost)
+
+
+def _start(*words: object) -> Any:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "tests.support.fake_ranks", *map(str, words)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def _read(process: Any) -> dict[str, Any]:
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return dict(json.loads(line))
 
 
 def node(rank: int) -> str:
@@ -64,7 +122,7 @@ def head(count: int, idle: float) -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     connections = {rank: SupervisorConnection(end) for rank, end in ends.items()}
     monitor = Coordinator(context, connections)
-    threading.Thread(target=report, args=(idle, before), daemon=True).start()
+    threading.Thread(target=tell_cost, args=(idle, before), daemon=True).start()
     return Supervisor(
         agent=Agent(monitor),
         recorder=FailureRecorder(0, node(0), StackDump(), None),
@@ -93,7 +151,7 @@ class Agent:
     def stop_sampler(self) -> None: ...
 
 
-def report(idle: float, before: int) -> None:
+def tell_cost(idle: float, before: int) -> None:
     """After the first pings, what it costs while nothing happens."""
     time.sleep(2.0)
     began = time.process_time()

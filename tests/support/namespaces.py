@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ def address(node: str, interface: str) -> str:
 
 
 @contextmanager
-def two_nodes() -> Iterator[dict[str, str]]:
-    """The namespaces by node; gone at the end."""
+def two_nodes(networks: Mapping[str, tuple[str, str]] = NETWORKS) -> Iterator[dict[str, str]]:
+    """The namespaces by node, with a cable for each of the networks; gone at the end."""
     if os.geteuid() != 0:
         missing("root, for network namespaces")
     names = {node: f"sdt-{os.getpid()}-{node}" for node in NODES}
@@ -40,18 +40,17 @@ def two_nodes() -> Iterator[dict[str, str]]:
             stack.callback(tool, "ip", "netns", "del", name)
             tool("ip", "-n", name, "link", "set", "lo", "up")
         west, east = names.values()
-        for interface in NETWORKS:
+        for interface, addresses in networks.items():
             ends = (interface, "netns", west, "type", "veth", "peer", "name", interface, "netns", east)
             tool("ip", "link", "add", *ends)
-            for node, name in names.items():
-                number = NODES.index(node)
-                own = NETWORKS[interface][number].format(number + 1)
+            for number, name in enumerate(names.values()):
+                own, six = addresses[number].format(number + 1), f"fd00:201::{number + 1}/64"
                 tool("ip", "-n", name, "addr", "add", own, "dev", interface)
+                if interface == next(iter(networks)):
+                    tool("ip", "-n", name, "addr", "add", six, "dev", interface, "nodad")
                 tool("ip", "-n", name, "link", "set", interface, "up")
-        for number, name in enumerate(names.values(), 1):
-            tool("ip", "-n", name, "addr", "add", f"fd00:201::{number}/64", "dev", "data0", "nodad")
         # A cable is there for both ends only some time after it is plugged in.
-        until(lambda: all(_up(name, interface) for name in names.values() for interface in NETWORKS))
+        until(lambda: all(_up(name, interface) for name in names.values() for interface in networks))
         yield names
 
 
@@ -93,15 +92,22 @@ def _within(namespace: str, connection: socket.socket, handle: Callable[[], Hand
 
 
 @contextmanager
-def rule(namespace: str, hook: str, words: str) -> Iterator[None]:
-    """A rule of nftables in a namespace, such as ``ip saddr 10.201.1.2 drop``."""
-    text = f"table inet sdt {{\nchain {hook} {{\ntype filter hook {hook} priority -10;\n{words}\n}}\n}}\n"
+def rules(namespace: str, by_hook: Mapping[str, str]) -> Iterator[None]:
+    """Rules of nftables in a namespace, by hook, such as ``ip saddr 10.201.1.2 drop`` for ``input``."""
+    chains = "".join(
+        f"chain {hook} {{\ntype filter hook {hook} priority -10;\n{words}\n}}\n" for hook, words in by_hook.items()
+    )
     nft = ("ip", "netns", "exec", namespace, "nft")
-    tool(*nft, "-f", "-", text=text)
+    tool(*nft, "-f", "-", text=f"table inet sdt {{\n{chains}}}\n")
     try:
         yield
     finally:
         tool(*nft, "delete", "table", "inet", "sdt")
+
+
+def rule(namespace: str, hook: str, words: str) -> AbstractContextManager[None]:
+    """One of them."""
+    return rules(namespace, {hook: words})
 
 
 def asked(coordinator: Coordinator, node: str, **question: Any) -> Any:

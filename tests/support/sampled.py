@@ -85,11 +85,3 @@ def supervised(
         finally:
             with suppress(ProcessLookupError):  # the sampler is in its group, and goes also where it should have before
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def is_there(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

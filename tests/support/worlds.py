@@ -63,12 +63,13 @@ class Ended:
     """A world that is over.
 
     Attributes:
-        codes: of the ranks; errors: what each wrote on standard error.
+        codes: of the ranks; errors, printed: what each wrote on standard error and standard output.
         verdicts: all that were said, by whichever rank.
     """
 
     codes: list[int]
     errors: list[str]
+    printed: list[str]
 
     @property
     def text(self) -> str:
@@ -82,8 +83,8 @@ class Ended:
 class World:
     """The running ranks of one world; whoever made it is their launcher."""
 
-    def __init__(self, folder: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
-        self.folder, self.ranks = folder, ranks
+    def __init__(self, folder: Path, ranks: list[subprocess.Popen[bytes]], limit: float) -> None:
+        self.folder, self.ranks, self.limit = folder, ranks, limit
 
     def worker(self, rank: int) -> int:
         """The process id of a rank's script, when that is there."""
@@ -100,9 +101,15 @@ class World:
         for pid in pids:
             os.kill(pid, number)
 
+    def written(self, stream: str) -> list[str]:
+        """By each rank to ``stdout`` or ``stderr``."""
+        files = [self.folder / f"{stream}.{rank}" for rank in range(len(self.ranks))]
+        return [file.read_text(errors="replace") for file in files]
+
     def wait(self) -> Ended:
-        codes = [rank.wait(timeout=LONG) for rank in self.ranks]
-        return Ended(codes, [(self.folder / f"stderr.{rank}").read_text() for rank in range(len(codes))])
+        """Until all ranks have ended; what they said is the message if they do not."""
+        until(lambda: None not in [rank.poll() for rank in self.ranks], self.limit, lambda: self.written("stderr"))
+        return Ended([rank.returncode for rank in self.ranks], self.written("stderr"), self.written("stdout"))
 
 
 @contextmanager
@@ -113,11 +120,13 @@ def world(
     size: int = SIZE,
     variables: dict[str, str] | None = None,
     below: dict[int, list[str]] | None = None,
+    limit: float = LONG,
 ) -> Iterator[World]:
     """Start one; whatever of it is still there at the end is killed.
 
     Args:
         variables: for all ranks; below: for a rank the command that is to start it.
+        limit: seconds until their end.
     """
     write(folder / "train.py", TOGETHER + script)
     job = str(next(_jobs))  # the port follows from it: worlds that run at once do not see each other
@@ -129,7 +138,7 @@ def world(
                 words = ("--quiet", f"--timeout={LONG}", *options, "train.py")
                 command = [*(below or {}).get(rank, []), *SRUNDDP, *words]
                 ranks.append(subprocess.Popen(command, cwd=folder, env=bare(environ), stdout=out, stderr=errors))
-        yield World(folder, ranks)
+        yield World(folder, ranks, limit)
     finally:
         for process in ranks:
             process.kill()

@@ -1,14 +1,13 @@
 """FSDP2 on Gloo, with sharded checkpoints of torch.distributed.checkpoint; `--load` goes on from one."""
 
-import argparse
 import hashlib
-import json
 import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from record import leave, network, options
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -16,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 def build(mesh: dist.DeviceMesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(10, 50), torch.nn.ReLU(), torch.nn.Linear(50, 2))
+    model = network()
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -48,26 +47,21 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--save", type=Path)
-    parser.add_argument("--load", type=Path)
-    options = parser.parse_args()
+    given = options(save={"type": Path}, load={"type": Path})
     dist.init_process_group("gloo")
     model, optimizer = build(init_device_mesh("cpu", (dist.get_world_size(),)))
-    record = {"rank": dist.get_rank(), "local_rank": int(os.environ["LOCAL_RANK"])}
-    record["world_size"] = dist.get_world_size()
-    if options.load:
+    place, more = (dist.get_rank(), int(os.environ["LOCAL_RANK"]), dist.get_world_size()), {}
+    if given.load:
         weights, moments = get_state_dict(model, optimizer)
-        dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=options.load)
+        dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=given.load)
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-        record["loaded"] = digest(model, optimizer)
-    record["losses"] = train(model, optimizer, seed=1 if options.load else 0)
-    if options.save:
+        more["loaded"] = digest(model, optimizer)
+    losses = train(model, optimizer, seed=1 if given.load else 0)
+    if given.save:
         weights, moments = get_state_dict(model, optimizer)
-        dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=options.save)
-        record["saved"] = digest(model, optimizer)
-    (options.out / f"rank{record['rank']}.json").write_text(json.dumps(record))
+        dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=given.save)
+        more["saved"] = digest(model, optimizer)
+    leave(given.out, *place, losses, **more)
     dist.destroy_process_group()
 
 

@@ -1,12 +1,9 @@
 """A tiny BERT and Hugging Face's Trainer: `accelerate launch --cpu --num_processes 2
 --mpirun_hostfile FILE hf_trainer.py --out FOLDER`."""
 
-import argparse
-import json
-from pathlib import Path
-
 import datasets
 import torch
+from record import leave, options
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
 WORDS, LENGTH = 50, 12
@@ -31,9 +28,7 @@ def made() -> datasets.Dataset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
+    out = options().out
     set_seed(0)
     model = BertForSequenceClassification(
         BertConfig(
@@ -56,10 +51,8 @@ def main() -> None:
     )
     trainer = Recording(model=model, args=arguments, train_dataset=made())
     trainer.train()
-    rank = arguments.process_index
-    place = {"rank": rank, "local_rank": arguments.local_process_index, "world_size": arguments.world_size}
-    device = str(arguments.device)
-    (out / f"rank{rank}.json").write_text(json.dumps(place | {"losses": trainer.losses, "device": device}))
+    place = arguments.process_index, arguments.local_process_index, arguments.world_size
+    leave(out, *place, trainer.losses, device=str(arguments.device))
 
 
 if __name__ == "__main__":

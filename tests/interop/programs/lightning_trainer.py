@@ -1,13 +1,12 @@
 """A LightningModule and its Trainer. Alone it starts its own ranks: `python lightning_trainer.py --out FOLDER`."""
 
-import argparse
-import json
 from pathlib import Path
 
 import lightning
 import torch
 from lightning.pytorch.plugins.environments import MPIEnvironment, SLURMEnvironment
-from torch.utils.data import DataLoader, TensorDataset
+from record import leave, network, options, samples
+from torch.utils.data import DataLoader
 
 ENVIRONMENTS = {"slurm": SLURMEnvironment, "mpi": MPIEnvironment}
 
@@ -15,7 +14,7 @@ ENVIRONMENTS = {"slurm": SLURMEnvironment, "mpi": MPIEnvironment}
 class Net(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(10, 50), torch.nn.ReLU(), torch.nn.Linear(50, 2))
+        self.layers = network()
         self.losses: list[str] = []
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
@@ -30,41 +29,29 @@ class Net(lightning.LightningModule):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--environment", choices=ENVIRONMENTS)
-    options = parser.parse_args()
+    layout = {"devices": {"type": int, "default": 2}, "nodes": {"type": int, "default": 1}}
+    given = options(**layout, environment={"choices": ENVIRONMENTS})
     lightning.seed_everything(0)
-    inputs = torch.randn(320, 10)
-    data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
-    model = Net()
+    data, model = samples(), Net()
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy="ddp",
-        devices=options.devices,
-        num_nodes=options.nodes,
+        devices=given.devices,
+        num_nodes=given.nodes,
         max_epochs=2,
-        plugins=ENVIRONMENTS[options.environment]() if options.environment else None,
-        default_root_dir=options.out,
+        plugins=ENVIRONMENTS[given.environment]() if given.environment else None,
+        default_root_dir=given.out,
         logger=False,
         enable_progress_bar=False,
     )
     trainer.fit(model, DataLoader(data, batch_size=16, shuffle=True))
-    record = {
-        "rank": trainer.global_rank,
-        "local_rank": trainer.local_rank,
-        "node_rank": trainer.node_rank,
-        "world_size": trainer.world_size,
-        "losses": model.losses,
-        "checkpoint": Path(trainer.checkpoint_callback.best_model_path).is_file(),
-        "launch": {
-            "environment": type(trainer.strategy.cluster_environment).__name__,
-            "started": len(trainer.strategy.launcher.procs),
-        },
+    launch = {
+        "environment": type(trainer.strategy.cluster_environment).__name__,
+        "started": len(trainer.strategy.launcher.procs),
     }
-    (options.out / f"rank{trainer.global_rank}.json").write_text(json.dumps(record))
+    place = trainer.global_rank, trainer.local_rank, trainer.world_size
+    written = Path(trainer.checkpoint_callback.best_model_path).is_file()
+    leave(given.out, *place, model.losses, node_rank=trainer.node_rank, checkpoint=written, launch=launch)
 
 
 if __name__ == "__main__":

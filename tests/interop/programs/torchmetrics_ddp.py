@@ -1,21 +1,17 @@
 """DistributedDataParallel by hand with torchmetrics, which sum up over the ranks by themselves; for torchrun."""
 
-import argparse
-import json
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from record import leave, options
 from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
+    out = options().out
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -42,8 +38,7 @@ def main() -> None:
             results.append({name: value.item().hex() for name, value in found.items()})
             scores.reset()
             mean.reset()
-    place = {"rank": rank, "local_rank": int(os.environ["LOCAL_RANK"]), "world_size": world_size}
-    (out / f"rank{rank}.json").write_text(json.dumps(place | {"losses": losses, "results": results}))
+    leave(out, rank, int(os.environ["LOCAL_RANK"]), world_size, losses, results=results)
     dist.destroy_process_group()
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from srunddp.monitor.monitor import MonitorConfig
 from srunddp.monitor.sampler.process import SamplerConfig, Samples
-from tests.support.sampled import NODE, is_there, rows, supervised
+from tests.support.sampled import NODE, rows, supervised
 from tests.support.small_disk import small_disk
 from tests.support.starting import until
+from tests.support.worlds import is_gone
 
 
 @pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGSTOP])
@@ -22,7 +23,7 @@ def test_a_killed_supervisor_takes_its_sampler_with_it(tmp_path: Path, number: i
         until(lambda: job.rows("node"))
         os.kill(job.sampler, number)
         job.process.kill()
-        until(lambda: not is_there(job.sampler))
+        until(lambda: is_gone(job.sampler))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
@@ -37,7 +38,7 @@ def test_the_last_sample_is_taken_at_the_end(tmp_path: Path) -> None:
     with supervised(tmp_path, seconds=600) as job:
         until(lambda: job.rows("links"))
         assert job.finish() == ""
-        assert not is_there(job.sampler)
+        assert is_gone(job.sampler)
         assert {name: len(job.rows(name)) for name in ("node", "tasks")} == {"node": 2, "tasks": 2}
 
 
@@ -53,7 +54,7 @@ def test_one_that_does_not_answer_is_killed_within_the_limit(tmp_path: Path) -> 
     with supervised(tmp_path) as job:
         os.kill(job.sampler, signal.SIGSTOP)
         assert job.do("sampler.finish(0.2)") == "''"
-        assert not is_there(job.sampler)
+        assert is_gone(job.sampler)
 
 
 def test_files_are_complete_when_it_is_killed(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_files_are_complete_when_it_is_killed(tmp_path: Path) -> None:
     with supervised(tmp_path, seconds=0.02) as job:
         until(lambda: len(job.rows("links")) > 10)
         os.kill(job.sampler, signal.SIGKILL)
-        until(lambda: not is_there(job.sampler))
+        until(lambda: is_gone(job.sampler))
         for name in ("node", "tasks", "links"):
             text = (tmp_path / f"{NODE}.{name}.csv").read_text()
             assert text.endswith("\n")
@@ -123,7 +124,7 @@ def test_a_source_that_fails_does_not_end_the_others(
 def test_a_full_disk_ends_it_with_one_line_and_whole_rows(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk, supervised(disk, seconds=0.005) as job:
         until(lambda: job.rows("node"))
-        until(lambda: not is_there(job.sampler))
+        until(lambda: is_gone(job.sampler))
         said = job.finish()
         assert said.startswith(f"the monitor of {NODE} ended: {disk}/{NODE}.")
         assert said.endswith(".csv: No space left on device")
