@@ -19,6 +19,7 @@ def run(
     timeout: float = WITHIN,
     input: str | None = None,
     as_is: bool = False,
+    start_new_session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command and wait for it.
 
@@ -27,6 +28,7 @@ def run(
         timeout: seconds, after which the command is killed.
         input: for its standard input, which is empty unless given.
         as_is: leave ``environ`` as it is, for a command that hands it on to a job.
+        start_new_session: so that a signal to this process's group is not for the command.
 
     Raises:
         OSError: the command does not exist.
@@ -40,6 +42,7 @@ def run(
         encoding="utf-8",
         errors="replace",
         timeout=timeout,
+        start_new_session=start_new_session,
     )
 
 

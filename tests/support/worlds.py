@@ -137,7 +137,9 @@ def world(
                 environ = slurm(rank, size, SLURM_JOB_ID=job) | (variables or {})
                 words = ("--quiet", f"--timeout={LONG}", *options, "train.py")
                 command = [*(below or {}).get(rank, []), *SRUNDDP, *words]
-                ranks.append(subprocess.Popen(command, cwd=folder, env=bare(environ), stdout=out, stderr=errors))
+                how = {"cwd": folder, "env": bare(environ), "stdout": out, "stderr": errors}
+                # What is sent to a rank's process group is not for the tests.
+                ranks.append(subprocess.Popen(command, start_new_session=True, **how))
         yield World(folder, ranks, limit)
     finally:
         for process in ranks:

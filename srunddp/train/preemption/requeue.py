@@ -121,7 +121,8 @@ def requeue(environ: Mapping[str, str], max_requeues: int, limit: float = _ANSWE
     if int(restarts) >= max_requeues:
         return f"it was {restarts} times before, and preemption.max_requeues is {max_requeues}"
     try:
-        done = slurm_command.run(["scontrol", "requeue", job], environ, timeout=limit)
+        # A signal that ends this rank is sent to its group, and must not end the requeue.
+        done = slurm_command.run(["scontrol", "requeue", job], environ, timeout=limit, start_new_session=True)
     except FileNotFoundError:
         return "no scontrol in PATH"
     except OSError as error:
