@@ -47,6 +47,11 @@ def test_a_scontrol_that_fails_is_quoted_and_not_called_again(tmp_path: Path, bo
     assert len(calls(tmp_path)) == 1
 
 
+def test_a_signal_to_the_ranks_group_is_not_for_scontrol(tmp_path: Path) -> None:
+    body = "read -r _ _ _ _ _ session _ </proc/$$/stat; [ $session = $$ ]"
+    assert requeue(scontrol(tmp_path, body), 100) == ""
+
+
 def test_a_scontrol_that_is_missing_or_cannot_run_is_told(tmp_path: Path) -> None:
     assert requeue(JOB | {"PATH": str(tmp_path)}, 100) == "no scontrol in PATH"
     (tmp_path / "scontrol").write_text("no program")
