@@ -30,6 +30,18 @@ def test_every_link_of_a_page_leads_somewhere(page) -> None:
         assert not anchor or anchor in anchors(there.read_text()), target
 
 
+def test_every_test_and_benchmark_that_a_page_names_is_there() -> None:
+    tests = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    known = "".join(f"{path}\n" + "\n".join(re.findall(r"def (test_\w+)", text)) for path, text in tests.items())
+    for page in PAGES:
+        text = page.read_text()
+        chosen = re.findall(r'bin/test[^`\n]*? -k (?:"([^"]+)"|([\w.-]+))', text)
+        words = {word for found in chosen for word in re.findall(r"\w+", "".join(found))} - {"and", "or", "not"}
+        assert {word for word in words if word not in known} == set(), page
+        modules = {ROOT / f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (tests\.[\w.]+)", text)}
+        assert modules <= tests.keys(), page
+
+
 def cells(title: str, first: str) -> dict[str, list[str]]:
     """The rows of the tables in a section of the reference whose first column is called so, by that."""
     section = re.split(rf"\n#+ {re.escape(title)}\n", (ROOT / "docs" / "reference.md").read_text())[1].split("\n### ")[
