@@ -11,6 +11,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -23,7 +24,7 @@ from srunddp.errors import ConfigError, UnavailableError
 from srunddp.stage import archive, node_agent, paths
 from srunddp.util import atomic_file, filesystem, slurm_command
 from srunddp.util.hostlist import fold
-from srunddp.util.kernel_file import memory_file
+from srunddp.util.kernel_file import children_of, memory_file
 
 _LAST = 10.0  # seconds for the nodes to remove what they have
 _START = 'if [ -x "$1" ]; then exec "$1" -I -c "$2"; else exec python3 -I -c "$2"; fi'
@@ -153,6 +154,12 @@ class RemoteStep:
                 stream.close()
         if kind:
             self._end(_LAST)
+            return
+        # The end of a batch script kills srun. Its child would then have the step killed, before the nodes could remove
+        # their copies.
+        for child in children_of(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
     def _end(self, seconds: float) -> None:
         """Wait for srun's end, and bring it about if need be."""

@@ -165,9 +165,10 @@ def test_a_rank_that_never_starts_is_named_and_all_end(site: Site) -> None:
 
 def test_a_supervisor_killed_during_the_rendezvous_ends_all(site: Site) -> None:
     with started(Plan(kill=True), site, late(4, 600)) as run:
-        run.until(lambda: len(supervisors(run)) == 5, 30)
+        run.until(lambda: len(supervisors(run)) == 5, 120)
         victim = next(pid for pid in supervisors(run) if b"SLURM_PROCID=3\0" in environment(pid))
-        run.until(lambda: has_met(site, "node02", victim), 30)
+        run.until(lambda: has_met(site, "node02", victim), 120)
+        run.until(lambda: at_rest(supervisors(run)), 120)  # rank 0 has checked who it is
         run.failing()
         os.kill(victim, signal.SIGKILL)
         result = run.finish(30)
@@ -219,6 +220,13 @@ def has_met(site: Site, node: str, supervisor: int) -> bool:
     assert site.cluster
     sockets = (socket for socket in site.cluster.sockets(node) if socket.state == "established")
     return any(owner.pid == supervisor for socket in sockets for owner in socket.owners)
+
+
+def at_rest(pids: list[int]) -> bool:
+    """Whether these processes use no CPU for a second."""
+    before = [Path(f"/proc/{pid}/schedstat").read_text() for pid in pids]
+    time.sleep(1.0)
+    return before == [Path(f"/proc/{pid}/schedstat").read_text() for pid in pids]
 
 
 def supervisors(run: Run) -> list[int]:

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -35,6 +36,11 @@ print(json.dumps({
     "argument": sys.argv[1], "data": pathlib.Path(sys.argv[1], "sample").read_text(), "home": os.environ["HF_HOME"],
 }))
 """
+
+
+# torch, numpy and what they need: packages, and what says that they are there.
+TORCH = """torch* functorch numpy* sympy* mpmath* networkx* jinja2* markupsafe* filelock* fsspec* typing_extensions*
+setuptools* _distutils_hack distutils-precedence.pth"""
 
 
 class Site:
@@ -114,9 +120,15 @@ def nothing_left(runner: SlurmJobRunner) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def with_torch(site: Site) -> Path:
-    """An environment that can train, beside the light one."""
-    build("torch==2.13.0\nnumpy\n", site.folder / "torch")
-    return site.folder / "torch"
+    """An environment that can train, beside the light one: that with our torch, as building it takes a minute."""
+    env, ours = site.folder / "torch", Path(sysconfig.get_path("purelib"))
+    shutil.copytree(site.env, env, symlinks=True)
+    (packages,) = env.glob("lib/python3*/site-packages")
+    for name in TORCH.split():
+        for found in ours.glob(name):
+            copy = shutil.copytree if found.is_dir() else shutil.copy2
+            copy(found, packages / found.name)  # type: ignore[operator]
+    return env
 
 
 def left(runner: SlurmJobRunner) -> dict[str, list[str]]:
@@ -124,6 +136,12 @@ def left(runner: SlurmJobRunner) -> dict[str, list[str]]:
     shown = {node.name: runner.cluster.on(node.name, "ls", "-A", "/tmp").stdout.split() for node in NODES}
     names = {node: [name for name in found if name.startswith("sdd-")] for node, found in shown.items()}
     return {node: found for node, found in names.items() if found}
+
+
+def why_left(site: Site) -> str:
+    """What is there, and the daemons' last words."""
+    seen = site.runner.cluster.on("node01", "sh", "-c", "ls -la /tmp/sdd*").stdout
+    return f"{seen}\n{(site.folder / 'job.out').read_text()}\n{slurm.log_tails(site.runner.cluster.folder, 60)}"
 
 
 def test_nodes_work_in_copies_or_in_what_they_see(site: Site) -> None:
@@ -156,7 +174,7 @@ def test_end_of_job_leaves_no_copy(site: Site, end: str) -> None:
         until(lambda: f" {role}: " in (site.folder / "job.out").read_text())
         site.runner.cluster.run("scancel", number)
     until(lambda: not site.runner.cluster.run("squeue", "--noheader").stdout.strip())
-    until(lambda: left(site.runner) == {})
+    until(lambda: left(site.runner) == {}, why=lambda: why_left(site))
     if not end.startswith("scancel"):
         assert "aborted" not in (site.folder / "job.out").read_text()
 
@@ -168,7 +186,7 @@ def test_full_disk_is_named_before_anything_is_sent(site: Site) -> None:
     assert re.search(
         r"error: node05 has \d MiB free in /tmp; expected \d+ MiB for \S+/env and its archive", done.output
     )
-    until(lambda: left(site.runner) == {})
+    until(lambda: left(site.runner) == {}, why=lambda: why_left(site))
 
 
 def test_job_script_trains_on_nodes_of_both_kinds(site: Site, with_torch: Path) -> None:
@@ -214,4 +232,4 @@ def test_requeued_job_is_staged_again_and_goes_on(site: Site, with_torch: Path) 
     assert "srunddp: error: " not in job.output
     step = jobs.found(job.output, jobs.STOPPED.format("SIGUSR2", "; the job is requeued"))
     assert f"done from step {step} to {int(step) + 5}\n" in job.output
-    until(lambda: left(site.runner) == {})
+    until(lambda: left(site.runner) == {}, why=lambda: why_left(site))
