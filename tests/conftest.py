@@ -89,7 +89,6 @@ def clean_environment() -> None:
     # A shell has those that it starts in the background ignore Ctrl-C, and so would all that the tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
 
 
 def missing(what: str) -> None:

@@ -6,8 +6,10 @@ is wrong is left out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from srunddp.bootstrap.environment import mpi, slurm
 from srunddp.bootstrap.environment.cpus import THREADS
@@ -19,7 +21,6 @@ from srunddp.bootstrap.process_group.device import device_index, has_own
 from srunddp.bootstrap.rendezvous import auth, discovery
 from srunddp.errors import ConfigError, one_line
 from srunddp.stage.paths import VARIABLE, StagedPaths, contradictions, offline
-from srunddp.util.cuda_visible_devices import NO_GPU
 
 _UNKNOWN = "?"
 _LATER = "told when the ranks meet"
@@ -28,6 +29,7 @@ _LAUNCHERS = (*mpi.LAUNCHERS, SRUN, USER)
 _ALSO = {"world_size": ("SLURM_NTASKS",)}  # the job's, not the step's
 _PTY = "SLURM_PTY_PORT"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEVICE = re.compile(r"\s*(\d+|(GPU|MIG)-\S+)\s*")
 _CUDA_RULE = "no GPU: cpu; one: cuda:0; one for each rank of the node: cuda:LOCAL_RANK"
 _THREADS_RULE = "torch's choice, with Trainer at most this rank's CPUs; its share of them where ranks share the node"
 _OFFLINE_RULE = "--offline: this rank's CPUs by the ranks that share them, known when they meet"
@@ -69,7 +71,7 @@ class ExplainOptions:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One rank's.
+    """What is explained of one rank.
 
     Attributes:
         rank: as far as it is known; rows: all values that could be decided.
@@ -277,14 +279,16 @@ class _Case:
             yield Row("ports", _UNKNOWN, "the entry of rank 0's node is not known")
 
     def _device(self, found: Environment | None) -> Row:
-        if found is None or _VISIBLE not in self.variables:
+        if _VISIBLE not in self.variables:
             return Row("device", _UNKNOWN, f"torch counts, as {_VISIBLE} is not set; {_CUDA_RULE}")
-        entries, shown = self.variables[_VISIBLE].split(","), self._set(_VISIBLE)[0]
-        if entries[0].strip() in NO_GPU:
+        shown = self._set(_VISIBLE)[0]
+        # CUDA heeds nothing after an entry that names no device.
+        visible = len(list(takewhile(_DEVICE.fullmatch, self.variables[_VISIBLE].split(","))))
+        if not visible:
             return Row("device", "cpu", f"{shown}: no GPU")
-        visible, local_size = len(entries), found.local_world_size
         why = f"{visible} visible, {shown}, if they are there"
-        if local_size is None and visible > 1:
+        local_size = found.local_world_size if found else None
+        if found is None or (local_size is None and visible > 1):
             return Row("device", _UNKNOWN, why)
         try:
             own = has_own(self.variables, local_size or 1, visible)

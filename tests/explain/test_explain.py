@@ -220,6 +220,7 @@ def test_master_addr_below_slurm_is_passed_over() -> None:
     [
         ("0,1", "cuda:1", "2 visible, "),
         ("3", "cuda:0", "1 visible, "),
+        ("3,-1,1", "cuda:0", "1 visible, "),
         ("NoDevFiles", "cpu", "CUDA_VISIBLE_DEVICES=NoDevFiles: no GPU"),
     ],
 )

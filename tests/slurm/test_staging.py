@@ -127,7 +127,7 @@ def with_torch(site: Site) -> Path:
     for name in TORCH.split():
         for found in ours.glob(name):
             copy = shutil.copytree if found.is_dir() else shutil.copy2
-            copy(found, packages / found.name)  # type: ignore[operator]
+            copy(found, packages / found.name)
     return env
 
 

@@ -32,6 +32,8 @@ SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "SIGHUP", "SIGUSR1")
 WAYS |= {
     name: (f"os.kill(os.getpid(), signal.{name})", 128 + getattr(signal, name), f"killed by {name}") for name in SIGNALS
 }
+# nohup has it ignored.
+WAYS["SIGHUP"] = (f"signal.signal(signal.SIGHUP, signal.SIG_DFL); {WAYS['SIGHUP'][0]}", *WAYS["SIGHUP"][1:])
 
 
 @pytest.mark.parametrize(("culprit", "way"), [(0, "an exception"), (0, "sys.exit(3)"), *((1, way) for way in WAYS)])

@@ -51,16 +51,16 @@ def join(
         RendezvousError: rank 0 was not found in time, refused, or has addresses of another family only.
         PeerError: a rank failed before all had met, this one perhaps.
     """
-    own, token = own or NullAuthenticator(), interrupt or CancelToken()
+    own, cancel = own or NullAuthenticator(), interrupt or CancelToken()
     try:
-        return RendezvousClient(_reachable(candidates, hello), hello, own, token).run(deadline)
+        return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).run(deadline)
     except _InterruptedError:
-        assert token.failure
-        reported = report_failure(candidates, hello, own, token.failure, time.monotonic() + TELL_FOR)
-        raise token.failure.of(hello.rank, hello.node, Scope.JOB if reported else Scope.RANK) from None
+        assert cancel.failure
+        reported = report_failure(candidates, hello, own, cancel.failure, time.monotonic() + TELL_FOR)
+        raise cancel.failure.of(hello.rank, hello.node, Scope.JOB if reported else Scope.RANK) from None
     finally:
         if not interrupt:
-            token.close()
+            cancel.close()
 
 
 def report_failure(
@@ -74,13 +74,13 @@ def report_failure(
     Returns:
         Whether rank 0 knows of it.
     """
-    token = CancelToken()  # not the one that may just have ended the search
+    cancel = CancelToken()  # not the one that may just have ended the search
     try:
-        return RendezvousClient(_reachable(candidates, hello), hello, own, token).tell(what, deadline)
+        return RendezvousClient(_reachable(candidates, hello), hello, own, cancel).tell(what, deadline)
     except SrunddpError:
         return False  # rank 0 refuses us, or there is none that we can reach
     finally:
-        token.close()
+        cancel.close()
 
 
 def _reachable(candidates: list[Address], hello: Hello) -> list[Address]:
@@ -113,7 +113,7 @@ class _RefusedError(_PassedOverError):
 
 
 class _InterruptedError(Exception):
-    """This rank has failed meanwhile, as its token says."""
+    """This rank has failed meanwhile, as its CancelToken says."""
 
 
 @dataclass
