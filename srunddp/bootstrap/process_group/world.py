@@ -163,6 +163,8 @@ def open_world(
         timeout=timeout,
         device_id=chosen if device_id and backend == "nccl" else None,
     )
+    if backend == "gloo":
+        _await_all_initialised(store, environment.world_size)
     event("initialised")
     world = World(
         rank=environment.rank,
@@ -179,3 +181,10 @@ def open_world(
         _store=store if environment.world_size > 1 else None,
     )
     return world, warning
+
+
+def _await_all_initialised(store: Store, world_size: int) -> None:
+    """Where a rank destroys its group at once, Gloo fails on ranks that are still connecting to it."""
+    if store.add("ranks_initialised", 1) == world_size:
+        store.set("all_initialised", "")
+    store.wait(["all_initialised"])

@@ -154,6 +154,27 @@ def test_rank0_first_no_time_limit_counts_first_is_blamed(tmp_path: Path) -> Non
     assert not it.has_said("never.1")
 
 
+SLOW_TO_CONNECT = """
+import srunddp, time, torch.distributed as dist
+init = dist.init_process_group
+def slow(*args, **kwargs):
+    init(*args, **kwargs)
+    time.sleep(RANK)
+    say("connected")
+dist.init_process_group = slow
+with srunddp.init("gloo"):
+    say("others", os.path.exists("connected.1"))
+"""
+
+
+def test_no_rank_leaves_gloos_group_while_another_connects(tmp_path: Path) -> None:
+    """Gloo would fail there: "Connection closed by peer". Seen where a script ends at once on a busy machine."""
+    with world(tmp_path, SLOW_TO_CONNECT, size=2) as it:
+        ended = it.wait()
+    assert ended.codes == [0, 0], ended.text
+    assert (tmp_path / "others.0").read_text() == "True"
+
+
 LIMITED = """
 import socket, srunddp
 from datetime import timedelta
