@@ -66,8 +66,8 @@ def checked(
     starter.chmod(0o755)
     command = (*srun, str(starter), SRUNDDP, "check", f"--output-dir={folder}", f"--timeout={timeout}", *words)
     done = runner.srun(*command, ifaces=ifaces)
-    reports = list(folder.glob("preflight.[0-9]*.json"))
-    findings = json.loads(reports[0].read_text())["findings"] if reports else []
+    reports = sorted(folder.glob("preflight.[0-9]*.json"))  # one, or more where the run was repeated
+    findings = json.loads(reports[-1].read_text())["findings"] if reports else []
     return Checked(done.code, done.output, done.errors, findings, folder)
 
 

@@ -41,7 +41,7 @@ ONE_EACH = ("-N3", "--ntasks-per-node=1")  # where three nodes show it as well a
 def test_a_healthy_cluster_passes_clean(channel: str, runner: SlurmJobRunner) -> None:
     forced = ("--channel=mpi",) if channel == "MPI" else ()
     done = checked(runner, *forced, REPORT, srun=(*TWO_EACH, *OVER[channel]))
-    assert (done.code, done.findings) == (0, []), done
+    assert (done.code, done.findings) == (0, []), done.errors
     assert done.text.startswith("check of job ")
     assert "12 of 12 ranks on 6 nodes, all is well\n" in done.text
 
