@@ -134,9 +134,9 @@ def accounted(runner: SlurmJobRunner, *words: str) -> list[str]:
 def test_figures_agree_with_sstat_and_sacct_within_a_tenth(runner: SlurmJobRunner, folder: Path) -> None:
     words = ("-N3", "--ntasks-per-node=2", "--time=5", SRUNDDP, "run", "--monitor=1", f"--monitor-dir={folder}")
     variables = {"SRUNDDP_IFACES": str(runner.ifaces), "OMP_NUM_THREADS": "1"}
-    with ending(runner.cluster.popen("srun", *words, MONITORED, "starving", "10", env=variables)) as step:
+    with ending(runner.cluster.popen("srun", *words, MONITORED, "starving", "5", env=variables)) as step:
         # Once it trains its memory stays as it is, and a second between two samples changes little.
-        until(lambda: [rank for rank in summed(folder).ranks if rank.steps > 150] if ready(folder) else None)
+        until(lambda: [rank for rank in summed(folder).ranks if rank.steps > 60] if ready(folder) else None)
         job = job_of(folder)
         running = accounted(runner, "sstat", "--allsteps", "-j", f"{job}.0", "--format=AveCPU,MaxRSS,AveRSS")
         live = summed(folder)
