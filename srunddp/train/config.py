@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
+
+from srunddp.errors import ConfigError, Scope
+
+
+class _Renamed:
+    """Refuses a setting by the name that it had before, and says the new one."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        for name in cls.RENAMED.keys() & settings.keys():
+            raise ConfigError(
+                f"{cls.__name__} with {name}",
+                expected=f"the setting's present name, {cls.RENAMED[name]}",
+                hint=f"replace it by {cls.RENAMED[name]}",
+                scope=Scope.JOB,
+            )
+        return super().__new__(cls)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPConfig:
-    """The model's copy on each rank; the names are DistributedDataParallel's where it has one.
+class DDPConfig(_Renamed):
+    """The model's copy on each rank; the names are DistributedDataParallel's.
 
     The defaults are the fast ones. Those that need a promise of the model are off.
 
@@ -20,14 +39,17 @@ class DDPConfig:
         find_unused_parameters: some parameters get no gradient in some steps. Costs a walk of the graph, so off.
         broadcast_buffers: rank 0's buffers are everybody's before each forward; costs nothing without buffers.
         sync_batchnorm: BatchNorm's statistics over all ranks' samples; GPUs only.
-        hook: gradients on the wire: ``fp16`` or ``bf16`` halves them, ``powersgd`` approximates; each loses
+        comm_hook: gradients on the wire: ``fp16`` or ``bf16`` halves them, ``powersgd`` approximates; each loses
             digits, and PowerSGD's memory begins anew after a resume.
         powersgd_rank: of PowerSGD's approximation.
-        channels_last: images with the channels innermost, which convolutions on GPUs read faster.
-        compile: run the model through ``torch.compile``; the first steps take long, so off.
-        activation_checkpointing: classes of modules, by name, whose activations are computed again in backward rather
-            than kept.
     """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "hook": "comm_hook",
+        "compile": "Config.compile",
+        "channels_last": "Config.channels_last",
+        "activation_checkpointing": "Config.activation_checkpointing",
+    }
 
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
@@ -35,45 +57,26 @@ class DDPConfig:
     find_unused_parameters: bool = False
     broadcast_buffers: bool = True
     sync_batchnorm: bool = False
-    hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     powersgd_rank: int = 1
-    channels_last: bool = False
-    compile: bool = False
-    activation_checkpointing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDPConfig:
-    """How the model is sharded with ``parallel`` fsdp, by :func:`torch.distributed.fsdp.fully_shard`.
-
-    Attributes:
-        modules: classes of modules, by name, each of which is gathered by itself, such as a transformer's layer; the
-            rest of the model is gathered at once.
-        reshard_after_forward: let go of what was gathered until the backward pass, which gathers it again.
-        param_dtype: of what is gathered and computed with; ``bf16`` halves it, the shards and the sums of gradients
-            stay in fp32.
-    """
-
-    modules: tuple[str, ...] = ()
-    reshard_after_forward: bool = True
-    param_dtype: Literal["fp32", "bf16"] = "fp32"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadingConfig:
+class DataLoaderConfig(_Renamed):
     """How batches are read; the names are those of :class:`torch.utils.data.DataLoader`.
 
     Attributes:
         num_workers: reading processes per rank; 0 reads in the rank itself. None takes the CPUs that this rank may use
             but one, at most 8, and 0 for tensors that are in memory already.
         prefetch_factor: batches each worker reads ahead; None is torch's default.
-        persistent_workers: keep the workers from one epoch to the next.
+        persistent_workers: keep the training data's workers from one epoch to the next.
         drop_last: leave out the last step of an epoch where it is not full, as BatchNorm may need.
         pin_memory: page-locked batches; None pins them where the device is a GPU.
         multiprocessing_context: how workers start; None is ``fork``, or ``forkserver`` where MPI or RDMA makes
             fork unsafe.
-        threads: of torch in this rank; None takes the CPUs that this rank may use, unless ``OMP_NUM_THREADS`` is set.
     """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"threads": "Config.num_threads"}
 
     num_workers: int | None = None
     prefetch_factor: int | None = None
@@ -81,7 +84,6 @@ class LoadingConfig:
     drop_last: bool = False
     pin_memory: bool | None = None
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
-    threads: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class CheckpointConfig:
     Attributes:
         every_epochs, every_steps, every_minutes: epochs, steps or minutes from one to the next; 0 for never.
         keep_last: so many of the newest stay.
-        keep_best: so many of the best stay besides, by ``Config.best``; each evaluation that is better writes one.
+        keep_best: so many of the best stay besides, by ``Config.monitor``; each evaluation that is better writes one.
     """
 
     every_epochs: int = 1
@@ -120,64 +122,89 @@ class PreemptionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(_Renamed):
     """All that :class:`srunddp.Trainer` can be told, apart from the model, the data and functions.
 
     Attributes:
         epochs: passes over the training data.
+        max_steps: optimizer steps of the whole run, whatever ``epochs`` says; None goes by ``epochs``.
         batch_size: samples per rank and micro-batch.
-        accumulation: micro-batches per step; a step sees ``world_size * accumulation * batch_size`` samples.
+        gradient_accumulation_steps: micro-batches per optimizer step, which sees ``world_size *
+            gradient_accumulation_steps * batch_size`` samples.
         precision: of the forward pass: ``bf16`` and ``fp16`` run it under autocast, ``fp16`` with a GradScaler.
-        parallel: ``ddp``, each rank has the whole model; or ``fsdp``, each has a shard of it, of its gradients and of
-            the optimizer's state.
-        clip_norm: the largest norm of all gradients together; None for any.
+        max_grad_norm: the largest norm of all gradients together; None for any.
         scale_lr: multiply the optimizer's learning rate by a step's samples over ``base_batch_size``, or by the root.
         base_batch_size: samples per step for which that learning rate was meant; None is ``batch_size``, one rank's.
-        schedule: the learning rate per step: ``constant``, or ``cosine`` from its full value to 0 at the end.
+        schedule: the learning rate: ``constant``, or ``cosine`` from its full value to 0, by the share of the run's
+            samples that are done.
         warmup_steps: steps before, in which it grows linearly.
+        scheduler_interval: whether a scheduler of one's own is stepped after each ``step`` or each ``epoch``.
         ema_decay: evaluate an exponential moving average of the weights, such as 0.999: the part of it that stays in
             each step. None for the weights themselves.
         fused: use the optimizer's fused kernels where it has some and the user has chosen none.
+        compile: run the model through ``torch.compile``; the first steps take long, so off.
+        channels_last: images with the channels innermost, which convolutions on GPUs read faster.
+        activation_checkpointing: classes of modules, by name, whose activations are computed again in backward rather
+            than kept.
+        num_threads: of torch in this rank; None takes the CPUs that this rank may use, unless ``OMP_NUM_THREADS`` is
+            set.
         seed: of the order of samples and of the workers' random numbers.
-        evaluate_every_epochs, evaluate_every_steps: on the test data; 0 for never.
-        best: the figure of an evaluation that tells the best model, ``loss`` or a metric; of training without tests.
-        best_mode: whether less or more is better.
+        evaluate_every_epochs, evaluate_every_steps: on the validation data; 0 for never.
+        monitor: the figure of an evaluation that tells the best model, ``loss`` or a metric; of training without
+            validation data.
+        mode: whether the figure is better the smaller (``min``) or the greater (``max``) it is.
         patience: stop after so many evaluations without a better one; 0 for never.
         output_dir: for checkpoints, ``config.yaml``, ``metrics.jsonl`` and traces; None writes nothing.
-        resume: ``no``; ``auto`` for the newest whole checkpoint of ``output_dir``, if any; or a checkpoint's path.
+        resume: ``never``; ``auto`` for the newest whole checkpoint of ``output_dir``, if any; or a checkpoint's path.
             A job that Slurm has started again resumes in any case.
+        resume_changed_data: go on from a checkpoint although the training data has another length or order since.
         log_every: steps from one step's line in ``metrics.jsonl`` to the next; 0 for none.
         tensorboard: write its event files too, where it is installed.
         profile: ``"10:15"`` writes a trace of the steps from the 10th up to the 15th.
         profile_ranks: on these ranks.
     """
 
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "accumulation": "gradient_accumulation_steps",
+        "clip_norm": "max_grad_norm",
+        "best": "monitor",
+        "best_mode": "mode",
+        "loading": "dataloader",
+        "parallel": "a loop of your own, as docs/examples/fsdp_loop.py",
+        "fsdp": "a loop of your own, as docs/examples/fsdp_loop.py",
+    }
+
     epochs: int = 3
+    max_steps: int | None = None
     batch_size: int = 64
-    accumulation: int = 1
+    gradient_accumulation_steps: int = 1
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    clip_norm: float | None = None
+    max_grad_norm: float | None = None
     scale_lr: Literal["no", "linear", "sqrt"] = "no"
     base_batch_size: int | None = None
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = 0
+    scheduler_interval: Literal["step", "epoch"] = "step"
     ema_decay: float | None = None
     fused: bool = True
+    compile: bool = False
+    channels_last: bool = False
+    activation_checkpointing: tuple[str, ...] = ()
+    num_threads: int | None = None
     seed: int = 0
     evaluate_every_epochs: int = 1
     evaluate_every_steps: int = 0
-    best: str = "loss"
-    best_mode: Literal["min", "max"] = "min"
+    monitor: str = "loss"
+    mode: Literal["min", "max"] = "min"
     patience: int = 0
     output_dir: str | None = None
-    resume: str = "no"
+    resume: str = "never"
+    resume_changed_data: bool = False
     log_every: int = 50
     tensorboard: bool = True
     profile: str = ""
     profile_ranks: tuple[int, ...] = (0,)
     ddp: DDPConfig = field(default_factory=DDPConfig)
-    fsdp: FSDPConfig = field(default_factory=FSDPConfig)
-    loading: LoadingConfig = field(default_factory=LoadingConfig)
+    dataloader: DataLoaderConfig = field(default_factory=DataLoaderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)

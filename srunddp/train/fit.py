@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
@@ -21,11 +22,11 @@ from srunddp.telemetry import event, heartbeat
 from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
 from srunddp.train.data import workers
-from srunddp.train.data.loader import StepBatches, make_loaders
+from srunddp.train.data.loader import DistributedDataLoader, StepBatches
 from srunddp.train.data.order import Order
 from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger
-from srunddp.train.optimizer import make_scheduler
+from srunddp.train.optimizer import make_schedulers
 from srunddp.train.profiler import Profile, parse
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
@@ -33,6 +34,38 @@ from srunddp.train.step_timer import make_step_timer
 
 if TYPE_CHECKING:
     from srunddp.train.trainer import Trainer
+
+
+def make_loader(
+    trainer: Trainer,
+    data: Dataset[Any],
+    *,
+    collate: Callable[[list[Any]], Any] | None,
+    sharded: bool,
+    order: Order | None = None,
+    training: bool = False,
+) -> DistributedDataLoader:
+    """A loader by the Trainer's settings; ``training``: of training data, else of data for an evaluation."""
+    config = trainer.config
+    options = {name: getattr(config.dataloader, name) for name in ("num_workers", "prefetch_factor", "pin_memory")}
+    return DistributedDataLoader(
+        data,
+        trainer.world,
+        batch_size=config.batch_size,
+        order=order,
+        shuffle=training,
+        seed=config.seed,
+        collate=collate,
+        weight=trainer.weight,
+        sharded=sharded,
+        drop_last=training and config.dataloader.drop_last,
+        gradient_accumulation_steps=config.gradient_accumulation_steps if training else 1,
+        persistent_workers=training and config.dataloader.persistent_workers,
+        multiprocessing_context=config.dataloader.multiprocessing_context,
+        channels_last=config.channels_last,
+        signals=config.preemption.signals,
+        **options,
+    )
 
 
 class FitLoop:
@@ -46,19 +79,27 @@ class FitLoop:
         self,
         trainer: Trainer,
         train_data: Dataset[Any],
-        test_data: Dataset[Any] | None,
+        val_data: Dataset[Any] | None,
         order: Order | None,
         collate: Callable[[list[Any]], Any] | None,
+        val_collate: Callable[[list[Any]], Any] | None,
+        sharded: bool,
     ) -> None:
         """The arguments are those of :meth:`srunddp.train.Trainer.fit`."""
         config, world = trainer.config, trainer.world
         self._trainer, self._config, self._world, self._state = trainer, config, world, trainer.state
         self._progress = Progress() if world.rank == 0 else SilentProgress()
         self.timer = make_step_timer(world.device)
-        validate.check_fit(world, train_data, test_data, order, config)
-        share = workers.share(world)
-        workers.set_threads(share, config.loading.threads)
-        self._loader, self._test_loader = make_loaders(world, config, train_data, test_data, order, collate, share)
+        data = {"train_data": train_data, "val_data": val_data}
+        validate.check_fit(world, data, order, trainer.weight, config)
+        workers.set_threads(workers.share(world), config.num_threads)
+        self._loader = make_loader(
+            trainer, train_data, order=order, collate=collate, sharded=sharded, training=True
+        )
+        self._val_loader = (
+            None if val_data is None else make_loader(trainer, val_data, collate=val_collate, sharded=sharded)
+        )
+        validate.check_batch_norm(trainer.model, self._loader.length, world, config)
         self._on_step = trainer.methods("on_step")
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
@@ -82,10 +123,7 @@ class FitLoop:
         if self._world.rank == 0:
             for line in advice(os.environ, Cpus.here()):
                 self._progress.log(line)
-        state, steps = self._state, self._loader.steps_left(0)
-        if state.scheduler is None:
-            whole = None if steps is None else steps * self._config.epochs
-            state.scheduler = make_scheduler(self._trainer.optimizer, self._trainer.scheduler, self._config, whole)
+        self._set_up_schedulers()
         folder = Path(self._config.output_dir or ".")
         if self._config.output_dir is not None:
             self._open(folder)
@@ -93,35 +131,107 @@ class FitLoop:
             trace = folder / f"trace-rank{self._world.rank}.json"
             self._profile = Profile(parse(self._config.profile), trace, self._progress.log)
             self._stack.callback(self._profile.close)
+        self._call("on_fit_start")
+
+    def _set_up_schedulers(self) -> None:
+        state, config, trainer = self._state, self._config, self._trainer
+        per_epoch = self._loader.steps_per_epoch
+        whole = config.max_steps or (per_epoch and per_epoch * config.epochs)
+        trainer.total_steps = whole
+        state.steps_per_epoch, state.data = per_epoch, self._loader.identity()
+        if not state.schedulers:
+            made = make_schedulers(state.optimizers, trainer.schedulers, config, whole, self._steps_done)
+            state.schedulers = made
+        plateau = any(isinstance(each, ReduceLROnPlateau) for each in state.schedulers)
+        evaluates = config.evaluate_every_epochs or config.evaluate_every_steps
+        if plateau and self._val_loader and not evaluates:
+            raise ConfigError(
+                "ReduceLROnPlateau, and evaluate_every_epochs and evaluate_every_steps are 0",
+                expected="evaluations, after each of which it is stepped",
+                hint="set evaluate_every_epochs=1",
+            )
+
+    def _steps_done(self) -> float:
+        """Steps of this world that the samples so far make, so that another world's steps count by their samples."""
+        state, samples = self._state, self._loader.length
+        if self._config.max_steps or not samples or not state.steps_per_epoch:
+            return state.step
+        return (state.epoch + state.samples_seen / samples) * state.steps_per_epoch
 
     def _open(self, folder: Path) -> None:
+        state = self._state
         written = [partial(call, self._trainer) for call in self._trainer.methods("on_checkpoint")]
         self._policy = CheckpointPolicy(
-            self._config, self._world, self._state, self._stack, log=self._progress.log, written=written
+            self._config, self._world, state, self._stack, log=self._progress.log, written=written
         )
-        if self._state.step == 0:  # a trainer that has made steps goes on from where it is
-            self._policy.restore(lambda: self._trainer.warm_up_buckets(self.steps()))
-        if self._state.epoch >= self._config.epochs:
-            self._progress.log(
-                f"nothing to do: {self._state.epoch} epochs are done, and epochs is {self._config.epochs}"
-            )
+        if state.step == 0:  # a trainer that has made steps goes on from where it is
+            self._policy.restore(self._before_restore)
+        if self.is_over:
+            self._progress.log(f"nothing to do: {state.epoch} epochs and {state.step} steps are done")
         if self._world.rank == 0:
             save_config(folder / "config.yaml", self._config)
             self._metrics_logger = MetricsLogger(folder, self._config.tensorboard, self._progress.log)
             self._stack.callback(self._metrics_logger.close)
-            self._metrics_logger.rewind(self._state.step)
+            self._metrics_logger.rewind(state.step)
+
+    def _before_restore(self, saved: Mapping[str, Any]) -> None:
+        """Check that the checkpoint is of this run, and have DistributedDataParallel make its first step."""
+        state, config = self._state, self._config
+        own = [type(each).__name__ for each in self._trainer.schedulers and state.schedulers]
+        by_step = own[0] if own and config.scheduler_interval == "step" and own[0] != "ReduceLROnPlateau" else ""
+        if not config.resume_changed_data:
+            validate.check_changed(saved, state.data, state.steps_per_epoch, by_step)
+        for optimizer, before in zip(state.optimizers, saved["optimizer"], strict=False):
+            self._tell_of_lr(optimizer.param_groups, before["param_groups"], saved["lr_factor"])
+        self._trainer.warm_up_buckets(self.steps())
+
+    def _tell_of_lr(self, groups: list[dict[str, Any]], saved: list[dict[str, Any]], factor: float) -> None:
+        """Say that a changed learning rate has no effect: a resume goes on with the optimizer's state."""
+        for group, before in zip(groups, saved, strict=False):
+            asked = float(group.get("initial_lr", group["lr"])) / self._state.lr_factor
+            used = float(before.get("initial_lr", before["lr"])) / factor
+            if not math.isclose(asked, used, rel_tol=1e-6):
+                self._progress.log(f"the checkpoint's learning rate {used:g} is used, not the script's {asked:g}")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all epochs, or all steps, are done, or the figures have not become better for long enough."""
+        state, config = self._state, self._config
+        if config.max_steps:
+            done = state.step >= config.max_steps
+        else:
+            done = state.epoch >= config.epochs
+        return done or (self.early_stopped and not state.samples_seen)
 
     @property
     def early_stopped(self) -> bool:
         """The figures have not become better for as long as the configuration allows."""
         return 0 < self._config.patience <= self._state.evals_since_best
 
+    def _call(self, name: str, *args: Any) -> None:
+        """Call the callbacks; the time that they take does not count for --stall-timeout."""
+        methods = self._on_step if name == "on_step" else self._trainer.methods(name)
+        if methods:
+            heartbeat(last=True)
+            for method in methods:
+                method(self._trainer, *args)
+            heartbeat()
+
+    def log(self, kind: str, figures: Mapping[str, float]) -> None:
+        """A line of ``metrics.jsonl``, on rank 0 where there is an ``output_dir``."""
+        if self._metrics_logger:
+            self._metrics_logger.add(kind, self._state.step, **figures)
+
     def start_epoch(self) -> MetricAccumulator:
         """The figures of the epoch that begins, or goes on from a checkpoint."""
-        state, loader = self._state, self._loader
-        steps, left = loader.steps_left(0), loader.steps_left(state.samples_seen)
+        state, config = self._state, self._config
+        self._loader.set_epoch(state.epoch + 1)
+        if state.loader:
+            self._loader.load_state_dict(state.loader)
+        steps, left = self._loader.steps_per_epoch, self._loader.steps_left
         done = steps - left if steps is not None and left is not None else 0
-        self._progress.start_epoch(state.epoch + 1, self._config.epochs, steps, done)
+        epochs = config.epochs if not config.max_steps else -(-config.max_steps // steps) if steps else 0
+        self._progress.start_epoch(state.epoch + 1, epochs, steps, done)
         self.timer.epoch(state.epoch + 1)
         self._sums = MetricAccumulator(self._trainer.metrics, self._world, state.sums)
         return self._sums
@@ -130,62 +240,65 @@ class FitLoop:
         """The steps that are left of this epoch."""
         if self.early_stopped and self._state.samples_seen:
             return  # a resume after the evaluation that ended training
-        for step in self.timer.timed(self._loader.steps(self._state.epoch + 1, self._state.samples_seen)):
+        for step in self.timer.timed(self._loader.steps()):
             if self._profile:
                 self._profile.before(self._state.step + 1)
             yield step
-            if self.early_stopped:
+            if self.early_stopped or self._state.step == self._config.max_steps:
                 return
         if not self._state.samples_seen:
             raise ConfigError(
                 "an epoch without a step",
                 expected="training data for one",
-                hint="check what the data set yields; with loading.drop_last, also batch_size and accumulation",
+                hint="check what the data set yields; with dataloader.drop_last, also batch_size and "
+                "gradient_accumulation_steps",
             )
 
     @contextmanager
     def evaluation(self) -> Iterator[Iterator[StepBatches]]:
-        """The test data, a batch each step. Training's clock and random states stand still."""
-        assert self._test_loader is not None
+        """The validation data, a batch each step. Training's clock and random states stand still."""
+        assert self._val_loader is not None
         with self._progress.paused(), preserved_rng(self._world):
             if self._policy:
                 self._policy.begin()
             event("evaluation")
-            yield self._test_loader.steps()
+            yield self._val_loader.steps()
             event("evaluation_end")
         if self._policy:
             self._policy.begin()
 
-    def after_step(self, step: StepBatches, loss: float | None) -> None:
-        """Count a step, and tell of it.
-
-        Args:
-            loss: of the micro-batch before this step's last.
-        """
-        state = self._state
+    def after_step(self, step: StepBatches, loss: Tensor | None) -> None:
+        """Count a step, tell of it, and step the schedulers."""
+        state, config = self._state, self._config
         state.step += 1
-        state.samples_seen += step.total
+        state.samples_seen += step.samples
         if self._profile:
             self._profile.after(state.step)
-        self._progress.step(step.total, loss)
-        for call in self._on_step:
-            call(self._trainer, state.step, loss)
-        if self._metrics_logger and self._config.log_every and state.step % self._config.log_every == 0:
-            rates = [float(group["lr"]) for group in self._trainer.optimizer.param_groups[:1]]
-            figures = {} if loss is None else {"loss": loss}
-            self._metrics_logger.add("step", state.step, **figures, lr=rates[0])
-        self.timer.done(step.total)
+        self._progress.step(step.samples, loss)
+        if self._on_step:
+            self._call("on_step", state.step, loss)
+        if self._metrics_logger and config.log_every and state.step % config.log_every == 0:
+            figures = {} if loss is None else {"loss": float(loss)}
+            self.log("step", figures | {"lr": float(state.optimizers[0].param_groups[0]["lr"])})
+        if config.scheduler_interval == "step" or not self._trainer.schedulers:
+            self._step_schedulers()
+        self.timer.done(step.samples)
+
+    def _step_schedulers(self) -> None:
+        for scheduler in self._state.schedulers:
+            if not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
 
     def evaluation_is_due(self) -> bool:
         """Whether to evaluate after this step."""
         every = self._config.evaluate_every_steps
         state = self._state
-        return bool(every and self._test_loader and state.step % every == 0 and state.evaluated < state.step)
+        return bool(every and self._val_loader and state.step % every == 0 and state.evaluated < state.step)
 
     def ends_with_evaluation(self) -> bool:
         """The same at the end of this epoch."""
         every = self._config.evaluate_every_epochs
-        return bool(every and self._test_loader and (self._state.epoch + 1) % every == 0)
+        return bool(every and self._val_loader and (self._state.epoch + 1) % every == 0)
 
     @property
     def evaluated(self) -> Mapping[str, float]:
@@ -199,23 +312,22 @@ class FitLoop:
         if state.evaluated == state.step:
             return
         self._latest = (state.step, figures)
-        for call in self._trainer.methods("on_evaluation"):
-            call(self._trainer, figures)
-        if self._metrics_logger:
-            self._metrics_logger.add("evaluation", state.step, **figures)
+        self._call("on_evaluation", figures)
+        self.log("evaluation", figures)
         self._compare(figures)
 
     def _compare(self, figures: Mapping[str, float]) -> None:
         """Are they the best so far?"""
         state, config = self._state, self._config
         # One figure for all of a metric's is that it is not known: nothing was evaluated.
-        if config.best not in figures and not math.isnan(figures.get(config.best.split("/")[0], 0.0)):
-            raise ConfigError(f"best={config.best}", expected=f"one of {', '.join(figures)}", hint="correct it")
+        if config.monitor not in figures and not math.isnan(figures.get(config.monitor.split("/")[0], 0.0)):
+            raise ConfigError(f"monitor={config.monitor}", expected=f"one of {', '.join(figures)}", hint="correct it")
         state.evaluated = state.step
-        if isinstance(state.scheduler, ReduceLROnPlateau):
-            state.scheduler.step(figures["loss"])
-        figure = figures.get(config.best, math.nan)
-        score = figure if config.best_mode == "min" else -figure
+        figure = figures.get(config.monitor, math.nan)
+        for scheduler in state.schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(figure)
+        score = figure if config.mode == "min" else -figure
         if not math.isnan(score):
             state.scores[state.step] = score
         if score < (math.inf if state.best is None else state.best):
@@ -235,25 +347,23 @@ class FitLoop:
         if self._policy:
             self._policy.after_step(self._sums)
 
-    def end_epoch(self, train: Mapping[str, float], test: Mapping[str, float]) -> None:
+    def end_epoch(self, train: Mapping[str, float], val: Mapping[str, float]) -> None:
         """Record an epoch that is over."""
         state = self._state
         speed, world = self._progress.samples_per_second, self._world
         event("epoch_end", state.epoch + 1)
-        record = EpochRecord(state.epoch + 1, dict(train), dict(test), speed, world.world_size, world.device.type)
+        record = EpochRecord(state.epoch + 1, dict(train), dict(val), speed, world.world_size, world.device.type)
         self._progress.end_epoch(record)
-        if test:
-            self.record_evaluation(test)
-        elif self._test_loader is None:
+        if val:
+            self.record_evaluation(val)
+        elif self._val_loader is None:
             self._compare(train)
-        state.epoch, state.samples_seen, state.sums, self._sums = state.epoch + 1, 0, [], None
+        state.epoch, state.samples_seen, state.sums, state.loader, self._sums = state.epoch + 1, 0, [], {}, None
         state.records.append(record)
-        if self._metrics_logger:
-            self._metrics_logger.add(
-                "epoch", state.step, epoch=record.epoch, **train, **{f"test/{k}": v for k, v in test.items()}
-            )
-        for call in self._trainer.methods("on_epoch"):
-            call(self._trainer, record)
+        if self._config.scheduler_interval == "epoch" and self._trainer.schedulers:
+            self._step_schedulers()
+        self.log("epoch", {"epoch": record.epoch, **train, **{f"val/{name}": value for name, value in val.items()}})
+        self._call("on_epoch", record)
         if self._policy:
             self._policy.after_epoch()
 
@@ -262,9 +372,10 @@ class FitLoop:
         heartbeat(last=True)
         if self.early_stopped and self._state.epoch < self._config.epochs:
             evaluations = self._state.evals_since_best
-            self._progress.log(f"no better {self._config.best} in {evaluations} evaluations: training is over")
+            self._progress.log(f"no better {self._config.monitor} in {evaluations} evaluations: training is over")
         if self._policy:
             self._policy.finish()
+        self._call("on_fit_end")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -16,81 +16,98 @@ from srunddp.train.model.ema import EMA
 from srunddp.train.optimizer import rescale, with_kernels_of
 from srunddp.train.progress import EpochRecord
 
-VERSION = 1
+VERSION = 2
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainingState:
     """What changes while a model is trained.
 
     Attributes:
-        model, optimizer, scheduler, scaler: each with a ``state_dict``.
+        model, optimizers, schedulers, scaler: each with a ``state_dict``.
+        parts: by name whatever else has a ``state_dict``: the loss function, callbacks.
         average: of the model's weights; None where there is none.
         lr_factor: by which the learning rate was scaled for this world's batch.
         epoch: epochs that are over; samples_seen: samples of the present one, over all ranks; step: optimizer steps.
+        loader: where the training data's loader stands.
         sums: of the present epoch's figures so far, by rank.
         evaluated: the step of the last evaluation; best: its best figure; evals_since_best: evaluations since then.
         scores: of the evaluated steps; less is better.
         records: of the epochs that are over.
+        data: what tells the training data and its order; steps_per_epoch: None where that is not known.
     """
 
     model: nn.Module
-    optimizer: Optimizer
+    optimizers: Sequence[Optimizer]
     scaler: GradScaler
     lr_factor: float = 1.0
-    scheduler: LRScheduler | None = None
+    schedulers: Sequence[LRScheduler] = ()
+    parts: Mapping[str, Any] = field(default_factory=dict)
     average: EMA | None = None
     epoch: int = 0
     samples_seen: int = 0
     step: int = 0
+    loader: dict[str, Any] = field(default_factory=dict)
     sums: list[list[float]] = field(default_factory=list)
     evaluated: int = 0
     best: float | None = None
     evals_since_best: int = 0
     scores: dict[int, float] = field(default_factory=dict)
     records: list[EpochRecord] = field(default_factory=list)
+    data: dict[str, int | None] = field(default_factory=dict)
+    steps_per_epoch: int | None = None
 
-    # Keys of a checkpoint, which keep their names, and the attributes that they hold.
-    _PLAIN: ClassVar[dict[str, str]] = {
-        name: name for name in ("lr_factor", "epoch", "step", "sums", "evaluated", "best", "scores")
-    } | {
-        "seen": "samples_seen",
-        "waited": "evals_since_best",
-    }
-    _PARTS = ("model", "optimizer", "scaler", "scheduler")
+    _PLAIN: ClassVar[tuple[str, ...]] = (
+        *("lr_factor", "epoch", "samples_seen", "step", "loader", "sums", "evaluated", "best", "evals_since_best"),
+        *("scores", "data", "steps_per_epoch"),
+    )
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; the tensors are those that training goes on to change."""
-        parts = {name: getattr(self, name) for name in self._PARTS}
         return {
             "version": VERSION,
-            **{name: part.state_dict() if part is not None else None for name, part in parts.items()},
+            "model": self.model.state_dict(),
+            "optimizer": [each.state_dict() for each in self.optimizers],
+            "scheduler": [each.state_dict() for each in self.schedulers],
+            "scaler": self.scaler.state_dict(),
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
             "ema": self.average.model.state_dict() if self.average else None,
-            **{key: getattr(self, name) for key, name in self._PLAIN.items()},
+            **{name: getattr(self, name) for name in self._PLAIN},
             "records": [asdict(record) for record in self.records],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; the learning rate is scaled again where this world's batch is another."""
-        if (state["scheduler"] is None) != (self.scheduler is None):
-            raise ValueError("one of the two has a scheduler, the other has none")
+        """Go on from there; the learning rate is scaled again where this world's batch is another.
+
+        Raises:
+            ValueError: it has other optimizers, schedulers or callbacks.
+            CheckpointError: it has an average of the weights, and this run has none.
+        """
+        for name, own in (("optimizer", self.optimizers), ("scheduler", self.schedulers), ("parts", self.parts)):
+            if len(state[name]) != len(own):
+                raise ValueError(f"{name}: {len(state[name])} in the checkpoint, {len(own)} here")
         self._load_average(state)
         factor = self.lr_factor
-        parts = {**state, "optimizer": with_kernels_of(self.optimizer, state["optimizer"])}
-        for name in self._PARTS:
-            part = getattr(self, name)
-            # A scaler that was not in use has an empty state.
-            if part is not None and (parts[name] or name == "model"):
-                part.load_state_dict(parts[name])
-        for key, name in self._PLAIN.items():
-            setattr(self, name, state[key])
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizer"], strict=True):
+            optimizer.load_state_dict(dict(with_kernels_of(optimizer, saved)))
+        for scheduler, saved in zip(self.schedulers, state["scheduler"], strict=True):
+            scheduler.load_state_dict(saved)
+        for name, part in self.parts.items():
+            part.load_state_dict(state["parts"][name])
+        if state["scaler"]:  # that of one which was not in use is empty
+            self.scaler.load_state_dict(state["scaler"])
+        own_data = {name: getattr(self, name) for name in ("data", "steps_per_epoch")}
+        for name in self._PLAIN:
+            setattr(self, name, own_data.get(name, state[name]))
         self.records = [EpochRecord(**record) for record in state["records"]]
-        rescale(self.optimizer, self.scheduler, factor / self.lr_factor)
+        for optimizer, scheduler in zip(self.optimizers, self.schedulers or [None] * len(self.optimizers), strict=True):
+            rescale(optimizer, scheduler, factor / self.lr_factor)
         self.lr_factor = factor
 
     def _load_average(self, state: Mapping[str, Any]) -> None:
         """Without one in the checkpoint the average begins with its model."""
-        ema = state.get("ema")  # of no checkpoint from before there was an average
+        ema = state["ema"]
         if self.average:
             self.average.model.load_state_dict(ema or state["model"])
         elif ema:

@@ -8,26 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset
 
-from srunddp.errors import ConfigError, Scope
 from srunddp.telemetry import heartbeat
+from srunddp.train import validate
 from srunddp.train.config import Config
-from srunddp.train.data.loader import StepBatches
+from srunddp.train.data.loader import Batch, StepBatches, Weight
 from srunddp.train.data.order import Order
-from srunddp.train.fit import FitLoop
-from srunddp.train.metrics.accumulator import LossFunction, Metric, MetricAccumulator
+from srunddp.train.fit import FitLoop, make_loader
+from srunddp.train.metrics.accumulator import Metric, MetricAccumulator
+from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
-from srunddp.train.model.fsdp import wrap_model
-from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
+from srunddp.train.model.modes import TrainingModes
+from srunddp.train.model.step import LossFunction, Step, StepModule, make_step, targets_of
+from srunddp.train.optimizer import Scheduler, as_tuple, lr_factor, scale_lr, use_fused
 from srunddp.train.progress import EpochRecord
+from srunddp.train.rng import preserved_rng
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import ThroughputMeter
-from srunddp.train.validate import check_parts
 from srunddp.train.world import World
 
 _NOTHING = nullcontext()
@@ -37,37 +38,49 @@ class Trainer:
     """Trains one model on all ranks of a world.
 
     Attributes:
-        model: the model itself, on ``world.device``; never the DistributedDataParallel wrap. With ``parallel`` fsdp its
-            parameters are DTensors.
+        model: the model itself, on ``world.device``; never the DistributedDataParallel wrap.
         averaged: a copy of it with averaged weights, in evaluation mode, where ``config.ema_decay`` is set; else None.
         optimizer: as it was given, with fused kernels and a scaled learning rate where the configuration says so.
-        config, world, metrics, scheduler, callbacks: as they were given.
+        config, world, metrics, scheduler, callbacks, weight: as they were given.
         state: where training stands.
+        total_steps: optimizer steps of the whole run, from the beginning of :meth:`fit` on; None where it is not known.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
-        loss_function: LossFunction,
+        optimizer: Optimizer | Sequence[Optimizer],
+        loss_function: LossFunction | None = None,
         config: Config | None = None,
         *,
         world: World,
+        step: Step | None = None,
+        weight: Weight | None = None,
         metrics: Mapping[str, Metric] | None = None,
-        scheduler: Scheduler | None = None,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Move the model to the device, or with ``parallel`` fsdp a shard of it; all ranks have rank 0's parameters.
+        """Move the model to the device; all ranks have rank 0's parameters.
+
+        What a step is, is said in one of three ways. With ``loss_function`` a batch is a pair: the loss is
+        ``loss_function(model(inputs), targets)``. With ``step`` it may be anything. With neither the model returns its
+        loss, as Hugging Face's models do: ``model(**batch).loss``.
 
         Args:
-            model: called as ``model(inputs)``; where it was built on the meta device it is given its values here.
-            optimizer: built from ``model.parameters()``.
-            loss_function: ``loss_function(outputs, targets)``, the mean over a batch.
+            model: on any device.
+            optimizer: of the model's parameters; or several with parameters of their own, stepped together.
+            loss_function: ``loss_function(outputs, targets)``, the mean over a batch, of no dimension.
             config: all other settings; the same on all ranks.
             world: from :func:`srunddp.init`.
-            metrics: by name, ``metric(outputs, targets)``: a value per sample, or their sum; or torchmetrics objects.
-            scheduler: of torch, or what makes one of the optimizer; stepped after each step, also one that fp16's
-                overflow left out, but ReduceLROnPlateau after each evaluation, with its loss.
+            step: ``step(model, batch)``: the mean loss of the batch, or that and the outputs for the metrics; called
+                in training and evaluation.
+            weight: ``weight(batch)``: what the batch's mean counts among those of other batches and ranks, such as its
+                number of tokens; of the collated batch, on the host. None is its number of samples.
+            metrics: by name, ``metric(outputs, targets)``: one value per sample, or a count; or torchmetrics objects.
+                The targets of a batch that is no pair are its ``labels``, or the batch.
+            scheduler: of torch, or what makes one of the optimizer; of several optimizers one each. Stepped after each
+                step, also one that fp16's overflow left out, or after each epoch (``config.scheduler_interval``), but
+                ReduceLROnPlateau after each evaluation, with the figure that ``config.monitor`` names.
             callbacks: called at their moments, in this order.
 
         Raises:
@@ -76,57 +89,76 @@ class Trainer:
         self.config = config = config or Config()
         self.world = world
         self.metrics = dict(metrics or {})
-        check_parts(world, model, optimizer, loss_function, self.metrics, config)
+        self.optimizer, self._optimizers = optimizer, as_tuple(optimizer)
+        self.scheduler, self.schedulers = scheduler, as_tuple(scheduler)
+        self.weight, self.callbacks = weight, tuple(callbacks)
+        self.total_steps: int | None = None
+        self._check(model, loss_function)
         if world.device.type == "cuda":
             torch.cuda.set_device(world.device)  # events and random states are the current device's
-        if isinstance(loss_function, nn.Module):
-            loss_function.to(world.device)
-        self._loss_function = loss_function
-        self._wrapped = wrap_model(model, optimizer, world, config)
-        self.model, self.optimizer = self._wrapped.model, optimizer
-        decay, compiles = config.ema_decay, config.ddp.compile
-        self._average = None if decay is None else EMA(self.model, decay, compile=compiles)
+        step = make_step(loss_function, step)
+        self._ddp = DDPModel(model, step, loss_function, world, config)
+        self.model = self._ddp.model
+        self._average = None if config.ema_decay is None else EMA(self.model, config.ema_decay, compile=config.compile)
         self.averaged = self._average.model if self._average else None
-        self.scheduler, self.callbacks = scheduler, tuple(callbacks)
-        if config.fused:
-            use_fused(optimizer, self.model)
+        self._evaluated = StepModule(self._average.testing, step, loss_function) if self._average else self._ddp.testing
         factor = lr_factor(config, world.world_size)
-        scale_lr(optimizer, factor)
+        for each in self._optimizers:
+            if config.fused:
+                use_fused(each, self.model)
+            scale_lr(each, factor)
         scaler = GradScaler(world.device.type, enabled=config.precision == "fp16")
-        self.state = TrainingState(self.model, optimizer, scaler, factor, average=self._average)
+        parts = {f"{i} {type(each).__name__}": each for i, each in enumerate((loss_function, *callbacks)) if _has_state(each)}
+        self.state = TrainingState(
+            model=self.model,
+            optimizers=self._optimizers,
+            scaler=scaler,
+            lr_factor=factor,
+            average=self._average,
+            parts=parts,
+        )
+        self._run: FitLoop | None = None
+        self._before_step = self.methods("on_before_optimizer_step")
+
+    def _check(self, model: nn.Module, loss_function: LossFunction | None) -> None:
+        validate.check_group(self.world)
+        validate.check_model(model, self._optimizers, loss_function)
+        validate.check_loss_function(loss_function)
+        validate.check_metrics(self.metrics, self.config)
+        validate.check_schedulers(self.schedulers, self._optimizers)
+        validate.check_callbacks(self.callbacks, Callback)
+        validate.check_settings(self.config, self.world)
 
     def methods(self, name: str) -> list[Callable[..., Any]]:
-        """The callbacks' methods of this name, without those that are :class:`Callback`'s own and do nothing.
-
-        Raises:
-            ConfigError: one of them is no Callback; a class instead of its instance, say.
-        """
-        for callback in self.callbacks:
-            if not isinstance(callback, Callback):
-                raise ConfigError(
-                    f"{callback!r} among the callbacks",
-                    expected="instances of srunddp.train.Callback",
-                    hint="derive its class from Callback, and pass an instance",
-                    scope=Scope.JOB,
-                )
+        """The callbacks' methods of this name, without those that are :class:`Callback`'s own and do nothing."""
         methods = [getattr(callback, name) for callback in self.callbacks]
         return [method for method in methods if getattr(method, "__func__", None) is not getattr(Callback, name)]
+
+    def log(self, figures: Mapping[str, float]) -> None:
+        """Write figures of the present step to ``metrics.jsonl`` and TensorBoard; for callbacks. Rank 0's are taken."""
+        if self._run:
+            self._run.log("log", figures)
 
     def fit(
         self,
         train_data: Dataset[Any],
-        test_data: Dataset[Any] | None = None,
+        val_data: Dataset[Any] | None = None,
         *,
         order: Order | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        val_collate: Callable[[list[Any]], Any] | None = None,
+        sharded: bool = False,
     ) -> list[EpochRecord]:
-        """Train until ``config.epochs`` are done; all ranks call this.
+        """Train until ``config.epochs`` or ``config.max_steps`` are done; all ranks call this.
 
         Args:
-            train_data: the whole data set on every rank; its samples are pairs, inputs and targets.
-            test_data: the same, for evaluation.
+            train_data: the whole data set on every rank; its samples are pairs of inputs and targets, or whatever the
+                step takes.
+            val_data: the same, for evaluation; it tells the best model, and when to stop.
             order: of the training samples in each epoch; None shuffles them by ``config.seed``.
             collate: makes a batch of a list of samples; None for torch's way.
+            val_collate: the same of ``val_data``; None for torch's way where ``collate`` is None, else for ``collate``.
+            sharded: the data sets are iterable and split themselves by rank and worker.
 
         Returns:
             A record of each epoch, the same on all ranks but for the throughput.
@@ -136,91 +168,135 @@ class Trainer:
             CheckpointError: there is no whole checkpoint where one was named, or the last one could not be written.
             Stopped: the job is preempted; a checkpoint is written.
         """
-        with FitLoop(self, train_data, test_data, order, collate) as run:
-            with run.timer.time_collective_waits(self._wrapped):
-                while self.state.epoch < self.config.epochs and (self.state.samples_seen or not run.early_stopped):
-                    self._epoch(run)
-            run.finish()
+        self._modes = TrainingModes(self._ddp.testing)
+        with FitLoop(self, train_data, val_data, order, collate, val_collate, sharded) as self._run:
+            while not self._run.is_over:
+                self._epoch(self._run)
+            self._run.finish()
+        self._run = None
         return self.state.records
+
+    def evaluate(
+        self, data: Dataset[Any], *, collate: Callable[[list[Any]], Any] | None = None, sharded: bool = False
+    ) -> dict[str, float]:
+        """The loss and the metrics of the model on this data; all ranks call this.
+
+        Args:
+            data, collate, sharded: as ``val_data`` of :meth:`fit`.
+
+        Returns:
+            Means over the samples of all ranks, the same on each.
+        """
+        self._modes = TrainingModes(self._ddp.testing)
+        validate.check_fit(self.world, {"data": data}, None, self.weight, self.config)
+        with preserved_rng(self.world):
+            return self._evaluate(make_loader(self, data, collate=collate, sharded=sharded).steps())
 
     def _epoch(self, run: FitLoop) -> None:
         sums = run.start_epoch()
-        self._wrapped.training.train()
+        self._modes.restore()
         if run.evaluation_is_due():  # the run before this one left amid it
             self._evaluate_and_checkpoint(run)
         for step in run.steps():
             run.after_step(step, self._step(step, sums, run.timer))
             self._evaluate_and_checkpoint(run)
         train = sums.means()
-        run.end_epoch(train, (run.evaluated or self._evaluate(run)) if run.ends_with_evaluation() else {})
+        run.end_epoch(train, (run.evaluated or self._evaluate_within(run)) if run.ends_with_evaluation() else {})
 
-    def _step(self, step: StepBatches, sums: MetricAccumulator, timer: ThroughputMeter) -> float | None:
-        """One optimizer step; returns the loss of the micro-batch before its last."""
+    def _step(self, step: StepBatches, sums: MetricAccumulator, timer: ThroughputMeter) -> Tensor | None:
+        """One optimizer step; returns the loss of this rank's last micro-batch, None where it had none."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss = None
+        for batch in step.batches[:-1]:
+            if batch.weight or self._ddp.runs_always:
+                with self._ddp.accumulating():
+                    loss = self._forward_backward(batch, sums)
+        # Only a step's last forward and backward share gradients between ranks.
+        last = self._forward_backward(step.batches[-1], sums, timer)
+        loss = last if last is not None else loss
+        self._optimizer_step()
+        heartbeat()
+        return loss
+
+    def _forward_backward(
+        self, batch: Batch, sums: MetricAccumulator, shared: ThroughputMeter | None = None
+    ) -> Tensor | None:
+        """Args:
+        shared: notes the times at which this rank waits for others, where gradients are shared; else None.
+        """
+        runs = bool(batch.weight) or self._ddp.runs_always
+        if shared:
+            shared.start_wait()
+            self._ddp.share_buffers()
+            shared.end_wait()
+        with self._precision():
+            loss, outputs = self._ddp.training(batch.data if runs else None)
+        if shared:
+            shared.start_wait()
+        # DistributedDataParallel takes the mean over ranks: the scale makes it the mean over the weights of the step.
+        scaled = loss if batch.scale == 1 else loss * batch.scale
+        self.state.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
+        if shared:
+            shared.end_wait()
+        if not batch.weight:
+            return None
+        sums.add(loss, outputs, targets_of(batch.data), samples=batch.samples, weight=batch.weight)
+        return loss.detach()
+
+    def _optimizer_step(self) -> None:
         state = self.state
-        self.optimizer.zero_grad(set_to_none=True)
-        for batch in step.batches:
-            last = batch is step.batches[-1]
-            # Only a step's last forward and backward share gradients between ranks.
-            with _NOTHING if last else self._wrapped.accumulating():
-                with self._precision():
-                    outputs = self._wrapped.training(batch.inputs)
-                    loss = self._loss_function(outputs, batch.targets)
-                # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.
-                weight = batch.own * self.world.world_size / step.total
-                if last:
-                    timer.start_wait()
-                state.scaler.scale(loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
-            if last:
-                timer.end_wait()
-            loss_before = sums.add(loss, outputs, batch.targets, batch.own)
-        if self.config.clip_norm is not None:
-            state.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        state.scaler.step(self.optimizer)
+        if self.config.max_grad_norm is not None or self._before_step:
+            for optimizer in self._optimizers:
+                state.scaler.unscale_(optimizer)
+        for call in self._before_step:
+            call(self)
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._ddp.testing.parameters(), self.config.max_grad_norm)
+        for optimizer in self._optimizers:
+            state.scaler.step(optimizer)
         state.scaler.update()
         if self._average:
             self._average.update(first=state.step == 0)
-        if state.scheduler is not None and not isinstance(state.scheduler, ReduceLROnPlateau):
-            state.scheduler.step()
-        heartbeat()
-        return loss_before
 
     def _evaluate_and_checkpoint(self, run: FitLoop) -> None:
         if run.evaluation_is_due():
-            run.record_evaluation(self._evaluate(run))
+            run.record_evaluation(self._evaluate_within(run))
         run.maybe_checkpoint()
 
-    @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
-    def _evaluate(self, run: FitLoop) -> dict[str, float]:
-        self._wrapped.share_buffers(self.model)
-        self.model.eval()
-        testing = self._wrapped.testing
-        if self._average:
-            self._wrapped.share_buffers(self._average.model)
-            testing = self._average.testing
-        sums = MetricAccumulator(self.metrics, self.world)
+    def _evaluate_within(self, run: FitLoop) -> dict[str, float]:
         with run.evaluation() as steps:
-            for (batch,), *_ in steps:
+            return self._evaluate(steps, run.agree)
+
+    @torch.no_grad()  # not inference_mode: what a model caches in it could not be used in training again
+    def _evaluate(self, steps: Iterator[StepBatches], agree: Callable[[], None] | None = None) -> dict[str, float]:
+        modules = (self._ddp.testing, self._evaluated) if self._average else (self._ddp.testing,)
+        self._ddp.share_all_buffers(*modules)
+        for module in modules:
+            module.eval()
+        sums = MetricAccumulator(self.metrics, self.world)
+        for (batch,), *_ in steps:
+            if batch.weight:
                 with self._precision():
-                    # The model, not the wrap: it has no gradients to share, and its buffers are shared already.
-                    outputs = testing(batch.inputs)
-                    loss = self._loss_function(outputs, batch.targets)
-                sums.add(loss, outputs, batch.targets, batch.own)
-                heartbeat()
-                run.agree()
-        self._wrapped.training.train()
+                    # Not the wrap: there are no gradients to share, and the buffers are shared already.
+                    loss, outputs = self._evaluated(batch.data)
+                sums.add(loss, outputs, targets_of(batch.data), samples=batch.samples, weight=batch.weight)
+            heartbeat()
+            if agree:
+                agree()
+        self._modes.restore()
         return sums.means()
 
     def warm_up_buckets(self, steps: Iterator[StepBatches]) -> None:
         """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""
-        if not self._wrapped.rebuilds_buckets or not (step := next(steps, None)):
+        if not self._ddp.rebuilds_buckets or not (step := next(steps, None)):
             return
-        batch = step.batches[0]
         with self._precision():
-            loss = self._loss_function(self._wrapped.training(batch.inputs), batch.targets)
+            loss, _ = self._ddp.training(step.batches[0].data)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._wrapped.static_graph_recorded()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._ddp.static_graph_recorded()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def _precision(self) -> AbstractContextManager[Any]:
         """Around a forward pass."""
@@ -230,21 +306,33 @@ class Trainer:
         return torch.autocast(self.world.device.type, dtype)
 
 
+def _has_state(part: object) -> bool:
+    if isinstance(part, nn.Module):
+        return bool(part.state_dict())
+    return isinstance(part, Callback) and type(part).state_dict is not Callback.state_dict
+
+
 class Callback:
     """Override what is wanted; the rest costs nothing.
 
     All methods run on every rank, so that they may use collectives, but :meth:`on_checkpoint`, which runs on rank 0
-    alone. What one raises ends training.
+    alone. What one raises ends training. They may take as long as they like: ``--stall-timeout`` does not count.
     """
 
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Before the first step of :meth:`Trainer.fit`, after a checkpoint was loaded."""
+
+    def on_before_optimizer_step(self, trainer: Trainer) -> None:
+        """Before each step of the optimizer: the gradients are the means over all ranks, unscaled, not yet clipped."""
+
+    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
         """After each step.
 
         Args:
             trainer: whose step it was.
             step: counted over all epochs.
-            loss: this rank's, of the micro-batch before the last: reading the last would wait for the GPU. None at
-                first, and after a checkpoint.
+            loss: of this rank's last micro-batch, on the device: ``float(loss)`` waits for it. None where this rank had
+                no samples.
         """
 
     def on_evaluation(self, trainer: Trainer, figures: Mapping[str, float]) -> None:
@@ -255,3 +343,13 @@ class Callback:
 
     def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
         """On rank 0 alone, once the checkpoint is whole: no collectives here."""
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """When training is over, and the last checkpoint is written."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of this callback a checkpoint is to hold: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""

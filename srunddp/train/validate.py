@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.loss import _Loss
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train.config import Config, DDPConfig, FSDPConfig
+from srunddp.train.config import Config
 from srunddp.train.data.order import Order
 from srunddp.train.data.sampler import hashed, length_of
-from srunddp.train.metrics.accumulator import LossFunction, Metric
+from srunddp.train.metrics.accumulator import Metric
 from srunddp.train.preemption import signals
 from srunddp.train.profiler import parse
 from srunddp.train.world import World
 
 _LEAST = {
     "epochs": 1,
+    "max_steps": 1,
     "batch_size": 1,
-    "accumulation": 1,
+    "gradient_accumulation_steps": 1,
     "base_batch_size": 1,
     "warmup_steps": 0,
+    "num_threads": 1,
     "seed": 0,
     "evaluate_every_epochs": 0,
     "evaluate_every_steps": 0,
@@ -34,9 +38,8 @@ _LEAST = {
     "log_every": 0,
     "ddp.bucket_cap_mb": 1,
     "ddp.powersgd_rank": 1,
-    "loading.num_workers": 0,
-    "loading.prefetch_factor": 1,
-    "loading.threads": 1,
+    "dataloader.num_workers": 0,
+    "dataloader.prefetch_factor": 1,
     "checkpoint.every_epochs": 0,
     "checkpoint.every_steps": 0,
     "checkpoint.every_minutes": 0,
@@ -46,27 +49,7 @@ _LEAST = {
     "preemption.max_requeues": 0,
 }
 _LARGEST_SEED = 2**62
-_DDP_ALONE = ("static_graph", "bucket_cap_mb", "find_unused_parameters", "hook", "channels_last", "compile")
-
-
-def check_parts(
-    world: World,
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss_function: LossFunction,
-    metrics: Mapping[str, Metric],
-    config: Config,
-) -> None:
-    """What a Trainer is made of fits together.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    check_group(world)
-    check_optimizer(optimizer, model)
-    check_loss_function(loss_function)
-    check_metrics(metrics, config)
-    check_settings(config, world)
+_MEANS = ("mean", "batchmean")  # the latter is KLDivLoss's mean over samples
 
 
 def check_group(world: World) -> None:
@@ -83,27 +66,60 @@ def check_group(world: World) -> None:
         )
 
 
-def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
-    """The optimizer steps this model's parameters, and no others."""
+def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function: object) -> None:
+    """The optimizers step parameters of this model and this loss function, each but once."""
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            "a model in DistributedDataParallel", expected="the model itself", hint="leave the wrap out, it is made here"
+        )
+    modules = [each for each in (model, loss_function) if isinstance(each, nn.Module)]
+    own = {id(parameter) for module in modules for parameter in module.parameters()}
+    if not any(parameter.requires_grad for module in modules for parameter in module.parameters()):
+        raise ConfigError("no parameter requires a gradient", expected="one at least", hint="unfreeze some of them")
+    stepped = [id(p) for each in optimizers for group in _groups(each) for p in group["params"]]
+    if foreign := sum(parameter not in own for parameter in stepped):
+        raise ConfigError(
+            f"{foreign} of the optimizer's parameters are not the model's",
+            expected="the same objects",
+            hint="build the optimizer from model.parameters(), and pass that model, not a copy of it",
+        )
+    if len(set(stepped)) < len(stepped):
+        raise ConfigError(
+            "a parameter in two optimizers", expected="each in one", hint="give each optimizer parameters of its own"
+        )
+    if isinstance(loss_function, nn.Module):
+        _check_loss_parameters(loss_function, set(stepped))
+
+
+def _groups(optimizer: object) -> list[dict[str, Any]]:
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"a {type(optimizer).__name__} for an optimizer",
+            expected="one of torch.optim, or a list of these",
+            hint="build it from model.parameters()",
+        )
     if isinstance(optimizer, LBFGS):
         raise ConfigError(
             "the optimizer LBFGS", expected="one that makes a step of one gradient", hint="take another optimizer"
         )
-    own = {id(parameter) for parameter in model.parameters()}
-    foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
-    if foreign:
+    return optimizer.param_groups
+
+
+def _check_loss_parameters(loss_function: nn.Module, stepped: set[int]) -> None:
+    left = [n for n, each in loss_function.named_parameters() if each.requires_grad and id(each) not in stepped]
+    if left:
         raise ConfigError(
-            f"{foreign} of the optimizer's parameters are not the model's",
-            expected="the same objects",
-            hint="build the optimizer from model.parameters(), and pass that model, not wrapped in "
-            "DistributedDataParallel or copied",
+            f"the loss function has the parameter {left[0]}, which no optimizer has",
+            expected="its parameters in an optimizer, or frozen",
+            hint="build the optimizer from [*model.parameters(), *loss_function.parameters()]",
         )
 
 
-def check_loss_function(loss_function: LossFunction) -> None:
-    """The loss is a mean, as DistributedDataParallel's averaging of gradients and our sums take it."""
-    reduction = getattr(loss_function, "reduction", "mean")
-    if reduction != "mean":
+def check_loss_function(loss_function: object) -> None:
+    """The loss is a mean, as its weight takes it."""
+    reduction = getattr(loss_function, "reduction", "mean") if isinstance(loss_function, _Loss) else "mean"
+    reduction = getattr(loss_function, "keywords", {}).get("reduction", reduction)  # of functools.partial
+    if reduction not in _MEANS:
         raise ConfigError(
             f"a loss function with reduction={reduction!r}", expected="'mean'", hint="use reduction='mean'"
         )
@@ -113,29 +129,35 @@ def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
     """No metric takes the loss's name, and the one that tells the best model is among them."""
     if "loss" in metrics:
         raise ConfigError("a metric named 'loss'", expected="another name, the loss has that one", hint="rename it")
-    if config.best.split("/")[0] not in ("loss", *metrics):
+    if config.monitor.split("/")[0] not in ("loss", *metrics):
         known = ", ".join(("loss", *metrics))
-        raise ConfigError(f"best={config.best}", expected=f"one of {known}", hint="correct it, or pass that metric")
+        raise ConfigError(
+            f"monitor={config.monitor}", expected=f"one of {known}", hint="correct it, or pass that metric"
+        )
 
 
 def check_fit(
-    world: World, train_data: Dataset[Any], test_data: Dataset[Any] | None, order: Order | None, config: Config
+    world: World, data: Mapping[str, Dataset[Any] | None], order: Order | None, weight: object, config: Config
 ) -> None:
     """There is something to read, and all ranks were given the same.
 
     Else one rank would wait in a collective that another never enters.
+
+    Args:
+        data: the data sets by the names of their parameters.
     """
-    sizes = {"len(train_data)": _length(train_data), "len(test_data)": _length(test_data)}
+    sizes = {f"len({name})": _length(each) for name, each in data.items()}
     first_epoch = None if order is None else order.indices(1).numpy().tobytes()
-    _check_agreement(world, {**sizes, "order": first_epoch, **dict(leaves(config))})
+    own = {name: value for name, value in leaves(config) if name.split(".")[0] in _OWN}
+    _check_agreement(world, {**sizes, "order": first_epoch, "weight": int(weight is not None), **own})
     for name, size in sizes.items():
         if size == 0:
             raise ConfigError(f"{name} is 0", expected="at least 1", hint="check what was passed to fit()")
     if order is not None:
-        _check_order(order, sizes["len(train_data)"], train_data)
+        _check_order(order, sizes["len(train_data)"], data["train_data"])
 
 
-def _check_order(order: Order, samples: int, data: Dataset[Any]) -> None:
+def _check_order(order: Order, samples: int, data: Dataset[Any] | None) -> None:
     if isinstance(data, IterableDataset):
         raise ConfigError(
             "an order, and data that is iterable", expected="data with indices", hint="let it yield in that order"
@@ -147,6 +169,44 @@ def _check_order(order: Order, samples: int, data: Dataset[Any]) -> None:
             f"the order's indices: {found}",
             expected=f"some, from 0 to {samples - 1} for {samples} samples",
             hint="make the order of this data set",
+        )
+
+
+def check_batch_norm(model: nn.Module, samples: int | None, world: World, config: Config) -> None:
+    """No rank has one sample alone in a micro-batch, of which BatchNorm1d could take no variance."""
+    of_all = world.world_size * config.batch_size
+    if samples is None or config.dataloader.drop_last or not (last := samples % of_all):
+        return
+    per_rank = {-(-(last - rank) // world.world_size) for rank in range(world.world_size)}
+    if 1 in per_rank and any(isinstance(module, nn.BatchNorm1d) and module.training for module in model.modules()):
+        raise ConfigError(
+            f"BatchNorm1d, and an epoch whose last micro-batch gives a rank one sample: {samples} samples, "
+            f"{world.world_size} ranks, batch_size {config.batch_size}",
+            expected="two samples or more on each rank",
+            hint="set dataloader.drop_last=true, or another batch_size",
+        )
+
+
+def check_changed(saved: Mapping[str, Any], data: Mapping[str, Any], steps: int | None, own_scheduler: str) -> None:
+    """The data is that of the checkpoint, and so is the number of steps that a scheduler per step was made for.
+
+    Args:
+        saved: a checkpoint; data, steps: this run's data and its steps per epoch; own_scheduler: the class of a
+            user's scheduler that is stepped after each step, or nothing.
+    """
+    if changed := {name: (saved["data"].get(name), own) for name, own in data.items() if saved["data"].get(name) != own}:
+        name, (before, now) = next(iter(changed.items()))
+        raise ConfigError(
+            f"{name} of the training data was {before} in the checkpoint and is {now}",
+            expected="the same data in the same order: else samples are missed or seen twice",
+            hint="restore the data and the seed, or go on nevertheless with resume_changed_data=true",
+        )
+    before, now = saved["steps_per_epoch"], steps
+    if own_scheduler and before != now:
+        raise ConfigError(
+            f"{own_scheduler} is stepped after each step, an epoch had {before} steps and now has {now}",
+            expected="the same number, as another number of ranks or another batch size changes what it was made for",
+            hint="use schedule=, scheduler_interval=epoch, or the ranks and batch_size of before",
         )
 
 
@@ -195,21 +255,41 @@ def check_settings(config: Config, world: World) -> None:
             raise _wrong(name, values[name], f"at least {least}")
     if config.seed > _LARGEST_SEED:
         raise _wrong("seed", config.seed, f"at most {_LARGEST_SEED}")
-    if config.clip_norm is not None and not config.clip_norm > 0:
-        raise _wrong("clip_norm", config.clip_norm, "above 0")
+    if config.max_grad_norm is not None and not config.max_grad_norm > 0:
+        raise _wrong("max_grad_norm", config.max_grad_norm, "above 0")
     if config.ema_decay is not None and not 0 < config.ema_decay < 1:
         raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
     _check_words(config)
-    _check_parallel(config)
     signals.numbers(config.preemption.signals)
     _check_profile(config, world)
-    if config.resume not in ("no", "auto") and config.resume.lower() in ("no", "auto", ""):
-        raise _wrong("resume", repr(config.resume), "no, auto or the path of a checkpoint")
-    if config.resume != "no" and config.output_dir is None:
+    if config.resume not in ("never", "auto") and config.resume.lower() in ("never", "auto", "no", ""):
+        raise _wrong("resume", repr(config.resume), "never, auto or the path of a checkpoint")
+    if config.resume != "never" and config.output_dir is None:
         raise ConfigError(
             f"resume is {config.resume}, and there is no output_dir",
             expected="the folder of the run's checkpoints",
             hint="add --output_dir=FOLDER, or leave resume out",
+        )
+
+
+def check_callbacks(callbacks: Sequence[object], kind: type) -> None:
+    """They are instances of Callback, and not the class of one."""
+    for callback in callbacks:
+        if not isinstance(callback, kind):
+            raise ConfigError(
+                f"{callback!r} among the callbacks",
+                expected="instances of srunddp.train.Callback",
+                hint="derive its class from Callback, and pass an instance",
+            )
+
+
+def check_schedulers(schedulers: Sequence[object], optimizers: Sequence[Optimizer]) -> None:
+    """There is none, or one for each optimizer."""
+    if schedulers and len(schedulers) != len(optimizers):
+        raise ConfigError(
+            f"{len(schedulers)} schedulers for {len(optimizers)} optimizers",
+            expected="one for each, or none",
+            hint="pass a list as long as that of the optimizers",
         )
 
 
@@ -222,6 +302,10 @@ def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
+# A script's own settings, in a class derived from Config, may differ from node to node.
+_OWN = frozenset(field.name for field in fields(Config))
+
+
 def _check_words(config: Any, prefix: str = "") -> None:
     """Else a misspelt word would count as the last of a chain of ifs."""
     for name, hint in get_type_hints(type(config)).items():
@@ -232,27 +316,6 @@ def _check_words(config: Any, prefix: str = "") -> None:
         words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
         if words and value not in words:
             raise _wrong(prefix + name, repr(value), f"one of {', '.join(words)}")
-
-
-def _check_parallel(config: Config) -> None:
-    """No setting of the one with the other."""
-    sharded = config.parallel == "fsdp"
-    if sharded and config.precision == "fp16":
-        raise _wrong("precision", "fp16, with parallel=fsdp", "fp32 or bf16, a GradScaler knows nothing of shards")
-    if sharded and config.ema_decay is not None:
-        raise _wrong("ema_decay", f"{config.ema_decay}, with parallel=fsdp", "null, shards are not averaged")
-    if sharded:
-        unfit = [f"ddp.{name}" for name in _DDP_ALONE if getattr(config.ddp, name) != getattr(DDPConfig(), name)]
-    else:
-        unfit = [
-            name for name, value in leaves(config.fsdp, "fsdp.") if value != dict(leaves(FSDPConfig(), "fsdp."))[name]
-        ]
-    if unfit:
-        raise ConfigError(
-            f"{', '.join(unfit)} with parallel={config.parallel}",
-            expected=f"parallel={'ddp' if sharded else 'fsdp'}, which alone has {'it' if len(unfit) == 1 else 'them'}",
-            hint="change parallel, or leave it out",
-        )
 
 
 def _check_profile(config: Config, world: World) -> None:

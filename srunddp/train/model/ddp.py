@@ -1,46 +1,55 @@
-"""The model on this rank's device, and what DistributedDataParallel makes of it."""
+"""The model on this rank's device, and what DistributedDataParallel makes of a step on it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from srunddp.errors import ConfigError
-from srunddp.train.config import DDPConfig
+from srunddp.train.config import Config, DDPConfig
+from srunddp.train.model.step import LossFunction, Step, StepModule
 from srunddp.train.world import World
 
 
 class DDPModel:
-    """One rank's copy of the model.
+    """One rank's copy of the model, and of the loss function where that is a module.
 
     Attributes:
         model: the user's, on the device; with SyncBatchNorm in it where that was asked for.
-        training: what to call in a step, its backward included; testing: what to call without gradients.
+        training: called with a batch or None, returns its loss and outputs; gradients are shared in the backward.
+        testing: the same of the model alone, without gradients to share.
+        runs_always: a micro-batch of weight 0 has to be run as well; else ``training(None)`` stands in for it.
     """
 
-    def __init__(self, model: nn.Module, world: World, config: DDPConfig) -> None:
+    def __init__(
+        self, model: nn.Module, step: Step, loss_function: LossFunction | None, world: World, config: Config
+    ) -> None:
         """Move the model to the device, and give all ranks rank 0's parameters and buffers.
 
         Raises:
             ConfigError: this device or this backend cannot do what the configuration asks for.
         """
-        self._world = world
         layout = torch.channels_last if config.channels_last else torch.preserve_format
-        model = prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
-        self._ddp = _wrapped(model, world, config) if world.world_size > 1 else None
-        self._unknown = config.static_graph
+        model = _prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
+        compiled: Any = torch.compile(model) if config.compile else model
         self.model = model
-        self.training: Any = self._ddp or model
-        self.testing: Any = model
-        if config.compile:
-            self.training = torch.compile(self.training)
-            self.testing = torch.compile(model)
+        self.testing = StepModule(compiled, step, loss_function).to(world.device)
+        self._ddp = _wrapped(self.testing, config.ddp) if world.world_size > 1 else None
+        self.training: Callable[[Any], tuple[Tensor, Any]] = self._ddp or self.testing
+        self._static = self._unknown = config.ddp.static_graph and self._ddp is not None
+        sparse = any(getattr(module, "sparse", False) for module in model.modules())
+        self.runs_always = self._static or sparse or config.ddp.sync_batchnorm
+        self._shares_buffers = self._ddp is not None and config.ddp.broadcast_buffers
+        # Once, as DistributedDataParallel does: to look for them takes longer than a small step.
+        self._buffers = list(self.testing.buffers()) if self._shares_buffers else []
+        if self._ddp:
+            share(self.testing.buffers())
 
     @property
     def rebuilds_buckets(self) -> bool:
@@ -60,46 +69,36 @@ class DDPModel:
         """A backward has been made that shared gradients: a static graph is known."""
         self._unknown = False
 
-    @contextlib.contextmanager
-    def time_collective_waits(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
-        """Have both called around each forward's wait for rank 0's buffers, where there is one."""
-        share = getattr(self._ddp, "_sync_buffers", None)
-        if share is None or self.training is not self._ddp:  # a compiled one would be compiled anew
-            yield
-            return
+    def share_buffers(self) -> bool:
+        """Give all ranks rank 0's buffers, such as BatchNorm's running statistics; whether there are any."""
+        if self._buffers:
+            share(self._buffers)
+        return bool(self._buffers)
 
-        def timed() -> None:
-            before()
-            share()
-            after()
+    def share_all_buffers(self, *modules: nn.Module) -> None:
+        """The same of these modules before an evaluation, whatever has become of their buffers.
 
-        # No hook of the model, which the user may save as a whole, or compile.
-        self._ddp._sync_buffers = timed
-        try:
-            yield
-        finally:
-            del self._ddp._sync_buffers
-
-    def share_buffers(self, model: nn.Module) -> None:
-        """Give all ranks rank 0's buffers of this model, or of its copy, such as BatchNorm's running statistics.
-
-        DistributedDataParallel does so before a training step only. After the last one each rank's are its own, and a
-        test result would depend on which rank saw the sample.
+        After a training step each rank's are its own, and a result would depend on which rank saw the sample.
         """
-        if self._ddp and self._ddp.broadcast_buffers:
-            share_buffers(model)
+        if self._shares_buffers:
+            for module in modules:
+                share(module.buffers())
 
 
-def share_buffers(model: nn.Module) -> None:
-    """Give all ranks rank 0's buffers; all call this."""
-    for buffer in model.buffers():
-        shared = buffer.detach().contiguous()  # of one with gaps, Gloo would share the beginning only
-        dist.broadcast(shared, src=0)
-        if not buffer.is_contiguous():
-            buffer.detach().copy_(shared)
+@torch.no_grad()
+def share(buffers: Iterable[Tensor]) -> None:
+    """Give all ranks rank 0's values of these tensors, with one broadcast for each type; all ranks call this."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for buffer in buffers:
+        by_type.setdefault(buffer.dtype, []).append(buffer)
+    for tensors in by_type.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.broadcast(flat, src=0)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(tensors, [part.view(own.shape) for part, own in zip(parts, tensors, strict=True)])
 
 
-def prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
+def _prepared(model: nn.Module, world: World, config: Config) -> nn.Module:
     """The model with the modules in it that the configuration asks for.
 
     Raises:
@@ -107,7 +106,7 @@ def prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
     """
     if config.activation_checkpointing:
         _checkpoint_activations(model, config.activation_checkpointing)
-    if config.sync_batchnorm and world.world_size > 1:
+    if config.ddp.sync_batchnorm and world.world_size > 1:
         if world.device.type != "cuda":
             raise ConfigError(
                 f"ddp.sync_batchnorm on {world.device.type}",
@@ -122,36 +121,26 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
     # Not the model as a whole, which torch leaves out: nothing would be saved.
-    check_classes("ddp.activation_checkpointing", names, model)
-    apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
-
-
-def check_classes(setting: str, names: tuple[str, ...], model: nn.Module) -> None:
-    """There are modules of these classes in the model.
-
-    Raises:
-        ConfigError: there are none of some.
-    """
     found = {type(module).__name__ for module in model.modules() if module is not model}
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
-            f"{setting} names {', '.join(missing)}",
+            f"activation_checkpointing names {', '.join(missing)}",
             expected=f"classes of the modules in the model: {', '.join(sorted(found))}",
             hint="correct the names",
         )
+    apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
 
 
-def _wrapped(model: nn.Module, world: World, config: DDPConfig) -> DistributedDataParallel:
+def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
+    # Buffers are shared here, where the wait for rank 0's is noted. Batches are on the device already.
     ddp = DistributedDataParallel(
-        model,
-        device_ids=[world.device] if world.device.type == "cuda" else None,
+        module,
+        broadcast_buffers=False,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
         static_graph=config.static_graph,
         bucket_cap_mb=config.bucket_cap_mb,
         find_unused_parameters=config.find_unused_parameters,
     )
-    # Not as an argument: with that, torch would not even begin with the same buffers everywhere.
-    ddp.broadcast_buffers = config.broadcast_buffers
     _register_hook(ddp, config)
     return ddp
 
@@ -159,16 +148,16 @@ def _wrapped(model: nn.Module, world: World, config: DDPConfig) -> DistributedDa
 def _register_hook(ddp: DistributedDataParallel, config: DDPConfig) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    if config.hook == "fp16":
+    if config.comm_hook == "fp16":
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif config.hook == "bf16":
+    elif config.comm_hook == "bf16":
         if dist.get_backend() != "nccl":
             raise ConfigError(
-                f"ddp.hook bf16 with {dist.get_backend()}",
+                f"ddp.comm_hook bf16 with {dist.get_backend()}",
                 expected="NCCL, with which alone torch has this hook",
-                hint="use ddp.hook=fp16",
+                hint="use ddp.comm_hook=fp16",
             )
         ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
-    elif config.hook == "powersgd":
+    elif config.comm_hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=config.powersgd_rank)
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

@@ -1,0 +1,109 @@
+"""What a step computes of a batch: the mean loss, and what the model returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from srunddp.errors import ConfigError
+
+LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
+"""``loss_function(outputs, targets)``: the mean over the batch, of no dimension."""
+
+Step: TypeAlias = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Any]]
+"""``step(model, batch)``: the mean loss of the batch, of no dimension; or that and what the metrics are given."""
+
+
+class StepModule(nn.Module):
+    """One module that returns the loss of a batch, for DistributedDataParallel to wrap.
+
+    What the step calls runs within DistributedDataParallel's forward, so that a step may call the model as it likes.
+
+    Attributes:
+        model: the user's, compiled where that is asked for.
+        loss_function: where that is a module, for its parameters and buffers.
+    """
+
+    def __init__(self, model: nn.Module, step: Step, loss_function: LossFunction | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_function = loss_function if isinstance(loss_function, nn.Module) else None
+        self._step = step
+
+    def forward(self, batch: Any) -> tuple[Tensor, Any]:
+        """The loss of a batch and the outputs; of None a loss of 0, whose gradients are 0 for all parameters.
+
+        Raises:
+            ConfigError: the loss is no mean.
+        """
+        if batch is None:
+            return self._zero(), None
+        found = self._step(self.model, batch)
+        loss, outputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        if not isinstance(loss, Tensor) or loss.dim():
+            shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+            raise ConfigError(
+                f"the loss is a {type(loss).__name__}{shape}",
+                expected="a tensor of no dimension, the mean over the batch",
+                hint="return loss, or loss and outputs; take the mean",
+            )
+        return loss, outputs
+
+    def _zero(self) -> Tensor:
+        # Of no element: a parameter that is infinite would make it NaN.
+        parts = [each.flatten()[:0].sum() for each in self.parameters() if each.requires_grad]
+        return torch.stack([part.float() for part in parts]).sum()
+
+
+def make_step(loss_function: LossFunction | None, step: Step | None) -> Step:
+    """The step that was passed, or that of samples that are pairs, or that of a model that returns its loss.
+
+    Raises:
+        ConfigError: there are two of them.
+    """
+    if loss_function and step:
+        raise ConfigError(
+            "a loss function and a step", expected="one of them", hint="call the loss function in the step"
+        )
+    return step or (partial(_pair_step, loss_function) if loss_function else _own_loss_step)
+
+
+def _pair_step(loss_function: LossFunction, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        raise ConfigError(
+            f"a batch that is a {type(batch).__name__}{_names(batch)}, and a loss function",
+            expected="two parts, inputs and targets",
+            hint="pass step=lambda model, batch: ..., which returns the mean loss, in place of the loss function",
+        )
+    outputs = model(batch[0])
+    return loss_function(outputs, batch[1]), outputs
+
+
+def _own_loss_step(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    found = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", found)
+    if not isinstance(loss, Tensor):
+        raise ConfigError(
+            f"no loss function, no step, and the model returned a {type(found).__name__} without a loss",
+            expected="a model that returns its loss, as those of Hugging Face do when the batch has labels",
+            hint="pass a loss function or a step, or add labels to the batch",
+        )
+    outputs = found.get("logits", found) if isinstance(found, Mapping) else getattr(found, "logits", found)
+    return loss, outputs
+
+
+def _names(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f" of {', '.join(map(str, batch))}"
+    return f" of {len(batch)} parts" if isinstance(batch, tuple | list) else ""
+
+
+def targets_of(batch: Any) -> Any:
+    """What metrics compare the outputs with: a pair's second part, the labels of a mapping, or else the batch."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[1]
+    return batch["labels"] if isinstance(batch, Mapping) and "labels" in batch else batch
