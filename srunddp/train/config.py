@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
+
+from srunddp.config.schema import SettingsBase
+
+_FSDP_HINT = "leave it out; for FSDP write a loop of your own, such as docs/examples/fsdp_loop.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +44,6 @@ class DDPConfig:
     channels_last: bool = False
     compile: bool = False
     activation_checkpointing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FSDPConfig:
-    """How the model is sharded with ``parallel`` fsdp, by :func:`torch.distributed.fsdp.fully_shard`.
-
-    Attributes:
-        modules: classes of modules, by name, each of which is gathered by itself, such as a transformer's layer; the
-            rest of the model is gathered at once.
-        reshard_after_forward: let go of what was gathered until the backward pass, which gathers it again.
-        param_dtype: of what is gathered and computed with; ``bf16`` halves it, the shards and the sums of gradients
-            stay in fp32.
-    """
-
-    modules: tuple[str, ...] = ()
-    reshard_after_forward: bool = True
-    param_dtype: Literal["fp32", "bf16"] = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +107,7 @@ class PreemptionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(SettingsBase):
     """All that :class:`srunddp.Trainer` can be told, apart from the model, the data and functions.
 
     Attributes:
@@ -128,8 +115,6 @@ class Config:
         batch_size: samples per rank and micro-batch.
         accumulation: micro-batches per step; a step sees ``world_size * accumulation * batch_size`` samples.
         precision: of the forward pass: ``bf16`` and ``fp16`` run it under autocast, ``fp16`` with a GradScaler.
-        parallel: ``ddp``, each rank has the whole model; or ``fsdp``, each has a shard of it, of its gradients and of
-            the optimizer's state.
         clip_norm: the largest norm of all gradients together; None for any.
         scale_lr: multiply the optimizer's learning rate by a step's samples over ``base_batch_size``, or by the root.
         base_batch_size: samples per step for which that learning rate was meant; None is ``batch_size``, one rank's.
@@ -152,11 +137,12 @@ class Config:
         profile_ranks: on these ranks.
     """
 
+    REMOVED: ClassVar[dict[str, str]] = {"parallel": _FSDP_HINT, "fsdp": _FSDP_HINT}
+
     epochs: int = 3
     batch_size: int = 64
     accumulation: int = 1
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    parallel: Literal["ddp", "fsdp"] = "ddp"
     clip_norm: float | None = None
     scale_lr: Literal["no", "linear", "sqrt"] = "no"
     base_batch_size: int | None = None
@@ -177,7 +163,6 @@ class Config:
     profile: str = ""
     profile_ranks: tuple[int, ...] = (0,)
     ddp: DDPConfig = field(default_factory=DDPConfig)
-    fsdp: FSDPConfig = field(default_factory=FSDPConfig)
     loading: LoadingConfig = field(default_factory=LoadingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)

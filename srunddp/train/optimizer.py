@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LRScheduler, OneCycleLR
 
@@ -34,8 +33,6 @@ def use_fused(optimizer: Optimizer, model: nn.Module) -> None:
             return
         if not all(p.is_floating_point() and p.device.type in _FUSED_ON for p in group["params"]):
             return
-        if isinstance(optimizer, SGD) and any(isinstance(p, DTensor) for p in group["params"]):
-            return  # torch's fused SGD knows no shards
     for group in optimizer.param_groups:
         group["fused"] = True
     # As the optimizer's constructor does with fused=True: GradScaler then leaves the division to the kernel.

@@ -21,8 +21,8 @@ from srunddp.train.data.loader import StepBatches
 from srunddp.train.data.order import Order
 from srunddp.train.fit import FitLoop
 from srunddp.train.metrics.accumulator import LossFunction, Metric, MetricAccumulator
+from srunddp.train.model.ddp import DDPModel
 from srunddp.train.model.ema import EMA
-from srunddp.train.model.fsdp import wrap_model
 from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.progress import EpochRecord
 from srunddp.train.state import TrainingState
@@ -37,8 +37,7 @@ class Trainer:
     """Trains one model on all ranks of a world.
 
     Attributes:
-        model: the model itself, on ``world.device``; never the DistributedDataParallel wrap. With ``parallel`` fsdp its
-            parameters are DTensors.
+        model: the model itself, on ``world.device``; never the DistributedDataParallel wrap.
         averaged: a copy of it with averaged weights, in evaluation mode, where ``config.ema_decay`` is set; else None.
         optimizer: as it was given, with fused kernels and a scaled learning rate where the configuration says so.
         config, world, metrics, scheduler, callbacks: as they were given.
@@ -57,10 +56,10 @@ class Trainer:
         scheduler: Scheduler | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Move the model to the device, or with ``parallel`` fsdp a shard of it; all ranks have rank 0's parameters.
+        """Move the model to the device, and give all ranks rank 0's parameters and buffers.
 
         Args:
-            model: called as ``model(inputs)``; where it was built on the meta device it is given its values here.
+            model: called as ``model(inputs)``.
             optimizer: built from ``model.parameters()``.
             loss_function: ``loss_function(outputs, targets)``, the mean over a batch.
             config: all other settings; the same on all ranks.
@@ -82,7 +81,7 @@ class Trainer:
         if isinstance(loss_function, nn.Module):
             loss_function.to(world.device)
         self._loss_function = loss_function
-        self._wrapped = wrap_model(model, optimizer, world, config)
+        self._wrapped = DDPModel(model, world, config.ddp)
         self.model, self.optimizer = self._wrapped.model, optimizer
         decay, compiles = config.ema_decay, config.ddp.compile
         self._average = None if decay is None else EMA(self.model, decay, compile=compiles)

@@ -13,7 +13,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train.config import Config, DDPConfig, FSDPConfig
+from srunddp.train.config import Config
 from srunddp.train.data.order import Order
 from srunddp.train.data.sampler import hashed, length_of
 from srunddp.train.metrics.accumulator import LossFunction, Metric
@@ -46,7 +46,6 @@ _LEAST = {
     "preemption.max_requeues": 0,
 }
 _LARGEST_SEED = 2**62
-_DDP_ALONE = ("static_graph", "bucket_cap_mb", "find_unused_parameters", "hook", "channels_last", "compile")
 
 
 def check_parts(
@@ -63,6 +62,7 @@ def check_parts(
         ConfigError: it does not.
     """
     check_group(world)
+    check_model(model)
     check_optimizer(optimizer, model)
     check_loss_function(loss_function)
     check_metrics(metrics, config)
@@ -80,6 +80,23 @@ def check_group(world: World) -> None:
             f"a world of {world.world_size} ranks, but torch's default process group is {state}",
             expected="both alike",
             hint="build the Trainer inside 'with srunddp.init() as world:'",
+        )
+
+
+def check_model(model: nn.Module) -> None:
+    """The model is whole, and has values."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if without := [name for name, tensor in tensors.items() if tensor.is_meta]:
+        raise ConfigError(
+            f"{len(without)} of the model's tensors on the meta device, the first {without[0]}",
+            expected="tensors with values",
+            hint="build the model on the CPU",
+        )
+    if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):  # importing DTensor takes long
+        raise ConfigError(
+            "a model whose parameters are DTensors, as fully_shard() makes them",
+            expected="a whole one, which DistributedDataParallel copies to each rank",
+            hint="pass it as it was before, or write a loop of your own, such as docs/examples/fsdp_loop.py",
         )
 
 
@@ -200,7 +217,6 @@ def check_settings(config: Config, world: World) -> None:
     if config.ema_decay is not None and not 0 < config.ema_decay < 1:
         raise _wrong("ema_decay", config.ema_decay, "above 0 and below 1")
     _check_words(config)
-    _check_parallel(config)
     signals.numbers(config.preemption.signals)
     _check_profile(config, world)
     if config.resume not in ("no", "auto") and config.resume.lower() in ("no", "auto", ""):
@@ -232,27 +248,6 @@ def _check_words(config: Any, prefix: str = "") -> None:
         words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
         if words and value not in words:
             raise _wrong(prefix + name, repr(value), f"one of {', '.join(words)}")
-
-
-def _check_parallel(config: Config) -> None:
-    """No setting of the one with the other."""
-    sharded = config.parallel == "fsdp"
-    if sharded and config.precision == "fp16":
-        raise _wrong("precision", "fp16, with parallel=fsdp", "fp32 or bf16, a GradScaler knows nothing of shards")
-    if sharded and config.ema_decay is not None:
-        raise _wrong("ema_decay", f"{config.ema_decay}, with parallel=fsdp", "null, shards are not averaged")
-    if sharded:
-        unfit = [f"ddp.{name}" for name in _DDP_ALONE if getattr(config.ddp, name) != getattr(DDPConfig(), name)]
-    else:
-        unfit = [
-            name for name, value in leaves(config.fsdp, "fsdp.") if value != dict(leaves(FSDPConfig(), "fsdp."))[name]
-        ]
-    if unfit:
-        raise ConfigError(
-            f"{', '.join(unfit)} with parallel={config.parallel}",
-            expected=f"parallel={'ddp' if sharded else 'fsdp'}, which alone has {'it' if len(unfit) == 1 else 'them'}",
-            hint="change parallel, or leave it out",
-        )
 
 
 def _check_profile(config: Config, world: World) -> None:

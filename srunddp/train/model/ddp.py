@@ -32,7 +32,7 @@ class DDPModel:
         """
         self._world = world
         layout = torch.channels_last if config.channels_last else torch.preserve_format
-        model = prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
+        model = _prepared(model, world, config).to(world.device, memory_format=layout)  # type: ignore[call-overload]
         self._ddp = _wrapped(model, world, config) if world.world_size > 1 else None
         self._unknown = config.static_graph
         self.model = model
@@ -86,20 +86,16 @@ class DDPModel:
         DistributedDataParallel does so before a training step only. After the last one each rank's are its own, and a
         test result would depend on which rank saw the sample.
         """
-        if self._ddp and self._ddp.broadcast_buffers:
-            share_buffers(model)
+        if not self._ddp or not self._ddp.broadcast_buffers:
+            return
+        for buffer in model.buffers():
+            shared = buffer.detach().contiguous()  # of one with gaps, Gloo would share the beginning only
+            dist.broadcast(shared, src=0)
+            if not buffer.is_contiguous():
+                buffer.detach().copy_(shared)
 
 
-def share_buffers(model: nn.Module) -> None:
-    """Give all ranks rank 0's buffers; all call this."""
-    for buffer in model.buffers():
-        shared = buffer.detach().contiguous()  # of one with gaps, Gloo would share the beginning only
-        dist.broadcast(shared, src=0)
-        if not buffer.is_contiguous():
-            buffer.detach().copy_(shared)
-
-
-def prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
+def _prepared(model: nn.Module, world: World, config: DDPConfig) -> nn.Module:
     """The model with the modules in it that the configuration asks for.
 
     Raises:
@@ -122,23 +118,14 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
     # Not the model as a whole, which torch leaves out: nothing would be saved.
-    check_classes("ddp.activation_checkpointing", names, model)
-    apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
-
-
-def check_classes(setting: str, names: tuple[str, ...], model: nn.Module) -> None:
-    """There are modules of these classes in the model.
-
-    Raises:
-        ConfigError: there are none of some.
-    """
     found = {type(module).__name__ for module in model.modules() if module is not model}
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
-            f"{setting} names {', '.join(missing)}",
+            f"ddp.activation_checkpointing names {', '.join(missing)}",
             expected=f"classes of the modules in the model: {', '.join(sorted(found))}",
             hint="correct the names",
         )
+    apply_activation_checkpointing(model, check_fn=lambda module: type(module).__name__ in names)
 
 
 def _wrapped(model: nn.Module, world: World, config: DDPConfig) -> DistributedDataParallel:
