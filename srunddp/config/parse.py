@@ -23,6 +23,7 @@ from srunddp.config.schema import (
     fields_of,
     is_ambiguous,
     is_null,
+    removed_settings,
     scalar_node,
     usage,
     value_of,
@@ -84,14 +85,15 @@ def parse_options(kind: type[T], options: Sequence[tuple[str, yaml.Node]]) -> T:
     Args:
         options: names without dashes in front, ``config`` among them, and values.
     """
-    keys = fields_of(kind)
+    keys, removed = fields_of(kind), removed_settings(kind)
     given: dict[str, _Given] = {}
     for name, node in options:
         if name == "config":
-            given |= _from_file(str(node.value), keys)
+            given |= _from_file(str(node.value), keys, removed)
     for name, node in options:
         if name != "config":
-            given[_known(name, keys, _Given(f"--{name}", node))] = _Given(f"--{name}", node)
+            one = _Given(f"--{name}", node)
+            given[_known(name, keys, removed, one)] = one
     values = {name: _value(one, keys[name]) for name, one in given.items()}
     for name, key in keys.items():
         if key.default is MISSING and name not in values:
@@ -150,7 +152,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def _from_file(path: str, keys: Mapping[str, ConfigField]) -> dict[str, _Given]:
+def _from_file(path: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str]) -> dict[str, _Given]:
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -170,26 +172,30 @@ def _from_file(path: str, keys: Mapping[str, ConfigField]) -> dict[str, _Given]:
         ) from None
     if root is None or is_null(root):
         return {}
-    return dict(_pairs(_Given("the file", root, path), "", keys, set()))
+    return dict(_pairs(_Given("the file", root, path), "", keys, removed, set()))
 
 
-def _pairs(group: _Given, prefix: str, keys: Mapping[str, ConfigField], seen: set[str]) -> Iterator[tuple[str, _Given]]:
+def _pairs(
+    group: _Given, prefix: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str], seen: set[str]
+) -> Iterator[tuple[str, _Given]]:
     """The leaves of a mapping and of those nested in it, by dotted name."""
     if not isinstance(group.node, yaml.MappingNode):
         raise group.error(f"is {_shown(group.node)}", "keys with values", f"write {_example(prefix, keys)}")
     for key, node in group.node.value:
         written = _Given(prefix + (key.value if isinstance(key, yaml.ScalarNode) else _shown(key)), node, group.path)
-        name = _known(written.name, keys, dataclasses.replace(written, node=key), groups=True)
+        name = _known(written.name, keys, removed, dataclasses.replace(written, node=key), groups=True)
         if name in seen:
             raise written.error("twice in one file", "each key once", "remove one of the two", key)
         seen.add(name)
         if name in keys:
             yield name, written
         elif not is_null(node):
-            yield from _pairs(written, name + ".", keys, seen)
+            yield from _pairs(written, name + ".", keys, removed, seen)
 
 
-def _known(written: str, keys: Mapping[str, ConfigField], given: _Given, *, groups: bool = False) -> str:
+def _known(
+    written: str, keys: Mapping[str, ConfigField], removed: Mapping[str, str], given: _Given, *, groups: bool = False
+) -> str:
     """The key's own spelling.
 
     Raises:
@@ -201,6 +207,9 @@ def _known(written: str, keys: Mapping[str, ConfigField], given: _Given, *, grou
         return name
     if is_group:
         raise given.error("stands for several keys", f"one of them, such as {_example(name + '.', keys)}", "write that")
+    for gone, hint in removed.items():
+        if f"{name}.".startswith(f"{gone}."):
+            raise given.error("is no longer a setting", "a key that --help lists", hint)
     near = _nearest(name, keys if given.path else [*keys, *RESERVED])
     hint = f"did you mean {near}?" if near else "remove it; --help lists the keys"
     raise given.error("is an unknown key", "a key that --help lists", hint)

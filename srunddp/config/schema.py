@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -45,6 +45,30 @@ class ConfigField:
     kind: Any
     default: Any
     sentence: str
+
+
+class SettingsBase:
+    """A dataclass that derives from it refuses, by name, settings that it had once.
+
+    Attributes:
+        REMOVED: by name, the hint what to do instead.
+    """
+
+    REMOVED: ClassVar[Mapping[str, str]] = {}
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        for name in filter(cls.REMOVED.get, settings):
+            raise config_error(f"{name} is no longer a setting", f"a field of {cls.__name__}", cls.REMOVED[name])
+        return super().__new__(cls)
+
+
+def removed_settings(kind: Any, prefix: str = "") -> dict[str, str]:
+    """The hints of :class:`SettingsBase`, by dotted name, those of nested dataclasses among them."""
+    found = {prefix + name: hint for name, hint in getattr(kind, "REMOVED", {}).items()}
+    for field, hint in _fields(kind):
+        if is_dataclass(hint):
+            found |= removed_settings(hint, f"{prefix}{field.name}.")
+    return found
 
 
 def fields_of(kind: Any, base: Any = None, prefix: str = "") -> dict[str, ConfigField]:

@@ -1,9 +1,8 @@
-"""The shared training loop: DistributedDataParallel or FSDP, with the parts that are easily got wrong done once."""
+"""The shared training loop: DistributedDataParallel, with the parts that are easily got wrong done once."""
 
 from srunddp.config.parse import read_config
-from srunddp.train.checkpoint.file import CheckpointError, save_checkpoint
-from srunddp.train.checkpoint.resharding import load_checkpoint
-from srunddp.train.config import CheckpointConfig, Config, DDPConfig, FSDPConfig, LoadingConfig, PreemptionConfig
+from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint
+from srunddp.train.config import CheckpointConfig, Config, DDPConfig, LoadingConfig, PreemptionConfig
 from srunddp.train.data.order import Order, Weighted
 from srunddp.train.metrics.accumulator import Metric, accuracy
 from srunddp.train.progress import EpochRecord
@@ -18,7 +17,6 @@ __all__ = [
     "Config",
     "DDPConfig",
     "EpochRecord",
-    "FSDPConfig",
     "LoadingConfig",
     "Metric",
     "Order",

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from srunddp.errors import ConfigError, Scope
+from srunddp.config.schema import SettingsBase
 
-
-class _Renamed:
-    """Refuses a setting by the name that it had before, and says the new one."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {}
-
-    def __new__(cls, *_: Any, **settings: Any) -> Self:
-        for name in cls.RENAMED.keys() & settings.keys():
-            raise ConfigError(
-                f"{cls.__name__} with {name}",
-                expected=f"the setting's present name, {cls.RENAMED[name]}",
-                hint=f"replace it by {cls.RENAMED[name]}",
-                scope=Scope.JOB,
-            )
-        return super().__new__(cls)
+_FSDP_HINT = "leave it out; for FSDP write a loop of your own, such as docs/examples/fsdp_loop.py"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPConfig(_Renamed):
+class DDPConfig(SettingsBase):
     """The model's copy on each rank; the names are DistributedDataParallel's.
 
     The defaults are the fast ones. Those that need a promise of the model are off.
@@ -44,11 +30,11 @@ class DDPConfig(_Renamed):
         powersgd_rank: of PowerSGD's approximation.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "hook": "comm_hook",
-        "compile": "Config.compile",
-        "channels_last": "Config.channels_last",
-        "activation_checkpointing": "Config.activation_checkpointing",
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "hook": "write comm_hook",
+        "compile": "write compile, without ddp",
+        "channels_last": "write channels_last, without ddp",
+        "activation_checkpointing": "write activation_checkpointing, without ddp",
     }
 
     gradient_as_bucket_view: bool = True
@@ -62,7 +48,7 @@ class DDPConfig(_Renamed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataLoaderConfig(_Renamed):
+class DataLoaderConfig(SettingsBase):
     """How batches are read; the names are those of :class:`torch.utils.data.DataLoader`.
 
     Attributes:
@@ -76,7 +62,7 @@ class DataLoaderConfig(_Renamed):
             fork unsafe.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"threads": "Config.num_threads"}
+    REMOVED: ClassVar[Mapping[str, str]] = {"threads": "write num_threads, without dataloader"}
 
     num_workers: int | None = None
     prefetch_factor: int | None = None
@@ -122,7 +108,7 @@ class PreemptionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_Renamed):
+class Config(SettingsBase):
     """All that :class:`srunddp.Trainer` can be told, apart from the model, the data and functions.
 
     Attributes:
@@ -164,14 +150,14 @@ class Config(_Renamed):
         profile_ranks: on these ranks.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "accumulation": "gradient_accumulation_steps",
-        "clip_norm": "max_grad_norm",
-        "best": "monitor",
-        "best_mode": "mode",
-        "loading": "dataloader",
-        "parallel": "a loop of your own, as docs/examples/fsdp_loop.py",
-        "fsdp": "a loop of your own, as docs/examples/fsdp_loop.py",
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "accumulation": "write gradient_accumulation_steps",
+        "clip_norm": "write max_grad_norm",
+        "best": "write monitor",
+        "best_mode": "write mode",
+        "loading": "write dataloader",
+        "parallel": _FSDP_HINT,
+        "fsdp": _FSDP_HINT,
     }
 
     epochs: int = 3

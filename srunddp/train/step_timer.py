@@ -17,7 +17,6 @@ from srunddp.telemetry import TelemetryPage, active_page, event
 
 if TYPE_CHECKING:
     from srunddp.train.model.ddp import DDPModel
-    from srunddp.train.model.fsdp import FSDPModel
 
 T = TypeVar("T")
 _LOOK_EVERY = 0.5  # seconds between two measurements of a GPU
@@ -30,7 +29,7 @@ class ThroughputMeter:
         """The same steps, as they come."""
         return steps
 
-    def time_collective_waits(self, model: DDPModel | FSDPModel) -> AbstractContextManager[None]:
+    def time_collective_waits(self, model: DDPModel) -> AbstractContextManager[None]:
         """Around a training, whose forwards may wait for other ranks as well."""
         return nullcontext()
 
@@ -75,7 +74,7 @@ class StepTimer(ThroughputMeter):
             self._arrived, self._wait_s = self._clock(), 0.0
             yield step
 
-    def time_collective_waits(self, model: DDPModel | FSDPModel) -> AbstractContextManager[None]:
+    def time_collective_waits(self, model: DDPModel) -> AbstractContextManager[None]:
         return model.time_collective_waits(self.start_wait, self.end_wait)
 
     def start_wait(self) -> None:

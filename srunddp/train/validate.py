@@ -72,6 +72,7 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
         raise ConfigError(
             "a model in DistributedDataParallel", expected="the model itself", hint="leave the wrap out, it is made here"
         )
+    _check_tensors(model)
     modules = [each for each in (model, loss_function) if isinstance(each, nn.Module)]
     own = {id(parameter) for module in modules for parameter in module.parameters()}
     if not any(parameter.requires_grad for module in modules for parameter in module.parameters()):
@@ -89,6 +90,22 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
         )
     if isinstance(loss_function, nn.Module):
         _check_loss_parameters(loss_function, set(stepped))
+
+
+def _check_tensors(model: nn.Module) -> None:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if without := [name for name, tensor in tensors.items() if tensor.is_meta]:
+        raise ConfigError(
+            f"{len(without)} of the model's tensors on the meta device, the first {without[0]}",
+            expected="tensors with values",
+            hint="build the model on the CPU",
+        )
+    if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):  # importing DTensor takes long
+        raise ConfigError(
+            "a model whose parameters are DTensors, as fully_shard() makes them",
+            expected="a whole one, which DistributedDataParallel copies to each rank",
+            hint="pass it as it was before, or write a loop of your own, such as docs/examples/fsdp_loop.py",
+        )
 
 
 def _groups(optimizer: object) -> list[dict[str, Any]]:

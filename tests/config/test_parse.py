@@ -283,6 +283,8 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
         ("epochs: 3\n---\nepochs: 4\n", 2, "this is not YAML"),
         ("a: \x01\n", 1, "this is not YAML"),
         ("ddp: &a\n  ddp: *a\n", 2, "ddp.ddp is an unknown key"),
+        ("epochs: 3\nparallel: ddp\n", 2, "parallel is no longer a setting"),
+        ("fsdp:\n  modules: [Block]\n", 1, "fsdp is no longer a setting"),
     ],
 )
 def test_a_wrong_file_is_named_with_line_and_column(
@@ -293,6 +295,13 @@ def test_a_wrong_file_is_named_with_line_and_column(
     name = argument.removeprefix("--config=")
     assert re.match(rf"{re.escape(name)}:{line}:[1-9][0-9]*: ", message)
     assert part in message
+
+
+@pytest.mark.parametrize("name", ["parallel", "fsdp.modules"])
+def test_a_setting_that_has_gone_says_what_to_do_instead(name: str) -> None:
+    for kind, prefix in ((Config, "--"), (Settings, "--train.")):
+        message = refused(f"{prefix}{name}=fsdp", kind=kind)
+        assert re.match(rf"{prefix}{name} is no longer a setting; .* -> .* docs/examples/fsdp_loop\.py$", message)
 
 
 def test_what_must_be_given_and_is_not_is_named() -> None:

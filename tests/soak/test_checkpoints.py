@@ -10,13 +10,11 @@ import pytest
 
 from tests.soak.conftest import Show, campaign
 from tests.train.checkpoint.test_file import damage_and_load
-from tests.train.checkpoint.test_sharded import config, equal, killed, run
 
 pytestmark = pytest.mark.soak
 
 KILLS, CUTS, DAMAGES = 1000, 200, 10_000
 HALF = KILLS // 2  # at least so many fall into the writing itself, rather than before or after
-SHARD_KILLS = 40
 CUT = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
 
 
@@ -36,12 +34,3 @@ def test_nothing_that_was_acknowledged_is_lost(
 
 def test_ten_thousand_damaged_files_are_named_and_passed_over(tmp_path: Path) -> None:
     damage_and_load(tmp_path, DAMAGES)
-
-
-def test_forty_kills_amid_saves_of_shards_change_no_bit(tmp_path: Path) -> None:
-    amid, again, left = killed(tmp_path, SHARD_KILLS)
-    print(f"{amid} of {SHARD_KILLS} kills met a save")
-    assert amid > SHARD_KILLS / 4
-    for rank, plain in zip(again, run(2, tmp_path, config("fsdp")), strict=True):
-        assert all(equal(rank[name], plain[name]) for name in ("records", "weights", "state"))
-    assert left == sorted(2 * list(set(left)))

@@ -31,7 +31,6 @@ from srunddp.train import (
     CheckpointError,
     Config,
     DDPConfig,
-    FSDPConfig,
     LoadingConfig,
     PreemptionConfig,
     Trainer,
@@ -550,13 +549,8 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: 
     [
         ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
         ({"best": "loss/first"}, "best=loss/first; expected one of loss -> "),
-        ({"parallel": "fsdp", "precision": "fp16"}, "precision is fp16, .* a GradScaler knows nothing of shards -> "),
-        ({"parallel": "fsdp", "ema_decay": 0.9}, "ema_decay is 0.9, with parallel=fsdp; expected null, .* -> "),
-        (
-            {"parallel": "fsdp", "ddp": DDPConfig(hook="fp16")},
-            "ddp.hook with parallel=fsdp; expected parallel=ddp.* -> ",
-        ),
-        ({"fsdp": FSDPConfig(param_dtype="bf16")}, "fsdp.param_dtype with parallel=ddp; expected parallel=fsdp.* -> "),
+        ({"parallel": "ddp"}, "parallel is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
+        ({"fsdp": None}, "fsdp is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
         ({"profile": "1:3"}, "profile, and no output_dir .* -> "),
         ({"profile": "1:3", "output_dir": "/x", "profile_ranks": (4,)}, r"profile_ranks is \(4,\).* -> "),
         ({"preemption": PreemptionConfig(signals=("USR3",))}, "preemption.signals has 'USR3'.* -> "),

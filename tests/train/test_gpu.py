@@ -156,7 +156,7 @@ def test_nccl_with_each_hook(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None
             super().__init__(model, world, config)
             self._ddp = self.training = ddp._wrapped(self.model, world, config)
 
-    monkeypatch.setattr("srunddp.train.model.fsdp.DDPModel", Wrapped)
+    monkeypatch.setattr("srunddp.train.trainer.DDPModel", Wrapped)
     trainer = trainer_of(network(), ddp=DDPConfig(hook=hook), accumulation=2, precision="bf16", epochs=6)
     records = trainer.fit(classes(128), classes(32))
     assert records[-1].train["loss"] < records[0].train["loss"]

@@ -406,9 +406,10 @@ def test_parameters_without_a_gradient_are_found(tmp_path: Path) -> None:
 
 
 def running_means(world: LocalWorld, broadcast: bool) -> Any:
-    """BatchNorm's, at first and after training."""
+    """BatchNorm's, at first and after training, in a part of a wider tensor."""
     torch.manual_seed(world.rank)
     model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model[0].running_mean = torch.zeros(8, 2)[:, 0]
     model[0].running_mean.fill_(float(world.rank))
     trainer = trainer_of(world=world, model=model, ddp=DDPConfig(broadcast_buffers=broadcast))
     first = model[0].running_mean.clone()

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from srunddp import telemetry
 from srunddp.telemetry import TelemetryPage
-from srunddp.train import Callback, CheckpointConfig, DDPConfig, Trainer
+from srunddp.train import Callback, CheckpointConfig, Trainer
 from srunddp.train.step_timer import StepTimer, ThroughputMeter, make_step_timer
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import settings, trainer_of
@@ -46,8 +46,7 @@ class SlowCallback(Callback):
 
     def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
         time.sleep(self._seconds)
-        if trainer.config.parallel == "ddp":  # torch saves no model in shards so
-            torch.save(trainer.model, io.BytesIO())
+        torch.save(trainer.model, io.BytesIO())
 
 
 def train(world: LocalWorld, slow: int, where: str, buffers: bool, changes: dict[str, Any]) -> dict[str, Any]:
@@ -71,9 +70,6 @@ def train(world: LocalWorld, slow: int, where: str, buffers: bool, changes: dict
     return result
 
 
-CHECKPOINTED_LINEAR = DDPConfig(activation_checkpointing=("Linear",))
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("step_timer")
@@ -82,14 +78,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "data of 1": (1, "data", False, {}),
         "work of 0": (0, "callback", False, {}),
         "work of 0, buffers": (0, "data", True, {}),
-        "work of 0, shards": (0, "data", False, {"parallel": "fsdp", "ddp": CHECKPOINTED_LINEAR}),
         "accumulation": (1, "data", False, {"accumulation": 3}),
         "checkpoints": (1, "", False, checkpoints),
     }
     return {name: run_ranks(2, folder, train, *arguments) for name, arguments in scenarios.items()}
 
 
-@pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers", "work of 0, shards"])
+@pytest.mark.parametrize("name", ["data of 1", "work of 0", "work of 0, buffers"])
 def test_the_steps_of_all_ranks_take_the_slow_ones_time(results: Any, name: str) -> None:
     ours, theirs = results[name]
     assert (ours["steps"], ours["samples"]) == (theirs["steps"], theirs["samples"]) == (STEPS, 2 * STEPS * 4)
@@ -113,9 +108,8 @@ def test_slow_work_of_a_rank_is_not_counted_as_waiting(results: Any) -> None:
     assert slow["data_s"] < SLEPT / 2
 
 
-@pytest.mark.parametrize("what", ["buffers", "shards"])
-def test_the_wait_for_others_before_a_forward_is_not_a_ranks_own(results: Any, what: str) -> None:
-    slow, fast = results[f"work of 0, {what}"]
+def test_the_wait_for_others_before_a_forward_is_not_a_ranks_own(results: Any) -> None:
+    slow, fast = results["work of 0, buffers"]
     assert slow["own_s"] >= SLEPT
     assert slow["own_s"] - fast["own_s"] > SLEPT / 2
 

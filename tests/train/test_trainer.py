@@ -217,6 +217,7 @@ def trainer_of(**changes: Any) -> Trainer:
     ("changes", "words"),
     [
         ({"optimizer": torch.optim.SGD(Scale().parameters())}, "1 of the optimizer's parameters"),
+        ({"model": nn.Linear(2, 2, device="meta")}, "2 of the model's tensors on the meta device, the first weight"),
         ({"loss_function": nn.L1Loss(reduction="sum")}, "reduction='sum'"),
         ({"metrics": {"loss": distance}}, "a metric named 'loss'"),
         ({"world": LocalWorld(world_size=2)}, "a world of 2 ranks, but .* is none"),

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -37,14 +37,8 @@ class AsyncCheckpointer:
     What the disk refuses does not end training: see :meth:`poll`. Python's end waits for the thread.
     """
 
-    def __init__(
-        self, directory: CheckpointDirectory, write_state: Callable[[int, dict[str, Any]], None] | None = None
-    ) -> None:
-        """Args:
-        write_state: writes a step's state; ``directory.add`` by default.
-        """
+    def __init__(self, directory: CheckpointDirectory) -> None:
         self._directory = directory
-        self._write_state = write_state or directory.add
         self._snapshot = Snapshot()
         # Of a run in this process that has failed: two at once would remove each other's temporary files.
         for thread in threading.enumerate():
@@ -99,7 +93,7 @@ class AsyncCheckpointer:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         began = time.monotonic()
         try:
-            self._write_state(step, state)
+            self._directory.add(step, state)
         except OSError as error:
             self._failed = self._failure(step, error)
             self._problems.append(str(self._failed))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -15,14 +14,14 @@ from typing import Any
 
 from srunddp.train.checkpoint.file import (
     CheckpointError,
+    load_checkpoint,
     remove_temporaries,
     save_checkpoint,
     sync_folder,
+    verify,
 )
-from srunddp.train.checkpoint.sharded import SUFFIX, load_whole, references, verify_whole
 
 _NAME = re.compile(r"step-([0-9]{8,})\.pt")
-_FOLDER = re.compile(r"(step-[0-9]{8,})\.[0-9a-f]+" + re.escape(SUFFIX))
 _BEST = "best.pt"
 
 
@@ -78,7 +77,7 @@ class CheckpointDirectory:
             step = max(left)
             tried.add(step)
             try:
-                state = load_whole(self.path(step))
+                state = load_checkpoint(self.path(step))
             except CheckpointError as error:
                 if os.path.lexists(self.path(step)):
                     log(f"passed over {str(error).partition(';')[0]}")
@@ -87,35 +86,17 @@ class CheckpointDirectory:
             return self.path(step), state
         return None
 
-    def new_folder(self, step: int) -> Path:
-        """A name for a folder of shards of this step."""
-        return self.folder / f"step-{step:08}.{token_hex(4)}{SUFFIX}"
-
-    def remove_leftovers(self, *, but: Path | None = None) -> None:
-        """Delete what killed saves have left, and shards of no checkpoint but this folder: they may fill the disk."""
-        for name in ("step-*.pt", _BEST):
-            remove_temporaries(self.folder, name)
-        for folder in self.folder.glob(f"step-*{SUFFIX}"):
-            match = _FOLDER.fullmatch(folder.name)
-            if not match or (but and folder.name == but.name):  # one of the two paths may be relative
-                continue
-            if not any(references(self.folder / f"{match[1]}{suffix}", folder) for suffix in (".pt", ".pt.aside")):
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def add(self, step: int, state: Mapping[str, Any], folder: Path | None = None) -> None:
+    def add(self, step: int, state: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step, and then delete those that need not be kept.
-
-        Args:
-            folder: of its shards, which are written; None where it has none.
 
         Raises:
             CheckpointError, OSError: as :func:`save_checkpoint`; nothing was deleted then but temporary files.
         """
-        self.remove_leftovers(but=folder)
+        for name in ("step-*.pt", _BEST):  # what killed saves have left may fill the disk
+            remove_temporaries(self.folder, name)
         save_checkpoint(self.path(step), state)
         self._whole.add(step)
         self._prune(step)
-        self.remove_leftovers()
 
     def archive_newer(self, after: int) -> list[Path]:
         """Rename the checkpoints of later steps to ``*.pt.aside``, as a run starts anew from ``after``.
@@ -155,7 +136,7 @@ class CheckpointDirectory:
     def _is_whole(self, step: int) -> bool:
         if step not in self._whole:
             with suppress(CheckpointError):
-                verify_whole(self.path(step))
+                verify(self.path(step))
                 self._whole.add(step)
         return step in self._whole
 

@@ -44,7 +44,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
         state: tensors and plain values, which do not change meanwhile.
 
     Raises:
-        CheckpointError: ``state`` holds something that :func:`load_file` would refuse.
+        CheckpointError: ``state`` holds something that :func:`load_checkpoint` would refuse.
         OSError: the folder is missing or not writable, or the disk is full or broken. With that, and with the error
             above, the old file stays.
     """
@@ -63,7 +63,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     sync_folder(path.parent)
 
 
-def load_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What :func:`save_checkpoint` wrote, with its tensors on the CPU.
 
     On the CPU, since a GPU number saved by rank 0 would fill that GPU from every rank. Nothing in the file is executed:

@@ -17,9 +17,7 @@ from srunddp.telemetry import event
 from srunddp.train import rng
 from srunddp.train.checkpoint.async_writer import AsyncCheckpointer
 from srunddp.train.checkpoint.directory import CheckpointDirectory
-from srunddp.train.checkpoint.file import CheckpointError
-from srunddp.train.checkpoint.resharding import Resharder
-from srunddp.train.checkpoint.sharded import load_whole
+from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint
 from srunddp.train.config import Config
 from srunddp.train.state import VERSION, TrainingState
 from srunddp.train.world import World
@@ -29,10 +27,7 @@ _CHUNK = 2**26
 
 
 class CheckpointManager:
-    """Rank 0 writes and reads; the others send it their random states, and are sent what it has read.
-
-    Of a model in shards each rank writes and reads its own.
-    """
+    """Rank 0 writes and reads; the others send it their random states, and are sent what it has read."""
 
     def __init__(self, config: Config, world: World, state: TrainingState, log: Callable[[str], None]) -> None:
         """Args:
@@ -43,8 +38,7 @@ class CheckpointManager:
         self._directory = CheckpointDirectory(
             Path(config.output_dir) / FOLDER, config.checkpoint.keep_last, config.checkpoint.keep_best
         )
-        self._resharder = Resharder(world, self._directory, state)
-        self._writer = AsyncCheckpointer(self._directory, self._resharder.add if self._resharder.shards else None)
+        self._writer = AsyncCheckpointer(self._directory)
         if world.rank == 0:
             # Now, so that a folder which cannot be written is known before the first epoch, not after it.
             try:
@@ -55,7 +49,6 @@ class CheckpointManager:
                     expected="a folder that rank 0 may write to",
                     hint="correct output_dir",
                 ) from None
-        self._resharder.check_shared()
         self._origin: Path | None = None
         self._last_saved: tuple[int, ...] = ()
         self._saved_at = time.monotonic()
@@ -85,7 +78,7 @@ class CheckpointManager:
             return path
         self._last_saved = position
         states = rng.gather(self._world)
-        if self._world.rank == 0 or self._resharder.shards:
+        if self._world.rank == 0:
             self._directory.scores = dict(state.scores)
             whole = {**state.state_dict(), "random": states, "world_size": self._world.world_size}
             self._writer.write(state.step, whole)
@@ -131,7 +124,7 @@ class CheckpointManager:
         """
         try:
             _check_version(found)
-            self._state.load_state_dict(self._resharder.reshard(found, self._origin))
+            self._state.load_state_dict(found)
         except (IndexError, KeyError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"the checkpoint is not of this model and optimizer: {' '.join(str(error).split())[:300]}",
@@ -152,7 +145,7 @@ class CheckpointManager:
             if state is not None or wanted in ("auto", "no"):
                 return path, state
         if wanted != "no":
-            state = load_whole(wanted)
+            state = load_checkpoint(wanted)
             _check_version(state, wanted)
             for path in self._directory.archive_newer(after=state["step"]):
                 self._log(f"{path} is from after the checkpoint that was asked for, and was set aside")

@@ -147,6 +147,6 @@ def test_a_checkpoint_deleted_meanwhile_is_not_called_broken(tmp_path: Path, mon
         made.add(2, {"step": 2})
         return load_checkpoint(path)
 
-    monkeypatch.setattr("srunddp.train.checkpoint.directory.load_whole", late)
+    monkeypatch.setattr("srunddp.train.checkpoint.directory.load_checkpoint", late)
     assert step_of_newest(CheckpointDirectory(tmp_path, 1, 0), said) == 2
     assert said == []

@@ -19,7 +19,7 @@ import torch
 
 from srunddp.train import load_checkpoint, save_checkpoint
 from srunddp.train.checkpoint.directory import CheckpointDirectory
-from srunddp.train.checkpoint.file import CheckpointError, load_file, verify
+from srunddp.train.checkpoint.file import CheckpointError, verify
 from tests.train.conftest import HERE, run_python
 
 
@@ -56,7 +56,7 @@ def damage_and_load(folder: Path, number: int) -> None:
     for _ in range(number):
         path.write_bytes(damaged(data, draw))
         with pytest.raises(CheckpointError) as error:
-            load_file(path)
+            load_checkpoint(path)
         said: list[str] = []
         found = directory.newest(said.append)
         assert found is not None
