@@ -2,7 +2,7 @@
 
 from srunddp.config.parse import read_config
 from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint
-from srunddp.train.config import CheckpointConfig, Config, DDPConfig, LoadingConfig, PreemptionConfig
+from srunddp.train.config import CheckpointConfig, Config, DataLoaderConfig, DDPConfig, PreemptionConfig
 from srunddp.train.data.order import Order, Weighted
 from srunddp.train.metrics.accumulator import Metric, accuracy
 from srunddp.train.progress import EpochRecord
@@ -16,8 +16,8 @@ __all__ = [
     "CheckpointError",
     "Config",
     "DDPConfig",
+    "DataLoaderConfig",
     "EpochRecord",
-    "LoadingConfig",
     "Metric",
     "Order",
     "PreemptionConfig",

@@ -93,9 +93,7 @@ class FitLoop:
         data = {"train_data": train_data, "val_data": val_data}
         validate.check_fit(world, data, order, trainer.weight, config)
         workers.set_threads(workers.share(world), config.num_threads)
-        self._loader = make_loader(
-            trainer, train_data, order=order, collate=collate, sharded=sharded, training=True
-        )
+        self._loader = make_loader(trainer, train_data, order=order, collate=collate, sharded=sharded, training=True)
         self._val_loader = (
             None if val_data is None else make_loader(trainer, val_data, collate=val_collate, sharded=sharded)
         )

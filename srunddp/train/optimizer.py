@@ -125,9 +125,7 @@ def make_schedulers(
     if config.schedule == "constant" and not config.warmup_steps:
         return ()
     end = total if config.schedule == "cosine" else None
-    return tuple(
-        LambdaLR(each, lambda _: warmup_then_cosine(done(), config.warmup_steps, end)) for each in optimizers
-    )
+    return tuple(LambdaLR(each, lambda _: warmup_then_cosine(done(), config.warmup_steps, end)) for each in optimizers)
 
 
 def _made(wanted: Scheduler, optimizer: Optimizer, config: Config) -> LRScheduler:

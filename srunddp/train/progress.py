@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from tqdm import tqdm
 
 _BAR_EVERY = 0.1  # seconds
@@ -28,7 +29,7 @@ class EpochRecord:
     Attributes:
         epoch: counted from 1.
         train: ``loss`` and the metrics, while the parameters were changing.
-        test: the same on the test data after the epoch; empty where there is none.
+        val: the same on the validation data after the epoch; empty where there is none.
         samples_per_second: of training, all ranks together; 0 where it is not known.
         world_size: how many ranks that were.
         device: their devices' type, as torch calls it.
@@ -36,7 +37,7 @@ class EpochRecord:
 
     epoch: int
     train: Mapping[str, float]
-    test: Mapping[str, float] = field(default_factory=dict)
+    val: Mapping[str, float] = field(default_factory=dict)
     samples_per_second: float = field(default=0.0, compare=False)
     world_size: int = field(default=1, compare=False)
     device: str = field(default="cpu", compare=False)
@@ -48,9 +49,9 @@ class EpochRecord:
 
 
 def describe(record: EpochRecord) -> str:
-    """For example ``Epoch 1 - loss 0.2346, accuracy 92.34 %, test loss 0.1234, 12345 samples/s (6172 per GPU)``."""
+    """For example ``Epoch 1 - loss 0.2346, accuracy 92.34 %, val loss 0.1234, 12345 samples/s (6172 per GPU)``."""
     parts = [_part(name, value) for name, value in record.train.items()]
-    parts += [f"test {_part(name, value)}" for name, value in record.test.items()]
+    parts += [f"val {_part(name, value)}" for name, value in record.val.items()]
     if record.samples_per_second:
         parts.append(_throughput(record))
     return f"Epoch {record.epoch} - {', '.join(parts)}"
@@ -86,12 +87,12 @@ class SilentProgress:
         self._idle = 0.0
         self._began = self._clock()
 
-    def step(self, samples: int, loss: float | None) -> None:
+    def step(self, samples: int, loss: Tensor | None) -> None:
         """A step is done.
 
         Args:
             samples: of all ranks together.
-            loss: of an earlier step; None where none is known yet.
+            loss: of this rank, of no dimension; None where it had no samples. Read where it is shown.
         """
         self._samples += samples
 
@@ -132,7 +133,7 @@ class Progress(SilentProgress):
         self._epoch, self._epochs = 0, 0
         self._steps: int | None = None
         self._done = 0
-        self._loss: float | None = None
+        self._loss: Tensor | None = None
         self._due = 0.0
 
     def start_epoch(self, epoch: int, epochs: int, steps: int | None, done: int) -> None:
@@ -146,7 +147,7 @@ class Progress(SilentProgress):
         self._every = _LINE_EVERY if self._bar is None else _BAR_EVERY
         self._due = self._began + self._every
 
-    def step(self, samples: int, loss: float | None) -> None:
+    def step(self, samples: int, loss: Tensor | None) -> None:
         self._samples += samples
         self._done += 1
         if loss is not None:
@@ -175,7 +176,7 @@ class Progress(SilentProgress):
                 bar.close()
 
     def _show(self) -> None:
-        figures = [] if self._loss is None else [f"loss {self._loss:.4f}"]
+        figures = [] if self._loss is None else [f"loss {float(self._loss):.4f}"]
         figures.append(f"{self.samples_per_second:.0f} samples/s")
         if self._bar is None:
             self.log(", ".join([f"epoch {self._epoch} of {self._epochs}", self._share(), *figures]))

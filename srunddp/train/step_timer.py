@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from srunddp.telemetry import TelemetryPage, active_page, event
-
-if TYPE_CHECKING:
-    from srunddp.train.model.ddp import DDPModel
 
 T = TypeVar("T")
 _LOOK_EVERY = 0.5  # seconds between two measurements of a GPU
@@ -29,15 +25,8 @@ class ThroughputMeter:
         """The same steps, as they come."""
         return steps
 
-    def time_collective_waits(self, model: DDPModel) -> AbstractContextManager[None]:
-        """Around a training, whose forwards may wait for other ranks as well."""
-        return nullcontext()
-
     def start_wait(self) -> None:
-        """What follows waits for other ranks, until :meth:`end_wait`: the backward pass that shares gradients.
-
-        There may be more of these in between, as where a checkpointed module's forward is made again.
-        """
+        """What follows waits for other ranks, until :meth:`end_wait`: the backward pass that shares gradients."""
 
     def end_wait(self) -> None:
         """This rank's own work again."""
@@ -60,7 +49,6 @@ class StepTimer(ThroughputMeter):
         self._gpu = _Gpu() if device.type == "cuda" else None
         self._requested = self._arrived = self._since = self._clock()
         self._wait_s = 0.0
-        self._depth = 0
 
     def timed(self, steps: Iterator[T]) -> Iterator[T]:
         """The same steps, and how long each was waited for."""
@@ -74,21 +62,12 @@ class StepTimer(ThroughputMeter):
             self._arrived, self._wait_s = self._clock(), 0.0
             yield step
 
-    def time_collective_waits(self, model: DDPModel) -> AbstractContextManager[None]:
-        return model.time_collective_waits(self.start_wait, self.end_wait)
-
     def start_wait(self) -> None:
-        self._depth += 1
-        if self._depth > 1:
-            return
         if self._gpu:
             self._gpu.turn()
         self._since = self._clock()
 
     def end_wait(self) -> None:
-        self._depth -= 1
-        if self._depth > 0:
-            return
         if self._gpu:
             self._gpu.turn()
         self._wait_s += self._clock() - self._since

@@ -108,7 +108,9 @@ class Trainer:
                 use_fused(each, self.model)
             scale_lr(each, factor)
         scaler = GradScaler(world.device.type, enabled=config.precision == "fp16")
-        parts = {f"{i} {type(each).__name__}": each for i, each in enumerate((loss_function, *callbacks)) if _has_state(each)}
+        parts = {
+            f"{i} {type(each).__name__}": each for i, each in enumerate((loss_function, *callbacks)) if _has_state(each)
+        }
         self.state = TrainingState(
             model=self.model,
             optimizers=self._optimizers,

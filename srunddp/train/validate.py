@@ -70,7 +70,9 @@ def check_model(model: nn.Module, optimizers: Sequence[Optimizer], loss_function
     """The optimizers step parameters of this model and this loss function, each but once."""
     if isinstance(model, DistributedDataParallel):
         raise ConfigError(
-            "a model in DistributedDataParallel", expected="the model itself", hint="leave the wrap out, it is made here"
+            "a model in DistributedDataParallel",
+            expected="the model itself",
+            hint="leave the wrap out, it is made here",
         )
     _check_tensors(model)
     modules = [each for each in (model, loss_function) if isinstance(each, nn.Module)]
@@ -211,7 +213,9 @@ def check_changed(saved: Mapping[str, Any], data: Mapping[str, Any], steps: int 
         saved: a checkpoint; data, steps: this run's data and its steps per epoch; own_scheduler: the class of a
             user's scheduler that is stepped after each step, or nothing.
     """
-    if changed := {name: (saved["data"].get(name), own) for name, own in data.items() if saved["data"].get(name) != own}:
+    if changed := {
+        name: (saved["data"].get(name), own) for name, own in data.items() if saved["data"].get(name) != own
+    }:
         name, (before, now) = next(iter(changed.items()))
         raise ConfigError(
             f"{name} of the training data was {before} in the checkpoint and is {now}",
