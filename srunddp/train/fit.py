@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from srunddp.bootstrap.environment.cpus import Cpus, advice
 from srunddp.config.parse import save_config
@@ -20,9 +20,10 @@ from srunddp.errors import ConfigError
 from srunddp.telemetry import event, heartbeat
 from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
+from srunddp.train.config import Config
 from srunddp.train.data import workers
-from srunddp.train.data.loader import StepBatches, make_loaders
-from srunddp.train.data.order import Order
+from srunddp.train.data.loader import DistributedDataLoader, StepBatches
+from srunddp.train.data.order import Order, Sequential
 from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger
 from srunddp.train.optimizer import make_scheduler
@@ -30,6 +31,7 @@ from srunddp.train.profiler import Profile, parse
 from srunddp.train.progress import EpochRecord, Progress, SilentProgress
 from srunddp.train.rng import preserved_rng
 from srunddp.train.step_timer import make_step_timer
+from srunddp.train.world import World
 
 if TYPE_CHECKING:
     from srunddp.train.trainer import Trainer
@@ -58,7 +60,7 @@ class FitLoop:
         validate.check_fit(world, train_data, test_data, order, config)
         share = workers.share(world)
         workers.set_threads(share, config.loading.threads)
-        self._loader, self._test_loader = make_loaders(world, config, train_data, test_data, order, collate, share)
+        self._loader, self._test_loader = _loaders(world, config, train_data, test_data, order, collate, share)
         self._on_step = trainer.methods("on_step")
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
@@ -130,7 +132,8 @@ class FitLoop:
         """The steps that are left of this epoch."""
         if self.early_stopped and self._state.samples_seen:
             return  # a resume after the evaluation that ended training
-        for step in self.timer.timed(self._loader.steps(self._state.epoch + 1, self._state.samples_seen)):
+        self._loader.load_state_dict({"epoch": self._state.epoch + 1, "samples_seen": self._state.samples_seen})
+        for step in self.timer.timed(self._loader.steps()):
             if self._profile:
                 self._profile.before(self._state.step + 1)
             yield step
@@ -151,6 +154,7 @@ class FitLoop:
             if self._policy:
                 self._policy.begin()
             event("evaluation")
+            self._test_loader.set_epoch(0)  # again: each evaluation reads the same
             yield self._test_loader.steps()
             event("evaluation_end")
         if self._policy:
@@ -164,17 +168,17 @@ class FitLoop:
         """
         state = self._state
         state.step += 1
-        state.samples_seen += step.total
+        state.samples_seen += step.samples
         if self._profile:
             self._profile.after(state.step)
-        self._progress.step(step.total, loss)
+        self._progress.step(step.samples, loss)
         for call in self._on_step:
             call(self._trainer, state.step, loss)
         if self._metrics_logger and self._config.log_every and state.step % self._config.log_every == 0:
             rates = [float(group["lr"]) for group in self._trainer.optimizer.param_groups[:1]]
             figures = {} if loss is None else {"loss": loss}
             self._metrics_logger.add("step", state.step, **figures, lr=rates[0])
-        self.timer.done(step.total)
+        self.timer.done(step.samples)
 
     def evaluation_is_due(self) -> bool:
         """Whether to evaluate after this step."""
@@ -272,3 +276,46 @@ class FitLoop:
         with self._stack:
             if self._policy and isinstance(error, StopTraining):
                 self._policy.save_and_stop(error, self._sums)
+
+
+def _loaders(
+    world: World,
+    config: Config,
+    train_data: Dataset[Any],
+    test_data: Dataset[Any] | None,
+    order: Order | None,
+    collate: Callable[[list[Any]], Any] | None,
+    cpus: int,
+) -> tuple[DistributedDataLoader, DistributedDataLoader | None]:
+    """Of the training and of the test data; ``cpus`` are those of this rank."""
+    loading = config.loading
+
+    def make(data: Dataset[Any], order: Order | None, **options: Any) -> DistributedDataLoader:
+        return DistributedDataLoader(
+            data,
+            world,
+            batch_size=config.batch_size,
+            order=order,
+            seed=config.seed,
+            collate=collate,
+            num_workers=workers.default_workers(loading.num_workers, cpus, isinstance(data, TensorDataset)),
+            prefetch_factor=loading.prefetch_factor,
+            pin_memory=loading.pin_memory,
+            multiprocessing_context=loading.multiprocessing_context,
+            channels_last=config.ddp.channels_last,
+            signals=config.preemption.signals,
+            **options,
+        )
+
+    train = make(
+        train_data,
+        order,
+        drop_last=loading.drop_last,
+        gradient_accumulation_steps=config.accumulation,
+        persistent_workers=loading.persistent_workers,
+    )
+    if test_data is None:
+        return train, None
+    in_turn = None if isinstance(test_data, IterableDataset) else Sequential(len(cast(Sized, test_data)))
+    # Its workers end with each evaluation: else those of both would stay, twice as many as there are CPUs for.
+    return train, make(test_data, in_turn, persistent_workers=False)

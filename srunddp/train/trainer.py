@@ -27,7 +27,7 @@ from srunddp.train.optimizer import Scheduler, lr_factor, scale_lr, use_fused
 from srunddp.train.progress import EpochRecord
 from srunddp.train.state import TrainingState
 from srunddp.train.step_timer import ThroughputMeter
-from srunddp.train.validate import check_parts
+from srunddp.train.validate import check_parts, pair
 from srunddp.train.world import World
 
 _NOTHING = nullcontext()
@@ -162,17 +162,18 @@ class Trainer:
             last = batch is step.batches[-1]
             # Only a step's last forward and backward share gradients between ranks.
             with _NOTHING if last else self._wrapped.accumulating():
+                inputs, targets = pair(batch.data)
                 with self._precision():
-                    outputs = self._wrapped.training(batch.inputs)
-                    loss = self._loss_function(outputs, batch.targets)
-                # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.
-                weight = batch.own * self.world.world_size / step.total
+                    outputs = self._wrapped.training(inputs)
+                    loss = self._loss_function(outputs, targets)
                 if last:
                     timer.start_wait()
-                state.scaler.scale(loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+                # DistributedDataParallel takes the mean over ranks: this makes it the mean over the step's samples.
+                scaled = loss if batch.scale == 1 else loss * batch.scale
+                state.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
             if last:
                 timer.end_wait()
-            loss_before = sums.add(loss, outputs, batch.targets, batch.own)
+            loss_before = sums.add(loss, outputs, targets, batch.samples)
         if self.config.clip_norm is not None:
             state.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
@@ -201,11 +202,12 @@ class Trainer:
         sums = MetricAccumulator(self.metrics, self.world)
         with run.evaluation() as steps:
             for (batch,), *_ in steps:
+                inputs, targets = pair(batch.data)
                 with self._precision():
                     # The model, not the wrap: it has no gradients to share, and its buffers are shared already.
-                    outputs = testing(batch.inputs)
-                    loss = self._loss_function(outputs, batch.targets)
-                sums.add(loss, outputs, batch.targets, batch.own)
+                    outputs = testing(inputs)
+                    loss = self._loss_function(outputs, targets)
+                sums.add(loss, outputs, targets, batch.samples)
                 heartbeat()
                 run.agree()
         self._wrapped.training.train()
@@ -215,9 +217,9 @@ class Trainer:
         """A step without a consequence, but that DistributedDataParallel orders its buckets for the next one."""
         if not self._wrapped.rebuilds_buckets or not (step := next(steps, None)):
             return
-        batch = step.batches[0]
+        inputs, targets = pair(step.batches[0].data)
         with self._precision():
-            loss = self._loss_function(self._wrapped.training(batch.inputs), batch.targets)
+            loss = self._loss_function(self._wrapped.training(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self._wrapped.static_graph_recorded()
         self.optimizer.zero_grad(set_to_none=True)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, DDPConfig, FSDPConfig
-from srunddp.train.data.order import Order
+from srunddp.train.data.order import Order, check_order
 from srunddp.train.data.sampler import hashed, length_of
 from srunddp.train.metrics.accumulator import LossFunction, Metric
 from srunddp.train.preemption import signals
@@ -132,22 +132,19 @@ def check_fit(
         if size == 0:
             raise ConfigError(f"{name} is 0", expected="at least 1", hint="check what was passed to fit()")
     if order is not None:
-        _check_order(order, sizes["len(train_data)"], train_data)
+        check_order(order, None if isinstance(train_data, IterableDataset) else sizes["len(train_data)"])
 
 
-def _check_order(order: Order, samples: int, data: Dataset[Any]) -> None:
-    if isinstance(data, IterableDataset):
-        raise ConfigError(
-            "an order, and data that is iterable", expected="data with indices", hint="let it yield in that order"
-        )
-    indices = order.indices(1)
-    if len(indices) == 0 or int(indices.min()) < 0 or int(indices.max()) >= samples:
-        found = f"from {int(indices.min())} to {int(indices.max())}" if len(indices) else "none"
-        raise ConfigError(
-            f"the order's indices: {found}",
-            expected=f"some, from 0 to {samples - 1} for {samples} samples",
-            hint="make the order of this data set",
-        )
+def pair(data: Any) -> tuple[Any, Any]:
+    """The inputs and the targets of a batch."""
+    if isinstance(data, list | tuple) and len(data) == 2:
+        return data[0], data[1]
+    parts = data if isinstance(data, list | tuple) else [data]
+    raise ConfigError(
+        f"a batch of {[type(part).__name__ for part in parts]}",
+        expected="two parts, inputs and targets",
+        hint="let the data set's __getitem__, or collate, return such a pair",
+    )
 
 
 def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
@@ -171,15 +168,7 @@ def _length(data: Dataset[Any] | None) -> int:
     if data is None:
         return -1
     length = length_of(data)
-    if length is not None:
-        return length
-    if isinstance(data, IterableDataset):
-        return -2
-    raise ConfigError(
-        f"a data set of {type(data).__name__} without a length",
-        expected="__len__ and __getitem__, or an IterableDataset",
-        hint="use one of torch.utils.data's kinds",
-    )
+    return -2 if length is None else length
 
 
 def check_settings(config: Config, world: World) -> None:
