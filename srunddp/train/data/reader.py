@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -120,7 +121,8 @@ class BatchReader:
             wait_for_gloo_threads()
             self._forks = not self._loader.persistent_workers
         try:
-            with signals_blocked(self._signals, self._method):
+            with signals_blocked(self._signals, self._method), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # below, it is said what and how to mend it
                 return iter(self._loader)
         except Exception:
             if self._method != "fork":

@@ -61,7 +61,8 @@ class Stream(IterableDataset[Any]):
         if self._worker is None and (info := get_worker_info()):
             self._worker, self._workers = info.id, info.num_workers
             if not self._sharded:
-                vars(info).update(id=0, num_workers=1)
+                for name, value in (("id", 0), ("num_workers", 1)):
+                    object.__setattr__(info, name, value)  # past what torch may have made read-only
         worker, source = self._worker or 0, (self._assignment.seed, epoch)
         reader = (self._assignment.rank, worker) if self._sharded else ()
         isolated = IsolatedRng(hashed((*source, *reader)))
