@@ -19,15 +19,13 @@ from srunddp.train import (
     Callback,
     CheckpointConfig,
     DDPConfig,
-    LoadingConfig,
     Trainer,
     load_checkpoint,
     rng,
 )
 from srunddp.train.checkpoint.async_writer import Snapshot
-from srunddp.train.data.loader import DeviceLoader
+from srunddp.train.data.loader import DistributedDataLoader
 from srunddp.train.data.order import Sequential
-from srunddp.train.data.sampler import ShardAssignment
 from srunddp.train.metrics.accumulator import LaggedLoss
 from srunddp.train.model.ddp import DDPModel
 from tests.support.starting import until
@@ -96,12 +94,10 @@ def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
     assert load_checkpoint(newest)["model"].keys() == network().state_dict().keys()
 
 
-def feed(workers: int) -> DeviceLoader:
-    loading = LoadingConfig(multiprocessing_context="fork")
+def loader_of(workers: int) -> DistributedDataLoader:
     images: Any = [(torch.full((3, 64, 64), float(index)), torch.tensor(index)) for index in range(64)]
-    return DeviceLoader(
-        images, Sequential(64), world(), loading, assignment=ShardAssignment(0, 1, 8, 0), num_workers=workers
-    )
+    options: Any = {"num_workers": workers, "multiprocessing_context": "fork"}
+    return DistributedDataLoader(images, world(), batch_size=8, order=Sequential(64), **options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -109,10 +105,10 @@ def test_batches_arrive_whole_however_busy_the_device_is(workers: int) -> None:
     """While it computes, and while the memory of batches before is given away and taken again."""
     weight = torch.randn(2048, 2048, device=GPU)
     found = []
-    for (batch,), *_ in feed(workers).steps():
+    for (batch,), *_ in loader_of(workers).steps():
         for _ in range(20):
             weight = weight @ weight / weight.norm()
-        found.append((batch.inputs.mean(dim=(1, 2, 3)), batch.targets))
+        found.append((batch.data[0].mean(dim=(1, 2, 3)), batch.data[1]))
         del batch
     means, targets = (torch.cat(parts).tolist() for parts in zip(*found, strict=True))
     assert targets == list(range(64))
@@ -121,17 +117,16 @@ def test_batches_arrive_whole_however_busy_the_device_is(workers: int) -> None:
 
 def test_the_next_batch_is_copied_while_the_device_computes() -> None:
     """The computation of a step waits for no copy of the step after it, and that copy for no computation."""
-    it = feed(2)
-    steps: Iterator[Any] = it.steps()
+    steps = loader_of(2).steps()
     next(steps)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # about a second of work that nothing depends on
     computed = torch.cuda.Event()
     computed.record()
     next(steps)
-    assert it._side is not None
-    copied = it._side.record_event()
-    copied.synchronize()
+    step = next(steps)  # the copies of which began after the computation
+    assert step.copied is not None
+    step.copied.synchronize()
     assert not computed.query(), "the copies of the step after waited for the computation"
     torch.cuda.synchronize()
 

@@ -199,7 +199,7 @@ def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> Non
             given.append(options)
             super().__init__(*args, **options)
 
-    monkeypatch.setattr("srunddp.train.data.loader.DataLoader", Watched)
+    monkeypatch.setattr("srunddp.train.data.reader.DataLoader", Watched)
     loading = LoadingConfig(num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
     (record,) = scale_trainer(LocalWorld(), batch_size=2, loading=loading).fit(Numbered(10))
     assert record.train == exact_figures(10)

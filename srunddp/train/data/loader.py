@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset
 
-from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
-from srunddp.errors import ConfigError
-from srunddp.train.config import Config, LoadingConfig
-from srunddp.train.data.order import Order, Sequential, Shuffled
-from srunddp.train.data.sampler import (
-    DistributedBatchSampler,
-    Reader,
-    ShardAssignment,
-    ShardedIterable,
-    TensorRows,
-    length_of,
-)
-from srunddp.train.data.workers import default_workers, start_method
-from srunddp.train.preemption.signals import ignore_in_worker, signals_blocked
+from srunddp.errors import ConfigError, Scope
+from srunddp.train.config import LoadingConfig
+from srunddp.train.data.order import Order, Shuffled, Weighted, check_order
+from srunddp.train.data.reader import BatchReader, Source
+from srunddp.train.data.sampler import MicroBatch, ShardAssignment, length_of
+from srunddp.train.data.steps import Step, StepGrouper
+from srunddp.train.data.transfer import DeviceTransfer
+from srunddp.train.data.workers import default_workers, share
 from srunddp.train.world import World
 
 
@@ -33,164 +24,233 @@ class Batch(NamedTuple):
     """One rank's part of a micro-batch, on the device.
 
     Attributes:
-        inputs, targets: of this rank's samples.
-        own: samples that count: all, or none where another rank's stands in; total: the same over all ranks.
+        data: what collate made of the samples; None on a rank that never had one of its own.
+        samples: those of this rank that count; 0 where another rank's stand in.
+        weight: theirs.
+        scale: times the batch's mean loss; averaged over ranks and summed over the step's batches that is the mean over
+            all weights of the step. It is ``weight * world_size`` by the sum of these, or 0 where that is 0.
     """
 
-    inputs: Any
-    targets: Any
-    own: int
-    total: int
+    data: Any
+    samples: int
+    weight: float
+    scale: float
 
 
 class StepBatches(NamedTuple):
     """The micro-batches of one optimizer step.
 
     Attributes:
-        batches: of this rank; total: their samples over all ranks.
+        batches: of this rank; all ranks have equally many.
+        samples, weight: of all ranks and batches.
         copied: when they are on the device; None where they are now.
     """
 
     batches: list[Batch]
-    total: int
+    samples: int
+    weight: float
     copied: torch.cuda.Event | None
 
 
-class DeviceLoader:
-    """One data set, read again each epoch by the same workers."""
+class DistributedDataLoader:
+    """Batches of one data set, of which each rank gets its part; works without a Trainer, too.
+
+    An epoch has every sample once, on one of the ranks, and none twice; all ranks make equally many batches. With a
+    model in DistributedDataParallel the gradients are those of the mean loss over all samples, or weights::
+
+        for epoch in range(loader.state_dict()["epoch"], 10):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                loss = loss_function(model(batch.data[0]), batch.data[1]) * batch.scale
+                loss.backward()
+
+    Iterating gives :class:`Batch` objects, :meth:`steps` the same by optimizer steps.
+    """
 
     def __init__(
         self,
         data: Dataset[Any],
-        order: Order | None,
         world: World,
-        loading: LoadingConfig,
         *,
-        assignment: ShardAssignment,
-        num_workers: int,
-        accumulation: int = 1,
-        signals: Sequence[str] = (),
-        collate: Callable[[Any], Any] | None = None,
+        batch_size: int,
+        order: Order | None = None,
+        seed: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        weight: Callable[[Any], float | Tensor] | None = None,
+        sharded: bool = False,
+        drop_last: bool = False,
+        gradient_accumulation_steps: int = 1,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = True,
+        pin_memory: bool | None = None,
+        multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None,
         channels_last: bool = False,
+        signals: Sequence[str] = ("USR1", "USR2"),
     ) -> None:
-        """Args:
-        order: of the samples of an epoch; None where the data set is iterable.
-        assignment: of the samples to the ranks; num_workers: reading processes; accumulation: micro-batches per step.
-        signals: that are for this rank alone, not for its workers.
-        collate: makes a batch of a list of samples; None for torch's.
+        """All ranks make it, with the same arguments, and in the same order if they make several.
+
+        Args:
+            data: with indices, the whole on every rank; or iterable.
+            world: from :func:`srunddp.init`.
+            batch_size: samples per rank and batch.
+            order: of the samples in each epoch; None shuffles them by ``seed``. Not for iterable data.
+            seed: of the order and of the workers' random numbers.
+            collate: makes a batch of a list of samples; None for torch's way.
+            weight: ``weight(batch)`` of what collate made, before it is copied to the device, such as the number of its
+                tokens: by how much the batch's mean loss counts. None for its samples.
+            sharded: the data set is iterable and splits itself by rank and by worker (``get_worker_info()``). Else all
+                ranks and workers read the whole of an iterable data set, and keep their part.
+            drop_last: leave out steps that are not full on every rank.
+            gradient_accumulation_steps: batches per step.
+            num_workers, prefetch_factor, persistent_workers, pin_memory, multiprocessing_context: as in torch's
+                DataLoader, but None is a number of workers that suits the CPUs of this rank, memory that is pinned for
+                a GPU, and a start method that is safe beside MPI and RDMA.
+            channels_last: tensors of four dimensions come with their channels innermost.
+            signals: names without SIG, that are for this rank alone, not for its workers.
+
+        Raises:
+            ConfigError: these do not fit together; the message says what to do.
         """
-        self._signals = signals
-        self._method = start_method(loading, dist.get_backend() if dist.is_initialized() else "gloo")
-        self._order = order
-        self._length = length_of(data) if order is None else len(order)
-        self._accumulation, self._step = accumulation, accumulation * assignment.global_batch_size
-        self._drop_last = loading.drop_last
-        self._requests = DistributedBatchSampler(assignment)
-        self._stream = ShardedIterable(data, assignment) if isinstance(data, IterableDataset) else None
-        self._device = world.device
-        self._format = torch.channels_last if channels_last else torch.preserve_format
-        self._on_host = world.device.type == "cpu" and not channels_last
-        self._rows = type(data) is TensorDataset and collate is None  # a class derived from it may read otherwise
-        # What is on a GPU already can be neither pinned nor copied beside.
-        there = self._rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
-        beside = world.device.type == "cuda" and not there
-        self._side = torch.cuda.Stream(world.device) if beside else None  # type: ignore[no-untyped-call]
-        self._pin = beside if loading.pin_memory is None else loading.pin_memory and not there
-        # With workers only: else what reading draws at random would depend on how far ahead it is.
-        self._ahead = self._side is not None and num_workers > 0
-        self._forks = num_workers > 0 and self._method == "fork"
-        self._loader = self._make_loader(data, loading, num_workers, collate)
-
-    def _make_loader(
-        self, data: Dataset[Any], loading: LoadingConfig, num_workers: int, collate: Callable[[Any], Any] | None
-    ) -> DataLoader[Any]:
-        indexed = TensorRows(cast(TensorDataset, data)) if self._rows else Reader(data)
-        return DataLoader(
-            indexed if self._stream is None else self._stream,
-            batch_size=None if self._stream else 1,
-            batch_sampler=None if self._stream else cast(Any, self._requests),
-            collate_fn=partial(_collated, collate=_as_it_is if self._rows else collate or default_collate),
+        _check_counts(batch_size, gradient_accumulation_steps)
+        order, self._length = _order_and_length(data, order, seed, sharded)
+        source = Source(data, order, sharded, collate, weight)
+        assignment = ShardAssignment(world.rank, world.world_size, batch_size, seed)
+        self._world, self._drop_last, self._sharded = world, drop_last, sharded
+        self._batch_size, self._accumulation = assignment.global_batch_size, gradient_accumulation_steps
+        beside = world.device.type == "cuda" and not source.on_gpu
+        if num_workers is None:
+            num_workers = 0 if source.in_rows else default_workers(None, share(world), False)
+        loading = LoadingConfig(
             num_workers=num_workers,
-            prefetch_factor=loading.prefetch_factor if num_workers else None,
-            persistent_workers=loading.persistent_workers and num_workers > 0,
-            pin_memory=self._pin,
-            multiprocessing_context=self._method if num_workers else None,
-            worker_init_fn=partial(ignore_in_worker, signals=self._signals) if num_workers else None,
-            # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
-            generator=torch.Generator(),
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            drop_last=drop_last,
+            pin_memory=beside if pin_memory is None else pin_memory and not source.on_gpu,
+            multiprocessing_context=multiprocessing_context,
         )
+        self._reader = BatchReader(source, assignment, loading, signals)
+        # On these depends what a sharded data set's batches are.
+        self._layout = {"world_size": world.world_size, "num_workers": num_workers, "batch_size": batch_size}
+        self._grouper = StepGrouper(
+            assignment,
+            gradient_accumulation_steps,
+            drop_last=drop_last,
+            sharded=sharded,
+            weighted=weight is not None,
+        )
+        self._transfer = DeviceTransfer(world.device, channels_last=channels_last, beside=beside)
+        # With workers only: else what reading draws at random would depend on how far ahead it is.
+        self._reads_ahead = beside and num_workers > 0
+        self._epoch = self._samples_seen = self._batches = 0
+        self._resumes = False  # the next iteration goes on from there
 
-    def steps_left(self, start: int) -> int | None:
-        """Steps from the sample ``start`` to the end of an epoch; None where that is not known."""
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is of this epoch.
+
+        It begins at the epoch's start, or where :meth:`load_state_dict` says if that is amid this epoch. Without a call
+        the next epoch follows one that came to its end, and one that was left begins again.
+        """
+        if epoch != self._epoch:
+            self._epoch, self._samples_seen, self._batches = epoch, 0, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """What was given out, by whole steps: the same on all ranks.
+
+        Returns:
+            ``epoch``; ``samples_seen`` of it, over all ranks. For a sharded data set also ``batches`` of it, per rank;
+            and what these depend on: ``world_size``, ``num_workers`` and ``batch_size``.
+        """
+        place = {"epoch": self._epoch, "samples_seen": self._samples_seen}
+        return {**place, "batches": self._batches, **self._layout} if self._sharded else place
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """The next iteration goes on from there; with indices, on any number of ranks.
+
+        Raises:
+            ConfigError: a sharded data set was read half by another number of ranks or workers.
+        """
+        if self._sharded and state["samples_seen"]:
+            for name, here in self._layout.items():
+                if state.get(name) != here:
+                    raise ConfigError(
+                        f"{name} was {state.get(name)} in the epoch that is to go on, and is {here}",
+                        expected="the same for a data set that is sharded",
+                        hint=f"start with {name}={state.get(name)}, or call set_epoch() to begin another epoch",
+                        scope=Scope.JOB,
+                    )
+        self._epoch, self._samples_seen = state["epoch"], state["samples_seen"]
+        self._batches, self._resumes = state.get("batches", 0), True
+
+    def steps_left(self, samples_seen: int) -> int | None:
+        """Steps from there to the end of an epoch; None where that is not known."""
         if self._length is None:
             return None
-        left = max(0, self._length - start)  # the data may have become less since the checkpoint
-        return left // self._step if self._drop_last else -(-left // self._step)
+        full = self._accumulation * self._batch_size
+        left = max(0, self._length - samples_seen)  # the data may have become less since the checkpoint
+        return left // full if self._drop_last else -(-left // full)
 
-    def steps(self, epoch: int = 0, start: int = 0) -> Iterator[StepBatches]:
-        """The steps of an epoch, from the sample ``start`` of its order on."""
-        if self._stream:
-            self._stream.begin(epoch, start)
-        elif self._order is not None:
-            self._requests.begin(self._order.indices(epoch), epoch, start)
-        if self._forks:
-            # A fork amid a thread's beginning or end, as Gloo's do in Python after a collective, may leave the child
-            # waiting for ever for a lock of the interpreter's that nobody holds.
-            wait_for_gloo_threads()
-            self._forks = not self._loader.persistent_workers
-        with signals_blocked(self._signals, self._method):
-            loader = iter(self._loader)
-        sent = (self._send(parts, total) for parts, total in self._grouped(loader))
-        if self._side is None:
-            return sent
-        return map(self._arrived, _one_ahead(sent) if self._ahead else sent)
+    def __len__(self) -> int:
+        """Batches of the next iteration; those that are left of an epoch that goes on.
 
-    def _grouped(self, loader: Iterator[Any]) -> Iterator[tuple[list[Any], int]]:
-        parts, total = [], 0
-        for part in loader:
-            parts.append(part)
-            total += part[-1]
-            if len(parts) == self._accumulation:
-                if total == self._step or not self._drop_last:
-                    yield parts, total
-                parts, total = [], 0
-        if parts and not self._drop_last:
-            yield parts, total
+        Raises:
+            TypeError: the data set does not tell how many samples it has, or is sharded.
+        """
+        seen = self._samples_seen if self._resumes else 0
+        steps = self.steps_left(seen)
+        if steps is None or self._length is None:
+            raise TypeError("the number of batches is not known: the data set is sharded, or has no length")
+        if self._drop_last:
+            return steps * self._accumulation
+        return max(0, -(-(self._length - seen) // self._batch_size))
 
-    def _send(self, parts: list[Any], total: int) -> StepBatches:
-        if self._side is None:
-            return StepBatches([_batch(self._moved(data), own, of_all) for data, own, of_all in parts], total, None)
-        # On a stream of its own the copies overlap what the device still computes of the step before.
-        with torch.cuda.stream(self._side):
-            batches = [_batch(self._moved(data), own, of_all) for data, own, of_all in parts]
-            return StepBatches(batches, total, self._side.record_event())
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches that are left of the epoch, the last of a step included in :meth:`state_dict` with the step."""
+        for step in self._begin():
+            *others, last = step.batches
+            yield from others
+            self._count(step)
+            yield last
+        self._end()
+
+    def steps(self) -> Iterator[StepBatches]:
+        """The same by optimizer steps; the workers start at once."""
+        return self._counted(self._begin())
+
+    def _counted(self, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
+        for step in steps:
+            self._count(step)
+            yield step
+        self._end()
+
+    def _begin(self) -> Iterator[StepBatches]:
+        if not self._resumes:
+            self._samples_seen = self._batches = 0
+        self._resumes = False
+        parts = self._reader.read(self._epoch, self._batches if self._sharded else self._samples_seen)
+        sent = map(self._send, self._grouper.steps(parts))
+        return map(self._arrived, _one_ahead(sent) if self._reads_ahead else sent)
+
+    def _count(self, step: StepBatches) -> None:
+        self._samples_seen += step.samples
+        self._batches += len(step.batches)
+
+    def _end(self) -> None:
+        self.set_epoch(self._epoch + 1)
+
+    def _send(self, step: Step) -> StepBatches:
+        moved, copied = self._transfer.send([part.samples for part in step.parts])
+        batches = [self._batch(data, part, step.weight) for data, part in zip(moved, step.parts, strict=True)]
+        return StepBatches(batches, step.samples, step.weight, copied)
+
+    def _batch(self, data: Any, part: MicroBatch, whole: float) -> Batch:
+        weight = cast(float, part.weight)
+        return Batch(data, part.own, weight, weight * self._world.world_size / whole if whole else 0.0)
 
     def _arrived(self, step: StepBatches) -> StepBatches:
         if step.copied is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(step.copied)
-            for batch in step.batches:
-                # Else the memory could be given away while this stream still reads it.
-                _each_tensor((batch.inputs, batch.targets), lambda tensor: tensor.record_stream(current))
+            self._transfer.arrived([batch.data for batch in step.batches], step.copied)
         return step
-
-    def _moved(self, tree: Any) -> Any:
-        if self._on_host:
-            return tree
-
-        def move(tensor: Tensor) -> Tensor:
-            layout = self._format if tensor.dim() == 4 else torch.preserve_format
-            return tensor.to(self._device, non_blocking=True, memory_format=layout)
-
-        return _each_tensor(tree, move)
-
-
-def _collated(part: Any, collate: Callable[[Any], Any]) -> tuple[Any, int, int]:
-    return collate(part.samples), part.own, part.total
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
@@ -201,65 +261,29 @@ def _one_ahead(steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
         yield present
 
 
-def _batch(data: Any, own: int, total: int) -> Batch:
-    if isinstance(data, list | tuple) and len(data) == 2:
-        return Batch(data[0], data[1], own, total)
-    parts = data if isinstance(data, list | tuple) else [data]
-    raise ConfigError(
-        f"a batch of {[type(part).__name__ for part in parts]}",
-        expected="two parts, inputs and targets",
-        hint="let the data set's __getitem__, or collate, return such a pair",
-    )
+def _check_counts(batch_size: int, accumulation: int) -> None:
+    for name, value in (("batch_size", batch_size), ("gradient_accumulation_steps", accumulation)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}", expected="at least 1", hint="correct it", scope=Scope.JOB)
 
 
-def _each_tensor(tree: Any, function: Callable[[Tensor], Any]) -> Any:
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if hasattr(tree, "to"):
+def _order_and_length(
+    data: Dataset[Any], order: Order | None, seed: int, sharded: bool
+) -> tuple[Order | None, int | None]:
+    """The order of data with indices, and the samples of an epoch where they are known."""
+    length = length_of(data)
+    if isinstance(data, IterableDataset):
+        if order is not None:
+            check_order(order, None)
+        return None, None if sharded else length
+    if sharded or length is None:
         raise ConfigError(
-            f"a {type(tree).__name__} in a batch for a GPU",
-            expected="tensors in tuples, lists and dicts",
-            hint="let collate take it apart, and the model put it together",
+            "sharded=True, and data with indices",
+            expected="an IterableDataset that splits itself",
+            hint="leave it out: the samples are dealt to the ranks",
+            scope=Scope.JOB,
         )
-    if isinstance(tree, Mapping):
-        return {name: _each_tensor(value, function) for name, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        parts = [_each_tensor(value, function) for value in tree]
-        return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
-    return tree
-
-
-def make_loaders(
-    world: World,
-    config: Config,
-    train_data: Dataset[Any],
-    test_data: Dataset[Any] | None,
-    order: Order | None,
-    collate: Callable[[Any], Any] | None,
-    cpus: int,
-) -> tuple[DeviceLoader, DeviceLoader | None]:
-    """Of the training and of the test data; ``cpus`` are those of this rank."""
-
-    def make(data: Dataset[Any], order: Order | None, accumulation: int, loading: LoadingConfig) -> DeviceLoader:
-        return DeviceLoader(
-            data,
-            order,
-            world,
-            loading,
-            assignment=ShardAssignment(world.rank, world.world_size, config.batch_size, config.seed),
-            num_workers=default_workers(loading, cpus, isinstance(data, TensorDataset)),
-            accumulation=accumulation,
-            signals=config.preemption.signals,
-            collate=collate,
-            channels_last=config.ddp.channels_last,
-        )
-
-    def default_order(data: Dataset[Any], kind: Callable[[int], Order]) -> Order | None:
-        return None if isinstance(data, IterableDataset) else kind(len(cast(Sized, data)))
-
     if order is None:
-        order = default_order(train_data, lambda length: Shuffled(length, config.seed))
-    train = make(train_data, order, config.accumulation, config.loading)
-    if test_data is None:
-        return train, None
-    return train, make(test_data, default_order(test_data, Sequential), 1, replace(config.loading, drop_last=False))
+        return Shuffled(length, seed), length
+    check_order(order, length)
+    return order.with_seed(seed) if isinstance(order, Weighted) else order, len(order)

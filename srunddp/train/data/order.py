@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from srunddp.errors import ConfigError
+from srunddp.errors import ConfigError, Scope
 
 
 class Order(Protocol):
@@ -60,7 +61,7 @@ class Weighted:
         weights: Tensor | Sequence[float],
         num_samples: int | None = None,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         replacement: bool = True,
     ) -> None:
         """Nothing is drawn yet.
@@ -68,7 +69,7 @@ class Weighted:
         Args:
             weights: one per sample of the data set, of any sum; a sample of weight 0 is never drawn.
             num_samples: drawn per epoch; None for as many as there are weights.
-            seed: of the draws.
+            seed: of the draws; None for that of the loader, which is ``Config.seed`` in a Trainer.
             replacement: a sample may be drawn again in the same epoch. Without, the weights say how early it is drawn.
 
         Raises:
@@ -87,7 +88,7 @@ class Weighted:
         targets: Tensor | Sequence[int],
         num_samples: int | None = None,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         replacement: bool = True,
     ) -> Weighted:
         """Each class as often as any other: a sample's weight is one by the size of its class.
@@ -109,8 +110,16 @@ class Weighted:
     def __len__(self) -> int:
         return self._num_samples
 
+    def with_seed(self, seed: int) -> Weighted:
+        """The same draws by this seed; itself where it has one of its own."""
+        if self._seed is not None:
+            return self
+        seeded = copy(self)
+        seeded._seed = seed
+        return seeded
+
     def indices(self, epoch: int) -> Tensor:
-        generator = _generator(self._seed, epoch)
+        generator = _generator(self._seed or 0, epoch)
         if self._replacement:
             return self._independent(generator)
         # Efraimidis and Spirakis 2006: exponential times whose rates are the weights come in the order of such draws.
@@ -126,6 +135,30 @@ class Weighted:
         found = torch.searchsorted(ends, draws, right=True)
         # A draw just below 1 may be rounded up to the very end, which is in no sample's interval.
         return found.clamp_(max=int(self._weights.nonzero()[-1]))
+
+
+def check_order(order: Order, samples: int | None) -> None:
+    """Its first epoch has samples, and all are the data set's; ``samples``: of an iterable data set None.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if samples is None:
+        raise ConfigError(
+            "an order, and data that is iterable",
+            expected="data with indices",
+            hint="let it yield in that order",
+            scope=Scope.JOB,
+        )
+    indices = order.indices(1)
+    if len(indices) == 0 or int(indices.min()) < 0 or int(indices.max()) >= samples:
+        found = f"from {int(indices.min())} to {int(indices.max())}" if len(indices) else "none"
+        raise ConfigError(
+            f"the order's indices: {found}",
+            expected=f"some, from 0 to {samples - 1} for {samples} samples",
+            hint="make the order of this data set",
+            scope=Scope.JOB,
+        )
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

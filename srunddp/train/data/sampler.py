@@ -8,18 +8,16 @@ number of ranks can go on from there.
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
-from torch.utils.data._utils import worker as _worker
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
+from srunddp.errors import ConfigError, Scope
 from srunddp.train import rng
-from srunddp.train.rng import IsolatedRng
 
 
 class BatchRequest(NamedTuple):
@@ -28,13 +26,18 @@ class BatchRequest(NamedTuple):
     Attributes:
         indices: of the samples, never none: where none is this rank's, one of another rank's stands in.
         own: how many count, all or none; total: the same over all ranks.
-        source: of what is random in reading them.
+        source: of what is random in reading them: the seed, the epoch, the place in its order and the rank.
     """
 
     indices: list[int]
     own: int
     total: int
-    source: tuple[int, ...]
+    source: tuple[int, int, int, int]
+
+    @property
+    def epoch(self) -> int:
+        """That in which it is read."""
+        return self.source[1]
 
     @property
     def seed(self) -> int:
@@ -49,11 +52,20 @@ def hashed(value: object) -> int:
 
 
 class MicroBatch(NamedTuple):
-    """What came of a request: the samples, or a batch of them."""
+    """What came of a request.
+
+    Attributes:
+        samples: a list of them, or once collated a batch; None where a resume passes over them.
+        own, total: as in the request; of a sharded stream both are of this rank.
+        weight: of the batch; a text that says what was found where that is no number.
+        digest: of the first sample of a stream; 0 in all micro-batches but the first.
+    """
 
     samples: Any
     own: int
     total: int
+    weight: float | str = 0.0
+    digest: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,17 +88,32 @@ class ShardAssignment:
         """Samples of all ranks in a full micro-batch."""
         return self.world_size * self.batch_size
 
-    def epoch_seed(self, epoch: int) -> int:
-        """The same on all ranks, for an epoch."""
-        return hashed((self.seed, epoch))
-
 
 def length_of(data: Dataset[Any]) -> int | None:
-    """Samples of a data set; None where it does not tell, as iterable ones need not."""
+    """Samples of a data set; None where it does not tell, as iterable ones need not.
+
+    Raises:
+        ConfigError: it is a DataLoader, or of no kind that torch has.
+    """
+    if isinstance(data, DataLoader):
+        size = data.batch_size
+        raise ConfigError(
+            "a DataLoader as data",
+            expected="its data set, of which all ranks make batches together",
+            hint=f"pass loader.dataset, with batch_size={size}, collate=loader.collate_fn, and order= for a sampler",
+            scope=Scope.JOB,
+        )
     try:
         return len(cast(Sized, data))
     except (TypeError, NotImplementedError):  # a ChainDataset has a __len__, whatever it is made of
-        return None
+        if isinstance(data, IterableDataset):
+            return None
+    raise ConfigError(
+        f"a data set of {type(data).__name__} without a length",
+        expected="__len__ and __getitem__, or an IterableDataset",
+        hint="use one of torch.utils.data's kinds",
+        scope=Scope.JOB,
+    )
 
 
 class DistributedBatchSampler(Sampler[BatchRequest]):
@@ -122,9 +149,18 @@ class Reader(Dataset[Any]):
     def __init__(self, data: Dataset[Any]) -> None:
         self._data = data
         self._read_many = getattr(data, "__getitems__", None)
+        self._set_epoch: Callable[[int], object] | None = getattr(data, "set_epoch", None)
+        self._epoch: int | None = None
+
+    def begin(self, epoch: int) -> None:
+        """Tell the data set of another epoch; each worker has a copy of it, which is told with the first request."""
+        if self._set_epoch and epoch != self._epoch:
+            self._set_epoch(epoch)
+        self._epoch = epoch
 
     def __getitems__(self, request: BatchRequest) -> MicroBatch:
         """Called by the loader instead of ``__getitem__``, with what the sampler gave."""
+        self.begin(request.epoch)
         if get_worker_info():
             rng.seed(request.seed)
         if self._read_many:
@@ -140,60 +176,10 @@ class TensorRows(Dataset[Any]):
     def __init__(self, data: TensorDataset) -> None:
         self._tensors = data.tensors
 
+    def begin(self, epoch: int) -> None:
+        """Nothing: tensors are the same in each epoch."""
+
     def __getitems__(self, request: BatchRequest) -> MicroBatch:
         """As :meth:`Reader.__getitems__`, but with the batch for samples."""
         rows = torch.tensor(request.indices)
         return MicroBatch([tensor[rows] for tensor in self._tensors], request.own, request.total)
-
-
-class ShardedIterable(IterableDataset[Any]):
-    """An iterable data set, dealt as :mod:`srunddp.train.data.sampler` says: each worker reads all, and keeps its part.
-
-    Workers take micro-batches in turn. All ranks must see the same samples in the same order; where the data set has a
-    ``set_epoch``, it is called first. What it draws at random is the same for all ranks and workers, and again after a
-    resume; it sees no ``get_worker_info()``.
-    """
-
-    def __init__(self, data: IterableDataset[Any], assignment: ShardAssignment) -> None:
-        self._data = data
-        self._assignment = assignment
-        self._turn, self._turns = 0, 1
-        # Shared with the workers, which may outlive an epoch.
-        self._place = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-
-    def begin(self, epoch: int, start: int) -> None:
-        """The next iteration is of this epoch, from the sample ``start`` on."""
-        self._place.copy_(torch.tensor([epoch, start]))
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        epoch, start = self._place.tolist()
-        if set_epoch := getattr(self._data, "set_epoch", None):
-            set_epoch(epoch)
-        if worker := get_worker_info():
-            self._turn, self._turns = worker.id, worker.num_workers
-            # A data set that shards itself among workers would be sharded twice, and samples lost.
-            _worker._worker_info = None
-        isolated = IsolatedRng(self._assignment.epoch_seed(epoch))
-        parts = self._parts(start)
-        for number in itertools.count():
-            with isolated:
-                part = next(parts, None)
-            if part is None:
-                return
-            if number % self._turns == self._turn:
-                yield part
-
-    def _parts(self, start: int) -> Iterator[MicroBatch]:
-        assignment, kept, first, count = self._assignment, [], None, 0
-        for index, sample in enumerate(self._data):
-            if index < start:
-                continue
-            first = sample if count == 0 else first
-            if count % assignment.world_size == assignment.rank:
-                kept.append(sample)
-            count += 1
-            if count == assignment.global_batch_size:
-                yield MicroBatch(kept, len(kept), count)
-                kept, count = [], 0
-        if count:
-            yield MicroBatch(kept or [first], len(kept), count)

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from srunddp.bootstrap.environment import cpus as of_rank
 from srunddp.bootstrap.environment import mpi
-from srunddp.train.config import LoadingConfig
 from srunddp.train.data.sampler import hashed
 from srunddp.train.world import World
 
@@ -21,21 +20,20 @@ _INFINIBAND = Path("/sys/class/infiniband")
 _MOST = 8
 
 
-def default_workers(config: LoadingConfig, cpus: int, in_memory: bool) -> int:
+def default_workers(wanted: int | None, cpus: int, in_memory: bool) -> int:
     """Workers of one loader: of a data set ``in_memory`` none, as indexing tensors is quicker than passing them on."""
-    if config.num_workers is not None:
-        return config.num_workers
+    if wanted is not None:
+        return wanted
     return 0 if in_memory else min(_MOST, max(cpus - 1, 0))
 
 
-def start_method(config: LoadingConfig, backend: str) -> str:
-    """``fork``, ``spawn`` or ``forkserver``; only for loaders that have workers.
+def start_method(method: str | None, backend: str) -> str:
+    """The ``method`` that the user wants, else ``fork`` or ``forkserver``; only for loaders that have workers.
 
     A fork of a process in which MPI runs, or which has memory registered for RDMA as NCCL has, may crash or hang. The
     fork server is started apart and has neither. As with spawn, each of its workers imports the script: one that would
     train there too, since it does not ask for its ``__name__``, gets fork.
     """
-    method = config.multiprocessing_context
     if method is None:
         unsafe = mpi.is_running() or (backend == "nccl" and _has_rdma())
         method = "forkserver" if unsafe and _may_be_imported() else "fork"

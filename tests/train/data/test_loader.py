@@ -1,62 +1,38 @@
-"""What workers read: the same for any number of them, and again after a resume."""
+"""What a rank is given: the same for any number of workers, again after a resume, and by weights over all ranks."""
 
 from __future__ import annotations
 
-import pickle
+import itertools
+import math
 import random
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
 
-from srunddp.train import LoadingConfig
-from srunddp.train.data import sampler
-from srunddp.train.data.loader import Batch, DeviceLoader
-from srunddp.train.data.order import Order, Sequential, Shuffled
-from srunddp.train.data.sampler import (
-    BatchRequest,
-    DistributedBatchSampler,
-    MicroBatch,
-    Reader,
-    ShardAssignment,
-    ShardedIterable,
-    TensorRows,
-)
-from tests.train.local_world import LocalWorld
+from srunddp.errors import ConfigError
+from srunddp.train import DistributedDataLoader, Weighted
+from srunddp.train.data.order import Sequential, Shuffled
+from tests.train.local_world import LocalWorld, run_ranks
+from tests.train.problems import message
 
 
-class Plain(IterableDataset[int]):
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.samples))
+def draws(index: int) -> torch.Tensor:
+    """A sample, with what augmentation would draw."""
+    drawn = [torch.rand(()).item(), random.random(), numpy.random.random()]
+    return torch.tensor([float(index), *drawn], dtype=torch.float64)
 
 
-class RandomStream(IterableDataset[Any]):
-    """In an order that it draws at random; each sample with further draws, as augmentation would make."""
-
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for index in torch.randperm(self.samples):
-            drawn = [torch.rand(()).item(), random.random(), numpy.random.random()]
-            yield torch.tensor([float(index), *drawn], dtype=torch.float64), torch.zeros(1)
-
-
-class ShardsItself(IterableDataset[int]):
-    """As torch's documentation tells data sets to do."""
-
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        return iter(range(info.id if info else 0, 30, info.num_workers if info else 1))
+def noisy(samples: list[Any]) -> Any:
+    """A collate that draws as well."""
+    return default_collate(samples) + torch.rand(())
 
 
 class Augmented(Dataset[Any]):
@@ -66,165 +42,399 @@ class Augmented(Dataset[Any]):
     def __len__(self) -> int:
         return self.samples
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        drawn = [torch.rand(()).item(), random.random(), numpy.random.random()]
-        return torch.tensor([float(index), *drawn], dtype=torch.float64), torch.zeros(1)
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return draws(index)
 
 
-@dataclass(frozen=True)
-class Info:
-    id: int
-    num_workers: int
+class RandomStream(IterableDataset[Any]):
+    """In an order that it draws at random."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (draws(int(index)) for index in torch.randperm(self.samples))
 
 
-def by_workers(
-    data: IterableDataset[Any], assignment: ShardAssignment, workers: int, epoch: int = 1, start: int = 0
-) -> list[MicroBatch]:
-    """The parts in the order in which the loader takes them from its workers; 0 workers read in the rank."""
-    turns: list[Iterator[MicroBatch]] = []
-    for number in range(max(workers, 1)):
-        stream = ShardedIterable(data, assignment)
-        stream.begin(epoch, start)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampler, "get_worker_info", lambda number=number: Info(number, workers) if workers else None)
-            patch.setattr(sampler._worker, "_worker_info", Info(number, workers) if workers else None)
-            turns.append(iter(list(stream)))
-    parts: list[MicroBatch] = []
-    while any(taken := [next(turn, None) for turn in turns]):
-        parts += [part for part in taken if part is not None]
-    return parts
+class Shards(IterableDataset[Any]):
+    """Samples ``1000 rank + 100 worker + i``, so many of each rank and worker; further draws where asked for."""
+
+    def __init__(self, rank: int, lengths: list[list[int]], *, augment: bool = False) -> None:
+        self.rank, self.lengths, self.augment = rank, lengths, augment
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = 0 if (info := get_worker_info()) is None else info.id
+        first = 1000 * self.rank + 100 * worker
+        for index in range(first, first + self.lengths[self.rank][worker]):
+            yield draws(index) if self.augment else torch.tensor(index)
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    samples=st.integers(0, 50),
-    ranks=st.integers(1, 4),
-    batch_size=st.integers(1, 6),
-    workers=st.integers(0, 4),
-    cut=st.integers(0, 4),
-)
-def test_a_stream_is_dealt_as_a_data_set_with_indices_is(
-    samples: int, ranks: int, batch_size: int, workers: int, cut: int
-) -> None:
-    start = min(samples, cut * ranks * batch_size)
-    for rank in range(ranks):
-        assignment = ShardAssignment(rank, ranks, batch_size, 0)
-        requests = DistributedBatchSampler(assignment)
-        requests.begin(torch.arange(samples), 1, start)
-        expected = [(request.indices, request.own, request.total) for request in requests]
-        found = [
-            (part.samples, part.own, part.total) for part in by_workers(Plain(samples), assignment, workers, 1, start)
-        ]
-        assert found == expected
+def loader_of(data: Any, world: Any = None, **options: Any) -> DistributedDataLoader:
+    defaults = {"batch_size": 4, "seed": 5, "num_workers": 0, "multiprocessing_context": "fork"}
+    return DistributedDataLoader(data, world or LocalWorld(), **(defaults | options))
 
 
-def drawn(parts: list[MicroBatch]) -> list[list[float]]:
-    return [[value for sample, _ in part.samples for value in sample.tolist()] for part in parts]
+def rows(loader: DistributedDataLoader, epoch: int, start: int = 0) -> list[Any]:
+    loader.load_state_dict({"epoch": epoch, "samples_seen": start})
+    return [[batch.data.tolist(), batch.samples] for step in loader.steps() for batch in step.batches]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_what_a_stream_draws_depends_on_no_number_of_workers(workers: int) -> None:
-    assignment = ShardAssignment(0, 1, 4, seed=5)
-    alone = drawn(by_workers(RandomStream(21), assignment, 0))
-    assert drawn(by_workers(RandomStream(21), assignment, workers)) == alone
-    assert drawn(by_workers(RandomStream(21), assignment, workers, epoch=2)) != alone
-    assert drawn(by_workers(RandomStream(21), assignment, workers, start=8)) == alone[2:], "a resume"
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_that_draw_the_order_of_a_stream_miss_no_sample(workers: int) -> None:
-    seen = []
-    for rank in range(3):
-        torch.manual_seed(rank)
-        parts = by_workers(RandomStream(20), ShardAssignment(rank, 3, 2, seed=5), workers)
-        seen += [int(sample[0]) for part in parts for sample, _ in part.samples[: part.own]]
-    assert sorted(seen) == list(range(20))
-
-
-def test_a_stream_leaves_the_rank_s_own_random_numbers_alone() -> None:
-    def states() -> list[Any]:
-        return [torch.rand(3).tolist(), random.random(), numpy.random.random()]
-
-    results = []
-    for read in (False, True):
-        torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
-        if read:
-            assert len(by_workers(RandomStream(9), ShardAssignment(0, 1, 2, 0), 0)) == 5
-        results.append(states())
-    assert results[0] == results[1]
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_a_stream_that_shards_itself_among_workers_loses_nothing(workers: int) -> None:
-    parts = by_workers(ShardsItself(), ShardAssignment(0, 1, 4, 0), workers)
-    assert [sample for part in parts for sample in part.samples] == list(range(30))
-
-
-def test_a_stream_is_told_the_epoch() -> None:
-    class EpochAware(Plain):
-        def set_epoch(self, epoch: int) -> None:
-            self.samples = 10 * epoch
-
-    assert sum(part.total for part in by_workers(EpochAware(0), ShardAssignment(0, 1, 4, 0), 2, epoch=3)) == 30
-
-
-def test_data_sets_that_read_many_at_once_are_asked_so() -> None:
-    data = Subset(TensorDataset(torch.arange(10.0)), [9, 8, 7, 6])
-    part = Reader(data).__getitems__(BatchRequest([0, 3], 2, 4, 0))
-    assert [float(sample[0]) for sample in part.samples] == [9.0, 6.0]
-    assert (part.own, part.total) == (2, 4)
-
-
-def test_tensors_in_memory_are_read_as_their_samples_collated() -> None:
-    data = TensorDataset(torch.arange(10.0), torch.arange(10))
-    inputs, targets = TensorRows(data).__getitems__(BatchRequest([7, 2], 2, 2, 0)).samples
-    assert (inputs.tolist(), targets.tolist()) == ([7.0, 2.0], [7, 2])
-
-
-def feed(
-    data: Dataset[Any],
-    order: Order | None,
-    workers: int,
-    method: Any = "fork",
-    drop_last: bool = False,
-    accumulation: int = 1,
-) -> DeviceLoader:
-    loading = LoadingConfig(multiprocessing_context=method, drop_last=drop_last)
-    options = {"assignment": ShardAssignment(0, 1, 4, 5), "num_workers": workers, "accumulation": accumulation}
-    return DeviceLoader(data, order, LocalWorld(), loading, **options)
-
-
-def rows(steps: Iterator[list[Batch]]) -> list[Any]:
-    return [[batch.inputs.tolist(), batch.own, batch.total] for step in steps for batch in step.batches]
-
-
-def test_augmentation_does_not_depend_on_workers_or_a_resume() -> None:
-    one, two = (feed(Augmented(18), Shuffled(18, 1), workers) for workers in (1, 2))
-    whole = rows(one.steps(3))
-    assert rows(two.steps(3)) == whole
-    assert rows(two.steps(3, start=8)) == whole[2:], "the same workers, which have read an epoch already"
-    assert rows(one.steps(4)) != whole
+@pytest.mark.parametrize("collate", [None, noisy])
+def test_augmentation_does_not_depend_on_workers_or_a_resume(collate: Any) -> None:
+    options = {"order": Shuffled(18, 1), "collate": collate}
+    one, two = (loader_of(Augmented(18), num_workers=workers, **options) for workers in (1, 2))
+    whole = rows(one, 3)
+    assert rows(two, 3) == whole
+    assert rows(two, 3, start=8) == whole[2:], "the same workers, which have read an epoch already"
+    assert rows(one, 4) != whole
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_real_workers_read_a_stream_as_none_do(method: str) -> None:
-    expected = [rows(feed(RandomStream(18), None, 0).steps(epoch)) for epoch in (1, 2)]
-    workers = feed(RandomStream(18), None, 2, method)
-    assert [rows(workers.steps(epoch)) for epoch in (1, 2)] == expected
-    assert rows(workers.steps(2, start=8)) == expected[1][2:]
+    alone = loader_of(RandomStream(18))
+    expected = [rows(alone, epoch) for epoch in (1, 2)]
+    workers = loader_of(RandomStream(18), num_workers=2, multiprocessing_context=method)
+    assert [rows(workers, epoch) for epoch in (1, 2)] == expected
+    assert rows(workers, 2, start=8) == expected[1][2:]
 
 
-def test_data_with_indices_can_be_sent_to_spawned_workers() -> None:
-    reader = pickle.loads(pickle.dumps(Reader(Subset(Augmented(10), range(5)))))
-    assert [int(sample[0][0]) for sample in reader.__getitems__(BatchRequest([4, 1], 2, 2, 0)).samples] == [4, 1]
+def test_what_collate_draws_of_a_stream_is_the_same_after_a_resume() -> None:
+    for data, kind in ((RandomStream(24), {}), (Shards(0, [[9, 15]], augment=True), {"sharded": True})):
+        options = {"num_workers": 2, "collate": noisy, **kind}
+        loader = loader_of(data, **options)
+        steps, states = [], []
+        for step in loader.steps():
+            steps.append(step.batches[0].data.tolist())
+            states.append(loader.state_dict())
+        for number, state in enumerate(states, 1):
+            resumed = loader_of(data, **options)
+            resumed.load_state_dict(state)
+            assert [batch.data.tolist() for batch in resumed] == steps[number:]
+
+
+class SplitByWorker(IterableDataset[Any]):
+    """As torch's documentation tells data sets to do."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(info.id if info else 0, 30, info.num_workers if info else 1))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_stream_that_splits_itself_by_worker_loses_nothing(workers: int) -> None:
+    """Neither where all read it whole, twice as persistent workers do, nor where it is said to split itself."""
+    whole, split = (loader_of(SplitByWorker(), num_workers=workers, sharded=sharded) for sharded in (False, True))
+    for _ in range(2):
+        assert torch.cat([batch.data for batch in whole]).tolist() == list(range(30))
+        assert sorted(torch.cat([batch.data for batch in split]).tolist()) == list(range(30))
+
+
+class EpochAware(Augmented):
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(self.epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_with_indices_is_told_the_epoch(workers: int) -> None:
+    """Also the copies of it that workers keep from one epoch to the next."""
+    loader = loader_of(EpochAware(12), num_workers=workers)
+    for epoch in (3, 4):
+        loader.set_epoch(epoch)
+        assert {int(value) for batch in loader for value in batch.data} == {epoch}
+
+
+def test_a_weighted_order_without_a_seed_has_the_loaders() -> None:
+    def read(order: Weighted, seed: int) -> list[Any]:
+        loader = loader_of(TensorDataset(torch.arange(50)), order=order, seed=seed)
+        return [batch.data[0].tolist() for batch in loader]
+
+    weights = [1.0] * 50
+    assert read(Weighted(weights), 7) == read(Weighted(weights, seed=7), 1)
+    assert read(Weighted(weights), 7) != read(Weighted(weights), 8)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_step_that_is_not_full_is_left_out_where_asked(drop_last: bool) -> None:
     """18 samples in steps of two batches of 4: the last step has one batch of 2."""
-    it = feed(Augmented(18), Sequential(18), 0, drop_last=drop_last, accumulation=2)
-    counts = [[batch.total for batch in step.batches] for step in it.steps(1)]
+    loader = loader_of(Augmented(18), order=Sequential(18), drop_last=drop_last, gradient_accumulation_steps=2)
+    counts = [[batch.samples for batch in step.batches] for step in loader.steps()]
     assert counts == ([[4, 4], [4, 4]] if drop_last else [[4, 4], [4, 4], [2]])
-    assert it.steps_left(0) == len(counts)
-    assert it.steps_left(8) == len(counts) - 1
-    assert it.steps_left(999) == 0
+    assert [loader.steps_left(seen) for seen in (0, 8, 999)] == [len(counts), len(counts) - 1, 0]
+    for seen in (0, 8):
+        loader.load_state_dict({"epoch": 2, "samples_seen": seen})
+        assert len(loader) == sum(map(len, counts)) - seen // 4
+    with pytest.raises(TypeError, match="not known"):
+        len(loader_of(RandomStream(18)))
+
+
+def test_the_state_tells_of_whole_steps_and_the_next_epoch() -> None:
+    loader = loader_of(Augmented(18), gradient_accumulation_steps=2)
+    seen = [loader.state_dict()["samples_seen"] for _ in loader]
+    assert seen == [0, 8, 8, 16, 18]
+    assert loader.state_dict() == {"epoch": 1, "samples_seen": 0}
+    first, again = (next(iter(loader)).data[:, 0] for _ in range(2))
+    assert torch.equal(again, first), "an epoch that was left begins again"
+    loader.load_state_dict({"epoch": 1, "samples_seen": 8})
+    loader.set_epoch(1)
+    assert sum(batch.samples for batch in loader) == 10
+
+
+Sizes = dict[str, float]
+
+
+def sizes(loader: DistributedDataLoader) -> list[tuple[Any, ...]]:
+    """Of each step: samples and weights of all ranks, and of each batch what counts of it, with its scale."""
+    return [
+        (step.samples, step.weight, [(batch.data.tolist(), *batch[1:]) for batch in step.batches])
+        for step in loader.steps()
+    ]
+
+
+def weigh_first(batch: torch.Tensor) -> torch.Tensor:
+    return batch[0].double() ** 2
+
+
+def weighted(world: LocalWorld) -> list[Any]:
+    """Three batches of 2, 2 and 1 samples on two ranks: the last is rank 0's alone."""
+    data = TensorDataset(torch.arange(5))
+    options = {"order": Sequential(5), "batch_size": 1, "collate": lambda rows: torch.stack([row for (row,) in rows])}
+    plain, by_value = (loader_of(data, world, **options, weight=weight) for weight in (None, weigh_first))
+    return [sizes(plain), sizes(by_value)]
+
+
+def test_weights_are_summed_over_ranks_and_give_the_scale(tmp_path: Path) -> None:
+    """A rank that has no sample of a batch gets another's, which does not count; no weight at all scales by 0."""
+    (plain, by_value), (plain1, by_value1) = run_ranks(2, tmp_path, weighted)
+    assert plain[1:] == [(2, 2.0, [([2], 1, 1.0, 1.0)]), (1, 1.0, [([4], 1, 1.0, 2.0)])]
+    assert plain1[1:] == [(2, 2.0, [([3], 1, 1.0, 1.0)]), (1, 1.0, [([4], 0, 0.0, 0.0)])]
+    assert by_value[:2] == [(2, 1.0, [([0], 1, 0.0, 0.0)]), (2, 13.0, [([2], 1, 4.0, 8 / 13)])]
+    assert by_value1 == [
+        (2, 1.0, [([1], 1, 1.0, 2.0)]),
+        (2, 13.0, [([3], 1, 9.0, 18 / 13)]),
+        (1, 16.0, [([4], 0, 0.0, 0.0)]),
+    ]
+
+
+def collectives(world: LocalWorld) -> list[int]:
+    with pytest.MonkeyPatch.context() as patch:
+        counts: Counter[str] = Counter()
+        reduce = torch.distributed.all_reduce
+        patch.setattr(torch.distributed, "all_reduce", lambda *a, **k: (counts.update("r"), reduce(*a, **k))[1])
+        made = []
+        for options in ({}, {"weight": float}):
+            counts.clear()
+            loader = loader_of(Augmented(20), world, collate=len, gradient_accumulation_steps=2, **options)
+            made += [len(list(loader.steps())), counts["r"]]
+        return made
+
+
+def test_weights_cost_one_all_reduce_a_step_and_samples_none(tmp_path: Path) -> None:
+    assert run_ranks(2, tmp_path, collectives) == [[2, 0, 2, 2]] * 2
+
+
+def test_a_step_without_any_weight_has_the_scale_0() -> None:
+    steps = sizes(loader_of(Augmented(4), weight=lambda batch: 0))
+    assert [(weight, scale) for _, weight, ((_, _, _, scale),) in steps] == [(0.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (-1.0, "-1.0"),
+        (math.nan, "nan"),
+        (torch.tensor(math.inf), "inf"),
+        (torch.ones(2), r"a tensor of shape \(2,\)"),
+        (None, "a NoneType"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_impossible_weight_is_refused_with_the_hint(value: Any, words: str, workers: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^weight\(batch\) is {words}; expected .* -> [^\n]*$"):
+        list(loader_of(Augmented(4), weight=lambda batch: value, num_workers=workers))
+
+
+LENGTHS = [[5, 0], [2, 9], [0, 0]]
+
+
+def sharded(world: LocalWorld, workers: int, options: dict[str, Any]) -> list[Any]:
+    """The steps of an epoch, and those after each state of it."""
+    data = Shards(world.rank, LENGTHS, augment=True)
+
+    def make() -> DistributedDataLoader:
+        return loader_of(data, world, batch_size=2, num_workers=workers, sharded=True, **options)
+
+    def plain(step: Any) -> tuple[Any, ...]:
+        data = [None if batch.data is None else batch.data.tolist() for batch in step.batches]
+        return step.samples, step.weight, [(value, *batch[1:]) for value, batch in zip(data, step.batches, strict=True)]
+
+    loader, steps, later = make(), [], []
+    for step in loader.steps():
+        steps.append(plain(step))
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        later.append([plain(step) for step in resumed.steps()])
+    return [steps, later, loader.state_dict()["samples_seen"]]
+
+
+def indices(steps: list[Any]) -> list[list[int]]:
+    """What each batch of its samples has; nothing where others stand in."""
+    return [[int(row[0]) for row in data] if samples else [] for _, _, bs in steps for data, samples, *_ in bs]
+
+
+def test_shards_of_any_length_give_all_ranks_equal_steps(tmp_path: Path) -> None:
+    """Each sample once; the last batch that was read stands in on a rank at its end, and None where there was none."""
+    ranks = run_ranks(3, tmp_path, sharded, 2, {"weight": float_of_first})
+    steps = [rank[0] for rank in ranks]
+    assert indices(steps[0]) == [[0, 1], [2, 3], [4], [], [], []]
+    assert indices(steps[1]) == [[1000, 1001], [1100, 1101], [1102, 1103], [1104, 1105], [1106, 1107], [1108]]
+    assert [[samples for samples, *_ in rank] for rank in steps] == [[4, 4, 3, 2, 2, 1]] * 3
+    assert {data[0][0] for _, _, ((data, *_),) in steps[0][3:]} == {4.0}
+    assert all(batches == [(None, 0, 0.0, 0.0)] for _, _, batches in steps[2])
+    for number, (_, weight, _) in enumerate(steps[0]):
+        assert weight == sum(rank[number][2][0][2] for rank in steps)
+        assert sum(rank[number][2][0][3] for rank in steps) == pytest.approx(3, rel=1e-12)
+
+
+def float_of_first(batch: torch.Tensor) -> torch.Tensor:
+    return batch[0, 0] + 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_of_shards_gives_the_same_bits(workers: int, tmp_path: Path) -> None:
+    for steps, later, seen in run_ranks(3, tmp_path, sharded, workers, {"gradient_accumulation_steps": 2}):
+        assert seen == 0
+        for number, rest in enumerate(later, 1):
+            own = [[(*batch[1:], batch[0] if batch[1] else None) for batch in step[2]] for step in steps[number:]]
+            assert [[(*batch[1:], batch[0] if batch[1] else None) for batch in step[2]] for step in rest] == own
+
+
+def test_drop_last_ends_shards_with_the_shortest(tmp_path: Path) -> None:
+    def own(steps: list[Any]) -> list[list[int]]:
+        return indices(steps)
+
+    ranks = run_ranks(2, tmp_path, sharded, 2, {"drop_last": True})
+    assert [own(rank[0]) for rank in ranks] == [[[0, 1], [2, 3]], [[1000, 1001], [1100, 1101]]]
+
+
+def test_shards_go_on_with_as_many_ranks_and_workers_only() -> None:
+    data = Shards(0, [[9, 9, 9]])
+    loader = loader_of(data, sharded=True, num_workers=2)
+    start = loader.state_dict()
+    next(loader.steps())
+    state = loader.state_dict()
+    assert (state["batches"], state["samples_seen"]) == (1, 4)
+    for options, words in (
+        ({"num_workers": 3}, "num_workers was 2 .* is 3;"),
+        ({"num_workers": 2, "world": LocalWorld(world_size=5)}, "world_size was 1 .* is 5;"),
+        ({"num_workers": 2, "batch_size": 3}, "batch_size was 4 .* is 3;"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("srunddp.train.data.steps.host_group", lambda: None)
+            other = loader_of(data, sharded=True, **options)
+        with pytest.raises(ConfigError, match=f"{words} expected .* -> "):
+            other.load_state_dict(state)
+        other.load_state_dict(start)
+
+
+class SplitByRank(IterableDataset[Any]):
+    def __init__(self, world: LocalWorld) -> None:
+        self.world = world
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"x": torch.tensor(index), "name": f"{index}"} for index in range(self.world.rank, 7, 2))
+
+
+class Same(SplitByRank):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"x": torch.rand(3), "name": f"{index}"} for index in range(7))
+
+
+def stream_by_rank(world: LocalWorld, workers: int) -> list[Any]:
+    refused = message(lambda: list(loader_of(SplitByRank(world), world, num_workers=workers)))
+    found = [loader_of(SplitByRank(world), world, num_workers=workers, sharded=True, batch_size=1)]
+    found.append(loader_of(Same(world), world, num_workers=workers))
+    return [refused, [[batch.data["name"] for batch in loader if batch.samples] for loader in found]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_splits_itself_by_rank_is_refused_unless_said(workers: int, tmp_path: Path) -> None:
+    """Else all but one of the ranks' samples would be lost without a word."""
+    (refused, (own, same)), (refused1, (own1, same1)) = run_ranks(2, tmp_path, stream_by_rank, workers)
+    assert refused == refused1
+    assert refused.startswith("the first samples of ranks 0 and 1 differ; expected ")
+    assert "sharded=True" in refused
+    assert (own, own1) == ([["0"], ["2"], ["4"], ["6"]], [["1"], ["3"], ["5"]])
+    assert sorted(itertools.chain(*same, *same1)) == [f"{index}" for index in range(7)]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        (DataLoader(TensorDataset(torch.ones(4)), batch_size=2), {}, "a DataLoader as data.*loader.dataset.*size=2"),
+        (DataLoader(RandomStream(4)), {}, "a DataLoader as data.*loader.dataset"),
+        (object(), {}, "a data set of object without a length"),
+        (Augmented(4), {"sharded": True}, "sharded=True, and data with indices"),
+        (Augmented(4), {"order": Sequential(5)}, "the order's indices: from 0 to 4"),
+        (RandomStream(4), {"order": Sequential(4)}, "an order, and data that is iterable"),
+        (Augmented(4), {"batch_size": 0}, "batch_size is 0"),
+        (Augmented(4), {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0"),
+    ],
+)
+def test_data_that_cannot_be_dealt_are_refused_with_the_hint(data: Any, options: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"{words}.*; expected .* -> |{words}"):
+        loader_of(data, **options)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_workers_cannot_be_sent_is_named_with_the_cure(method: str) -> None:
+    class Local(Augmented):
+        pass
+
+    for words, data, options in (
+        ("data, .*Local", Local(4), {}),
+        ("collate, .*lambda", Augmented(4), {"collate": lambda samples: samples}),
+        ("weight, .*lambda", Augmented(4), {"weight": lambda batch: 1.0}),
+    ):
+        loader = loader_of(data, num_workers=1, multiprocessing_context=method, **options)
+        with pytest.raises(ConfigError, match=rf"{words}.* by pickle: .*-> .*multiprocessing_context=fork"):
+            next(iter(loader))
+
+
+def by_hand(world: LocalWorld, state: dict[str, int] | None) -> list[Any]:
+    """A loop of one's own in float64, from a state on; its gradients summed, and the samples that this rank had."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.ones_(model.weight)
+    wrapped = DistributedDataParallel(model)
+    values = torch.arange(1.0, 24.0, dtype=torch.float64).unsqueeze(1)
+    loader = loader_of(TensorDataset(values), world, batch_size=3, weight=lambda batch: batch[0].sum())
+    loader.load_state_dict(state or loader.state_dict())
+    seen, states, gradients = [], [], []
+    for batch in loader:
+        model.zero_grad()
+        loss = (wrapped(batch.data[0]) * batch.data[0]).sum() / batch.data[0].sum() * batch.scale
+        loss.backward()
+        seen += batch.data[0][: batch.samples].flatten().tolist()
+        states.append(loader.state_dict())
+        gradients.append(model.weight.grad.item() if model.weight.grad is not None else 0.0)
+    return [seen, states, gradients]
+
+
+def test_a_loop_of_ones_own_is_exact_and_resumes_on_other_ranks(tmp_path: Path) -> None:
+    """Gradients are means over all weights of a step; amid an epoch every sample comes once, on 2 ranks and then 3."""
+    two = run_ranks(2, tmp_path, by_hand, None)
+    assert sorted(two[0][0] + two[1][0]) == [float(value) for value in range(1, 24)]
+    order = Shuffled(23, 5).indices(0) + 1.0
+    for number, gradient in enumerate(two[0][2]):
+        step = order[6 * number : 6 * number + 6].double()
+        assert gradient == pytest.approx(float((step**2).sum() / step.sum()), rel=1e-12)
+    assert two[0][2] == two[1][2]
+    state = two[0][1][1]
+    assert state == {"epoch": 0, "samples_seen": 12} == two[1][1][1]
+    three = run_ranks(3, tmp_path / "three", by_hand, state)
+    rest = [value for rank in three for value in rank[0]]
+    assert sorted(rest + order[:12].tolist()) == [float(value) for value in range(1, 24)]

@@ -72,12 +72,6 @@ def test_the_seed_of_a_request_is_its_place_s_and_its_rank_s() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_streams_seed_is_the_same_on_all_ranks() -> None:
-    deals = [ShardAssignment(rank, ranks, 4, seed=3) for ranks in (1, 2, 5) for rank in range(ranks)]
-    assert len({assignment.epoch_seed(1) for assignment in deals}) == 1
-    assert deals[0].epoch_seed(1) != deals[0].epoch_seed(2)
-
-
 def test_a_start_beyond_the_end_leaves_nothing() -> None:
     """As where the data set has become smaller since the checkpoint."""
     assert asked(ShardAssignment(0, 2, 4, seed=0), torch.arange(10), start=16) == []

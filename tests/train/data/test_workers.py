@@ -14,7 +14,6 @@ import torch
 
 from srunddp.bootstrap.environment import cpus
 from srunddp.bootstrap.environment.cpus import Cpus
-from srunddp.train.config import LoadingConfig
 from srunddp.train.data import workers
 from srunddp.train.data.workers import default_workers, set_threads, share, start_method
 from tests.train.local_world import LocalWorld, run_ranks
@@ -33,7 +32,7 @@ from tests.train.local_world import LocalWorld, run_ranks
     ],
 )
 def test_workers_leave_the_rank_a_cpu(wanted: int | None, cpus: int, in_memory: bool, expected: int) -> None:
-    assert default_workers(LoadingConfig(num_workers=wanted), cpus, in_memory) == expected
+    assert default_workers(wanted, cpus, in_memory) == expected
 
 
 @pytest.fixture
@@ -80,13 +79,13 @@ def test_workers_are_not_forked_from_mpi_or_rdma(
     monkeypatch.setattr(workers, "_INFINIBAND", tmp_path / "infiniband")
     monkeypatch.setattr("srunddp.bootstrap.environment.mpi.is_running", lambda: mpi)
     script(text, tmp_path, monkeypatch)
-    assert start_method(LoadingConfig(), backend) == expected
+    assert start_method(None, backend) == expected
     assert preloaded == ([["torch"]] if expected == "forkserver" else [])
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_the_user_s_start_method_counts(method: Any, preloaded: list[list[str]]) -> None:
-    assert start_method(LoadingConfig(multiprocessing_context=method), "gloo") == method
+    assert start_method(method, "gloo") == method
     assert bool(preloaded) == (method == "forkserver")
 
 

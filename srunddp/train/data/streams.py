@@ -1,0 +1,153 @@
+"""Iterable data sets: those that all ranks read whole, and those that split themselves by rank and worker."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from srunddp.errors import ConfigError, Scope
+from srunddp.train import rng
+from srunddp.train.data.sampler import MicroBatch, ShardAssignment, hashed
+from srunddp.train.rng import IsolatedRng
+from srunddp.train.world import host_group
+
+
+class Stream(IterableDataset[Any]):
+    """An iterable data set, read in micro-batches; where it has a ``set_epoch``, that is called first.
+
+    Unless it is ``sharded``, all ranks must see the same samples in the same order. They are dealt as
+    :mod:`srunddp.train.data.sampler` says: each worker reads all, and keeps its part. So the data set is told that it
+    is read by one worker, whatever their number: it would be split twice, and samples lost.
+
+    A data set that is ``sharded`` gives each worker of each rank samples of its own. Each of them makes its own
+    micro-batches, and the rank takes these from its workers in turn.
+
+    What is drawn at random in reading is the same again after a resume; for a data set that all ranks read whole it is
+    the same on all of them.
+    """
+
+    def __init__(
+        self, data: IterableDataset[Any], assignment: ShardAssignment, *, sharded: bool = False, drop_last: bool = False
+    ) -> None:
+        """``drop_last``: a worker of a sharded data set leaves out its last micro-batch where that is not full."""
+        self._data, self._assignment = data, assignment
+        self._sharded, self._drop_last = sharded, drop_last
+        self._worker: int | None = None
+        self._workers = 1
+        # Shared with the workers, which may outlive an epoch.
+        self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def begin(self, epoch: int, start: int) -> None:
+        """The next iteration is of this epoch.
+
+        Args:
+            start: samples of all ranks that were seen before; of a sharded data set, this rank's micro-batches. These
+                are read again, and come without samples or not at all.
+        """
+        self._start.copy_(torch.tensor([epoch, start]))
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        epoch, start = self._start.tolist()
+        if set_epoch := getattr(self._data, "set_epoch", None):
+            set_epoch(epoch)
+        if self._worker is None and (info := get_worker_info()):
+            self._worker, self._workers = info.id, info.num_workers
+            if not self._sharded:
+                for name, value in (("id", 0), ("num_workers", 1)):
+                    object.__setattr__(info, name, value)  # past what torch may have made read-only
+        worker, source = self._worker or 0, (self._assignment.seed, epoch)
+        reader = (self._assignment.rank, worker) if self._sharded else ()
+        isolated = IsolatedRng(hashed((*source, *reader)))
+        parts = self._own_parts(start, worker) if self._sharded else self._dealt_parts(start)
+        for number in itertools.count():
+            with isolated:
+                place, part = next(parts, (0, None))
+            if part is None:
+                return
+            if self._sharded or number % self._workers == worker:
+                if self._worker is not None:  # what collate draws, in a worker
+                    rng.seed(hashed((*source, place, self._assignment.rank, *reader)))
+                yield part
+
+    def _dealt_parts(self, start: int) -> Iterator[tuple[int, MicroBatch]]:
+        """Those of this rank, for all of its workers, each with the place of its first sample in the epoch."""
+        rank, ranks, full = self._assignment.rank, self._assignment.world_size, self._assignment.global_batch_size
+        digest, place, kept, first, count = 0, start, [], None, 0
+        for index, sample in enumerate(self._data):
+            if index == 0 and ranks > 1:
+                digest = digest_of(sample)
+            if index < start:
+                continue
+            first = sample if count == 0 else first
+            if count % ranks == rank:
+                kept.append(sample)
+            count += 1
+            if count == full:
+                yield place, MicroBatch(kept, len(kept), count, digest=digest)
+                place, kept, count = place + count, [], 0
+        if count:
+            yield place, MicroBatch(kept or [first], len(kept), count, digest=digest)
+
+    def _own_parts(self, start: int, worker: int) -> Iterator[tuple[int, MicroBatch]]:
+        """Those of this worker, numbered; without samples where they surely are among the rank's first ``start``."""
+        samples, size = iter(self._data), self._assignment.batch_size
+        # Workers take turns; it is this one's turn more often where another has come to its end.
+        passed = len(range(worker, start, self._workers))
+        for number in itertools.count():
+            part = list(itertools.islice(samples, size))
+            if len(part) < (size if self._drop_last else 1):
+                return
+            yield number, MicroBatch(None if number < passed else part, len(part), len(part))
+
+
+class _TensorsByValue(pickle.Pickler):
+    """Tensors by what they hold: torch's own way is by their storages, which may be larger and differ."""
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return None
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
+
+
+def digest_of(sample: Any) -> int:
+    """A number within int64 that tells samples apart: tensors by their bytes, all else as pickle writes it.
+
+    It is 0 for a sample that cannot be written so.
+    """
+    written = io.BytesIO()
+    try:
+        _TensorsByValue(written).dump(sample)
+    except Exception:  # whatever a class of the user's raises
+        return 0
+    return hashed(written.getvalue())
+
+
+def check_same_start(parts: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    """The same micro-batches; all ranks call this at the start of an epoch of one stream that all of them read.
+
+    Raises:
+        ConfigError: the ranks' first samples differ.
+    """
+    first = next(parts, None)
+    own = torch.tensor([first.digest if first else 0])
+    digests = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(digests, own, group=host_group())
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"the first samples of ranks 0 and {other} differ",
+            expected="the same stream on all ranks, as they are dealt to them",
+            hint="pass sharded=True if it splits itself by rank; else let it draw by torch, random or numpy.random, "
+            "which are seeded alike",
+            scope=Scope.JOB,
+        )
+    return parts if first is None else itertools.chain([first], parts)

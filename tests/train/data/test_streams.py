@@ -1,0 +1,189 @@
+"""Iterable data sets: what each rank and worker reads of them, and again after a resume."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
+
+from srunddp.train.data import streams
+from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, ShardAssignment
+from srunddp.train.data.streams import Stream, digest_of
+
+
+class Plain(IterableDataset[int]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.samples))
+
+
+class RandomStream(IterableDataset[Any]):
+    """In an order that it draws at random; each sample with further draws, as augmentation would make."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for index in torch.randperm(self.samples):
+            drawn = [torch.rand(()).item(), random.random(), numpy.random.random()]
+            yield torch.tensor([float(index), *drawn], dtype=torch.float64), torch.zeros(1)
+
+
+@dataclass
+class Info:
+    id: int
+    num_workers: int
+
+
+def by_workers(
+    data: IterableDataset[Any], assignment: ShardAssignment, workers: int, epoch: int = 1, start: int = 0, **kind: bool
+) -> list[MicroBatch]:
+    """The parts in the order in which the loader takes them from its workers; 0 workers read in the rank."""
+    turns: list[Iterator[MicroBatch]] = []
+    for number in range(max(workers, 1)):
+        stream = Stream(data, assignment, **kind)
+        stream.begin(epoch, start)
+        info = Info(number, workers) if workers else None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(streams, "get_worker_info", lambda info=info: info)
+            turns.append(iter(list(stream)))
+    parts: list[MicroBatch] = []
+    while any(taken := [next(turn, None) for turn in turns]):
+        parts += [part for part in taken if part is not None]
+    return parts
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    samples=st.integers(0, 50),
+    ranks=st.integers(1, 4),
+    batch_size=st.integers(1, 6),
+    workers=st.integers(0, 4),
+    cut=st.integers(0, 60),
+)
+def test_a_stream_is_dealt_as_a_data_set_with_indices_is(
+    samples: int, ranks: int, batch_size: int, workers: int, cut: int
+) -> None:
+    """From any start, which another number of ranks may have left."""
+    start = min(samples, cut)
+    for rank in range(ranks):
+        assignment = ShardAssignment(rank, ranks, batch_size, 0)
+        requests = DistributedBatchSampler(assignment)
+        requests.begin(torch.arange(samples), 1, start)
+        expected = [(request.indices, request.own, request.total) for request in requests]
+        found = by_workers(Plain(samples), assignment, workers, 1, start)
+        assert [(part.samples, part.own, part.total) for part in found] == expected
+
+
+def drawn(parts: list[MicroBatch]) -> list[list[float]]:
+    return [[value for sample, _ in part.samples for value in sample.tolist()] for part in parts]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_what_a_stream_draws_depends_on_no_number_of_workers(workers: int) -> None:
+    assignment = ShardAssignment(0, 1, 4, seed=5)
+    alone = drawn(by_workers(RandomStream(21), assignment, 0))
+    assert drawn(by_workers(RandomStream(21), assignment, workers)) == alone
+    assert drawn(by_workers(RandomStream(21), assignment, workers, epoch=2)) != alone
+    assert drawn(by_workers(RandomStream(21), assignment, workers, start=8)) == alone[2:], "a resume"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_that_draw_the_order_of_a_stream_miss_no_sample(workers: int) -> None:
+    seen = []
+    for rank in range(3):
+        torch.manual_seed(rank)
+        parts = by_workers(RandomStream(20), ShardAssignment(rank, 3, 2, seed=5), workers)
+        seen += [int(sample[0]) for part in parts for sample, _ in part.samples[: part.own]]
+    assert sorted(seen) == list(range(20))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_stream_leaves_the_rank_s_own_random_numbers_alone(sharded: bool) -> None:
+    def states() -> list[Any]:
+        return [torch.rand(3).tolist(), random.random(), numpy.random.random()]
+
+    results = []
+    for read in (False, True):
+        torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+        if read:
+            assert len(by_workers(RandomStream(9), ShardAssignment(0, 1, 2, 0), 0, sharded=sharded)) == 5
+        results.append(states())
+    assert results[0] == results[1]
+
+
+def test_shards_draw_other_numbers_on_each_rank_and_worker() -> None:
+    firsts = {
+        drawn(by_workers(RandomStream(4), ShardAssignment(rank, 2, 4, 5), 2, epoch, sharded=True))[worker][1]
+        for rank, worker, epoch in itertools.product(range(2), range(2), (1, 2))
+    }
+    assert len(firsts) == 8
+
+
+class Uneven(IterableDataset[int]):
+    """A worker's samples by its number."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        self.lengths = lengths
+
+    def __iter__(self) -> Iterator[int]:
+        worker = 0 if (info := streams.get_worker_info()) is None else info.id
+        return iter(range(100 * worker, 100 * worker + self.lengths[worker]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple),
+    batch_size=st.integers(1, 3),
+    start=st.integers(0, 20),
+)
+def test_a_resume_of_shards_reads_on_where_it_was(lengths: tuple[int, ...], batch_size: int, start: int) -> None:
+    """However early some workers come to their end; what was seen comes without its samples, or not at all."""
+    assignment, workers = ShardAssignment(0, 1, batch_size, 0), len(lengths)
+    whole = by_workers(Uneven(lengths), assignment, workers, sharded=True)
+    assert sorted(sample for part in whole for sample in part.samples) == [
+        sample for worker, length in enumerate(lengths) for sample in range(100 * worker, 100 * worker + length)
+    ]
+    resumed = by_workers(Uneven(lengths), assignment, workers, start=start, sharded=True)
+    assert resumed[start:] == whole[start:]
+    assert all(part.samples is None for part in resumed[: min(start, min(lengths) // batch_size * workers)])
+
+
+def test_drop_last_leaves_out_what_is_not_full_of_each_worker() -> None:
+    parts = by_workers(Uneven((5, 2, 4)), ShardAssignment(0, 1, 2, 0), 3, sharded=True, drop_last=True)
+    assert [part.samples for part in parts] == [[0, 1], [100, 101], [200, 201], [2, 3], [202, 203]]
+
+
+def test_a_stream_is_told_the_epoch() -> None:
+    class EpochAware(Plain):
+        def set_epoch(self, epoch: int) -> None:
+            self.samples = 10 * epoch
+
+    assert sum(part.total for part in by_workers(EpochAware(0), ShardAssignment(0, 1, 4, 0), 2, epoch=3)) == 30
+
+
+def test_samples_are_told_apart_by_their_values() -> None:
+    """A tensor's storage, which is what torch pickles, may be larger than it and hold anything else."""
+    rows = torch.arange(12.0).view(3, 4)
+    same = [{"x": rows[1], "y": 3}, {"x": rows[1].clone(), "y": 3}, {"x": rows[1].bfloat16().float(), "y": 3}]
+    assert len({digest_of(sample) for sample in same}) == 1
+    others = [
+        {"x": rows[2], "y": 3},
+        {"x": rows[1], "y": 4},
+        {"x": rows[1].double(), "y": 3},
+        rows[1].bfloat16(),
+        rows[1][0],
+    ]
+    assert len({digest_of(sample) for sample in [same[0], *others]}) == 6
+    assert digest_of(lambda: 0) == 0
