@@ -1,9 +1,8 @@
-"""The shared training loop: DistributedDataParallel or FSDP, with the parts that are easily got wrong done once."""
+"""The shared training loop: DistributedDataParallel, with the parts that are easily got wrong done once."""
 
 from srunddp.config.parse import read_config
-from srunddp.train.checkpoint.file import CheckpointError, save_checkpoint
-from srunddp.train.checkpoint.resharding import load_checkpoint
-from srunddp.train.config import CheckpointConfig, Config, DDPConfig, FSDPConfig, LoadingConfig, PreemptionConfig
+from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint
+from srunddp.train.config import CheckpointConfig, Config, DataLoaderConfig, DDPConfig, PreemptionConfig
 from srunddp.train.data.loader import Batch, DistributedDataLoader, StepBatches
 from srunddp.train.data.order import Order, Weighted
 from srunddp.train.metrics.accumulator import Metric, accuracy
@@ -19,10 +18,9 @@ __all__ = [
     "CheckpointError",
     "Config",
     "DDPConfig",
+    "DataLoaderConfig",
     "DistributedDataLoader",
     "EpochRecord",
-    "FSDPConfig",
-    "LoadingConfig",
     "Metric",
     "Order",
     "PreemptionConfig",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -63,15 +63,14 @@ class CheckpointPolicy:
         self._manager = CheckpointManager(config, world, state, log)
         self._consensus = StopConsensus(world)
 
-    def restore(self, warm_up_buckets: Callable[[], None]) -> None:
+    def restore(self, before: Callable[[Mapping[str, Any]], None]) -> None:
         """Go on from a checkpoint where the configuration names or finds one.
 
         Args:
-            warm_up_buckets: a step that changes nothing, called before. In its first step DistributedDataParallel adds
-                gradients in another order than later, and a run that was not interrupted is past that.
+            before: called with the checkpoint before it is loaded.
         """
         if found := self._manager.load_latest():
-            warm_up_buckets()
+            before(found)
             self._manager.restore(found)
 
     def begin(self) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.bootstrap.environment.cpus import Cpus, advice
 from srunddp.config.parse import save_config
@@ -23,7 +23,8 @@ from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
 from srunddp.train.data import workers
 from srunddp.train.data.loader import DistributedDataLoader, StepBatches
-from srunddp.train.data.order import Order
+from srunddp.train.data.order import Order, Sequential
+from srunddp.train.data.sampler import length_of
 from srunddp.train.metrics.accumulator import MetricAccumulator
 from srunddp.train.metrics.logger import MetricsLogger
 from srunddp.train.optimizer import make_schedulers
@@ -47,24 +48,27 @@ def make_loader(
 ) -> DistributedDataLoader:
     """A loader by the Trainer's settings; ``training``: of training data, else of data for an evaluation."""
     config = trainer.config
-    options = {name: getattr(config.dataloader, name) for name in ("num_workers", "prefetch_factor", "pin_memory")}
+    if not training and not isinstance(data, IterableDataset):
+        order = Sequential(len(cast(Sized, data)))
     return DistributedDataLoader(
         data,
         trainer.world,
         batch_size=config.batch_size,
         order=order,
-        shuffle=training,
         seed=config.seed,
         collate=collate,
         weight=trainer.weight,
         sharded=sharded,
         drop_last=training and config.dataloader.drop_last,
         gradient_accumulation_steps=config.gradient_accumulation_steps if training else 1,
+        num_workers=config.dataloader.num_workers,
+        prefetch_factor=config.dataloader.prefetch_factor,
+        # Those of an evaluation end with it: else both would stay, twice as many as there are CPUs for.
         persistent_workers=training and config.dataloader.persistent_workers,
+        pin_memory=config.dataloader.pin_memory,
         multiprocessing_context=config.dataloader.multiprocessing_context,
         channels_last=config.channels_last,
         signals=config.preemption.signals,
-        **options,
     )
 
 
@@ -91,13 +95,14 @@ class FitLoop:
         self._progress = Progress() if world.rank == 0 else SilentProgress()
         self.timer = make_step_timer(world.device)
         data = {"train_data": train_data, "val_data": val_data}
-        validate.check_fit(world, data, order, trainer.weight, config)
+        validate.check_fit(world, data, trainer.weight, config)
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(trainer, train_data, order=order, collate=collate, sharded=sharded, training=True)
         self._val_loader = (
             None if val_data is None else make_loader(trainer, val_data, collate=val_collate, sharded=sharded)
         )
-        validate.check_batch_norm(trainer.model, self._loader.length, world, config)
+        self._samples = len(order) if order else length_of(train_data) if not sharded else None
+        validate.check_batch_norm(trainer.model, self._samples, world, config)
         self._on_step = trainer.methods("on_step")
         self._stack = ExitStack()
         self._sums: MetricAccumulator | None = None
@@ -133,10 +138,10 @@ class FitLoop:
 
     def _set_up_schedulers(self) -> None:
         state, config, trainer = self._state, self._config, self._trainer
-        per_epoch = self._loader.steps_per_epoch
+        per_epoch = self._loader.steps_left(0)
         whole = config.max_steps or (per_epoch and per_epoch * config.epochs)
         trainer.total_steps = whole
-        state.steps_per_epoch, state.data = per_epoch, self._loader.identity()
+        state.steps_per_epoch, state.parts = per_epoch, {**state.parts, "loader": self._loader}
         if not state.schedulers:
             made = make_schedulers(state.optimizers, trainer.schedulers, config, whole, self._steps_done)
             state.schedulers = made
@@ -151,10 +156,10 @@ class FitLoop:
 
     def _steps_done(self) -> float:
         """Steps of this world that the samples so far make, so that another world's steps count by their samples."""
-        state, samples = self._state, self._loader.length
-        if self._config.max_steps or not samples or not state.steps_per_epoch:
+        state = self._state
+        if self._config.max_steps or not self._samples or not state.steps_per_epoch:
             return state.step
-        return (state.epoch + state.samples_seen / samples) * state.steps_per_epoch
+        return (state.epoch + state.samples_seen / self._samples) * state.steps_per_epoch
 
     def _open(self, folder: Path) -> None:
         state = self._state
@@ -177,8 +182,8 @@ class FitLoop:
         state, config = self._state, self._config
         own = [type(each).__name__ for each in self._trainer.schedulers and state.schedulers]
         by_step = own[0] if own and config.scheduler_interval == "step" and own[0] != "ReduceLROnPlateau" else ""
-        if not config.resume_changed_data:
-            validate.check_changed(saved, state.data, state.steps_per_epoch, by_step)
+        if by_step:
+            validate.check_steps_per_epoch(saved["steps_per_epoch"], state.steps_per_epoch, by_step)
         for optimizer, before in zip(state.optimizers, saved["optimizer"], strict=False):
             self._tell_of_lr(optimizer.param_groups, before["param_groups"], saved["lr_factor"])
         self._trainer.warm_up_buckets(self.steps())
@@ -195,10 +200,7 @@ class FitLoop:
     def is_over(self) -> bool:
         """Whether all epochs, or all steps, are done, or the figures have not become better for long enough."""
         state, config = self._state, self._config
-        if config.max_steps:
-            done = state.step >= config.max_steps
-        else:
-            done = state.epoch >= config.epochs
+        done = state.step >= config.max_steps if config.max_steps else state.epoch >= config.epochs
         return done or (self.early_stopped and not state.samples_seen)
 
     @property
@@ -224,9 +226,7 @@ class FitLoop:
         """The figures of the epoch that begins, or goes on from a checkpoint."""
         state, config = self._state, self._config
         self._loader.set_epoch(state.epoch + 1)
-        if state.loader:
-            self._loader.load_state_dict(state.loader)
-        steps, left = self._loader.steps_per_epoch, self._loader.steps_left
+        steps, left = state.steps_per_epoch, self._loader.steps_left(state.samples_seen)
         done = steps - left if steps is not None and left is not None else 0
         epochs = config.epochs if not config.max_steps else -(-config.max_steps // steps) if steps else 0
         self._progress.start_epoch(state.epoch + 1, epochs, steps, done)
@@ -260,6 +260,7 @@ class FitLoop:
             if self._policy:
                 self._policy.begin()
             event("evaluation")
+            self._val_loader.set_epoch(0)  # again: each evaluation reads the same
             yield self._val_loader.steps()
             event("evaluation_end")
         if self._policy:
@@ -356,7 +357,7 @@ class FitLoop:
             self.record_evaluation(val)
         elif self._val_loader is None:
             self._compare(train)
-        state.epoch, state.samples_seen, state.sums, state.loader, self._sums = state.epoch + 1, 0, [], {}, None
+        state.epoch, state.samples_seen, state.sums, self._sums = state.epoch + 1, 0, [], None
         state.records.append(record)
         if self._config.scheduler_interval == "epoch" and self._trainer.schedulers:
             self._step_schedulers()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -16,17 +16,16 @@ from srunddp.train.config import Config
 Scheduler: TypeAlias = LRScheduler | Callable[[Optimizer], LRScheduler]
 """A torch scheduler, or what makes one of the optimizer."""
 
-T = TypeVar("T")
 _FUSED = (Adam, AdamW, SGD)
 _FUSED_ON = ("cpu", "cuda")
 _KERNELS = {"fused", "foreach"}
 
 
-def as_tuple(one_or_more: T | Sequence[T] | None) -> tuple[T, ...]:
+def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
     """What a user may pass alone or in a list."""
     if one_or_more is None:
         return ()
-    return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)  # type: ignore[arg-type]
+    return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
 
 
 def use_fused(optimizer: Optimizer, model: nn.Module) -> None:

@@ -25,16 +25,15 @@ class TrainingState:
 
     Attributes:
         model, optimizers, schedulers, scaler: each with a ``state_dict``.
-        parts: by name whatever else has a ``state_dict``: the loss function, callbacks.
+        parts: by name whatever else has a ``state_dict``: the loss function, callbacks, the training data's loader.
         average: of the model's weights; None where there is none.
         lr_factor: by which the learning rate was scaled for this world's batch.
         epoch: epochs that are over; samples_seen: samples of the present one, over all ranks; step: optimizer steps.
-        loader: where the training data's loader stands.
         sums: of the present epoch's figures so far, by rank.
         evaluated: the step of the last evaluation; best: its best figure; evals_since_best: evaluations since then.
         scores: of the evaluated steps; less is better.
         records: of the epochs that are over.
-        data: what tells the training data and its order; steps_per_epoch: None where that is not known.
+        steps_per_epoch: None where that is not known.
     """
 
     model: nn.Module
@@ -47,19 +46,17 @@ class TrainingState:
     epoch: int = 0
     samples_seen: int = 0
     step: int = 0
-    loader: dict[str, Any] = field(default_factory=dict)
     sums: list[list[float]] = field(default_factory=list)
     evaluated: int = 0
     best: float | None = None
     evals_since_best: int = 0
     scores: dict[int, float] = field(default_factory=dict)
     records: list[EpochRecord] = field(default_factory=list)
-    data: dict[str, int | None] = field(default_factory=dict)
     steps_per_epoch: int | None = None
 
     _PLAIN: ClassVar[tuple[str, ...]] = (
-        *("lr_factor", "epoch", "samples_seen", "step", "loader", "sums", "evaluated", "best", "evals_since_best"),
-        *("scores", "data", "steps_per_epoch"),
+        *("lr_factor", "epoch", "samples_seen", "step", "sums", "evaluated", "best", "evals_since_best"),
+        *("scores", "steps_per_epoch"),
     )
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,9 +80,10 @@ class TrainingState:
             ValueError: it has other optimizers, schedulers or callbacks.
             CheckpointError: it has an average of the weights, and this run has none.
         """
-        for name, own in (("optimizer", self.optimizers), ("scheduler", self.schedulers), ("parts", self.parts)):
-            if len(state[name]) != len(own):
-                raise ValueError(f"{name}: {len(state[name])} in the checkpoint, {len(own)} here")
+        counts = {"optimizer": len(self.optimizers), "scheduler": len(self.schedulers), "parts": len(self.parts)}
+        for name, count in counts.items():
+            if len(state[name]) != count:
+                raise ValueError(f"{name}: {len(state[name])} in the checkpoint, {count} here")
         self._load_average(state)
         factor = self.lr_factor
         self.model.load_state_dict(state["model"])
@@ -97,12 +95,12 @@ class TrainingState:
             part.load_state_dict(state["parts"][name])
         if state["scaler"]:  # that of one which was not in use is empty
             self.scaler.load_state_dict(state["scaler"])
-        own_data = {name: getattr(self, name) for name in ("data", "steps_per_epoch")}
-        for name in self._PLAIN:
-            setattr(self, name, own_data.get(name, state[name]))
+        for name in set(self._PLAIN) - {"steps_per_epoch"}:
+            setattr(self, name, state[name])
         self.records = [EpochRecord(**record) for record in state["records"]]
-        for optimizer, scheduler in zip(self.optimizers, self.schedulers or [None] * len(self.optimizers), strict=True):
-            rescale(optimizer, scheduler, factor / self.lr_factor)
+        schedulers: Sequence[LRScheduler | None] = self.schedulers or [None] * len(self.optimizers)
+        for optimizer, own in zip(self.optimizers, schedulers, strict=True):
+            rescale(optimizer, own, factor / self.lr_factor)
         self.lr_factor = factor
 
     def _load_average(self, state: Mapping[str, Any]) -> None:

@@ -117,7 +117,7 @@ class Trainer:
             scaler=scaler,
             lr_factor=factor,
             average=self._average,
-            parts=parts,
+            parts={f"{number} {type(each).__name__}": each for number, each in enumerate(parts)},
         )
         self._run: FitLoop | None = None
         self._before_step = self.methods("on_before_optimizer_step")
@@ -190,7 +190,7 @@ class Trainer:
             Means over the samples of all ranks, the same on each.
         """
         self._modes = TrainingModes(self._ddp.testing)
-        validate.check_fit(self.world, {"data": data}, None, self.weight, self.config)
+        validate.check_fit(self.world, {"data": data}, self.weight, self.config)
         with preserved_rng(self.world):
             return self._evaluate(make_loader(self, data, collate=collate, sharded=sharded).steps())
 

@@ -12,11 +12,10 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config
-from srunddp.train.data.order import Order
 from srunddp.train.data.sampler import hashed, length_of
 from srunddp.train.metrics.accumulator import Metric
 from srunddp.train.preemption import signals
@@ -155,9 +154,7 @@ def check_metrics(metrics: Mapping[str, Metric], config: Config) -> None:
         )
 
 
-def check_fit(
-    world: World, data: Mapping[str, Dataset[Any] | None], order: Order | None, weight: object, config: Config
-) -> None:
+def check_fit(world: World, data: Mapping[str, Dataset[Any] | None], weight: object, config: Config) -> None:
     """There is something to read, and all ranks were given the same.
 
     Else one rank would wait in a collective that another never enters.
@@ -166,29 +163,11 @@ def check_fit(
         data: the data sets by the names of their parameters.
     """
     sizes = {f"len({name})": _length(each) for name, each in data.items()}
-    first_epoch = None if order is None else order.indices(1).numpy().tobytes()
     own = {name: value for name, value in leaves(config) if name.split(".")[0] in _OWN}
-    _check_agreement(world, {**sizes, "order": first_epoch, "weight": int(weight is not None), **own})
+    _check_agreement(world, {**sizes, "weight": int(weight is not None), **own})
     for name, size in sizes.items():
         if size == 0:
             raise ConfigError(f"{name} is 0", expected="at least 1", hint="check what was passed to fit()")
-    if order is not None:
-        _check_order(order, sizes["len(train_data)"], data["train_data"])
-
-
-def _check_order(order: Order, samples: int, data: Dataset[Any] | None) -> None:
-    if isinstance(data, IterableDataset):
-        raise ConfigError(
-            "an order, and data that is iterable", expected="data with indices", hint="let it yield in that order"
-        )
-    indices = order.indices(1)
-    if len(indices) == 0 or int(indices.min()) < 0 or int(indices.max()) >= samples:
-        found = f"from {int(indices.min())} to {int(indices.max())}" if len(indices) else "none"
-        raise ConfigError(
-            f"the order's indices: {found}",
-            expected=f"some, from 0 to {samples - 1} for {samples} samples",
-            hint="make the order of this data set",
-        )
 
 
 def check_batch_norm(model: nn.Module, samples: int | None, world: World, config: Config) -> None:
@@ -206,28 +185,13 @@ def check_batch_norm(model: nn.Module, samples: int | None, world: World, config
         )
 
 
-def check_changed(saved: Mapping[str, Any], data: Mapping[str, Any], steps: int | None, own_scheduler: str) -> None:
-    """The data is that of the checkpoint, and so is the number of steps that a scheduler per step was made for.
-
-    Args:
-        saved: a checkpoint; data, steps: this run's data and its steps per epoch; own_scheduler: the class of a
-            user's scheduler that is stepped after each step, or nothing.
-    """
-    if changed := {
-        name: (saved["data"].get(name), own) for name, own in data.items() if saved["data"].get(name) != own
-    }:
-        name, (before, now) = next(iter(changed.items()))
+def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -> None:
+    """An epoch has as many steps as in the checkpoint, where a user's ``scheduler`` is stepped after each."""
+    if before != now:
         raise ConfigError(
-            f"{name} of the training data was {before} in the checkpoint and is {now}",
-            expected="the same data in the same order: else samples are missed or seen twice",
-            hint="restore the data and the seed, or go on nevertheless with resume_changed_data=true",
-        )
-    before, now = saved["steps_per_epoch"], steps
-    if own_scheduler and before != now:
-        raise ConfigError(
-            f"{own_scheduler} is stepped after each step, an epoch had {before} steps and now has {now}",
-            expected="the same number, as another number of ranks or another batch size changes what it was made for",
-            hint="use schedule=, scheduler_interval=epoch, or the ranks and batch_size of before",
+            f"{scheduler} is stepped after each step, and an epoch had {before} steps and now has {now}",
+            expected="the same number, for which it was made",
+            hint="use schedule=, scheduler_interval=epoch, or the ranks and the batch_size of before",
         )
 
 
@@ -252,15 +216,7 @@ def _length(data: Dataset[Any] | None) -> int:
     if data is None:
         return -1
     length = length_of(data)
-    if length is not None:
-        return length
-    if isinstance(data, IterableDataset):
-        return -2
-    raise ConfigError(
-        f"a data set of {type(data).__name__} without a length",
-        expected="__len__ and __getitem__, or an IterableDataset",
-        hint="use one of torch.utils.data's kinds",
-    )
+    return -2 if length is None else length
 
 
 def check_settings(config: Config, world: World) -> None:

@@ -142,9 +142,9 @@ class CheckpointManager:
         restarted = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         if wanted == "auto" or restarted:
             path, state = self._directory.newest(self._log) or (None, None)
-            if state is not None or wanted in ("auto", "no"):
+            if state is not None or wanted in ("auto", "never"):
                 return path, state
-        if wanted != "no":
+        if wanted != "never":
             state = load_checkpoint(wanted)
             _check_version(state, wanted)
             for path in self._directory.archive_newer(after=state["step"]):
@@ -152,7 +152,7 @@ class CheckpointManager:
             return Path(wanted), state
         if steps := self._directory.steps():
             raise ConfigError(
-                f"{self._directory.path(steps[-1])} is there, of an earlier run, and resume is no",
+                f"{self._directory.path(steps[-1])} is there, of an earlier run, and resume is never",
                 expected="an output_dir without checkpoints",
                 hint="use resume=auto to go on with that run, or another output_dir",
             )

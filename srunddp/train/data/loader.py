@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.errors import ConfigError, Scope
-from srunddp.train.config import LoadingConfig
+from srunddp.train.config import DataLoaderConfig
 from srunddp.train.data.order import Order, Shuffled, Weighted, check_order
 from srunddp.train.data.reader import BatchReader, Source
 from srunddp.train.data.sampler import MicroBatch, ShardAssignment, length_of
@@ -52,6 +52,10 @@ class StepBatches(NamedTuple):
     copied: torch.cuda.Event | None
 
 
+Weight: TypeAlias = Callable[[Any], float | Tensor]
+"""``weight(batch)``: by how much the mean loss of a batch counts; of what collate made, on the host."""
+
+
 class DistributedDataLoader:
     """Batches of one data set, of which each rank gets its part; works without a Trainer, too.
 
@@ -76,7 +80,7 @@ class DistributedDataLoader:
         order: Order | None = None,
         seed: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
-        weight: Callable[[Any], float | Tensor] | None = None,
+        weight: Weight | None = None,
         sharded: bool = False,
         drop_last: bool = False,
         gradient_accumulation_steps: int = 1,
@@ -121,7 +125,7 @@ class DistributedDataLoader:
         beside = world.device.type == "cuda" and not source.on_gpu
         if num_workers is None:
             num_workers = 0 if source.in_rows else default_workers(None, share(world), False)
-        loading = LoadingConfig(
+        loading = DataLoaderConfig(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,

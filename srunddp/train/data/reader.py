@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
 from srunddp.errors import ConfigError
-from srunddp.train.config import LoadingConfig
+from srunddp.train.config import DataLoaderConfig
 from srunddp.train.data.order import Order
 from srunddp.train.data.sampler import DistributedBatchSampler, MicroBatch, Reader, ShardAssignment, TensorRows
 from srunddp.train.data.streams import Stream, check_same_start
@@ -60,7 +60,7 @@ class BatchReader:
     """Reads the micro-batches of an epoch, again each epoch by the same workers."""
 
     def __init__(
-        self, source: Source, assignment: ShardAssignment, loading: LoadingConfig, signals: Sequence[str]
+        self, source: Source, assignment: ShardAssignment, loading: DataLoaderConfig, signals: Sequence[str]
     ) -> None:
         """No worker is started yet.
 

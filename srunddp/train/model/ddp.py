@@ -94,7 +94,7 @@ def share(buffers: Iterable[Tensor]) -> None:
     for tensors in by_type.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(flat, src=0)
-        parts = flat.split([tensor.numel() for tensor in tensors])
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         torch._foreach_copy_(tensors, [part.view(own.shape) for part, own in zip(parts, tensors, strict=True)])
 
 
