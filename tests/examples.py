@@ -48,7 +48,7 @@ class Example:
         return [str(FOLDER / self.file), *given, f"--output-dir={output_dir}"]
 
 
-ACCURACY = r"test accuracy ([\d.]+) %"
+ACCURACY = r"val accuracy ([\d.]+) %"
 VISION = ("--model=shufflenet_v2_x0_5", "--lr=0.01", "--epochs=3", "--batch-size=16", "--data-dir={shared}/images")
 MNIST = ("--epochs=3", "--checkpoint.keep_last=3", "--data-dir={shared}/digits")
 BERT = ("--subset=1000", "--epochs=3")
@@ -56,7 +56,7 @@ OF_BERT = ACCURACY + r", loss [\d.]+, on made data"
 EXAMPLES = {
     example.file.removesuffix(".py"): example
     for example in (
-        Example("simple.py", ("--epochs=10",), "slurm", r"test loss [\d.]+, " + ACCURACY, 90),
+        Example("simple.py", ("--epochs=10",), "slurm", r"val loss [\d.]+, " + ACCURACY, 90),
         Example("mnist.py", MNIST, "pmi", ACCURACY, 90),
         Example("vision.py", VISION, "mpich", ACCURACY + r", top 5 [\d.]+ %", 50),
         Example("tiny_bert.py", BERT, "mpich", OF_BERT, 80, has_history=False),

@@ -17,7 +17,7 @@ from tests.examples import loaded
 from tests.support.starting import ended, slurm, started, write
 
 EXAMPLE = ROOT / "docs" / "examples" / "tiny_bert.py"
-FIGURE = r"test accuracy (\d+\.\d\d) %, loss \d+\.\d{4}"
+FIGURE = r"val accuracy (\d+\.\d\d) %, loss \d+\.\d{4}"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -49,8 +49,8 @@ class Settings(srunddp.Config):
     lr: float = 1e-3
     epochs: int = 20
     batch_size: int = 32
-    best: str = "accuracy"
-    best_mode: Literal["min", "max"] = "max"
+    monitor: str = "accuracy"
+    mode: Literal["min", "max"] = "max"
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def main() -> None:
         trainer = srunddp.Trainer(model, optimizer, loss, settings, world=world, metrics={"accuracy": accuracy})
         history = trainer.fit(read(root, train=True), read(root, train=False))
     if world.rank == 0:
-        print(f"test accuracy {100 * history[-1].test['accuracy']:.2f} %", flush=True)
+        print(f"val accuracy {100 * history[-1].val['accuracy']:.2f} %", flush=True)
 
 
 def network() -> nn.Module:
@@ -92,7 +92,7 @@ def read(root: Path, *, train: bool) -> TensorDataset:
 def prepare(world: srunddp.World, data_dir: Path, download: bool) -> Path:
     """See that the data is there on every node, and return the folder to read it from."""
     # Rank 0 first; then, for folders that nodes do not share, one rank of each other node.
-    with world.rank0_first(), world.rank0_first(per_node=True):
+    with world.rank_zero_first(), world.rank_zero_first(per_node=True):
         try:
             folder = written(data_dir, download)
         except (OSError, RuntimeError) as error:

@@ -48,7 +48,7 @@ def main() -> None:
         history = trainer.fit(*read())
     if world.rank == 0:
         test = history[-1].test
-        print(f"test loss {test['loss']:.4f}, test accuracy {100 * test['accuracy']:.2f} %", flush=True)
+        print(f"val loss {test['loss']:.4f}, val accuracy {100 * test['accuracy']:.2f} %", flush=True)
 
 
 def read() -> tuple[TensorDataset, TensorDataset]:

@@ -6,8 +6,8 @@ One rank first, whose samples per second ``--baseline`` keeps; then as many as t
     srun --nodes=1 --ntasks-per-node=4 --cpus-per-task=8 srunddp docs/examples/single_to_multi.py --baseline=one.json
     srun --nodes=2 --ntasks-per-node=4 --cpus-per-task=8 srunddp docs/examples/single_to_multi.py --baseline=one.json
 
-    python docs/examples/single_to_multi.py --baseline=one.json --loading.threads=1
-    mpirun -n 2 srunddp docs/examples/single_to_multi.py --baseline=one.json --loading.threads=1
+    python docs/examples/single_to_multi.py --baseline=one.json --num_threads=1
+    mpirun -n 2 srunddp docs/examples/single_to_multi.py --baseline=one.json --num_threads=1
 
 The efficiency of N ranks is their samples per second by N times those of the one rank, each over all epochs of a run
 but its first, which has the warming up. Each rank keeps its ``--batch_size``, so that a step has N times as many
@@ -89,7 +89,7 @@ def main() -> None:
             print(f"scaling efficiency {100 * efficiency(here, one, world.world_size):.1f} %")
         elif settings.baseline:
             write_baseline(settings.baseline, here)
-        print(f"test accuracy {100 * history[-1].test['accuracy']:.2f} %", flush=True)
+        print(f"val accuracy {100 * history[-1].val['accuracy']:.2f} %", flush=True)
 
 
 def conditions(settings: Settings, world: srunddp.World) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def efficiency(here: dict[str, Any], one: dict[str, Any], ranks: int) -> float:
     """Samples per second of these ranks, by that many times those of one rank."""
     for name in here:
         if name != "samples_per_second" and one.get(name) != here[name]:
-            found, hint = f"one rank with {name} {one.get(name)}", "start one rank again so; threads: --loading.threads"
+            found, hint = f"one rank with {name} {one.get(name)}", "start one rank again so; threads: --num_threads"
             raise ConfigError(found, expected=f"{here[name]}, as here", hint=hint)
     return float(here["samples_per_second"] / (ranks * one["samples_per_second"]))
 

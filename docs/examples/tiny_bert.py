@@ -109,9 +109,7 @@ def main() -> None:
             trainer.save_model()  # on rank 0 alone
     if world.rank == 0:
         made = "" if settings.data_file else ", on made data"
-        print(
-            f"test accuracy {100 * figures['eval_accuracy']:.2f} %, loss {figures['eval_loss']:.4f}{made}", flush=True
-        )
+        print(f"val accuracy {100 * figures['eval_accuracy']:.2f} %, loss {figures['eval_loss']:.4f}{made}", flush=True)
 
 
 def arguments(settings: Settings, world: srunddp.World) -> transformers.TrainingArguments:

@@ -11,7 +11,7 @@ digits that scikit-learn brings along stand in, written as PNG files to ``DIR/di
 ``--dataset=cifar10`` it reads ``DIR/cifar-10-batches-py``; ``--download=true`` fetches that first. DIR is
 ``~/.cache/srunddp/vision`` by default.
 
-On a GPU add ``--precision=bf16 --ddp.channels_last=true``. For longer trainings take a longer average: the default,
+On a GPU add ``--precision=bf16 --channels_last=true``. For longer trainings take a longer average: the default,
 ``--ema-decay=0.9``, is of about 10 steps, 0.9999 of 10000. ``--output-dir=DIR --resume=auto`` writes checkpoints, and
 goes on from the newest; ``--help`` lists all settings.
 """
@@ -31,7 +31,7 @@ from torch.utils.data import Dataset
 
 import srunddp
 from srunddp.errors import ConfigError
-from srunddp.train import LoadingConfig, accuracy, import_torchvision
+from srunddp.train import DataLoaderConfig, accuracy, import_torchvision
 
 # Here, so that loader workers that start anew, as where MPI runs, have it before they are sent the data set.
 torchvision = import_torchvision()
@@ -73,10 +73,10 @@ class Settings(srunddp.Config):
     schedule: Literal["constant", "cosine"] = "cosine"
     warmup_steps: int = 5
     ema_decay: float | None = 0.9
-    best: str = "accuracy"
-    best_mode: Literal["min", "max"] = "max"
+    monitor: str = "accuracy"
+    mode: Literal["min", "max"] = "max"
     # BatchNorm cannot learn of one image alone, as a rank may have in an epoch's last step.
-    loading: LoadingConfig = field(default_factory=lambda: LoadingConfig(drop_last=True))
+    dataloader: DataLoaderConfig = field(default_factory=lambda: DataLoaderConfig(drop_last=True))
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def main() -> None:
     if world.rank == 0:
         figures = history[-1].test
         print(
-            f"test accuracy {100 * figures['accuracy']:.2f} %, top 5 {100 * figures['top5_accuracy']:.2f} %", flush=True
+            f"val accuracy {100 * figures['accuracy']:.2f} %, top 5 {100 * figures['top5_accuracy']:.2f} %", flush=True
         )
 
 
@@ -174,7 +174,7 @@ def prepare(world: srunddp.World, settings: Settings) -> Path:
     """See that the data is there on every node, and return the folder to read it from."""
     root = settings.data_dir
     # Rank 0 first; then, for folders that nodes do not share, one rank of each other node.
-    with world.rank0_first(), world.rank0_first(per_node=True):
+    with world.rank_zero_first(), world.rank_zero_first(per_node=True):
         try:
             folder = written(settings)
         except (OSError, RuntimeError) as error:

@@ -96,7 +96,7 @@ def _cpu(busy: list[NodeFigures]) -> Advice | None:
         f"{format.percent(_used(worst))} of {format.count(int(worst.cpus or 0), 'CPU')} used on {where}, "
         "and processes wait for a CPU",
         f"above {format.percent(CPUS_USED)} used and {format.percent(CPU_WAIT)} of the time waiting",
-        "more --cpus-per-task, fewer --loading.num_workers, or fewer --loading.threads",
+        "more --cpus-per-task, fewer --dataloader.num_workers, or fewer --num_threads",
     )
 
 
@@ -158,7 +158,7 @@ def _data_wait(summary: Summary, stragglers: Stragglers) -> Advice | None:
         "data wait",
         f"{format.percent(figure)} of the step time is waiting for data",
         f"above {format.percent(DATA_WAIT)}",
-        "more --loading.num_workers, with as many --cpus-per-task; else data on a faster storage",
+        "more --dataloader.num_workers, with as many --cpus-per-task; else data on a faster storage",
     )
 
 

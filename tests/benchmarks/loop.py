@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, TensorDataset
 
-from srunddp.train import Config, LoadingConfig, Trainer, import_torchvision
+from srunddp.train import Config, DataLoaderConfig, Trainer, import_torchvision
 from tests.benchmarks import in_turn, numbers, ratio, train
 from tests.train.local_world import LocalWorld
 
@@ -94,7 +94,7 @@ def looping(model: Any, optimizer: Any, loader: Any, backward: Callable[[Tensor]
 def ours(data: Any, width: int) -> Callable[[], None]:
     model = network(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    config = Config(batch_size=BATCH, loading=LoadingConfig(num_workers=0))
+    config = Config(batch_size=BATCH, dataloader=DataLoaderConfig(num_workers=0))
     return partial(train, Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=LocalWorld()), data)
 
 

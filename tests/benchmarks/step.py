@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 
 import srunddp
 from srunddp import telemetry
-from srunddp.train import Config, LoadingConfig
+from srunddp.train import Config, DataLoaderConfig
 from tests.benchmarks import quartiles, train
 from tests.conftest import ROOT
 from tests.support.starting import SRUNDDP, bare, slurm
@@ -61,7 +61,7 @@ def training(world: srunddp.World, steps: int, width: int) -> Callable[[bool], f
     count = (steps + 1) * BATCH * world.world_size
     data = TensorDataset(torch.randn(count, width), torch.randint(10, (count,)))
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
-    config = Config(batch_size=BATCH, tensorboard=False, loading=LoadingConfig(num_workers=0))
+    config = Config(batch_size=BATCH, tensorboard=False, dataloader=DataLoaderConfig(num_workers=0))
     watch = Stopwatch()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     trainer = srunddp.Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world, callbacks=[watch])

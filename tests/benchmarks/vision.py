@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from srunddp.train import DDPConfig, LoadingConfig, import_torchvision
+from srunddp.train import DDPConfig, DataLoaderConfig, import_torchvision
 from tests.benchmarks import in_turn, numbers, ratio, train
 from tests.examples import loaded
 from tests.train.local_world import LocalWorld
@@ -48,9 +48,9 @@ class Made(import_torchvision().datasets.CIFAR10):  # type: ignore[misc]
 
 
 def settings(ema_decay: float | None) -> Any:
-    loading = LoadingConfig(num_workers=WORKERS, drop_last=True)
-    chosen = VISION.Settings(epochs=EPOCHS, batch_size=BATCH, ema_decay=ema_decay, warmup_steps=0, loading=loading)
-    return replace(chosen, precision="bf16", small_stem=True, ddp=DDPConfig(channels_last=True)) if GPU else chosen
+    loading = DataLoaderConfig(num_workers=WORKERS, drop_last=True)
+    chosen = VISION.Settings(epochs=EPOCHS, batch_size=BATCH, ema_decay=ema_decay, warmup_steps=0, dataloader=loading)
+    return replace(chosen, precision="bf16", small_stem=True, channels_last=True) if GPU else chosen
 
 
 @dataclass

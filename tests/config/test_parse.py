@@ -156,11 +156,11 @@ def test_a_saved_file_reads_back_equal(tmp_path_factory: pytest.TempPathFactory,
         ("output_dir", "", None),
         ("profile", "", ""),
         ("scale_lr", "no", "no"),
-        ("ddp.hook", "none", "none"),
-        ("clip_norm", "1e-3", 1e-3),
-        ("clip_norm", ".inf", float("inf")),
-        ("clip_norm", "1", 1.0),
-        ("clip_norm", "null", None),
+        ("ddp.comm_hook", "none", "none"),
+        ("max_grad_norm", "1e-3", 1e-3),
+        ("max_grad_norm", ".inf", float("inf")),
+        ("max_grad_norm", "1", 1.0),
+        ("max_grad_norm", "null", None),
         ("seed", "010", 10),
         ("seed", "-1", -1),
         ("fused", "off", False),
@@ -203,7 +203,7 @@ def test_the_command_line_wins_over_files_and_later_files(file: typing.Callable[
     one = file("epochs: 1\nbatch_size: 1\nddp: {hook: fp16, compile: true}\n", "one.yaml")
     two = file("batch-size: 2\nddp.hook: bf16\n", "two.yaml")
     config = read_config(Config, ["--epochs=9", one, two])
-    assert (config.epochs, config.batch_size, config.ddp.hook, config.ddp.compile) == (9, 2, "bf16", True)
+    assert (config.epochs, config.batch_size, config.ddp.comm_hook, config.compile) == (9, 2, "bf16", True)
 
 
 def test_dashes_and_underscores_are_the_same(file: typing.Callable[..., str]) -> None:
@@ -212,8 +212,10 @@ def test_dashes_and_underscores_are_the_same(file: typing.Callable[..., str]) ->
 
 
 def test_nested_settings_are_reached_by_dots(file: typing.Callable[..., str]) -> None:
-    found = read_config(Settings, [file("lr: 1e-4\ntrain:\n  ddp: {hook: fp16}\n"), "--train.loading.num_workers=2"])
-    assert (found.lr, found.train.ddp.hook, found.train.loading.num_workers) == (1e-4, "fp16", 2)
+    found = read_config(
+        Settings, [file("lr: 1e-4\ntrain:\n  ddp: {comm_hook: fp16}\n"), "--train.dataloader.num_workers=2"]
+    )
+    assert (found.lr, found.train.ddp.comm_hook, found.train.dataloader.num_workers) == (1e-4, "fp16", 2)
     assert found.train.epochs == 7  # the user's default, not Config's
 
 
@@ -229,13 +231,13 @@ def test_an_empty_file_sets_nothing(file: typing.Callable[..., str], text: str) 
     ("argument", "parts"),
     [
         ("--epoch=3", ["--epoch is an unknown key", "did you mean epochs?"]),
-        ("--hook=fp16", ["did you mean ddp.hook?"]),
-        ("--ddp.num_worker=2", ["did you mean loading.num_workers?"]),
+        ("--hook=fp16", ["did you mean ddp.comm_hook?"]),
+        ("--ddp.num_worker=2", ["did you mean dataloader.num_workers?"]),
         ("--conf=x", ["did you mean config?"]),
         ("--epochs=three", ["--epochs is 'three'; expected an integer -> "]),
         ("--epochs=10:15", ["'10:15'; expected an integer"]),
         ("--epochs=3.0", ["expected an integer"]),
-        ("--clip_norm=big", ["expected a number or null"]),
+        ("--max_grad_norm=big", ["expected a number or null"]),
         ("--fused=1", ["expected true or false"]),
         ("--fused=ture", ["did you mean true?"]),
         ("--precision=fp61", ["expected fp32, bf16 or fp16 -> did you mean fp16?"]),
@@ -275,8 +277,8 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
         ("ddp: 3\n", 1, "ddp is '3'; expected keys with values"),
         ("- epochs\n", 1, "the file is a list; expected keys with values"),
         ("epochs: 3\nseed: 1\nepochs: 4\n", 3, "epochs twice in one file"),
-        ("ddp: {hook: fp16}\nddp.hook: bf16\n", 2, "ddp.hook twice in one file"),
-        ("ddp: {hook: fp16}\nddp: {compile: true}\n", 2, "ddp twice in one file"),
+        ("ddp: {comm_hook: fp16}\nddp.hook: bf16\n", 2, "ddp.comm_hook twice in one file"),
+        ("ddp: {comm_hook: fp16}\nddp: {compile: true}\n", 2, "ddp twice in one file"),
         ("batch-size: 3\nbatch_size: 4\n", 2, "batch_size twice in one file"),
         ("[a]: 3\n", 1, "a list is an unknown key"),
         ("epochs: 3\nddp: [\n", 3, "this is not YAML"),

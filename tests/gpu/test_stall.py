@@ -16,7 +16,7 @@ LIMIT = 580.0
 COMPILED = """
 from torch import nn
 from torch.utils.data import TensorDataset
-from srunddp.train import Callback, Config, DDPConfig, LoadingConfig, Trainer
+from srunddp.train import Callback, Config, DDPConfig, DataLoaderConfig, Trainer
 
 class Longest(Callback):
     before, longest = time.monotonic(), 0.0
@@ -39,8 +39,8 @@ world = srunddp.init()
 model = Model()
 data = [TensorDataset(torch.randn(n, LENGTH, WIDTH), torch.arange(n) % 16) for n in (16, 11)]
 config = Config(
-    epochs=2, batch_size=4, precision="bf16", tensorboard=False, ddp=DDPConfig(compile=True),
-    loading=LoadingConfig(num_workers=0),
+    epochs=2, batch_size=4, precision="bf16", tensorboard=False, compile=True,
+    dataloader=DataLoaderConfig(num_workers=0),
 )
 waits = Longest()
 trainer = Trainer(

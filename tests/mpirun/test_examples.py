@@ -47,5 +47,5 @@ def test_the_recall_of_the_classes_is_of_all_ranks_samples(started: Callable[[st
     done = started("imbalanced", EXAMPLES["imbalanced"].channel)
     recall = [float(value) for value in re.findall(r"\d: ([\d.]+) %", done.output.splitlines()[-2])]
     sizes = (36, 36, 35, 37, 36, 37, 36, 36, 35, 36)  # of the samples to test with
-    accuracy = re.findall(r"test accuracy ([\d.]+) %", done.output)[-1]
+    accuracy = re.findall(r"val accuracy ([\d.]+) %", done.output)[-1]
     assert sum(map(float.__mul__, recall, map(float, sizes))) / sum(sizes) == pytest.approx(float(accuracy), abs=0.02)

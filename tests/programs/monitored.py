@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import srunddp
-from srunddp.train import Config, LoadingConfig
+from srunddp.train import Config, DataLoaderConfig
 
 CASE, *WORDS = sys.argv[1].split()
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 4
@@ -53,6 +53,6 @@ with srunddp.init() as world:
     data = TensorDataset(torch.randn(count, WIDTH), torch.randint(10, (count,)))
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    config = Config(epochs=EPOCHS, batch_size=BATCH, tensorboard=False, loading=LoadingConfig(num_workers=0))
+    config = Config(epochs=EPOCHS, batch_size=BATCH, tensorboard=False, dataloader=DataLoaderConfig(num_workers=0))
     trainer = srunddp.Trainer(model, optimizer, nn.CrossEntropyLoss(), config, world=world, callbacks=[Sleeps()])
     trainer.fit(Slow(data) if CASE == "starving" else data)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import srunddp
-from srunddp.train import Callback, CheckpointConfig, LoadingConfig, Trainer
+from srunddp.train import Callback, CheckpointConfig, DataLoaderConfig, Trainer
 
 SAMPLES = 800
 
@@ -36,7 +36,7 @@ class Settings(srunddp.Config):
     epochs: int = 3
     batch_size: int = 4
     tensorboard: bool = False
-    loading: LoadingConfig = field(default_factory=lambda: LoadingConfig(num_workers=1))
+    dataloader: DataLoaderConfig = field(default_factory=lambda: DataLoaderConfig(num_workers=1))
     checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(keep_last=100))
 
 

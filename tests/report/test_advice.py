@@ -75,7 +75,7 @@ PLANTED = [
     ("slow rank", MadeUp(nodes=1, ranks_per_node=4, slow={2: 0.1}), "rank 2", "see what else runs on node01"),
     # It starves the GPUs, too.
     ("slow rank", replace(ON_GPUS, slow={5: 0.5}, utilization=12), "rank 5", "node02"),
-    ("data wait", MadeUp(data=0.4), "4", "--loading.num_workers"),
+    ("data wait", MadeUp(data=0.4), "4", "--dataloader.num_workers"),
     ("data wait", replace(ON_GPUS, data=0.7, utilization=9), "7", "num_workers"),
     ("gpu idle", replace(ON_GPUS, utilization=8.0), "8 GPUs on node[01-02] used for", "--batch_size"),
     ("gpu idle", EVALUATED, "8 GPUs", "rarer or quicker evaluations and checkpoints: 6."),

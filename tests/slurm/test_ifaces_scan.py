@@ -55,7 +55,7 @@ def test_mnist_trains_on_six_nodes_with_the_draft_as_it_is(runner: SlurmJobRunne
     done = runner.srun("-N6", "--ntasks-per-node=1", SRUNDDP, *mnist, "--epochs=1", ifaces=draft, timeout=240)
     assert done.code == 0, done.errors
     assert "6 ranks on 6 nodes, launcher Slurm, channel slurm, master 10.88.0.11 " in done.errors
-    assert "test accuracy" in done.output
+    assert "val accuracy" in done.output
 
 
 def test_with_a_link_down_the_network_that_reaches_all_is_taken(runner: SlurmJobRunner) -> None:

@@ -84,7 +84,7 @@ def test_mnist_trains_with_every_connection_in_the_data_network(
     assert done.code == 0, done.errors
     assert f"12 ranks on 6 nodes, launcher Slurm, channel {channel}, master 10.88.0.11 " in done.errors
     assert "hostname of the client socket" not in done.errors
-    assert "test accuracy" in done.output
+    assert "val accuracy" in done.output
     # Open MPI listens on every address of the node, and talks over the one it is told.
     assert strays(watch.seen, "10.88.0.", listeners=channel != "mpi") == []
     for node in NODES:

@@ -93,7 +93,7 @@ def test_a_hundred_kills_change_no_sample_and_no_bit(tmp_path: Path, show: Show)
 
 @pytest.mark.parametrize(
     ("number", "arguments"),
-    [(SIGNALS, ("--epochs=12",)), (WORKERLESS, ("--epochs=6", "--loading.num_workers=0"))],
+    [(SIGNALS, ("--epochs=12",)), (WORKERLESS, ("--epochs=6", "--dataloader.num_workers=0"))],
     ids=["signals", "workerless"],
 )
 def test_a_thousand_signals_stop_after_a_step_and_change_no_bit(

@@ -37,7 +37,7 @@ class LocalWorld:
     device: torch.device = CPU
 
     @contextmanager
-    def rank0_first(self, *, per_node: bool = False) -> Iterator[None]:
+    def rank_zero_first(self, *, per_node: bool = False) -> Iterator[None]:
         if self.rank == 0:
             yield
         if self.world_size > 1:

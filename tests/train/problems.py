@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train import Callback, Config, LoadingConfig, Trainer
+from srunddp.train import Callback, Config, DataLoaderConfig, Trainer
 from srunddp.train.world import World
 from tests.train.local_world import LocalWorld
 
@@ -60,7 +60,9 @@ def sum_of_squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def settings(**changes: Any) -> Config:
     """One epoch of batches of 4, read in the rank itself."""
-    return Config(**{"epochs": 1, "batch_size": BATCH_PER_RANK, "loading": LoadingConfig(num_workers=0)} | changes)
+    return Config(
+        **{"epochs": 1, "batch_size": BATCH_PER_RANK, "dataloader": DataLoaderConfig(num_workers=0)} | changes
+    )
 
 
 def trainer_of(

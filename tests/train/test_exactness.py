@@ -100,7 +100,7 @@ def test_four_ranks_with_accumulation_train_as_one_rank(
     """Losses and weights after 50 steps; also each step's loss, which is that of its last micro-batch."""
     (expected,), weights, losses, _ = single_process
     assert len(losses) == 50
-    config = settings(batch_size=batch_size, accumulation=accumulation)
+    config = settings(batch_size=batch_size, gradient_accumulation_steps=accumulation)
     by_rank = run_ranks(ranks, tmp_path, train, config, IndexedSamples(SAMPLES))
     for (record,), state, *_ in by_rank:
         assert record.train["loss"] == pytest.approx(expected.train["loss"], rel=0, abs=BOUND)

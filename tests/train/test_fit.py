@@ -31,7 +31,7 @@ from srunddp.train import (
     CheckpointError,
     Config,
     DDPConfig,
-    LoadingConfig,
+    DataLoaderConfig,
     PreemptionConfig,
     Trainer,
     Weighted,
@@ -120,7 +120,7 @@ def test_evaluations_are_after_every_so_many_epochs_and_steps(epochs: int, steps
     trainer = trainer_of(recorder, epochs=4, evaluate_every_epochs=epochs, evaluate_every_steps=steps)
     records = trainer.fit(classes(20), classes(8))
     assert recorder.of("evaluation") == expected
-    assert [bool(record.test) for record in records] == [bool(epochs) and n % epochs == 0 for n in (1, 2, 3, 4)]
+    assert [bool(record.val) for record in records] == [bool(epochs) and n % epochs == 0 for n in (1, 2, 3, 4)]
 
 
 def test_training_figures_are_no_evaluation_but_tell_the_best(tmp_path: Path) -> None:
@@ -177,14 +177,14 @@ def test_training_stops_early(
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "best_mode", "expected"),
+    ("first", "last", "mode", "expected"),
     [(3.0, 2.5, "min", 10), (3.0, 2.5, "max", 5), (math.nan, math.nan, "min", 10)],
 )
 def test_the_best_is_the_least_or_the_most_that_is_a_number(
-    first: float, last: float, best_mode: str, expected: int, monkeypatch: pytest.MonkeyPatch
+    first: float, last: float, mode: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     score_after({5: first, 10: 2.0, 15: last}, monkeypatch)
-    trainer = trainer_of(epochs=3, best_mode=best_mode)
+    trainer = trainer_of(epochs=3, mode=mode)
     trainer.fit(classes(20), classes(8))
     assert min(trainer.state.scores, key=trainer.state.scores.__getitem__) == expected
     assert trainer.state.step == 15
@@ -312,7 +312,7 @@ def test_the_lines_of_figures(tmp_path: Path) -> None:
         (1, 5, records[0].train["loss"]),
         (2, 10, records[1].train["loss"]),
     ]
-    assert epochs[1]["test/loss"] == records[1].test["loss"]
+    assert epochs[1]["val/loss"] == records[1].val["loss"]
     assert all(line["lr"] == 0.1 for line in found if line["kind"] == "step")
     assert kinds.index(("step", 10)) < kinds.index(("evaluation", 10)) < kinds.index(("epoch", 10))
 
@@ -448,9 +448,9 @@ class Difference(nn.Linear):
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_inputs_may_have_names(channels_last: bool) -> None:
     data: Any = [({"left": torch.ones(8), "right": torch.ones(8)}, index % 4) for index in range(10)]
-    trainer = trainer_of(model=Difference(8, 4), ddp=DDPConfig(channels_last=channels_last))
+    trainer = trainer_of(model=Difference(8, 4), channels_last=channels_last)
     (record,) = trainer.fit(data, data)
-    assert record.test["loss"] > 0
+    assert record.val["loss"] > 0
 
 
 class Numbers(IterableDataset[Any]):
@@ -477,7 +477,8 @@ def test_a_stream_with_a_length_can_have_a_cosine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "changes"), [(Numbers(0), {}), (classes(3), {"loading": LoadingConfig(num_workers=0, drop_last=True)})]
+    ("data", "changes"),
+    [(Numbers(0), {}), (classes(3), {"dataloader": DataLoaderConfig(num_workers=0, drop_last=True)})],
 )
 def test_an_epoch_without_a_step_is_refused(data: Any, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"an epoch without a step; .* -> "):
@@ -510,9 +511,9 @@ def test_a_weighted_order_draws_what_it_is_told() -> None:
 
 AT_LEAST_0 = "evaluate_every_steps evaluate_every_epochs patience warmup_steps log_every seed checkpoint.keep_best"
 AT_LEAST_0 += " checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes preemption.lead_seconds"
-AT_LEAST_0 += " preemption.max_requeues loading.num_workers"
-AT_LEAST_1 = "epochs batch_size accumulation base_batch_size checkpoint.keep_last loading.prefetch_factor"
-AT_LEAST_1 += " loading.threads ddp.bucket_cap_mb ddp.powersgd_rank"
+AT_LEAST_0 += " preemption.max_requeues dataloader.num_workers"
+AT_LEAST_1 = "epochs batch_size accumulation base_batch_size checkpoint.keep_last dataloader.prefetch_factor"
+AT_LEAST_1 += " num_threads ddp.bucket_cap_mb ddp.powersgd_rank"
 
 
 @pytest.mark.parametrize(
@@ -524,14 +525,14 @@ AT_LEAST_1 += " loading.threads ddp.bucket_cap_mb ddp.powersgd_rank"
         ("ema_decay", 0.0, "0.0; expected above 0 and below 1"),
         ("ema_decay", 1.0, "1.0; expected above 0 and below 1"),
         ("ema_decay", math.nan, "nan"),
-        ("clip_norm", 0.0, "0.0; expected above 0"),
-        ("clip_norm", math.nan, "nan"),
+        ("max_grad_norm", 0.0, "0.0; expected above 0"),
+        ("max_grad_norm", math.nan, "nan"),
         ("preemption.lead_seconds", math.nan, "nan"),
-        ("ddp.hook", "bf-16", "'bf-16'; expected one of none, fp16, bf16, powersgd"),
+        ("ddp.comm_hook", "bf-16", "'bf-16'; expected one of none, fp16, bf16, powersgd"),
         ("precision", "half", "'half'; expected one of fp32, bf16, fp16"),
         ("schedule", "cosin", "'cosin'; expected one of constant, cosine"),
-        ("best_mode", "lowest", "'lowest'; expected one of min, max"),
-        ("loading.multiprocessing_context", "thread", "'thread'; expected one of fork, spawn, forkserver"),
+        ("mode", "lowest", "'lowest'; expected one of min, max"),
+        ("dataloader.multiprocessing_context", "thread", "'thread'; expected one of fork, spawn, forkserver"),
         ("resume", "auto", "auto, and there is no output_dir"),
         ("resume", "run/best.pt", "run/best.pt, and there is no output_dir"),
         ("profile", "9:3", "'9:3'"),
@@ -548,7 +549,7 @@ def test_settings_that_make_no_sense_are_refused_at_the_start(name: str, value: 
     ("changes", "words"),
     [
         ({"warmup_steps": 11, "epochs": 2}, "warmup_steps is 11; expected at most the 10 steps of the run -> "),
-        ({"best": "loss/first"}, "best=loss/first; expected one of loss -> "),
+        ({"monitor": "loss/first"}, "monitor=loss/first; expected one of loss -> "),
         ({"parallel": "ddp"}, "parallel is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
         ({"fsdp": None}, "fsdp is no longer a setting; .* -> .*docs/examples/fsdp_loop.py"),
         ({"profile": "1:3"}, "profile, and no output_dir .* -> "),

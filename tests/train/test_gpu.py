@@ -56,7 +56,7 @@ def trainer_of(model: nn.Module, *callbacks: Callback, **changes: Any) -> Traine
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_each_precision_learns(precision: str) -> None:
     model = network()
-    trainer = trainer_of(model, precision=precision, clip_norm=1.0, batch_size=16)
+    trainer = trainer_of(model, precision=precision, max_grad_norm=1.0, batch_size=16)
     records = trainer.fit(classes(256), classes(64))
     assert records[-1].train["loss"] < 0.9 * records[0].train["loss"]
     assert all(parameter.is_cuda and parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -88,7 +88,7 @@ def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
         model[2].p = 0.0
         options = {"output_dir": str(tmp_path / str(compile)), "ddp": DDPConfig(compile=compile), "ema_decay": 0.5}
         records = trainer_of(model, **options).fit(classes(64), classes(16))
-        losses.append([figures["loss"] for record in records for figures in (record.train, record.test)])
+        losses.append([figures["loss"] for record in records for figures in (record.train, record.val)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     newest = max((tmp_path / "True" / "checkpoints").glob("step-*.pt"))
     assert load_checkpoint(newest)["model"].keys() == network().state_dict().keys()
@@ -152,7 +152,9 @@ def test_nccl_with_each_hook(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None
             self._ddp = self.training = ddp._wrapped(self.model, world, config)
 
     monkeypatch.setattr("srunddp.train.trainer.DDPModel", Wrapped)
-    trainer = trainer_of(network(), ddp=DDPConfig(hook=hook), accumulation=2, precision="bf16", epochs=6)
+    trainer = trainer_of(
+        network(), ddp=DDPConfig(comm_hook=hook), gradient_accumulation_steps=2, precision="bf16", epochs=6
+    )
     records = trainer.fit(classes(128), classes(32))
     assert records[-1].train["loss"] < records[0].train["loss"]
 

@@ -43,7 +43,7 @@ def test_an_epoch_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Progress().end_epoch(EpochRecord(12, TRAIN, {"loss": 0.1234, "top5 accuracy": 1.0, "mae": 2.0}))
     assert capsys.readouterr().out == (
         "Epoch 1 - loss 0.2346, accuracy 92.34 %\n"
-        "Epoch 12 - loss 0.2346, accuracy 92.34 %, test loss 0.1234, test top5 accuracy 100.00 %, test mae 2.0000\n"
+        "Epoch 12 - loss 0.2346, accuracy 92.34 %, val loss 0.1234, val top5 accuracy 100.00 %, val mae 2.0000\n"
     )
 
 

@@ -25,7 +25,7 @@ from tests.train.local_world import LocalWorld
 from tests.train.problems import Numbered, scale_trainer
 
 SETTINGS = ("--epochs=4", "--checkpoint.every_steps=5", "--ema_decay=0.9")
-WORKERLESS = (*SETTINGS, "--loading.num_workers=0")
+WORKERLESS = (*SETTINGS, "--dataloader.num_workers=0")
 
 
 @pytest.fixture(scope="module")

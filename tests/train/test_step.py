@@ -65,7 +65,7 @@ def close(ours: Any, theirs: Any, atol: float) -> None:
 # Against a hand-written loop.
 
 
-def by_hand(model: nn.Module, precision: str, clip_norm: float | None, accumulation: int) -> None:
+def by_hand(model: nn.Module, precision: str, max_grad_norm: float | None, accumulation: int) -> None:
     """Two epochs of 48 samples in batches of 4."""
     inputs, targets = classes(48).tensors
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
@@ -81,23 +81,23 @@ def by_hand(model: nn.Module, precision: str, clip_norm: float | None, accumulat
             scaler.scale(loss).backward()
             if (number + 1) % accumulation:
                 continue
-            if clip_norm is not None:
+            if max_grad_norm is not None:
                 scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+                nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize(("clip_norm", "accumulation"), [(None, 1), (0.1, 1), (0.5, 4)])
-def test_a_step_is_that_of_a_hand_written_loop(precision: str, clip_norm: float | None, accumulation: int) -> None:
+@pytest.mark.parametrize(("max_grad_norm", "accumulation"), [(None, 1), (0.1, 1), (0.5, 4)])
+def test_a_step_is_that_of_a_hand_written_loop(precision: str, max_grad_norm: float | None, accumulation: int) -> None:
     """To the bit; the first steps of fp16 overflow, and are left out by both."""
     ours, theirs = network(), network()
-    trainer_of(model=ours, precision=precision, clip_norm=clip_norm, accumulation=accumulation, epochs=2).fit(
-        classes(48)
-    )
-    by_hand(theirs, precision, clip_norm, accumulation)
+    trainer_of(
+        model=ours, precision=precision, max_grad_norm=max_grad_norm, gradient_accumulation_steps=accumulation, epochs=2
+    ).fit(classes(48))
+    by_hand(theirs, precision, max_grad_norm, accumulation)
     assert same(ours.state_dict(), theirs.state_dict())
     assert not same(ours.state_dict(), network().state_dict())
 
@@ -123,7 +123,7 @@ def test_gradients_are_clipped_to_the_norm_of_all_together() -> None:
     def note(trainer: Trainer, step: int) -> None:
         norms.append(float(nn.utils.get_total_norm([parameter.grad for parameter in trainer.model.parameters()])))
 
-    trainer_of(OnStep(note), clip_norm=0.01).fit(classes(16))
+    trainer_of(OnStep(note), max_grad_norm=0.01).fit(classes(16))
     assert norms == pytest.approx([0.01] * 4, rel=1e-3)
 
 
@@ -222,7 +222,7 @@ def test_a_scheduler_of_torch_is_stepped_after_each_step(finished: bool) -> None
     [("no", None, 1.0), ("linear", None, 24.0), ("sqrt", None, math.sqrt(24)), ("linear", 256, 0.75)],
 )
 def test_the_learning_rate_is_scaled_with_a_step_s_samples(scale: Any, base: int | None, expected: float) -> None:
-    config = settings(batch_size=8, accumulation=4, scale_lr=scale, base_batch_size=base)
+    config = settings(batch_size=8, gradient_accumulation_steps=4, scale_lr=scale, base_batch_size=base)
     assert lr_factor(config, world_size=6) == pytest.approx(expected)
 
 
@@ -246,7 +246,9 @@ def test_a_scheduler_that_cannot_be_scaled_is_refused(make: Any, words: str) -> 
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for scheduler, said in ((make, words), (StepLR(optimizer, 2), "a finished StepLR and scale_lr=linear")):
-        trainer = trainer_of(model=model, optimizer=optimizer, scale_lr="linear", accumulation=2, scheduler=scheduler)
+        trainer = trainer_of(
+            model=model, optimizer=optimizer, scale_lr="linear", gradient_accumulation_steps=2, scheduler=scheduler
+        )
         with pytest.raises(ConfigError, match=f"{said}.* -> "):
             trainer.fit(classes(8))
 
@@ -297,7 +299,7 @@ def test_another_world_size_resumes_with_its_own_learning_rate(scale: str, name:
 
 def count_all_reduces(world: LocalWorld) -> Any:
     calls: Counter[str] = Counter()
-    trainer = trainer_of(world=world, accumulation=3)
+    trainer = trainer_of(world=world, gradient_accumulation_steps=3)
     hook = counting(calls, "buckets", default_hooks.allreduce_hook)
     trainer._wrapped._ddp.register_comm_hook(None, lambda _, bucket: hook(None, bucket))
     trainer.fit(classes(48))
@@ -310,7 +312,7 @@ def test_gradients_are_shared_once_a_step(tmp_path: Path) -> None:
 
 
 def train_with_hooks(world: LocalWorld) -> Any:
-    return {hook: trained(world, ddp=DDPConfig(hook=hook)) for hook in ("none", "fp16", "powersgd")}
+    return {hook: trained(world, ddp=DDPConfig(comm_hook=hook)) for hook in ("none", "fp16", "powersgd")}
 
 
 def test_hooks_train(tmp_path: Path) -> None:
@@ -325,14 +327,15 @@ def test_hooks_train(tmp_path: Path) -> None:
 
 
 def refusals(world: LocalWorld) -> list[str]:
-    unfit = (DDPConfig(hook="bf16"), DDPConfig(sync_batchnorm=True))
+    unfit = (DDPConfig(comm_hook="bf16"), DDPConfig(sync_batchnorm=True))
     return [message(lambda ddp=ddp: trained(world, ddp=ddp)) for ddp in unfit]
 
 
 def test_what_the_backend_cannot_do_is_refused_on_all_ranks(tmp_path: Path) -> None:
     for bf16, sync_batchnorm in run_ranks(2, tmp_path, refusals):
         assert (
-            bf16 == "ddp.hook bf16 with gloo; expected NCCL, with which alone torch has this hook -> use ddp.hook=fp16"
+            bf16
+            == "ddp.comm_hook bf16 with gloo; expected NCCL, with which alone torch has this hook -> use ddp.comm_hook=fp16"
         )
         assert sync_batchnorm.startswith("ddp.sync_batchnorm on cpu; expected GPUs")
 
@@ -351,7 +354,7 @@ def train_recomputed(world: LocalWorld, names: tuple[str, ...], static_graph: bo
     model = nn.Sequential(Recomputed(8, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 4))
     torch.manual_seed(1)
     ddp = DDPConfig(activation_checkpointing=names, static_graph=static_graph)
-    return (*trained(world, model, ddp=ddp, accumulation=accumulation), Recomputed.calls)
+    return (*trained(world, model, ddp=ddp, gradient_accumulation_steps=accumulation), Recomputed.calls)
 
 
 @pytest.mark.parametrize(("static_graph", "accumulation"), [(False, 1), (True, 1), (True, 2)])
@@ -457,7 +460,7 @@ def train_compiled(world: LocalWorld) -> Any:
         return whole(model, backend="eager", **options)
 
     torch.compile = counted
-    return trained(world, ddp=DDPConfig(compile=True), epochs=1, samples=16), calls
+    return trained(world, compile=True, epochs=1, samples=16), calls
 
 
 def train_with_debug_level(world: LocalWorld, folder: Path) -> Any:
@@ -499,7 +502,7 @@ def test_images_and_weights_have_their_channels_innermost(tmp_path: Path) -> Non
         seen.clear()
         trainer = trainer_of(
             model=model(),
-            ddp=DDPConfig(channels_last=channels_last),
+            channels_last=channels_last,
             output_dir=str(tmp_path / str(channels_last)),
             tensorboard=False,
         )

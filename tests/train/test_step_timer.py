@@ -78,7 +78,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "data of 1": (1, "data", False, {}),
         "work of 0": (0, "callback", False, {}),
         "work of 0, buffers": (0, "data", True, {}),
-        "accumulation": (1, "data", False, {"accumulation": 3}),
+        "accumulation": (1, "data", False, {"gradient_accumulation_steps": 3}),
         "checkpoints": (1, "", False, checkpoints),
     }
     return {name: run_ranks(2, folder, train, *arguments) for name, arguments in scenarios.items()}

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from srunddp.errors import ConfigError
-from srunddp.train import Callback, LoadingConfig, Trainer, accuracy, load_checkpoint
+from srunddp.train import Callback, DataLoaderConfig, Trainer, accuracy, load_checkpoint
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import (
     Numbered,
@@ -39,7 +39,7 @@ def train_unevenly(world: LocalWorld) -> Any:
     for samples, batch_size in [(10, 1), (10, 2), (10, 3), (10, 4), (10, 64), (2, 4), (1, 4)]:
         data = Numbered(samples)
         (record,) = scale_trainer(world, batch_size=batch_size).fit(data, data)
-        figures[samples, batch_size] = (record.train, record.test)
+        figures[samples, batch_size] = (record.train, record.val)
     return figures
 
 
@@ -55,13 +55,13 @@ def read_samples(world: LocalWorld) -> Any:
     read = []
     trainer = scale_trainer(world)
     for epochs in (1, 2, 3):
-        data, test_data = Numbered(30), Numbered(10)
+        data, val_data = Numbered(30), Numbered(10)
         trainer.config = settings(epochs=epochs)
-        trainer.fit(data, test_data)
+        trainer.fit(data, val_data)
         read.append(data.read)
     at_once = Numbered(30)
     scale_trainer(world, epochs=3).fit(at_once)
-    return read, at_once.read, test_data.read
+    return read, at_once.read, val_data.read
 
 
 def test_every_epoch_has_another_order(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_reported_test_result_is_the_checkpoints(normalised: Any) -> None:
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model.eval()(inputs), targets).item()
     assert state["epoch"] == history[-1].epoch == 2
-    assert history[-1].test["loss"] == pytest.approx(loss, abs=1e-6)
+    assert history[-1].val["loss"] == pytest.approx(loss, abs=1e-6)
 
 
 def test_only_rank_0_prints_and_one_line_an_epoch(normalised: Any) -> None:
@@ -153,11 +153,11 @@ def test_the_model_is_in_the_right_mode() -> None:
     """(training, gradients on) in training, then with a test, then in training again."""
     training, testing = (True, True), (False, False)
     trainer = scale_trainer(LocalWorld())
-    for epochs, test_data in enumerate((None, Numbered(6), None), start=1):
+    for epochs, val_data in enumerate((None, Numbered(6), None), start=1):
         trainer.model.modes.clear()
         trainer.config = settings(epochs=epochs, batch_size=2)
-        trainer.fit(Numbered(6), test_data)
-        assert trainer.model.modes == ({training, testing} if test_data else {training})
+        trainer.fit(Numbered(6), val_data)
+        assert trainer.model.modes == ({training, testing} if val_data else {training})
 
 
 def disagreements(world: LocalWorld) -> list[str]:
@@ -168,7 +168,7 @@ def disagreements(world: LocalWorld) -> list[str]:
         (Numbered(10), Numbered(4) if first else None, {}),
         (Numbered(10), None, {"batch_size": 2 if first else 5}),
         (Numbered(10), None, {"epochs": 2 if first else 1}),
-        (Numbered(10), None, {"best_mode": "min" if first else "max"}),
+        (Numbered(10), None, {"mode": "min" if first else "max"}),
         (Numbered(0), None, {}),
     ]
     return [message(lambda case=case: scale_trainer(world, **case[2]).fit(*case[:2])) for case in cases]
@@ -176,7 +176,7 @@ def disagreements(world: LocalWorld) -> list[str]:
 
 def test_ranks_that_were_given_different_things_all_say_so(tmp_path: Path) -> None:
     by_rank = run_ranks(3, tmp_path, disagreements)
-    differing = ("len(train_data)", "len(test_data)", "batch_size", "epochs", "best_mode")
+    differing = ("len(train_data)", "len(val_data)", "batch_size", "epochs", "mode")
     starts = [*(f"{name} differs" for name in differing), "len(train_data) is 0"]
     assert all(said.startswith(start) for said, start in zip(by_rank[0], starts, strict=True)), by_rank[0]
     assert by_rank == [by_rank[0]] * 3
@@ -187,7 +187,7 @@ def test_a_world_of_one_needs_no_process_group() -> None:
     trainer = scale_trainer(LocalWorld())
     parameters = list(trainer.model.parameters())
     (record,) = trainer.fit(Numbered(10), Numbered(7))
-    assert (record.train, record.test) == (exact_figures(10), exact_figures(7))
+    assert (record.train, record.val) == (exact_figures(10), exact_figures(7))
     assert list(trainer.model.parameters()) == parameters
 
 
@@ -200,8 +200,8 @@ def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> Non
             super().__init__(*args, **options)
 
     monkeypatch.setattr("srunddp.train.data.reader.DataLoader", Watched)
-    loading = LoadingConfig(num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
-    (record,) = scale_trainer(LocalWorld(), batch_size=2, loading=loading).fit(Numbered(10))
+    loading = DataLoaderConfig(num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
+    (record,) = scale_trainer(LocalWorld(), batch_size=2, dataloader=loading).fit(Numbered(10))
     assert record.train == exact_figures(10)
     assert {"num_workers": 2, "prefetch_factor": 3, "pin_memory": False}.items() <= given[0].items()
 

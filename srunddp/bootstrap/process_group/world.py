@@ -82,8 +82,8 @@ class World:
             self.close()
 
     @contextlib.contextmanager
-    def rank0_first(self, *, per_node: bool = False) -> Iterator[None]:
-        """``with world.rank0_first():`` runs its body on rank 0 first, then on all others at once; for downloads.
+    def rank_zero_first(self, *, per_node: bool = False) -> Iterator[None]:
+        """``with world.rank_zero_first():`` runs its body on rank 0 first, then on all others at once; for downloads.
 
         No time limit counts meanwhile. All ranks come here, and equally often.
 
@@ -93,7 +93,7 @@ class World:
         Raises:
             PeerError: the body failed on the rank that was first; there, its own error.
         """
-        key = f"rank0_first/{next(self._turns)}/{self.node_rank if per_node else ''}"
+        key = f"rank_zero_first/{next(self._turns)}/{self.node_rank if per_node else ''}"
         heartbeat(last=True)
         if (self.local_rank if per_node else self.rank) == 0:
             try:
@@ -105,7 +105,7 @@ class World:
         else:
             if wrong := self._await_message(key):
                 first = f"local rank 0 of node {self.node_rank}" if per_node else "rank 0"
-                raise PeerError(f"{first} failed in rank0_first(): {wrong}", code=1)
+                raise PeerError(f"{first} failed in rank_zero_first(): {wrong}", code=1)
             yield
 
     def _publish(self, key: str, text: str) -> None:

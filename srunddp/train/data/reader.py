@@ -60,7 +60,7 @@ class BatchReader:
     """Reads the micro-batches of an epoch, again each epoch by the same workers."""
 
     def __init__(
-        self, source: Source, assignment: ShardAssignment, loading: DataLoaderConfig, signals: Sequence[str]
+        self, source: Source, assignment: ShardAssignment, dataloader: DataLoaderConfig, signals: Sequence[str]
     ) -> None:
         """No worker is started yet.
 
@@ -70,16 +70,16 @@ class BatchReader:
             loading: how; ``num_workers`` and ``pin_memory`` None are 0 and False.
             signals: that are for this rank alone, not for its workers.
         """
-        num_workers = loading.num_workers or 0
+        num_workers = dataloader.num_workers or 0
         self._source, self._assignment, self._signals = source, assignment, signals
         self._method = start_method(
-            loading.multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo"
+            dataloader.multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo"
         )
         self._forks = num_workers > 0 and self._method == "fork"
         self._requests = DistributedBatchSampler(assignment)
         self._stream: Stream | None = None
         if isinstance(source.data, IterableDataset):
-            self._stream = Stream(source.data, assignment, sharded=source.sharded, drop_last=loading.drop_last)
+            self._stream = Stream(source.data, assignment, sharded=source.sharded, drop_last=dataloader.drop_last)
         self._reader = TensorRows(cast(TensorDataset, source.data)) if source.in_rows else Reader(source.data)
         collate = _as_it_is if source.in_rows else source.collate or default_collate
         self._loader: DataLoader[Any] = DataLoader(
@@ -88,9 +88,9 @@ class BatchReader:
             batch_sampler=None if self._stream else cast(Any, self._requests),
             collate_fn=partial(_collated, collate=collate, weight=source.weight),
             num_workers=num_workers,
-            prefetch_factor=loading.prefetch_factor if num_workers else None,
-            persistent_workers=loading.persistent_workers and num_workers > 0,
-            pin_memory=bool(loading.pin_memory),
+            prefetch_factor=dataloader.prefetch_factor if num_workers else None,
+            persistent_workers=dataloader.persistent_workers and num_workers > 0,
+            pin_memory=bool(dataloader.pin_memory),
             multiprocessing_context=self._method if num_workers else None,
             worker_init_fn=partial(ignore_in_worker, signals=signals) if num_workers else None,
             # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.

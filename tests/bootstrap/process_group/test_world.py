@@ -80,7 +80,7 @@ def test_rank_0_is_through_before_any_other_begins(first: set[int], how: dict[st
     inside = threading.Barrier(len(first))
 
     def body(it: World) -> None:
-        with it.rank0_first(**how):
+        with it.rank_zero_first(**how):
             order.append(it.rank)
             if it.rank in first:
                 inside.wait(20)
@@ -96,9 +96,9 @@ def test_several_in_a_row_and_one_within_another_do_not_mix() -> None:
 
     def body(it: World) -> None:
         for turn in ("a", "b"):
-            with it.rank0_first():
+            with it.rank_zero_first():
                 order.append((turn, it.rank))
-        with it.rank0_first(), it.rank0_first(per_node=True):
+        with it.rank_zero_first(), it.rank_zero_first(per_node=True):
             order.append(("c", it.rank))
 
     assert on_all(4, body) == [None] * 4
@@ -112,13 +112,13 @@ def test_several_in_a_row_and_one_within_another_do_not_mix() -> None:
 @pytest.mark.parametrize("error", [OSError("disk full"), SystemExit(3), KeyboardInterrupt()])
 def test_rank0_first_others_do_not_begin_after_a_failure(error: BaseException) -> None:
     def body(it: World) -> None:
-        with it.rank0_first():
+        with it.rank_zero_first():
             assert it.rank == 0
             raise error
 
     zero, *others = on_all(4, body)
     assert zero is error
-    text = f"rank 0 failed in rank0_first(): {type(error).__name__}: {error}"
+    text = f"rank 0 failed in rank_zero_first(): {type(error).__name__}: {error}"
     assert [(type(each), str(each)) for each in others] == [(PeerError, text)] * 3
 
 
@@ -126,14 +126,14 @@ SLOW = """
 from datetime import timedelta
 import srunddp
 with srunddp.init("gloo", timeout=timedelta(seconds=2)) as it:
-    with it.rank0_first():
+    with it.rank_zero_first():
         say("inside")
         if RANK == 0: wait_for("go")
     import torch
     sum = torch.ones(1)
     torch.distributed.all_reduce(sum)
     say("sum", int(sum))
-    with it.rank0_first():
+    with it.rank_zero_first():
         if RANK == 0:
             wait_for("sum.1")
             raise OSError("disk full")
@@ -236,6 +236,6 @@ def test_the_group_is_closed_not_after_a_failure(
     calls: list[World] = []
     monkeypatch.setattr(World, "close", lambda self: calls.append(self))
     (alone,) = worlds(1)
-    with pytest.raises(type(error)), alone, alone.rank0_first(), alone.rank0_first(per_node=True):
+    with pytest.raises(type(error)), alone, alone.rank_zero_first(), alone.rank_zero_first(per_node=True):
         raise error
     assert len(calls) == closed

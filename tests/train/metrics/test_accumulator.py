@@ -249,7 +249,7 @@ def train_with_one_metric(world: LocalWorld) -> Any:
     trainer = Trainer(model, optimizer, distance, config, world=world, metrics={"mse": metric})
     history = trainer.fit(Numbered(10), Numbered(4))
     metric.sync_on_compute = metric._to_sync = False
-    return [(record.train["mse"], record.test["mse"]) for record in history], metric.compute().item()
+    return [(record.train["mse"], record.val["mse"]) for record in history], metric.compute().item()
 
 
 def test_training_and_evaluation_metrics_are_separate_copies(tmp_path: Path) -> None:

@@ -44,11 +44,11 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_each_line_has_kind_step_time_and_the_figures(tmp_path: Path) -> None:
     history = plain(tmp_path / "a" / "b")
     history.add("step", 50, loss=0.5, samples=640)
-    history.add("evaluation", 60, **{"test accuracy": 0.9})
+    history.add("evaluation", 60, **{"val accuracy": 0.9})
     first, second = lines(tmp_path / "a" / "b")  # on disk before close()
     assert datetime.now(UTC) - datetime.fromisoformat(first.pop("time")) < timedelta(minutes=1)
     assert first == {"kind": "step", "step": 50, "loss": 0.5, "samples": 640}
-    assert (second["kind"], second["test accuracy"]) == ("evaluation", 0.9)
+    assert (second["kind"], second["val accuracy"]) == ("evaluation", 0.9)
     history.close()
 
 
@@ -133,11 +133,11 @@ def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:
     history = MetricsLogger(tmp_path, True, pytest.fail)
     history.add("step", 10, loss=0.5)
     history.add("step", 20, loss=0.25)
-    history.add("evaluation", 20, **{"test loss": math.inf})
+    history.add("evaluation", 20, **{"val loss": math.inf})
     history.close()
     assert scalars(tmp_path) == {
         "step/loss": [(10, 0.5), (20, 0.25)],
-        "evaluation/test loss": [(20, math.inf)],
+        "evaluation/val loss": [(20, math.inf)],
     }
     assert steps(tmp_path) == [10, 20, 20]
 

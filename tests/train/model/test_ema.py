@@ -65,15 +65,15 @@ def test_an_evaluation_uses_the_ema_and_training_does_not(tmp_path: Path) -> Non
     """The best checkpoint holds it by the model's names."""
     trainer, without = averaging(output_dir=str(tmp_path)), averaging(ema_decay=None)
     records, others = (each.fit(classes(40), TESTS) for each in (trainer, without))
-    assert records[-1].test["loss"] == pytest.approx(loss_of(of(trainer)), abs=1e-6)
-    assert abs(records[-1].test["loss"] - others[-1].test["loss"]) > 1e-3
+    assert records[-1].val["loss"] == pytest.approx(loss_of(of(trainer)), abs=1e-6)
+    assert abs(records[-1].val["loss"] - others[-1].val["loss"]) > 1e-3
     assert [record.train for record in records] == [record.train for record in others]
     assert same(trainer.model.state_dict(), without.model.state_dict())
     assert without.averaged is None
     best, model = torch.load(tmp_path / "checkpoints" / "best.pt"), normalised_network()
     model.load_state_dict(best["ema"])
     assert best["best"] == pytest.approx(loss_of(model), abs=1e-6)
-    assert best["best"] == pytest.approx(min(record.test["loss"] for record in records), abs=1e-6)
+    assert best["best"] == pytest.approx(min(record.val["loss"] for record in records), abs=1e-6)
 
 
 @pytest.mark.parametrize("kept", ["null", "not there"])
@@ -102,7 +102,7 @@ def train_average(world: LocalWorld) -> Any:
     model = normalised_network()
     trainer = trainer_of(model=model, world=world, epochs=2, ema_decay=0.8)
     records = trainer.fit(classes(58), TESTS)
-    return of(trainer).state_dict(), model.state_dict(), records[-1].test["loss"]
+    return of(trainer).state_dict(), model.state_dict(), records[-1].val["loss"]
 
 
 def test_all_ranks_have_rank_0s_average_and_its_figures(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_average_is_compiled_where_the_model_is(monkeypatch: pytest.MonkeyPa
             return self.model(inputs)
 
     monkeypatch.setattr(torch, "compile", Compiled)
-    trainer = averaging(epochs=1, ddp=DDPConfig(compile=True))
+    trainer = averaging(epochs=1, compile=True)
     trainer.fit(classes(8), classes(4))
     assert compiled == [trainer.model, trainer.model, of(trainer)]
 
