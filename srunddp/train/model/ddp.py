@@ -48,8 +48,6 @@ class DDPModel:
         self._shares_buffers = self._ddp is not None and config.ddp.broadcast_buffers
         # Once, as DistributedDataParallel does: to look for them takes longer than a small step.
         self._buffers = list(self.testing.buffers()) if self._shares_buffers else []
-        if self._ddp:
-            share(self.testing.buffers())
 
     @property
     def rebuilds_buckets(self) -> bool:
@@ -132,15 +130,17 @@ def _checkpoint_activations(model: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _wrapped(module: nn.Module, config: DDPConfig) -> DistributedDataParallel:
-    # Buffers are shared here, where the wait for rank 0's is noted. Batches are on the device already.
+    # Without its devices: batches are on the device already.
     ddp = DistributedDataParallel(
         module,
-        broadcast_buffers=False,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
         static_graph=config.static_graph,
         bucket_cap_mb=config.bucket_cap_mb,
         find_unused_parameters=config.find_unused_parameters,
     )
+    # Buffers are shared before each step here, where the wait for rank 0's is noted. Not as an argument: with that,
+    # torch would not even begin with the same buffers everywhere.
+    ddp.broadcast_buffers = False
     _register_hook(ddp, config)
     return ddp
 
