@@ -18,6 +18,7 @@ from srunddp.errors import ConfigError
 from tests.conftest import ROOT
 from tests.examples import EXAMPLES, FOLDER, Figures, figures, loaded
 from tests.slurm.conftest import SRUNDDP, outcome
+from tests.support import worlds
 from tests.test_coming_from import command_of
 
 PAGE = FOLDER / "README.md"
@@ -73,6 +74,28 @@ def test_mnist_keeps_a_checkpoint_of_each_epoch(alone: StartedAlone) -> None:
     files = sorted((folder / "checkpoints").glob("step-*.pt"))
     assert [torch.load(file)["epoch"] for file in files] == [1, 2, 3]
     assert re.findall(r"^Epoch (\d) - loss [\d.]+, accuracy [\d.]+ %", plain.output, re.MULTILINE) == ["1", "2", "3"]
+
+
+def train_in_shards(folder: Path, output_dir: Path) -> list[str]:
+    """What two ranks of the loop with FSDP print."""
+    folder.mkdir()
+    words = [str(FOLDER / "fsdp_loop.py"), "--epochs=2", "--save-every=50", f"--output-dir={output_dir}"]
+    script = f"import runpy\nsys.argv = {words}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    ended = worlds.run(folder, script, size=2, variables={"OMP_NUM_THREADS": "1"})
+    assert ended.codes == [0, 0], ended.text
+    return ended.printed[0].splitlines()
+
+
+def test_the_loop_with_fsdp_goes_on_to_the_same_losses(tmp_path: Path) -> None:
+    """Two ranks, from a checkpoint amid an epoch; the newest one lacks its last file, as after a kill."""
+    output_dir = tmp_path / "run"
+    lines = train_in_shards(tmp_path / "first", output_dir)
+    kept, newest = sorted(output_dir.iterdir())
+    assert (kept.name, newest.name) == ("step-00000050", "step-00000086")
+    (newest / ".metadata").unlink()
+    again = train_in_shards(tmp_path / "second", output_dir)
+    assert [line.partition(":")[0] for line in again[:-1]] == ["step 60", "step 70", "step 80"]
+    assert again == lines[-4:]
 
 
 def parse(words: list[str]) -> None:

@@ -228,6 +228,21 @@ def test_what_does_not_fit_together_is_refused_with_the_hint(changes: dict[str, 
         trainer_of(**changes)
 
 
+def train_shards(world: LocalWorld) -> str:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Linear(2, 2)
+    fully_shard(model, mesh=init_device_mesh("cpu", (world.world_size,)))
+    return message(lambda: trainer_of(world=world, model=model, optimizer=torch.optim.SGD(model.parameters())))
+
+
+def test_a_model_in_shards_is_refused_with_the_hint(tmp_path: Path) -> None:
+    for said in run_ranks(2, tmp_path, train_shards):
+        assert said.startswith("a model whose parameters are DTensors, as fully_shard() makes them; expected ")
+        assert said.endswith("docs/examples/fsdp_loop.py")
+
+
 class Endless(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return torch.ones(1), torch.ones(1)
