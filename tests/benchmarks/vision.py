@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from srunddp.train import DDPConfig, DataLoaderConfig, import_torchvision
+from srunddp.train import DataLoaderConfig, import_torchvision
 from tests.benchmarks import in_turn, numbers, ratio, train
 from tests.examples import loaded
 from tests.train.local_world import LocalWorld

@@ -54,8 +54,8 @@ def value_of_each(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.squeeze(1)
 
 
-def sum_of_squares(outputs: Tensor, targets: Tensor) -> Tensor:
-    return outputs.square().sum()
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.square().squeeze(1)
 
 
 def settings(**changes: Any) -> Config:
@@ -88,7 +88,7 @@ class OnStep(Callback):
     def __init__(self, function: Callable[[Trainer, int], object]) -> None:
         self._function = function
 
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
         self._function(trainer, step)
 
 
@@ -98,7 +98,7 @@ class Stop(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_step(self, trainer: Trainer, step: int, loss: float | None) -> None:
+    def on_step(self, trainer: Trainer, step: int, loss: Tensor | None) -> None:
         if step == self.step:
             raise KeyboardInterrupt
 
@@ -115,7 +115,7 @@ def message(action: Callable[[], object]) -> str:
 def scale_trainer(world: World, **changes: Any) -> Trainer:
     """With a learning rate of 0 the figures of an epoch do not depend on the order of samples."""
     model = Scale()
-    metrics = {"value": value_of_each, "squares": sum_of_squares}
+    metrics = {"value": value_of_each, "squares": squares}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     return Trainer(model, optimizer, distance, settings(**changes), world=world, metrics=metrics)
 

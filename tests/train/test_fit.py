@@ -30,7 +30,6 @@ from srunddp.train import (
     CheckpointConfig,
     CheckpointError,
     Config,
-    DDPConfig,
     DataLoaderConfig,
     PreemptionConfig,
     Trainer,
