@@ -21,6 +21,7 @@ from srunddp.errors import ConfigError
 from srunddp.telemetry import event, heartbeat
 from srunddp.train import validate
 from srunddp.train.checkpoint_policy import CheckpointPolicy, StopTraining
+from srunddp.train.config import Config
 from srunddp.train.data import workers
 from srunddp.train.data.loader import DistributedDataLoader, StepBatches
 from srunddp.train.data.order import Order, Sequential
@@ -72,6 +73,17 @@ def make_loader(
     )
 
 
+def _save_config(path: Path, config: Config) -> None:
+    try:
+        save_config(path, config)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {os.strerror(error.errno or 0)}",
+            expected="a folder that rank 0 may write to",
+            hint="correct output_dir, or free space there",
+        ) from None
+
+
 class FitLoop:
     """What happens before, between and after the steps of a :class:`srunddp.train.Trainer`. A context manager.
 
@@ -96,6 +108,12 @@ class FitLoop:
         self.timer = make_step_timer(world.device)
         data = {"train_data": train_data, "val_data": val_data}
         validate.check_fit(world, data, trainer.weight, config)
+        if collate and val_data is not None and not val_collate:
+            raise ConfigError(
+                "collate and val_data, without val_collate",
+                expected="both said: what mixes samples for training would make the evaluation wrong",
+                hint="pass val_collate=collate, or val_collate=torch.utils.data.default_collate",
+            )
         workers.set_threads(workers.share(world), config.num_threads)
         self._loader = make_loader(trainer, train_data, order=order, collate=collate, sharded=sharded, training=True)
         self._val_loader = (
@@ -172,7 +190,7 @@ class FitLoop:
         if self.is_over:
             self._progress.log(f"nothing to do: {state.epoch} epochs and {state.step} steps are done")
         if self._world.rank == 0:
-            save_config(folder / "config.yaml", self._config)
+            _save_config(folder / "config.yaml", self._config)
             self._metrics_logger = MetricsLogger(folder, self._config.tensorboard, self._progress.log)
             self._stack.callback(self._metrics_logger.close)
             self._metrics_logger.rewind(state.step)

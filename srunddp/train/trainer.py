@@ -108,9 +108,7 @@ class Trainer:
                 use_fused(each, self.model)
             scale_lr(each, factor)
         scaler = GradScaler(world.device.type, enabled=config.precision == "fp16")
-        parts = {
-            f"{i} {type(each).__name__}": each for i, each in enumerate((loss_function, *callbacks)) if _has_state(each)
-        }
+        parts = [each for each in (loss_function, *callbacks) if _has_state(each)]
         self.state = TrainingState(
             model=self.model,
             optimizers=self._optimizers,
@@ -159,7 +157,7 @@ class Trainer:
             val_data: the same, for evaluation; it tells the best model, and when to stop.
             order: of the training samples in each epoch; None shuffles them by ``config.seed``.
             collate: makes a batch of a list of samples; None for torch's way.
-            val_collate: the same of ``val_data``; None for torch's way where ``collate`` is None, else for ``collate``.
+            val_collate: the same of ``val_data``; to be said where ``collate`` is, which may mix samples.
             sharded: the data sets are iterable and split themselves by rank and worker.
 
         Returns:

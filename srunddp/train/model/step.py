@@ -84,6 +84,12 @@ def _pair_step(loss_function: LossFunction, model: nn.Module, batch: Any) -> tup
 
 
 def _own_loss_step(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    if not isinstance(batch, Mapping | Tensor):
+        raise ConfigError(
+            f"a batch that is a {type(batch).__name__}{_names(batch)}, and no loss function and no step",
+            expected="a mapping, of which the model makes its loss",
+            hint="pass a loss function for pairs of inputs and targets, or step=lambda model, batch: ...",
+        )
     found = model(**batch) if isinstance(batch, Mapping) else model(batch)
     loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", found)
     if not isinstance(loss, Tensor):
