@@ -6,6 +6,7 @@ from srunddp.train.checkpoint.resharding import load_checkpoint
 from srunddp.train.config import CheckpointConfig, Config, DDPConfig, FSDPConfig, LoadingConfig, PreemptionConfig
 from srunddp.train.data.order import Order, Weighted
 from srunddp.train.metrics.accumulator import Metric, accuracy
+from srunddp.train.preemption.preemption import Preemption
 from srunddp.train.progress import EpochRecord
 from srunddp.train.torchvision_compat import import_torchvision
 from srunddp.train.trainer import Callback, Trainer
@@ -22,6 +23,7 @@ __all__ = [
     "LoadingConfig",
     "Metric",
     "Order",
+    "Preemption",
     "PreemptionConfig",
     "Trainer",
     "Weighted",
