@@ -134,7 +134,6 @@ rest()
 @pytest.mark.parametrize("command", [(*SRUNDDP, "--quiet"), (sys.executable,)], ids=["guarded", "alone"])
 def test_a_world_of_one_says_it_once(tmp_path: Path, command: tuple[str, ...]) -> None:
     environ = bare({"PATH": "/nowhere", "PYTHONPATH": str(ROOT)})
-    environ |= {} if "--quiet" in command else {"RANK": "0", "WORLD_SIZE": "1"}
     words = [*command, str(PROGRAMS / "preempted.py"), str(tmp_path)]
     with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) as process:
         until((tmp_path / "at.0.0").exists)
