@@ -53,6 +53,7 @@ VISION = ("--model=shufflenet_v2_x0_5", "--lr=0.01", "--epochs=3", "--batch-size
 MNIST = ("--epochs=3", "--checkpoint.keep_last=3", "--data-dir={shared}/digits")
 BERT = ("--subset=1000", "--epochs=3")
 OF_BERT = ACCURACY + r", loss [\d.]+, on made data"
+OF_OWN_LOOP = r"perplexity [23]\.\d+, prey right ([\d.]+) %, on made data"
 EXAMPLES = {
     example.file.removesuffix(".py"): example
     for example in (
@@ -62,6 +63,8 @@ EXAMPLES = {
         Example("tiny_bert.py", BERT, "mpich", OF_BERT, 80, has_history=False),
         Example("imbalanced.py", (), "openmpi5", r"recall [\d.]+ %, of rare classes ([\d.]+) %", 70),
         Example("fsdp_loop.py", ("--epochs=6",), "mpich", ACCURACY, 85, has_history=False),
+        Example("own_loop.py", ("--epochs=2",), "openmpi5", OF_OWN_LOOP, 90, has_history=False),
+        Example("gan.py", (), "mpi", r"12 of 12 sectors, ([\d.]+) % of the points on the ring", 90, has_history=False),
         Example("single_to_multi.py", ("--epochs=3", "--channels=16"), "mpi", ACCURACY, 90),
     )
 }

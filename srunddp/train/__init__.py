@@ -6,6 +6,7 @@ from srunddp.train.config import CheckpointConfig, Config, DataLoaderConfig, DDP
 from srunddp.train.data.loader import Batch, DistributedDataLoader, StepBatches
 from srunddp.train.data.order import Order, Weighted
 from srunddp.train.metrics.accumulator import Metric, accuracy
+from srunddp.train.preemption.preemption import Preemption
 from srunddp.train.progress import EpochRecord
 from srunddp.train.torchvision_compat import import_torchvision
 from srunddp.train.trainer import Callback, Trainer
@@ -23,6 +24,7 @@ __all__ = [
     "EpochRecord",
     "Metric",
     "Order",
+    "Preemption",
     "PreemptionConfig",
     "StepBatches",
     "Trainer",

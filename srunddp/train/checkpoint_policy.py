@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,26 +11,17 @@ import torch
 import torch.distributed as dist
 
 from srunddp.errors import PeerError
-from srunddp.telemetry import heartbeat
 from srunddp.train.checkpoint.file import CheckpointError
 from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import Config
 from srunddp.train.metrics.accumulator import MetricAccumulator
-from srunddp.train.preemption.requeue import stop_and_requeue
-from srunddp.train.preemption.signals import Preemption, StopRequest
+from srunddp.train.preemption.preemption import Preemption
 from srunddp.train.state import TrainingState
 from srunddp.train.world import World
-
-_SIGNALS = 128  # more than there are
-_MOST_STEPS = 64  # from one all-reduce to the next, as steps may become slower
 
 
 class StopTraining(Exception):  # noqa: N818 - it is no error
     """All ranks have agreed to stop after this step."""
-
-    def __init__(self, request: StopRequest, cause: int) -> None:
-        super().__init__(request, cause)
-        self.agreed = (request, cause)
 
 
 class CheckpointPolicy:
@@ -59,9 +49,8 @@ class CheckpointPolicy:
         self.due = False
         self._world, self._state, self._written = world, state, written
         # First, so that a signal is noted rather than the end of a rank that loads its checkpoint.
-        self._preemption = stack.enter_context(Preemption(config.preemption, world.rank))
+        self._preemption = stack.enter_context(Preemption(world, config.preemption))
         self._manager = CheckpointManager(config, world, state, log)
-        self._consensus = StopConsensus(world)
 
     def restore(self, before: Callable[[Mapping[str, Any]], None]) -> None:
         """Go on from a checkpoint where the configuration names or finds one.
@@ -75,7 +64,7 @@ class CheckpointPolicy:
 
     def begin(self) -> None:
         """Steps of another kind begin."""
-        self._consensus.begin()
+        self._preemption.restart_interval()
 
     def agree(self) -> None:
         """Agree with the other ranks, about once a second; all ranks call this equally often.
@@ -83,13 +72,10 @@ class CheckpointPolicy:
         Raises:
             StopTraining: all stop here.
         """
-        if not self._consensus.due():
-            return
-        request, cause = self._preemption.pending()
-        request, cause, save = self._consensus.all_reduce(request, cause, save=self._manager.due_by_clock())
-        self.due |= save
-        if request:
-            raise StopTraining(request, cause)
+        stop = self._preemption.should_stop(checkpoint_due=self._manager.due_by_clock())
+        self.due |= self._preemption.checkpoint_due
+        if stop:
+            raise StopTraining
 
     def after_step(self, sums: MetricAccumulator | None) -> None:
         """Write a checkpoint if one is due after this step, and stop if that is agreed on.
@@ -118,17 +104,15 @@ class CheckpointPolicy:
         self.save(None)
         self._wait()
 
-    def save_and_stop(self, agreed: StopTraining, sums: MetricAccumulator | None) -> None:
+    def save_and_stop(self, sums: MetricAccumulator | None) -> None:
         """Write a checkpoint, and stop.
 
         Raises:
             Stopped: always.
         """
-        heartbeat(last=True)
-        self._preemption.ignore_interrupts()  # another rank may have got the signal
         path = self.save(sums)
         self._wait()
-        stop_and_requeue(self._preemption, agreed.agreed, self._state.step, path, broadcast=self._broadcast)
+        self._preemption.stop(self._state.step, path)
 
     def _wait(self) -> None:
         """Until it is written, on all ranks: what follows may read it, or end this rank and with it rank 0."""
@@ -154,50 +138,3 @@ class CheckpointPolicy:
         if self._world.world_size > 1:
             dist.broadcast(value, src=0)
         return int(value)
-
-
-class StopConsensus:
-    """An all-reduce about once a second, at the same steps on all ranks: its interval is itself agreed on.
-
-    Not at every step, as a step may take less time than an all-reduce.
-    """
-
-    def __init__(self, world: World, every: float = 1.0) -> None:
-        """Args:
-        every: seconds from one all-reduce to the next; at most one a step.
-        """
-        self._world = world
-        self._every = every
-        self.begin()
-
-    def begin(self) -> None:
-        """What follows takes another time than before; all ranks call this at the same step."""
-        self._interval = self._steps_left = 1
-        self._last = time.perf_counter()
-
-    def due(self) -> bool:
-        """Count a step; whether :meth:`all_reduce` is to be called after it."""
-        self._steps_left -= 1
-        return self._steps_left <= 0
-
-    def all_reduce(self, request: StopRequest, cause: int, *, save: bool) -> tuple[StopRequest, int, bool]:
-        """The strongest request of all ranks, its cause, and whether one of them wants a checkpoint.
-
-        They call this after the same step.
-        """
-        now = time.perf_counter()
-        seconds = (now - self._last) / self._interval
-        self._last = now
-        # In one number, so that the cause is the request's own.
-        encoded, most_save, seconds = self._maximum(_SIGNALS * request + cause, save, seconds)
-        self._interval = max(1, min(2 * self._interval, int(self._every / max(seconds, 1e-6)), _MOST_STEPS))
-        self._steps_left = self._interval
-        most_request, most_cause = divmod(int(encoded), _SIGNALS)
-        return StopRequest(most_request), most_cause, bool(most_save)
-
-    def _maximum(self, *values: float) -> list[float]:
-        if self._world.world_size == 1:
-            return list(values)
-        row = torch.tensor(values, dtype=torch.float64, device=self._world.device)
-        dist.all_reduce(row, dist.ReduceOp.MAX)
-        return [float(value) for value in row.tolist()]

@@ -91,7 +91,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PreemptionConfig:
-    """What happens when the job is preempted; needs an ``output_dir``.
+    """What happens when the job is preempted; Trainer needs an ``output_dir`` for it.
 
     Attributes:
         signals: by these names, without SIG: finish the step, write a checkpoint, requeue the job.

@@ -399,4 +399,4 @@ class FitLoop:
     ) -> None:
         with self._stack:
             if self._policy and isinstance(error, StopTraining):
-                self._policy.save_and_stop(error, self._sums)
+                self._policy.save_and_stop(self._sums)

@@ -1,4 +1,4 @@
-"""A job that has to leave its nodes goes on by itself: Slurm starts it again, once, and it resumes. Without torch."""
+"""A job that has to leave its nodes goes on by itself: Slurm starts it again, once, and it resumes. Without Trainer."""
 
 from __future__ import annotations
 

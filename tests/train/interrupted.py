@@ -22,9 +22,9 @@ from typing import Any
 from torch import Tensor
 
 from srunddp.errors import Stopped
-from srunddp.train import checkpoint_policy
 from srunddp.train.checkpoint.file import verify
-from srunddp.train.checkpoint_policy import StopConsensus
+from srunddp.train.preemption import preemption
+from srunddp.train.preemption.consensus import StopConsensus
 from tests.programs import resumable
 from tests.train.local_world import LocalWorld, results, run_ranks, start_ranks
 
@@ -319,7 +319,7 @@ def signalled_amid_evaluation(
             return super().forward(inputs)
 
     resumable.Network = Signalled
-    checkpoint_policy.StopConsensus = partial(StopConsensus, every=0.0)
+    preemption.StopConsensus = partial(StopConsensus, every=0.0)
     return go_on(world, folder, arguments, harmless=False)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
 
 from torch.utils.data import DataLoader, Dataset
 
-from srunddp.train.config import PreemptionConfig
-from srunddp.train.preemption.signals import Preemption, ignore_in_worker, signals_blocked
+from srunddp.train import Preemption
+from tests.train.local_world import LocalWorld
 
-SIGNALS = ("USR1", "USR2")
+initialised: list[int] = []  # in a worker
+
+
+def initialise(worker: int) -> None:
+    initialised.append(worker)
 
 
 class Numbers(Dataset[int]):
@@ -21,20 +24,16 @@ class Numbers(Dataset[int]):
     def __getitem__(self, index: int) -> int:
         if index == 54:  # the last that is read ahead, by worker 0
             time.sleep(600)
+        assert initialised == [index % 2]
         return index
 
 
 def main(method: str) -> None:
     loader = DataLoader(
-        Numbers(),
-        num_workers=2,
-        prefetch_factor=2,
-        multiprocessing_context=method,
-        worker_init_fn=partial(ignore_in_worker, signals=SIGNALS),
+        Numbers(), num_workers=2, prefetch_factor=2, multiprocessing_context=method, worker_init_fn=initialise
     )
-    with Preemption(PreemptionConfig(signals=SIGNALS), 0, {}):
-        with signals_blocked(SIGNALS, method):
-            batches = iter(loader)
+    with Preemption(LocalWorld(), environ={}) as preemption:
+        batches = preemption.iterate(loader)
         next(batches)
         print("reading", flush=True)
         sys.stdin.readline()

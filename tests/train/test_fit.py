@@ -10,7 +10,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,10 +40,8 @@ from srunddp.train import (
 )
 from srunddp.train.checkpoint import manager as saving_module
 from srunddp.train.checkpoint.directory import CheckpointDirectory
-from srunddp.train.checkpoint_policy import StopConsensus
 from srunddp.train.fit import FitLoop
-from srunddp.train.preemption.signals import StopRequest
-from tests.train.local_world import LocalWorld
+from srunddp.train.preemption.consensus import StopConsensus
 from tests.train.problems import Numbered, OnStep, Stop, classes, settings, trainer_of
 from tests.train.test_profiler import traced
 
@@ -569,34 +567,6 @@ def test_an_error_at_the_start_leaves_no_signal_handler(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
         trainer_of(output_dir=str(tmp_path)).fit(classes(20))
     assert signal.getsignal(signal.SIGUSR1) is before
-
-
-# Agreement.
-
-
-def agreed_at(step_seconds: Callable[[int], float], steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The times at which the ranks agree, in seconds."""
-    now = [0.0]
-    monkeypatch.setattr("srunddp.train.checkpoint_policy.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    agreement, times = StopConsensus(LocalWorld()), []
-    for step in range(steps):
-        now[0] += step_seconds(step)
-        if agreement.due():
-            agreement.all_reduce(StopRequest.NONE, 0, save=False)
-            times.append(now[0])
-    return times
-
-
-@pytest.mark.parametrize("seconds", [0.02, 0.3, 2.5])
-def test_ranks_agree_about_once_a_second(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = agreed_at(lambda step: seconds, 600, monkeypatch)
-    late = [after - before for before, after in itertools.pairwise(times)][8:]
-    assert all(max(seconds, 0.5) - 0.01 <= gap <= max(seconds, 1.0) + 0.01 for gap in late), late
-
-
-def test_ranks_agree_at_the_latest_after_64_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = agreed_at(lambda step: 1e-4 if step < 1000 else 1.0, 1200, monkeypatch)
-    assert max(after - before for before, after in itertools.pairwise(times)) <= 64.0
 
 
 def test_every_checkpoint_is_reported_however_slow_its_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,16 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
 
-from srunddp import telemetry
 from srunddp.errors import Stopped
-from srunddp.train.preemption.signals import Preemption, StopRequest, signals_blocked
+from srunddp.telemetry import heartbeat, is_supervised
+from srunddp.train.preemption.consensus import all_reduce_max
+from srunddp.train.preemption.signals import StopRequest, StopRequests, signals_blocked
+from srunddp.train.world import World
 from srunddp.util import slurm_command
 
 AGAIN = 75  # sysexits' EX_TEMPFAIL: the same command may do better later
@@ -31,20 +33,16 @@ _log = logging.getLogger("srunddp")
 
 
 class _Outcome(IntEnum):
-    """What rank 0 broadcasts."""
+    """What rank 0 tells the others."""
 
-    REQUEUED = 0
-    NOT_REQUEUED = 1
-    ENDED = 2  # by SIGTERM, which has come meanwhile
+    UNKNOWN = 0  # on the others
+    REQUEUED = 1
+    NOT_REQUEUED = 2
+    ENDED = 3  # by SIGTERM, which may have come meanwhile
 
 
 def stop_and_requeue(
-    preemption: Preemption,
-    agreed: tuple[StopRequest, int],
-    step: int,
-    checkpoint: Path,
-    *,
-    broadcast: Callable[[int], int],
+    requests: StopRequests, world: World, agreed: tuple[StopRequest, int], step: int, checkpoint: Path
 ) -> NoReturn:
     """End this rank; all call it after the same step, when the checkpoint is whole.
 
@@ -52,24 +50,34 @@ def stop_and_requeue(
     were they to end before, a job script that goes on, or that requeues upon 75, would do so.
 
     Args:
-        agreed: what all ranks have agreed upon, as from :meth:`Preemption.pending`.
+        requests: of this rank.
+        world: all ranks, which wait for each other here.
+        agreed: what all ranks have agreed upon, as from :meth:`StopRequests.pending`.
         step: how many are done; checkpoint: what was written.
-        broadcast: a collective that returns rank 0's number on all ranks; it may take 10 s.
 
     Raises:
         Stopped: always: 143, or 75 where the job has yet to be requeued.
     """
-    telemetry.heartbeat(last=True)
+    heartbeat(last=True)
+    _wait_for_rank_zero(world)
     outcome, why = _Outcome.ENDED, ""
     if agreed[0] is not StopRequest.STOP:
-        outcome, why = _requeued(preemption)
-        outcome = _Outcome(broadcast(outcome))
+        outcome, why = _requeued(requests)
+    # Without a requeue, too: the first rank that ends may take along one that still writes its part of the checkpoint.
+    outcome = _Outcome(int(all_reduce_max(world, outcome)[0]))
     stopped = _stopped(agreed[1], step, checkpoint, outcome, why)
-    if preemption.rank == 0 and not telemetry.is_supervised():
+    if world.rank == 0 and not is_supervised():
         _log.warning("srunddp: %s (exit code %d)", stopped, stopped.code)
     if outcome is _Outcome.REQUEUED:
-        _wait_for_term(preemption)
+        _wait_for_term(requests)
     raise stopped
+
+
+def _wait_for_rank_zero(world: World) -> None:
+    """By the store, where the world has one: its checkpoint may take longer than a collective's time limit."""
+    if rank0_first := getattr(world, "rank0_first", None):
+        with rank0_first():
+            pass
 
 
 def _stopped(cause: int, step: int, checkpoint: Path, outcome: _Outcome, why: str) -> Stopped:
@@ -81,25 +89,25 @@ def _stopped(cause: int, step: int, checkpoint: Path, outcome: _Outcome, why: st
     return Stopped(f"{said}; the job is requeued" if outcome is _Outcome.REQUEUED else said, ENDED)
 
 
-def _requeued(preemption: Preemption) -> tuple[_Outcome, str]:
+def _requeued(requests: StopRequests) -> tuple[_Outcome, str]:
     """What came of it, and why not; only rank 0 knows."""
-    if preemption.rank:
-        return _Outcome.NOT_REQUEUED, ""
-    if not preemption.config.requeue:
+    if requests.rank:
+        return _Outcome.UNKNOWN, ""
+    if not requests.config.requeue:
         return _Outcome.NOT_REQUEUED, "preemption.requeue is off"
     # Slurm's SIGTERM, with which it ends the job, would reach scontrol before its answer does.
-    with signals_blocked(preemption.config.signals):
-        if preemption.pending()[0] is StopRequest.STOP:
+    with signals_blocked(requests.config.signals):
+        if requests.pending()[0] is StopRequest.STOP:
             return _Outcome.ENDED, ""
-        why = requeue(preemption.environ, preemption.config.max_requeues)
-    if why and preemption.pending()[0] is StopRequest.STOP:
+        why = requeue(requests.environ, requests.config.max_requeues)
+    if why and requests.pending()[0] is StopRequest.STOP:
         return _Outcome.ENDED, ""  # it may have ended scontrol, too, after Slurm had heard of us
     return (_Outcome.NOT_REQUEUED if why else _Outcome.REQUEUED), why
 
 
-def _wait_for_term(preemption: Preemption) -> None:
+def _wait_for_term(requests: StopRequests) -> None:
     deadline = time.monotonic() + _TERM_WITHIN
-    while preemption.pending()[0] is not StopRequest.STOP and time.monotonic() < deadline:
+    while requests.pending()[0] is not StopRequest.STOP and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY)
 
 

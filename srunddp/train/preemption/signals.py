@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import math
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
@@ -29,7 +30,8 @@ _LONGEST_JOB = 10 * 366 * 86400.0  # an end that is farther away is none
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
-_pending_requests: list[tuple[StopRequest, int]] = []  # after a run's last step; the next run takes them up
+_pending_requests: list[tuple[StopRequest, int]] = []  # that nothing came of; the next loop takes them up
+_log = logging.getLogger("srunddp")
 
 
 class StopRequest(IntEnum):
@@ -40,10 +42,10 @@ class StopRequest(IntEnum):
     STOP = 2  # write a checkpoint and end: whoever sent SIGTERM has decided about the job
 
 
-class Preemption:
+class StopRequests:
     """Notes signals and the end of the job's time while it is entered; :meth:`pending` tells of them.
 
-    Outside the main thread no signal is noted.
+    Outside the main thread no signal is noted, which is said.
     """
 
     def __init__(self, config: PreemptionConfig, rank: int, environ: Mapping[str, str] = os.environ) -> None:
@@ -67,6 +69,8 @@ class Preemption:
                     # First, as the signal may come at once.
                     self._before[number] = signal.SIG_DFL if before is None else before
                     signal.signal(number, self._note)
+        elif self.rank == 0:
+            _log.warning("srunddp: signals end the ranks, as preemption is watched for outside the main thread")
         if self.rank == 0 and self.config.lead_seconds > 0:
             self._find_end()
         return self
@@ -79,8 +83,7 @@ class Preemption:
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
-        if error is None:
-            _pending_requests.extend(self._noted)
+        _pending_requests.extend(self._noted)
 
     def ignore_interrupts(self) -> None:
         """Ctrl-C ends nothing from now on: a checkpoint is to be written, and this rank is about to end."""
@@ -165,17 +168,22 @@ def signals_blocked(signals: Sequence[str], method: str = "fork") -> Iterator[No
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_in_worker(worker_id: int, signals: Sequence[str] = ("USR1", "USR2")) -> None:
+def ignore_in_worker(
+    worker_id: int, signals: Sequence[str] = ("USR1", "USR2"), then: Callable[[int], None] | None = None
+) -> None:
     """In a DataLoader's worker: only its own rank ends it; as ``worker_init_fn``, or within it.
 
     Args:
         worker_id: what torch passes.
         signals: names without SIG.
+        then: the loader's own ``worker_init_fn``, called with ``worker_id`` in the end.
     """
     for number in numbers(signals):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     threading.Thread(target=_end_with_rank, daemon=True).start()
+    if then:
+        then(worker_id)
 
 
 def _end_with_rank() -> None:

@@ -1,0 +1,145 @@
+"""The end of a job that has to leave its nodes, for Trainer and for loops of one's own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from torch.utils.data import DataLoader
+
+from srunddp.bootstrap.process_group.world import wait_for_gloo_threads
+from srunddp.errors import ConfigError, Scope
+from srunddp.telemetry import heartbeat
+from srunddp.train.config import PreemptionConfig
+from srunddp.train.preemption.consensus import StopConsensus
+from srunddp.train.preemption.requeue import stop_and_requeue
+from srunddp.train.preemption.signals import StopRequest, StopRequests, ignore_in_worker, signals_blocked
+from srunddp.train.world import World
+
+
+class Preemption:
+    """Stops all ranks after the same step when the job has to leave its nodes, and has Slurm start it again.
+
+    A context manager around the whole loop, entered in the main thread::
+
+        with srunddp.init() as world, Preemption(world) as preemption:
+            for step, batch in enumerate(preemption.iterate(loader), 1):
+                train(batch)
+                if preemption.should_stop():
+                    preemption.stop(step, save(step))
+
+    While it is entered, signals and rank 0's clock request a stop rather than end the process. What is requested after
+    the last call of :meth:`should_stop` is for the next Preemption of this process, if any.
+
+    Attributes:
+        checkpoint_due: whether one of the ranks wanted a checkpoint in the latest call of :meth:`should_stop`; the
+            same on all ranks.
+    """
+
+    def __init__(
+        self, world: World, config: PreemptionConfig | None = None, *, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        """Check the settings.
+
+        Args:
+            world: from :func:`srunddp.init`.
+            config: which signals, how long before the job's end, and whether to requeue; None for the defaults.
+            environ: the job's variables of Slurm.
+
+        Raises:
+            ConfigError: no such signal, or one that cannot be noted.
+        """
+        self.checkpoint_due = False
+        self._world = world
+        self._requests = StopRequests(config or PreemptionConfig(), world.rank, environ)
+        self._consensus = StopConsensus(world)
+        self._agreed: tuple[StopRequest, int] | None = None
+
+    def __enter__(self) -> Self:
+        self._requests.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._requests.__exit__(kind, error, trace)
+
+    def should_stop(self, *, checkpoint_due: bool = False) -> bool:
+        """Whether all ranks stop here; they call this after the same steps, equally often.
+
+        About once a second it is an all-reduce, and else costs less than a microsecond. Once it is True it stays so;
+        Ctrl-C and ``--stall-timeout`` then no longer end a rank, as a checkpoint is to be written.
+
+        Args:
+            checkpoint_due: this rank wants a checkpoint, for a reason that the others cannot know, such as its clock.
+                Only what is passed in the call of an all-reduce counts: pass it until :attr:`checkpoint_due` is set.
+        """
+        self.checkpoint_due = False
+        if self._consensus.due() and self._agreed is None:
+            self._agree(checkpoint_due)
+        return self._agreed is not None
+
+    def _agree(self, checkpoint_due: bool) -> None:
+        request, cause = self._requests.pending()
+        request, cause, self.checkpoint_due = self._consensus.all_reduce(request, cause, checkpoint_due=checkpoint_due)
+        if request is not StopRequest.NONE:
+            self._agreed = request, cause
+            heartbeat(last=True)
+            self._requests.ignore_interrupts()  # another rank may have got the signal
+
+    def restart_interval(self) -> None:
+        """Steps of another duration begin, as before and after an evaluation that calls :meth:`should_stop`.
+
+        All ranks call this at the same step. The next all-reduce is at once: 64 short steps may be one second, and as
+        many long ones a minute.
+        """
+        self._consensus.restart()
+
+    def stop(self, step: int, checkpoint: Path | str) -> NoReturn:
+        """End this rank, after :meth:`should_stop` was True; all ranks call it, when the checkpoint is whole.
+
+        The others wait for rank 0, also where it is still writing. Rank 0 requeues the job, unless SIGTERM has come:
+        whoever sent that has decided about the job.
+
+        Args:
+            step: how many are done; checkpoint: what was written. Both are for the message.
+
+        Raises:
+            Stopped: a SystemExit with the code 143, or 75 where the job has yet to be requeued.
+            ConfigError: the ranks have not agreed to stop.
+        """
+        if self._agreed is None:
+            raise ConfigError(
+                "stop() without an agreement of the ranks",
+                expected="should_stop() to have returned True before",
+                hint="call stop() only then; to end for another reason leave the loop",
+                scope=Scope.JOB,
+            )
+        stop_and_requeue(self._requests, self._world, self._agreed, step, Path(checkpoint))
+
+    def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """``iter(loader)``, whose workers do not get the signals; Slurm may send them to every process of a step.
+
+        A worker that died of USR1 or SIGTERM would end the training that is about to be saved. Once a fork is due it
+        waits until Gloo's threads rest, since a fork amid the end of one may leave the worker waiting for ever.
+
+        Args:
+            loader: torch's own; its ``worker_init_fn`` is called as always.
+        """
+        if not loader.num_workers:
+            return iter(loader)
+        signals, init = self._requests.config.signals, loader.worker_init_fn
+        method = (loader.multiprocessing_context or multiprocessing).get_start_method()
+        if method == "fork":
+            wait_for_gloo_threads()
+        loader.worker_init_fn = partial(ignore_in_worker, signals=signals, then=init)
+        try:
+            with signals_blocked(signals, method):
+                return iter(loader)
+        finally:
+            loader.worker_init_fn = init
