@@ -75,8 +75,8 @@ def stop_and_requeue(
 
 def _wait_for_rank_zero(world: World) -> None:
     """By the store, where the world has one: its checkpoint may take longer than a collective's time limit."""
-    if rank0_first := getattr(world, "rank0_first", None):
-        with rank0_first():
+    if rank_zero_first := getattr(world, "rank_zero_first", None):
+        with rank_zero_first():
             pass
 
 
