@@ -200,8 +200,8 @@ def test_quotes_in_a_file_make_a_text() -> None:
 
 
 def test_the_command_line_wins_over_files_and_later_files(file: typing.Callable[..., str]) -> None:
-    one = file("epochs: 1\nbatch_size: 1\nddp: {hook: fp16, compile: true}\n", "one.yaml")
-    two = file("batch-size: 2\nddp.hook: bf16\n", "two.yaml")
+    one = file("epochs: 1\nbatch_size: 1\ncompile: true\nddp: {comm_hook: fp16}\n", "one.yaml")
+    two = file("batch-size: 2\nddp.comm_hook: bf16\n", "two.yaml")
     config = read_config(Config, ["--epochs=9", one, two])
     assert (config.epochs, config.batch_size, config.ddp.comm_hook, config.compile) == (9, 2, "bf16", True)
 
@@ -231,7 +231,7 @@ def test_an_empty_file_sets_nothing(file: typing.Callable[..., str], text: str) 
     ("argument", "parts"),
     [
         ("--epoch=3", ["--epoch is an unknown key", "did you mean epochs?"]),
-        ("--hook=fp16", ["did you mean ddp.comm_hook?"]),
+        ("--comm_hok=fp16", ["did you mean ddp.comm_hook?"]),
         ("--ddp.num_worker=2", ["did you mean dataloader.num_workers?"]),
         ("--conf=x", ["did you mean config?"]),
         ("--epochs=three", ["--epochs is 'three'; expected an integer -> "]),
@@ -277,8 +277,8 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
         ("ddp: 3\n", 1, "ddp is '3'; expected keys with values"),
         ("- epochs\n", 1, "the file is a list; expected keys with values"),
         ("epochs: 3\nseed: 1\nepochs: 4\n", 3, "epochs twice in one file"),
-        ("ddp: {comm_hook: fp16}\nddp.hook: bf16\n", 2, "ddp.comm_hook twice in one file"),
-        ("ddp: {comm_hook: fp16}\nddp: {compile: true}\n", 2, "ddp twice in one file"),
+        ("ddp: {comm_hook: fp16}\nddp.comm_hook: bf16\n", 2, "ddp.comm_hook twice in one file"),
+        ("ddp: {comm_hook: fp16}\nddp: {static_graph: true}\n", 2, "ddp twice in one file"),
         ("batch-size: 3\nbatch_size: 4\n", 2, "batch_size twice in one file"),
         ("[a]: 3\n", 1, "a list is an unknown key"),
         ("epochs: 3\nddp: [\n", 3, "this is not YAML"),

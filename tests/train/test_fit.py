@@ -40,7 +40,6 @@ from srunddp.train import (
 )
 from srunddp.train.checkpoint import manager as saving_module
 from srunddp.train.checkpoint.directory import CheckpointDirectory
-from srunddp.train.fit import FitLoop
 from srunddp.train.preemption.consensus import StopConsensus
 from tests.train.problems import Numbered, OnStep, Stop, classes, settings, trainer_of
 from tests.train.test_profiler import traced
@@ -91,8 +90,8 @@ def score_after(scores: Mapping[int, float], monkeypatch: pytest.MonkeyPatch) ->
     """Let the evaluation after a step come to this loss; 9.0 where it is not told."""
     whole = Trainer._evaluate
 
-    def evaluate(self: Trainer, run: FitLoop) -> dict[str, float]:
-        return {**whole(self, run), "loss": scores.get(self.state.step, 9.0)}
+    def evaluate(self: Trainer, *args: Any) -> dict[str, float]:
+        return {**whole(self, *args), "loss": scores.get(self.state.step, 9.0)}
 
     monkeypatch.setattr(Trainer, "_evaluate", evaluate)
 
@@ -366,12 +365,12 @@ def test_auto_without_a_checkpoint_is_a_new_run(tmp_path: Path) -> None:
     assert trainer.state.step == 5
 
 
-@pytest.mark.parametrize("resume", ["no", "an older checkpoint"])
+@pytest.mark.parametrize("resume", ["never", "an older checkpoint"])
 def test_a_job_that_slurm_started_again_resumes_in_any_case(
     resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = interrupted(tmp_path)
-    if resume != "no":
+    if resume != "never":
         resume = str(shutil.copy(tmp_path / "checkpoints" / "step-00000003.pt", tmp_path / "elsewhere.pt"))
     recorder = EventRecorder()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -381,7 +380,9 @@ def test_a_job_that_slurm_started_again_resumes_in_any_case(
 
 def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -> None:
     options = interrupted(tmp_path)
-    with pytest.raises(ConfigError, match=r"step-\d+.pt is there, of an earlier run, and resume is no; .* resume=auto"):
+    with pytest.raises(
+        ConfigError, match=r"step-\d+.pt is there, of an earlier run, and resume is never; .* -> "
+    ):
         trainer_of(**options).fit(classes(20), classes(8))
 
 
@@ -468,7 +469,7 @@ def test_a_stream_with_a_length_can_have_a_cosine() -> None:
     trainer.fit(Sized(20))
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(
-        ConfigError, match=r"schedule cosine, and data without a length; .* -> give the data set a __len"
+        ConfigError, match=r"schedule cosine, and data without a length; .* -> set max_steps, give the data set a __len"
     ):
         trainer_of(schedule="cosine").fit(Numbers(20))
 
@@ -509,8 +510,8 @@ def test_a_weighted_order_draws_what_it_is_told() -> None:
 AT_LEAST_0 = "evaluate_every_steps evaluate_every_epochs patience warmup_steps log_every seed checkpoint.keep_best"
 AT_LEAST_0 += " checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes preemption.lead_seconds"
 AT_LEAST_0 += " preemption.max_requeues dataloader.num_workers"
-AT_LEAST_1 = "epochs batch_size accumulation base_batch_size checkpoint.keep_last dataloader.prefetch_factor"
-AT_LEAST_1 += " num_threads ddp.bucket_cap_mb ddp.powersgd_rank"
+AT_LEAST_1 = "epochs max_steps batch_size gradient_accumulation_steps base_batch_size checkpoint.keep_last"
+AT_LEAST_1 += " dataloader.prefetch_factor num_threads ddp.bucket_cap_mb ddp.powersgd_rank"
 
 
 @pytest.mark.parametrize(

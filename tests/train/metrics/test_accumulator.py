@@ -21,7 +21,7 @@ from torchmetrics.retrieval import RetrievalMAP
 
 from srunddp.errors import ConfigError
 from srunddp.train import Trainer, accuracy
-from srunddp.train.metrics.accumulator import LaggedLoss, MetricAccumulator
+from srunddp.train.metrics.accumulator import MetricAccumulator
 from tests.train.conftest import run_python
 from tests.train.local_world import LocalWorld, run_ranks
 from tests.train.problems import Numbered, Scale, counting, distance, settings
@@ -84,14 +84,20 @@ def retrieved(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return outputs[:, 0], targets == 0, torch.zeros_like(targets)
 
 
-def squared(outputs: Tensor, targets: Tensor) -> float:
-    return outputs.square().sum().item()
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.square().sum(1)
+
+
+def right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A count."""
+    return (outputs.argmax(1) == targets).sum()
 
 
 def every_metric() -> dict[str, Any]:
     return {
         "accuracy": accuracy,
         "squared": squared,
+        "right": right,
         "theirs": Accuracy(task="multiclass", num_classes=3),
         "auroc": AUROC(task="multiclass", num_classes=3),
         "mse": Adapted(MeanSquaredError(), first_class),
@@ -117,10 +123,14 @@ def batches_of(world: LocalWorld, samples: int, batch_size: int) -> Iterator[tup
         yield scores[rows], classes[rows]
 
 
+def add(sums: MetricAccumulator, loss: Tensor, outputs: Tensor, targets: Tensor, samples: int) -> None:
+    sums.add(loss, outputs, targets, samples=samples, weight=samples)
+
+
 def summed(world: LocalWorld, samples: int, batch_size: int, metrics: Mapping[str, Any]) -> dict[str, float]:
     sums = MetricAccumulator(metrics, world)
     for outputs, targets in batches_of(world, samples, batch_size):
-        sums.add((outputs[:, 0] * 192).mean(), outputs, targets, len(targets))
+        add(sums, (outputs[:, 0] * 192).mean(), outputs, targets, len(targets))
     return sums.means()
 
 
@@ -132,6 +142,7 @@ def serial(samples: int) -> dict[str, float]:
         "loss": (first.double() * 192).mean().item(),
         "accuracy": (scores.argmax(dim=1) == classes).double().mean().item(),
         "squared": scores.double().square().sum().item() / samples,
+        "right": (scores.argmax(dim=1) == classes).double().mean().item(),
         "theirs": multiclass_accuracy(scores, classes, num_classes=3, average="micro").item(),
         "auroc": auroc(scores, classes, task="multiclass", num_classes=3).item(),
         "mse": mean_squared_error(first, of_first).item(),
@@ -179,9 +190,9 @@ def collectives(world: LocalWorld) -> Any:
     metrics = {"accuracy": accuracy, "squared": squared}
     sums = MetricAccumulator(metrics, world)
     for outputs, targets in batches_of(world, 10, 2):
-        sums.add(torch.ones(()), outputs, targets, len(targets))
+        add(sums, torch.ones(()), outputs, targets, len(targets))
     rows = sums.by_rank()
-    resumed = [MetricAccumulator(metrics, world, each) for each in (rows, [*rows, [0.0] * 4])]
+    resumed = [MetricAccumulator(metrics, world, each) for each in (rows, [*rows, [0.0] * 7])]
     return [each.means() for each in (sums, *resumed)], calls["all_reduce"]
 
 
@@ -279,11 +290,11 @@ def test_alone_any_object_with_a_metrics_methods_is_a_metric() -> None:
 
 def test_no_sample_at_all_is_no_number() -> None:
     sums = MetricAccumulator({"accuracy": accuracy, "mse": MeanSquaredError()}, LocalWorld())
-    sums.add(torch.tensor(torch.nan), torch.empty(1, 3), torch.empty(1), 0)
+    add(sums, torch.tensor(torch.nan), torch.empty(1, 3), torch.empty(1), 0)
     means = sums.means()
     assert set(means) == {"loss", "accuracy", "mse"}
     assert all(math.isnan(value) for value in means.values())
-    resumed = MetricAccumulator({"mse": MeanSquaredError()}, LocalWorld(), [[6.0, 3.0]]).means()
+    resumed = MetricAccumulator({"mse": MeanSquaredError()}, LocalWorld(), [[3.0, 3.0, 6.0]]).means()
     assert resumed["loss"] == 2.0
     assert math.isnan(resumed["mse"]), "at an epoch's very end a checkpoint does not know it"
 
@@ -294,12 +305,12 @@ def test_a_metric_keeps_no_graph() -> None:
     kept: list[Tensor] = []
 
     def keeping(outputs: Tensor, targets: Tensor) -> Tensor:
-        kept.extend([outputs, (outputs * weight).sum()])
-        return (outputs * weight).sum()
+        kept.extend([outputs, outputs * weight])
+        return outputs * weight
 
     sums = MetricAccumulator({"sum": keeping}, LocalWorld())
-    sums.add(weight * 2, weight * torch.ones(4), torch.zeros(4), 4)
-    assert not any(value.requires_grad for value in [*kept, *sums._totals])
+    add(sums, weight * 2, weight * torch.ones(4), torch.zeros(4), 4)
+    assert not any(value.requires_grad for value in kept)
     assert sums.means() == {"loss": 2.0, "sum": 1.0}
 
 
@@ -307,18 +318,11 @@ def test_metrics_that_differ_only_in_samples_stay_apart() -> None:
     shared = MetricCollection([MeanSquaredError()])
     before = copy.deepcopy(shared.MeanSquaredError.metric_state)
     first, second = MetricAccumulator({"m": shared}, LocalWorld()), MetricAccumulator({"m": shared}, LocalWorld())
-    first.add(torch.ones(()), torch.ones(4), torch.zeros(4), 4)
-    second.add(torch.ones(()), torch.full((4,), 3.0), torch.zeros(4), 4)
+    add(first, torch.ones(()), torch.ones(4), torch.zeros(4), 4)
+    add(second, torch.ones(()), torch.full((4,), 3.0), torch.zeros(4), 4)
     means = {"loss": 1.0, "m/MeanSquaredError": 1.0}
     assert (first.means(), second.means()) == (means, means | {"m/MeanSquaredError": 9.0})
     assert shared.MeanSquaredError.metric_state == before
-
-
-def test_a_wrong_shape_is_refused_with_the_hint() -> None:
-    sums = MetricAccumulator({"wrong": lambda outputs, targets: torch.ones(7)}, LocalWorld())
-    words = r"metric 'wrong' returned shape \(7,\) for 4 samples; expected .* -> "
-    with pytest.raises(ConfigError, match=words):
-        sums.add(torch.ones(()), torch.ones(4), torch.ones(4), 4)
 
 
 def test_torchmetrics_is_not_imported_for_plain_metrics() -> None:
@@ -330,28 +334,30 @@ def test_the_accuracy_of_several_targets_a_sample_is_a_share() -> None:
     outputs = torch.tensor([[[1.0, 1.0], [0.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]]])  # two samples of two places
     targets = torch.tensor([[0, 1], [1, 0]])
     sums = MetricAccumulator({"accuracy": accuracy}, LocalWorld())
-    sums.add(torch.ones(()), outputs, targets, 2)
+    add(sums, torch.ones(()), outputs, targets, 2)
     assert sums.means()["accuracy"] == 0.75
 
 
-def test_a_loss_comes_one_push_later_and_the_last_by_flush() -> None:
-    late = LaggedLoss(torch.device("cpu"))
-    losses = torch.tensor([1.5, 2.25, -3.0], requires_grad=True)
-    assert [late.push(loss, samples) for loss, samples in zip(losses, (4, 0, 3), strict=True)] == [None, 1.5, 2.25]
-    assert (late.total, late.count) == (6.0, 4)
-    assert late.flush() == -3.0
-    assert (late.total, late.count) == (-3.0, 7)
-    assert late.flush() is None
-    assert late.push(losses[1], 1) is None
-    assert late.flush() == 2.25
+@pytest.mark.parametrize(
+    ("outputs", "targets"), [((4, 1), (4, 1)), ((4,), (4,)), ((2, 3, 5), (2, 3)), ((2, 5, 5), (2, 3))]
+)
+def test_accuracy_of_other_shapes_is_refused(outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
+    """One score per sample would be broadcast, and a language model's classes are its last dimension."""
+    with pytest.raises(ConfigError, match=r"accuracy of outputs of shape .*; expected \(samples, classes, .* -> "):
+        accuracy(torch.zeros(outputs), torch.zeros(targets))
 
 
 def test_the_sum_is_that_of_float64() -> None:
-    late = LaggedLoss(torch.device("cpu"))
+    sums = MetricAccumulator({}, LocalWorld())
     for _ in range(1000):
-        late.push(torch.tensor(0.1, dtype=torch.float64), 3)
-    late.flush()
-    exact = 0.0
-    for _ in range(1000):
-        exact += 0.1 * 3
-    assert (late.total, late.count) == (exact, 3000)
+        add(sums, torch.tensor(0.1, dtype=torch.float64), torch.ones(3), torch.ones(3), 3)
+    assert sums.means()["loss"] == pytest.approx(0.1, rel=1e-14)
+
+
+@pytest.mark.parametrize("metric", [lambda *_: torch.ones(7), lambda *_: torch.ones(()), lambda *_: 0.5])
+def test_a_metric_that_is_a_mean_or_a_sum_is_refused(metric: Any) -> None:
+    """Its own mean over a batch, as other libraries take it, would be summed."""
+    with pytest.raises(
+        ConfigError, match=r"metric 'wrong' returned .* for 4 samples; expected one value .* -> leave out"
+    ):
+        add(MetricAccumulator({"wrong": metric}, LocalWorld()), torch.ones(()), torch.ones(4), torch.ones(4), 4)
