@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from srunddp.errors import ConfigError, Stopped
 from srunddp.train.config import PreemptionConfig
 from srunddp.train.preemption import signals as module
 from srunddp.train.preemption.signals import Preemption, StopRequest, query_end_time
+from tests.support.cost import in_empty_calls
 from tests.support.starting import until
 from tests.train.conftest import HERE, ROOT, fake_command
 
@@ -154,10 +154,10 @@ def test_after_the_agreement_no_signal_changes_the_exit_code() -> None:
     assert exit_code_of(stopped) == 75
 
 
-@pytest.mark.alone
-def test_a_look_costs_less_than_a_third_of_a_microsecond() -> None:
+def test_a_look_costs_no_more_than_some_empty_calls() -> None:
+    """About 9 of them, or 0.2 microseconds."""
     with preemption() as it:
-        assert min(timeit.repeat(it.pending, number=100_000, repeat=5)) / 100_000 < 0.3e-6
+        assert in_empty_calls(it.pending) < 20
 
 
 # The known end of the job.
