@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import time
-import timeit
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -14,6 +13,7 @@ import pytest
 
 from srunddp import telemetry
 from srunddp.telemetry import TelemetryPage, heartbeat, install
+from tests.support.cost import in_empty_calls
 from tests.support.starting import until
 
 
@@ -79,9 +79,8 @@ def test_after_the_last_step_none_is_expected_until_the_next(ours: TelemetryPage
     assert ours.read() == 3
 
 
-@pytest.mark.alone
-def test_a_heartbeat_costs_less_than_ten_microseconds(ours: TelemetryPage) -> None:
-    assert min(timeit.repeat(heartbeat, number=10_000, repeat=5)) / 10_000 < 10e-6
+def test_a_heartbeat_costs_no_more_than_some_empty_calls(ours: TelemetryPage) -> None:
+    assert in_empty_calls(heartbeat) < 60
 
 
 def test_the_worker_sees_an_announced_termination_and_its_steps(ours: TelemetryPage) -> None:

@@ -265,7 +265,7 @@ def test_a_wrong_argument_says_what_was_expected(argument: str, parts: list[str]
         (
             "epochs: 3\nddp:\n  hok: fp16\n",
             3,
-            "ddp.hok is an unknown key; expected a key that --help lists -> did you m",
+            "ddp.hok is an unknown key; expected a key that --help lists -> ",
         ),
         ("epochs: 3\nconfig: x\n", 2, "config is an unknown key"),
         ("\nepochs: x\n", 2, "epochs is 'x'; expected an integer"),

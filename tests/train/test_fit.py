@@ -267,7 +267,7 @@ def test_an_epoch_s_end_is_saved_also_where_its_last_step_was(monkeypatch: pytes
     checkpoint = CheckpointConfig(every_steps=5, keep_last=1)
     trainer_of(epochs=2, output_dir=str(tmp_path), checkpoint=checkpoint).fit(classes(20), classes(8))
     state = load_checkpoint(tmp_path / "checkpoints" / "best.pt")
-    assert (state["step"], state["epoch"], state["seen"], len(state["records"])) == (10, 2, 0, 2)
+    assert (state["step"], state["epoch"], state["samples_seen"], len(state["records"])) == (10, 2, 0, 2)
     assert state["scores"] == {5: 3.0, 10: 1.0}
 
 
@@ -380,9 +380,7 @@ def test_a_job_that_slurm_started_again_resumes_in_any_case(
 
 def test_a_folder_with_an_earlier_run_s_checkpoints_is_refused(tmp_path: Path) -> None:
     options = interrupted(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"step-\d+.pt is there, of an earlier run, and resume is never; .* -> "
-    ):
+    with pytest.raises(ConfigError, match=r"step-\d+.pt is there, of an earlier run, and resume is never; .* -> "):
         trainer_of(**options).fit(classes(20), classes(8))
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-import timeit
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from srunddp.errors import ConfigError, Stopped
 from srunddp.train import Preemption
+from tests.support.cost import in_empty_calls
 from tests.support.starting import until
 from tests.train.local_world import LocalWorld, run_ranks
 
@@ -94,11 +94,7 @@ def test_iterating_leaves_the_loader_as_it_was(workers: int) -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
-@pytest.mark.alone
-def test_a_step_costs_less_than_a_microsecond() -> None:
-    """Where no all-reduce is due."""
+def test_a_step_costs_no_more_than_some_empty_calls() -> None:
+    """One in 64 is an all-reduce, of a world of one here."""
     with Preemption(LocalWorld(), environ={}) as preemption:
-        for _ in range(10_000):  # until the interval is as long as it becomes
-            preemption.should_stop()
-        times = sorted(timeit.repeat(preemption.should_stop, number=1, repeat=1000))
-    assert times[len(times) // 2] < 1e-6
+        assert in_empty_calls(preemption.should_stop) < 20
