@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS, Optimizer
@@ -15,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config, DDPConfig, FSDPConfig
 from srunddp.train.data.order import Order, check_order
-from srunddp.train.data.sampler import hashed, length_of
+from srunddp.train.data.sampler import check_agreement, length_of
 from srunddp.train.metrics.accumulator import LossFunction, Metric
 from srunddp.train.preemption import signals
 from srunddp.train.profiler import parse
@@ -127,7 +126,7 @@ def check_fit(
     """
     sizes = {"len(train_data)": _length(train_data), "len(test_data)": _length(test_data)}
     first_epoch = None if order is None else order.indices(1).numpy().tobytes()
-    _check_agreement(world, {**sizes, "order": first_epoch, **dict(leaves(config))})
+    check_agreement(world, {**sizes, "order": first_epoch, **dict(leaves(config))})
     for name, size in sizes.items():
         if size == 0:
             raise ConfigError(f"{name} is 0", expected="at least 1", hint="check what was passed to fit()")
@@ -145,23 +144,6 @@ def pair(data: Any) -> tuple[Any, Any]:
         expected="two parts, inputs and targets",
         hint="let the data set's __getitem__, or collate, return such a pair",
     )
-
-
-def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
-    if world.world_size == 1:
-        return
-    numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
-    own = torch.tensor(numbers, device=world.device)
-    by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
-    dist.all_gather(by_rank, own)
-    for name, *row in zip(values, *(each.tolist() for each in by_rank), strict=True):
-        if len(set(row)) > 1:
-            shown = f": {row}, by rank (-1: none)" if isinstance(values[name], int) else ""
-            raise ConfigError(
-                f"{name} differs between ranks{shown}",
-                expected="the same on all",
-                hint="give every rank the whole data sets and the same settings: the Trainer shards",
-            )
 
 
 def _length(data: Dataset[Any] | None) -> int:
