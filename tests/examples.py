@@ -61,6 +61,7 @@ EXAMPLES = {
         Example("vision.py", VISION, "mpich", ACCURACY + r", top 5 [\d.]+ %", 50),
         Example("tiny_bert.py", BERT, "mpich", OF_BERT, 80, has_history=False),
         Example("imbalanced.py", (), "openmpi5", r"recall [\d.]+ %, of rare classes ([\d.]+) %", 70),
+        Example("stream.py", (), "openmpi5", ACCURACY, 85, has_history=False),
         Example("single_to_multi.py", ("--epochs=3", "--channels=16"), "mpi", ACCURACY, 90),
     )
 }

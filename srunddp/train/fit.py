@@ -184,12 +184,13 @@ class FitLoop:
         """Whether to evaluate after this step."""
         every = self._config.evaluate_every_steps
         state = self._state
-        return bool(every and self._test_loader and state.step % every == 0 and state.evaluated < state.step)
+        evaluates = every > 0 and self._test_loader is not None
+        return evaluates and state.step % every == 0 and state.evaluated < state.step
 
     def ends_with_evaluation(self) -> bool:
         """The same at the end of this epoch."""
         every = self._config.evaluate_every_epochs
-        return bool(every and self._test_loader and (self._state.epoch + 1) % every == 0)
+        return every > 0 and self._test_loader is not None and (self._state.epoch + 1) % every == 0
 
     @property
     def evaluated(self) -> Mapping[str, float]:

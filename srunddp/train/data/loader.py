@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train.config import LoadingConfig
-from srunddp.train.data.order import Order, Shuffled, Weighted, check_order
+from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
 from srunddp.train.data.reader import BatchReader, Source
 from srunddp.train.data.sampler import MicroBatch, ShardAssignment, check_agreement, length_of
 from srunddp.train.data.steps import Step, StepGrouper
@@ -113,11 +113,11 @@ class DistributedDataLoader:
             ConfigError: these do not fit together; the message says what to do.
         """
         _check_counts(batch_size, gradient_accumulation_steps)
-        first_epoch = None if order is None else order.indices(1).numpy().tobytes()
+        order_given = order if isinstance(order, Sequential | Shuffled | None) else order.indices(1).numpy().tobytes()
         order, self._length = _order_and_length(data, order, seed, sharded)
         numbers = {"len(data)": -1 if self._length is None else self._length, "batch_size": batch_size, "seed": seed}
         numbers["gradient_accumulation_steps"] = gradient_accumulation_steps
-        check_agreement(world, {**numbers, "order": first_epoch})
+        check_agreement(world, {**numbers, "order": order_given})
         source = Source(data, order, sharded, collate, weight)
         assignment = ShardAssignment(world.rank, world.world_size, batch_size, seed)
         self._world, self._drop_last, self._sharded = world, drop_last, sharded

@@ -140,8 +140,9 @@ class BatchReader:
             try:
                 ForkingPickler.dumps(value)
             except Exception as error:
+                kind = getattr(value, "__qualname__", type(value).__qualname__)
                 raise ConfigError(
-                    f"{name}, {value!r}, cannot be sent to loader workers by pickle: {error}",
+                    f"{name}, {kind}, cannot be sent to loader workers by pickle: {error}",
                     expected=f"what pickle takes, as workers start by {self._method}",
                     hint="define it at the top level of a module, or set multiprocessing_context=fork or num_workers=0",
                 ) from error
