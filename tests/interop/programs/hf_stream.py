@@ -1,4 +1,4 @@
-"""A stream of Hugging Face's datasets, split by rank and worker, through srunddp's loader; twice amid an epoch."""
+"""A stream of Hugging Face's datasets, split by rank and worker, through srunddp's loader; also from amid an epoch."""
 
 import json
 import os
@@ -34,9 +34,8 @@ def main() -> None:
             for batch in loader:
                 epochs[-1].append(batch.data["number"].tolist() if batch.samples else [])
                 states.append(loader.state_dict())
-        resumed = DistributedDataLoader(data, world, batch_size=3, num_workers=2, sharded=True)
-        resumed.load_state_dict(states[1])
-        rest = [batch.data["number"].tolist() if batch.samples else [] for batch in resumed]
+        loader.load_state_dict(states[1])
+        rest = [batch.data["number"].tolist() if batch.samples else [] for batch in loader]
     leave(out, world.rank, world.local_rank, world.world_size, [], epochs=epochs, rest=rest)
 
 
