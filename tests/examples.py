@@ -65,6 +65,7 @@ EXAMPLES = {
         Example("fsdp_loop.py", ("--epochs=6",), "mpich", ACCURACY, 85, has_history=False),
         Example("own_loop.py", ("--epochs=2",), "openmpi5", OF_OWN_LOOP, 90, has_history=False),
         Example("gan.py", (), "mpi", r"12 of 12 sectors, ([\d.]+) % of the points on the ring", 90, has_history=False),
+        Example("stream.py", (), "openmpi5", ACCURACY, 85, has_history=False),
         Example("single_to_multi.py", ("--epochs=3", "--channels=16"), "mpi", ACCURACY, 90),
     )
 }

@@ -165,7 +165,7 @@ class FitLoop:
             state.schedulers = made
         plateau = any(isinstance(each, ReduceLROnPlateau) for each in state.schedulers)
         evaluates = config.evaluate_every_epochs or config.evaluate_every_steps
-        if plateau and self._val_loader and not evaluates:
+        if plateau and self._val_loader is not None and not evaluates:
             raise ConfigError(
                 "ReduceLROnPlateau, and evaluate_every_epochs and evaluate_every_steps are 0",
                 expected="evaluations, after each of which it is stepped",
@@ -310,12 +310,12 @@ class FitLoop:
         """Whether to evaluate after this step."""
         every = self._config.evaluate_every_steps
         state = self._state
-        return bool(every and self._val_loader and state.step % every == 0 and state.evaluated < state.step)
+        return bool(every and self._val_loader is not None and state.step % every == 0 and state.evaluated < state.step)
 
     def ends_with_evaluation(self) -> bool:
         """The same at the end of this epoch."""
         every = self._config.evaluate_every_epochs
-        return bool(every and self._val_loader and (self._state.epoch + 1) % every == 0)
+        return bool(every and self._val_loader is not None and (self._state.epoch + 1) % every == 0)
 
     @property
     def evaluated(self) -> Mapping[str, float]:

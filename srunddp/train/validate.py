@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from srunddp.errors import ConfigError
 from srunddp.train.config import Config
-from srunddp.train.data.sampler import hashed, length_of
+from srunddp.train.data.sampler import check_agreement, length_of
 from srunddp.train.metrics.accumulator import Metric
 from srunddp.train.preemption import signals
 from srunddp.train.profiler import parse
@@ -164,7 +164,7 @@ def check_fit(world: World, data: Mapping[str, Dataset[Any] | None], weight: obj
     """
     sizes = {f"len({name})": _length(each) for name, each in data.items()}
     own = {name: value for name, value in leaves(config) if name.split(".")[0] in _OWN}
-    _check_agreement(world, {**sizes, "weight": int(weight is not None), **own})
+    check_agreement(world, {**sizes, "weight": int(weight is not None), **own})
     for name, size in sizes.items():
         if size == 0:
             raise ConfigError(f"{name} is 0", expected="at least 1", hint="check what was passed to fit()")
@@ -193,23 +193,6 @@ def check_steps_per_epoch(before: int | None, now: int | None, scheduler: str) -
             expected="the same number, for which it was made",
             hint="use schedule=, scheduler_interval=epoch, or the ranks and the batch_size of before",
         )
-
-
-def _check_agreement(world: World, values: Mapping[str, Any]) -> None:
-    if world.world_size == 1:
-        return
-    numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
-    own = torch.tensor(numbers, device=world.device)
-    by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
-    dist.all_gather(by_rank, own)
-    for name, *row in zip(values, *(each.tolist() for each in by_rank), strict=True):
-        if len(set(row)) > 1:
-            shown = f": {row}, by rank (-1: none)" if isinstance(values[name], int) else ""
-            raise ConfigError(
-                f"{name} differs between ranks{shown}",
-                expected="the same on all",
-                hint="give every rank the whole data sets and the same settings: the Trainer shards",
-            )
 
 
 def _length(data: Dataset[Any] | None) -> int:

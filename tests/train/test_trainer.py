@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import multiprocessing
 import re
 from collections import Counter
 from pathlib import Path
@@ -191,6 +192,13 @@ def test_a_world_of_one_needs_no_process_group() -> None:
     assert list(trainer.model.parameters()) == parameters
 
 
+class CountWorkers(Callback):
+    workers = 0
+
+    def on_epoch(self, trainer: Trainer, record: Any) -> None:
+        self.workers = len(multiprocessing.active_children())
+
+
 def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
 
@@ -201,8 +209,11 @@ def test_loader_options_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("srunddp.train.data.reader.DataLoader", Watched)
     loading = DataLoaderConfig(num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
-    (record,) = scale_trainer(LocalWorld(), batch_size=2, dataloader=loading).fit(Numbered(10))
-    assert record.train == exact_figures(10)
+    trainer = scale_trainer(LocalWorld(), batch_size=2, dataloader=loading)
+    trainer.callbacks = (CountWorkers(),)
+    (record,) = trainer.fit(Numbered(10), Numbered(4))
+    assert (record.train, record.val) == (exact_figures(10), exact_figures(4))
+    assert trainer.callbacks[0].workers == 2, "those of the validation data do not stay beside those of training"
     assert {"num_workers": 2, "prefetch_factor": 3, "pin_memory": False}.items() <= given[0].items()
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train.config import DataLoaderConfig
-from srunddp.train.data.order import Order, Shuffled, Weighted, check_order
-from srunddp.train.data.reader import BatchReader, Source
-from srunddp.train.data.sampler import MicroBatch, ShardAssignment, length_of
+from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
+from srunddp.train.data.reader import BatchReader, in_rows
+from srunddp.train.data.sampler import MicroBatch, ShardAssignment, check_agreement, length_of
 from srunddp.train.data.steps import Step, StepGrouper
 from srunddp.train.data.transfer import DeviceTransfer
 from srunddp.train.data.workers import default_workers, share
@@ -52,10 +52,6 @@ class StepBatches(NamedTuple):
     copied: torch.cuda.Event | None
 
 
-Weight: TypeAlias = Callable[[Any], float | Tensor]
-"""``weight(batch)``: by how much the mean loss of a batch counts; of what collate made, on the host."""
-
-
 class DistributedDataLoader:
     """Batches of one data set, of which each rank gets its part; works without a Trainer, too.
 
@@ -80,7 +76,7 @@ class DistributedDataLoader:
         order: Order | None = None,
         seed: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
-        weight: Weight | None = None,
+        weight: Callable[[Any], float | Tensor] | None = None,
         sharded: bool = False,
         drop_last: bool = False,
         gradient_accumulation_steps: int = 1,
@@ -117,23 +113,31 @@ class DistributedDataLoader:
             ConfigError: these do not fit together; the message says what to do.
         """
         _check_counts(batch_size, gradient_accumulation_steps)
+        order_given = order if isinstance(order, Sequential | Shuffled | None) else order.indices(1).numpy().tobytes()
         order, self._length = _order_and_length(data, order, seed, sharded)
-        source = Source(data, order, sharded, collate, weight)
+        numbers = {"len(data)": -1 if self._length is None else self._length, "batch_size": batch_size, "seed": seed}
+        numbers["gradient_accumulation_steps"] = gradient_accumulation_steps
+        check_agreement(world, {**numbers, "order": order_given})
         assignment = ShardAssignment(world.rank, world.world_size, batch_size, seed)
         self._world, self._drop_last, self._sharded = world, drop_last, sharded
         self._batch_size, self._accumulation = assignment.global_batch_size, gradient_accumulation_steps
-        beside = world.device.type == "cuda" and not source.on_gpu
+        rows = in_rows(data, collate)
+        # What is on a GPU already can be neither pinned nor copied beside.
+        there = rows and any(tensor.is_cuda for tensor in cast(TensorDataset, data).tensors)
+        beside = world.device.type == "cuda" and not there
         if num_workers is None:
-            num_workers = 0 if source.in_rows else default_workers(None, share(world), False)
+            num_workers = 0 if rows else default_workers(None, share(world), False)
         loading = DataLoaderConfig(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             drop_last=drop_last,
-            pin_memory=beside if pin_memory is None else pin_memory and not source.on_gpu,
+            pin_memory=beside if pin_memory is None else pin_memory and not there,
             multiprocessing_context=multiprocessing_context,
         )
-        self._reader = BatchReader(source, assignment, loading, signals)
+        self._reader = BatchReader(
+            data, order, assignment, loading, sharded=sharded, collate=collate, weight=weight, signals=signals
+        )
         # On these depends what a sharded data set's batches are.
         self._layout = {"world_size": world.world_size, "num_workers": num_workers, "batch_size": batch_size}
         self._grouper = StepGrouper(
@@ -243,9 +247,10 @@ class DistributedDataLoader:
         self.set_epoch(self._epoch + 1)
 
     def _send(self, step: Step) -> StepBatches:
-        moved, copied = self._transfer.send([part.samples for part in step.parts])
-        batches = [self._batch(data, part, step.weight) for data, part in zip(moved, step.parts, strict=True)]
-        return StepBatches(batches, step.samples, step.weight, copied)
+        parts, samples, weight = step
+        moved, copied = self._transfer.send([part.samples for part in parts])
+        batches = [self._batch(data, part, weight) for data, part in zip(moved, parts, strict=True)]
+        return StepBatches(batches, samples, weight, copied)
 
     def _batch(self, data: Any, part: MicroBatch, whole: float) -> Batch:
         weight = cast(float, part.weight)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
@@ -25,74 +24,57 @@ from srunddp.train.data.workers import start_method
 from srunddp.train.preemption.signals import ignore_in_worker, signals_blocked
 
 Collate = Callable[[list[Any]], Any]
-Weight = Callable[[Any], float | Tensor]  # of what collate made
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is read.
-
-    Attributes:
-        data: the data set; sharded: it is iterable, and splits itself by rank and worker.
-        order: of its samples; None where it is iterable.
-        collate: makes a batch of a list of samples; None for torch's way.
-        weight: of what collate made; None for its samples.
-    """
-
-    data: Dataset[Any]
-    order: Order | None
-    sharded: bool
-    collate: Collate | None
-    weight: Weight | None
-
-    @property
-    def in_rows(self) -> bool:
-        """Tensors in memory, whose batches are one indexing of each; a class derived from TensorDataset may do more."""
-        return type(self.data) is TensorDataset and self.collate is None
-
-    @property
-    def on_gpu(self) -> bool:
-        """Its batches are there already, and can be neither pinned nor copied beside."""
-        return self.in_rows and any(tensor.is_cuda for tensor in cast(TensorDataset, self.data).tensors)
+Weight: TypeAlias = Callable[[Any], float | Tensor]
+"""``weight(batch)``: by how much the mean loss of a batch counts; of what collate made, on the host."""
 
 
 class BatchReader:
     """Reads the micro-batches of an epoch, again each epoch by the same workers."""
 
     def __init__(
-        self, source: Source, assignment: ShardAssignment, dataloader: DataLoaderConfig, signals: Sequence[str]
+        self,
+        data: Dataset[Any],
+        order: Order | None,
+        assignment: ShardAssignment,
+        loading: DataLoaderConfig,
+        *,
+        sharded: bool,
+        collate: Collate | None,
+        weight: Weight | None,
+        signals: Sequence[str],
     ) -> None:
         """No worker is started yet.
 
         Args:
-            source: what is read.
+            data, sharded, collate, weight, signals: as for DistributedDataLoader.
+            order: of its samples; None where it is iterable.
             assignment: of its samples to the ranks.
             loading: how; ``num_workers`` and ``pin_memory`` None are 0 and False.
-            signals: that are for this rank alone, not for its workers.
         """
-        num_workers = dataloader.num_workers or 0
-        self._source, self._assignment, self._signals = source, assignment, signals
-        self._method = start_method(
-            dataloader.multiprocessing_context, dist.get_backend() if dist.is_initialized() else "gloo"
-        )
-        self._forks = num_workers > 0 and self._method == "fork"
+        workers = loading.num_workers or 0
+        self._order, self._assignment, self._sharded, self._signals = order, assignment, sharded, signals
+        self._sent = {"data": data, "collate": collate, "weight": weight}
+        backend = dist.get_backend() if dist.is_initialized() else "gloo"
+        self._method = start_method(loading.multiprocessing_context, backend)
+        self._forks = workers > 0 and self._method == "fork"
         self._requests = DistributedBatchSampler(assignment)
         self._stream: Stream | None = None
-        if isinstance(source.data, IterableDataset):
-            self._stream = Stream(source.data, assignment, sharded=source.sharded, drop_last=dataloader.drop_last)
-        self._reader = TensorRows(cast(TensorDataset, source.data)) if source.in_rows else Reader(source.data)
-        collate = _as_it_is if source.in_rows else source.collate or default_collate
+        if isinstance(data, IterableDataset):
+            self._stream = Stream(data, assignment, sharded=sharded, drop_last=loading.drop_last)
+        rows = in_rows(data, collate)
+        self._reader = TensorRows(cast(TensorDataset, data)) if rows else Reader(data)
+        to_batch = _as_it_is if rows else collate or default_collate
         self._loader: DataLoader[Any] = DataLoader(
             self._stream or self._reader,
             batch_size=None if self._stream else 1,
             batch_sampler=None if self._stream else cast(Any, self._requests),
-            collate_fn=partial(_collated, collate=collate, weight=source.weight),
-            num_workers=num_workers,
-            prefetch_factor=dataloader.prefetch_factor if num_workers else None,
-            persistent_workers=dataloader.persistent_workers and num_workers > 0,
-            pin_memory=bool(dataloader.pin_memory),
-            multiprocessing_context=self._method if num_workers else None,
-            worker_init_fn=partial(ignore_in_worker, signals=signals) if num_workers else None,
+            collate_fn=partial(_collated, collate=to_batch, weight=weight),
+            num_workers=workers,
+            prefetch_factor=loading.prefetch_factor if workers else None,
+            persistent_workers=loading.persistent_workers and workers > 0,
+            pin_memory=bool(loading.pin_memory),
+            multiprocessing_context=self._method if workers else None,
+            worker_init_fn=partial(ignore_in_worker, signals=signals) if workers else None,
             # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.
             generator=torch.Generator(),
         )
@@ -106,11 +88,11 @@ class BatchReader:
         """
         if self._stream:
             self._stream.begin(epoch, start)
-        elif self._source.order is not None:
-            self._requests.begin(self._source.order.indices(epoch), epoch, start)
+        elif self._order is not None:
+            self._requests.begin(self._order.indices(epoch), epoch, start)
             self._reader.begin(epoch)
         parts = self._start()
-        if self._source.sharded:
+        if self._sharded:
             return itertools.islice(parts, start, None)
         return check_same_start(parts) if self._stream and self._assignment.world_size > 1 else parts
 
@@ -135,16 +117,21 @@ class BatchReader:
         Raises:
             ConfigError: this cannot be sent.
         """
-        for name in ("data", "collate", "weight"):
-            value = getattr(self._source, name)
+        for name, value in self._sent.items():
             try:
                 ForkingPickler.dumps(value)
             except Exception as error:
+                kind = getattr(value, "__qualname__", type(value).__qualname__)
                 raise ConfigError(
-                    f"{name}, {value!r}, cannot be sent to loader workers by pickle: {error}",
+                    f"{name}, {kind}, cannot be sent to loader workers by pickle: {error}",
                     expected=f"what pickle takes, as workers start by {self._method}",
                     hint="define it at the top level of a module, or set multiprocessing_context=fork or num_workers=0",
                 ) from error
+
+
+def in_rows(data: Dataset[Any], collate: Collate | None) -> bool:
+    """Tensors in memory, whose batches are one indexing of each; a class derived from TensorDataset may do more."""
+    return type(data) is TensorDataset and collate is None
 
 
 def _collated(part: MicroBatch, collate: Collate, weight: Weight | None) -> MicroBatch:

@@ -8,16 +8,18 @@ number of ranks can go on from there.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
 from srunddp.errors import ConfigError, Scope
 from srunddp.train import rng
+from srunddp.train.world import World
 
 
 class BatchRequest(NamedTuple):
@@ -49,6 +51,29 @@ def hashed(value: object) -> int:
     """The same on every rank, and within int64: of what is written, or of bytes."""
     data = value if isinstance(value, bytes) else repr(value).encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
+
+
+def check_agreement(world: World, values: Mapping[str, Any]) -> None:
+    """All ranks were given the same; a collective. Else one would wait in another that the others never enter.
+
+    Raises:
+        ConfigError: they were not.
+    """
+    if world.world_size == 1:
+        return
+    numbers = [value if isinstance(value, int) else hashed(value) for value in values.values()]
+    own = torch.tensor(numbers, device=world.device)
+    by_rank = [torch.empty_like(own) for _ in range(world.world_size)]
+    dist.all_gather(by_rank, own)
+    for name, *row in zip(values, *(each.tolist() for each in by_rank), strict=True):
+        if len(set(row)) > 1:
+            shown = f": {row}, by rank (-1: none)" if isinstance(values[name], int) else ""
+            raise ConfigError(
+                f"{name} differs between ranks{shown}",
+                expected="the same on all",
+                hint="give every rank the whole data sets and the same settings: each gets its part of them",
+                scope=Scope.JOB,
+            )
 
 
 class MicroBatch(NamedTuple):

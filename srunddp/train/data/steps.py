@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,18 +13,7 @@ from srunddp.errors import ConfigError
 from srunddp.train.data.sampler import MicroBatch, ShardAssignment
 from srunddp.train.world import host_group
 
-
-class Step(NamedTuple):
-    """One rank's micro-batches of an optimizer step.
-
-    Attributes:
-        parts: of this rank; all ranks have equally many.
-        samples, weight: of all ranks.
-    """
-
-    parts: list[MicroBatch]
-    samples: int
-    weight: float
+Step = tuple[list[MicroBatch], int, float]  # this rank's micro-batches, and the samples and the weight of all ranks
 
 
 class StepGrouper:
@@ -60,7 +48,7 @@ class StepGrouper:
         while step := list(itertools.islice(parts, self._accumulation)):
             samples = sum(part.total for part in step)
             if samples == self._full or not self._drop_last:
-                yield Step(step, samples, self._sums(step)[0] if self._weighted else float(samples))
+                yield step, samples, self._sums(step)[0] if self._weighted else float(samples)
 
     def _of_shards(self, parts: Iterator[MicroBatch]) -> Iterator[Step]:
         stand_in = MicroBatch(None, 0, 0)
@@ -72,7 +60,7 @@ class StepGrouper:
                 return
             if step:
                 stand_in = MicroBatch(step[-1].samples, 0, 0)
-            yield Step(step + [stand_in] * (number - len(step)), samples, weight)
+            yield step + [stand_in] * (number - len(step)), samples, weight
 
     def _sums(self, step: list[MicroBatch]) -> list[float]:
         """Over ranks: the weight of the step, and the samples of each of its micro-batches."""

@@ -322,23 +322,16 @@ def test_drop_last_ends_shards_with_the_shortest(tmp_path: Path) -> None:
 
 
 def test_shards_go_on_with_as_many_ranks_and_workers_only() -> None:
-    data = Shards(0, [[9, 9, 9]])
-    loader = loader_of(data, sharded=True, num_workers=2)
+    loader = loader_of(Shards(0, [[9, 9]]), sharded=True, num_workers=2)
     start = loader.state_dict()
     next(loader.steps())
     state = loader.state_dict()
     assert (state["batches"], state["samples_seen"]) == (1, 4)
-    for options, words in (
-        ({"num_workers": 3}, "num_workers was 2 .* is 3;"),
-        ({"num_workers": 2, "world": LocalWorld(world_size=5)}, "world_size was 1 .* is 5;"),
-        ({"num_workers": 2, "batch_size": 3}, "batch_size was 4 .* is 3;"),
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("srunddp.train.data.steps.host_group", lambda: None)
-            other = loader_of(data, sharded=True, **options)
-        with pytest.raises(ConfigError, match=f"{words} expected .* -> "):
-            other.load_state_dict(state)
-        other.load_state_dict(start)
+    for name, here in (("world_size", 1), ("num_workers", 2), ("batch_size", 4)):
+        with pytest.raises(ConfigError, match=f"^{name} was 7 .* is {here}; expected .* -> .*{name}=7"):
+            loader.load_state_dict(state | {name: 7})
+        loader.load_state_dict(start | {name: 7})
+    assert sum(batch.samples for batch in loader) == 18
 
 
 class SplitByRank(IterableDataset[Any]):
@@ -388,6 +381,22 @@ def test_a_stream_that_splits_itself_by_rank_is_refused_unless_said(workers: int
 def test_data_that_cannot_be_dealt_are_refused_with_the_hint(data: Any, options: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"{words}.*; expected .* -> |{words}"):
         loader_of(data, **options)
+
+
+def differing(world: LocalWorld) -> list[str]:
+    data = TensorDataset(torch.ones(4 + world.rank))
+    other = {"seed": world.rank, "batch_size": 1 + world.rank, "order": Sequential(3 + world.rank)}
+    found = [message(lambda: loader_of(data, world))]
+    for name, value in other.items():
+        found.append(message(lambda name=name, value=value: loader_of(Augmented(8), world, **{name: value})))
+    return found
+
+
+def test_what_differs_between_ranks_is_refused(tmp_path: Path) -> None:
+    """Before a rank waits for ever for another that has fewer batches."""
+    for found in run_ranks(2, tmp_path, differing):
+        starts = ("len(data)", "seed", "batch_size", "len(data)")
+        assert [text.split(" differs between ranks")[0] for text in found] == [*starts]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

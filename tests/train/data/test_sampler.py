@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ChainDataset, IterableDataset, TensorDataset
+from torch.utils.data import ChainDataset, IterableDataset, Subset, TensorDataset
 
-from srunddp.train.data.sampler import BatchRequest, DistributedBatchSampler, ShardAssignment, length_of
+from srunddp.train.data.sampler import (
+    BatchRequest,
+    DistributedBatchSampler,
+    Reader,
+    ShardAssignment,
+    TensorRows,
+    length_of,
+)
 
 DEALS = {
     "samples": st.integers(0, 70),
@@ -75,6 +83,19 @@ def test_the_seed_of_a_request_is_its_place_s_and_its_rank_s() -> None:
 def test_a_start_beyond_the_end_leaves_nothing() -> None:
     """As where the data set has become smaller since the checkpoint."""
     assert asked(ShardAssignment(0, 2, 4, seed=0), torch.arange(10), start=16) == []
+
+
+def test_data_sets_that_read_many_at_once_are_asked_so() -> None:
+    data = Subset(TensorDataset(torch.arange(10.0)), [9, 8, 7, 6])
+    part = pickle.loads(pickle.dumps(Reader(data))).__getitems__(BatchRequest([0, 3], 2, 4, (0, 0, 0, 0)))
+    assert [float(sample[0]) for sample in part.samples] == [9.0, 6.0]
+    assert (part.own, part.total) == (2, 4)
+
+
+def test_tensors_in_memory_are_read_as_their_samples_collated() -> None:
+    data = TensorDataset(torch.arange(10.0), torch.arange(10))
+    inputs, targets = TensorRows(data).__getitems__(BatchRequest([7, 2], 2, 2, (0, 0, 0, 0))).samples
+    assert (inputs.tolist(), targets.tolist()) == ([7.0, 2.0], [7, 2])
 
 
 class Unknown(IterableDataset[int]):
