@@ -59,7 +59,9 @@ def main() -> None:
         checkpoints, step = CheckpointManager(settings.output_dir / "checkpoints", world), 0
         parts = {"model": model, "optimizer": optimizer, "loader": loader}
         if state := checkpoints.load("auto"):
-            loss_of(ddp, data[:1][0].to(world.device)).backward()  # the first backward adds in another order than later ones
+            loss_of(
+                ddp, data[:1][0].to(world.device)
+            ).backward()  # the first backward adds in another order than later ones
             optimizer.zero_grad()
             for name, part in parts.items():
                 part.load_state_dict(state[name])
@@ -76,7 +78,9 @@ def main() -> None:
                 srunddp.heartbeat()
                 stop = preemption.should_stop()
                 if stop or step % settings.save_every_steps == 0:
-                    path = checkpoints.save(step, {"step": step} | {k: p.state_dict() for k, p in parts.items()}, wait=stop)
+                    path = checkpoints.save(
+                        step, {"step": step} | {k: p.state_dict() for k, p in parts.items()}, wait=stop
+                    )
                 if stop:
                     preemption.stop(step, path)
             if world.rank == 0:

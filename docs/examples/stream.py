@@ -100,7 +100,7 @@ def main() -> None:
             settings.output_dir.mkdir(parents=True, exist_ok=True)
             torch.save(model.state_dict(), settings.output_dir / "model.pt")
     if world.rank == 0:
-        print(f"test accuracy {100 * accuracy:.2f} %", flush=True)
+        print(f"val accuracy {100 * accuracy:.2f} %", flush=True)
 
 
 def train(model: nn.Module, loader: DistributedDataLoader, settings: Settings) -> None:

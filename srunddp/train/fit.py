@@ -70,6 +70,7 @@ def make_loader(
         multiprocessing_context=config.dataloader.multiprocessing_context,
         channels_last=config.channels_last,
         signals=config.preemption.signals,
+        resume_changed_data=config.resume_changed_data,
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.loss import _Loss

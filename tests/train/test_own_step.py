@@ -318,3 +318,28 @@ def test_what_trainer_logs_is_in_metrics_jsonl(tmp_path: Path) -> None:
     trainer_of(callback, output_dir=str(tmp_path)).fit(classes(8))
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [line for line in lines if '"kind": "log"' in line and '"norm": 2.0' in line]
+
+
+@pytest.mark.parametrize(
+    ("samples", "changes", "words"),
+    [(20, {}, "the length of the training data was 16 samples and is 20"), (16, {"seed": 7}, "the order of the")],
+)
+def test_changed_data_are_refused_unless_wanted(samples: int, changes: Any, words: str, tmp_path: Path) -> None:
+    trainer_of(output_dir=str(tmp_path)).fit(classes(16))
+    options = {"output_dir": str(tmp_path), "resume": "auto", "epochs": 2, **changes}
+    with pytest.raises(ConfigError, match=f"{words}.* -> .*resume_changed_data=true"):
+        trainer_of(**options).fit(classes(samples))
+    assert len(trainer_of(**options, resume_changed_data=True).fit(classes(samples))) == 2
+
+
+def test_collate_is_not_taken_for_the_evaluation_in_silence() -> None:
+    """It may mix samples, as MixUp does."""
+    with pytest.raises(ConfigError, match="collate and val_data, without val_collate; .* -> pass val_collate=collate"):
+        trainer_of().fit(classes(8), classes(8), collate=torch.utils.data.default_collate)
+
+
+def test_batchnorm_of_one_sample_is_refused_before_the_first_step() -> None:
+    """At the end of the first epoch torch would raise an error."""
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    with pytest.raises(ConfigError, match=r"a rank one sample: 9 samples, 1 ranks, batch_size 4; .* -> set dataloader"):
+        trainer_of(model=model).fit(classes(9))

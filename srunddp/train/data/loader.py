@@ -13,7 +13,7 @@ from srunddp.errors import ConfigError, Scope
 from srunddp.train.config import DataLoaderConfig
 from srunddp.train.data.order import Order, Sequential, Shuffled, Weighted, check_order
 from srunddp.train.data.reader import BatchReader, in_rows
-from srunddp.train.data.sampler import MicroBatch, ShardAssignment, check_agreement, length_of
+from srunddp.train.data.sampler import MicroBatch, ShardAssignment, check_agreement, hashed, length_of
 from srunddp.train.data.steps import Step, StepGrouper
 from srunddp.train.data.transfer import DeviceTransfer
 from srunddp.train.data.workers import default_workers, share
@@ -87,6 +87,7 @@ class DistributedDataLoader:
         multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None,
         channels_last: bool = False,
         signals: Sequence[str] = ("USR1", "USR2"),
+        resume_changed_data: bool = False,
     ) -> None:
         """All ranks make it, with the same arguments, and in the same order if they make several.
 
@@ -108,6 +109,7 @@ class DistributedDataLoader:
                 a GPU, and a start method that is safe beside MPI and RDMA.
             channels_last: tensors of four dimensions come with their channels innermost.
             signals: names without SIG, that are for this rank alone, not for its workers.
+            resume_changed_data: go on from a state although the data has another length or order since.
 
         Raises:
             ConfigError: these do not fit together; the message says what to do.
@@ -167,17 +169,28 @@ class DistributedDataLoader:
 
         Returns:
             ``epoch``; ``samples_seen`` of it, over all ranks. For a sharded data set also ``batches`` of it, per rank;
-            and what these depend on: ``world_size``, ``num_workers`` and ``batch_size``.
+            and what these depend on: ``world_size``, ``num_workers`` and ``batch_size``. And the data's ``length``
+            and a hash of its ``order``.
         """
-        place = {"epoch": self._epoch, "samples_seen": self._samples_seen}
+        place = {"epoch": self._epoch, "samples_seen": self._samples_seen, **self._data}
         return {**place, "batches": self._batches, **self._layout} if self._sharded else place
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """The next iteration goes on from there; with indices, on any number of ranks.
 
         Raises:
-            ConfigError: a sharded data set was read half by another number of ranks or workers.
+            ConfigError: the data has another length or order since, so that samples would be missed or seen twice; or a
+                sharded data set was read half by another number of ranks or workers.
         """
+        for name, here in self._data.items():
+            if not self._changed and state.get(name, here) != here:
+                numbers = f" was {state[name]} samples and is {here}" if name == "length" else " has changed"
+                raise ConfigError(
+                    f"the {name} of the training data{numbers} since the checkpoint",
+                    expected="the same data in the same order: else samples are missed or seen twice",
+                    hint="restore the data and the seed, or go on nevertheless with resume_changed_data=true",
+                    scope=Scope.JOB,
+                )
         if self._sharded and state["samples_seen"]:
             for name, here in self._layout.items():
                 if state.get(name) != here:
@@ -296,3 +309,10 @@ def _order_and_length(
         return Shuffled(length, seed), length
     check_order(order, length)
     return order.with_seed(seed) if isinstance(order, Weighted) else order, len(order)
+
+
+def _order_hash(order: Order | None, seed: int) -> int:
+    """The same for the same samples in the same order."""
+    if order is None:
+        return hashed(seed)
+    return hashed(repr(order) if isinstance(order, Shuffled | Sequential) else order.indices(1).numpy().tobytes())

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ class BatchReader:
         data: Dataset[Any],
         order: Order | None,
         assignment: ShardAssignment,
-        loading: DataLoaderConfig,
+        dataloader: DataLoaderConfig,
         *,
         sharded: bool,
         collate: Collate | None,
@@ -51,16 +51,16 @@ class BatchReader:
             assignment: of its samples to the ranks.
             loading: how; ``num_workers`` and ``pin_memory`` None are 0 and False.
         """
-        workers = loading.num_workers or 0
+        workers = dataloader.num_workers or 0
         self._order, self._assignment, self._sharded, self._signals = order, assignment, sharded, signals
         self._sent = {"data": data, "collate": collate, "weight": weight}
         backend = dist.get_backend() if dist.is_initialized() else "gloo"
-        self._method = start_method(loading.multiprocessing_context, backend)
+        self._method = start_method(dataloader.multiprocessing_context, backend)
         self._forks = workers > 0 and self._method == "fork"
         self._requests = DistributedBatchSampler(assignment)
         self._stream: Stream | None = None
         if isinstance(data, IterableDataset):
-            self._stream = Stream(data, assignment, sharded=sharded, drop_last=loading.drop_last)
+            self._stream = Stream(data, assignment, sharded=sharded, drop_last=dataloader.drop_last)
         rows = in_rows(data, collate)
         self._reader = TensorRows(cast(TensorDataset, data)) if rows else Reader(data)
         to_batch = _as_it_is if rows else collate or default_collate
@@ -70,9 +70,9 @@ class BatchReader:
             batch_sampler=None if self._stream else cast(Any, self._requests),
             collate_fn=partial(_collated, collate=to_batch, weight=weight),
             num_workers=workers,
-            prefetch_factor=loading.prefetch_factor if workers else None,
-            persistent_workers=loading.persistent_workers and workers > 0,
-            pin_memory=bool(loading.pin_memory),
+            prefetch_factor=dataloader.prefetch_factor if workers else None,
+            persistent_workers=dataloader.persistent_workers and workers > 0,
+            pin_memory=bool(dataloader.pin_memory),
             multiprocessing_context=self._method if workers else None,
             worker_init_fn=partial(ignore_in_worker, signals=signals) if workers else None,
             # Of its own: torch would draw from the rank's, at moments that a resumed run does not share.

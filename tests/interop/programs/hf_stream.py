@@ -20,7 +20,7 @@ def main() -> None:
     from datasets.distributed import split_dataset_by_node
 
     with srunddp.init() as world:
-        with world.rank0_first():
+        with world.rank_zero_first():
             if world.rank == 0:
                 write()
         files = sorted(str(file) for file in out.glob("*.jsonl"))
