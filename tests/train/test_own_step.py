@@ -334,7 +334,7 @@ def test_changed_data_are_refused_unless_wanted(samples: int, changes: Any, word
 
 def test_collate_is_not_taken_for_the_evaluation_in_silence() -> None:
     """It may mix samples, as MixUp does."""
-    with pytest.raises(ConfigError, match="collate and val_data, without val_collate; .* -> pass val_collate=collate"):
+    with pytest.raises(ConfigError, match=r"collate and val_data, without val_collate; .* -> pass val_collate=collate"):
         trainer_of().fit(classes(8), classes(8), collate=torch.utils.data.default_collate)
 
 

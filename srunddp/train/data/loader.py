@@ -115,11 +115,12 @@ class DistributedDataLoader:
             ConfigError: these do not fit together; the message says what to do.
         """
         _check_counts(batch_size, gradient_accumulation_steps)
-        order_given = order if isinstance(order, Sequential | Shuffled | None) else order.indices(1).numpy().tobytes()
         order, self._length = _order_and_length(data, order, seed, sharded)
-        numbers = {"len(data)": -1 if self._length is None else self._length, "batch_size": batch_size, "seed": seed}
+        length, order_hash = -1 if self._length is None else self._length, _order_hash(order)
+        numbers = {"len(data)": length, "batch_size": batch_size, "seed": seed}
         numbers["gradient_accumulation_steps"] = gradient_accumulation_steps
-        check_agreement(world, {**numbers, "order": order_given})
+        check_agreement(world, {**numbers, "order": order_hash})
+        self._data, self._changed = {"length": length, "order": order_hash}, resume_changed_data
         assignment = ShardAssignment(world.rank, world.world_size, batch_size, seed)
         self._world, self._drop_last, self._sharded = world, drop_last, sharded
         self._batch_size, self._accumulation = assignment.global_batch_size, gradient_accumulation_steps
@@ -311,8 +312,8 @@ def _order_and_length(
     return order.with_seed(seed) if isinstance(order, Weighted) else order, len(order)
 
 
-def _order_hash(order: Order | None, seed: int) -> int:
+def _order_hash(order: Order | None) -> int:
     """The same for the same samples in the same order."""
-    if order is None:
-        return hashed(seed)
-    return hashed(repr(order) if isinstance(order, Shuffled | Sequential) else order.indices(1).numpy().tobytes())
+    if isinstance(order, Shuffled | Sequential | None):
+        return hashed(repr(order))
+    return hashed(order.indices(1).numpy().tobytes())

@@ -176,7 +176,7 @@ def test_the_state_tells_of_whole_steps_and_the_next_epoch() -> None:
     loader = loader_of(Augmented(18), gradient_accumulation_steps=2)
     seen = [loader.state_dict()["samples_seen"] for _ in loader]
     assert seen == [0, 8, 8, 16, 18]
-    assert loader.state_dict() == {"epoch": 1, "samples_seen": 0}
+    assert loader.state_dict().items() >= {"epoch": 1, "samples_seen": 0}.items()
     first, again = (next(iter(loader)).data[:, 0] for _ in range(2))
     assert torch.equal(again, first), "an epoch that was left begins again"
     loader.load_state_dict({"epoch": 1, "samples_seen": 8})
@@ -443,7 +443,8 @@ def test_a_loop_of_ones_own_is_exact_and_resumes_on_other_ranks(tmp_path: Path) 
         assert gradient == pytest.approx(float((step**2).sum() / step.sum()), rel=1e-12)
     assert two[0][2] == two[1][2]
     state = two[0][1][1]
-    assert state == {"epoch": 0, "samples_seen": 12} == two[1][1][1]
+    assert state == two[1][1][1]
+    assert (state["epoch"], state["samples_seen"]) == (0, 12)
     three = run_ranks(3, tmp_path / "three", by_hand, state)
     rest = [value for rank in three for value in rank[0]]
     assert sorted(rest + order[:12].tolist()) == [float(value) for value in range(1, 24)]
