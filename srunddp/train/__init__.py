@@ -2,6 +2,7 @@
 
 from srunddp.config.parse import read_config
 from srunddp.train.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint
+from srunddp.train.checkpoint.manager import CheckpointManager
 from srunddp.train.config import CheckpointConfig, Config, DDPConfig, LoadingConfig, PreemptionConfig
 from srunddp.train.data.order import Order, Weighted
 from srunddp.train.metrics.accumulator import Metric, accuracy
@@ -14,6 +15,7 @@ __all__ = [
     "Callback",
     "CheckpointConfig",
     "CheckpointError",
+    "CheckpointManager",
     "Config",
     "DDPConfig",
     "EpochRecord",

@@ -100,7 +100,7 @@ class FitLoop:
             self._config, self._world, self._state, self._stack, log=self._progress.log, written=written
         )
         if self._state.step == 0:  # a trainer that has made steps goes on from where it is
-            self._policy.restore(lambda: self._trainer.warm_up_buckets(self.steps()))
+            self._policy.restore(lambda _: self._trainer.warm_up_buckets(self.steps()))
         if self._state.epoch >= self._config.epochs:
             self._progress.log(
                 f"nothing to do: {self._state.epoch} epochs are done, and epochs is {self._config.epochs}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import errno
 import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -16,17 +15,11 @@ import torch
 from torch import Tensor
 
 from srunddp.telemetry import event
-from srunddp.train.checkpoint.directory import CheckpointDirectory
+from srunddp.train.checkpoint.directory import CheckpointDirectory, disk_hint
 from srunddp.train.checkpoint.file import CheckpointError
 
 _NICENESS = 10  # where no core is free, training has nine tenths of its own, and the writer is not starved
-_HINTS = {
-    errno.ENOSPC: "free space there",
-    errno.EDQUOT: "free some of your quota there",
-    errno.EFBIG: "raise the limit on the size of files",
-    errno.ENOENT: "make the folder again",
-}
-_OTHER_HINT = "check the file system, and that you may write there"
+_PATIENCE = 1.0  # seconds that training waits for the checkpoint before: quick runs lose none by it
 _THREAD = "checkpoint"
 T = TypeVar("T")
 
@@ -45,48 +38,63 @@ class AsyncCheckpointer:
             if thread.name == _THREAD:
                 thread.join()
         self._thread: threading.Thread | None = None
+        self._step = 0  # of the one that was begun last
+        self._left_out = False
         self._error: BaseException | None = None
         self._failed: CheckpointError | None = None
         self._problems: list[str] = []
         self._written: list[int] = []
 
     def write(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy the state and begin to write it; first wait for the checkpoint before to be done.
+        """Copy the state and begin to write it, unless the checkpoint before is still being written.
+
+        For that it waits a second, and only once while that one is written.
 
         Raises:
             CheckpointError: the checkpoint before held something that cannot be loaded again.
         """
-        self._join()
+        if not self.join(0.0 if self._left_out else _PATIENCE):
+            if not self._left_out:
+                text = f"checkpoints are left out from step {step} on, until that of step {self._step} is written"
+                self._problems.append(text)
+            self._left_out = True
+            return
         copied = self._snapshot.take(dict(state))
+        self._step, self._left_out = step, False
         # No daemon: Python would end it amid torch's C++, which aborts the process.
         self._thread = threading.Thread(target=self._add, args=(step, copied), name=_THREAD, daemon=False)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Wait until all is written.
+    def join(self, timeout: float | None = None) -> bool:
+        """Whether nothing is being written any more, after so many seconds at most.
 
         Raises:
-            CheckpointError: the last checkpoint could not be written.
+            CheckpointError: as :meth:`write`.
         """
-        self._join()
-        if self._failed is not None:
-            raise self._failed
-
-    def poll(self) -> tuple[list[str], list[int]]:
-        """Since the last call: why checkpoints could not be written, and the steps of those that were."""
-        return _drain(self._problems), _drain(self._written)
-
-    def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def _join(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                return False
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+        return True
+
+    def wait(self) -> bool:
+        """Wait until nothing is being written; whether the last one was written, rather than left out.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self.join()
+        if self._failed is not None and not self._left_out:
+            raise self._failed
+        return not self._left_out
+
+    def poll(self) -> tuple[list[str], list[int]]:
+        """Since the last call: why checkpoints were not written, and the steps of those that were."""
+        return _drain(self._problems), _drain(self._written)
 
     def _add(self, step: int, state: dict[str, Any]) -> None:
         with suppress(OSError):  # the rank may be that nice already
@@ -109,13 +117,37 @@ class AsyncCheckpointer:
         return CheckpointError(
             f"the checkpoint of step {step} could not be written: {error}",
             expected=f"a file in {self._directory.folder}; the last whole one is {last.name if last else 'none'}",
-            hint=_HINTS.get(error.errno or 0, _OTHER_HINT),
+            hint=disk_hint(error),
         )
 
 
 def _drain(list_: list[T]) -> list[T]:
     """All that is in a list to which another thread may add, and no longer then."""
     return [list_.pop(0) for _ in range(len(list_))]
+
+
+def map_tensors(value: Any, tensor: Callable[[Tensor], Any], other: Callable[[Any], Any]) -> Any:
+    """The same nest of dicts, lists and tuples, of what ``tensor`` makes of each tensor and ``other`` of the rest."""
+    if isinstance(value, Tensor):
+        return tensor(value)
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # keeps its type, and the _metadata of a module's state_dict
+        for key, item in value.items():
+            copied[key] = map_tensors(item, tensor, other)
+        return copied
+    if type(value) in (list, tuple):
+        return type(value)(map_tensors(item, tensor, other) for item in value)
+    return other(value)
+
+
+def emptied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state of the same types with tensors without elements, so that it can be checked at no cost."""
+
+    def empty(tensor: Tensor) -> Tensor:
+        return torch.empty(0, dtype=tensor.dtype) if _is_plain(tensor) else tensor.detach().to("cpu", copy=True)
+
+    result: dict[str, Any] = map_tensors(dict(state), empty, lambda value: value)
+    return result
 
 
 class Snapshot:
@@ -135,26 +167,14 @@ class Snapshot:
         a small view does not drag a large buffer into the file.
         """
         self._free, self._used = self._used, defaultdict(list)
-        taken: dict[str, Any] = self._copy(state)
+        taken: dict[str, Any] = map_tensors(state, self._copy_once, copy.deepcopy)
         for gpu in self._gpus:
             torch.cuda.current_stream(gpu).synchronize()
         self._free, self._copies, self._gpus = defaultdict(list), {}, set()
         return taken
 
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._copy_once(value)
-        if isinstance(value, dict):
-            copied = copy.copy(value)  # keeps its type, and the _metadata of a module's state_dict
-            for key, item in value.items():
-                copied[key] = self._copy(item)
-            return copied
-        if type(value) in (list, tuple):
-            return type(value)(map(self._copy, value))
-        return copy.deepcopy(value)
-
     def _copy_once(self, tensor: Tensor) -> Tensor:
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+        if not _is_plain(tensor):
             return tensor.detach().to("cpu", copy=True)
         view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
         source = (tensor.device, tensor.untyped_storage().data_ptr(), *view)
@@ -173,3 +193,7 @@ class Snapshot:
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
         self._used[layout].append(buffer)
         return buffer
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided and not tensor.is_quantized
